@@ -55,9 +55,7 @@ def derivative_of(symbol: Symbol) -> str:
         return "none"
     if symbol.grad_rule is not None:
         return "rule"
-    return (
-        "decomposition" if symbol.info.get("by_parts") or "formula" in symbol.info or symbol.fn is None else "PyTorch's"
-    )
+    return "decomposition" if symbol.differentiate_decomposition or symbol.formula or symbol.fn is None else "PyTorch's"
 
 
 def _captured(info) -> list[Symbol] | str:

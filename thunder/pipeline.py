@@ -75,7 +75,7 @@ def _recomputed(joint: Trace, options: JitOptions, executors: Sequence) -> froze
     chosen = (
         plan(joint, budget, lambda line: any(e.takes(line) for e in fusers)).recomputed if budget < 1.0 else frozenset()
     )
-    return chosen.union(gathered_again(joint)) if "communicates" in joint.tables else chosen
+    return chosen.union(gathered_again(joint)) if joint.info.communicates else chosen
 
 
 def _lowered(
@@ -115,7 +115,7 @@ def _combined(trace: Trace, executor: Executor) -> Trace:
 
 def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list[tuple]:
     """The passes that make a program which runs, and what users' transforms do to it then."""
-    communicates = "communicates" in program.tables
+    communicates = program.info.communicates
     return [
         *([("Communication Buckets", bucket)] if communicates else ()),
         ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
@@ -172,7 +172,7 @@ def lower_with_derivatives(
         chosen = plan(joint, budget, fuses).recomputed if budget < 1.0 or fusers else frozenset()
         if budget >= 1.0:
             chosen = keep(joint, chosen, fuses, lambda line: any(e.takes(line) and e.keeps(line) for e in fusers))
-        if "communicates" in joint.tables:
+        if joint.info.communicates:
             chosen = gathered_again(joint).union(chosen)
         cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))
         return cut[0].forward
@@ -240,7 +240,7 @@ def gradient_program(
         if c is not None:
             c.name, c.requires_grad = acquired.names.make("cotangent"), True
     gradients = gradients_of(dce(acquired.replace(bound_symbols=lines)), cotangents, outputs, executors)
-    overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols, acquired.tables.get("copies", ()))
+    overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols, acquired.info.copies)
     if overwritten is not None:
         raise_error = modified_in_place.bind(overwritten.name, output=None)
         gradients = gradients.replace(bound_symbols=[raise_error], output=tuple(None for _ in gradients.output))

@@ -155,7 +155,7 @@ def _with_own_results(forward: Callable, computation: Trace, outputs: list, show
     """
     lines, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
     producer, shown = {o: line.sym for line in lines for o in line.outputs}, roots(lines, maybe=True)
-    written = computation.tables.get("written", {})  # in memory that was there
+    written = computation.info.written  # in memory that was there
     shared = Counter(shown.get(o, o) for o in outputs)
 
     def may_be_own_view(o: Proxy) -> bool:
@@ -164,7 +164,7 @@ def _with_own_results(forward: Callable, computation: Trace, outputs: list, show
             return False
         if OpTags.OPAQUE in producer[root].tags:
             return False
-        return o is not root or "elementwise" not in producer[o].info or o.name in written
+        return o is not root or not producer[o].elementwise or o.name in written
 
     places = [i for i, o in enumerate(outputs) if may_be_own_view(o)]
     if not places and not shown_by_saved:

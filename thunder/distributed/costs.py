@@ -69,7 +69,7 @@ class Machine:
     def rate(self, line: BoundSymbol) -> float:
         """Of the operations of a line."""
         original = _original(line)
-        kind = original.sym.info.get("rate")
+        kind = original.sym.rate
         size = next((p.dtype.bytes for p in line.inputs if isinstance(p, TensorProxy) and p.dtype.category == FLOAT), 4)
         if kind is not None and size == 2:
             return getattr(self, kind)
@@ -80,11 +80,7 @@ class Machine:
         operations = 2 * sum(
             multiply_adds(_original(part)) for part in (line.subsymbols if line.sym.is_fusion else (line,))
         )
-        kernels = (
-            len(schedule.kernels)
-            if (schedule := _schedule(line)) is not None
-            else _original(line).sym.info.get("kernels", 1)
-        )
+        kernels = len(schedule.kernels) if (schedule := _schedule(line)) is not None else _original(line).sym.kernels
         moving = (_bytes_moved(line) + 2 * scratch) / self.memory + kernels * self.launch
         return max(operations / self.rate(line) + kernels * self.start, moving) if operations else moving
 
@@ -159,7 +155,7 @@ def _scratch(line: BoundSymbol) -> int:
     """Bytes that a line allocates beside its results."""
     if (schedule := _schedule(line)) is not None:
         return sum(v.numel * v.dtype.bytes for v in schedule.temporaries)
-    count = _original(line).sym.info.get("scratch")
+    count = _original(line).sym.scratch
     return count(_original(line)) if count is not None else 0
 
 
@@ -271,7 +267,7 @@ class Memory:
         if line.sym.is_fusion and hasattr(line.sym.fn, "layout") and any(p.name in self.strides for p in tensors):
             self._lie(outputs, line.sym.fn.layout(tuple(self._stand_in(p).stride() for p in tensors)))
         elif not line.sym.is_fusion and (
-            OpTags.MATMUL_OP not in original.sym.tags or "rate" in original.sym.info
+            OpTags.MATMUL_OP not in original.sym.tags or original.sym.rate is not None
         ):  # as what they read, where that has their shape
             like = [next((self._stand_in(p) for p in tensors if p.shape == o.shape), None) for o in outputs]
             self._lie(outputs, [t.stride() if t is not None and is_dense(t) else None for t in like])

@@ -84,12 +84,7 @@ class InductorExecutor(FusionExecutor):
             return self.products
         if symbol.name in _DIVISIONS and all(p.dtype.category <= INTEGER for p in line.outputs):
             return False
-        if (
-            symbol.id in _LEAVES
-            or symbol.info.get("elementwise")
-            or "in_operations" in symbol.info
-            or symbol.tags & _LOOPS
-        ):
+        if symbol.id in _LEAVES or symbol.elementwise or symbol.in_operations or symbol.tags & _LOOPS:
             return True
         return (
             symbol.decomposition is not None
@@ -122,7 +117,7 @@ class InductorExecutor(FusionExecutor):
         if len(regions) > 1:
             before = self._last()
             program = _Program(trace, before if before is not None and before.trace.names is trace.names else None)
-            trace.tables.setdefault("regions of inductor", {})[trace.name] = program  # it lives as long as the trace
+            trace.info.compiled[trace.name] = program
             self._last = weakref.ref(program)
             for region in regions:
                 region.program = self._last

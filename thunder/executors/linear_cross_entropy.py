@@ -177,12 +177,10 @@ def _logits(line: BoundSymbol) -> int:
 
 
 for _symbol, _wanted in ((linear_cross_entropy, lambda line: ()), (with_gradients, lambda line: line.args[-1])):
-    _symbol.info |= {
-        "multiply_adds": lambda line, wanted=_wanted: (
-            (1 + sum(wanted(line))) * element_count(line.args[0]) * number_value(line.args[1].shape[0])
-        ),
-        "scratch": _logits,
-    }
+    _symbol.multiply_adds = lambda line, wanted=_wanted: (
+        (1 + sum(wanted(line))) * element_count(line.args[0]) * number_value(line.args[1].shape[0])
+    )
+    _symbol.scratch = _logits
 
 
 def _differentiated(hidden, weight, target, ignore_index, reduction, dtype):

@@ -213,11 +213,8 @@ def _kernel(
         for label, tags in ((f"sdpa_{name}", ()), (f"sdpa_{name}_with_dropout", (OpTags.RANDOM_OP,)))
     ]
     for symbol in made:
-        symbol.info |= {
-            "not_differentiable": (1, 2, 3),
-            "multiply_adds": lambda line: 2 * scores(*line.args[:2], line.args[5]),
-            "rate": "attention",
-        }
+        symbol.nondifferentiable, symbol.rate = (1, 2, 3), "attention"
+        symbol.multiply_adds = lambda line: 2 * scores(*line.args[:2], line.args[5])
     last = Symbol(
         f"sdpa_{name}_backward",
         backward_meta,
@@ -226,11 +223,8 @@ def _kernel(
         tags=(OpTags.MATMUL_OP,),
         fn=backward,
     )
-    last.info |= {
-        "multiply_adds": lambda line: 5 * scores(*line.args[1:3], line.args[10]),
-        "rate": "attention_backward",
-        "kernels": 3,
-    }
+    last.multiply_adds = lambda line: 5 * scores(*line.args[1:3], line.args[10])
+    last.rate, last.kernels = "attention_backward", 3
 
     for symbol in made:
 

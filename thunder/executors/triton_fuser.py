@@ -132,7 +132,7 @@ def _in_primitives(line: BoundSymbol) -> bool:
     """Whether a line, or all that it is made of, is computed by kernels."""
     if primitive(line):
         return True
-    if line.sym.decomposition is None and "in_operations" not in line.sym.info:
+    if line.sym.decomposition is None and not line.sym.in_operations:
         return False
     if not all(isinstance(p, TensorProxy) for p in (*line.inputs, *line.outputs)):
         return False

@@ -151,7 +151,7 @@ class FusionExecutor(Executor):
         lists = [
             line
             for line in trace.bound_symbols
-            if line.sym.info.get("by_parts") and self.takes(line) and all(map(self.takes, line.subsymbols))
+            if line.sym.differentiate_decomposition and self.takes(line) and all(map(self.takes, line.subsymbols))
         ]
         if not lists:
             return trace

@@ -36,7 +36,7 @@ def activation(
 
     def define(decomposition: Callable) -> Symbol:
         symbol = composite(*torch_functions, meta=meta or _float_like, autocast=autocast)(decomposition)
-        symbol.info["elementwise"] = True
+        symbol.elementwise = True
         if "inplace" in symbol.parameters:
             overwriting(symbol)
         else:
@@ -394,4 +394,4 @@ def _(a, lower=1 / 8, upper=1 / 3, training=False):
 
 # PyTorch composes these of the same operations
 for _symbol in (softsign, tanhshrink):
-    _symbol.info["by_parts"] = True
+    _symbol.differentiate_decomposition = True

@@ -112,10 +112,8 @@ def scores(query: TensorProxy, key: TensorProxy, is_causal: bool) -> int:
 
 
 for _symbol in (scaled_dot_product_attention, attention_with_dropout):
-    _symbol.info |= {
-        "multiply_adds": lambda line: 2 * scores(*line.args[:2], (*line.args[5:6], False)[0]),
-        "rate": "attention",
-    }
+    _symbol.multiply_adds = lambda line: 2 * scores(*line.args[:2], (*line.args[5:6], False)[0])
+    _symbol.rate = "attention"
 
 
 def _run_among(backends, *args, **kwargs):
@@ -245,7 +243,7 @@ flash_attention_backward = Symbol(
     id="flash_attention_backward", is_prim=True,
     tags=(OpTags.MATMUL_OP,), fn=_run_flash_backward,
 )  # fmt: skip
-flash_attention.info["not_differentiable"] = (1,)
+flash_attention.nondifferentiable = (1,)
 
 
 @flash_attention.vjp

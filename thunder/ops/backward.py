@@ -155,7 +155,7 @@ hardshrink_backward = kernel("hardshrink_backward", "default", _like_first)
 softshrink_backward = kernel("softshrink_backward", "default", _like_first)
 glu_backward = kernel("glu_backward", "default", lambda g, a, dim: like(a))
 log_sigmoid_forward = kernel("log_sigmoid_forward", "default", lambda a: (like(a), like(a)))
-log_sigmoid_forward.info["not_differentiable"] = (1,)  # a buffer
+log_sigmoid_forward.nondifferentiable = (1,)  # a buffer
 log_sigmoid_backward = kernel("log_sigmoid_backward", "default", _like_first)
 prelu_kernel = kernel("_prelu_kernel", "default", lambda a, weight: like(a))
 prelu_kernel_backward = kernel("_prelu_kernel_backward", "default", lambda g, a, weight: (like(a), like(a)))
@@ -187,7 +187,7 @@ def formula(symbol: Symbol) -> Callable:
     that."""
 
     def define(function: Callable) -> Callable:
-        symbol.info["formula"] = function
+        symbol.formula = function
         return function
 
     return define
@@ -198,7 +198,7 @@ def in_operations(symbol: Symbol) -> Callable:
     returns None for arguments that it does not know."""
 
     def define(function: Callable) -> Callable:
-        symbol.info["in_operations"] = function
+        symbol.in_operations = function
         return function
 
     return define
@@ -206,7 +206,7 @@ def in_operations(symbol: Symbol) -> Callable:
 
 def parts(line: BoundSymbol) -> tuple[tuple[BoundSymbol, ...], dict]:
     """The lines that compute what a line computes, and for outputs that they do not make, what these are."""
-    formula = line.sym.info.get("in_operations")
+    formula = line.sym.in_operations
     if formula is None:
         return line.subsymbols, line.aliases
     if line._subsymbols is None:

@@ -550,7 +550,7 @@ def vander(x, *, N=None):
     return LTORCH["cat"]([LTORCH["ones"]((*shape[:-1], 1), dtype=powers.dtype, device=x.device), powers], -1)
 
 
-vander.info["by_parts"] = True  # PyTorch composes it of the same operations
+vander.differentiate_decomposition = True  # PyTorch composes it of the same operations
 
 
 @vander.samples

@@ -19,6 +19,7 @@ import torch
 
 from thunder import compat
 from thunder.compat.names import NN_BINDINGS
+from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import METHODS
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import explain
@@ -140,7 +141,7 @@ def register_list_inplace(symbol: Symbol, function: Callable | None) -> None:
     first argument."""
     if function is not None:
         _INPLACE[function] = symbol
-        symbol.info["inplace"] = (
+        symbol.in_place = InPlaceForm(
             function,
             lambda line: dict(enumerate(line.args[0])) if isinstance(line.args[0], (tuple, list)) else {},
         )

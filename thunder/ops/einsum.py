@@ -214,7 +214,7 @@ def _sums_products(equation, *operands) -> bool:
 
 
 # on the CPU it is the products inside that are cast
-einsum.info["autocast_when"] = lambda kind, args, kwargs: kind != "cpu" or _sums_products(*args)
+einsum.autocast_when = lambda kind, args, kwargs: kind != "cpu" or _sums_products(*args)
 
 
 def _more_than_a_product(lower: dict, *args, **kwargs) -> bool:

@@ -78,7 +78,7 @@ def unary(
         if samples != "float":
             yield make(5, dtype=torch.int64, low=max(0, int(domain[0])), high=2)
 
-    symbol.info["elementwise"] = True
+    symbol.elementwise = True
     symbol.samples(sampler)
     if vjp is not None:
         symbol.vjp(_unary_rule(symbol, vjp))
@@ -258,7 +258,7 @@ def _no_complex_in_place(a):
 
 LTORCH["positive"].typed_by(_positive)
 LTORCH["conj_physical"].typed_by(lambda a: a if a.dtype.category < 3 else like(a))
-LTORCH["abs"].info["check_in_place"] = LTORCH["absolute"].info["check_in_place"] = _no_complex_in_place
+LTORCH["abs"].check_in_place = LTORCH["absolute"].check_in_place = _no_complex_in_place
 alias(torch.Tensor.__abs__)(LTORCH["abs"])
 METHODS["__abs__"], METHODS["__neg__"], METHODS["__pos__"], METHODS["__invert__"] = (
     LTORCH[n] for n in ("abs", "neg", "positive", "bitwise_not")
@@ -453,7 +453,7 @@ def binary(
             yield make(3, low=low, high=high), 2.0
             yield make(3, low=low, high=high), 2
 
-    symbol.info["elementwise"] = True
+    symbol.elementwise = True
     symbol.samples(sampler)
     if left is not None or right is not None:
         symbol.vjp(_binary_rule(symbol, left, right))
@@ -608,7 +608,7 @@ def _double_in_place(a, b):
         )
 
 
-LTORCH["float_power"].info["check_in_place"] = _double_in_place
+LTORCH["float_power"].check_in_place = _double_in_place
 for _name, _old in {
     "eq": None,
     "ne": "not_equal",

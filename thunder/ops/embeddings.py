@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from thunder.core.definition import InPlaceForm
 from thunder.core.dtypes import bfloat16, float32
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags
@@ -99,7 +100,7 @@ def _(make):
     yield make(5, 4), torch.tensor([1, 3, 1]), 0.5, 2.0
 
 
-embedding_renorm.info["inplace"] = torch.embedding_renorm_, {0: 0}
+embedding_renorm.in_place = InPlaceForm(torch.embedding_renorm_, {0: 0})
 
 
 def _renormalize(weight, indices, max_norm, norm_type) -> None:
@@ -257,7 +258,7 @@ def native_embedding_bag(weight, *args, **kwargs):
     return like(out, dtype=weight.dtype), *kept
 
 
-native_embedding_bag.info["not_differentiable"] = (1, 2, 3)
+native_embedding_bag.nondifferentiable = (1, 2, 3)
 
 
 @native_embedding_bag.samples

@@ -74,7 +74,7 @@ def solve_ex(A, B, *, left=True, check_errors=False):
     return types.linalg_solve_ex((x, like(A, x.shape[: len(x.shape) - (1 if _is_vector(A, B) else 2)], int32)))
 
 
-solve_ex.info["not_differentiable"] = (1,)
+solve_ex.nondifferentiable = (1,)
 
 
 def _solve_parts(A, B, left, check_errors):
@@ -144,7 +144,7 @@ def _solve_rules(symbol: Symbol, pair: bool) -> None:
         x, g = (y[0], g[0]) if pair else (y, g)
         return _solved(g, A, B, x, left, lambda g: linalg_solve(mT(A), g, left=left))
 
-    symbol.info["functional_rule"] = again
+    symbol.functional_derivative = again
 
 
 def _check(name: str, info, A) -> None:
@@ -274,7 +274,7 @@ def linalg_lu(A, *, pivot=True):
     return types.linalg_lu((p if pivot else like(A, (0,)), l, u))
 
 
-linalg_lu.info["not_differentiable"] = (0,)
+linalg_lu.nondifferentiable = (0,)
 
 
 @torch_prim(torch.lu_unpack)
@@ -292,7 +292,7 @@ def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
     )
 
 
-lu_unpack.info["not_differentiable"] = (0,)
+lu_unpack.nondifferentiable = (0,)
 
 
 @composite(torch.lu, torch.functional.lu, name="lu", autocast=_CPU)
@@ -589,7 +589,7 @@ def lstsq(A, b, rcond=None, *, driver=None):
     ))  # fmt: skip
 
 
-lstsq.info["not_differentiable"] = (2, 3)
+lstsq.nondifferentiable = (2, 3)
 
 
 @pinv.samples
@@ -760,4 +760,4 @@ def _(make):
 
 # PyTorch composes these of the same operations
 for _symbol in (old_lu, old_lu_solve, pinverse, tensorinv, tensorsolve):
-    _symbol.info["by_parts"] = True
+    _symbol.differentiate_decomposition = True

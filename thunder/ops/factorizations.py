@@ -98,7 +98,7 @@ def of_square(
         return result(a)
 
     symbol = torch_prim(*functions, name=name, autocast=autocast)(meta)
-    symbol.info["not_differentiable"] = info
+    symbol.nondifferentiable = info
 
     def well(make, *shape):
         x = make(*shape)
@@ -179,8 +179,8 @@ def _power_call(A, n):
 
 
 # PyTorch composes it of products, which are what autocast casts; the gradient of the power 0 is zeros
-matrix_power.info["by_parts"] = lambda A, n: n != 0
-matrix_power.info["autocast_when"] = lambda kind, args, kwargs: args[1] not in (0, 1)
+matrix_power.differentiate_decomposition = lambda A, n: n != 0
+matrix_power.autocast_when = lambda kind, args, kwargs: args[1] not in (0, 1)
 
 
 @matrix_power.samples
@@ -570,7 +570,7 @@ def ormqr(a, tau, other, left=True, transpose=False):
 
 
 # PyTorch's derivative, which gives None where there are no reflectors
-householder_product.info["complex_rule"] = ormqr.info["complex_rule"] = True
+householder_product.complex_derivative = ormqr.complex_derivative = True
 
 
 def _empty(*tensors) -> bool:
@@ -626,4 +626,4 @@ def _(make):
 
 # PyTorch composes these of the same operations
 for _symbol in (old_svd, old_qr):
-    _symbol.info["by_parts"] = True
+    _symbol.differentiate_decomposition = True

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, user_location
 from thunder.core.unbacked import fresh_size
@@ -332,7 +333,7 @@ def _index_tensor(entry: tuple, a: TensorProxy):
 
 METHODS["__getitem__"] = getitem
 # indexing with tensors or lists gathers: only the basic forms are views
-getitem.info["views"] = lambda a, key: (
+getitem.may_view = lambda a, key: (
     not any(isinstance(k, (TensorProxy, list)) for k in (key if isinstance(key, tuple) else (key,)))
 )
 
@@ -417,7 +418,7 @@ def setitem_(a, key, value):
     return a
 
 
-setitem.info["inplace"] = setitem_, {0: 0}
+setitem.in_place = InPlaceForm(setitem_, {0: 0})
 
 
 @setitem.samples

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from thunder import compat
+from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import METHODS, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, hashable, user_location
 from thunder.core.unbacked import check_shapes
@@ -50,7 +51,7 @@ def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
         return target
     if symbol.name in _UNDONE:
         return _rearrange(symbol, *(symbol._by_position(args, kwargs) if kwargs else (args, {})))
-    if (check := symbol.info.get("check_in_place")) is not None:
+    if (check := symbol.check_in_place) is not None:
         check(*args, **kwargs)
     _check_overlap(inplace_form(symbol), target, args, kwargs)
     return overwrite(target, symbol(*args, **kwargs), symbol.name)
@@ -109,7 +110,7 @@ def rearranging(symbol: Symbol) -> Symbol:
         tags=tags,
         fn=inplace_form(symbol),
     )
-    made.info["rearranges"] = True
+    made.changes_metadata = True
     return made
 
 
@@ -284,7 +285,7 @@ also_written = Symbol(
 
 def writes_back(line: BoundSymbol) -> bool:
     """Whether a line only changes an argument: what it was before is not read through it."""
-    return line.sym in (write_back, write_back_uncounted, count_write, also_written) or "rearranges" in line.sym.info
+    return line.sym in (write_back, write_back_uncounted, count_write, also_written) or line.sym.changes_metadata
 
 
 def _refuse(reason: str):
@@ -477,7 +478,7 @@ def copied_into(a, src):
     return like(a)
 
 
-copied_into.info["inplace"] = torch.Tensor.copy_, {0: 0}
+copied_into.in_place = InPlaceForm(torch.Tensor.copy_, {0: 0})
 
 
 @copied_into.vjp

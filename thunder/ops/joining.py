@@ -609,4 +609,4 @@ for _symbol in (
     LTORCH["vsplit"],
     LTORCH["dsplit"],
 ):
-    _symbol.info["by_parts"] = True
+    _symbol.differentiate_decomposition = True

@@ -269,7 +269,7 @@ def inner(a, other):
 
 
 # on the CPU it is the matrix product inside that is cast; a product of vectors or with a number is none
-inner.info["autocast_when"] = lambda kind, args, kwargs: (
+inner.autocast_when = lambda kind, args, kwargs: (
     len(args[0].shape) > 0 < len(args[1].shape) and (kind != "cpu" or len(args[0].shape) + len(args[1].shape) > 2)
 )
 
@@ -362,7 +362,7 @@ def _no_growth_in_place(a, x, y, **factors):
         )
 
 
-addbmm.info["check_in_place"] = _no_growth_in_place
+addbmm.check_in_place = _no_growth_in_place
 
 
 @addmm.samples
@@ -449,7 +449,7 @@ def tensordot(a, b, dims=2, out=None):
 
 
 # else refused, before anything is cast
-tensordot.info["autocast_when"] = lambda kind, args, kwargs: kind != "cpu" or args[0].dtype is args[1].dtype
+tensordot.autocast_when = lambda kind, args, kwargs: kind != "cpu" or args[0].dtype is args[1].dtype
 
 
 def _count(a, dims):
@@ -766,4 +766,4 @@ def _(a, other):
 
 # PyTorch composes these of the same operations
 for _symbol in (kron, vdot):
-    _symbol.info["by_parts"] = True
+    _symbol.differentiate_decomposition = True

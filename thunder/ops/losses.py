@@ -556,7 +556,7 @@ _NLL = {
     for flat, name in ((True, "nll_loss"), (False, "nll_loss2d"))
 }
 for _forward, _ in _NLL.values():
-    _forward.info["not_differentiable"] = (1,)  # the sum of the weights
+    _forward.nondifferentiable = (1,)  # the sum of the weights
 
 
 @in_operations(_NLL[True][0])
@@ -623,4 +623,4 @@ def _(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None,
 
 # PyTorch composes these of the same operations
 for _symbol in (l1_loss, poisson_nll_loss, margin_ranking_loss, hinge_embedding_loss, cosine_embedding_loss):
-    _symbol.info["by_parts"] = True
+    _symbol.differentiate_decomposition = True

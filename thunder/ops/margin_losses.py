@@ -122,7 +122,7 @@ _multilabel_forward = backward.kernel(
     "multilabel_margin_loss_forward", "default",
     lambda a, target, reduction: (like(a, a.shape[:-1] if reduction == 0 else ()), like(a, target.shape))
 )  # fmt: skip
-_multilabel_forward.info["not_differentiable"] = (1,)
+_multilabel_forward.nondifferentiable = (1,)
 _multilabel_backward = backward.kernel("multilabel_margin_loss_backward", "default", lambda g, a, *options: like(a))
 
 
@@ -161,7 +161,7 @@ def multilabel_soft_margin_loss(a, target, weight=None, size_average=None, reduc
     return reduced(out, _reduction(reduction, size_average, reduce))
 
 
-multilabel_soft_margin_loss.info["by_parts"] = True
+multilabel_soft_margin_loss.differentiate_decomposition = True
 
 
 @multilabel_soft_margin_loss.samples

@@ -191,5 +191,5 @@ def _(make):
 
 # PyTorch composes these of the same operations
 for _symbol in (matrix_norm, linalg_norm, nuclear_norm, frobenius_norm, norm_except_dim, cond):
-    _symbol.info["by_parts"] = True
-linalg_norm.info["complex_rule"] = lambda A, ord=None, *args, **kwargs: ord == 0  # which counts
+    _symbol.differentiate_decomposition = True
+linalg_norm.complex_derivative = lambda A, ord=None, *args, **kwargs: ord == 0  # which counts

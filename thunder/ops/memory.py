@@ -523,17 +523,17 @@ _REMEDY = "write to a clone: x = x.clone()"
 
 
 def may_view(line: BoundSymbol) -> bool:
-    """Whether an output of a line may share memory with its first tensor argument; an operation's `info["views"]`
+    """Whether an output of a line may share memory with its first tensor argument; `Symbol.may_view`
     decides by the arguments."""
     if OpTags.VIEW not in line.sym.tags:
         return False
-    decide = line.sym.info.get("views")
+    decide = line.sym.may_view
     return decide is None or decide(*line.args, **line.kwargs)
 
 
 def _is_unseen(line: BoundSymbol) -> bool:
     """Whether autograd does not see through a view, so that what is written to it is written behind its back."""
-    detaches = line.sym.info.get("detaches")
+    detaches = line.sym.detaches
     return line.sym.name in ("detach", "data") or detaches is not None and detaches(*line.args, **line.kwargs)
 
 

@@ -37,7 +37,7 @@ def native_layer_norm(a, normalized_shape, weight, bias, eps):
     return _op("to", normalization._scale_and_shift(x, weight, bias), dtype=a.dtype), mean, rstd
 
 
-native_layer_norm.info["not_differentiable"] = (1, 2)
+native_layer_norm.nondifferentiable = (1, 2)
 
 
 @native_layer_norm.vjp
@@ -98,7 +98,7 @@ def _native_batch_norm_meta(a, weight, bias, running_mean, running_var, training
 
 
 native_batch_norm = torch_prim(torch.native_batch_norm, name="native_batch_norm")(_native_batch_norm_meta)
-native_batch_norm.info["not_differentiable"] = (1, 2)
+native_batch_norm.nondifferentiable = (1, 2)
 native_batch_norm.explain = None  # PyTorch's kernel does not look whether there are statistics
 
 
@@ -247,7 +247,7 @@ def _safe_softmax(a, dim, dtype=None):
     return _op("where", hidden, 0.0, out)
 
 
-_safe_softmax.info["autocast_when"] = lambda kind, args, kwargs: False
+_safe_softmax.autocast_when = lambda kind, args, kwargs: False
 
 
 @_safe_softmax.vjp

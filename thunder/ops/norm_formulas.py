@@ -22,10 +22,8 @@ from thunder.ops.normalization import (
 __all__: list[str] = []
 
 # outputs of the forward kernels that are not results: means and deviations, and running ones
-native_layer_norm.info["not_differentiable"] = native_group_norm.info["not_differentiable"] = native_batch_norm.info[
-    "not_differentiable"
-] = (1, 2)
-native_batch_norm_functional.info["not_differentiable"] = (1, 2, 3, 4)
+native_layer_norm.nondifferentiable = native_group_norm.nondifferentiable = native_batch_norm.nondifferentiable = (1, 2)
+native_batch_norm_functional.nondifferentiable = (1, 2, 3, 4)
 
 
 def _wanted(*parameters) -> list[bool]:

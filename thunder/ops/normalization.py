@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from thunder import compat
 from thunder.core import dtypes
+from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import NumberProxy, like
 from thunder.core.symbol import Symbol
 from thunder.ops import backward, inplace
@@ -323,7 +324,8 @@ def batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
     return F.batch_norm(a, running_mean, running_var, weight, bias, True, momentum, eps), running_mean, running_var
 
 
-batch_norm_update.info |= {"not_differentiable": (1, 2), "statistics": (1, 2), "inplace": (batch_norm_, {1: 1, 2: 2})}
+batch_norm_update.nondifferentiable = batch_norm_update.statistics = (1, 2)
+batch_norm_update.in_place = InPlaceForm(batch_norm_, {1: 1, 2: 2})
 
 
 @alias(F.batch_norm)
@@ -397,7 +399,8 @@ def _(make):
     yield make(2, 3, 4), make(3), make(3, low=0.5, high=2.0), make(3), make(3), 0.1, 1e-5
 
 
-instance_norm_update.info |= {"not_differentiable": (1, 2), "inplace": (instance_norm_, {1: 1, 2: 2})}
+instance_norm_update.nondifferentiable = (1, 2)
+instance_norm_update.in_place = InPlaceForm(instance_norm_, {1: 1, 2: 2})
 
 
 @alias(F.instance_norm)
@@ -686,7 +689,8 @@ native_batch_norm_functional = Symbol(
     is_prim=True,
     fn=_run_statistics,
 )
-native_batch_norm_functional.info |= {"statistics": (1, 2), "inplace": (native_batch_norm_, {3: 1, 4: 2})}
+native_batch_norm_functional.statistics = (1, 2)
+native_batch_norm_functional.in_place = InPlaceForm(native_batch_norm_, {3: 1, 4: 2})
 
 
 @batch_norm_update.vjp
@@ -704,5 +708,5 @@ def _(a, running_mean, running_var, weight, bias, momentum, eps):
 
 # PyTorch composes these of the same operations
 for _symbol in (local_response_norm, normalize, pairwise_distance):
-    _symbol.info["by_parts"] = True
-rms_norm.info["by_parts"] = lambda a, *args, **kwargs: a.device.type == "cpu"  # elsewhere it is one kernel
+    _symbol.differentiate_decomposition = True
+rms_norm.differentiate_decomposition = lambda a, *args, **kwargs: a.device.type == "cpu"  # elsewhere it is one kernel

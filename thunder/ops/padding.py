@@ -87,7 +87,7 @@ def _pads_by_kernel(kind: str, args: tuple, kwargs: dict) -> bool:
     return len(args) > 2 and (args[2] == "replicate" or (args[2] == "reflect" and len(args[1]) < 6))
 
 
-pad.info["autocast_when"] = _pads_by_kernel
+pad.autocast_when = _pads_by_kernel
 
 
 @pad.samples
@@ -169,7 +169,7 @@ def _(make):
 
 
 for _symbol in (cartesian_prod,):
-    _symbol.info["by_parts"] = True
+    _symbol.differentiate_decomposition = True
 
 
 @composite(torch.block_diag, torch.functional.block_diag, tags=MOVES)

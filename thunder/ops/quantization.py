@@ -45,7 +45,7 @@ def fake_quantize_per_tensor_affine(a, scale, zero_point, quant_min, quant_max):
 
 
 # with scale and zero point in tensors it is another kernel, which the CPU's list does not name
-fake_quantize_per_tensor_affine.info["autocast_when"] = lambda kind, args, kwargs: not isinstance(args[1], TensorProxy)
+fake_quantize_per_tensor_affine.autocast_when = lambda kind, args, kwargs: not isinstance(args[1], TensorProxy)
 
 _per_tensor_masked = backward.kernel(
     "fake_quantize_per_tensor_affine_cachemask", "default", lambda a, *options: (like(a), like(a, dtype=bool8))
@@ -160,7 +160,7 @@ def _(make):
     yield make(4, 3), torch.tensor([1]), torch.tensor([1]), *state, 0.1, 0, 255, 0
 
 
-fused_moving_avg_obs_fake_quant.info["not_differentiable"] = (1, 2, 3, 4)
+fused_moving_avg_obs_fake_quant.nondifferentiable = (1, 2, 3, 4)
 
 
 @alias(torch.fused_moving_avg_obs_fake_quant)

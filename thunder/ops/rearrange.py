@@ -375,4 +375,4 @@ def _(a, diagonal_=0):
 
 # PyTorch composes these of the same operations
 for _symbol in (tile,):
-    _symbol.info["by_parts"] = True
+    _symbol.differentiate_decomposition = True

@@ -95,7 +95,7 @@ def _cell(name: str) -> Symbol:
             return step(x, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
 
     symbol = composite(fn=function, name=f"{name}_cell", meta=meta, autocast="cuda:lower")(decomposition)
-    symbol.info["by_parts"] = lambda x, *args, **kwargs: x.device.type == "cpu"  # elsewhere it is one kernel
+    symbol.differentiate_decomposition = lambda x, *args, **kwargs: x.device.type == "cpu"  # elsewhere it is one kernel
 
     @alias(function)
     def call(*args, **kwargs):

@@ -143,7 +143,7 @@ def sum_to_size(a, size):
     return a if _decided(a.shape[len(a.shape) - len(size) :], size) and len(a.shape) == len(size) else sum_to(a, size)
 
 
-sum_to_size.info["autocast_when"] = lambda kind, args, kwargs: not (args[1] and same_shape(args[0].shape, args[1]))
+sum_to_size.autocast_when = lambda kind, args, kwargs: not (args[1] and same_shape(args[0].shape, args[1]))
 
 
 @sum_to_size.vjp
@@ -893,7 +893,7 @@ def _norm_rule(symbol: Symbol, order_of) -> None:
         return (of_a if of_a is None else convert(of_a, a.dtype),)
 
     symbol.vjp(rule)
-    symbol.info["complex_rule"] = lambda a, *args, **kwargs: order_of(*args, **kwargs)[0] == 0
+    symbol.complex_derivative = lambda a, *args, **kwargs: order_of(*args, **kwargs)[0] == 0
 
 
 def _norm_arguments(p="fro", dim=None, keepdim=False, *, dtype=None):
@@ -905,4 +905,4 @@ _norm_rule(norm, _norm_arguments)
 
 # PyTorch composes these of the same operations
 for _symbol in (diff, nanmean):
-    _symbol.info["by_parts"] = True
+    _symbol.differentiate_decomposition = True

@@ -58,7 +58,7 @@ def interpolate(
     )
 
 
-interpolate.info["autocast_when"] = lambda kind, args, kwargs: len(args) < 4 or args[3] != "area"
+interpolate.autocast_when = lambda kind, args, kwargs: len(args) < 4 or args[3] != "area"
 
 
 @interpolate.samples

@@ -93,7 +93,7 @@ def view(a, size):
 
 
 # the same memory read as another type is not differentiated
-view.info["detaches"] = lambda a, size: _is_dtype(size)
+view.detaches = lambda a, size: _is_dtype(size)
 
 
 @view.typed_by

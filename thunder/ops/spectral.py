@@ -234,7 +234,7 @@ def _transform(row: Row) -> Symbol:
         autocast=None if row.name in UNLISTED else "cpu:float32",
     )
     symbol = define(signature(row.decomposition))
-    symbol.info["by_parts"] = symbol.info["complex_rule"] = True
+    symbol.differentiate_decomposition = symbol.complex_derivative = True
 
     @symbol.samples
     def _(make):
@@ -278,7 +278,7 @@ def _shift(name: str, halved) -> None:
         )
 
     symbol = composite(getattr(torch.fft, name), name=f"fft_{name}")(shifted)
-    symbol.info["by_parts"] = True
+    symbol.differentiate_decomposition = True
 
     @symbol.samples
     def _(make):
@@ -368,7 +368,7 @@ def stft(
     return y if return_complex is not False else LTORCH["view_as_real"](y)
 
 
-stft.info["by_parts"] = stft.info["complex_rule"] = True
+stft.differentiate_decomposition = stft.complex_derivative = True
 
 
 @stft.samples

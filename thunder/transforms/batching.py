@@ -82,7 +82,7 @@ class _Batch:
 
     def by_rule(self, line: BoundSymbol):
         """What the operation's rule computes, if that is what it has to be."""
-        rule = _elementwise if "elementwise" in line.sym.info else RULES.get(line.sym)
+        rule = _elementwise if line.sym.elementwise else RULES.get(line.sym)
         if rule is None or any(isinstance(p, TensorProxy) for p in proxies_in(line.kwargs, [])):
             return None
         before = len(self.recorder.bound_symbols)
@@ -112,7 +112,7 @@ class _Batch:
                 f"{symbol.name}."
             )
         differentiated = any(isinstance(o, TensorProxy) and o.requires_grad for o in line.outputs)
-        if "formula" in symbol.info and differentiated:
+        if symbol.formula and differentiated:
             for sub in by_formula(line):
                 self.line(sub)
             return None
@@ -120,7 +120,7 @@ class _Batch:
             mapped = tuple(p in self.moved for p in line.inputs if isinstance(p, TensorProxy))
             args, kwargs = map_structure(self.at, line.args), map_structure(self.at, line.kwargs)
             return mapped_symbol(symbol)(mapped, self.size, self.randomness, args, kwargs)
-        if "own_derivative" in symbol.info and differentiated:
+        if symbol.own_derivative and differentiated:
             raise MissingImplementationError(
                 f"vmap of {symbol.name}, which has a derivative of its own, is differentiated: differentiate inside "
                 "of vmap instead"
@@ -195,10 +195,10 @@ def _mapped_symbol(symbol: Symbol) -> Symbol:
     made = Symbol(
         f"vmap_of_{symbol.name}", meta, id=("vmap_of", symbol.id), is_prim=True, tags=tuple(symbol.tags & _KEPT), fn=run
     )
-    detaches = symbol.info.get("detaches")
+    detaches = symbol.detaches
     if detaches is not None:
-        made.info["detaches"] = lambda mapped, size, randomness, args, kwargs: detaches(*args, **kwargs)
-    made.info |= {k: symbol.info[k] for k in ("differentiated_once", "not_differentiable") if k in symbol.info}
+        made.detaches = lambda mapped, size, randomness, args, kwargs: detaches(*args, **kwargs)
+    made.once_differentiable, made.nondifferentiable = symbol.once_differentiable, symbol.nondifferentiable
     return made
 
 

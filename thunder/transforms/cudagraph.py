@@ -133,7 +133,7 @@ class CUDAGraphTransform(Transform):
         if (
             OpTags.DONT_DCE in tags
             and not tags & {OpTags.RANDOM_OP, OpTags.IN_PLACE}
-            or "rearranges" in original.info
+            or original.changes_metadata
             or original is count_write
         ):
             return "it has an effect that is no write to a tensor's memory"
@@ -163,7 +163,7 @@ class CUDAGraphTransform(Transform):
         kept = {o for o in saved if memory.get(o, o) not in leaving}
         gathered, unpacked = _gathered(regions, recorded, trace.output_proxies)
         taken, read = dict.fromkeys(gathered.values()), {p for r in regions for p in r.inputs}
-        parameters = trace.tables.get("parameters", {}).keys() | trace.tables.get("held", {}).keys()
+        parameters = trace.info.parameters.keys() | trace.info.held
         counter, made = itertools.count(), []
         for region, is_recorded in zip(regions, recorded, strict=True):
             if not is_recorded:

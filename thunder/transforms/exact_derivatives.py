@@ -40,6 +40,5 @@ def _without_rule(symbol: Symbol) -> Symbol:
         tags=tuple(symbol.tags),
         fn=symbol.fn,
     )
-    # none of the ways to differentiate it
-    made.info = {k: v for k, v in symbol.info.items() if k == "not_differentiable"}
+    made.nondifferentiable = symbol.nondifferentiable
     return made

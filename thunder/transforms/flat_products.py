@@ -99,7 +99,7 @@ class _Flat:
         ):
             return out.trace(lambda *args, **kwargs: self._parts(line.output, whole), line)
         elif (
-            "elementwise" in line.sym.info
+            line.sym.elementwise
             and not line.sym.tags & {*_EFFECTS, OpTags.RANDOM_OP, OpTags.VIEW}
             and isinstance(line.output, TensorProxy)
         ):

@@ -130,9 +130,9 @@ def multiply_adds(line: BoundSymbol) -> float:
     """Those of matrix products, convolutions and attention: a product of A (m, k) and B (k, n) has sqrt(mk kn mn) =
     mnk. 0 of other operations.
 
-    What is no single product says how many it has: `info["multiply_adds"](line)`.
+    What is no single product says how many it has: `Symbol.multiply_adds`.
     """
-    if (count := line.sym.info.get("multiply_adds")) is not None:
+    if (count := line.sym.multiply_adds) is not None:
         return count(line)
     tensors = [p for p in line.inputs if isinstance(p, TensorProxy)]
     if line.sym.name in ("addmm", "addmv", "addbmm", "baddbmm"):

@@ -70,7 +70,7 @@ def partition(joint: Trace) -> ForwardBackward:
     gradients, returned = joint.output["output"], joint.output["fw_flat_out"]
     cotangents = [b.output for b in starts]
     backward_lines = leading_to(backward_lines, gradients, has_effect)
-    overwritten = overwritten_before(forward_lines, backward_lines, joint.tables.get("copies", ()))
+    overwritten = overwritten_before(forward_lines, backward_lines, joint.info.copies)
     if overwritten is not None:
         backward_lines, gradients = (
             [modified_in_place.bind(overwritten.name, output=None)],
@@ -153,7 +153,7 @@ def overwritten_before(
     views and is none."""
     rearranged: dict[Proxy, Proxy] = {}  # what an argument is under its new shape -> the argument
     for b in forward:
-        if "rearranges" in b.sym.info:
+        if b.sym.changes_metadata:
             rearranged[b.output] = rearranged.get(b.args[0], b.args[0])
     targets = {rearranged.get(b.args[0], b.args[0]) for b in forward if b.sym in (write_back, also_written)}
     if not targets and not rearranged:
@@ -161,7 +161,7 @@ def overwritten_before(
     reshaped = set(rearranged.values())
     shown = roots(forward, maybe=True, copies=copies)
     for b in backward:
-        unread = b.sym.info.get("statistics", ())  # positions of arguments that gradients do not depend on
+        unread = b.sym.statistics  # positions of arguments that gradients do not depend on
         for value in b.inputs:
             root = shown.get(value, value)
             if (root in targets or value in reshaped) and not any(b.args[i] is value for i in unread):

@@ -33,7 +33,7 @@ __all__ = ["in_place_form", "reinplace", "run_in_place"]
 def reinplace(trace: Trace) -> Trace:
     """Runs operations in place where what they overwrite is overwritten by the program, too, and not read
     afterwards."""
-    written = trace.tables.get("written", {})
+    written = trace.info.written
     if not written:
         return trace
     lines = list(trace.bound_symbols)
@@ -56,8 +56,8 @@ def in_place_form(line: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
     if line.sym.executor is None or line.sym.executor.name != "torch" or not line.subsymbols:
         return None
     original = line.subsymbols[0].sym
-    if "inplace" in original.info:
-        function, pairs = original.info["inplace"]
+    if original.in_place:
+        function, pairs = original.in_place
         found = pairs(line) if callable(pairs) else {o: line.args[a] for o, a in pairs.items()}
         return (function, found) if found else None
     # a view computes nothing: its in-place form (detach_, t_) changes what a tensor is, and not what it holds
@@ -187,7 +187,7 @@ def _overwrites(line: BoundSymbol) -> TensorProxy | None:
         original = LTORCH.get(str(name).removeprefix("ltorch."))
     if (
         original is None
-        or "elementwise" in original.info
+        or original.elementwise
         or original.tags & {OpTags.RANDOM_OP, OpTags.VIEW}
         or inplace_form(original) is None
     ):

@@ -78,7 +78,7 @@ def _in_place_function(line: BoundSymbol) -> Callable | None:
     """What computes an elementwise operation of PyTorch's in the memory of its first operand, where that has the
     result's type and shape."""
     form = in_place_form(line) if OpTags.IN_PLACE not in line.sym.tags else None
-    if form is None or "elementwise" not in line.subsymbols[0].sym.info:
+    if form is None or not line.subsymbols[0].sym.elementwise:
         return None
     target, result = line.args[0], line.outputs[0]
     fits = (

@@ -432,7 +432,7 @@ def _check_unmodified(c, lines: Sequence[BoundSymbol]) -> None:
         return
     shown = roots(c.recorder.bound_symbols)
     for line in lines:
-        unread = line.sym.info.get("statistics", ())  # positions of arguments that gradients do not depend on
+        unread = line.sym.statistics  # positions of arguments that gradients do not depend on
         for value in line.inputs:
             if not isinstance(value, TensorProxy):
                 continue

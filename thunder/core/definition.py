@@ -1,0 +1,85 @@
+"""Definition: the facts about an operation that passes and executors ask for, as typed fields.
+
+A fact stands at the operation, in the file of its family; the pass that reads a field owns its meaning. A field that
+takes a function of a bound symbol, or of the arguments, is for facts that depend on them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Container
+from typing import Any, NamedTuple
+
+__all__ = ["Definition", "InPlaceForm"]
+
+
+class InPlaceForm(NamedTuple):
+    """function: takes the operation's arguments, and overwrites some of them. overwrites: {place of a result: place of
+    the argument that it overwrites}, or a function from the bound symbol to {place of a result: tensor}."""
+
+    function: Callable
+    overwrites: dict[int, int] | Callable[[Any], dict[int, Any]]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Definition:
+    """What is known of an operation beyond its type rule, its decomposition and its derivative. Each field is false, or
+    says nothing, until the operation's family sets it."""
+
+    # --- what it computes
+    elementwise: bool = False
+    """Computes each element of its results from those in the same place of its operands, after broadcasting."""
+    typed_by_running: bool = False
+    """Its meta rule runs PyTorch, so that it knows which results require grad as well."""
+    bind_postprocess: Callable | None = None
+    """Called with each bound symbol that is recorded; what it returns takes its place."""
+
+    # --- derivatives
+    nondifferentiable: Container[int] = ()
+    """Places of the results that never require grad."""
+    detaches: Callable[..., bool] | None = None
+    """(*args, **kwargs): whether the results do not require grad, whatever the arguments do."""
+    differentiate_decomposition: bool | Callable[..., bool] = False
+    """PyTorch composes it of the same operations, so that these are differentiated; or a function of the arguments."""
+    complex_derivative: bool | Callable[..., bool] = False
+    """Its rule holds for complex operands; or a function of the arguments. PyTorch's derivative is taken otherwise."""
+    functional_derivative: Callable | None = None
+    """The rule in its place where a second derivative may follow."""
+    own_derivative: bool = False
+    """A `torch.autograd.Function`: its derivative need not be that of its decomposition."""
+    once_differentiable: str | None = None
+    """Why it has no second derivative, for the error."""
+    formula: Callable | None = None
+    """What a kernel computes, in operations: where the kernel is differentiated, these are."""
+    in_operations: Callable | None = None
+    """What a kernel computes, in operations, for executors that look into it; None for arguments it does not know."""
+    accepts_missing_cotangents: bool = False
+    """A backward that takes None in the place of a cotangent."""
+    statistics: tuple[int, ...] = ()
+    """Places of the arguments that gradients do not depend on, as a backward kernel's running statistics."""
+    vjp_halves: list | None = None
+    """The augmented forward and the backward that a user registered."""
+
+    # --- aliases and mutation
+    may_view: Callable[..., bool] | None = None
+    """(*args, **kwargs): whether the results of a VIEW operation may share memory with its first tensor."""
+    in_place: InPlaceForm | None = None
+    """How it runs in place where PyTorch's form with a trailing underscore does not follow from its name."""
+    check_in_place: Callable | None = None
+    """(*args, **kwargs): raises PyTorch's error for what the in-place form refuses and the operation does not."""
+    changes_metadata: bool = False
+    """Changes an argument's shape or strides in place."""
+
+    # --- modes
+    autocast_when: Callable[[str, tuple, dict], bool] | None = None
+    """(kind of device, args, kwargs): whether autocast casts the arguments; without it, always."""
+
+    # --- cost
+    multiply_adds: Callable[[Any], float] | None = None
+    """(bound symbol): multiplications and additions, where it is no single product of two operands."""
+    rate: str | None = None
+    """The field of `Machine` with the rate of its multiplications and additions, where it is not that of products."""
+    kernels: int = 1
+    """How many kernels PyTorch launches for it."""
+    scratch: Callable[[Any], int] | None = None
+    """(bound symbol): bytes that it allocates beside its results."""
