@@ -136,7 +136,7 @@ attention_among, attention_among_with_dropout = (
 attention_among.autocast = attention_among_with_dropout.autocast = "lower"
 
 
-@alias(_FUNCTION)
+@alias(_FUNCTION, over=scaled_dot_product_attention)
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     options = {} if scale is None else {"scale": scale}
     if enable_gqa:

@@ -192,7 +192,7 @@ def _in_format(function: Callable, symbol: Symbol) -> None:
             else LTORCH["clone"](made, memory_format=memory_format)
         )
 
-    alias(function)(call)
+    alias(function, over=symbol)(call)
 
 
 for _symbol in (zeros_like, ones_like, empty_like, full_like, empty):
@@ -289,7 +289,7 @@ def arange(start, end, step, *, device, dtype):
     return iota(_count(start, end, step), start=start, step=step, device=device, dtype=dtype)
 
 
-@alias(torch.arange)
+@alias(torch.arange, over=arange)
 def _arange(*args, **kwargs):
     """The start may be left out, also where the end is given by its name alone."""
     return arange(
@@ -413,7 +413,7 @@ def _(make):
 _tensor_symbol = tensor
 
 
-@alias(torch.tensor)
+@alias(torch.tensor, over=tensor)
 def tensor_of(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
     """torch.tensor of Python data, or of a tensor (a copy)."""
     if type(data) is TensorProxy:

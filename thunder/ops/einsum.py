@@ -139,7 +139,7 @@ def einsum(equation, *operands):
     return permute(done, tuple(labels.index(x) for x in output))
 
 
-@alias(torch.einsum, torch.functional.einsum)
+@alias(torch.einsum, torch.functional.einsum, over=einsum)
 def _einsum(*args, **kwargs):
     """One operand of which nothing is summed is shown: views are recorded, so that writes are known to reach it."""
     (equation, *operands), kwargs = _arguments(args, kwargs)

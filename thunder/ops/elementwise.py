@@ -394,6 +394,7 @@ def binary(
     right: Callable | None = None,
     numbers: str = "both",
     detached: bool = False,
+    fn: Callable | None = None,
 ) -> Symbol:
     """A row: name, torch functions, how types follow, what it is on Python numbers, and the Python operator (`"add"`
     for `__add__`) it implements.
@@ -401,9 +402,9 @@ def binary(
     numbers: which operands may be Python numbers: "both" (one at a time, or together where `python` says what that is),
     "right" or "none". samples: the types they have: "all", "float", "integer", or "same" for operations that take two
     tensors of one type only. left, right: (cotangent, result, a, b) -> the cotangent of a, of b, before broadcasting is
-    undone.
+    undone. fn: what computes it, where it is the meaning of no torch function.
     """
-    run = torch_functions[0]
+    run = fn or torch_functions[0]
 
     def prim_meta(a, b):
         t = a if type(a) is TensorProxy else b
@@ -437,7 +438,7 @@ def binary(
         return primitive(a, b)
 
     symbol = composite(
-        *torch_functions, name=name, meta=meta, autocast=autocast, tags=(OpTags.DETACHED,) if detached else ()
+        *torch_functions, name=name, meta=meta, autocast=autocast, tags=(OpTags.DETACHED,) if detached else (), fn=run
     )(decomposition)
     if operator is not None:
         operator_methods(symbol, operator)
@@ -582,7 +583,7 @@ BINARY: dict[str, dict] = {
     "bitwise_xor": _INT | {"operator": "xor"},
     "bitwise_left_shift": _INT | {"operator": "lshift"}, "bitwise_right_shift": _INT | {"operator": "rshift"},
     "logical_and": _BOOL | _TENSORS, "logical_or": _BOOL | _TENSORS, "logical_xor": _BOOL | _TENSORS,
-    "true_divide": _F | {"operator": "truediv", "python": python_operator.truediv, "domain": (0.5, 3.0),
+    "true_divide": _F | {"python": python_operator.truediv, "domain": (0.5, 3.0),
     "prim_name": "true_divide"},
     "pow": {"operator": "pow", "domain": (0.5, 3.0), "autocast": "cuda:float32", "left": _pow_left,
     "right": _pow_right},
@@ -645,7 +646,7 @@ def _scaled(name: str, python: Callable) -> Symbol:
     """add and sub: `a + alpha * b`."""
     plain = binary(
         f"plain_{name}",
-        *_pair(name),
+        fn=getattr(torch, name),
         prim_name=name,
         python=python,
         promotes=Promotion.KEEP if name == "add" else _subtracted,

@@ -109,7 +109,7 @@ def _renormalize(weight, indices, max_norm, norm_type) -> None:
         overwrite(weight, embedding_renorm(weight, indices, max_norm, norm_type), "embedding_renorm")
 
 
-@alias(F.embedding)
+@alias(F.embedding, over=embedding)
 def _embedding(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
     """With a greatest norm the rows that are read are written to before."""
     if max_norm is not None:
@@ -215,7 +215,7 @@ def embedding_bag(
     return total / _op("unsqueeze", _op("clamp", sizes, 1.0), 1)
 
 
-@alias(F.embedding_bag)
+@alias(F.embedding_bag, over=embedding_bag)
 def _embedding_bag(a, weight, offsets=None, max_norm=None, norm_type=2, *options, **named):
     if max_norm is not None:
         _renormalize(weight, a, max_norm, norm_type)

@@ -534,7 +534,7 @@ def pinv(A, rcond=None, hermitian=False, *, atol=None, rtol=None):
     return product(left * LTORCH["unsqueeze"](inverted, -2), adjoint(right))
 
 
-@alias(torch.linalg.pinv)
+@alias(torch.linalg.pinv, over=pinv)
 def _pinv_call(*args, **kwargs):
     """Under autocast PyTorch casts the product that it ends in."""
     recorder = current_recorder()

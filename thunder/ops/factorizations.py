@@ -170,7 +170,7 @@ def matrix_power(A, n):
         power = product(power, power)
 
 
-@alias(torch.linalg.matrix_power, torch.matrix_power, torch.Tensor.matrix_power)
+@alias(*matrix_power.torch_functions, over=matrix_power)
 def _power_call(A, n):
     """A negative power is one of the inverse, which autocast treats otherwise than products."""
     if n >= 0 or len(A.shape) < 2:

@@ -303,7 +303,7 @@ def overwriting(symbol: Symbol) -> None:
         return write(symbol, args, kwargs) if wanted else symbol(*args, **kwargs)
 
     call.__name__ = symbol.name
-    alias(*symbol.torch_functions)(call)
+    alias(*symbol.torch_functions, over=symbol)(call)
     register_inplace(symbol, symbol.name)
 
 

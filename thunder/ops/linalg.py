@@ -57,7 +57,7 @@ def linear(a, weight, bias=None):
     return linear_prim(a, weight, bias)
 
 
-@alias(F.linear)
+@alias(F.linear, over=linear)
 def _linear(input, weight, *rest, **kwargs):
     """A bias that is a matrix is added as `addmm` adds it, and one of more dimensions, or to more, as to any tensor."""
     bias = (

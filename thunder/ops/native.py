@@ -118,7 +118,7 @@ def _(make):
     yield make(4, 3, 2), make(3), make(3), None, None, True, 0.1, 1e-5
 
 
-@alias(*compat.operators("native_batch_norm"))
+@alias(*compat.operators("native_batch_norm"), over=native_batch_norm)
 def _native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps):
     """In training mode the running statistics are written to."""
     if not training or running_mean is None:

@@ -328,7 +328,7 @@ batch_norm_update.nondifferentiable = batch_norm_update.statistics = (1, 2)
 batch_norm_update.in_place = InPlaceForm(batch_norm_, {1: 1, 2: 2})
 
 
-@alias(F.batch_norm)
+@alias(F.batch_norm, over=batch_norm)
 def _batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     """In training mode the running statistics are written to."""
     # of no elements there are no statistics, and PyTorch writes none
@@ -403,7 +403,7 @@ instance_norm_update.nondifferentiable = (1, 2)
 instance_norm_update.in_place = InPlaceForm(instance_norm_, {1: 1, 2: 2})
 
 
-@alias(F.instance_norm)
+@alias(F.instance_norm, over=instance_norm)
 def _instance_norm(
     a, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5
 ):

@@ -97,7 +97,7 @@ def casts_inside(
             return (symbol_for(function) if inside else usual)(*args, **kwargs)
 
         call.__name__, call.__wrapped__ = getattr(function, "__name__", "call"), usual  # type: ignore[attr-defined]
-        alias(function)(call)
+        alias(function, over=usual)(call)
 
 
 def _make(function) -> Symbol:

@@ -571,7 +571,7 @@ def norm(a, p="fro", dim=None, keepdim=False, *, dtype=None):
     return vector_norm(a, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 
 
-@alias(torch.Tensor.norm)
+@alias(torch.Tensor.norm, over=norm)
 def _norm_method(a, p="fro", dim=None, keepdim=False, dtype=None):
     return norm(a, p, dim, keepdim, dtype=dtype)
 
