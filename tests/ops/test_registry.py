@@ -14,7 +14,8 @@ from thunder.core.trace import TraceInfo
 from thunder.ops import LTORCH, PRIMS
 from thunder.ops.define import alias, composite, lookup
 
-SOURCES = sorted(Path(thunder.__file__).parent.rglob("*.py"))
+ROOT = Path(thunder.__file__).parent
+SOURCES = sorted(ROOT.rglob("*.py"))
 
 
 def test_a_function_has_one_meaning():
@@ -52,3 +53,49 @@ def test_no_facts_stand_under_string_keys():
             if isinstance(value, ast.Attribute) and value.attr in ("info", "tables"):
                 found.append(f"{path.name}:{node.lineno}")
     assert not found
+
+
+OPERATIONS = {name for table in (LTORCH, PRIMS) for name, s in table.items() if isinstance(s, Symbol)}
+REDUCTIONS = {"mean", "sum"}  # how a loss is reduced, as PyTorch's functions are told
+
+
+def _names_operation(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+        return False
+    name = node.value.removeprefix("torch.")
+    return name.removeprefix("ltorch.").removeprefix("prims.") in OPERATIONS
+
+
+def _lists_of_operations(tree: ast.AST):
+    """Lists of names of operations, and comparisons of an operation's name with one: (line, text)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Set | ast.List | ast.Tuple):
+            names = [x.value for x in node.elts if _names_operation(x)]
+            if len(names) > 1 and not REDUCTIONS.issuperset(names):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Dict):
+            if sum(map(_names_operation, filter(None, node.keys))) > 1:
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Compare):
+            attributes = [x.attr for x in (node.left, *node.comparators) if isinstance(x, ast.Attribute)]
+            if {"name", "id"} & {*attributes} and any(map(_names_operation, (node.left, *node.comparators))):
+                yield node.lineno, ast.unparse(node)
+
+
+def test_the_search_finds_lists():
+    found = list(
+        _lists_of_operations(ast.parse("A = {'sin', 'cos'}\nif line.sym.name == 'relu': pass\nB = ('mean', 'sum')"))
+    )
+    assert [number for number, _ in found] == [1, 2]
+
+
+def test_no_lists_of_operations_outside_of_their_families():
+    """What a pass asks about an operation is a field of `Definition`; the fuser's kernels have a table of functions."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {text}"
+        for folder in ("transforms", "executors", "extend")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.parent.name != "triton_kernels"
+        for number, text in _lists_of_operations(ast.parse(path.read_text()))
+    ]
+    assert not found, "\n".join(found)

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Container
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-__all__ = ["Definition", "InPlaceForm"]
+__all__ = ["Definition", "InPlaceForm", "holds"]
+
+
+def holds(fact: bool | Callable[[Any], bool], line) -> bool:
+    """Whether a fact that may depend on the bound symbol holds for one."""
+    return fact(line) if callable(fact) else fact
 
 
 class InPlaceForm(NamedTuple):
@@ -29,6 +34,17 @@ class Definition:
     # --- what it computes
     elementwise: bool = False
     """Computes each element of its results from those in the same place of its operands, after broadcasting."""
+    reshapes: bool = False
+    """Gives all elements of its operand, in their order, another shape."""
+    selects: bool = False
+    """Reads as many elements of its first operand as its result has."""
+    checks_data: bool | Callable[[Any], bool] = False
+    """Raises for what it reads (an index out of range), which would end the process in a generated kernel; or a
+    function of the bound symbol."""
+    inductor_loops: bool = True
+    """Inductor computes it in a loop, with PyTorch's results."""
+    layout: Literal["as operands", "row-major", "own"] = "as operands"
+    """How PyTorch lays out the result: as TensorIterator does, row-major, or otherwise."""
     typed_by_running: bool = False
     """Its meta rule runs PyTorch, so that it knows which results require grad as well."""
     bind_postprocess: Callable | None = None
@@ -45,6 +61,17 @@ class Definition:
     """Its rule holds for complex operands; or a function of the arguments. PyTorch's derivative is taken otherwise."""
     functional_derivative: Callable | None = None
     """The rule in its place where a second derivative may follow."""
+    exact_derivative: bool = True
+    """Its rule rounds as PyTorch's derivative does."""
+    linear: Callable[..., bool] | None = None
+    """(args, is_multiple, is_zero): whether the result is a multiple of the operands that are multiples."""
+    from_uniform: Callable | None = None
+    """(draw, *args, **kwargs): a random operation as a function of numbers from [0, 1), which `draw(shape, device)`
+    gives; NotImplemented for arguments it does not know."""
+    batching: Callable | None = None
+    """(batch, bound symbol): what computes the operation for each element of a batch; None where that is not known."""
+    unknown_to_vmap: bool | Callable[[Any], bool] = False
+    """torch.vmap refuses it, or computes something else; or a function of the bound symbol."""
     own_derivative: bool = False
     """A `torch.autograd.Function`: its derivative need not be that of its decomposition."""
     once_differentiable: str | None = None
@@ -74,7 +101,16 @@ class Definition:
     autocast_when: Callable[[str, tuple, dict], bool] | None = None
     """(kind of device, args, kwargs): whether autocast casts the arguments; without it, always."""
 
+    # --- execution
+    synchronises: bool | Callable[[Any], bool] = False
+    """PyTorch's kernel waits for the device: it looks at data or copies it to or from the host; or a function of the
+    bound symbol."""
+    owns_result: bool = False
+    """PyTorch's kernel writes its result to memory that nobody else has."""
+
     # --- cost
+    factors: tuple[int, int] = (0, 1)
+    """Places among the tensors of the two operands that a product multiplies."""
     multiply_adds: Callable[[Any], float] | None = None
     """(bound symbol): multiplications and additions, where it is no single product of two operands."""
     rate: str | None = None

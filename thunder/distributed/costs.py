@@ -133,16 +133,12 @@ def _tensors(values: Iterable) -> list[TensorProxy]:
     return [p for p in dict.fromkeys(values) if isinstance(p, TensorProxy)]
 
 
-# read as much of their operand as they give
-_SELECTING = {"embedding", "gather", "index_select", "take_along_dim", "index"}
-
-
 def _bytes_moved(line: BoundSymbol) -> int:
     """Read and written: all inputs and results; of what is looked up in, what is found."""
     parts = line.subsymbols if line.sym.is_fusion else (_original(line),)
     read: dict[TensorProxy, int] = {}
     for part in parts:
-        selects = OpTags.SHAPE_OP in part.sym.tags or part.sym.name in _SELECTING
+        selects = OpTags.SHAPE_OP in part.sym.tags or part.sym.selects
         found = sum(map(nbytes, _tensors(part.outputs)))
         for p in _tensors(part.inputs):
             read[p] = read.get(p, 0) + (min(nbytes(p), found) if selects else nbytes(p))

@@ -25,7 +25,8 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.core.dtypes import COMPLEX, INTEGER
+from thunder.core.definition import holds
+from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
@@ -74,16 +75,14 @@ class InductorExecutor(FusionExecutor):
         decides: Inductor writes loops for that."""
         symbol = line.sym
         if (
-            symbol.name in _LEFT
-            or symbol.id in _LEFT
+            not symbol.inductor_loops
+            or holds(symbol.checks_data, line)
             or OpTags.OPAQUE in symbol.tags
             or any(p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
         ):
             return False
         if OpTags.MATMUL_OP in symbol.tags:
             return self.products
-        if symbol.name in _DIVISIONS and all(p.dtype.category <= INTEGER for p in line.outputs):
-            return False
         if symbol.id in _LEAVES or symbol.elementwise or symbol.in_operations or symbol.tags & _LOOPS:
             return True
         return (
@@ -133,16 +132,6 @@ def _nothing() -> None:
 
 _LEAVES = {symbol.id for symbol in PRIMS.values()}
 _LOOPS = {OpTags.SHAPE_OP, OpTags.REDUCTION_OP, OpTags.VIEW}
-_LEFT = {  # names or ids
-    "take", "index", "one_hot", "copy_with_setitem", "setitem", "as_strided", "device_put", "binary_cross_entropy",
-    "aten.binary_cross_entropy.default",
-    "aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default",  # each looks at data, and has an error
-    "floor_divide", "nextafter",  # Inductor's results differ: for infinities, and below float32
-    # it has no loops for them
-    "nuclear_norm", "norm", "median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all",
-}  # fmt: skip
-# an integer by zero is PyTorch's error; the processor stops the program for it
-_DIVISIONS = {"div", "divide", "remainder", "fmod"}
 
 
 class InductorRegion:

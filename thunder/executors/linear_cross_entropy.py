@@ -204,8 +204,6 @@ add_default_executor_of_gpus(linear_cross_entropy_ex, here=torch.cuda.is_availab
 # ----------------------------------------------------------------------------------------------------------------
 # finding them
 
-_RESHAPES = ("reshape", "view", "flatten")
-
 
 class _Flow:
     """Who makes and reads the values of a trace."""
@@ -272,9 +270,9 @@ def _fits(linear: BoundSymbol, moves: list[BoundSymbol], loss: BoundSymbol) -> b
         return False
     dense = True
     for move in moves:  # a view that PyTorch refuses stays, and is refused
-        if move.sym.name == "view" and not dense:
+        if move.sym is LTORCH["view"] and not dense:
             return False
-        dense = move.sym.name != "getitem" and (dense or move.sym.name == "contiguous")
+        dense = move.sym is not LTORCH["getitem"] and (dense or move.sym is LTORCH["contiguous"])
     return math.prod(logits.shape) * logits.dtype.bytes > LIMIT
 
 
@@ -292,7 +290,8 @@ def _keeps_rows(line: BoundSymbol) -> bool:
     if line.sym is LTORCH["getitem"]:
         return _picks_rows(line.args[1], len(before.shape))
     return (
-        any(line.sym is LTORCH[name] for name in (*_RESHAPES, "contiguous"))
+        line.sym.reshapes
+        or line.sym is LTORCH["contiguous"]
         or line.sym is LTORCH["to"]
         and before.device is after.device
     )
@@ -314,7 +313,7 @@ def _joined(loss: BoundSymbol, linear: BoundSymbol, moves: list[BoundSymbol]):
     for move in moves:
         if move.sym is LTORCH["getitem"]:
             hidden = LTORCH["getitem"](hidden, move.args[1])
-        elif any(move.sym is LTORCH[name] for name in _RESHAPES):
+        elif move.sym.reshapes:
             hidden = LTORCH["reshape"](hidden, (*move.output.shape[:-1], width))
     return _call(hidden, weight, to_torch_dtype(loss.args[0].dtype), *loss.args[1:], **loss.kwargs)
 

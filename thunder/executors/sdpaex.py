@@ -438,7 +438,7 @@ def _repeated(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> tuple[Tenso
             if type(times) is int and type(dim) is int and dim in (1, -3) and not line.kwargs and len(given.shape) == 4
             else None
         )
-    if not any(line.sym is LTORCH[name] for name in ("reshape", "view", "flatten")):
+    if not line.sym.reshapes:
         return None
     spread = producer.get(line.args[0])
     if (

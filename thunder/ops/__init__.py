@@ -53,6 +53,9 @@ FAMILIES = (
     "foreach",
     "composed",
     "collectives",
+    "batching_rules",
+    "seeded",
+    "linearity",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")

@@ -12,7 +12,7 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, composite, register_inplace
+from thunder.ops.define import LTORCH, composite, declare, register_inplace
 from thunder.ops.inplace import overwriting
 from thunder.ops.promotion import to_float
 from thunder.ops.ternary import clamp, where
@@ -393,5 +393,5 @@ def _(a, lower=1 / 8, upper=1 / 3, training=False):
 
 
 # PyTorch composes these of the same operations
-for _symbol in (softsign, tanhshrink):
-    _symbol.differentiate_decomposition = True
+declare(softsign, tanhshrink, differentiate_decomposition=True)
+LTORCH["logsigmoid"].layout = "own"  # a kernel of its own

@@ -163,6 +163,9 @@ select_backward = kernel("select_backward", "default", lambda g, sizes, dim, ind
 slice_backward = kernel("slice_backward", "default", lambda g, sizes, dim, start, end, step: like(g, tuple(sizes)))
 
 
+select_backward.layout = slice_backward.layout = "row-major"  # written into zeros
+
+
 def _index_backward(g, shape, indices):
     return compat.kernel("_index_put_impl_")(g.new_zeros(shape), indices, g, True, True)
 

@@ -25,7 +25,8 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import explain
 
 __all__ = [
-    "prim", "composite", "torch_prim", "alias", "lookup", "operand_places", "operation_of", "register", "torch_path",
+    "prim", "composite", "torch_prim", "alias", "declare", "lookup", "operand_places", "operation_of", "register",
+    "torch_path",
     "LTORCH", "PRIMS", "inplace_of", "inplace_form",
     "register_inplace", "register_list_inplace",
 ]  # fmt: skip
@@ -158,6 +159,13 @@ def register_list_inplace(symbol: Symbol, function: Callable | None) -> None:
             function,
             lambda line: dict(enumerate(line.args[0])) if isinstance(line.args[0], (tuple, list)) else {},
         )
+
+
+def declare(*symbols: Symbol, **facts) -> None:
+    """Sets fields of `Definition` for several operations."""
+    for symbol in symbols:
+        for field, value in facts.items():
+            setattr(symbol, field, value)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import op, sigmoid_backward, sum_to, tanh_backward
 from thunder.ops.corners import is_differentiated, kept_at_tie
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, PRIMS, alias, composite, prim
+from thunder.ops.define import LTORCH, PRIMS, alias, composite, declare, prim
 from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
 from thunder.ops.shape_prims import broadcast_in_dim
 from thunder.ops.torch_types import named_results, scalar_type
@@ -783,3 +783,15 @@ def polygamma(n, a):
 def _(n, a):
     g = yield polygamma(n, a)
     return None, g * polygamma(n + 1, a)
+
+
+def _divides_integers(line) -> bool:
+    """By zero, that is PyTorch's error; the processor stops the program for it."""
+    return all(p.dtype.category <= dtypes.INTEGER for p in line.outputs)
+
+
+declare(*(LTORCH[name] for name in ("div", "divide", "remainder", "fmod")), checks_data=_divides_integers)
+declare(*(PRIMS[name] for name in ("remainder", "fmod")), checks_data=_divides_integers)
+# Inductor's results differ, for infinities and below float32
+declare(*(table[name] for name in ("floor_divide", "nextafter") for table in (LTORCH, PRIMS)), inductor_loops=False)
+LTORCH["rsub"].layout = "own"  # its second operand decides first

@@ -265,3 +265,6 @@ native_embedding_bag.nondifferentiable = (1, 2, 3)
 def _(make):
     yield make(5, 4), make(6, dtype=torch.int64, low=0, high=5), torch.tensor([0, 2])
     yield make(5, 4), make(6, dtype=torch.int64, low=0, high=5), torch.tensor([0, 2]), False, 1
+
+
+embedding.selects = True

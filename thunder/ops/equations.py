@@ -16,7 +16,7 @@ from thunder.core.dtypes import int32, int64, real_of
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol, current_recorder
 from thunder.ops.backward import kernel, sum_to
-from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.dims import wrap_dim
 from thunder.ops.factorizations import _CPU, matrices, mT, of_square, product, square, types
 from thunder.ops.promotion import broadcast_shapes
@@ -759,5 +759,14 @@ def _(make):
 
 
 # PyTorch composes these of the same operations
-for _symbol in (old_lu, old_lu_solve, pinverse, tensorinv, tensorsolve):
-    _symbol.differentiate_decomposition = True
+declare(old_lu, old_lu_solve, pinverse, tensorinv, tensorsolve, differentiate_decomposition=True)
+# a rule that is PyTorch's formula in another order; `tests/test_numerics_options.py` asks it of every operation
+declare(pinv, pinverse, exact_derivative=False)
+declare(
+    *(LTORCH[f"linalg_{name}"] for name in (
+        "ldl_factor", "ldl_factor_ex", "solve", "solve_ex", "solve_triangular", "lu_factor_ex", "lu_factor",
+        "lu", "lu_solve", "ldl_solve", "lstsq",
+        "tensorinv", "tensorsolve",
+    )),
+    old_lu, old_lu_solve, pinv, pinverse, synchronises=True,
+)  # fmt: skip

@@ -17,7 +17,7 @@ from thunder.core.dtypes import complex_of, int32, real_of
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol
 from thunder.ops.backward import kernel, sum_to
-from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.shape import adjoint
 
@@ -625,5 +625,15 @@ def _(make):
 
 
 # PyTorch composes these of the same operations
-for _symbol in (old_svd, old_qr):
-    _symbol.differentiate_decomposition = True
+declare(old_svd, old_qr, differentiate_decomposition=True)
+# rules that are PyTorch's formulas in another order; `tests/test_numerics_options.py` asks it of every operation
+declare(LTORCH["linalg_svd"], old_svd, exact_derivative=False)
+# MAGMA and cuSOLVER are told sizes and tell errors on the host
+declare(
+    *(LTORCH[f"linalg_{name}"] for name in (
+        "inv", "inv_ex", "det", "slogdet", "cholesky", "cholesky_ex", "eigh", "eigvalsh", "eig", "eigvals", "svd",
+        "svdvals", "qr", "householder_product",
+    )),
+    *(LTORCH[name] for name in ("logdet", "cholesky", "cholesky_inverse", "cholesky_solve", "svd", "qr")),
+    synchronises=True,
+)  # fmt: skip

@@ -18,8 +18,8 @@ from thunder.ops import define
 from thunder.ops import shape_prims as prims
 from thunder.ops.backward import getitem_backward, index_backward, select_backward, slice_backward, sum_to
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, alias, composite, prim
-from thunder.ops.dims import along
+from thunder.ops.define import LTORCH, PRIMS, alias, composite, declare, prim
+from thunder.ops.dims import along, by_mask
 from thunder.ops.promotion import broadcast_shapes, is_number
 
 _BIG = 1 << 60  # slice ends beyond any size
@@ -569,3 +569,8 @@ def _scatter_rule(symbol, key):
 
 _scatter_rule(slice_scatter, lambda a, dim=0, start=None, end=None, step=1: along(a, dim, slice(start, end, step)))
 _scatter_rule(select_scatter, lambda a, dim, index: along(a, dim, index))
+
+
+declare(PRIMS["index"], PRIMS["copy_with_setitem"], setitem, checks_data=True)
+declare(getitem, setitem, PRIMS["index"], synchronises=by_mask)
+PRIMS["index"].selects = True

@@ -13,7 +13,7 @@ from thunder.core.unbacked import as_size, fresh_size
 from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, alias, composite, prim
+from thunder.ops.define import LTORCH, alias, composite, declare, prim
 from thunder.ops.dims import ceil_div, wrap_dim
 from thunder.ops.promotion import same_device
 from thunder.ops.shape import MOVES, VIEW, expand, reshape, slice_dim, unsqueeze
@@ -600,7 +600,7 @@ def _(a, repeats, dim=None, *, output_size=None):
 
 
 # PyTorch composes these of the same operations
-for _symbol in (
+declare(
     column_stack,
     LTORCH["hstack"],
     LTORCH["vstack"],
@@ -608,5 +608,5 @@ for _symbol in (
     LTORCH["hsplit"],
     LTORCH["vsplit"],
     LTORCH["dsplit"],
-):
-    _symbol.differentiate_decomposition = True
+    differentiate_decomposition=True,
+)

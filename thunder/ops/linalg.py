@@ -15,7 +15,7 @@ from thunder.errors import CaptureError
 from thunder.ops import opaque
 from thunder.ops.backward import sum_to
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, STAND_INS, alias, composite, prim, torch_prim
+from thunder.ops.define import LTORCH, STAND_INS, alias, composite, declare, prim, torch_prim
 from thunder.ops.dims import check_tensor, wrap_dim
 from thunder.ops.elementwise import operator_methods
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device
@@ -765,5 +765,6 @@ def _(a, other):
 
 
 # PyTorch composes these of the same operations
-for _symbol in (kron, vdot):
-    _symbol.differentiate_decomposition = True
+declare(kron, vdot, differentiate_decomposition=True)
+declare(*(LTORCH[name] for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm")), owns_result=True)
+declare(*(LTORCH[name] for name in ("addmm", "addmv", "addbmm", "baddbmm")), factors=(1, 2))

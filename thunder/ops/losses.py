@@ -15,7 +15,7 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
 from thunder.ops.backward import in_operations, sum_to
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, composite
+from thunder.ops.define import LTORCH, composite, declare
 from thunder.ops.dims import is_empty
 from thunder.ops.normalization import compute_dtype, log_softmax
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
@@ -622,5 +622,12 @@ def _(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None,
 
 
 # PyTorch composes these of the same operations
-for _symbol in (l1_loss, poisson_nll_loss, margin_ranking_loss, hinge_embedding_loss, cosine_embedding_loss):
-    _symbol.differentiate_decomposition = True
+declare(
+    l1_loss,
+    poisson_nll_loss,
+    margin_ranking_loss,
+    hinge_embedding_loss,
+    cosine_embedding_loss,
+    differentiate_decomposition=True,
+)
+declare(LTORCH["binary_cross_entropy"], *(forward for forward, _ in _NLL.values()), checks_data=True)

@@ -294,3 +294,6 @@ for _name, _parameters in {
         return symbol(*args[:tensors], **given | {"reduction": _REDUCTIONS[how]})
 
     alias(getattr(torch, _name))(_spelled)
+
+LTORCH["gaussian_nll_loss"].exact_derivative = False  # PyTorch's formula in another order
+LTORCH["ctc_loss"].synchronises = True

@@ -10,7 +10,7 @@ from thunder.core.dtypes import int64, real_of, to_dtype
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, composite, torch_prim
+from thunder.ops.define import LTORCH, composite, declare, torch_prim
 from thunder.ops.dims import wrap_dim, wrap_dims
 from thunder.ops.equations import without_none
 from thunder.ops.factorizations import _CPU, matrices, square
@@ -190,6 +190,6 @@ def _(make):
 
 
 # PyTorch composes these of the same operations
-for _symbol in (matrix_norm, linalg_norm, nuclear_norm, frobenius_norm, norm_except_dim, cond):
-    _symbol.differentiate_decomposition = True
+declare(matrix_norm, linalg_norm, nuclear_norm, frobenius_norm, norm_except_dim, cond, differentiate_decomposition=True)
 linalg_norm.complex_derivative = lambda A, ord=None, *args, **kwargs: ord == 0  # which counts
+declare(matrix_norm, linalg_norm, cond, matrix_rank, synchronises=True)

@@ -14,7 +14,7 @@ from thunder.core.proxies import NumberProxy, like
 from thunder.core.symbol import Symbol
 from thunder.ops import backward, inplace
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.dims import is_empty, numel, wrap_dim
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.shape import expand, reshape
@@ -707,6 +707,5 @@ def _(a, running_mean, running_var, weight, bias, momentum, eps):
 
 
 # PyTorch composes these of the same operations
-for _symbol in (local_response_norm, normalize, pairwise_distance):
-    _symbol.differentiate_decomposition = True
+declare(local_response_norm, normalize, pairwise_distance, differentiate_decomposition=True)
 rms_norm.differentiate_decomposition = lambda a, *args, **kwargs: a.device.type == "cpu"  # elsewhere it is one kernel

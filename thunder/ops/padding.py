@@ -10,7 +10,7 @@ from thunder import compat
 from thunder.core.proxies import concrete, like
 from thunder.ops import backward, opaque
 from thunder.ops import shape_prims as prims
-from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.joining import cat
 from thunder.ops.shape import MOVES, expand, reshape, slice_dim
 
@@ -168,8 +168,7 @@ def _(make):
     yield make(3), 2, True
 
 
-for _symbol in (cartesian_prod,):
-    _symbol.differentiate_decomposition = True
+declare(cartesian_prod, differentiate_decomposition=True)
 
 
 @composite(torch.block_diag, torch.functional.block_diag, tags=MOVES)

@@ -24,7 +24,7 @@ from thunder.ops.creation import (
     _torch_kwargs,
     default_device,
 )
-from thunder.ops.define import LTORCH, alias, composite, lookup, prim, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, declare, lookup, prim, torch_prim
 from thunder.ops.dims import is_empty
 from thunder.ops.inplace import overwrite
 from thunder.ops.promotion import broadcast_shapes, default_dtype
@@ -555,3 +555,6 @@ def get_rng_state(device, generator=None):
 )
 def set_rng_state(state, device, generator=None):
     return None
+
+
+declare(LTORCH["multinomial"], LTORCH["poisson"], synchronises=True)

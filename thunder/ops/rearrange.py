@@ -9,7 +9,7 @@ from thunder.core.dtypes import complex_of, real_of
 from thunder.core.proxies import like
 from thunder.ops import backward
 from thunder.ops import shape_prims as prims
-from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.dims import packed, wrap_dim, wrap_dims
 from thunder.ops.shape import MOVES, VIEW, reshape, slice_dim, transpose
 
@@ -374,5 +374,6 @@ def _(a, diagonal_=0):
 
 
 # PyTorch composes these of the same operations
-for _symbol in (tile,):
-    _symbol.differentiate_decomposition = True
+declare(tile, differentiate_decomposition=True)
+LTORCH["as_strided"].inductor_loops = False  # it depends on how its operand lies in memory
+diagonal_backward.layout = unfold_backward.layout = "row-major"  # written into zeros

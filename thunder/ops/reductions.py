@@ -14,7 +14,7 @@ from thunder.core.proxies import TensorProxy, concrete, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import sum_to
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
+from thunder.ops.define import LTORCH, PRIMS, alias, composite, declare, prim, torch_prim
 from thunder.ops.dims import is_empty
 from thunder.ops.promotion import broadcast_shapes, same_device, to_float
 from thunder.ops.shape_prims import broadcast_in_dim
@@ -904,5 +904,8 @@ _norm_rule(vector_norm, lambda ord=2, dim=None, keepdim=False, *, dtype=None: (o
 _norm_rule(norm, _norm_arguments)
 
 # PyTorch composes these of the same operations
-for _symbol in (diff, nanmean):
-    _symbol.differentiate_decomposition = True
+declare(diff, nanmean, differentiate_decomposition=True)
+declare(
+    *(LTORCH[name] for name in ("norm", "median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all")),
+    PRIMS["nuclear_norm"], inductor_loops=False,
+)  # fmt: skip

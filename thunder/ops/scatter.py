@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.symbol import Symbol
 from thunder.ops import backward
-from thunder.ops.define import LTORCH, composite, prim, torch_prim
-from thunder.ops.dims import is_empty, wrap_dim
+from thunder.ops.define import LTORCH, PRIMS, composite, declare, prim, torch_prim
+from thunder.ops.dims import by_mask, is_empty, wrap_dim
 from thunder.ops.promotion import broadcast_shapes, is_number
 from thunder.ops.shape import expand, reshape
 from thunder.ops.torch_types import scalar_type
@@ -248,7 +248,7 @@ def _(make):
     yield (make(4, 3), 0, make(2, 3, dtype=torch.int64, low=0, high=4), make(2, 3), "amax"), {"include_self": False}
 
 
-@torch_prim(torch.segment_reduce, tags=(OpTags.DEVICE_SYNC_OP,))
+@torch_prim(torch.segment_reduce)
 def segment_reduce(data, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None):
     """Reductions of stretches of a dimension, which lengths or offsets say."""
     if (
@@ -497,3 +497,9 @@ def _(a, indices, values, accumulate=False):
     of_a = g if accumulate or not a.requires_grad else index_put(g, indices, LTORCH["zeros_like"](values))
     key = tuple(slice(None) if i is None else i for i in indices)
     return of_a, None, backward.sum_to(LTORCH["getitem"](g, key), values.shape) if values.requires_grad else None
+
+
+declare(LTORCH["take"], PRIMS["take"], checks_data=True)
+declare(*(LTORCH[name] for name in ("gather", "index_select", "take_along_dim")), selects=True)
+LTORCH["index_put"].synchronises = by_mask
+LTORCH["masked_scatter"].synchronises = LTORCH["segment_reduce"].synchronises = True

@@ -10,7 +10,7 @@ from thunder.core.proxies import like
 from thunder.core.symbol import OpTags
 from thunder.core.unbacked import fresh_size
 from thunder.ops.backward import sum_to
-from thunder.ops.define import LTORCH, torch_prim
+from thunder.ops.define import LTORCH, declare, torch_prim
 from thunder.ops.dims import wrap_dim
 from thunder.ops.promotion import broadcast_shapes
 
@@ -62,7 +62,7 @@ def _(make):
     yield (make(4, 3),), {"size": 2, "fill_value": 7}
 
 
-@torch_prim(torch.bincount, torch.Tensor.bincount, tags=(OpTags.DEVICE_SYNC_OP,))
+@torch_prim(torch.bincount, torch.Tensor.bincount)
 def bincount(a, weights=None, minlength=0):
     """How often each number from 0 to the largest one stands in `a`, or the sums of the weights there."""
     if (
@@ -190,3 +190,9 @@ def _pad_packed_sequence(a, batch_sizes, batch_first, padding_value, total_lengt
     return like(a, ((count, times) if batch_first else (times, count)) + a.shape[1:]), like(
         batch_sizes, (count,), dtypes.int64
     )
+
+
+declare(
+    *(LTORCH[name] for name in ("nonzero", "bincount", "masked_select", "unique", "unique_consecutive")),
+    synchronises=True,
+)

@@ -11,7 +11,7 @@ from thunder.core.proxies import METHODS, like, same_shape
 from thunder.core.symbol import OpTags
 from thunder.ops import shape_prims as prims
 from thunder.ops.backward import sum_to
-from thunder.ops.define import LTORCH, alias, composite, prim
+from thunder.ops.define import LTORCH, alias, composite, declare, prim
 from thunder.ops.dims import numel, packed, sizes_with_minus_one, wrap_dim, wrap_dims
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.torch_types import to_torch_dtype
@@ -551,3 +551,6 @@ def _(a, source, destination):
 def _(a, size):
     g = yield expand(a, size)
     return (sum_to(g, a.shape),)
+
+
+declare(*(LTORCH[name] for name in ("reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze")), reshapes=True)

@@ -8,7 +8,7 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
-from thunder.ops.define import LTORCH, composite, torch_prim
+from thunder.ops.define import LTORCH, composite, declare, torch_prim
 from thunder.ops.dims import wrap_dim, wrap_dims
 from thunder.ops.promotion import result_type, to_float
 from thunder.ops.torch_types import named_results
@@ -51,7 +51,7 @@ def _cov_meta(a, *, correction=1, fweights=None, aweights=None):
     return like(a, () if variables == 1 else (variables, variables), dtype)
 
 
-@torch_prim(torch.cov, torch.Tensor.cov, tags=(OpTags.DEVICE_SYNC_OP,))
+@torch_prim(torch.cov, torch.Tensor.cov)
 def cov(a, *, correction=1, fweights=None, aweights=None):
     return _cov_meta(a, correction=correction, fweights=fweights, aweights=aweights)
 
@@ -69,7 +69,7 @@ def _(make):
     )
 
 
-@torch_prim(torch.corrcoef, torch.Tensor.corrcoef, tags=(OpTags.DEVICE_SYNC_OP,))
+@torch_prim(torch.corrcoef, torch.Tensor.corrcoef)
 def corrcoef(a):
     if len(a.shape) > 2:
         raise RuntimeError(
@@ -209,3 +209,6 @@ def histogramdd(a, bins, range=None, weight=None, density=False):
 @histogramdd.samples
 def _(make):
     yield make(20, 2), [3, 4]
+
+
+declare(*(LTORCH[name] for name in ("histogram", "histogramdd", "cov", "corrcoef")), synchronises=True)

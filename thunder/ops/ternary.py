@@ -372,3 +372,6 @@ def _(a, eps=None):
 def _(make):
     yield make(4, 3, low=0.1, high=0.9)
     yield make(4, 3, low=0.1, high=0.9), 0.2
+
+
+LTORCH["masked_fill"].layout = "row-major"  # a copy is filled

@@ -52,6 +52,7 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.core.definition import holds
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
 from thunder.core.regions import Region, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
@@ -124,11 +125,7 @@ class CUDAGraphTransform(Transform):
             return "it may do more than launch kernels"
         if original.id in holding or line.kwargs.get("generator") is not None:
             return "it uses the state of a generator"
-        if OpTags.DEVICE_SYNC_OP in tags or original.name in _WAITS or original.name.startswith("linalg_"):
-            return "it may wait for the device"
-        if original.name in _INDEXES and any(
-            p.dtype.category == 0 for p in proxies_in(line.args[1:], []) if isinstance(p, TensorProxy)
-        ):
+        if OpTags.DEVICE_SYNC_OP in tags or holds(original.synchronises, line):
             return "it may wait for the device"
         if (
             OpTags.DONT_DCE in tags
@@ -229,16 +226,6 @@ class CUDAGraphTransform(Transform):
 
     def make_memory(self, device: torch.device) -> Memory:
         return Memory(device)
-
-
-# names of operations that copy sizes or numbers to the host, or check there what came out
-_WAITS = {
-    "tensor", "as_tensor", "one_hot", "bincount", "histc", "histogram", "histogramdd", "multinomial", "masked_select",
-    "nonzero", "unique", "unique_consecutive", "inverse",
-    "cholesky", "cholesky_inverse", "cholesky_solve", "lu", "lu_solve", "svd", "qr", "ctc_loss", "masked_scatter",
-    "poisson", "pinverse", "det", "logdet", "slogdet",
-}  # fmt: skip
-_INDEXES = {"getitem", "setitem", "index_put", "index", "index_put_"}
 
 
 def _is_seed(line: BoundSymbol, value: Proxy) -> bool:

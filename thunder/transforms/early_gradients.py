@@ -23,6 +23,7 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
+from thunder.ops import PRIMS
 from thunder.ops.backward import op, parts, times_cotangent
 from thunder.ops.memory import may_view
 from thunder.transforms.autodiff import sides
@@ -176,12 +177,11 @@ class _Linear:
         return all(self._holds(line) for line in lines)
 
     def _holds(self, line: BoundSymbol) -> bool:
-        name = line.sym.name
         if self.dependent.isdisjoint(line.inputs):
-            if line.sym.id == "prims.full" and line.args[1] == 0:
+            if line.sym is PRIMS["full"] and line.args[1] == 0:
                 self.zeros.update(line.outputs)
             return True
-        if line.sym.id != f"prims.{name}":
+        if line.sym.module != "prims":
             lines, aliases = parts(line)
             if not lines and not aliases or not self.holds(lines):
                 return False
@@ -189,31 +189,14 @@ class _Linear:
                 old for old, new in aliases.items() if isinstance(new, Proxy) and new in self.dependent
             )
             return True
-        multiples = [isinstance(x, Proxy) and x in self.dependent for x in line.args]
-        if name == "mul":
-            found = sum(multiples) == 1
-        elif name in ("add", "sub"):
-            found = all(multiples)
-        elif name == "cat":
-            found = all(x in self.dependent for x in line.args[0])
-        elif name == "where":
-            found = not multiples[0] and all(
-                m or self._is_zero(x) for m, x in zip(multiples[1:], line.args[1:], strict=True)
-            )
-        elif name == "pad":
-            found = self._is_zero(line.args[1])
-        else:
-            found = name in _OF_THE_FIRST and multiples[0] and not any(multiples[1:])
+        found = line.sym.linear is not None and line.sym.linear(line.args, self._is_multiple, self._is_zero)
         if found and all(o.dtype.category == FLOAT for o in line.outputs if isinstance(o, TensorProxy)):
             self.dependent.update(line.outputs)
             return True
         return False
 
+    def _is_multiple(self, x) -> bool:
+        return isinstance(x, Proxy) and x in self.dependent
+
     def _is_zero(self, x) -> bool:
         return x in self.zeros if isinstance(x, Proxy) else isinstance(x, (int, float)) and x == 0
-
-
-_OF_THE_FIRST = {
-    "true_divide", "neg", "sum", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "transpose",
-    "slice_prim", "flip", "clone_prim", "detach_prim", "stride_order",
-}  # fmt: skip

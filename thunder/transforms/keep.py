@@ -96,7 +96,7 @@ def keep(
         ):
             changes = changed
             kept.update(group)
-    shapes = {o: line.args[0] for line in forward if line.sym.name == "reshape" for o in line.outputs}
+    shapes = {o: line.args[0] for line in forward if line.sym.reshapes for o in line.outputs}
     return chosen - kept - {v for v, x in shapes.items() if x in kept}
 
 

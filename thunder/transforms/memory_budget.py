@@ -135,11 +135,9 @@ def multiply_adds(line: BoundSymbol) -> float:
     if (count := line.sym.multiply_adds) is not None:
         return count(line)
     tensors = [p for p in line.inputs if isinstance(p, TensorProxy)]
-    if line.sym.name in ("addmm", "addmv", "addbmm", "baddbmm"):
-        tensors = tensors[1:]
-    if OpTags.MATMUL_OP not in line.sym.tags or len(tensors) < 2 or not line.outputs:
+    if OpTags.MATMUL_OP not in line.sym.tags or len(tensors) <= line.sym.factors[1] or not line.outputs:
         return 0
-    a, b, product = *tensors[:2], line.outputs[0]
+    a, b, product = *(tensors[i] for i in line.sym.factors), line.outputs[0]
     batch = math.prod(map(number_value, product.shape[:-2])) if min(len(a.shape), len(b.shape)) > 2 else 1
     return math.sqrt(element_count(a) * element_count(b) * element_count(product) / max(1, batch))
 

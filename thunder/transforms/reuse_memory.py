@@ -26,9 +26,6 @@ from thunder.transforms.reinplace import in_place_form, run_in_place
 
 __all__ = ["reuse_memory"]
 
-# that PyTorch executes, into memory of their own
-PRODUCTS = frozenset(f"torch.ltorch.{name}" for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm"))
-
 
 def reuse_memory(trace: Trace) -> Trace:
     """Lets fusions and elementwise operations write over inputs that die with them."""
@@ -57,7 +54,7 @@ def reuse_memory(trace: Trace) -> Trace:
             executor if isinstance(executor, FusionExecutor) and executor.owns_results and line.sym.is_fusion else None
         )
         function = _in_place_function(line) if fuser is None and not owned.isdisjoint(line.inputs) else None
-        makes = fuser is not None or line.sym.id in PRODUCTS
+        makes = fuser is not None or _is_own(line)
         if fuser is not None:
             found = dying(i, line)
             line = _writing_over(line, fuser, found) if found else line
@@ -72,6 +69,12 @@ def reuse_memory(trace: Trace) -> Trace:
         ):  # it may keep what it reads, or give it under another name
             owned.difference_update(map(root, line.inputs))
     return trace.replace(bound_symbols=lines)
+
+
+def _is_own(line: BoundSymbol) -> bool:
+    """Whether PyTorch executes an operation whose result has its memory to itself."""
+    by_torch = line.sym.executor is not None and line.sym.executor.name == "torch"
+    return by_torch and bool(line.subsymbols) and line.subsymbols[0].sym.owns_result
 
 
 def _in_place_function(line: BoundSymbol) -> Callable | None:

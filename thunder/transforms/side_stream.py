@@ -24,6 +24,7 @@ from thunder.core.proxies import Proxy, TensorProxy, has_numbers
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
 from thunder.extend.fusion import FusionExecutor, run_by
+from thunder.ops import LTORCH
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.memory_budget import multiply_adds, roots
 
@@ -95,7 +96,7 @@ def _finished_beside(line: BoundSymbol, fuser: FusionExecutor, places: frozenset
 
 def _is_product(line: BoundSymbol, least: int) -> bool:
     if (
-        line.sym.id != "torch.ltorch.mm"
+        line.sym.id != f"torch.{LTORCH['mm'].id}"
         or len(line.args) != 2
         or line.kwargs
         or not isinstance(line.output, TensorProxy)
