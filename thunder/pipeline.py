@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from thunder.analysis.aliases import alias_bases
 from thunder.core.check import check
 from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy, like
 from thunder.core.symbol import BoundSymbol, OpTags
@@ -31,7 +32,7 @@ from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
 from thunder.transforms.keep import keep
-from thunder.transforms.memory_budget import MEMORY_BUDGET, plan, roots
+from thunder.transforms.memory_budget import MEMORY_BUDGET, plan
 from thunder.transforms.open_reductions import open_reductions
 from thunder.transforms.partition import ForwardBackward, as_saved_by, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
@@ -217,9 +218,9 @@ def read_by_products(cut: ForwardBackward, executors: Sequence) -> list[int]:
     if not any(isinstance(e, FusionExecutor) for e in executors):  # what nobody fuses runs as in eager, bit for bit
         return []
     lines = cut.backward.bound_symbols
-    shown = roots(lines, maybe=True)
+    bases = alias_bases(lines, maybe=True)
     reads = collections.Counter(
-        root for line in lines if OpTags.MATMUL_OP in line.sym.tags for root in {shown.get(i, i) for i in line.inputs}
+        root for line in lines if OpTags.MATMUL_OP in line.sym.tags for root in {bases[i] for i in line.inputs}
     )
     return [i for i, c in enumerate(cut.cotangents) if reads[c] > 1]
 

@@ -90,6 +90,8 @@ class Definition:
     # --- aliases and mutation
     may_view: Callable[..., bool] | None = None
     """(*args, **kwargs): whether the results of a VIEW operation may share memory with its first tensor."""
+    may_copy: bool = False
+    """A VIEW operation that copies where the strides do not allow a view."""
     in_place: InPlaceForm | None = None
     """How it runs in place where PyTorch's form with a trailing underscore does not follow from its name."""
     check_in_place: Callable | None = None
@@ -119,3 +121,11 @@ class Definition:
     """How many kernels PyTorch launches for it."""
     scratch: Callable[[Any], int] | None = None
     """(bound symbol): bytes that it allocates beside its results."""
+
+    def take_facts(self, other: Definition) -> None:
+        """Makes all facts of another operation those of this one, which executes it."""
+        for field in _FIELDS:
+            setattr(self, field, getattr(other, field))
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Definition))

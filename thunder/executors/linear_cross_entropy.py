@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 
+from thunder.analysis.flow import producers, uses
 from thunder.core.dtypes import bfloat16, float32, float64
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, element_count, like, number_value
 from thunder.core.rewrite import Rewriter, rewrite
@@ -209,9 +209,7 @@ class _Flow:
     """Who makes and reads the values of a trace."""
 
     def __init__(self, trace: Trace):
-        self.producer = {o: line for line in trace.bound_symbols for o in line.outputs}
-        self.readers = Counter(p for line in trace.bound_symbols for p in line.inputs)
-        self.readers.update(trace.output_proxies)
+        self.producer, self.uses = producers(trace), uses(trace.bound_symbols, trace.output_proxies)
 
     def chain(self, line: BoundSymbol) -> tuple[BoundSymbol, list[BoundSymbol]] | None:
         """The linear layer whose result, read by nobody else, a cross-entropy is of, and what moves its rows in
@@ -221,7 +219,7 @@ class _Flow:
             return None
         moves: list[BoundSymbol] = []
         value: Proxy = logits
-        while self.readers[value] == 1 and value in self.producer:
+        while self.uses[value] == 1 and value in self.producer:
             made = self.producer[value]
             if made.sym is LTORCH["linear"]:
                 return (made, moves[::-1]) if _fits(made, moves[::-1], line) else None

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import torch
 
 from thunder import compat
+from thunder.analysis.flow import producers
 from thunder.core.devices import cpu
 from thunder.core.dtypes import float32, int64, uint64
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like
@@ -390,7 +391,7 @@ class SDPAExecutor(OperatorExecutor):
         attention = (scaled_dot_product_attention, attention_with_dropout)
         if not any(line.sym in attention for line in trace.bound_symbols):
             return trace
-        producer = {o: line for line in trace.bound_symbols for o in line.outputs}
+        producer = producers(trace)
         changed = False
 
         def rule(line: BoundSymbol, out: Rewriter) -> None:

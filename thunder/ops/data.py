@@ -196,3 +196,4 @@ def _(a, device=None):
 
 
 PRIMS["device_put"].inductor_loops = False
+contiguous.may_copy = True

@@ -15,13 +15,14 @@ from contextlib import contextmanager
 import torch
 
 from thunder import compat
+from thunder.analysis.aliases import may_view
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
 from thunder.ops.define import LTORCH
 from thunder.ops.dims import along
 
-__all__ = ["Memory", "may_view"]
+__all__ = ["Memory"]
 
 
 class Memory:
@@ -79,7 +80,7 @@ class Memory:
         for o in line.outputs:
             if o is not shown and o not in self.view_of:
                 self._show(o, line, shown)
-                if line.sym.name in MAY_COPY:
+                if line.sym.may_copy:
                     self.undecided.setdefault(self.base(shown), []).append(o)
 
     def _show(self, view: Proxy, line: BoundSymbol, shown: TensorProxy) -> None:
@@ -397,7 +398,7 @@ class Memory:
             self._show(inner, back[0].bind(value, *back[1], output=inner, context=context), x)
         if inner in self.view_of:
             self.stale.add(inner)
-        if symbol.name in MAY_COPY and x in self.view_of:
+        if symbol.may_copy and x in self.view_of:
             self.undecided.setdefault(self.base(x), []).append(x)
         elif x not in self.view_of:
             self.rearranged.setdefault(x, []).append((symbol, args))
@@ -505,8 +506,6 @@ def are_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 _COMPARED_BYTES = 1 << 26
-# operations tagged as views that copy where the strides ask for it, or whose place is said in memory
-MAY_COPY = {"reshape", "contiguous", "flatten", "as_strided"}
 replacing = Symbol(
     "replacing", lambda old, new: like(new), module="ltorch", id="replacing", decomposition=lambda old, new: new
 )
@@ -520,15 +519,6 @@ def _(old, new):
 
 
 _REMEDY = "write to a clone: x = x.clone()"
-
-
-def may_view(line: BoundSymbol) -> bool:
-    """Whether an output of a line may share memory with its first tensor argument; `Symbol.may_view`
-    decides by the arguments."""
-    if OpTags.VIEW not in line.sym.tags:
-        return False
-    decide = line.sym.may_view
-    return decide is None or decide(*line.args, **line.kwargs)
 
 
 def _is_unseen(line: BoundSymbol) -> bool:

@@ -554,3 +554,4 @@ def _(a, size):
 
 
 declare(*(LTORCH[name] for name in ("reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze")), reshapes=True)
+declare(LTORCH["reshape"], LTORCH["flatten"], prims.reshape, may_copy=True)

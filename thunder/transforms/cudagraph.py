@@ -52,6 +52,9 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import nbytes
+from thunder.analysis.lifetimes import Occupancy, last_uses
 from thunder.core.definition import holds
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
 from thunder.core.regions import Region, schedule
@@ -66,7 +69,6 @@ from thunder.ops.torch_types import to_torch_device
 from thunder.transforms import side_stream
 from thunder.transforms.base import Transform
 from thunder.transforms.del_last_used import del_last_used, python_del
-from thunder.transforms.memory_budget import nbytes, roots
 from thunder.transforms.partition import clear_symbol, unpack_sequence
 from thunder.transforms.reinplace import in_place_form
 
@@ -147,9 +149,9 @@ class CUDAGraphTransform(Transform):
         )
         if saved:
             groups = _head_apart(groups, lines, trace.output_proxies)
-        shown = roots(lines, maybe=True)
-        returned |= {shown.get(p, p) for p in returned}
-        groups = _result_apart(groups, lines, returned - {shown.get(p, p) for p in saved})
+        bases = alias_bases(lines, maybe=True)
+        returned |= {bases[p] for p in returned}
+        groups = _result_apart(groups, lines, returned - {bases[p] for p in saved})
         regions = schedule(lines, groups, trace.output_proxies)
         recorded = [
             self.can_fuse(r.lines[0]) and sum(OpTags.SHAPE_OP not in line.sym.tags for line in r.lines) >= 2
@@ -309,14 +311,12 @@ def _head_apart(groups: list[list[int]], lines: Sequence[BoundSymbol], output: S
     if at is None:
         return groups
     group, returned = groups[at], set(output)
-    last = {p: n for n, i in enumerate(group) for p in lines[i].inputs}
-    staying = [0] * (2 * HEAD)
+    last, staying = last_uses([lines[i] for i in group]), Occupancy(2 * HEAD)
     for n, i in enumerate(group[: 2 * HEAD]):
         for p in lines[i].outputs:
             if isinstance(p, TensorProxy) and p not in returned:
-                for cut in range(n + 1, min(last.get(p, n) + 1, 2 * HEAD)):
-                    staying[cut] += nbytes(p)
-    cut = min(range(HEAD, 2 * HEAD), key=staying.__getitem__)
+                staying.hold(p, n + 1, min(last.get(p, n), 2 * HEAD - 1))
+    cut = min(range(HEAD, 2 * HEAD), key=staying.filled().__getitem__)
     return [*groups[:at], group[:cut], group[cut:], *groups[at + 1 :]]
 
 
@@ -348,7 +348,7 @@ def _with_reason(line: BoundSymbol, reason: str) -> BoundSymbol:
 
 def _memory(lines: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[Proxy]]:
     """By value, whose memory it may be in, where it is another's; and in whose memory lines write."""
-    shown, found = roots(lines, maybe=True), set()
+    bases, found = alias_bases(lines, maybe=True), set()
     for line in lines:
         if OpTags.IN_PLACE not in line.sym.tags:
             continue
@@ -359,15 +359,15 @@ def _memory(lines: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[Proxy
             targets = list(line.inputs if form is None else form[1].values())
         for target in targets:
             # a result of it is in the memory that it writes to
-            shown |= {o: shown.get(target, target) for o in line.outputs if isinstance(target, Proxy)}
-        found |= {shown.get(t, t) for t in targets if isinstance(t, Proxy)}
+            bases |= {o: bases[target] for o in line.outputs if isinstance(target, Proxy)}
+        found |= {bases[t] for t in targets if isinstance(t, Proxy)}
 
     def last(value: Proxy) -> Proxy:
-        while (root := shown.get(value, value)) is not value:
-            value = root
+        while (base := bases[value]) is not value:
+            value = base
         return value
 
-    return {value: last(value) for value in shown}, found
+    return {value: last(value) for value in bases}, found
 
 
 # ---------------------------------------------------------------------------------------------------------------- when

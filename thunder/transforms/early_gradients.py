@@ -18,6 +18,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import nbytes
+from thunder.analysis.flow import producers
 from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import leading_to
@@ -25,10 +28,8 @@ from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.ops import PRIMS
 from thunder.ops.backward import op, parts, times_cotangent
-from thunder.ops.memory import may_view
 from thunder.transforms.autodiff import sides
 from thunder.transforms.levels import renamed_line
-from thunder.transforms.memory_budget import nbytes
 
 __all__ = ["early_gradients"]
 
@@ -106,9 +107,7 @@ class _Loss:
     def read_elsewhere(self) -> list[Proxy]:
         """What other lines read, or views of it, where no executor fuses these: there it would be computed on the
         way."""
-        shown: dict[Proxy, Proxy] = {}
-        for line in filter(may_view, self.early):
-            shown |= dict.fromkeys(line.outputs, shown.get(line.inputs[0], line.inputs[0]))
+        bases = alias_bases(self.early, maybe=True)
         readers = [
             (i, self.fuses(line))
             for line in self.backward
@@ -117,10 +116,10 @@ class _Loss:
             if i in self.linear
         ]
         readers += [(g, False) for g in self.joint.output["output"] if isinstance(g, Proxy) and g in self.linear]
-        fused = {shown.get(value, value) for value, fused in readers if fused}
+        fused = {bases[value] for value, fused in readers if fused}
         return [
             v
-            for v in dict.fromkeys(shown.get(value, value) for value, _ in readers)
+            for v in dict.fromkeys(bases[value] for value, _ in readers)
             if v not in fused and self.linear.get(v) is not None
         ]
 
@@ -143,10 +142,10 @@ class _Loss:
 
     def longest_row(self, values: Sequence[Proxy]) -> int:
         """The most numbers that are reduced to one of several, in what the forward fuses to make these values."""
-        makers = {o: line for line in self.forward for o in line.outputs}
+        producer = producers(self.forward)
         longest, seen, waiting = 0, set(), list(values)
         while waiting:
-            line = makers.get(waiting.pop())
+            line = producer.get(waiting.pop())
             if line is None or line in seen or not self.fuses(line):
                 continue
             seen.add(line)

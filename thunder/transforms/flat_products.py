@@ -12,15 +12,15 @@ stays as it is: as PyTorch's, it is no view.
 from __future__ import annotations
 
 import math
-from collections import Counter
 
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.flow import uses
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers, map_structure
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
 from thunder.transforms.dce import dce
-from thunder.transforms.memory_budget import roots
 
 __all__ = ["flat_products"]
 
@@ -47,9 +47,9 @@ class _Flat:
 
     def __init__(self, trace: Trace):
         lines = trace.bound_symbols
-        shown = roots(lines, maybe=True)
-        self.returned = {shown.get(o, o) for o in trace.output_proxies}
-        self.read = Counter(i for line in lines for i in set(line.inputs)) + Counter(trace.output_proxies)
+        bases = alias_bases(lines, maybe=True)
+        self.returned = {bases[o] for o in trace.output_proxies}
+        self.read = uses(lines, trace.output_proxies)
         # what is read later may be written to before
         self.has_effects = any(line.sym.tags & _EFFECTS for line in lines)
         self.matrices: dict[Proxy, TensorProxy] = {}

@@ -16,12 +16,13 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable
 
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.lifetimes import last_uses
 from thunder.core.proxies import Proxy, TensorProxy, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.extend.fusion import FusionExecutor, run_by
 from thunder.transforms.del_last_used import python_del
-from thunder.transforms.memory_budget import roots
 from thunder.transforms.reinplace import in_place_form, run_in_place
 
 __all__ = ["reuse_memory"]
@@ -29,22 +30,15 @@ __all__ = ["reuse_memory"]
 
 def reuse_memory(trace: Trace) -> Trace:
     """Lets fusions and elementwise operations write over inputs that die with them."""
-    shown = roots(trace.bound_symbols, maybe=True)
-
-    def root(value: Proxy) -> Proxy:
-        return shown.get(value, value)
-
-    last: dict[Proxy, int] = {}
-    for i, line in enumerate(trace.bound_symbols):
-        if line.sym is not python_del:
-            last |= dict.fromkeys(map(root, line.inputs), i)
-    last |= dict.fromkeys(map(root, trace.output_proxies), len(trace.bound_symbols))
+    bases = alias_bases(trace.bound_symbols, maybe=True)
+    base = bases.__getitem__
+    last = last_uses(trace.bound_symbols, trace.output_proxies, base, lambda line: line.sym is not python_del)
     owned: set[Proxy] = set()
 
     def dying(i: int, line: BoundSymbol) -> list[int]:
         """The places of the inputs whose memory nobody reads afterwards. Beside a view of it, a value is read where it
         would be written over."""
-        read = collections.Counter(map(root, line.inputs))
+        read = collections.Counter(map(base, line.inputs))
         return [n for n, p in enumerate(line.inputs) if p in owned and last[p] == i and read[p] == 1]
 
     lines: list[BoundSymbol] = []
@@ -65,9 +59,9 @@ def reuse_memory(trace: Trace) -> Trace:
         if makes:
             owned |= {o for o in line.outputs if isinstance(o, TensorProxy)}
         elif line.sym is not python_del and not (
-            line.outputs and all(o in shown for o in line.outputs)
+            line.outputs and all(o in bases for o in line.outputs)
         ):  # it may keep what it reads, or give it under another name
-            owned.difference_update(map(root, line.inputs))
+            owned.difference_update(map(base, line.inputs))
     return trace.replace(bound_symbols=lines)
 
 
