@@ -78,8 +78,6 @@ class Definition:
     """Why it has no second derivative, for the error."""
     formula: Callable | None = None
     """What a kernel computes, in operations: where the kernel is differentiated, these are."""
-    in_operations: Callable | None = None
-    """What a kernel computes, in operations, for executors that look into it; None for arguments it does not know."""
     accepts_missing_cotangents: bool = False
     """A backward that takes None in the place of a cotangent."""
     statistics: tuple[int, ...] = ()

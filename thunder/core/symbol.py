@@ -341,6 +341,11 @@ class Symbol(Definition):
         self.meta = meta
         return meta
 
+    def decomposed_by(self, function: Callable) -> Callable:
+        """Says what a kernel computes, in operations; the function returns None for arguments that it does not know."""
+        self.decomposition = function
+        return function
+
     def vjp(self, rule: Callable) -> Callable:
         """Gives the operation its derivative: a generator that yields the result, is sent its cotangent, and returns
         the arguments' cotangents."""
@@ -484,6 +489,8 @@ class BoundSymbol:
                 result = self.sym.decomposition(*self.args, **self.kwargs)  # type: ignore[misc]
             except DataDependentError:  # another one for other sizes
                 return ()
+        if result is None and self.output is not None:
+            return ()
         lines, self.aliases = adopt(inner.bound_symbols, result, self.output)
         return tuple(lines)
 

@@ -83,7 +83,8 @@ class InductorExecutor(FusionExecutor):
             return False
         if OpTags.MATMUL_OP in symbol.tags:
             return self.products
-        if symbol.id in _LEAVES or symbol.elementwise or symbol.in_operations or symbol.tags & _LOOPS:
+        is_kernel = symbol.is_prim and symbol.decomposition is not None
+        if symbol.id in _LEAVES or symbol.elementwise or is_kernel or symbol.tags & _LOOPS:
             return True
         return (
             symbol.decomposition is not None

@@ -24,7 +24,6 @@ from thunder.executors.triton_kernels.schedule import ON_CHIP
 from thunder.executors.triton_kernels.values import primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
-from thunder.ops.backward import parts
 from thunder.ops.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import compile_option
@@ -134,23 +133,23 @@ def _in_primitives(line: BoundSymbol) -> bool:
     """Whether a line, or all that it is made of, is computed by kernels."""
     if primitive(line):
         return True
-    if line.sym.decomposition is None and not line.sym.in_operations:
+    if line.sym.decomposition is None:
         return False
     if not all(isinstance(p, TensorProxy) for p in (*line.inputs, *line.outputs)):
         return False
-    lines, _ = parts(line)
+    lines = line.subsymbols
     # one that computes nothing is its input, of which a kernel would make a copy
     return bool(lines) and all(fusible(sub) and _in_primitives(sub) for sub in lines)
 
 
 def _reduces(line: BoundSymbol) -> bool:
-    return OpTags.REDUCTION_OP in line.sym.tags or not primitive(line) and any(map(_reduces, parts(line)[0]))
+    return OpTags.REDUCTION_OP in line.sym.tags or not primitive(line) and any(map(_reduces, line.subsymbols))
 
 
 def _is_dear(line: BoundSymbol) -> bool:
     if primitive(line):
         return line.sym.name in FUNCTIONS and FUNCTIONS[line.sym.name].work >= DEAR
-    return any(map(_is_dear, parts(line)[0]))
+    return any(map(_is_dear, line.subsymbols))
 
 
 def _runs_on(device: str) -> bool:

@@ -11,12 +11,13 @@ from thunder import compat
 from thunder.core.dtypes import float32, float64
 from thunder.core.proxies import TensorProxy, element_count, like, number_value
 from thunder.core.symbol import OpTags, Symbol, current_recorder
-from thunder.ops import backward, opaque
+from thunder.ops import opaque
 from thunder.ops.backward import sum_to
-from thunder.ops.define import LTORCH, alias, composite
+from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.elementwise import broadcast_to
 from thunder.ops.linalg import _folded
 from thunder.ops.normalization import softmax
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.random import dropout_noise
 from thunder.ops.shape import reshape, transpose
@@ -348,7 +349,7 @@ def _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale):
     scores = LTORCH["bmm"](q, k)
     if attn_mask is not None:
         scores = reshape(LTORCH["add"](reshape(scores, rows), attn_mask), scores.shape)
-    weights = dropped = backward.safe_softmax(scores, -1)
+    weights = dropped = LTORCH["_safe_softmax"](scores, -1)
     noise = None
     if dropout_p > 0.0:
         noise = dropout_noise(weights, dropout_p)
@@ -357,7 +358,7 @@ def _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale):
     g = yield reshape(LTORCH["bmm"](dropped, v), (*lead, query.shape[-2], value.shape[-1]))
     g = reshape(g, (v.shape[0], query.shape[-2], value.shape[-1]))
     slope = LTORCH["bmm"](g, transpose(v, 1, 2))
-    slope = backward.softmax_backward(
+    slope = LTORCH["softmax_backward"](
         slope if noise is None else LTORCH["mul"](slope, noise), weights, -1, weights.dtype
     )
     of_query = sum_to(reshape(LTORCH["bmm"](slope, transpose(k, 1, 2)), (*lead, *query.shape[-2:])), query.shape)
@@ -393,3 +394,46 @@ def _attention_rule(symbol):
 
 _attention_rule(scaled_dot_product_attention)
 _attention_rule(attention_with_dropout)
+
+
+@torch_prim(*compat.operators("_native_multi_head_attention"), name="native_multi_head_attention")
+def native_multi_head_attention(
+    query,
+    key,
+    value,
+    embed_dim,
+    num_head,
+    qkv_weight,
+    qkv_bias,
+    proj_weight,
+    proj_bias,
+    mask=None,
+    need_weights=True,
+    average_attn_weights=True,
+    mask_type=None,
+):
+    """The way that nn.MultiheadAttention goes in evaluation without grad; PyTorch has no derivative of it. The weights
+    are None where they are not asked for."""
+    if (
+        len(query.shape) != 3
+        or query.shape[2] != embed_dim
+        or qkv_weight.shape != (3 * embed_dim, embed_dim)
+        or embed_dim % num_head
+    ):
+        raise RuntimeError(
+            f"expected 3-D `query` of width {embed_dim} and heads and weights that fit, got {list(query.shape)} and "
+            f"{list(qkv_weight.shape)}"
+        )
+    batch, length = query.shape[:2]
+    weights = (batch, length, length) if average_attn_weights else (batch, num_head, length, length)
+    return like(query), like(query, weights) if need_weights else None
+
+
+@native_multi_head_attention.samples
+def _(make):
+    q = make(2, 3, 8)
+    for options in ((True, True), (True, False), (False, True)):
+        yield q, q, q, 8, 2, make(24, 8), make(24), make(8, 8), make(8), None, *options
+
+
+casts_inside(*native_multi_head_attention.torch_functions)

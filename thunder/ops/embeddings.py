@@ -11,6 +11,7 @@ from thunder.core.proxies import like
 from thunder.core.symbol import OpTags
 from thunder.ops import backward, opaque
 from thunder.ops import shape_prims as prims
+from thunder.ops.backward import kernel
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.inplace import overwrite
 from thunder.ops.memory import _grad_enabled
@@ -268,3 +269,20 @@ def _(make):
 
 
 embedding.selects = True
+
+
+def _embedding_backward_meta(g, indices, num_weights, padding_idx, scale_grad_by_freq, sparse):
+    if sparse:
+        raise NotImplementedError(
+            "embedding_backward with sparse=True gives a sparse tensor, of which thunder knows no type"
+        )
+    return like(g, (num_weights, g.shape[-1]))
+
+
+embedding_backward = kernel("embedding_backward", "default", _embedding_backward_meta, public="embedding_backward")
+
+
+@embedding_backward.samples
+def _(make):
+    yield make(3, 4), torch.tensor([0, 2, 2]), 5, -1, False, False
+    yield make(3, 4), torch.tensor([0, 2, 2]), 5, 2, False, False

@@ -19,6 +19,7 @@ from thunder.ops.backward import kernel, sum_to
 from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.dims import wrap_dim
 from thunder.ops.factorizations import _CPU, matrices, mT, of_square, product, square, types
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.shape import adjoint
 from thunder.ops.torch_types import to_torch_dtype
@@ -770,3 +771,5 @@ declare(
     )),
     old_lu, old_lu_solve, pinv, pinverse, synchronises=True,
 )  # fmt: skip
+# PyTorch composes it of others, which autocast casts
+casts_inside(torch.linalg.pinv, torch.pinverse)

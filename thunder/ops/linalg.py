@@ -8,7 +8,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-from thunder.core.dtypes import int64
+from thunder import compat
+from thunder.core.dtypes import int64, to_dtype
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
@@ -18,6 +19,7 @@ from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, STAND_INS, alias, composite, declare, prim, torch_prim
 from thunder.ops.dims import check_tensor, wrap_dim
 from thunder.ops.elementwise import operator_methods
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device
 from thunder.ops.shape import permute, reshape, unsqueeze
 
@@ -768,3 +770,49 @@ def _(a, other):
 declare(kron, vdot, differentiate_decomposition=True)
 declare(*(LTORCH[name] for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm")), owns_result=True)
 declare(*(LTORCH[name] for name in ("addmm", "addmv", "addbmm", "baddbmm")), factors=(1, 2))
+
+
+@torch_prim(*compat.operators("_grouped_mm"), name="_grouped_mm")
+def _grouped_mm(a, b, offs=None, bias=None, out_dtype=None):
+    """Products of groups of rows (2-D and 3-D), of columns (3-D and 2-D), of either side's inner dimension (2-D twice),
+    or of batches; offs: where groups end."""
+    ranks = len(a.shape), len(b.shape)
+    if (
+        not set(ranks) <= {2, 3}
+        or a.dtype is not b.dtype
+        or (offs is None) != (ranks == (3, 3))
+        or a.shape[-1] != b.shape[-2]
+        and ranks != (2, 2)
+    ):
+        raise RuntimeError(
+            "grouped_mm: matrices of 2 or 3 dimensions, with offsets where one has 2, are expected; got "
+            f"{list(a.shape)} and {list(b.shape)}"
+        )
+    shape = {
+        (2, 3): (a.shape[0], b.shape[-1]),
+        (3, 2): (a.shape[-2], b.shape[-1]),
+        (3, 3): (a.shape[0], a.shape[1], b.shape[-1]),
+    }
+    return like(
+        a,
+        (offs.shape[0], a.shape[0], b.shape[1]) if ranks == (2, 2) else shape[ranks],
+        None if out_dtype is None else to_dtype(out_dtype),
+    )
+
+
+@_grouped_mm.samples
+def _(make):
+    ends = torch.tensor([4, 16], dtype=torch.int32)
+    yield make(2, 8, 16), make(2, 16, 8)
+    yield make(16, 8), make(2, 8, 16), ends
+    yield make(8, 16), make(16, 8), ends
+    yield make(2, 8, 8), make(8, 16), ends
+
+
+@_grouped_mm.error_samples
+def _(make):
+    yield make(8, 16), make(2, 16, 8)
+
+
+# PyTorch composes it of others, which autocast casts
+casts_inside(F.bilinear)

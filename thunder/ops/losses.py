@@ -13,7 +13,7 @@ from thunder.core import dtypes
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
-from thunder.ops.backward import in_operations, sum_to
+from thunder.ops.backward import sum_to
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, composite, declare
 from thunder.ops.dims import is_empty
@@ -455,22 +455,22 @@ def _per_element(g, a, reduction: int):
     return g / a.numel_value if _REDUCTIONS[reduction] == "mean" else g
 
 
-@in_operations(_KERNELS["mse_loss"])
+@_KERNELS["mse_loss"].decomposed_by
 def _(g, a, target, reduction):
     return (a - target) * _per_element(2.0 * g, a, reduction)
 
 
-@in_operations(_KERNELS["smooth_l1_loss"])
+@_KERNELS["smooth_l1_loss"].decomposed_by
 def _(g, a, target, reduction, beta):
     return _bounded(a - target, beta) / beta * _per_element(g, a, reduction)
 
 
-@in_operations(_KERNELS["huber_loss"])
+@_KERNELS["huber_loss"].decomposed_by
 def _(g, a, target, reduction, delta):
     return _bounded(a - target, delta) * _per_element(g, a, reduction)
 
 
-@in_operations(_KERNELS["binary_cross_entropy"])
+@_KERNELS["binary_cross_entropy"].decomposed_by
 def _(g, a, target, weight, reduction):
     slope = (a - target) / LTORCH["clamp"]((1.0 - a) * a, 1e-12)
     return (slope if weight is None else slope * weight) * _per_element(g, a, reduction)
@@ -551,7 +551,7 @@ def _nll_backward_meta(g, a, target, weight, reduction, ignore_index, total):
 _NLL = {
     flat: (
         backward.kernel(f"{name}_forward", "default", _nll_forward_meta, tags=(OpTags.REDUCTION_OP,)),
-        backward.kernel(f"{name}_backward", "default", _nll_backward_meta),
+        backward.kernel(f"{name}_backward", "default", _nll_backward_meta, public=f"{name}_backward"),
     )
     for flat, name in ((True, "nll_loss"), (False, "nll_loss2d"))
 }
@@ -559,7 +559,7 @@ for _forward, _ in _NLL.values():
     _forward.nondifferentiable = (1,)  # the sum of the weights
 
 
-@in_operations(_NLL[True][0])
+@_NLL[True][0].decomposed_by
 def _(a, target, weight, reduction, ignore_index):
     values, weights = _picked(a, target, weight, ignore_index)
     total = LTORCH["sum"](weights)
@@ -567,7 +567,7 @@ def _(a, target, weight, reduction, ignore_index):
     return loss / total if _REDUCTIONS[reduction] == "mean" else loss, total
 
 
-@in_operations(_NLL[True][1])
+@_NLL[True][1].decomposed_by
 def _(g, a, target, weight, reduction, ignore_index, total):
     if weight is not None:
         return None
@@ -618,7 +618,7 @@ def _(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None,
     logs = log_softmax(a, d)
     out, gradient = _likelihood(logs, target, weight, _reduction(reduction, size_average, reduce), ignore_index)
     g = yield out
-    return (backward.log_softmax_backward(gradient(g), logs, d, a.dtype),)
+    return (LTORCH["log_softmax_backward"](gradient(g), logs, d, a.dtype),)
 
 
 # PyTorch composes these of the same operations
@@ -631,3 +631,9 @@ declare(
     differentiate_decomposition=True,
 )
 declare(LTORCH["binary_cross_entropy"], *(forward for forward, _ in _NLL.values()), checks_data=True)
+
+
+@LTORCH["nll_loss_backward"].samples
+def _(make):
+    yield make(), make(4, 3), torch.tensor([0, 1, 2, 1]), make(3), 1, -100, make()
+    yield make(4), make(4, 3), torch.tensor([0, 1, 2, 1]), None, 0, 1, make()

@@ -14,6 +14,7 @@ from thunder.ops import backward
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.losses import _REDUCTIONS, _reduction, reduced
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type
 from thunder.ops.shape import reshape, unsqueeze
 
@@ -297,3 +298,5 @@ for _name, _parameters in {
 
 LTORCH["gaussian_nll_loss"].exact_derivative = False  # PyTorch's formula in another order
 LTORCH["ctc_loss"].synchronises = True
+# PyTorch composes it of others, which autocast casts
+casts_inside(torch.margin_ranking_loss, *multilabel_soft_margin_loss.torch_functions)

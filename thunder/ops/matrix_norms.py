@@ -14,6 +14,7 @@ from thunder.ops.define import LTORCH, composite, declare, torch_prim
 from thunder.ops.dims import wrap_dim, wrap_dims
 from thunder.ops.equations import without_none
 from thunder.ops.factorizations import _CPU, matrices, square
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
 
 _CUDA = "cuda:float32"
@@ -193,3 +194,5 @@ def _(make):
 declare(matrix_norm, linalg_norm, nuclear_norm, frobenius_norm, norm_except_dim, cond, differentiate_decomposition=True)
 linalg_norm.complex_derivative = lambda A, ord=None, *args, **kwargs: ord == 0  # which counts
 declare(matrix_norm, linalg_norm, cond, matrix_rank, synchronises=True)
+# PyTorch composes it of others, which autocast casts
+casts_inside(*frobenius_norm.torch_functions, *norm_except_dim.torch_functions)

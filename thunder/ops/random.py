@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder.core import dtypes
+from thunder.core.dtypes import bool8
 from thunder.core.proxies import AnyProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
@@ -27,7 +28,7 @@ from thunder.ops.creation import (
 from thunder.ops.define import LTORCH, alias, composite, declare, lookup, prim, torch_prim
 from thunder.ops.dims import is_empty
 from thunder.ops.inplace import overwrite
-from thunder.ops.promotion import broadcast_shapes, default_dtype
+from thunder.ops.promotion import broadcast_shapes, default_dtype, to_float
 from thunder.ops.torch_types import to_torch_device
 
 __all__ = ["dropout", "rand", "randn"]
@@ -373,6 +374,45 @@ def _dropout_noise(a, p):
     return noise.bernoulli_(1 - p).div_(1 - p).to(a.dtype)
 
 
+def _native_dropout_meta(a, p, train):
+    _dropout_meta(a, p)
+    return like(a), like(a, dtype=bool8)
+
+
+native_dropout = backward.kernel(
+    "native_dropout", "default", _native_dropout_meta, (OpTags.RANDOM_OP, OpTags.DONT_DCE), public="native_dropout"
+)
+native_dropout_backward = backward.kernel(
+    "native_dropout_backward", "default", lambda g, mask, scale: like(g, dtype=to_float(g.dtype)),
+    public="native_dropout_backward",
+)  # fmt: skip
+
+
+@native_dropout.vjp
+def _(a, p, train):
+    y, mask = native_dropout(a, p, train)
+    g, _ = yield y, mask
+    scale = 1.0 if train is False else 0.0 if p == 1.0 else 1.0 / (1.0 - p)
+    return (native_dropout_backward(g, mask, scale),)
+
+
+@native_dropout.samples
+def _(make):
+    yield make(4, 3), 0.4, True
+    yield make(4, 3), 0.4, False
+
+
+@native_dropout_backward.vjp
+def _(g, mask, scale):
+    again = yield native_dropout_backward(g, mask, scale)
+    return (native_dropout_backward(again, mask, scale),)
+
+
+@native_dropout_backward.samples
+def _(make):
+    yield make(4, 3), make(4, 3, dtype=torch.bool), 2.0
+
+
 # 0 where an element is dropped, 1 / (1 - p) elsewhere: what PyTorch's dropout multiplies with
 dropout_noise = Symbol(
     "dropout_noise",
@@ -390,9 +430,9 @@ def _(a, p=0.5, training=True):
     if p == 1.0 or is_empty(a):
         return NotImplemented
     if a.device.type == "cuda":
-        y, mask = backward.native_dropout(a, p, True)
+        y, mask = native_dropout(a, p, True)
         g = yield y
-        return (backward.native_dropout_backward(g, mask, 1.0 / (1.0 - p)),)
+        return (native_dropout_backward(g, mask, 1.0 / (1.0 - p)),)
     noise = dropout_noise(a, p)
     g = yield LTORCH["mul"](a, noise)
     return (LTORCH["mul"](g, noise),)

@@ -11,6 +11,7 @@ from thunder.core.proxies import like
 from thunder.ops import backward
 from thunder.ops.define import alias, composite, lookup, torch_prim
 from thunder.ops.dims import pair
+from thunder.ops.opaque import casts_inside
 from thunder.ops.shape import MOVES, permute, reshape
 
 _RANKS = {
@@ -307,3 +308,7 @@ def _(a, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
     g = yield grid_sample(a, grid, mode, padding_mode, align_corners)
     options = _MODES.index(mode), _PADDINGS.index(padding_mode), bool(align_corners)
     return _GRID_BACKWARD[rank](g, a, grid, *options, [a.requires_grad, grid.requires_grad])
+
+
+# PyTorch composes it of others, which autocast casts
+casts_inside(F.affine_grid)

@@ -10,6 +10,7 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.ops.define import LTORCH, composite, declare, torch_prim
 from thunder.ops.dims import wrap_dim, wrap_dims
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import result_type, to_float
 from thunder.ops.torch_types import named_results
 
@@ -212,3 +213,14 @@ def _(make):
 
 
 declare(*(LTORCH[name] for name in ("histogram", "histogramdd", "cov", "corrcoef")), synchronises=True)
+
+
+def _cov_under_autocast(lower: dict, a, **options):
+    """The product of matrices inside is cast."""
+    out = cov.meta(a, **options)  # type: ignore[misc]
+    casts = a.device.type in lower and out.dtype.category == dtypes.FLOAT and out.dtype is not dtypes.float64
+    return like(out, dtype=dtypes.to_dtype(lower[a.device.type])) if casts else out
+
+
+casts_inside(torch.cov, torch.Tensor.cov, torch.corrcoef, torch.Tensor.corrcoef, typed=_cov_under_autocast)
+casts_inside(*trapezoid.torch_functions, *cumulative_trapezoid.torch_functions)

@@ -27,7 +27,7 @@ from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.ops import PRIMS
-from thunder.ops.backward import op, parts, times_cotangent
+from thunder.ops.backward import op, times_cotangent
 from thunder.transforms.autodiff import sides
 from thunder.transforms.levels import renamed_line
 
@@ -181,7 +181,7 @@ class _Linear:
                 self.zeros.update(line.outputs)
             return True
         if line.sym.module != "prims":
-            lines, aliases = parts(line)
+            lines, aliases = line.subsymbols, line.aliases
             if not lines and not aliases or not self.holds(lines):
                 return False
             self.dependent.update(

@@ -19,7 +19,7 @@ from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import strides_of
-from thunder.executors.triton_kernels.values import parts, primitive
+from thunder.executors.triton_kernels.values import primitive
 from thunder.ops.layout import is_dense, run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -86,7 +86,7 @@ def _named(old: Proxy, new, values: dict) -> bool:
 
 def _is_cast(line: BoundSymbol) -> bool:
     """A conversion of the type alone."""
-    lines = parts(line)[0] if not primitive(line) else (line,)
+    lines = line.subsymbols if not primitive(line) else (line,)
     return (
         len(lines) == 1
         and lines[0].sym.id == "prims.convert_element_type"
@@ -107,7 +107,7 @@ def _elementwise(line: BoundSymbol) -> bool:
             "prims.full",
             "prims.broadcast_in_dim",
         )
-    lines, aliases = parts(line)
+    lines, aliases = line.subsymbols, line.aliases
     return bool(lines) and not aliases and line.sym.layout != "own" and all(map(_elementwise, lines))
 
 
