@@ -13,11 +13,13 @@ from thunder.analysis.aliases import alias_bases
 from thunder.analysis.flow import producers
 from thunder.capture import Captured
 from thunder.core.codegen import Printer, Text, compile_source
+from thunder.core.paths import OtherPath
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
 from thunder.core.symbol import OpTags
 from thunder.core.symbolic import Decisions
 from thunder.core.trace import Trace
 from thunder.distributed.agreement import check_agreement
+from thunder.errors import DataDependentError
 from thunder.executors.torch_autograd import connected, with_grad, without_grad
 from thunder.executors.torchex import no_autocast
 from thunder.extend import FusionExecutor
@@ -48,7 +50,7 @@ class CacheEntry:
     """
 
     __slots__ = (
-        "captured", "modes", "used", "prologue_fn", "prologue_traces", "computation_fn", "computation_traces",
+        "captured", "path", "modes", "used", "prologue_fn", "prologue_traces", "computation_fn", "computation_traces",
         "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces",
     )  # fmt: skip
 
@@ -56,7 +58,7 @@ class CacheEntry:
         self, captured: Captured, computation_traces: list[Trace], computation_fn: Callable, modes: tuple,
         backward_traces: list[Trace],
     ):  # fmt: skip
-        self.captured, self.modes = captured, modes
+        self.captured, self.modes, self.path = captured, modes, captured.path
         self.used = 0  # the number of the last call that ran it
         self.prologue_fn, self.prologue_traces = captured.prologue_fn, captured.prologue_traces
         self.computation_fn, self.computation_traces = computation_fn, computation_traces
@@ -100,10 +102,40 @@ def lower_captured(captured: Captured, given: JitOptions, modes: tuple, model: A
         run = _in_modes(program(traces[-1]), modes)
         if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
             run = without_grad(run)
+    if captured.path:
+        run = _with_numbers_put_back(run, random_devices(captured.computation, options))
     if compat.distributed_is_used():
         check_agreement([traces[-1], *backward[-1:]])
     captured.settle(given, model)
     return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
+
+
+def _with_numbers_put_back(function: Callable, devices: list | None) -> Callable:
+    """`function`, which draws no numbers where it leaves for another path: that draws them again."""
+    if devices is None:
+        raise DataDependentError(
+            "a program that decides by data draws numbers from a generator of its own, or in fused kernels",
+            remedy="use the default generators, and rng='torch'",
+        )
+    if not devices:
+        return function
+
+    def run(*inputs):
+        states = [_default_generator(d).get_state() for d in devices]
+        try:
+            return function(*inputs)
+        except OtherPath:
+            for device, state in zip(devices, states):
+                _default_generator(device).set_state(state)
+            raise
+
+    return run
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return torch.default_generator
 
 
 def _in_modes(function: Callable, modes: tuple) -> Callable:

@@ -23,6 +23,7 @@ from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
 from thunder.capture.tensors import write_back
+from thunder.core.paths import Decision
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
@@ -45,6 +46,7 @@ class Captured:
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self._host = _History(c)
         self.parameters, self.decisions, self._capture = c.parameters, c.decisions, c
+        self.path = tuple(c.path.taken)
         with recording(c.recorder):  # a future that is returned is waited for
             result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
         write_back(c)
@@ -239,10 +241,11 @@ def capture(
     options: JitOptions,
     changing: dict | None = None,
     overrides: tuple[dict, ...] = (),
+    path: tuple[Decision, ...] = (),
 ) -> Captured:
     """Reads one call of a program. changing: path -> None, where earlier readings saw a write, or the values that a
     number had: numbers there stay symbolic, unless they are one of these values. overrides: what stands in the place of
-    a module's parameters and buffers, by name.
+    a module's parameters and buffers, by name. path: how decisions by data are answered, see `Path`.
 
     A program that asks `torch.compiler.is_compiling()` is told no, and is read the way that PyTorch runs it. Where that
     way cannot be captured it is read again and told yes: libraries have a way without values that are known only when
@@ -252,7 +255,7 @@ def capture(
     the program's own leaves as it is, or as the cause of FailsWithParts.
     """
     for compiling in (False, True):
-        c = Capture(fn, args, kwargs, options, changing or {}, overrides)
+        c = Capture(fn, args, kwargs, options, changing or {}, overrides, path)
         c.compiling = compiling
         try:
             return _with_symbolic_counters(c, _read(c))
@@ -271,7 +274,8 @@ def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
     counters = {path: None for path in captured.effects & read_numbers(c) if path not in c.changing}
     if not counters or c.sharp_edges:  # what runs while a program is captured runs once
         return captured
-    second = Capture(c.fn, c.args, c.kwargs, c.options, {**c.changing, **counters}, c.overrides)
+    path = tuple(c.path.taken)
+    second = Capture(c.fn, c.args, c.kwargs, c.options, {**c.changing, **counters}, c.overrides, path)
     second.compiling = c.compiling
     try:
         found = _read(second)

@@ -32,6 +32,7 @@ from thunder.capture import (
     values,
 )
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, Question, ask, reach
+from thunder.capture.decisions import Path
 from thunder.capture.expose import expose
 from thunder.capture.identities import told_apart
 from thunder.capture.library import backward, collectives, triton_kernels
@@ -39,6 +40,7 @@ from thunder.capture.library.functional import original
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.capture.sources import Source
 from thunder.capture.strides import layout
+from thunder.core.paths import Decision
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.core.symbolic import Decisions
@@ -93,6 +95,7 @@ class Capture(ProtocolHost):
         options: JitOptions,
         changing: dict | None = None,
         overrides: tuple[dict, ...] = (),
+        path: tuple[Decision, ...] = (),
     ):
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options
@@ -115,6 +118,7 @@ class Capture(ProtocolHost):
         self.recorder.memory = Memory(
             outside=functools.partial(tensors.written_to, self), layout=functools.partial(layout, self)
         )
+        self.path = self.recorder.decide = Path(self, path)
         self.recorder.is_leaf = functools.partial(tensors.is_leaf, self)
         late = triton_kernels.launchers() | collectives.handlers()
         # of functions in modules that few programs import

@@ -21,11 +21,11 @@ from thunder.capture.library import distributions
 from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
 from thunder.capture.objects import PROXIES
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Size, TensorProxy
-from thunder.errors import CaptureError
 from thunder.interpreter import ProtocolHost, operators, sequences
 from thunder.interpreter.attributes import in_python
 from thunder.interpreter.host import UNARY
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
+from thunder.ops.methods import fixed_value
 
 __all__: list[str] = []
 
@@ -156,12 +156,8 @@ def truth(c, o):
 
 
 def native_truth(c, o):
-    try:
-        return bool(o)
-    except CaptureError:
-        if type(o) is TensorProxy and distributions.is_check(c, o):
-            return True
-        raise
+    by_value = type(o) is TensorProxy and fixed_value(o) is None
+    return True if by_value and distributions.is_check(c, o) else bool(o)
 
 
 def unpack(c, value, before, after=None):

@@ -53,6 +53,7 @@ class OpTags(enum.Enum):
     IN_PLACE = enum.auto()
     DETACHED = enum.auto()  # its results never require grad, whatever its arguments do
     VIEW = enum.auto()  # an output may share memory with the first tensor argument
+    DECISION = enum.auto()  # the program may leave for another path here
     OPAQUE = enum.auto()  # typed by running PyTorch on fake tensors, executed by calling PyTorch
     AUTO_REGISTERED = OPAQUE
 
@@ -145,9 +146,14 @@ class Recorder:
     operations have made of values (`thunder.ops.memory`), where there may be any. casts: of leaves, by autocast
     (`thunder.ops.autocast`); is_leaf says what is one. location: called for each line, gives where in the user's code
     it came from, in a form that costs little; where: the same as (filename, line, function, source line), for errors.
+
+    decide: answers what only the run tells, see `thunder.core.paths`; None where such a question is an error. typing:
+    whether a meta rule is running, which is typed by examples where it asks.
     """
 
-    __slots__ = ("bound_symbols", "context", "memory", "casts", "is_leaf", "location", "where", "sizes")
+    __slots__ = (
+        "bound_symbols", "context", "memory", "casts", "is_leaf", "location", "where", "sizes", "decide", "typing",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -162,6 +168,8 @@ class Recorder:
         self.is_leaf: Callable[[Proxy], bool] | None = None
         self.location, self.where = location, where
         self.sizes: list | None = None
+        self.decide: Any = None
+        self.typing = False
 
     def latest(self, x):
         """What a proxy stands for after the in-place operations recorded so far."""
@@ -248,7 +256,11 @@ class Symbol(Definition):
         subsymbols = None
         try:
             if self.meta is not None:
-                out = self.meta(*args, **kwargs)
+                outer, recorder.typing = recorder.typing, True
+                try:
+                    out = self.meta(*args, **kwargs)
+                finally:
+                    recorder.typing = outer
             else:
                 with detached(recorder.context.afterwards) as inner:
                     out = self.decomposition(*args, **kwargs)  # type: ignore[misc]
@@ -258,7 +270,7 @@ class Symbol(Definition):
                 if not subsymbols and any(not o.name for o in proxies_in(out, [])):
                     self._become_prim()
         except DataDependentError as error:
-            return UNBACKED["typed_by_examples"](self, recorder, args, kwargs, error)
+            return UNBACKED["typed_otherwise"](self, recorder, args, kwargs, error)
         except Exception as error:
             if any(isinstance(x, NumberProxy) and not x.unbacked for x in leaves((args, kwargs))):
                 # a rule that cannot take a symbolic number takes its value

@@ -14,6 +14,7 @@ import torch
 from thunder import compat
 from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import METHODS, TensorProxy, like, map_structure, proxies_in
+from thunder.core.recording import undecided
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, hashable, user_location
 from thunder.core.unbacked import check_shapes
 from thunder.errors import CaptureError, DataDependentError
@@ -175,7 +176,8 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
     with compat.DisableTorchFunction(), torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            layouts = {memory.holder(p): memory.layout(p) for p in (target, *others)}
+            with undecided():
+                layouts = {memory.holder(p): memory.layout(p) for p in (target, *others)}
         except DataDependentError:
             if function is operator.setitem and _is_own_view(memory, *args):
                 return

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from thunder.analysis.aliases import alias_bases
+from thunder.core.paths import last_decision
 from thunder.core.proxies import Proxy, TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
@@ -110,7 +111,8 @@ class _State:
             if beside
             else []
         )
-        self.last_beside = through[-1] if through else -1
+        # and up to the last decision the program may still turn out to be another one
+        self.last_beside = max(through[-1] if through else -1, last_decision(lines))
         for value in trace.output_proxies:
             self.reads.setdefault(self.bases[value], []).append(len(lines))
 
