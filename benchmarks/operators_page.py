@@ -19,6 +19,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 if __name__ == "__main__":  # the folder above holds the package `benchmarks`
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import tests.ops.samples  # noqa: F401
 import thunder
 from benchmarks.op_coverage import DTYPES, REFUSALS, kind_of, outcome, program_of, samples, settings
 from thunder.core.symbol import OpTags, Symbol

@@ -105,12 +105,6 @@ def gelu(a, *, approximate="none"):
     return a * 0.5 * (1 + erf(a * (1 / math.sqrt(2))))
 
 
-@gelu.samples
-def _(make):
-    yield make(4, 3)
-    yield (make(4, 3),), {"approximate": "tanh"}
-
-
 @activation(*compat.functions_called("silu"))
 def silu(a, inplace=False):
     return a * sigmoid(a)
@@ -191,11 +185,6 @@ def threshold(a, threshold, value, inplace=False):
 overwriting(threshold)
 
 
-@threshold.samples
-def _(make):
-    yield make(4, 3), 0.1, 20.0
-
-
 def _prelu_meta(a, weight):
     if len(weight.shape) > 1:
         raise RuntimeError(f"prelu: Expected `weight` to be a scalar or 1D tensor, but got: ndim = {len(weight.shape)}")
@@ -220,13 +209,6 @@ def prelu(a, weight):
     return where(a > 0, a, weight * a)
 
 
-@prelu.samples
-def _(make):
-    yield make(4, 3), make(1)
-    yield make(4, 3, 2), make(3)
-    yield make(), make(1)
-
-
 @composite(*compat.functions_called("rrelu"), meta=_float_like, tags=(OpTags.RANDOM_OP,))
 def rrelu(a, lower=1 / 8, upper=1 / 3, training=False, inplace=False):
     if training:
@@ -235,11 +217,6 @@ def rrelu(a, lower=1 / 8, upper=1 / 3, training=False, inplace=False):
 
 
 overwriting(rrelu)
-
-
-@rrelu.samples
-def _(make):
-    yield make(4, 3)
 
 
 def _glu_meta(a, dim=-1):
@@ -253,12 +230,6 @@ def _glu_meta(a, dim=-1):
 def glu(a, dim=-1):
     left, right = LTORCH["chunk"](a, 2, dim)
     return left * sigmoid(right)
-
-
-@glu.samples
-def _(make):
-    yield make(4, 6)
-    yield make(4, 6), 0
 
 
 # --- derivatives: PyTorch's kernels

@@ -286,12 +286,6 @@ def _(a, *, decimals=0):
     return (op("zeros_like")(g),)
 
 
-@round.samples
-def _(make):
-    yield make(4, 3)
-    yield (make(4, 3),), {"decimals": 2}
-
-
 @prim(torch.real, tags=(OpTags.VIEW,))
 def real_prim(a):
     return like(a, dtype=dtypes.real_of(a.dtype))
@@ -332,11 +326,6 @@ def frexp_prim(a):
 @composite(torch.frexp, torch.Tensor.frexp, meta=lambda a: named_results("frexp", like(a), like(a, dtype=dtypes.int32)))
 def frexp(a):
     return named_results("frexp", *frexp_prim(a))
-
-
-@frexp.samples
-def _(make):
-    yield make(4, 3)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -709,14 +698,6 @@ rsub.vjp(
 )
 
 
-for _symbol in (subtract, rsub):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3), make(3)
-        yield (make(4, 3), 2), {"alpha": 2}
-
-
 def _div_meta(a, b, *, rounding_mode=None):
     if rounding_mode is None:
         return true_divide.meta(a, b)
@@ -756,17 +737,6 @@ def _div_rule(symbol: Symbol) -> Callable:
 for _symbol in (div, divide, true_divide):
     _symbol.vjp(_div_rule(_symbol))
 operator_methods(div, "truediv")
-
-
-for _symbol in (div, divide):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3), make(4, 3, low=0.5)
-        yield make(4, 3), 2
-        yield make(4, dtype=torch.int64, low=1, high=9), make(4, dtype=torch.int64, low=1, high=4)
-        yield (make(4, 3), make(4, 3, low=0.5)), {"rounding_mode": "floor"}
-        yield (make(4, 3), make(4, 3, low=0.5)), {"rounding_mode": "trunc"}
 
 
 @prim(torch.polygamma)

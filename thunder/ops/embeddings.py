@@ -55,22 +55,6 @@ def embedding(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_g
     return prims.reshape(rows, (*a.shape, weight.shape[1]))
 
 
-@sparse_embedding.samples
-def _(make):
-    yield (make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)), {"sparse": True}
-
-
-@embedding.samples
-def _(make):
-    yield make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)
-    yield (make(3, dtype=torch.int32, low=0, high=5), make(5, 4)), {"padding_idx": 1}
-
-
-@embedding.error_samples
-def _(make):
-    yield make(2, 3), make(5, 4)
-
-
 @embedding.vjp
 def _(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
     if sparse:  # PyTorch's derivative makes the sparse gradient
@@ -94,11 +78,6 @@ def embedding_renorm(weight, indices, max_norm, norm_type):
             f"got {indices.dtype} instead"
         )
     return like(weight)
-
-
-@embedding_renorm.samples
-def _(make):
-    yield make(5, 4), torch.tensor([1, 3, 1]), 0.5, 2.0
 
 
 embedding_renorm.in_place = InPlaceForm(torch.embedding_renorm_, {0: 0})
@@ -223,29 +202,6 @@ def _embedding_bag(a, weight, offsets=None, max_norm=None, norm_type=2, *options
     return embedding_bag(a, weight, offsets, None, norm_type, *options, **named)
 
 
-@embedding_bag.samples
-def _(make):
-    index = make(2, 3, dtype=torch.int64, low=0, high=5)
-    for mode in ("mean", "sum", "max"):
-        yield (index, make(5, 4)), {"mode": mode}
-        yield (make(6, dtype=torch.int64, low=0, high=5), make(5, 4), torch.tensor([0, 2, 2])), {"mode": mode}
-        yield (
-            (make(6, dtype=torch.int64, low=0, high=5), make(5, 4), torch.tensor([0, 2, 6])),
-            {"mode": mode, "include_last_offset": True, "padding_idx": 1},
-        )
-    yield (index, make(5, 4)), {"mode": "sum", "per_sample_weights": make(2, 3)}
-    yield (index, make(5, 4)), {"scale_grad_by_freq": True}
-
-
-@embedding_bag.error_samples
-def _(make):
-    index = make(6, dtype=torch.int64, low=0, high=5)
-    yield index, make(5, 4)
-    yield make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4), torch.tensor([0, 2])
-    yield (make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)), {"mode": "median"}
-    yield (make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)), {"per_sample_weights": make(2, 3)}
-
-
 _run = opaque.typed_by_running(torch.embedding_bag, "embedding_bag")
 
 
@@ -262,12 +218,6 @@ def native_embedding_bag(weight, *args, **kwargs):
 native_embedding_bag.nondifferentiable = (1, 2, 3)
 
 
-@native_embedding_bag.samples
-def _(make):
-    yield make(5, 4), make(6, dtype=torch.int64, low=0, high=5), torch.tensor([0, 2])
-    yield make(5, 4), make(6, dtype=torch.int64, low=0, high=5), torch.tensor([0, 2]), False, 1
-
-
 embedding.selects = True
 
 
@@ -280,9 +230,3 @@ def _embedding_backward_meta(g, indices, num_weights, padding_idx, scale_grad_by
 
 
 embedding_backward = kernel("embedding_backward", "default", _embedding_backward_meta, public="embedding_backward")
-
-
-@embedding_backward.samples
-def _(make):
-    yield make(3, 4), torch.tensor([0, 2, 2]), 5, -1, False, False
-    yield make(3, 4), torch.tensor([0, 2, 2]), 5, 2, False, False

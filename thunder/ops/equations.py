@@ -156,30 +156,6 @@ _solve_rules(linalg_solve, False)
 _solve_rules(solve_ex, True)
 
 
-def _well(make, *shape):
-    return make(*shape) + 4 * torch.eye(shape[-1])
-
-
-@linalg_solve.samples
-def _(make):
-    yield _well(make, 3, 3), make(3)
-    yield _well(make, 2, 3, 3), make(2, 3, 4)
-    yield _well(make, 2, 3, 3), make(2, 3)
-    yield (_well(make, 3, 3), make(2, 4, 3)), {"left": False}
-
-
-@solve_ex.samples
-def _(make):
-    yield _well(make, 3, 3), make(3)
-    yield _well(make, 2, 3, 3), make(2, 3, 4)
-
-
-@linalg_solve.error_samples
-def _(make):
-    yield make(3, 2), make(3)
-    yield make(3, 3), make(2, 4)
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # triangles
 
@@ -219,28 +195,6 @@ def _(b, A, upper=True, transpose=False, unitriangular=False):
     of_b = triangular_solve(g, A, upper, not transpose, unitriangular)[0]
     of_a = LTORCH["neg"](product(y[0], mT(of_b)) if transpose else product(of_b, mT(y[0])))
     return sum_to(of_b, b.shape), sum_to(_strict(of_a, upper, unitriangular) + of_copy, A.shape)
-
-
-@linalg_solve_triangular.samples
-def _(make):
-    yield (_well(make, 3, 3), make(3, 2)), {"upper": True}
-    yield (_well(make, 2, 3, 3), make(4, 3)), {"upper": False, "left": False, "unitriangular": True}
-
-
-@triangular_solve.samples
-def _(make):
-    yield make(3, 2), _well(make, 3, 3)
-    yield make(3, 2), _well(make, 2, 3, 3), False, True, True
-
-
-@linalg_solve_triangular.error_samples
-def _(make):
-    yield (make(3, 2), make(3, 2)), {"upper": True}
-
-
-@triangular_solve.error_samples
-def _(make):
-    yield make(3, 2), make(2, 3)
 
 
 # ---------------------------------------------------------------------------------------------------------------- LU
@@ -424,36 +378,6 @@ _matrix_samples(lu_factor_ex, {"check_errors": True})
 _matrix_samples(linalg_lu)
 
 
-@lu_unpack.samples
-def _(make):
-    for shape in ((3, 3), (2, 4, 3), (3, 5)):
-        yield make(*shape), torch.arange(1, min(shape[-2:]) + 1, dtype=torch.int32).expand(*shape[:-2], -1).contiguous()
-
-
-@linalg_lu_solve.samples
-def _(make):
-    LU, pivots = _well(make, 2, 3, 3), torch.tensor([2, 3, 3], dtype=torch.int32)
-    for left in (True, False):
-        for transposed in (True, False):
-            yield (LU, pivots.expand(2, 3).contiguous(), make(2, 3, 3)), {"left": left, "adjoint": transposed}
-    yield LU[0], pivots, make(2, 3, 4)
-
-
-@old_lu_solve.samples
-def _(make):
-    yield make(3, 2), _well(make, 3, 3), torch.tensor([2, 3, 3], dtype=torch.int32)
-
-
-@lu_unpack.error_samples
-def _(make):
-    yield make(3, 3), torch.tensor([1, 2, 3])
-
-
-@linalg_lu_solve.error_samples
-def _(make):
-    yield make(3, 3), torch.tensor([1, 2], dtype=torch.int32), make(3, 3)
-
-
 # ---------------------------------------------------------------------------------------------------------------- LDL:
 # PyTorch has no derivatives
 
@@ -479,16 +403,6 @@ def ldl_solve(LD, pivots, B, *, hermitian=False):
             f"torch.linalg.ldl_solve: pivots {list(pivots.shape)} and B {list(B.shape)} do not fit LD {list(LD.shape)}"
         )
     return like(B, (*broadcast_shapes(LD.shape[:-2], B.shape[:-2]), *_sides(LD, B, True)))
-
-
-@ldl_solve.samples
-def _(make):
-    yield _well(make, 3, 3), torch.tensor([1, 2, 3], dtype=torch.int32), make(3, 2)
-
-
-@ldl_solve.error_samples
-def _(make):
-    yield make(3, 3), torch.tensor([1, 2], dtype=torch.int32), make(3, 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------- least
@@ -593,40 +507,6 @@ def lstsq(A, b, rcond=None, *, driver=None):
 lstsq.nondifferentiable = (2, 3)
 
 
-@pinv.samples
-def _(make):
-    yield (make(2, 4, 3),)
-    yield (make(3, 4),), {"rtol": 1e-3, "atol": 1e-4}
-    yield make(3, 4), 1e-3
-    x = make(3, 3)
-    yield (x + x.mT,), {"hermitian": True}
-    yield (make(2, 4, 3),), {"atol": torch.tensor([0.1, 0.0], dtype=x.dtype)}
-
-
-@pinverse.samples
-def _(make):
-    yield (make(2, 4, 3),)
-
-
-@lstsq.samples
-def _(make):
-    # gelsy, which is taken by default, begins with pivots that happen to be in memory
-    yield (make(4, 3), make(4, 2)), {"driver": "gels"}
-    yield (make(2, 4, 3), make(2, 4, 2)), {"driver": "gels"}
-    yield (make(4, 3), make(4, 2)), {"driver": "gelsd"}
-
-
-@pinv.error_samples
-def _(make):
-    yield (make(3),)
-
-
-@lstsq.error_samples
-def _(make):
-    yield make(4, 3), make(3, 2)
-    yield (make(4, 3), make(4, 2)), {"driver": "gelsx"}
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # tensors as matrices
 
@@ -658,28 +538,6 @@ def tensorsolve(A, B, dims=None):
         )
     matrix = LTORCH["reshape"](A, (math.prod(B.shape), math.prod(found)))
     return LTORCH["reshape"](linalg_solve(matrix, LTORCH["reshape"](B, (math.prod(B.shape),))), found)
-
-
-@tensorinv.samples
-def _(make):
-    yield (make(2, 3, 6),)
-    yield make(4, 2, 2), 1
-
-
-@tensorsolve.samples
-def _(make):
-    yield make(2, 3, 6), make(2, 3)
-    yield make(2, 6, 3), make(2, 3), (1,)
-
-
-@tensorinv.error_samples
-def _(make):
-    yield (make(2, 3, 5),)
-
-
-@tensorsolve.error_samples
-def _(make):
-    yield make(2, 3, 5), make(2, 3)
 
 
 # ---------------------------------------------------------------------------------------------------------------- of
@@ -730,33 +588,6 @@ def lobpcg(
             f"requested eigenpairs (={count})"
         )
     return like(A, (*batch, count)), like(A, (*batch, m, count))
-
-
-@svd_lowrank.samples
-def _(make):
-    yield make(5, 4), 3
-    yield make(2, 5, 4), 2, 1
-
-
-@pca_lowrank.samples
-def _(make):
-    yield make(5, 4), 3
-
-
-@lobpcg.samples
-def _(make):
-    x = make(9, 9)
-    yield x @ x.mT + torch.eye(9), 2
-
-
-@pca_lowrank.error_samples
-def _(make):
-    yield make(5, 4), 5
-
-
-@lobpcg.error_samples
-def _(make):
-    yield make(4, 4), 2
 
 
 # PyTorch composes these of the same operations

@@ -183,19 +183,6 @@ matrix_power.differentiate_decomposition = lambda A, n: n != 0
 matrix_power.autocast_when = lambda kind, args, kwargs: args[1] not in (0, 1)
 
 
-@matrix_power.samples
-def _(make):
-    yield make(3, 3), 3
-    yield make(2, 3, 3), 0
-    for n in (1, 5, -2):
-        yield make(3, 3) + 4 * torch.eye(3), n
-
-
-@matrix_power.error_samples
-def _(make):
-    yield make(3, 2), 2
-
-
 def _of_inverse(symbol: Symbol, pair: bool) -> None:
     @symbol.vjp
     def _(a, **options):
@@ -244,13 +231,6 @@ for _symbol in (cholesky, old_cholesky, cholesky_ex):
     _of_cholesky(_symbol, _symbol is cholesky_ex)
 
 
-@old_cholesky.samples
-def _(make):
-    x = make(2, 3, 3)
-    yield (x @ x.mT + torch.eye(3),)
-    yield (x[0] @ x[0].mT + torch.eye(3), True)
-
-
 @torch_prim(torch.cholesky_inverse, torch.Tensor.cholesky_inverse, autocast=_CPU)
 def cholesky_inverse(a, upper=False):
     """The inverse of the matrix whose Cholesky factor is `a`."""
@@ -287,22 +267,6 @@ def _(b, a, upper=False):
     common = product(of_b, mT(y))
     common = common + mT(common)
     return sum_to(of_b, b.shape), sum_to(LTORCH["neg"](product(a, common) if upper else product(common, a)), a.shape)
-
-
-def _factors(make):
-    return torch.tril(make(2, 3, 3)) + 3 * torch.eye(3)
-
-
-@cholesky_inverse.samples
-def _(make):
-    yield (_factors(make),)
-    yield (_factors(make).mT.contiguous(), True)
-
-
-@cholesky_solve.samples
-def _(make):
-    yield make(2, 3, 4), _factors(make)
-    yield make(3, 4), _factors(make).mT.contiguous(), True
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -445,36 +409,6 @@ def _(A, *, driver=None):
     return (product(u * LTORCH["unsqueeze"](g, -2), vh),)
 
 
-@linalg_svd.samples
-def _(make):
-    yield make(2, 4, 3), False
-    yield make(3, 4), False
-    yield (make(4, 3),)
-
-
-@svdvals.samples
-def _(make):
-    yield (make(2, 4, 3),)
-    yield (make(3, 4),)
-
-
-@old_svd.samples
-def _(make):
-    yield (make(2, 4, 3),)
-    yield make(3, 4), False
-    yield make(3, 4), True, False
-
-
-@linalg_svd.error_samples
-def _(make):
-    yield (make(3),)
-
-
-@svdvals.error_samples
-def _(make):
-    yield (make(3),)
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # orthogonal and triangular
 
@@ -517,25 +451,6 @@ def _(A, mode="reduced"):
     inner = LTORCH["tril"](mT(inner) - inner, -1)
     inner = _triangular(mT(LTORCH["narrow"](r, -1, 0, m)), inner, upper=False, left=False)
     return (product(q, gr + LTORCH["pad"](inner, (0, n - m))),)
-
-
-@linalg_qr.samples
-def _(make):
-    yield (make(2, 4, 3),)
-    yield (make(3, 3), "complete")
-    yield (make(2, 3, 5),)
-
-
-@old_qr.samples
-def _(make):
-    yield (make(2, 4, 3),)
-    yield (make(3, 4), False)
-
-
-@linalg_qr.error_samples
-def _(make):
-    yield (make(3),)
-    yield make(3, 3), "full"
 
 
 @torch_prim(torch.geqrf, torch.Tensor.geqrf, autocast=_CPU)
@@ -591,37 +506,6 @@ def _(a, tau, other, left=True, transpose=False):
         return NotImplemented
     g = yield ormqr(a, tau, other, left, transpose)
     return None, None, ormqr(a, tau, g, left, not transpose)
-
-
-@geqrf.samples
-def _(make):
-    yield (make(2, 4, 3),)
-
-
-@householder_product.samples
-def _(make):
-    yield make(2, 4, 3), make(2, 3)
-
-
-@ormqr.samples
-def _(make):
-    yield make(4, 3), make(3), make(4, 2)
-    yield make(4, 3), make(3), make(2, 4), False, True
-
-
-@geqrf.error_samples
-def _(make):
-    yield (make(3),)
-
-
-@householder_product.error_samples
-def _(make):
-    yield make(3, 4), make(3)
-
-
-@ormqr.error_samples
-def _(make):
-    yield make(4, 3), make(3), make(3, 2)
 
 
 # PyTorch composes these of the same operations

@@ -489,13 +489,6 @@ def _(a, src):
     return LTORCH["zeros_like"](g), sum_to(LTORCH["to"](g, dtype=src.dtype, device=src.device), src.shape)
 
 
-@copied_into.samples
-def _(make):
-    yield make(3, 4), make(3, 4)
-    yield make(3, 4), make(4)
-    yield make(3, 4), make(3, 1, dtype=torch.int64, low=0, high=9)
-
-
 @alias(torch.Tensor.copy_)
 def copy_(a: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
     """`a.copy_(src)`: src in a's shape, type and place."""
@@ -520,12 +513,6 @@ def _(a, value):
     return LTORCH["zeros_like"](g), LTORCH["to"](LTORCH["sum"](g), dtype=value.dtype) if type(
         value
     ) is TensorProxy else None
-
-
-@fill.samples
-def _(make):
-    yield make(3, 4), 2
-    yield make(3, 4), make()
 
 
 register_inplace(fill, "fill")

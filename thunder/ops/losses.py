@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 
 from thunder.core import dtypes
@@ -167,17 +166,6 @@ def binary_cross_entropy(a, target, weight=None, size_average=None, reduce=None,
     return reduced(out if weight is None else out * weight, _reduction(reduction, size_average, reduce))
 
 
-@binary_cross_entropy.samples
-def _(make):
-    yield make(4, 3, low=0.1, high=0.9), make(4, 3, low=0.0, high=1.0)
-    yield (make(4, 3, low=0.1, high=0.9), make(4, 3, low=0.0, high=1.0), make(3)), {"reduction": "sum"}
-
-
-@binary_cross_entropy.error_samples
-def _(make):
-    yield make(4, 3, low=0.1, high=0.9), make(4, 2, low=0.0, high=1.0)
-
-
 def _bce_logits_meta(a, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None):
     _same_shape(a, target)
     return like(a, a.shape if _reduction(reduction, size_average, reduce) == "none" else ())
@@ -195,12 +183,6 @@ def binary_cross_entropy_with_logits(
     return reduced(out if weight is None else out * weight, _reduction(reduction, size_average, reduce))
 
 
-@binary_cross_entropy_with_logits.samples
-def _(make):
-    yield make(4, 3), make(4, 3, low=0.0, high=1.0)
-    yield (make(4, 3), make(4, 3, low=0.0, high=1.0)), {"pos_weight": make(3, low=0.5, high=2.0), "reduction": "none"}
-
-
 def _kl_meta(a, target, size_average=None, reduce=None, reduction="mean", log_target=False):
     how = "mean" if reduction == "batchmean" else _reduction(reduction, size_average, reduce)
     return like(a, broadcast_shapes(a.shape, target.shape) if how == "none" else (), result_type(a, target))
@@ -215,13 +197,6 @@ def kl_div(a, target, size_average=None, reduce=None, reduction="mean", log_targ
     if reduction == "batchmean" and a.shape:
         return LTORCH["sum"](out) / a.shape[0]
     return reduced(out, "mean" if reduction == "batchmean" else _reduction(reduction, size_average, reduce))
-
-
-@kl_div.samples
-def _(make):
-    for how in ("none", "mean", "sum", "batchmean"):
-        yield (make(4, 3), make(4, 3, low=0.1, high=1.0)), {"reduction": how}
-    yield (make(4, 3), make(4, 3)), {"reduction": "sum", "log_target": True}
 
 
 # ---------------------------------------------------------------------------------------------------------------- of
@@ -270,21 +245,6 @@ def nll_loss(a, target, weight=None, size_average=None, ignore_index=-100, reduc
     values, weights = _picked(a, target, weight, ignore_index)
     how = _reduction(reduction, size_average, reduce)
     return LTORCH["sum"](values) / LTORCH["sum"](weights) if how == "mean" else reduced(values, how)
-
-
-@nll_loss.samples
-def _(make):
-    target = make(4, dtype=torch.int64, low=0, high=3)
-    for how in _REDUCTIONS:
-        yield (make(4, 3), target, make(3, low=0.1, high=1.0)), {"reduction": how}
-    yield (make(4, 3), torch.tensor([0, -100, 2, 1])), {}
-    yield make(3), torch.tensor(1)
-    yield make(2, 3, 4), make(2, 4, dtype=torch.int64, low=0, high=3)
-
-
-@nll_loss.error_samples
-def _(make):
-    yield make(4, 3), make(3, dtype=torch.int64, low=0, high=3)
 
 
 def _is_index_target(a, target) -> bool:
@@ -348,26 +308,6 @@ def _smoothed(logs, target, weight, ignore_index, smoothing, how: str, d: int):
     return (1 - smoothing) * values + smoothing / logs.shape[d] * spread
 
 
-@cross_entropy.samples
-def _(make):
-    target = make(4, dtype=torch.int64, low=0, high=3)
-    yield make(4, 3), target
-    for how in _REDUCTIONS:
-        yield (make(4, 3), target, make(3, low=0.1, high=1.0)), {"reduction": how, "label_smoothing": 0.1}
-        yield (make(4, 3), make(4, 3, low=0.0, high=1.0)), {"reduction": how, "weight": make(3, low=0.1, high=1.0)}
-    yield (make(4, 3), torch.tensor([0, -1, 2, 1])), {"ignore_index": -1}
-    yield make(2, 3, 4), make(2, 4, dtype=torch.int64, low=0, high=3)
-    yield (make(4, 3), make(4, 3, low=0.0, high=1.0)), {"label_smoothing": 0.2}
-    yield make(3), torch.tensor(1)
-
-
-@cross_entropy.error_samples
-def _(make):
-    yield make(4, 3), make(3, dtype=torch.int64, low=0, high=3)
-    yield make(4, 3), make(4, dtype=torch.int32, low=0, high=3)
-    yield (make(4, 3), make(4, dtype=torch.int64, low=0, high=3)), {"reduction": "median"}
-
-
 # ---------------------------------------------------------------------------------------------------------------- of
 # pairs and triples
 
@@ -409,31 +349,6 @@ def triplet_margin_loss(
     return reduced(
         LTORCH["clamp"](distance(anchor, positive) - far + margin, 0.0), _reduction(reduction, size_average, reduce)
     )
-
-
-def _signs(make, n: int):
-    return make(n, low=-1.0, high=1.0).sign()
-
-
-@margin_ranking_loss.samples
-def _(make):
-    yield make(4), make(4), _signs(make, 4), 0.5
-
-
-@hinge_embedding_loss.samples
-def _(make):
-    yield make(4), _signs(make, 4)
-
-
-@cosine_embedding_loss.samples
-def _(make):
-    yield make(4, 3), make(4, 3), _signs(make, 4), 0.2
-
-
-@triplet_margin_loss.samples
-def _(make):
-    yield make(4, 3), make(4, 3), make(4, 3)
-    yield (make(4, 3), make(4, 3), make(4, 3)), {"swap": True, "reduction": "none"}
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -631,9 +546,3 @@ declare(
     differentiate_decomposition=True,
 )
 declare(LTORCH["binary_cross_entropy"], *(forward for forward, _ in _NLL.values()), checks_data=True)
-
-
-@LTORCH["nll_loss_backward"].samples
-def _(make):
-    yield make(), make(4, 3), torch.tensor([0, 1, 2, 1]), make(3), 1, -100, make()
-    yield make(4), make(4, 3), torch.tensor([0, 1, 2, 1]), None, 0, 1, make()

@@ -85,22 +85,6 @@ def _(a, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, r
     )
 
 
-@multi_margin_loss.samples
-def _(make):
-    target = make(4, dtype=torch.int64, low=0, high=3)
-    for how in _REDUCTIONS:
-        yield (make(4, 3), target), {"reduction": how}
-    yield make(4, 3), target, 2, 0.5, make(3, low=0.1, high=1.0)
-    yield make(3), torch.tensor(1)
-
-
-@multi_margin_loss.error_samples
-def _(make):
-    yield make(4, 3), make(3, dtype=torch.int64, low=0, high=3)
-    yield make(4, 3), make(4, dtype=torch.int64, low=0, high=3), 3
-    yield (make(4, 3), make(4, dtype=torch.int64, low=0, high=3)), {"reduction": "median"}
-
-
 def _multilabel_margin_meta(a, target, size_average=None, reduce=None, reduction="mean"):
     _check_margin("multilabel_margin_loss", a, target, a.shape)
     return like(a, a.shape[:-1] if _reduction(reduction, size_average, reduce) == "none" else ())
@@ -135,19 +119,6 @@ def _(a, target, size_average=None, reduce=None, reduction="mean"):
     return (_multilabel_backward(g, a, target, how, is_target),)
 
 
-@multilabel_margin_loss.samples
-def _(make):
-    target = torch.tensor([[2, 0, -1, 1], [-1, 1, 2, 3], [3, -1, -1, -1]])
-    for how in _REDUCTIONS:
-        yield (make(3, 4), target), {"reduction": how}
-    yield make(4), target[0]
-
-
-@multilabel_margin_loss.error_samples
-def _(make):
-    yield make(4, 3), make(4, 2, dtype=torch.int64, low=0, high=3)
-
-
 def _multilabel_soft_meta(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
     shape = broadcast_shapes(a.shape, target.shape)
     how = _reduction(reduction, size_average, reduce)
@@ -163,18 +134,6 @@ def multilabel_soft_margin_loss(a, target, weight=None, size_average=None, reduc
 
 
 multilabel_soft_margin_loss.differentiate_decomposition = True
-
-
-@multilabel_soft_margin_loss.samples
-def _(make):
-    for how in _REDUCTIONS:
-        yield (make(4, 3), make(4, 3, low=0.0, high=1.0), make(3, low=0.1, high=1.0)), {"reduction": how}
-    yield make(3), make(3, low=0.0, high=1.0)
-
-
-@multilabel_soft_margin_loss.error_samples
-def _(make):
-    yield make(4, 3), make(4, 2)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -235,20 +194,6 @@ def _(a, target, var, full=False, eps=1e-6, reduction="mean"):
     )
 
 
-@gaussian_nll_loss.samples
-def _(make):
-    for how in _REDUCTIONS:
-        yield (make(4, 3), make(4, 3), make(4, 3, low=0.1, high=2.0)), {"reduction": how, "full": how == "sum"}
-    yield make(4, 3), make(4, 3), make(4, low=0.1, high=2.0)
-    yield make(4, 3), make(4, 3), make(4, 1, low=0.1, high=2.0)
-
-
-@gaussian_nll_loss.error_samples
-def _(make):
-    yield make(4, 3), make(4, 3), make(3, 4)
-    yield (make(4, 3), make(4, 3), make(4, 3, low=0.1, high=2.0)), {"reduction": "median"}
-
-
 @torch_prim(F.ctc_loss, autocast="cpu:float32")
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
     """Its derivative is PyTorch's: what the kernel keeps for it has sizes that depend on the lengths' values."""
@@ -260,20 +205,6 @@ def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reducti
     if log_probs.dtype not in (dtypes.float32, dtypes.float64):
         raise RuntimeError(f'"ctc_loss_cpu" not implemented for {log_probs.dtype}')
     return like(log_probs, log_probs.shape[1:-1] if reduction == "none" else ())
-
-
-@ctc_loss.samples
-def _(make):
-    logs, targets = make(7, 2, 4).log_softmax(2), torch.tensor([[1, 2, 3], [3, 1, 2]])
-    for how in _REDUCTIONS:
-        yield (logs, targets, torch.tensor([7, 6]), torch.tensor([3, 2])), {"reduction": how}
-    yield logs, targets, (7, 6), (3, 2), 0, "mean", True
-    yield logs[:, 0], targets[0], torch.tensor(7), torch.tensor(3)
-
-
-@ctc_loss.error_samples
-def _(make):
-    yield make(7, 2, 4), torch.tensor([[1, 2, 3], [3, 1, 2]]), (7, 6), (3, 2), 4
 
 
 # ----------------------------------------------------------------------------------------------------------------

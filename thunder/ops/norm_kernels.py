@@ -134,17 +134,6 @@ def _(a, normalized_shape, weight, bias, eps):
     return ga, None, gw, gb
 
 
-@native_layer_norm.samples
-def _(make):
-    yield make(4, 3), [3], make(3), make(3), 1e-5
-    yield make(2, 4, 3), [4, 3], None, None, 1e-3
-
-
-@native_layer_norm.error_samples
-def _(make):
-    yield make(4, 3), [4], None, None, 1e-5
-
-
 @native_layer_norm_backward.decomposed_by
 def _(g, a, normalized_shape, mean, rstd, weight, bias, mask):
     outer = len(a.shape) - len(normalized_shape)
@@ -231,12 +220,6 @@ def _(a, weight, bias, n, c, size, groups, eps):
     return op("reshape")(ga, a.shape), gw, gb
 
 
-@native_group_norm.samples
-def _(make):
-    yield make(2, 4, 3), make(4), make(4), 2, 4, 3, 2, 1e-5
-    yield make(2, 4, 3, 2), None, None, 2, 4, 6, 4, 1e-5
-
-
 casts_inside(*native_group_norm.torch_functions)
 
 
@@ -277,12 +260,6 @@ def _(a, weight, bias, running_mean, running_var, training, momentum, eps):
     return native_batch_norm_backward(
         g, a, weight, running_mean, running_var, mean, rstd, training, eps, wanted(a, weight, bias)
     )
-
-
-@native_batch_norm.samples
-def _(make):
-    yield make(4, 3), make(3), make(3), make(3), make(3, low=0.5, high=2.0), False, 0.1, 1e-5
-    yield make(4, 3, 2), make(3), make(3), None, None, True, 0.1, 1e-5
 
 
 def _run_statistics(a, running_mean, running_var, weight, bias, momentum, eps):
@@ -426,11 +403,6 @@ def batch_norm_update_stats(a, running_mean, running_var, momentum):
     mixed = a.device.type != "cpu" or any(t is not None and t.dtype is float32 for t in (running_mean, running_var))
     kept = _channels(a, None if mixed else a.dtype)
     return kept, like(kept), *(None if t is None else like(t) for t in (running_mean, running_var))
-
-
-@batch_norm_update_stats.samples
-def _(make):
-    yield make(4, 3, 2), make(3), make(3, low=0.5, high=2.0), 0.1
 
 
 @alias(torch.batch_norm_update_stats)

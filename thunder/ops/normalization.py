@@ -100,25 +100,6 @@ def _in_rows(y):
     return LTORCH["contiguous"](y)
 
 
-def _softmax_samples(make):
-    yield make(4, 3), 1
-    yield make(4, 3, 2), -2
-    yield (make(4, 3), 0), {"dtype": torch.float64}
-    yield (make(4, 3, dtype=torch.int64), 0), {"dtype": torch.float32}
-    yield make(4, 3, dtype=torch.bfloat16), -1
-    yield make(), 0
-
-
-def _softmax_errors(make):
-    yield make(4, 3), 2
-    yield make(4, 3, dtype=torch.int64), 1
-
-
-for _symbol in (softmax, log_softmax):
-    _symbol.samples(_softmax_samples)
-    _symbol.error_samples(_softmax_errors)
-
-
 def _of_softmax(grad_output, output, dim, input_dtype):
     if grad_output.shape != output.shape:
         raise RuntimeError(f"softmax_backward: {list(grad_output.shape)} and {list(output.shape)} differ")
@@ -140,14 +121,6 @@ def _(g, y, dim, dtype):
 @log_softmax_backward.decomposed_by
 def _(g, y, dim, dtype):
     return convert(g - LTORCH["exp"](y) * LTORCH["sum"](g, dim, True), dtypes.to_dtype(dtype))
-
-
-for _symbol in (softmax_backward, log_softmax_backward):
-
-    @_symbol.samples
-    def _(make):
-        given, y = make(4, 3), make(4, 3)
-        yield given, y.softmax(1), 1, y.dtype
 
 
 def _exponential_rule(symbol, kernel):
@@ -180,12 +153,6 @@ def _(a, dim, dtype=None):
     return (convert(softmax_backward(g, y, dim, y.dtype), a.dtype),)
 
 
-@_safe_softmax.samples
-def _(make):
-    yield make(4, 3), 1
-    yield make(4, 3).masked_fill(torch.tensor([[True], [False], [True], [False]]), float("-inf")), -1
-
-
 @alias(F.softmin)
 def softmin(a, dim=None, _stacklevel=3, dtype=None):
     return softmax(-a, dim, dtype=dtype)
@@ -215,20 +182,6 @@ def layer_norm(a, normalized_shape, weight=None, bias=None, eps=1e-5):
     return convert(scale_and_shift(x, weight, bias), a.dtype)
 
 
-@layer_norm.samples
-def _(make):
-    yield make(4, 3), (3,)
-    yield make(2, 4, 3), (3,), make(3), make(3)
-    yield make(2, 4, 3), (4, 3), make(4, 3), None, 1e-3
-    yield make(4, 8, dtype=torch.bfloat16), (8,), make(8, dtype=torch.bfloat16), make(8, dtype=torch.bfloat16)
-
-
-@layer_norm.error_samples
-def _(make):
-    yield make(4, 3), (4,)
-    yield make(4, 3), (3,), make(4)
-
-
 def _rms_norm_meta(a, normalized_shape, weight=None, eps=None):
     normalized_dims("rms_norm", a, normalized_shape, weight)
     return like(
@@ -252,17 +205,6 @@ def rms_norm(a, normalized_shape, weight=None, eps=None):
     if weight is None or weight.dtype is a.dtype:
         return convert(x if weight is None else x * convert(weight, x.dtype), a.dtype)
     return convert(x, a.dtype) * weight
-
-
-@rms_norm.samples
-def _(make):
-    yield make(4, 3), (3,)
-    yield make(2, 4, 3), (3,), make(3), 1e-6
-
-
-@rms_norm.error_samples
-def _(make):
-    yield make(4, 3), (4,)
 
 
 # ---------------------------------------------------------------------------------------------------------------- by
@@ -296,17 +238,6 @@ def group_norm(a, num_groups, weight=None, bias=None, eps=1e-5):
     return convert(scale_and_shift(x, per_channel(a, weight), per_channel(a, bias)), a.dtype)
 
 
-@group_norm.samples
-def _(make):
-    yield make(2, 4, 3), 2
-    yield make(2, 4, 3, 3), 4, make(4), make(4)
-
-
-@group_norm.error_samples
-def _(make):
-    yield make(2, 4, 3), 3
-
-
 @composite(F.batch_norm, meta=batch_norm_meta)
 def batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     x = convert(a, compute_dtype(a.dtype))
@@ -316,18 +247,6 @@ def batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, t
         mean, var = (per_channel(a, convert(p, x.dtype)) for p in (running_mean, running_var))
         x = (x - mean) * LTORCH["rsqrt"](var + eps)
     return convert(scale_and_shift(x, per_channel(a, weight), per_channel(a, bias)), a.dtype)
-
-
-@batch_norm.samples
-def _(make):
-    yield make(4, 3), make(3), make(3, low=0.5, high=2.0), make(3), make(3)
-    yield make(4, 3, 2, 2), make(3), make(3, low=0.5, high=2.0)
-    yield make(4, 3, 5), None, None, make(3), make(3), True
-
-
-@batch_norm.error_samples
-def _(make):
-    yield make(4, 3), make(4), make(3)
 
 
 def _update_statistics(a, running_mean, running_var, weight, bias, momentum, eps):
@@ -390,18 +309,6 @@ def instance_norm(
     return convert(scale_and_shift(x, per_channel(a, weight), per_channel(a, bias)), a.dtype)
 
 
-@instance_norm.samples
-def _(make):
-    yield (make(2, 3, 4),)
-    yield make(2, 3, 4, 4), None, None, make(3), make(3)
-    yield make(2, 3, 4), make(3), make(3, low=0.5, high=2.0), None, None, False
-
-
-@instance_norm.error_samples
-def _(make):
-    yield (make(2, 3, 1),)
-
-
 def _instance_norm_updated(a, running_mean, running_var, weight, bias, momentum, eps):
     running_mean, running_var = running_mean.clone(), running_var.clone()
     return F.instance_norm(a, running_mean, running_var, weight, bias, True, momentum, eps), running_mean, running_var
@@ -416,11 +323,6 @@ def instance_norm_update(a, running_mean, running_var, weight, bias, momentum, e
 
 def instance_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
     return F.instance_norm(a, running_mean, running_var, weight, bias, True, momentum, eps), running_mean, running_var
-
-
-@instance_norm_update.samples
-def _(make):
-    yield make(2, 3, 4), make(3), make(3, low=0.5, high=2.0), make(3), make(3), 0.1, 1e-5
 
 
 instance_norm_update.nondifferentiable = (1, 2)
@@ -471,12 +373,6 @@ def local_response_norm(a, size, alpha=1e-4, beta=0.75, k=1.0):
 # images go through avg_pool3d, which the CPU's list names
 
 
-@local_response_norm.samples
-def _(make):
-    yield make(2, 6, 4), 3
-    yield make(2, 6, 4, 4), 2, 1e-2, 0.5, 2.0
-
-
 # ---------------------------------------------------------------------------------------------------------------- by
 # norms, similarities
 
@@ -485,12 +381,6 @@ def _(make):
 def normalize(a, p=2.0, dim=1, eps=1e-12):
     norm = LTORCH["vector_norm"](a, p, dim, True)
     return a / LTORCH["clamp"](norm, eps)
-
-
-@normalize.samples
-def _(make):
-    yield (make(4, 3),)
-    yield make(4, 3, 2), 1.0, -1
 
 
 def _similarity_meta(x1, x2, dim=1, eps=1e-8):
@@ -508,21 +398,9 @@ def cosine_similarity(x1, x2, dim=1, eps=1e-8):
     return LTORCH["sum"](x1 / lengths[0] * (x2 / lengths[1]), d)
 
 
-@cosine_similarity.samples
-def _(make):
-    yield make(4, 3), make(4, 3)
-    yield make(2, 4, 3), make(2, 4, 3), -1
-
-
 @composite(F.pairwise_distance, autocast="cuda:float32")
 def pairwise_distance(x1, x2, p=2.0, eps=1e-6, keepdim=False):
     return LTORCH["vector_norm"](x1 - x2 + eps, p, -1, keepdim)
-
-
-@pairwise_distance.samples
-def _(make):
-    yield make(4, 3), make(4, 3)
-    yield make(4, 3), make(3), 1.0, 1e-6, True
 
 
 def _cdist_meta(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
@@ -534,12 +412,6 @@ def _cdist_meta(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary
 @torch_prim(torch.cdist, torch.functional.cdist, autocast="float32")
 def cdist(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
     return _cdist_meta(x1, x2, p)
-
-
-@cdist.samples
-def _(make):
-    yield make(4, 3), make(5, 3)
-    yield make(2, 4, 3), make(2, 5, 3), 1.0
 
 
 def _pdist_meta(a, p=2.0):
@@ -564,18 +436,6 @@ def _(a, p=2.0):
     y = pdist(a, p)
     g = yield y
     return (backward.pdist_backward(g, a, p, y),)
-
-
-@pdist.samples
-def _(make):
-    yield (make(4, 3),)
-    yield make(4, 3), 1.0
-
-
-@pdist.error_samples
-def _(make):
-    yield (make(4),)
-    yield make(4, 3), -1.0
 
 
 @layer_norm.vjp

@@ -209,19 +209,6 @@ _ADAPTIVE_AVERAGE = {
 _ADAPTIVE_MAXIMUM = {rank: _kernel(f"adaptive_max_pool{rank}d_backward") for rank in (2, 3)}
 
 
-@_MAXIMUM[2].samples
-def _(make):
-    a = make(1, 2, 4, 4)
-    if a.is_floating_point():
-        y, indices = torch.nn.functional.max_pool2d(a, 2, return_indices=True)
-        yield make(*y.shape), a, [2, 2], [2, 2], [0, 0], [1, 1], False, indices
-
-
-@_ADAPTIVE_AVERAGE[2].samples
-def _(make):
-    yield make(2, 3, 2, 2), make(2, 3, 5, 4)
-
-
 def _steps(stride, kernel_size, rank: int) -> list:
     return list(
         pair(kernel_size if stride is None or (isinstance(stride, (tuple, list)) and not stride) else stride, rank)

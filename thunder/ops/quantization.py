@@ -64,17 +64,6 @@ def _(a, scale, zero_point, quant_min, quant_max):
     return (g * mask,)
 
 
-@fake_quantize_per_tensor_affine.samples
-def _(make):
-    yield make(4, 3), 0.1, 2, -8, 7
-    yield make(4, 3), torch.tensor(0.1), torch.tensor(2, dtype=torch.int32), 0, 15
-
-
-@fake_quantize_per_tensor_affine.error_samples
-def _(make):
-    yield make(4, 3), 0.1, 2, 7, -8
-
-
 def _per_channel_meta(a, scale, zero_point, axis, quant_min, quant_max):
     _check_range(quant_min, quant_max)
     if (
@@ -102,17 +91,6 @@ def _(a, scale, zero_point, axis, quant_min, quant_max):
     y, mask = _per_channel_masked(a, scale, zero_point, axis, quant_min, quant_max)
     g = yield y
     return (g * mask,)
-
-
-@fake_quantize_per_channel_affine.samples
-def _(make):
-    yield make(4, 3), torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0, 1, 2], dtype=torch.int32), 1, -8, 7
-    yield make(4, 3), torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0, 1, 2, 0], dtype=torch.int32), 0, -8, 7
-
-
-@fake_quantize_per_channel_affine.error_samples
-def _(make):
-    yield make(4, 3), torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0, 1, 2], dtype=torch.int32), 0, -8, 7
 
 
 # ---------------------------------------------------------------------------------------------------------------- with
@@ -154,12 +132,6 @@ def fused_moving_avg_obs_fake_quant(
     return like(a), *(like(t) for t in (running_min, running_max, scale, zero_point))
 
 
-@fused_moving_avg_obs_fake_quant.samples
-def _(make):
-    state = torch.tensor([-0.1]), torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([0], dtype=torch.int32)
-    yield make(4, 3), torch.tensor([1]), torch.tensor([1]), *state, 0.1, 0, 255, 0
-
-
 fused_moving_avg_obs_fake_quant.nondifferentiable = (1, 2, 3, 4)
 
 
@@ -178,11 +150,6 @@ def choose_qparams_optimized(a, numel, n_bins, ratio, bit_width):
     if numel < 0 or len(a.shape) and numel > a.numel_value:
         raise RuntimeError(f"numel ({numel}) exceeds the number of elements of the input")
     return like(a, (1,)), like(a, (1,))
-
-
-@choose_qparams_optimized.samples
-def _(make):
-    yield make(16), 16, 20, 0.16, 8
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -62,25 +62,6 @@ def interpolate(
 interpolate.autocast_when = lambda kind, args, kwargs: len(args) < 4 or args[3] != "area"
 
 
-@interpolate.samples
-def _(make):
-    yield make(2, 3, 5), 8
-    yield (make(2, 3, 5, 4),), {"scale_factor": 2}
-    yield (make(2, 3, 5, 4),), {"scale_factor": (1.5, 2.5), "mode": "bilinear"}
-    yield (make(2, 3, 5, 4), (7, 9)), {"mode": "bicubic", "align_corners": True}
-    yield (make(2, 3, 5, 4), (3, 3)), {"mode": "bilinear", "antialias": True}
-    yield (make(2, 3, 4), 6), {"mode": "linear"}
-    yield (make(2, 3, 4, 4, 4), 6), {"mode": "trilinear"}
-    yield (make(2, 3, 4, 4), 2), {"mode": "area"}
-    yield (make(2, 3, 4, 4), 3), {"mode": "nearest-exact"}
-
-
-@interpolate.error_samples
-def _(make):
-    yield (make(2, 3, 4),)
-    yield (make(2, 3, 4, 4), 3), {"align_corners": True}
-
-
 @alias(F.upsample)
 def _upsample(a, size=None, scale_factor=None, mode="nearest", align_corners=None):
     return interpolate(a, size, scale_factor, mode, align_corners)
@@ -104,11 +85,6 @@ def grid_sample(a, grid, mode="bilinear", padding_mode="zeros", align_corners=No
             f"coordinates, got {list(a.shape)} and {list(grid.shape)}"
         )
     return like(a, (*a.shape[:2], *grid.shape[1:-1]))
-
-
-@grid_sample.samples
-def _(make):
-    yield (make(2, 3, 5, 4), make(2, 6, 7, 2, low=-1.0, high=1.0)), {"align_corners": False}
 
 
 @alias(torch.grid_sampler)
@@ -178,11 +154,6 @@ def _(theta, size, align_corners=None):
     return (_affine_grid_backward(g, list(size), bool(align_corners)),)
 
 
-@affine_grid.samples
-def _(make):
-    yield (make(2, 2, 3), (2, 3, 4, 5)), {"align_corners": False}
-
-
 @composite(F.pixel_shuffle, torch.pixel_shuffle, tags=MOVES)
 def pixel_shuffle(a, upscale_factor):
     r = upscale_factor
@@ -219,22 +190,6 @@ def channel_shuffle(a, groups):
     n, c, *rest = a.shape
     x = reshape(a, (n, groups, c // groups, *rest))
     return reshape(permute(x, (0, 2, 1, *range(3, len(x.shape)))), a.shape)
-
-
-@pixel_shuffle.samples
-def _(make):
-    yield make(2, 8, 3, 4), 2
-    yield make(4, 3, 4), 2
-
-
-@pixel_unshuffle.samples
-def _(make):
-    yield make(2, 2, 6, 4), 2
-
-
-@channel_shuffle.samples
-def _(make):
-    yield make(2, 6, 3, 4), 3
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -31,21 +31,9 @@ def _nonzero_meta(a, *, as_tuple=False):
 nonzero = torch_prim(torch.nonzero, torch.Tensor.nonzero, name="nonzero")(_nonzero_meta)
 
 
-@nonzero.samples
-def _(make):
-    yield make(4, 3, dtype=torch.bool)
-    yield (make(4, 3, dtype=torch.bool),), {"as_tuple": True}
-    yield make(dtype=torch.int64, low=0, high=2)
-
-
 @torch_prim(torch.argwhere, torch.Tensor.argwhere)
 def argwhere(a):
     return like(a, (fresh_size(), len(a.shape)), dtypes.int64)
-
-
-@argwhere.samples
-def _(make):
-    yield make(4, 3, dtype=torch.bool)
 
 
 @torch_prim(torch.nonzero_static, torch.Tensor.nonzero_static, tags=(OpTags.DETACHED,))
@@ -54,12 +42,6 @@ def nonzero_static(a, *, size, fill_value=-1):
     if size < 0:
         raise RuntimeError("nonzero_static: 'size' must be an non-negative integer")
     return like(a, (size, len(a.shape)), dtypes.int64)
-
-
-@nonzero_static.samples
-def _(make):
-    yield (make(4, 3, dtype=torch.bool),), {"size": 20}
-    yield (make(4, 3),), {"size": 2, "fill_value": 7}
 
 
 @torch_prim(torch.bincount, torch.Tensor.bincount)
@@ -80,20 +62,6 @@ def bincount(a, weights=None, minlength=0):
     )
 
 
-@bincount.samples
-def _(make):
-    yield make(7, dtype=torch.int64, low=0, high=5)
-    yield make(7, dtype=torch.int64, low=0, high=5), None, 9
-    yield make(7, dtype=torch.int64, low=0, high=5), make(7)
-
-
-@bincount.error_samples
-def _(make):
-    yield make(2, 3, dtype=torch.int64, low=0, high=5)
-    yield make(7, dtype=torch.int64, low=0, high=5), make(6)
-    yield make(7, dtype=torch.int64, low=0, high=5), None, -1
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # chosen elements
 
@@ -112,19 +80,6 @@ def _(a, mask):
     shape = broadcast_shapes(a.shape, mask.shape)
     zeros = LTORCH["zeros"](shape, device=a.device, dtype=a.dtype)
     return (sum_to(LTORCH["masked_scatter"](zeros, mask, g), a.shape),)
-
-
-@masked_select.samples
-def _(make):
-    yield make(4, 3), make(4, 3, dtype=torch.bool)
-    yield make(4, 3), make(3, dtype=torch.bool)
-    yield make(3), make(4, 1, dtype=torch.bool)
-
-
-@masked_select.error_samples
-def _(make):
-    yield make(4, 3), make(4, 3)
-    yield make(4, 3), make(2, dtype=torch.bool)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -162,15 +117,6 @@ unique_consecutive = torch_prim(
     name="unique_consecutive",
     canonicalize=_consecutive_arguments,
 )(_unique_meta)
-
-
-for _symbol in (unique, unique_consecutive):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3, dtype=torch.int64, low=0, high=3)
-        yield (make(4, 3, dtype=torch.int64, low=0, high=3),), {"return_inverse": True, "return_counts": True}
-        yield (make(4, 2, dtype=torch.int64, low=0, high=2),), {"return_counts": True, "dim": 0}
 
 
 # ----------------------------------------------------------------------------------------------------------------

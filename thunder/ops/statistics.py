@@ -57,19 +57,6 @@ def cov(a, *, correction=1, fweights=None, aweights=None):
     return _cov_meta(a, correction=correction, fweights=fweights, aweights=aweights)
 
 
-@cov.samples
-def _(make):
-    yield make(3, 5)
-    yield (make(3, 5),), {"correction": 0}
-    yield (
-        (make(2, 4),),
-        {
-            "fweights": torch.tensor([1, 2, 1, 3]),
-            "aweights": torch.rand(4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
-        },
-    )
-
-
 @torch_prim(torch.corrcoef, torch.Tensor.corrcoef)
 def corrcoef(a):
     if len(a.shape) > 2:
@@ -78,11 +65,6 @@ def corrcoef(a):
             "dimensions"
         )
     return _cov_meta(a)
-
-
-@corrcoef.samples
-def _(make):
-    yield make(3, 5)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -141,16 +123,6 @@ def cumulative_trapezoid(y, x=None, *, dx=1, dim=-1):
     return LTORCH["cumsum"](wide * _neighbours(y, d), d)
 
 
-for _symbol in (trapezoid, cumulative_trapezoid):
-
-    @_symbol.samples
-    def _(make):
-        yield make(3, 4)
-        yield (make(3, 4),), {"dx": 0.5, "dim": 0}
-        yield make(3, 4), make(4)
-        yield (make(3, 4), make(3, 4)), {"dim": 0}
-
-
 @torch_prim(torch.gradient)
 def gradient(a, *, spacing=1, dim=None, edge_order=1):
     if edge_order not in (1, 2):
@@ -174,12 +146,6 @@ def gradient(a, *, spacing=1, dim=None, edge_order=1):
     return tuple(like(a, dtype=to_float(a.dtype)) for _ in dims)
 
 
-@gradient.samples
-def _(make):
-    yield make(4, 5)
-    yield (make(4, 5),), {"spacing": 2.0, "dim": 1, "edge_order": 2}
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # counts
 
@@ -191,12 +157,6 @@ def histogram(a, bins, *, range=None, weight=None, density=False):
     return named_results("histogram", like(a, (bins,)), like(a, (bins + 1,)))
 
 
-@histogram.samples
-def _(make):
-    yield make(20), 5
-    yield (make(20), torch.linspace(-2, 2, 5, dtype=torch.float64)), {"density": True}
-
-
 @torch_prim(torch.histogramdd, tags=(OpTags.DETACHED,))
 def histogramdd(a, bins, range=None, weight=None, density=False):
     if type(bins) is int:
@@ -205,11 +165,6 @@ def histogramdd(a, bins, range=None, weight=None, density=False):
         raise RuntimeError("histogramdd: The size of bins must be equal to the innermost dimension of the input.")
     counts = [b.shape[0] - 1 if type(b) is TensorProxy else b for b in bins]
     return named_results("histogramdd", like(a, tuple(counts)), tuple(like(a, (n + 1,)) for n in counts))
-
-
-@histogramdd.samples
-def _(make):
-    yield make(20, 2), [3, 4]
 
 
 declare(*(LTORCH[name] for name in ("histogram", "histogramdd", "cov", "corrcoef")), synchronises=True)
