@@ -90,6 +90,14 @@ class Definition:
     """(*args, **kwargs): whether the results of a VIEW operation may share memory with its first tensor."""
     may_copy: bool = False
     """A VIEW operation that copies where the strides do not allow a view."""
+    view_inverse: Callable | None = None
+    """(bound symbol, view, whole, part): `whole` with `part` in the place of the view; None where it is not known
+    whether the operation made a view."""
+    several_views: bool = False
+    """Gives several views, none of which PyTorch's autograd lets a program write to."""
+    undo: Callable | None = None
+    """(tensor, *args): the operation, and its arguments, that undoes the in-place form, which changes what a tensor is
+    and not what it holds; None where nothing does."""
     in_place: InPlaceForm | None = None
     """How it runs in place where PyTorch's form with a trailing underscore does not follow from its name."""
     check_in_place: Callable | None = None
@@ -105,6 +113,8 @@ class Definition:
     synchronises: bool | Callable[[Any], bool] = False
     """PyTorch's kernel waits for the device: it looks at data or copies it to or from the host; or a function of the
     bound symbol."""
+    holds_generator: bool = False
+    """Asks for the state of a generator, or sets it."""
     owns_result: bool = False
     """PyTorch's kernel writes its result to memory that nobody else has."""
 

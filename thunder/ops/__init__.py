@@ -50,6 +50,7 @@ FAMILIES = (
     "statistics",
     "foreach",
     "collectives",
+    "views",
     "batching_rules",
     "seeded",
     "linearity",

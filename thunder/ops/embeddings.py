@@ -14,7 +14,7 @@ from thunder.ops import shape_prims as prims
 from thunder.ops.backward import kernel
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.inplace import overwrite
-from thunder.ops.memory import _grad_enabled
+from thunder.ops.memory import grad_enabled
 from thunder.ops.scatter import INTEGERS, take
 from thunder.ops.shape import expand, reshape
 
@@ -85,7 +85,7 @@ embedding_renorm.in_place = InPlaceForm(torch.embedding_renorm_, {0: 0})
 
 def _renormalize(weight, indices, max_norm, norm_type) -> None:
     """As PyTorch does: without grad."""
-    with torch.no_grad(), _grad_enabled(False):
+    with torch.no_grad(), grad_enabled(False):
         overwrite(weight, embedding_renorm(weight, indices, max_norm, norm_type), "embedding_renorm")
 
 

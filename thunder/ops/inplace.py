@@ -50,23 +50,12 @@ def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
         for each, value in zip(target, symbol(*args, **kwargs), strict=True):
             overwrite(each, value, symbol.name)
         return target
-    if symbol.name in _UNDONE:
+    if symbol.undo is not None:
         return _rearrange(symbol, *(symbol._by_position(args, kwargs) if kwargs else (args, {})))
     if (check := symbol.check_in_place) is not None:
         check(*args, **kwargs)
     _check_overlap(inplace_form(symbol), target, args, kwargs)
     return overwrite(target, symbol(*args, **kwargs), symbol.name)
-
-
-# operations that change a tensor's shape in place -> (symbol, arguments) of what undoes it
-_UNDONE: dict[str, Callable] = {
-    "t": lambda a: (LTORCH["t"], ()),
-    "transpose": lambda a, dim0, dim1: (LTORCH["transpose"], (dim0, dim1)),
-    "squeeze": lambda a, dim=None: (LTORCH["view"], (a.shape,)),
-    "unsqueeze": lambda a, dim: (LTORCH["squeeze"], (dim,)),
-    "as_strided": lambda a, *args: None,
-    "detach": lambda a: None,
-}
 
 
 def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
@@ -89,7 +78,7 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
         _refuse(f"{symbol.name}_ changes the shape of a tensor in place")
     if recorder.context.grad_enabled and now.requires_grad:
         memory.joins_history(target)
-    memory.rearrange(target, symbol, tuple(rest), _UNDONE[symbol.name](now, *rest))
+    memory.rearrange(target, symbol, tuple(rest), symbol.undo(now, *rest))
     return memory.holder(target)
 
 

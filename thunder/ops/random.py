@@ -487,11 +487,10 @@ def fork_rng(devices=None, enabled=True, **options):
     return Forked() if enabled else contextlib.nullcontext()
 
 
-# what programs that hold a generator's state ask for
-holding = frozenset(
-    s.id
-    for s in (seeded, get_default_rng_state, set_default_rng_state, _generator_seeded, _generator_state, _generator_set)
-)
+declare(
+    seeded, get_default_rng_state, set_default_rng_state, _generator_seeded, _generator_state, _generator_set,
+    holds_generator=True,
+)  # fmt: skip
 
 
 def generator_of(device: torch.device, generator: torch.Generator | None = None) -> torch.Generator:

@@ -64,7 +64,6 @@ from thunder.core.utils import without_collection
 from thunder.errors import warn_user
 from thunder.extend.saved import SavedTogether
 from thunder.ops.inplace import count_write, writes_back
-from thunder.ops.random import holding
 from thunder.ops.torch_types import to_torch_device
 from thunder.transforms import side_stream
 from thunder.transforms.base import Transform
@@ -125,7 +124,7 @@ class CUDAGraphTransform(Transform):
             or _is_foreign(symbol)
         ):
             return "it may do more than launch kernels"
-        if original.id in holding or line.kwargs.get("generator") is not None:
+        if original.holds_generator or line.kwargs.get("generator") is not None:
             return "it uses the state of a generator"
         if OpTags.DEVICE_SYNC_OP in tags or holds(original.synchronises, line):
             return "it may wait for the device"

@@ -28,7 +28,7 @@ __all__ = ["seed_random"]
 
 def seed_random(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
     """Writes the random operations of a program as functions of seeds, where one of `fusers` takes these."""
-    if any(line.sym is PRIMS["get_rng_state"] or line.sym.id in random.holding for line in trace.bound_symbols):
+    if any(line.sym is PRIMS["get_rng_state"] or line.sym.holds_generator for line in trace.bound_symbols):
         return trace
     seeds = _Seeds(fusers)
     made = rewrite(trace, seeds.rule)
