@@ -458,7 +458,7 @@ class Compiled:
             self._drop_outlived()
         if len(entries) < most or not self._original_stands_in():
             return False
-        if any("communicates" in e.captured.computation.tables for e in entries):  # the original would not
+        if any(e.captured.computation.info.communicates for e in entries):  # the original would not
             return False
         return min(e.used for e in entries) > self.stats.calls - STALE * most
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.flow import producers
 from thunder.capture import Captured
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.host_calls import with_log
@@ -35,7 +37,6 @@ from thunder.pipeline import (
     read_by_products,
 )  # fmt: skip
 from thunder.transforms.check_results import check_results
-from thunder.transforms.memory_budget import roots
 from thunder.transforms.partition import views_of_outputs
 
 __all__ = ["CacheEntry", "lower_captured"]
@@ -189,17 +190,17 @@ def _with_own_results(forward: Callable, computation: Trace, outputs: list, show
     be views of results. Such a view holds the result, that its node, and this what was saved: none would be freed.
     """
     lines, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
-    producer, shown = {o: line.sym for line in lines for o in line.outputs}, roots(lines, maybe=True)
-    written = computation.tables.get("written", {})  # in memory that was there
-    shared = Counter(shown.get(o, o) for o in outputs)
+    producer, bases = producers(lines), alias_bases(lines, maybe=True)
+    written = computation.info.written  # in memory that was there
+    shared = Counter(bases[o] for o in outputs)
 
     def may_be_own_view(o: Proxy) -> bool:
-        root = shown.get(o, o)
+        root = bases[o]
         if not isinstance(o, TensorProxy) or not o.requires_grad or root in arguments or shared[root] > 1:
             return False
-        if OpTags.OPAQUE in producer[root].tags:
+        if OpTags.OPAQUE in producer[root].sym.tags:
             return False
-        return o is not root or "elementwise" not in producer[o].info or o.name in written
+        return o is not root or not producer[o].sym.elementwise or o.name in written
 
     places = [i for i, o in enumerate(outputs) if may_be_own_view(o)]
     if not places and not shown_by_saved:

@@ -26,7 +26,7 @@ from thunder.capture.tensors import write_back
 from thunder.core.paths import Decision
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import recording
-from thunder.core.trace import Trace, timed_pass
+from thunder.core.trace import Trace, TraceInfo, timed_pass
 from thunder.distributed.placement import check_all_placed, placement_of, seen_as
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
@@ -103,16 +103,12 @@ class Captured:
         c.input_sources = [*(c.real[p][1] for p in tensors), *others.values()] + [
             c.number_sources[n.name] for n in numbers
         ]
-        tables = (
-            {"parameters": _parameter_paths(c, tensors), "held": _held(c, tensors)}
-            if c.options.transforms or c.replaced
-            else {}
-        )
-        if c.recorder.memory.versions:
-            tables["written"] = c.recorder.memory.versions
-        if copies := c.recorder.memory.copies:
-            tables["copies"] = {v.name: None for v in copies}
-        self.computation_traces = [Trace("computation", inputs, lines, output, c.recorder.context.names, tables=tables)]
+        asked, memory = bool(c.options.transforms or c.replaced), c.recorder.memory
+        info = TraceInfo(
+            parameters=_parameter_paths(c, tensors) if asked else {}, held=_held(c, tensors) if asked else frozenset(),
+            written=memory.versions, copies=frozenset(v.name for v in memory.copies),
+        )  # fmt: skip
+        self.computation_traces = [Trace("computation", inputs, lines, output, c.recorder.context.names, info=info)]
 
     @property
     def computation(self) -> Trace:
@@ -160,7 +156,7 @@ class Captured:
         `overrides` to."""
         known, paths = (
             {a.name: placement for a, placement in self._placements.items()},
-            self.computation.tables.get("parameters", {}),
+            self.computation.info.parameters,
         )
         for variable, path in paths.items():
             if path in overrides and (placement := placement_of(overrides[path])) is not None:
@@ -211,13 +207,13 @@ def _parameter_paths(c: Capture, tensors: list[TensorProxy]) -> dict[str, str]:
     return {p.name: paths[id(c.real[p][0])] for p in tensors if id(c.real[p][0]) in paths}
 
 
-def _held(c: Capture, tensors: list[TensorProxy]) -> dict[str, None]:
+def _held(c: Capture, tensors: list[TensorProxy]) -> frozenset[str]:
     """Names of the arguments that are parameters and buffers of whatever module."""
-    return {
-        p.name: None
+    return frozenset(
+        p.name
         for p in tensors
         if any(s.step == "attr" and s.key in ("_parameters", "_buffers") for s in c.real[p][1].steps())
-    }
+    )
 
 
 class _History:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from thunder.core.codegen import Printer
+from thunder.core.definition import Definition
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, numbers_in, proxies_in, settled
 from thunder.core.recording import RECORDER, current_recorder, recording, user_location
 from thunder.core.symbolic import Facts
@@ -183,7 +184,7 @@ def detached(context: Context | None = None) -> Iterator[Recorder]:
         yield recorder
 
 
-class Symbol:
+class Symbol(Definition):
     """An operation.
 
     name, module: how it is printed (`ltorch.mul`; a module of None prints the bare name). meta: types the result from
@@ -197,7 +198,6 @@ class Symbol:
         "name", "module", "id", "meta", "decomposition", "is_prim", "tags", "fn", "executor", "python_printer",
         "parameters", "defaults", "autocast",
         "torch_functions", "canonicalize", "explain", "places", "is_fusion", "sampler", "error_sampler", "grad_rule",
-        "info",
     )  # fmt: skip
 
     def __init__(
@@ -215,6 +215,7 @@ class Symbol:
         python_printer: Callable | None = None,
         is_fusion: bool = False,
     ):
+        super().__init__()
         self.name, self.module, self.meta, self.decomposition, self.is_prim = name, module, meta, decomposition, is_prim
         self.id = id if id is not None else f"{module}.{name}" if module else name
         self.tags, self.fn, self.executor, self.python_printer, self.is_fusion = (
@@ -230,7 +231,6 @@ class Symbol:
         self.explain: Callable | None = None
         self.places: Callable[..., dict[str, int]] = no_places
         self.sampler = self.error_sampler = self.grad_rule = None
-        self.info: dict = {}
         self.parameters, self.defaults = positional_parameters(decomposition or meta)
 
     @property
@@ -303,10 +303,8 @@ class Symbol:
         ):
             return out
         context = recorder.context
-        needs_grad = (
-            context.grad_enabled and self.connects(args, kwargs, inputs) and "typed_by_running" not in self.info
-        )
-        apart = self.info.get("not_differentiable", ()) if needs_grad else ()
+        needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs) and not self.typed_by_running
+        apart = self.nondifferentiable if needs_grad else ()
         for i, o in enumerate(outputs):
             if not o.name:
                 o.name = context.names.make()
@@ -321,8 +319,8 @@ class Symbol:
             line._subsymbols = tuple(subsymbols)
         if recorder.location is not None:
             line.location = recorder.location()
-        if self.info and (change := self.info.get("bind_postprocess")) is not None:
-            line = change(line) or line
+        if self.bind_postprocess is not None:
+            line = self.bind_postprocess(line) or line
         recorder.bound_symbols.append(line)
         if recorder.memory is not None and OpTags.VIEW in self.tags:
             recorder.memory.add(line)
@@ -335,9 +333,7 @@ class Symbol:
         """Whether results of a call require grad, in grad mode; `inputs` are the proxies among the arguments."""
         for i in inputs:  # for each line that is written: no generator
             if isinstance(i, TensorProxy) and i.requires_grad:
-                return OpTags.DETACHED not in self.tags and (
-                    "detaches" not in self.info or not self.info["detaches"](*args, **kwargs)
-                )
+                return OpTags.DETACHED not in self.tags and not (self.detaches and self.detaches(*args, **kwargs))
         return False
 
     def bind(self, *args, output, subsymbols=(), context: Context | None = None, **kwargs) -> BoundSymbol:
@@ -356,6 +352,11 @@ class Symbol:
         """Gives a composite a meta rule of its own, so that typing it does not run its decomposition."""
         self.meta = meta
         return meta
+
+    def decomposed_by(self, function: Callable) -> Callable:
+        """Says what a kernel computes, in operations; the function returns None for arguments that it does not know."""
+        self.decomposition = function
+        return function
 
     def vjp(self, rule: Callable) -> Callable:
         """Gives the operation its derivative: a generator that yields the result, is sent its cotangent, and returns
@@ -500,6 +501,8 @@ class BoundSymbol:
                 result = self.sym.decomposition(*self.args, **self.kwargs)  # type: ignore[misc]
             except DataDependentError:  # another one for other sizes
                 return ()
+        if result is None and self.output is not None:
+            return ()
         lines, self.aliases = adopt(inner.bound_symbols, result, self.output)
         return tuple(lines)
 

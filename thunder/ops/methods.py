@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from thunder import compat
+from thunder.analysis.flow import producers
 from thunder.core.proxies import (
     METHODS,
     NumberProxy,
@@ -192,11 +193,11 @@ def fixed_value(a: TensorProxy) -> torch.Tensor | None:
     if recorder is None:
         return None
     a = recorder.latest(a)
-    maker = {o: line for line in recorder.bound_symbols for o in line.outputs}
+    producer = producers(recorder.bound_symbols)
     needed: dict = {}
     pending = [a]
     while pending:
-        line = maker.get(pending.pop())
+        line = producer.get(pending.pop())
         if (
             line is None
             or line.sym.fn is None
@@ -335,10 +336,10 @@ def _read_before(recorder: Recorder, a: TensorProxy) -> UnbackedNumber | None:
     read = [line for line in recorder.bound_symbols if line.sym is _item]
     if not read:
         return None
-    maker = {o: line for line in recorder.bound_symbols for o in line.outputs}
+    producer = producers(recorder.bound_symbols)
 
     def made(x):
-        line = maker.get(x)
+        line = producer.get(x)
         return (
             (x,)
             if line is None or line.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE}
