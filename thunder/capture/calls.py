@@ -31,6 +31,7 @@ from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, rec
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
 from thunder.core.symbol import Symbol
+from thunder.interpreter import NULL
 from thunder.interpreter.attributes import type_attribute
 from thunder.ops import inplace_of, lookup
 
@@ -67,9 +68,12 @@ def call(c, f, args, kwargs):
 
 def _call_object(c, f, t: type, args, kwargs):
     """A call of an object that is neither a function nor a class."""
-    if hasattr(t, "_lc_cd") and not isinstance(f, torch.nn.Module):  # its original becomes part of this program
+    # a compiled function: its original becomes part of this program
+    if type_attribute(t, "_lc_cd") is not NULL and not isinstance(f, torch.nn.Module):
         return call(c, _original(c, f), args, kwargs)
-    if lookup(f) is not None:
+    if c.lookup(t, "__call__") is NULL:
+        return f(*args, **kwargs)  # raises
+    if native_module(t.__module__) and lookup(f) is not None:
         return record(c, f, args, kwargs)
     method = c.slot(t, "__call__")
     if method is not None:

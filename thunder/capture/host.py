@@ -20,6 +20,7 @@ import torch
 
 from thunder import compat
 from thunder.capture import (
+    callbacks,
     calls,
     containers,
     handlers,
@@ -130,6 +131,8 @@ class Capture(ProtocolHost):
         # where values come from
         self.sources: dict[int, Source] = {}
         self.keep: dict[int, Any] = {}
+        # where values came from that are asked as a whole, and that leave as what stands there
+        self.origins: dict[int, Source] = {}
         self.pinned: dict[Source, Any] = {}  # modules of the compiled root: the entry may hold them
         root = original(fn)
         root = root.__self__ if type(root) is types.MethodType else root
@@ -151,7 +154,8 @@ class Capture(ProtocolHost):
         self.values: dict[Source, Any] = {}  # what stands there
         self.shapes: dict[Source, tuple] = {}  # of tensors: None for a size that stays symbolic
         self.settings: set[Source] = set()  # PyTorch's settings that the program asked for
-        self.arrays: dict[int, numpy.ndarray] = {}  # from outside, whose memory tensors of them share
+        # from outside, whose memory tensors of them share: what stands there, and a copy
+        self.arrays: dict[int, tuple[numpy.ndarray, numpy.ndarray]] = {}
         self.function_sources: dict[int, Source] = {}
         self.asked_functions: set[int] = set()  # functions whose code was asked for
         self.engine = backward.Engine()
@@ -174,6 +178,7 @@ class Capture(ProtocolHost):
         self.attribute_dicts: dict[int, tuple] = {}
         self.attribute_dicts_of: dict[int, dict] = {}  # id(object) -> that copy
         self.fresh: set[int] = set()
+        self.called_in: dict[type, dict[str, str]] = {}  # what native code may call of a class: see `callbacks.py`
         self.outside_iterators: dict[int, Any] = {}
         self.sharp_edges: list[str] = []
         self.announced: dict[int, Any] = {}  # what such code gave: a file that the program opened
@@ -405,6 +410,7 @@ class Capture(ProtocolHost):
     def hashed(self, keys, others=()):
         if any(type(k) is HostProxy for k in keys):
             self.refuse("a value that a host call gives is put into a set or a dict as a key", "use it as an index")
+        callbacks.check_hashed(self, keys, others)
         if self.sources:
             for i, k in enumerate(keys):
                 if type(k) not in PRIMITIVE:

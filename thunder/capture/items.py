@@ -18,7 +18,7 @@ from thunder.capture.native import PRIMITIVE
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
 
-__all__ = ["getitem", "setitem", "contains", "iterate", "refuse_array", "VIEWS"]
+__all__ = ["getitem", "setitem", "contains", "iterate", "refuse_array", "check_arrays", "VIEWS"]
 
 # of mappings written in Python
 VIEWS = {collections.abc.KeysView, collections.abc.ItemsView, collections.abc.ValuesView}
@@ -67,11 +67,31 @@ def _key(c, k):
 
 
 def refuse_array(c, o) -> None:
-    if id(o) in c.arrays:
-        c.refuse(
-            "a numpy array from outside is written to",
-            "pass a tensor (torch.from_numpy shares the memory), or write to a copy of the array",
-        )
+    """Refuse a write to an array from outside, or to a view of one."""
+    while isinstance(o, numpy.ndarray):
+        if id(o) in c.arrays:
+            _refuse_write(c)
+        o = o.base
+
+
+def check_arrays(c) -> None:
+    """Refuse what native code has written to arrays from outside, which are as they were."""
+    for array, copy in c.arrays.values():
+        if not (array.shape == copy.shape and array.dtype == copy.dtype and _same_bytes(array, copy)):
+            if array.shape == copy.shape:
+                numpy.copyto(array, copy)
+            _refuse_write(c)
+
+
+def _same_bytes(a, b) -> bool:
+    return all(map(operator.is_, a.flat, b.flat)) if a.dtype.hasobject else a.tobytes() == b.tobytes()
+
+
+def _refuse_write(c):
+    c.refuse(
+        "a numpy array from outside is written to",
+        "pass a tensor (torch.from_numpy shares the memory), or write to a copy of the array",
+    )
 
 
 def setitem(c, o, k, v) -> None:

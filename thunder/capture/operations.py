@@ -15,13 +15,13 @@ from thunder.capture.ask import PRESENT
 from thunder.capture.expose import as_text, expose
 from thunder.capture.library import backward, leaves
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import (
-    CONTAINERS,
-)  # fmt: skip
+from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, Size, TensorProxy, map_structure, proxies_in
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
+from thunder.interpreter import NULL
+from thunder.interpreter.attributes import type_attribute
 from thunder.ops import lookup
 from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -145,6 +145,8 @@ def lifted(c, v, *, typed: bool = False):
     if t in CONTAINERS or t is tuple or t is slice:
         expose(c, v)
         return _lifted(c, v, typed) if t in (list, tuple, dict, slice) else v
+    if t not in PRIMITIVE and not native_module(t.__module__) and type_attribute(t, "__torch_function__") is not NULL:
+        c.refuse(f"a {t.__name__}, which has a __torch_function__, goes into an operation", "call it outside")
     if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
         c.refuse(
             "a torch.Generator made inside the program is used: every call would go on where the last one stopped",

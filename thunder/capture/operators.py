@@ -22,7 +22,7 @@ from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
 from thunder.capture.objects import PROXIES
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Size, TensorProxy
-from thunder.interpreter import ProtocolHost, operators, sequences
+from thunder.interpreter import NULL, ProtocolHost, operators, sequences
 from thunder.interpreter.attributes import in_python
 from thunder.interpreter.host import UNARY
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
@@ -53,7 +53,13 @@ def native_binary(c, symbol, a, b):
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], operations.all_lifted(c, (a, b)), {})
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         c.synchronize()
-        return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
+        try:
+            return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
+        except TypeError:
+            if symbol != "**=":
+                raise
+        words = f"unsupported operand type(s) for **=: '{c.type_name(a)}' and '{c.type_name(b)}'"
+        raise TypeError(words)  # PyTorch's own is a NotImplemented
     if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
         return operations.size((*a, *b))
     return ProtocolHost.native_binary(c, symbol, a, b)
@@ -175,7 +181,8 @@ def native_truth(c, o):
 
 
 def unpack(c, value, before, after=None):
-    if type(value) in (TensorProxy, HostProxy) or c.lazy or id(value) in c.outside_iterators:
+    known = c.lookup(type(value), "__iter__") is not NULL or c.lookup(type(value), "__getitem__") is not NULL
+    if type(value) in (TensorProxy, HostProxy) or known and (c.lazy or id(value) in c.outside_iterators):
         value = list(c.steps(value))
     return ProtocolHost.unpack(c, value, before, after)
 
