@@ -172,6 +172,24 @@ def test_vector_instructions_are_found_without_compiling_programs(monkeypatch):
     )
 
 
+def test_code_for_other_vector_instructions_is_not_taken_from_disk(monkeypatch):
+    """A home directory that machines share, and ATEN_CPU_CAPABILITY: PyTorch's keys know of neither. Code for AVX-512
+    under AVX2's headers computes wrong numbers, and under none it does not compile."""
+
+    def program(x):
+        return torch.sin(x) * x + 0.515
+
+    x = torch.randn(37, 130)
+    want, right = program(x), program(x.double())
+    for capability in (None, "default"):
+        monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+        if capability is not None:
+            monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
+        inductor_ex._compiled.clear()
+        got = thunder.jit(program, executors=["inductor"])(x)
+        assert (got - right).abs().max() <= 2 * (want - right).abs().max()
+
+
 def test_results_are_laid_out_as_pytorch_lays_them_out_and_new_strides_are_compiled_once():
     def program(x, y):
         z = (x * y).exp() + 1.0
