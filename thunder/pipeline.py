@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from thunder.analysis.aliases import alias_bases
 from thunder.core.check import check
 from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy, like
 from thunder.core.symbol import BoundSymbol, OpTags
@@ -31,7 +32,7 @@ from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
 from thunder.transforms.keep import keep
-from thunder.transforms.memory_budget import MEMORY_BUDGET, plan, roots
+from thunder.transforms.memory_budget import MEMORY_BUDGET, plan
 from thunder.transforms.open_reductions import open_reductions
 from thunder.transforms.partition import ForwardBackward, as_saved_by, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
@@ -75,7 +76,7 @@ def _recomputed(joint: Trace, options: JitOptions, executors: Sequence) -> froze
     chosen = (
         plan(joint, budget, lambda line: any(e.takes(line) for e in fusers)).recomputed if budget < 1.0 else frozenset()
     )
-    return chosen.union(gathered_again(joint)) if "communicates" in joint.tables else chosen
+    return chosen.union(gathered_again(joint)) if joint.info.communicates else chosen
 
 
 def _lowered(
@@ -115,7 +116,7 @@ def _combined(trace: Trace, executor: Executor) -> Trace:
 
 def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list[tuple]:
     """The passes that make a program which runs, and what users' transforms do to it then."""
-    communicates = "communicates" in program.tables
+    communicates = program.info.communicates
     return [
         *([("Communication Buckets", bucket)] if communicates else ()),
         ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
@@ -172,7 +173,7 @@ def lower_with_derivatives(
         chosen = plan(joint, budget, fuses).recomputed if budget < 1.0 or fusers else frozenset()
         if budget >= 1.0:
             chosen = keep(joint, chosen, fuses, lambda line: any(e.takes(line) and e.keeps(line) for e in fusers))
-        if "communicates" in joint.tables:
+        if joint.info.communicates:
             chosen = gathered_again(joint).union(chosen)
         cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))
         return cut[0].forward
@@ -217,9 +218,9 @@ def read_by_products(cut: ForwardBackward, executors: Sequence) -> list[int]:
     if not any(isinstance(e, FusionExecutor) for e in executors):  # what nobody fuses runs as in eager, bit for bit
         return []
     lines = cut.backward.bound_symbols
-    shown = roots(lines, maybe=True)
+    bases = alias_bases(lines, maybe=True)
     reads = collections.Counter(
-        root for line in lines if OpTags.MATMUL_OP in line.sym.tags for root in {shown.get(i, i) for i in line.inputs}
+        root for line in lines if OpTags.MATMUL_OP in line.sym.tags for root in {bases[i] for i in line.inputs}
     )
     return [i for i, c in enumerate(cut.cotangents) if reads[c] > 1]
 
@@ -240,7 +241,7 @@ def gradient_program(
         if c is not None:
             c.name, c.requires_grad = acquired.names.make("cotangent"), True
     gradients = gradients_of(dce(acquired.replace(bound_symbols=lines)), cotangents, outputs, executors)
-    overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols, acquired.tables.get("copies", ()))
+    overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols, acquired.info.copies)
     if overwritten is not None:
         raise_error = modified_in_place.bind(overwritten.name, output=None)
         gradients = gradients.replace(bound_symbols=[raise_error], output=tuple(None for _ in gradients.output))

@@ -11,10 +11,11 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
+from thunder.capture import host_lines
 from thunder.capture.ask import KEYS
 from thunder.capture.library import torch_func
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import CONTAINERS, native_module
+from thunder.capture.native import CONTAINERS, impure, native_module
 from thunder.capture.native_calls import (
     BY_NAME,
     BY_TYPE,
@@ -28,6 +29,7 @@ from thunder.capture.native_calls import (
 )
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
+from thunder.core.host_calls import HostProxy
 from thunder.core.symbol import Symbol
 from thunder.interpreter import NULL, text
 from thunder.interpreter.attributes import type_attribute
@@ -162,6 +164,8 @@ BY_TYPE |= {
     operator.attrgetter: _call_operator,
     operator.methodcaller: _call_operator,
     Symbol: _call_symbol,
+    HostProxy: host_lines.call,
+    host_lines.HostMethod: host_lines.call,
 }
 BY_TYPE |= {weakref.ref: _call_reference, weakref.KeyedRef: _call_reference}
 BY_TYPE |= dict.fromkeys(compat.scripted(), _call_scripted)
@@ -184,6 +188,6 @@ def _call_function(c, f, args, kwargs):
         # around what Dynamo leaves alone, once it is imported or was used
         if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
             return call(c, f.__wrapped__, args, kwargs)
-        if not reaches(c, args, kwargs):
+        if not reaches(c, args, kwargs) or impure(f) is not None:
             return call_native(c, f, args, kwargs)
     return c.enter(f, args, kwargs)

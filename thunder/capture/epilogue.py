@@ -35,7 +35,7 @@ _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torc
 def is_plain(c, value, seen: set[int]) -> bool:
     """Whether a result can be written as a literal: new tuples, lists and dicts, each once, of proxies and literals."""
     t = type(value)
-    if t is TensorProxy or t is AnyProxy or isinstance(value, NumberProxy) or t in _LITERAL:
+    if t is TensorProxy or isinstance(value, (AnyProxy, NumberProxy)) or t in _LITERAL:
         return True
     if t not in (tuple, list, dict) or id(value) in c.sources:
         return False

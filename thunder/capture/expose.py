@@ -16,6 +16,7 @@ from thunder.capture import callbacks, containers
 from thunder.capture.ask import KEYS
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_base, is_iterator, native_module
 from thunder.capture.sources import MISSING
+from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, map_structure
 from thunder.interpreter import standins, text
 
@@ -24,7 +25,7 @@ __all__ = ["expose", "attributes", "slots", "as_text"]
 MOST = 10_000  # objects that one call may look at
 # native code calls them, or asks torch about them
 _OPAQUE = (torch.nn.Module, type, types.FunctionType, types.ModuleType, torch.Tensor)
-_LEAVES = PRIMITIVE | {TensorProxy, AnyProxy, types.BuiltinFunctionType} - {slice}
+_LEAVES = PRIMITIVE | {TensorProxy, AnyProxy, HostProxy, types.BuiltinFunctionType} - {slice}
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 

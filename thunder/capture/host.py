@@ -24,6 +24,7 @@ from thunder.capture import (
     calls,
     containers,
     handlers,
+    host_lines,
     items,
     native_calls,
     objects,
@@ -33,6 +34,7 @@ from thunder.capture import (
     values,
 )
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, Question, ask, reach
+from thunder.capture.decisions import Path
 from thunder.capture.expose import expose
 from thunder.capture.identities import told_apart
 from thunder.capture.library import backward, collectives, triton_kernels
@@ -40,6 +42,8 @@ from thunder.capture.library.functional import original
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.capture.sources import Source
 from thunder.capture.strides import layout
+from thunder.core.host_calls import HostProxy
+from thunder.core.paths import Decision
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.core.symbolic import Decisions
@@ -94,6 +98,8 @@ class Capture(ProtocolHost):
         options: JitOptions,
         changing: dict | None = None,
         overrides: tuple[dict, ...] = (),
+        path: tuple[Decision, ...] = (),
+        log: dict[int, Any] | None = None,
     ):
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options
@@ -116,6 +122,7 @@ class Capture(ProtocolHost):
         self.recorder.memory = Memory(
             outside=functools.partial(tensors.written_to, self), layout=functools.partial(layout, self)
         )
+        self.path = self.recorder.decide = Path(self, path, log)
         self.recorder.is_leaf = functools.partial(tensors.is_leaf, self)
         late = triton_kernels.launchers() | collectives.handlers()
         # of functions in modules that few programs import
@@ -271,6 +278,16 @@ class Capture(ProtocolHost):
     delete_attr, own_delete, native_delete = objects.delete_attr, objects.own_delete, objects.native_delete
     load_global, store_global, delete_global = objects.load_global, objects.store_global, objects.delete_global
 
+    def load_special(self, value, name):
+        return host_lines.HostMethod(value, name) if type(value) is HostProxy else super().load_special(value, name)
+
+    def join(self, parts):
+        return (
+            host_lines.run(self, "".join, (parts,), pure=True)
+            if any(type(p) is not str for p in parts)
+            else "".join(parts)
+        )
+
     def slot(self, t: type, name: str):
         """The Python function that implements a special method, or None."""
         found = self.lookup(t, name)
@@ -391,6 +408,8 @@ class Capture(ProtocolHost):
     )
 
     def hashed(self, keys, others=()):
+        if any(type(k) is HostProxy for k in keys):
+            self.refuse("a value that a host call gives is put into a set or a dict as a key", "use it as an index")
         callbacks.check_hashed(self, keys, others)
         if self.sources:
             for i, k in enumerate(keys):

@@ -10,11 +10,12 @@ import operator
 import numpy
 import torch
 
-from thunder.capture import opaque_values
+from thunder.capture import host_lines, opaque_values
 from thunder.capture.containers import dict_item, has_key, list_item, made_by_factory, materialize, write_attributes
 from thunder.capture.expose import expose
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.native import PRIMITIVE
+from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
 from thunder.options import SHARP_EDGES_OPTIONS
 
@@ -46,6 +47,10 @@ def getitem(c, o, k):
         return c.operation("__getitem__", o, _key(c, k))
     if t is AnyProxy:
         return opaque_values.apply(c, operator.getitem, (o, k), {})
+    if type(k) is HostProxy and isinstance(o, dict):
+        k = host_lines.settled(c, k)
+    elif t is HostProxy or type(k) is HostProxy:
+        return host_lines.operate(c, operator.getitem, o, k)
     if type(k) not in PRIMITIVE:
         expose(c, k)
     if isinstance(o, dict):
@@ -102,6 +107,10 @@ def setitem(c, o, k, v) -> None:
     if type(o) is TensorProxy:
         c.operation("__setitem__", o, _key(c, k), v)
         return
+    if type(o) is HostProxy:
+        host_lines.run(c, operator.setitem, (o, k, v))
+        return
+    k = host_lines.settled(c, k)
     refuse_array(c, o)
     if c.lazy and id(o) in c.lazy and not isinstance(o, dict):
         materialize(c, o)
@@ -116,6 +125,8 @@ def contains(c, o, v) -> bool:
         if isinstance(o, dict) and _hashable(v):
             return has_key(c, o, v)
         materialize(c, o)
+    if type(o) is HostProxy or host_lines.holds_host_values(o) or type(v) is HostProxy:
+        return bool(host_lines.operate(c, operator.contains, o, v))
     expose(c, o, v)
     if isinstance(o, (list, tuple, dict, set, frozenset, collections.deque)):
         told_apart(c, v, o)
@@ -131,6 +142,8 @@ def iterate(c, o):
     t = type(o)
     if t is TensorProxy:
         return iter(o)
+    if t is HostProxy:
+        return host_lines.elements(c, o)
     if t is set and id(o) in c.filled and o == c.filled[id(o)].was:
         return iter(c.elements(c.filled[id(o)].original))  # a copy may have another order
     return iter(o)

@@ -170,6 +170,7 @@ _FILES = {  # methods of paths that look at files
     "iterdir", "glob", "rglob",
     "mkdir", "unlink", "touch", "rename", "cwd", "home", "resolve",
 }  # fmt: skip
+_LOGGED = {"debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log"}
 _ONCE = "runs while the program is captured and not again"
 
 
@@ -185,6 +186,8 @@ def impure(f) -> str | None:
         return None
     if module in _CHANGING or module.startswith("numpy.random") or (module, name) in _CHANGING_FUNCTIONS:
         return f"{shown} gives another value at each call"
+    if module == "logging" and name in _LOGGED or (module, name) == ("warnings", "warn"):
+        return f"{shown} {_ONCE}"
     if module in _OUTSIDE or module.startswith("pathlib") and name in _FILES:
         return f"{shown} {_ONCE}"
     return None

@@ -20,7 +20,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import callbacks, containers, items
+from thunder.capture import callbacks, containers, host_lines, items, operations
 from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
@@ -38,7 +38,7 @@ from thunder.capture.native import (
     is_iterator,
     native_module,
 )  # fmt: skip
-from thunder.capture.operations import all_lifted, note_text, record, size
+from thunder.capture.operations import all_lifted, record, size
 from thunder.capture.sources import MISSING
 from thunder.core.proxies import AnyProxy, NumberProxy, Size, TensorProxy, concrete, map_structure, settled
 from thunder.interpreter import NULL, Host, construction, standins
@@ -143,8 +143,7 @@ def call_builtin(c, f, args, kwargs):
     if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is compat.TensorBase:
         return record(c, f, args, kwargs)
     if type(s) is str and f.__name__ in ("format", "__mod__"):
-        note_text(c, (*args, *kwargs.values()))
-        args, kwargs = [as_text(c, a) for a in args], {k: as_text(c, v) for k, v in kwargs.items()}
+        return _formatted(c, f, args, kwargs)
     if type(s) is torch.Generator:
         return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     _note_factory(c, f, (s, *args))
@@ -167,6 +166,12 @@ def call_builtin(c, f, args, kwargs):
     if c.attribute_dicts:
         containers.write_attributes(c, s)
     return result
+
+
+def _formatted(c, f, args, kwargs):
+    if operations.is_unknown_text((*args, *kwargs.values())):
+        return host_lines.text(c, f, *args, **kwargs)
+    return call_native(c, f, [as_text(c, a) for a in args], {k: as_text(c, v) for k, v in kwargs.items()})
 
 
 _WATCHED = (
@@ -230,9 +235,10 @@ def _callable_for_native(c, f):
 def call_native(c, f, args, kwargs):
     if c.outside_iterators and any(id(a) in c.outside_iterators for a in args):
         items.advance(c)
-    why = impure(f)
-    if why is not None and id(getattr(f, "__self__", None)) not in c.announced:
-        c.sharp(why)
+    if impure(f) is not None:
+        return host_lines.run_impure(c, f, args, kwargs)
+    if host_lines.takes(f, args, kwargs):
+        return host_lines.run(c, f, args, kwargs)
     if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
         args, kwargs = [_called_back(c, a) for a in args], {k: _called_back(c, a) for k, a in kwargs.items()}
     if isinstance(f, type) and issubclass(f, type) or f is type.__new__:
@@ -248,11 +254,7 @@ def call_native(c, f, args, kwargs):
         result = Host.call_native(c, f, args, kwargs)
         if c.arrays:
             items.check_arrays(c)
-        if known:
-            result = callbacks.released(c, f, result, known)
-        if why is not None and type(result) not in PRIMITIVE:
-            c.announced[id(result)] = result
-        return result
+        return callbacks.released(c, f, result, known) if known else result
     c.synchronize()
     if type(f) in IDENTITY_CALLS:  # which takes numbers only
         args, kwargs = map_structure(settled, list(args)), map_structure(settled, kwargs)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from thunder.core.codegen import Printer
+from thunder.core.definition import Definition
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, numbers_in, proxies_in, settled
 from thunder.core.recording import RECORDER, current_recorder, recording, user_location
 from thunder.core.symbolic import Facts
@@ -52,6 +53,7 @@ class OpTags(enum.Enum):
     IN_PLACE = enum.auto()
     DETACHED = enum.auto()  # its results never require grad, whatever its arguments do
     VIEW = enum.auto()  # an output may share memory with the first tensor argument
+    DECISION = enum.auto()  # the program may leave for another path here
     OPAQUE = enum.auto()  # typed by running PyTorch on fake tensors, executed by calling PyTorch
     AUTO_REGISTERED = OPAQUE
 
@@ -144,9 +146,14 @@ class Recorder:
     operations have made of values (`thunder.ops.memory`), where there may be any. casts: of leaves, by autocast
     (`thunder.ops.autocast`); is_leaf says what is one. location: called for each line, gives where in the user's code
     it came from, in a form that costs little; where: the same as (filename, line, function, source line), for errors.
+
+    decide: answers what only the run tells, see `thunder.core.paths`; None where such a question is an error. typing:
+    whether a meta rule is running, which is typed by examples where it asks.
     """
 
-    __slots__ = ("bound_symbols", "context", "memory", "casts", "is_leaf", "location", "where", "sizes")
+    __slots__ = (
+        "bound_symbols", "context", "memory", "casts", "is_leaf", "location", "where", "sizes", "decide", "typing",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -161,6 +168,8 @@ class Recorder:
         self.is_leaf: Callable[[Proxy], bool] | None = None
         self.location, self.where = location, where
         self.sizes: list | None = None
+        self.decide: Any = None
+        self.typing = False
 
     def latest(self, x):
         """What a proxy stands for after the in-place operations recorded so far."""
@@ -175,7 +184,7 @@ def detached(context: Context | None = None) -> Iterator[Recorder]:
         yield recorder
 
 
-class Symbol:
+class Symbol(Definition):
     """An operation.
 
     name, module: how it is printed (`ltorch.mul`; a module of None prints the bare name). meta: types the result from
@@ -189,7 +198,6 @@ class Symbol:
         "name", "module", "id", "meta", "decomposition", "is_prim", "tags", "fn", "executor", "python_printer",
         "parameters", "defaults", "autocast",
         "torch_functions", "canonicalize", "explain", "places", "is_fusion", "sampler", "error_sampler", "grad_rule",
-        "info",
     )  # fmt: skip
 
     def __init__(
@@ -207,6 +215,7 @@ class Symbol:
         python_printer: Callable | None = None,
         is_fusion: bool = False,
     ):
+        super().__init__()
         self.name, self.module, self.meta, self.decomposition, self.is_prim = name, module, meta, decomposition, is_prim
         self.id = id if id is not None else f"{module}.{name}" if module else name
         self.tags, self.fn, self.executor, self.python_printer, self.is_fusion = (
@@ -222,7 +231,6 @@ class Symbol:
         self.explain: Callable | None = None
         self.places: Callable[..., dict[str, int]] = no_places
         self.sampler = self.error_sampler = self.grad_rule = None
-        self.info: dict = {}
         self.parameters, self.defaults = positional_parameters(decomposition or meta)
 
     @property
@@ -248,7 +256,11 @@ class Symbol:
         subsymbols = None
         try:
             if self.meta is not None:
-                out = self.meta(*args, **kwargs)
+                outer, recorder.typing = recorder.typing, True
+                try:
+                    out = self.meta(*args, **kwargs)
+                finally:
+                    recorder.typing = outer
             else:
                 with detached(recorder.context.afterwards) as inner:
                     out = self.decomposition(*args, **kwargs)  # type: ignore[misc]
@@ -258,7 +270,7 @@ class Symbol:
                 if not subsymbols and any(not o.name for o in proxies_in(out, [])):
                     self._become_prim()
         except DataDependentError as error:
-            return UNBACKED["typed_by_examples"](self, recorder, args, kwargs, error)
+            return UNBACKED["typed_otherwise"](self, recorder, args, kwargs, error)
         except Exception as error:
             if any(isinstance(x, NumberProxy) and not x.unbacked for x in leaves((args, kwargs))):
                 # a rule that cannot take a symbolic number takes its value
@@ -291,10 +303,8 @@ class Symbol:
         ):
             return out
         context = recorder.context
-        needs_grad = (
-            context.grad_enabled and self.connects(args, kwargs, inputs) and "typed_by_running" not in self.info
-        )
-        apart = self.info.get("not_differentiable", ()) if needs_grad else ()
+        needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs) and not self.typed_by_running
+        apart = self.nondifferentiable if needs_grad else ()
         for i, o in enumerate(outputs):
             if not o.name:
                 o.name = context.names.make()
@@ -309,8 +319,8 @@ class Symbol:
             line._subsymbols = tuple(subsymbols)
         if recorder.location is not None:
             line.location = recorder.location()
-        if self.info and (change := self.info.get("bind_postprocess")) is not None:
-            line = change(line) or line
+        if self.bind_postprocess is not None:
+            line = self.bind_postprocess(line) or line
         recorder.bound_symbols.append(line)
         if recorder.memory is not None and OpTags.VIEW in self.tags:
             recorder.memory.add(line)
@@ -323,9 +333,7 @@ class Symbol:
         """Whether results of a call require grad, in grad mode; `inputs` are the proxies among the arguments."""
         for i in inputs:  # for each line that is written: no generator
             if isinstance(i, TensorProxy) and i.requires_grad:
-                return OpTags.DETACHED not in self.tags and (
-                    "detaches" not in self.info or not self.info["detaches"](*args, **kwargs)
-                )
+                return OpTags.DETACHED not in self.tags and not (self.detaches and self.detaches(*args, **kwargs))
         return False
 
     def bind(self, *args, output, subsymbols=(), context: Context | None = None, **kwargs) -> BoundSymbol:
@@ -344,6 +352,11 @@ class Symbol:
         """Gives a composite a meta rule of its own, so that typing it does not run its decomposition."""
         self.meta = meta
         return meta
+
+    def decomposed_by(self, function: Callable) -> Callable:
+        """Says what a kernel computes, in operations; the function returns None for arguments that it does not know."""
+        self.decomposition = function
+        return function
 
     def vjp(self, rule: Callable) -> Callable:
         """Gives the operation its derivative: a generator that yields the result, is sent its cotangent, and returns
@@ -488,6 +501,8 @@ class BoundSymbol:
                 result = self.sym.decomposition(*self.args, **self.kwargs)  # type: ignore[misc]
             except DataDependentError:  # another one for other sizes
                 return ()
+        if result is None and self.output is not None:
+            return ()
         lines, self.aliases = adopt(inner.bound_symbols, result, self.output)
         return tuple(lines)
 

@@ -25,7 +25,8 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.core.dtypes import COMPLEX, INTEGER
+from thunder.core.definition import holds
+from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
@@ -74,22 +75,16 @@ class InductorExecutor(FusionExecutor):
         decides: Inductor writes loops for that."""
         symbol = line.sym
         if (
-            symbol.name in _LEFT
-            or symbol.id in _LEFT
+            not symbol.inductor_loops
+            or holds(symbol.checks_data, line)
             or OpTags.OPAQUE in symbol.tags
             or any(p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
         ):
             return False
         if OpTags.MATMUL_OP in symbol.tags:
             return self.products
-        if symbol.name in _DIVISIONS and all(p.dtype.category <= INTEGER for p in line.outputs):
-            return False
-        if (
-            symbol.id in _LEAVES
-            or symbol.info.get("elementwise")
-            or "in_operations" in symbol.info
-            or symbol.tags & _LOOPS
-        ):
+        is_kernel = symbol.is_prim and symbol.decomposition is not None
+        if symbol.id in _LEAVES or symbol.elementwise or is_kernel or symbol.tags & _LOOPS:
             return True
         return (
             symbol.decomposition is not None
@@ -122,7 +117,7 @@ class InductorExecutor(FusionExecutor):
         if len(regions) > 1:
             before = self._last()
             program = _Program(trace, before if before is not None and before.trace.names is trace.names else None)
-            trace.tables.setdefault("regions of inductor", {})[trace.name] = program  # it lives as long as the trace
+            trace.info.compiled[trace.name] = program
             self._last = weakref.ref(program)
             for region in regions:
                 region.program = self._last
@@ -138,16 +133,6 @@ def _nothing() -> None:
 
 _LEAVES = {symbol.id for symbol in PRIMS.values()}
 _LOOPS = {OpTags.SHAPE_OP, OpTags.REDUCTION_OP, OpTags.VIEW}
-_LEFT = {  # names or ids
-    "take", "index", "one_hot", "copy_with_setitem", "setitem", "as_strided", "device_put", "binary_cross_entropy",
-    "aten.binary_cross_entropy.default",
-    "aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default",  # each looks at data, and has an error
-    "floor_divide", "nextafter",  # Inductor's results differ: for infinities, and below float32
-    # it has no loops for them
-    "nuclear_norm", "norm", "median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all",
-}  # fmt: skip
-# an integer by zero is PyTorch's error; the processor stops the program for it
-_DIVISIONS = {"div", "divide", "remainder", "fmod"}
 
 
 class InductorRegion:

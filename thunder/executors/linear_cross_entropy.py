@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 
+from thunder.analysis.flow import producers, uses
 from thunder.core.dtypes import bfloat16, float32, float64
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, element_count, like, number_value
 from thunder.core.rewrite import Rewriter, rewrite
@@ -177,12 +177,10 @@ def _logits(line: BoundSymbol) -> int:
 
 
 for _symbol, _wanted in ((linear_cross_entropy, lambda line: ()), (with_gradients, lambda line: line.args[-1])):
-    _symbol.info |= {
-        "multiply_adds": lambda line, wanted=_wanted: (
-            (1 + sum(wanted(line))) * element_count(line.args[0]) * number_value(line.args[1].shape[0])
-        ),
-        "scratch": _logits,
-    }
+    _symbol.multiply_adds = lambda line, wanted=_wanted: (
+        (1 + sum(wanted(line))) * element_count(line.args[0]) * number_value(line.args[1].shape[0])
+    )
+    _symbol.scratch = _logits
 
 
 def _differentiated(hidden, weight, target, ignore_index, reduction, dtype):
@@ -206,16 +204,12 @@ add_default_executor_of_gpus(linear_cross_entropy_ex, here=torch.cuda.is_availab
 # ----------------------------------------------------------------------------------------------------------------
 # finding them
 
-_RESHAPES = ("reshape", "view", "flatten")
-
 
 class _Flow:
     """Who makes and reads the values of a trace."""
 
     def __init__(self, trace: Trace):
-        self.producer = {o: line for line in trace.bound_symbols for o in line.outputs}
-        self.readers = Counter(p for line in trace.bound_symbols for p in line.inputs)
-        self.readers.update(trace.output_proxies)
+        self.producer, self.uses = producers(trace), uses(trace.bound_symbols, trace.output_proxies)
 
     def chain(self, line: BoundSymbol) -> tuple[BoundSymbol, list[BoundSymbol]] | None:
         """The linear layer whose result, read by nobody else, a cross-entropy is of, and what moves its rows in
@@ -225,7 +219,7 @@ class _Flow:
             return None
         moves: list[BoundSymbol] = []
         value: Proxy = logits
-        while self.readers[value] == 1 and value in self.producer:
+        while self.uses[value] == 1 and value in self.producer:
             made = self.producer[value]
             if made.sym is LTORCH["linear"]:
                 return (made, moves[::-1]) if _fits(made, moves[::-1], line) else None
@@ -274,9 +268,9 @@ def _fits(linear: BoundSymbol, moves: list[BoundSymbol], loss: BoundSymbol) -> b
         return False
     dense = True
     for move in moves:  # a view that PyTorch refuses stays, and is refused
-        if move.sym.name == "view" and not dense:
+        if move.sym is LTORCH["view"] and not dense:
             return False
-        dense = move.sym.name != "getitem" and (dense or move.sym.name == "contiguous")
+        dense = move.sym is not LTORCH["getitem"] and (dense or move.sym is LTORCH["contiguous"])
     return math.prod(logits.shape) * logits.dtype.bytes > LIMIT
 
 
@@ -294,7 +288,8 @@ def _keeps_rows(line: BoundSymbol) -> bool:
     if line.sym is LTORCH["getitem"]:
         return _picks_rows(line.args[1], len(before.shape))
     return (
-        any(line.sym is LTORCH[name] for name in (*_RESHAPES, "contiguous"))
+        line.sym.reshapes
+        or line.sym is LTORCH["contiguous"]
         or line.sym is LTORCH["to"]
         and before.device is after.device
     )
@@ -316,7 +311,7 @@ def _joined(loss: BoundSymbol, linear: BoundSymbol, moves: list[BoundSymbol]):
     for move in moves:
         if move.sym is LTORCH["getitem"]:
             hidden = LTORCH["getitem"](hidden, move.args[1])
-        elif any(move.sym is LTORCH[name] for name in _RESHAPES):
+        elif move.sym.reshapes:
             hidden = LTORCH["reshape"](hidden, (*move.output.shape[:-1], width))
     return _call(hidden, weight, to_torch_dtype(loss.args[0].dtype), *loss.args[1:], **loss.kwargs)
 

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import torch
 
 from thunder import compat
+from thunder.analysis.flow import producers
 from thunder.core.devices import cpu
 from thunder.core.dtypes import float32, int64, uint64
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like
@@ -213,11 +214,8 @@ def _kernel(
         for label, tags in ((f"sdpa_{name}", ()), (f"sdpa_{name}_with_dropout", (OpTags.RANDOM_OP,)))
     ]
     for symbol in made:
-        symbol.info |= {
-            "not_differentiable": (1, 2, 3),
-            "multiply_adds": lambda line: 2 * scores(*line.args[:2], line.args[5]),
-            "rate": "attention",
-        }
+        symbol.nondifferentiable, symbol.rate = (1, 2, 3), "attention"
+        symbol.multiply_adds = lambda line: 2 * scores(*line.args[:2], line.args[5])
     last = Symbol(
         f"sdpa_{name}_backward",
         backward_meta,
@@ -226,11 +224,8 @@ def _kernel(
         tags=(OpTags.MATMUL_OP,),
         fn=backward,
     )
-    last.info |= {
-        "multiply_adds": lambda line: 5 * scores(*line.args[1:3], line.args[10]),
-        "rate": "attention_backward",
-        "kernels": 3,
-    }
+    last.multiply_adds = lambda line: 5 * scores(*line.args[1:3], line.args[10])
+    last.rate, last.kernels = "attention_backward", 3
 
     for symbol in made:
 
@@ -396,7 +391,7 @@ class SDPAExecutor(OperatorExecutor):
         attention = (scaled_dot_product_attention, attention_with_dropout)
         if not any(line.sym in attention for line in trace.bound_symbols):
             return trace
-        producer = {o: line for line in trace.bound_symbols for o in line.outputs}
+        producer = producers(trace)
         changed = False
 
         def rule(line: BoundSymbol, out: Rewriter) -> None:
@@ -444,7 +439,7 @@ def _repeated(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> tuple[Tenso
             if type(times) is int and type(dim) is int and dim in (1, -3) and not line.kwargs and len(given.shape) == 4
             else None
         )
-    if not any(line.sym is LTORCH[name] for name in ("reshape", "view", "flatten")):
+    if not line.sym.reshapes:
         return None
     spread = producer.get(line.args[0])
     if (

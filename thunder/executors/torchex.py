@@ -49,6 +49,7 @@ def _execution_symbol(symbol: Symbol) -> Symbol:
         executor=torch_ex,
         is_prim=True,
     )
+    made.take_facts(symbol)
     return made
 
 

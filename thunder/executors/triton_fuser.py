@@ -10,7 +10,7 @@ stay with PyTorch, and, unless `rng="fused"`, random numbers. How kernels are ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -18,18 +18,19 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.utils import has_triton
+from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
 from thunder.executors.triton_kernels.schedule import ON_CHIP
 from thunder.executors.triton_kernels.values import primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
-from thunder.ops.backward import parts
 from thunder.ops.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import compile_option
 
 __all__ = ["triton_fuser"]
 
+DEAR = 40  # instructions for an element, of a table of sines
 TRITON_AUTOTUNE = compile_option(
     "triton_autotune", bool, False,
     "whether blocks of kernels are chosen by measuring when a region runs first, and kept on the disk",
@@ -92,7 +93,7 @@ class TritonFuser(FusionExecutor):
 
     def is_cheap(self, line: BoundSymbol) -> bool:
         """A table of sines is written once, not computed in each layer."""
-        return not _reduces(line) and not _contains(line, ("sin", "cos"))
+        return not _reduces(line) and not _is_dear(line)
 
     def should_fuse(self, region: Region) -> bool:
         """Views and copies alone are no work, and one operation is PyTorch's already, which draws no numbers of a seed
@@ -132,21 +133,23 @@ def _in_primitives(line: BoundSymbol) -> bool:
     """Whether a line, or all that it is made of, is computed by kernels."""
     if primitive(line):
         return True
-    if line.sym.decomposition is None and "in_operations" not in line.sym.info:
+    if line.sym.decomposition is None:
         return False
     if not all(isinstance(p, TensorProxy) for p in (*line.inputs, *line.outputs)):
         return False
-    lines, _ = parts(line)
+    lines = line.subsymbols
     # one that computes nothing is its input, of which a kernel would make a copy
     return bool(lines) and all(fusible(sub) and _in_primitives(sub) for sub in lines)
 
 
 def _reduces(line: BoundSymbol) -> bool:
-    return OpTags.REDUCTION_OP in line.sym.tags or not primitive(line) and any(map(_reduces, parts(line)[0]))
+    return OpTags.REDUCTION_OP in line.sym.tags or not primitive(line) and any(map(_reduces, line.subsymbols))
 
 
-def _contains(line: BoundSymbol, names: Container[str]) -> bool:
-    return line.sym.name in names or not primitive(line) and any(_contains(sub, names) for sub in parts(line)[0])
+def _is_dear(line: BoundSymbol) -> bool:
+    if primitive(line):
+        return line.sym.name in FUNCTIONS and FUNCTIONS[line.sym.name].work >= DEAR
+    return any(map(_is_dear, line.subsymbols))
 
 
 def _runs_on(device: str) -> bool:

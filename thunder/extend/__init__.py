@@ -212,7 +212,7 @@ class OperatorExecutor(Executor):
             fn=fn, executor=self, python_printer=python_printer,
         )  # fmt: skip
         if bind_postprocess is not None:
-            symbol.info["bind_postprocess"] = bind_postprocess
+            symbol.bind_postprocess = bind_postprocess
         self.opmap[name] = symbol
         for function in (
             replaces if isinstance(replaces, (tuple, list)) else (replaces,) if replaces is not None else ()

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from thunder.analysis.aliases import may_view
+from thunder.analysis.flow import producers
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers
 from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule, with_own_copies
 from thunder.core.rewrite import with_parts
@@ -14,7 +16,6 @@ from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
 from thunder.extend import Executor, Implementation, operation_id
-from thunder.ops.memory import may_view
 
 __all__ = ["FusionExecutor", "TooLarge", "run_by"]
 
@@ -151,7 +152,7 @@ class FusionExecutor(Executor):
         lists = [
             line
             for line in trace.bound_symbols
-            if line.sym.info.get("by_parts") and self.takes(line) and all(map(self.takes, line.subsymbols))
+            if line.sym.differentiate_decomposition and self.takes(line) and all(map(self.takes, line.subsymbols))
         ]
         if not lists:
             return trace
@@ -213,7 +214,7 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tupl
     seen through, of all that it shows, stays. A view of an input that is read outside as well is read by the region
     too, so that regions which read it are alike wherever it was made.
     """
-    producer = {o: line for line in region.lines for o in line.outputs}
+    producer = producers(region.lines)
     chains = {o: _chain(o, producer) for o in region.outputs}
     shown: dict[Proxy, list[Proxy]] = {}
     for o, chain in chains.items():

@@ -243,6 +243,10 @@ class Host:
             value = self.call(CONVERSIONS[conversion], [value], {})
         return format(value, spec)
 
+    def join(self, parts):
+        """The parts of an f-string."""
+        return "".join(parts)
+
     # ---------------------------------------------------------------- names
 
     def default(self, f, name, value):

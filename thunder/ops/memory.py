@@ -8,20 +8,19 @@ back at the end (see `Capture`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from thunder import compat
+from thunder.analysis.aliases import may_view
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
 from thunder.ops.define import LTORCH
-from thunder.ops.dims import along
 
-__all__ = ["Memory", "may_view"]
+__all__ = ["REMEDY", "Memory", "grad_enabled", "holding", "is_unseen", "part_of"]
 
 
 class Memory:
@@ -79,7 +78,7 @@ class Memory:
         for o in line.outputs:
             if o is not shown and o not in self.view_of:
                 self._show(o, line, shown)
-                if line.sym.name in MAY_COPY:
+                if line.sym.may_copy:
                     self.undecided.setdefault(self.base(shown), []).append(o)
 
     def _show(self, view: Proxy, line: BoundSymbol, shown: TensorProxy) -> None:
@@ -118,7 +117,7 @@ class Memory:
             return x
         x = self.holder(x)
         if x in self.lost:
-            raise CaptureError(self.lost[x], location=user_location(), remedy=_REMEDY)
+            raise CaptureError(self.lost[x], location=user_location(), remedy=REMEDY)
         if x in self.stale:
             self._derive(x)
         return self.current.get(x, x)
@@ -126,7 +125,7 @@ class Memory:
     def _derive(self, x: TensorProxy) -> None:
         """Makes a view again from what it shows now, and with it the other results of its line."""
         line, shown = self.view_of[x]
-        if x.requires_grad and line.sym.name in _OF_SEVERAL:
+        if x.requires_grad and line.sym.several_views:
             raise CaptureError(
                 f"a result of {line.sym.name}(), which gives several views, is read after its memory was written to, "
                 "which autograd does not support",
@@ -139,7 +138,7 @@ class Memory:
 
         self._deriving = True
         try:
-            with _grad_enabled(line.context is None or line.context.grad_enabled):  # whoever reads it first
+            with grad_enabled(line.context is None or line.context.grad_enabled):  # whoever reads it first
                 made = line.sym(*map_structure(place, line.args), **map_structure(place, line.kwargs))
         finally:
             self._deriving = False
@@ -147,8 +146,8 @@ class Memory:
             if old in self.stale:
                 self._freshen(old)
                 if (history := self.histories.get(old)) is not None and not new.requires_grad:
-                    with _grad_enabled(True):
-                        new = _holding.record(current_recorder(), (history, new), {}, like(new))
+                    with grad_enabled(True):
+                        new = holding.record(current_recorder(), (history, new), {}, like(new))
                 self.current[old], self.owner[new] = new, old
 
     # --- writing
@@ -168,7 +167,8 @@ class Memory:
         self._note_history(target)
         while target in self.view_of:
             line, shown = self.view_of[target]
-            whole = through(line, target, self.latest(shown), value)
+            inverse = line.sym.view_inverse
+            whole = inverse and inverse(line, target, self.latest(shown), value)
             if whole is None:
                 self._lose(target, line)
                 return
@@ -191,7 +191,7 @@ class Memory:
         self._decide(self.base(target))
         base = self.base(target)
         if base in self.fixed:
-            raise CaptureError(self.fixed[base], location=user_location(), remedy=_REMEDY)
+            raise CaptureError(self.fixed[base], location=user_location(), remedy=REMEDY)
         behind = self._detaching(target)
         if self.outside is not None:
             self.outside(base, base is not target, bool(behind))
@@ -202,14 +202,14 @@ class Memory:
         x = self.holder(target)
         while x in self.view_of:
             view, (line, x) = x, self.view_of[x]
-            if _is_unseen(line):
+            if is_unseen(line):
                 return
             if line.context is not None and not line.context.grad_enabled:
                 raise RuntimeError(
                     "A view was created in no_grad mode and is being modified inplace with grad mode enabled. Make "
                     "both inside of the block or outside."
                 )
-            if line.sym.name in _OF_SEVERAL:
+            if line.sym.several_views:
                 at = next(i for i, o in enumerate(line.outputs) if o is view)
                 raise RuntimeError(
                     f"Output {at} of {line.sym.name.capitalize()}Backward0 is a view and is being modified inplace. "
@@ -222,7 +222,7 @@ class Memory:
         """Whether `x` shows an element several times, as `expand` does."""
         x = self.holder(x)
         while x in self.view_of:
-            if self.view_of[x][0].sym.name == "expand":
+            if self.view_of[x][0].sym is LTORCH["expand"]:
                 return True
             x = self.view_of[x][1]
         return False
@@ -232,7 +232,7 @@ class Memory:
         found = set()
         while x in self.view_of:
             line, x = self.view_of[x]
-            if _is_unseen(line):
+            if is_unseen(line):
                 found.add(line.sym.name)
         return found
 
@@ -363,14 +363,14 @@ class Memory:
                 if self.view_of[x][0].context
                 else "an argument that shares memory with another one"
             )
-            raise CaptureError(f"{symbol.name}_ is called on {what}", location=user_location(), remedy=_REMEDY)
+            raise CaptureError(f"{symbol.name}_ is called on {what}", location=user_location(), remedy=REMEDY)
         if any(
             self.view_of[v][0].context is None and self.view_of[v][0].sym.name == "view" for v in self.views.get(x, ())
         ):
             raise CaptureError(
                 f"{symbol.name}_ is called on an argument that is passed twice",
                 location=user_location(),
-                remedy=_REMEDY,
+                remedy=REMEDY,
             )
         context = current_recorder().context
         before, below = self.latest(x), self.views.pop(x, [])
@@ -397,7 +397,7 @@ class Memory:
             self._show(inner, back[0].bind(value, *back[1], output=inner, context=context), x)
         if inner in self.view_of:
             self.stale.add(inner)
-        if symbol.name in MAY_COPY and x in self.view_of:
+        if symbol.may_copy and x in self.view_of:
             self.undecided.setdefault(self.base(x), []).append(x)
         elif x not in self.view_of:
             self.rearranged.setdefault(x, []).append((symbol, args))
@@ -428,7 +428,7 @@ class Memory:
 
 
 @contextmanager
-def _grad_enabled(enabled: bool) -> Iterator[None]:
+def grad_enabled(enabled: bool) -> Iterator[None]:
     """Lines are recorded with or without grad."""
     recorder = current_recorder()
     assert recorder is not None, "memory is that of a recording"
@@ -446,16 +446,16 @@ def _with_history(old: TensorProxy, new: TensorProxy) -> TensorProxy:
     recorder = current_recorder()
     if not old.requires_grad or recorder is None or recorder.context.grad_enabled:
         return new
-    with _grad_enabled(True):
-        return _holding(old, new)
+    with grad_enabled(True):
+        return holding(old, new)
 
 
-_holding = Symbol(
+holding = Symbol(
     "holding", lambda old, new: like(new), module="ltorch", id="holding", decomposition=lambda old, new: new
 )
 
 
-@_holding.vjp
+@holding.vjp
 def _(old, new):
     g = yield new
     return g, None
@@ -505,8 +505,6 @@ def are_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 _COMPARED_BYTES = 1 << 26
-# operations tagged as views that copy where the strides ask for it, or whose place is said in memory
-MAY_COPY = {"reshape", "contiguous", "flatten", "as_strided"}
 replacing = Symbol(
     "replacing", lambda old, new: like(new), module="ltorch", id="replacing", decomposition=lambda old, new: new
 )
@@ -519,189 +517,10 @@ def _(old, new):
     return None, None
 
 
-_REMEDY = "write to a clone: x = x.clone()"
+REMEDY = "write to a clone: x = x.clone()"
 
 
-def may_view(line: BoundSymbol) -> bool:
-    """Whether an output of a line may share memory with its first tensor argument; an operation's `info["views"]`
-    decides by the arguments."""
-    if OpTags.VIEW not in line.sym.tags:
-        return False
-    decide = line.sym.info.get("views")
-    return decide is None or decide(*line.args, **line.kwargs)
-
-
-def _is_unseen(line: BoundSymbol) -> bool:
+def is_unseen(line: BoundSymbol) -> bool:
     """Whether autograd does not see through a view, so that what is written to it is written behind its back."""
-    detaches = line.sym.info.get("detaches")
+    detaches = line.sym.detaches
     return line.sym.name in ("detach", "data") or detaches is not None and detaches(*line.args, **line.kwargs)
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# writing through views
-
-
-def through(line: BoundSymbol, view: TensorProxy, whole: TensorProxy, part: TensorProxy) -> TensorProxy | None:
-    """`whole`, with `part` in the place that the view shows. None where it is not known whether the line made a
-    view."""
-    write = _THROUGH.get(line.sym.name)
-    if write is None:
-        return None
-    return write(line, view, whole, part)
-
-
-def _again(line: BoundSymbol, view, whole, part):
-    """Views that undo themselves."""
-    return _dense(LTORCH[line.sym.name](part, *line.args[1:]), whole)
-
-
-def _dense(a: TensorProxy, whole: TensorProxy) -> TensorProxy:
-    """The whole stays as it was laid out, for the views that are made of it later."""
-    layout = current_recorder().memory.layout
-    dims = range(len(a.shape))
-    order = sorted(dims, key=layout(whole).stride().__getitem__, reverse=True) if layout is not None else list(dims)
-    if order == list(dims):
-        return LTORCH["contiguous"](a, memory_format=torch.contiguous_format)
-    a = LTORCH["contiguous"](LTORCH["permute"](a, tuple(order)), memory_format=torch.contiguous_format)
-    return LTORCH["permute"](a, tuple(order.index(d) for d in dims))
-
-
-def _reshaped(line: BoundSymbol, view, whole, part):
-    return LTORCH["reshape"](part, whole.shape)
-
-
-def _viewed(line: BoundSymbol, view, whole, part):
-    if not _is_unseen(line):
-        return _reshaped(line, view, whole, part)
-    return _detached(line, view, whole, LTORCH["view"](part, whole.dtype))
-
-
-def _copyable(write: Callable) -> Callable:
-    """Views only where the strides allow it: without a layout that says so, nothing is known."""
-    return lambda line, view, whole, part: (
-        write(line, view, whole, part) if current_recorder().memory.layout is not None else None
-    )
-
-
-def _placed(line: BoundSymbol, view, whole, part):
-    """Any view that shows elements of the whole: their places are what it shows of 0, 1, 2 ..."""
-    count = math.prod(whole.shape)
-    places = line.sym(
-        LTORCH["reshape"](LTORCH["arange"](count, device=whole.device), whole.shape), *line.args[1:], **line.kwargs
-    )
-    flat = LTORCH["scatter"](
-        LTORCH["reshape"](whole, (count,)), 0, LTORCH["reshape"](places, (-1,)), LTORCH["reshape"](part, (-1,))
-    )
-    return _dense(LTORCH["reshape"](flat, whole.shape), whole)
-
-
-def _placed_once(size_and_stride: Callable) -> Callable:
-    def write(line: BoundSymbol, view, whole, part):
-        size, stride = size_and_stride(line, view)
-        with compat.DisableTorchFunction():
-            offsets = (
-                torch.as_strided(
-                    torch.arange(1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))), size, stride
-                )
-                if math.prod(size)
-                else torch.arange(0)
-            )
-            overlaps = offsets.unique().numel() != offsets.numel()
-        if overlaps:
-            raise CaptureError(
-                "a view that shows elements of its tensor more than once is written to",
-                location=user_location(),
-                remedy=_REMEDY,
-            )
-        return _placed(line, view, whole, part)
-
-    return write
-
-
-def _window_steps(line: BoundSymbol, view) -> tuple:
-    _, dimension, size, step = line.args
-    return (view.shape[dimension % max(len(view.shape) - 1, 1)], size), (step, 1)
-
-
-def _real(line: BoundSymbol, view, whole, part):
-    return LTORCH["complex"](part, LTORCH["imag"](whole))
-
-
-def _imaginary(line: BoundSymbol, view, whole, part):
-    return LTORCH["complex"](LTORCH["real"](whole), part)
-
-
-def _permuted(line: BoundSymbol, view, whole, part):
-    rank = len(whole.shape)
-    order = [d % rank for d in line.args[1]]
-    return _dense(LTORCH["permute"](part, tuple(order.index(d) for d in range(rank))), whole)
-
-
-def _moved(line: BoundSymbol, view, whole, part):
-    return _dense(LTORCH["movedim"](part, line.args[2], line.args[1]), whole)
-
-
-def _assigned(key: Callable):
-    def write(line: BoundSymbol, view, whole, part):
-        return LTORCH["setitem"](whole, key(line, view, whole), part)
-
-    return write
-
-
-def _argument(line: BoundSymbol, position: int, name: str, default):
-    return line.args[position] if len(line.args) > position else line.kwargs.get(name, default)
-
-
-def _split_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tuple:
-    default = {"hsplit": 1 if len(whole.shape) > 1 else 0, "vsplit": 0, "dsplit": 2}.get(line.sym.name)
-    dim = default if default is not None else _argument(line, 2, "dim", 0)
-    start = 0
-    for o in line.outputs:
-        size = o.shape[dim]
-        if o is view:
-            return along(whole, dim, slice(start, start + size))
-        start = start + size
-    raise AssertionError("the view is a result of the line")
-
-
-def _unbind_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tuple:
-    return along(whole, _argument(line, 1, "dim", 0), next(i for i, o in enumerate(line.outputs) if o is view))
-
-
-def _detached(line: BoundSymbol, view, whole, part):
-    """What autograd knows of the whole stays as it is."""
-    if not whole.requires_grad:
-        return LTORCH["detach"](part) if part.requires_grad else part
-    with _grad_enabled(True):
-        return _holding(whole, part)
-
-
-def _expanded(line: BoundSymbol, view, whole, part):
-    if math.prod(whole.shape) == math.prod(view.shape):
-        return _reshaped(line, view, whole, part)
-    raise CaptureError(
-        "an expanded tensor is written to, whose elements share memory", location=user_location(), remedy=_REMEDY
-    )
-
-
-# operations of which PyTorch's autograd does not let single results be written to
-_OF_SEVERAL = {"split", "chunk", "unbind"}
-
-
-_THROUGH: dict[str, Callable] = {
-    "t": _again, "transpose": _again, "conj": lambda line, view, whole, part: LTORCH["conj"](part),
-    "permute": _permuted, "movedim": _moved, "detach": _detached, "data": _detached,
-    **dict.fromkeys(("unflatten", "unsqueeze", "squeeze"), _reshaped), "view": _viewed,
-    **dict.fromkeys(("reshape", "flatten", "contiguous"), _copyable(_reshaped)),
-    "diagonal": _placed, "unfold": _placed_once(_window_steps),
-    "part_of": _placed_once(lambda line, view: line.args[1:3]), "real": _real, "imag": _imaginary,
-    **dict.fromkeys(("split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit"), _assigned(_split_key)),
-    "expand": _expanded,
-    "unbind": _assigned(_unbind_key),
-    "getitem": _assigned(lambda line, view, whole: line.args[1]),
-    "select": _assigned(lambda line, view, whole: along(whole, line.args[1], line.args[2])),
-    "narrow": _assigned(lambda line, view, whole: along(whole, line.args[1],
-    slice(line.args[2], line.args[2] + line.args[3]))),
-    "view_as_real": lambda line, view, whole, part: LTORCH["view_as_complex"](part),
-    "view_as_complex": lambda line, view, whole, part: LTORCH["view_as_real"](part),
-}  # fmt: skip

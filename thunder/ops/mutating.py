@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder
 from thunder.ops.inplace import overwrite
@@ -76,7 +77,7 @@ def call_mutating(
     result, *new = symbol(*args, **kwargs)
     in_place.__name__ = name
     # `thunder.transforms.reinplace` may let it write to the arguments themselves
-    symbol.info["inplace"] = in_place, overwritten
+    symbol.in_place = InPlaceForm(in_place, overwritten)
     for target, value in zip(targets, new, strict=True):
         value.requires_grad = target.requires_grad
         overwrite(target, value, name)

@@ -231,8 +231,8 @@ def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] |
 def _complex(line: BoundSymbol) -> bool:
     """The rules beside the operations are those of real types: PyTorch differentiates what is complex, but for moves of
     data and what says that its rule holds."""
-    holds = line.sym.info.get("complex_rule")
-    if OpTags.SHAPE_OP in line.sym.tags or holds is True or (holds is not None and holds(*line.args, **line.kwargs)):
+    holds = line.sym.complex_derivative
+    if OpTags.SHAPE_OP in line.sym.tags or holds is True or (holds and holds(*line.args, **line.kwargs)):
         return False
     return any(isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
 
@@ -247,8 +247,8 @@ def _wants_by_keyword(line: BoundSymbol) -> bool:
 def _by_parts(line: BoundSymbol) -> bool:
     """Whether the decomposition is what PyTorch composes the operation of, so that its parts are differentiated.
     Complex numbers take PyTorch's derivative."""
-    wanted = line.sym.info.get("by_parts")
-    return wanted is not None and not _complex(line) and (wanted is True or wanted(*line.args, **line.kwargs))
+    wanted = line.sym.differentiate_decomposition
+    return bool(wanted) and not _complex(line) and (wanted is True or wanted(*line.args, **line.kwargs))
 
 
 def _fused(line: BoundSymbol, executors: Sequence) -> bool:
@@ -266,16 +266,14 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
     if not any(isinstance(o, TensorProxy) and o.requires_grad for o in line.outputs):
         out.append(line)
         return
-    if "differentiated_once" in line.sym.info:
-        raise MissingImplementationError(
-            f"a second derivative is asked for, but {line.sym.info['differentiated_once']}"
-        )
-    if "formula" in line.sym.info:
+    if line.sym.once_differentiable:
+        raise MissingImplementationError(f"a second derivative is asked for, but {line.sym.once_differentiable}")
+    if line.sym.formula:
         for sub in by_formula(line):
             _derivatives(sub, executors, out, functional)
         return
     rule = _rule_for(line, executors)
-    if functional and (again := line.sym.info.get("functional_rule")) is not None:
+    if functional and (again := line.sym.functional_derivative) is not None:
         rule = again, True
     if rule is not None and (made := _differentiated(line, *rule)) is not None:
         out.append(made)
@@ -312,7 +310,7 @@ def by_formula(line: BoundSymbol) -> list[BoundSymbol]:
     """The lines of the formula that stands for a kernel where it is differentiated: they compute the kernel's
     results."""
     with recording(Recorder(line.context, lambda: line.location)) as recorder:
-        result = line.sym.info["formula"](*line.args, **line.kwargs)
+        result = line.sym.formula(*line.args, **line.kwargs)
     lines, aliases = adopt(recorder.bound_symbols, result, line.output)
     return lines + [LTORCH["clone"].bind(new, output=old, context=line.context) for old, new in aliases.items()]
 
@@ -480,7 +478,7 @@ def write_without(lines: Iterable[BoundSymbol], dependent: set, gone: set, table
             table[line.output] = term = table.get(term, term)
             if line.sym is LTORCH["sub"] and line.args[0] in gone:
                 table[line.output] = LTORCH["neg"](term)
-        elif lost and "takes_none" in line.sym.info:
+        elif lost and line.sym.accepts_missing_cotangents:
             recorder.bound_symbols.append(line.swap({**table, **dict.fromkeys(lost)}))
         else:
             for i in lost:

@@ -11,22 +11,21 @@ False)`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 
 from thunder import compat
-from thunder.core.dtypes import bool8
+from thunder.core.definition import holds
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, detached
 from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH
-from thunder.ops.attention import flash_attention, flash_attention_backward
+from thunder.ops.batching_rules import elementwise
 from thunder.ops.explain import as_torch
 from thunder.transforms.autodiff import by_formula
 from thunder.transforms.levels import write
 
-__all__ = ["batched", "RULES"]
+__all__ = ["batched"]
 
 
 def batched(
@@ -82,7 +81,7 @@ class _Batch:
 
     def by_rule(self, line: BoundSymbol):
         """What the operation's rule computes, if that is what it has to be."""
-        rule = _elementwise if "elementwise" in line.sym.info else RULES.get(line.sym)
+        rule = elementwise if line.sym.elementwise else line.sym.batching
         if rule is None or any(isinstance(p, TensorProxy) for p in proxies_in(line.kwargs, [])):
             return None
         before = len(self.recorder.bound_symbols)
@@ -112,15 +111,19 @@ class _Batch:
                 f"{symbol.name}."
             )
         differentiated = any(isinstance(o, TensorProxy) and o.requires_grad for o in line.outputs)
-        if "formula" in symbol.info and differentiated:
+        if symbol.formula and differentiated:
             for sub in by_formula(line):
                 self.line(sub)
             return None
-        if symbol.fn is not None and symbol.executor is None and not (line.subsymbols and _unknown_to_torch(line)):
+        if (
+            symbol.fn is not None
+            and symbol.executor is None
+            and not (line.subsymbols and holds(line.sym.unknown_to_vmap, line))
+        ):
             mapped = tuple(p in self.moved for p in line.inputs if isinstance(p, TensorProxy))
             args, kwargs = map_structure(self.at, line.args), map_structure(self.at, line.kwargs)
             return mapped_symbol(symbol)(mapped, self.size, self.randomness, args, kwargs)
-        if "own_derivative" in symbol.info and differentiated:
+        if symbol.own_derivative and differentiated:
             raise MissingImplementationError(
                 f"vmap of {symbol.name}, which has a derivative of its own, is differentiated: differentiate inside "
                 "of vmap instead"
@@ -142,17 +145,6 @@ class _Batch:
 
 # ---------------------------------------------------------------------------------------------------------------- by
 # torch.vmap
-
-
-def _unknown_to_torch(line: BoundSymbol) -> bool:
-    """Whether torch.vmap refuses the operation, or computes something else (index_select at one place, by a tensor
-    without dimensions): then its decomposition is mapped."""
-    name = line.sym.name
-    if name == "setitem":
-        return any(x.dtype is bool8 for x in proxies_in(line.args[1], []) if isinstance(x, TensorProxy))
-    return name == "column_stack" or (
-        name == "index_select" and any(isinstance(x, TensorProxy) and not x.shape for x in line.args[1:])
-    )
 
 
 _MAPPED: dict[Symbol, Symbol] = {}
@@ -195,10 +187,10 @@ def _mapped_symbol(symbol: Symbol) -> Symbol:
     made = Symbol(
         f"vmap_of_{symbol.name}", meta, id=("vmap_of", symbol.id), is_prim=True, tags=tuple(symbol.tags & _KEPT), fn=run
     )
-    detaches = symbol.info.get("detaches")
+    detaches = symbol.detaches
     if detaches is not None:
-        made.info["detaches"] = lambda mapped, size, randomness, args, kwargs: detaches(*args, **kwargs)
-    made.info |= {k: symbol.info[k] for k in ("differentiated_once", "not_differentiable") if k in symbol.info}
+        made.detaches = lambda mapped, size, randomness, args, kwargs: detaches(*args, **kwargs)
+    made.once_differentiable, made.nondifferentiable = symbol.once_differentiable, symbol.nondifferentiable
     return made
 
 
@@ -212,201 +204,3 @@ def _replaced(mapped: tuple, args, kwargs, function: Callable, kind: type) -> tu
         return function(x) if next(position) else x
 
     return map_structure(convert, args), map_structure(convert, kwargs)
-
-
-# ---------------------------------------------------------------------------------------------------------------- rules
-
-RULES: dict[Symbol, Callable[[_Batch, BoundSymbol], Any]] = {}
-
-
-def _rule(*names: str):
-    def define(function: Callable) -> Callable:
-        for name in names:
-            RULES[LTORCH[name]] = function
-        return function
-
-    return define
-
-
-def _mapped_only_first(batch: _Batch, line: BoundSymbol) -> bool:
-    return (
-        isinstance(line.args[0], TensorProxy)
-        and line.args[0] in batch.moved
-        and not any(p in batch.moved for p in proxies_in(line.args[1:], []))
-    )
-
-
-def _aligned(batch: _Batch, x, rank: int):
-    """A mapped value with ones after the batch, so that the rest of its shape is of this rank."""
-    found = batch.at(x)
-    if x in batch.moved and len(x.shape) < rank:
-        return LTORCH["reshape"](found, (batch.size, *(1,) * (rank - len(x.shape)), *x.shape))
-    return found
-
-
-def _elementwise(batch: _Batch, line: BoundSymbol):
-    tensors = [x for x in line.args if type(x) is TensorProxy]
-    typed = [x for x in tensors if not (line.sym is LTORCH["where"] and x is line.args[0])]
-    # a tensor of rank 0 counts less in PyTorch's rules of types; mapped, it has another rank
-    if len({x.dtype for x in typed}) > 1:
-        return None
-    rank = max(len(x.shape) for x in tensors)
-    return line.sym(*(_aligned(batch, x, rank) if type(x) is TensorProxy else x for x in line.args), **line.kwargs)
-
-
-_rule("where", "round", "clone", "detach", "contiguous", "addcmul", "addcdiv", "lerp", "clamp")(_elementwise)
-
-
-@_rule("zeros_like", "ones_like", "full_like", "to", "masked_fill", "nan_to_num")
-def _same(batch: _Batch, line: BoundSymbol):
-    """The same call."""
-    return line.sym(batch.at(line.args[0]), *line.args[1:], **line.kwargs) if _mapped_only_first(batch, line) else None
-
-
-def _shifted(dim, rank: int):
-    """A dim, or several, of an element as dims of the batch."""
-    return tuple(d % rank + 1 for d in dim) if isinstance(dim, (tuple, list)) else dim % rank + 1
-
-
-@_rule(
-    "sum",
-    "mean",
-    "amax",
-    "amin",
-    "logsumexp",
-    "var",
-    "std",
-    "var_mean",
-    "all",
-    "any",
-    "softmax",
-    "log_softmax",
-    "cumsum",
-    "cumprod",
-    "flip",
-    "permute",
-)
-def _along(batch: _Batch, line: BoundSymbol):
-    a, rank = line.args[0], len(line.args[0].shape)
-    dim = line.args[1] if len(line.args) > 1 else None
-    if (
-        not rank
-        or not _mapped_only_first(batch, line)
-        or (dim is None and line.sym in (LTORCH["softmax"], LTORCH["log_softmax"]))
-    ):
-        return None
-    if dim is None or dim == ():
-        dim = tuple(range(rank))
-    dim = _shifted(dim, rank)
-    if line.sym is LTORCH["permute"]:
-        dim = (0, *dim)
-    return line.sym(batch.at(a), dim, *line.args[2:], **line.kwargs)
-
-
-@_rule("transpose", "movedim")
-def _two_dims(batch: _Batch, line: BoundSymbol):
-    a, first, second = line.args
-    rank = len(a.shape)
-    return line.sym(batch.at(a), _shifted(first, rank), _shifted(second, rank)) if rank else None
-
-
-@_rule("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze")
-def _reshaped(batch: _Batch, line: BoundSymbol):
-    a = line.args[0]
-    # a view as another dtype
-    return LTORCH["reshape"](batch.at(a), (batch.size, *line.output.shape)) if a.dtype is line.output.dtype else None
-
-
-@_rule("t")
-def _t(batch: _Batch, line: BoundSymbol):
-    return LTORCH["transpose"](batch.at(line.args[0]), 1, 2) if len(line.args[0].shape) == 2 else batch.at(line.args[0])
-
-
-@_rule("expand")
-def _expanded(batch: _Batch, line: BoundSymbol):
-    return LTORCH["expand"](_aligned(batch, line.args[0], len(line.output.shape)), (batch.size, *line.output.shape))
-
-
-@_rule("getitem")
-def _getitem(batch: _Batch, line: BoundSymbol):
-    a, key = line.args
-    keys = key if isinstance(key, tuple) else (key,)
-    if any(type(k) not in (int, slice, type(None), type(...)) for k in keys):
-        return None
-    return line.sym(batch.at(a), (slice(None), *keys))
-
-
-@_rule("cat", "stack")
-def _joined(batch: _Batch, line: BoundSymbol):
-    tensors, dim = line.args[0], line.args[1] if len(line.args) > 1 else 0
-    if any(not isinstance(x, TensorProxy) or x.shape == (0,) for x in tensors):
-        return None
-    whole = [batch.at(x) if x in batch.moved else LTORCH["expand"](x, (batch.size, *x.shape)) for x in tensors]
-    return line.sym(whole, _shifted(dim, len(line.output.shape)))
-
-
-@_rule("matmul")
-def _matmul(batch: _Batch, line: BoundSymbol):
-    a, b = line.args
-    rank = max(len(a.shape), len(b.shape), 2)
-    left = _matrix(batch, a, rank, -2)
-    right = _matrix(batch, b, rank, -1)
-    return LTORCH["reshape"](LTORCH["matmul"](left, right), (batch.size, *line.output.shape))
-
-
-def _matrix(batch: _Batch, x: TensorProxy, rank: int, new: int):
-    """An operand of a matrix product as a stack of matrices of this rank; a vector gets a dimension of one."""
-    shape = x.shape if len(x.shape) > 1 else (1, *x.shape) if new == -2 else (*x.shape, 1)
-    shape = (*(1,) * (rank - len(shape)), *shape)
-    found = batch.at(x)
-    shape = (batch.size, *shape) if x in batch.moved else shape
-    return found if found.shape == shape else LTORCH["reshape"](found, shape)
-
-
-@_rule("linear")
-def _linear(batch: _Batch, line: BoundSymbol):
-    a, weight, bias = (*line.args, None)[:3]
-    if _mapped_only_first(batch, line):
-        return line.sym(batch.at(a), weight, bias)
-    if len(weight.shape) != 2:
-        return None
-    rank = max(len(a.shape), 2)
-    product = LTORCH["matmul"](
-        _matrix(batch, a, rank, -2), LTORCH["transpose"](_matrix(batch, weight, rank, -2), -2, -1)
-    )
-    out = LTORCH["reshape"](product, (batch.size, *line.output.shape))
-    return out if bias is None else LTORCH["add"](out, _aligned(batch, bias, len(line.output.shape)))
-
-
-@_rule("layer_norm")
-def _layer_norm(batch: _Batch, line: BoundSymbol):
-    return _same(batch, line)
-
-
-@_rule("embedding")
-def _embedding(batch: _Batch, line: BoundSymbol):
-    a, weight, *rest = line.args
-    return line.sym(batch.at(a), weight, *rest, **line.kwargs) if _mapped_only_first(batch, line) else None
-
-
-@_rule("scaled_dot_product_attention")
-def _attention(batch: _Batch, line: BoundSymbol):
-    """The kernels have one batch dimension: the batch is put in front of it. An attention mask would have to be
-    stretched."""
-    tensors = [x for x in line.args if isinstance(x, TensorProxy)]
-    whole = tensors[0].shape[0]
-    mask = line.args[6] if line.sym is flash_attention_backward else line.args[3] if len(line.args) > 3 else None
-    if mask is not None or len(tensors[0].shape) < 3 or any(x.shape[0] != whole for x in tensors):
-        return None
-
-    def merged(x):
-        if not isinstance(x, TensorProxy):
-            return x
-        found = batch.at(x) if x in batch.moved else LTORCH["expand"](x, (batch.size, *x.shape))
-        return LTORCH["reshape"](found, (batch.size * whole, *x.shape[1:]))
-
-    results = line.sym(*map(merged, line.args), **line.kwargs)
-    return map_structure(lambda r: LTORCH["reshape"](r, (batch.size, whole, *r.shape[1:])), results)
-
-
-RULES |= {flash_attention: _attention, flash_attention_backward: _attention}

@@ -52,6 +52,10 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import nbytes
+from thunder.analysis.lifetimes import Occupancy, last_uses
+from thunder.core.definition import holds
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
 from thunder.core.regions import Region, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
@@ -60,12 +64,10 @@ from thunder.core.utils import without_collection
 from thunder.errors import warn_user
 from thunder.extend.saved import SavedTogether
 from thunder.ops.inplace import count_write, writes_back
-from thunder.ops.random import holding
 from thunder.ops.torch_types import to_torch_device
 from thunder.transforms import side_stream
 from thunder.transforms.base import Transform
 from thunder.transforms.del_last_used import del_last_used, python_del
-from thunder.transforms.memory_budget import nbytes, roots
 from thunder.transforms.partition import clear_symbol, unpack_sequence
 from thunder.transforms.reinplace import in_place_form
 
@@ -122,18 +124,14 @@ class CUDAGraphTransform(Transform):
             or _is_foreign(symbol)
         ):
             return "it may do more than launch kernels"
-        if original.id in holding or line.kwargs.get("generator") is not None:
+        if original.holds_generator or line.kwargs.get("generator") is not None:
             return "it uses the state of a generator"
-        if OpTags.DEVICE_SYNC_OP in tags or original.name in _WAITS or original.name.startswith("linalg_"):
-            return "it may wait for the device"
-        if original.name in _INDEXES and any(
-            p.dtype.category == 0 for p in proxies_in(line.args[1:], []) if isinstance(p, TensorProxy)
-        ):
+        if OpTags.DEVICE_SYNC_OP in tags or holds(original.synchronises, line):
             return "it may wait for the device"
         if (
             OpTags.DONT_DCE in tags
             and not tags & {OpTags.RANDOM_OP, OpTags.IN_PLACE}
-            or "rearranges" in original.info
+            or original.changes_metadata
             or original is count_write
         ):
             return "it has an effect that is no write to a tensor's memory"
@@ -150,9 +148,9 @@ class CUDAGraphTransform(Transform):
         )
         if saved:
             groups = _head_apart(groups, lines, trace.output_proxies)
-        shown = roots(lines, maybe=True)
-        returned |= {shown.get(p, p) for p in returned}
-        groups = _result_apart(groups, lines, returned - {shown.get(p, p) for p in saved})
+        bases = alias_bases(lines, maybe=True)
+        returned |= {bases[p] for p in returned}
+        groups = _result_apart(groups, lines, returned - {bases[p] for p in saved})
         regions = schedule(lines, groups, trace.output_proxies)
         recorded = [
             self.can_fuse(r.lines[0]) and sum(OpTags.SHAPE_OP not in line.sym.tags for line in r.lines) >= 2
@@ -163,7 +161,7 @@ class CUDAGraphTransform(Transform):
         kept = {o for o in saved if memory.get(o, o) not in leaving}
         gathered, unpacked = _gathered(regions, recorded, trace.output_proxies)
         taken, read = dict.fromkeys(gathered.values()), {p for r in regions for p in r.inputs}
-        parameters = trace.tables.get("parameters", {}).keys() | trace.tables.get("held", {}).keys()
+        parameters = trace.info.parameters.keys() | trace.info.held
         counter, made = itertools.count(), []
         for region, is_recorded in zip(regions, recorded, strict=True):
             if not is_recorded:
@@ -229,16 +227,6 @@ class CUDAGraphTransform(Transform):
 
     def make_memory(self, device: torch.device) -> Memory:
         return Memory(device)
-
-
-# names of operations that copy sizes or numbers to the host, or check there what came out
-_WAITS = {
-    "tensor", "as_tensor", "one_hot", "bincount", "histc", "histogram", "histogramdd", "multinomial", "masked_select",
-    "nonzero", "unique", "unique_consecutive", "inverse",
-    "cholesky", "cholesky_inverse", "cholesky_solve", "lu", "lu_solve", "svd", "qr", "ctc_loss", "masked_scatter",
-    "poisson", "pinverse", "det", "logdet", "slogdet",
-}  # fmt: skip
-_INDEXES = {"getitem", "setitem", "index_put", "index", "index_put_"}
 
 
 def _is_seed(line: BoundSymbol, value: Proxy) -> bool:
@@ -322,14 +310,12 @@ def _head_apart(groups: list[list[int]], lines: Sequence[BoundSymbol], output: S
     if at is None:
         return groups
     group, returned = groups[at], set(output)
-    last = {p: n for n, i in enumerate(group) for p in lines[i].inputs}
-    staying = [0] * (2 * HEAD)
+    last, staying = last_uses([lines[i] for i in group]), Occupancy(2 * HEAD)
     for n, i in enumerate(group[: 2 * HEAD]):
         for p in lines[i].outputs:
             if isinstance(p, TensorProxy) and p not in returned:
-                for cut in range(n + 1, min(last.get(p, n) + 1, 2 * HEAD)):
-                    staying[cut] += nbytes(p)
-    cut = min(range(HEAD, 2 * HEAD), key=staying.__getitem__)
+                staying.hold(p, n + 1, min(last.get(p, n), 2 * HEAD - 1))
+    cut = min(range(HEAD, 2 * HEAD), key=staying.filled().__getitem__)
     return [*groups[:at], group[:cut], group[cut:], *groups[at + 1 :]]
 
 
@@ -361,7 +347,7 @@ def _with_reason(line: BoundSymbol, reason: str) -> BoundSymbol:
 
 def _memory(lines: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[Proxy]]:
     """By value, whose memory it may be in, where it is another's; and in whose memory lines write."""
-    shown, found = roots(lines, maybe=True), set()
+    bases, found = alias_bases(lines, maybe=True), set()
     for line in lines:
         if OpTags.IN_PLACE not in line.sym.tags:
             continue
@@ -372,15 +358,15 @@ def _memory(lines: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[Proxy
             targets = list(line.inputs if form is None else form[1].values())
         for target in targets:
             # a result of it is in the memory that it writes to
-            shown |= {o: shown.get(target, target) for o in line.outputs if isinstance(target, Proxy)}
-        found |= {shown.get(t, t) for t in targets if isinstance(t, Proxy)}
+            bases |= {o: bases[target] for o in line.outputs if isinstance(target, Proxy)}
+        found |= {bases[t] for t in targets if isinstance(t, Proxy)}
 
     def last(value: Proxy) -> Proxy:
-        while (root := shown.get(value, value)) is not value:
-            value = root
+        while (base := bases[value]) is not value:
+            value = base
         return value
 
-    return {value: last(value) for value in shown}, found
+    return {value: last(value) for value in bases}, found
 
 
 # ---------------------------------------------------------------------------------------------------------------- when

@@ -18,16 +18,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import nbytes
+from thunder.analysis.flow import producers
 from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
-from thunder.ops.backward import op, parts, times_cotangent
-from thunder.ops.memory import may_view
+from thunder.ops import PRIMS
+from thunder.ops.backward import op, times_cotangent
 from thunder.transforms.autodiff import sides
 from thunder.transforms.levels import renamed_line
-from thunder.transforms.memory_budget import nbytes
 
 __all__ = ["early_gradients"]
 
@@ -105,9 +107,7 @@ class _Loss:
     def read_elsewhere(self) -> list[Proxy]:
         """What other lines read, or views of it, where no executor fuses these: there it would be computed on the
         way."""
-        shown: dict[Proxy, Proxy] = {}
-        for line in filter(may_view, self.early):
-            shown |= dict.fromkeys(line.outputs, shown.get(line.inputs[0], line.inputs[0]))
+        bases = alias_bases(self.early, maybe=True)
         readers = [
             (i, self.fuses(line))
             for line in self.backward
@@ -116,10 +116,10 @@ class _Loss:
             if i in self.linear
         ]
         readers += [(g, False) for g in self.joint.output["output"] if isinstance(g, Proxy) and g in self.linear]
-        fused = {shown.get(value, value) for value, fused in readers if fused}
+        fused = {bases[value] for value, fused in readers if fused}
         return [
             v
-            for v in dict.fromkeys(shown.get(value, value) for value, _ in readers)
+            for v in dict.fromkeys(bases[value] for value, _ in readers)
             if v not in fused and self.linear.get(v) is not None
         ]
 
@@ -142,10 +142,10 @@ class _Loss:
 
     def longest_row(self, values: Sequence[Proxy]) -> int:
         """The most numbers that are reduced to one of several, in what the forward fuses to make these values."""
-        makers = {o: line for line in self.forward for o in line.outputs}
+        producer = producers(self.forward)
         longest, seen, waiting = 0, set(), list(values)
         while waiting:
-            line = makers.get(waiting.pop())
+            line = producer.get(waiting.pop())
             if line is None or line in seen or not self.fuses(line):
                 continue
             seen.add(line)
@@ -176,44 +176,26 @@ class _Linear:
         return all(self._holds(line) for line in lines)
 
     def _holds(self, line: BoundSymbol) -> bool:
-        name = line.sym.name
         if self.dependent.isdisjoint(line.inputs):
-            if line.sym.id == "prims.full" and line.args[1] == 0:
+            if line.sym is PRIMS["full"] and line.args[1] == 0:
                 self.zeros.update(line.outputs)
             return True
-        if line.sym.id != f"prims.{name}":
-            lines, aliases = parts(line)
+        if line.sym.module != "prims":
+            lines, aliases = line.subsymbols, line.aliases
             if not lines and not aliases or not self.holds(lines):
                 return False
             self.dependent.update(
                 old for old, new in aliases.items() if isinstance(new, Proxy) and new in self.dependent
             )
             return True
-        multiples = [isinstance(x, Proxy) and x in self.dependent for x in line.args]
-        if name == "mul":
-            found = sum(multiples) == 1
-        elif name in ("add", "sub"):
-            found = all(multiples)
-        elif name == "cat":
-            found = all(x in self.dependent for x in line.args[0])
-        elif name == "where":
-            found = not multiples[0] and all(
-                m or self._is_zero(x) for m, x in zip(multiples[1:], line.args[1:], strict=True)
-            )
-        elif name == "pad":
-            found = self._is_zero(line.args[1])
-        else:
-            found = name in _OF_THE_FIRST and multiples[0] and not any(multiples[1:])
+        found = line.sym.linear is not None and line.sym.linear(line.args, self._is_multiple, self._is_zero)
         if found and all(o.dtype.category == FLOAT for o in line.outputs if isinstance(o, TensorProxy)):
             self.dependent.update(line.outputs)
             return True
         return False
 
+    def _is_multiple(self, x) -> bool:
+        return isinstance(x, Proxy) and x in self.dependent
+
     def _is_zero(self, x) -> bool:
         return x in self.zeros if isinstance(x, Proxy) else isinstance(x, (int, float)) and x == 0
-
-
-_OF_THE_FIRST = {
-    "true_divide", "neg", "sum", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "transpose",
-    "slice_prim", "flip", "clone_prim", "detach_prim", "stride_order",
-}  # fmt: skip

@@ -12,17 +12,14 @@ from functools import lru_cache
 from thunder.core.symbol import Symbol
 from thunder.core.trace import Trace
 
-__all__ = ["exact_derivatives", "ROUND_OTHERWISE"]
-
-# their rules are PyTorch's formulas in another order; `tests/test_numerics_options.py` asks it of every operation
-ROUND_OTHERWISE = frozenset({"gaussian_nll_loss", "linalg_pinv", "linalg_svd", "pinverse", "svd"})
+__all__ = ["exact_derivatives"]
 
 
 def exact_derivatives(trace: Trace) -> Trace:
-    """Leaves the rules of ROUND_OTHERWISE out."""
+    """Leaves the rules out that are not exact (`Definition.exact_derivative`)."""
     return trace.replace(
         bound_symbols=[
-            line.replace(sym=_without_rule(line.sym)) if line.sym.name in ROUND_OTHERWISE else line
+            line if line.sym.exact_derivative else line.replace(sym=_without_rule(line.sym))
             for line in trace.bound_symbols
         ]
     )
@@ -40,6 +37,5 @@ def _without_rule(symbol: Symbol) -> Symbol:
         tags=tuple(symbol.tags),
         fn=symbol.fn,
     )
-    # none of the ways to differentiate it
-    made.info = {k: v for k, v in symbol.info.items() if k == "not_differentiable"}
+    made.nondifferentiable = symbol.nondifferentiable
     return made

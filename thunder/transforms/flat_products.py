@@ -12,20 +12,18 @@ stays as it is: as PyTorch's, it is no view.
 from __future__ import annotations
 
 import math
-from collections import Counter
 
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.flow import uses
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers, map_structure
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
 from thunder.transforms.dce import dce
-from thunder.transforms.memory_budget import roots
 
 __all__ = ["flat_products"]
 
-_SHAPES = {"reshape", "view", "flatten", "unflatten", "unsqueeze"}  # all of a tensor, in its order
-_PARTS = {"split", "chunk"}
 _EFFECTS = {OpTags.IN_PLACE, OpTags.DONT_DCE, OpTags.OPAQUE}
 
 
@@ -49,9 +47,9 @@ class _Flat:
 
     def __init__(self, trace: Trace):
         lines = trace.bound_symbols
-        shown = roots(lines, maybe=True)
-        self.returned = {shown.get(o, o) for o in trace.output_proxies}
-        self.read = Counter(i for line in lines for i in set(line.inputs)) + Counter(trace.output_proxies)
+        bases = alias_bases(lines, maybe=True)
+        self.returned = {bases[o] for o in trace.output_proxies}
+        self.read = uses(lines, trace.output_proxies)
         # what is read later may be written to before
         self.has_effects = any(line.sym.tags & _EFFECTS for line in lines)
         self.matrices: dict[Proxy, TensorProxy] = {}
@@ -71,7 +69,7 @@ class _Flat:
         return found if found is not None and tuple(found.shape) == _flat_shape(x) else None
 
     def rule(self, line: BoundSymbol, out: Rewriter) -> None:
-        x, name = line.args[0] if line.args else None, line.sym.name
+        x, is_view = line.args[0] if line.args else None, line.sym is LTORCH["view"]
         if not isinstance(x, TensorProxy) or has_numbers((line.args, line.kwargs, line.output)) or 0 in x.shape:
             return out.write(line)
         if line.sym is LTORCH["linear"]:
@@ -80,26 +78,26 @@ class _Flat:
                     lambda x, *rest, **named: self._view(line.output, line.sym(self.matrix(x), *rest, **named)), line
                 )
         elif (
-            name in _SHAPES
+            line.sym.reshapes
             and isinstance(line.output, TensorProxy)
             and line.output.dtype is x.dtype
             and line.output.requires_grad is x.requires_grad
         ):
             if x in self.matrices:
                 root = self.matrices[line.output] = self.matrices[x]
-                shaped = LTORCH["view" if name == "view" else "reshape"]  # columns in other shapes may be a copy
+                shaped = line.sym if is_view else LTORCH["reshape"]  # columns in other shapes may be a copy
                 return out.trace(lambda *args, **kwargs: shaped(root, line.output.shape), line)
             # a view that is none is an error
-            if name != "view" and self.read[line.output] == 1 and not self.has_effects:
+            if not is_view and self.read[line.output] == 1 and not self.has_effects:
                 self.source[line.output] = self.source.get(x, x)
         elif (
-            name in _PARTS
+            line.sym in (LTORCH["split"], LTORCH["chunk"])
             and (whole := self.columns(x)) is not None
             and all(part.shape[:-1] == x.shape[:-1] for part in line.output)
         ):
             return out.trace(lambda *args, **kwargs: self._parts(line.output, whole), line)
         elif (
-            "elementwise" in line.sym.info
+            line.sym.elementwise
             and not line.sym.tags & {*_EFFECTS, OpTags.RANDOM_OP, OpTags.VIEW}
             and isinstance(line.output, TensorProxy)
         ):

@@ -94,7 +94,7 @@ class _Layers:
     def __init__(self, options: Float8Transform, trace: Trace, model):
         self.options, self.model = options, model
         self.by_rows = options.scaling == "rowwise"
-        self.paths = trace.tables.get("parameters", {})
+        self.paths = trace.info.parameters
         self.cast_of: dict[Proxy, Proxy] = {}
         self.made: dict[tuple, Quantized] = {}
         self.refused: list[str] = []

@@ -34,7 +34,7 @@ def typed(lines: Iterable[BoundSymbol], grad_enabled: bool = True) -> None:
             and (line.context is None or line.context.grad_enabled)
             and line.sym.connects(line.args, line.kwargs, line.inputs)
         )
-        plain = line.sym.info.get("not_differentiable", ())
+        plain = line.sym.nondifferentiable
         for i, o in enumerate(line.outputs):
             if isinstance(o, TensorProxy) and not any(o is p for p in line.inputs):
                 o.requires_grad = grad and o.dtype.category >= 2 and i not in plain

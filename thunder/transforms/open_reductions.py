@@ -35,7 +35,7 @@ def _reduces_inside(line: BoundSymbol) -> bool:
     if (
         line.sym.decomposition is None
         or line.sym.tags & {OpTags.REDUCTION_OP, OpTags.MATMUL_OP}
-        or line.sym.info.get("elementwise")
+        or line.sym.elementwise
     ):
         return False
     return any(OpTags.REDUCTION_OP in sub.sym.tags for sub in line.subsymbols)

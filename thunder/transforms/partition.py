@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
+from thunder.analysis.aliases import alias_bases
 from thunder.core.codegen import Printer
 from thunder.core.proxies import (
     CollectionProxy,
@@ -22,7 +23,6 @@ from thunder.core.trace import Trace, TraceTag
 from thunder.ops.inplace import also_written, write_back
 from thunder.transforms.autodiff import grad_transform_on_trace, sides
 from thunder.transforms.dce import dce
-from thunder.transforms.memory_budget import roots
 from thunder.transforms.recompute import recompute
 from thunder.transforms.reread import reread
 
@@ -70,7 +70,7 @@ def partition(joint: Trace) -> ForwardBackward:
     gradients, returned = joint.output["output"], joint.output["fw_flat_out"]
     cotangents = [b.output for b in starts]
     backward_lines = leading_to(backward_lines, gradients, has_effect)
-    overwritten = overwritten_before(forward_lines, backward_lines, joint.tables.get("copies", ()))
+    overwritten = overwritten_before(forward_lines, backward_lines, joint.info.copies)
     if overwritten is not None:
         backward_lines, gradients = (
             [modified_in_place.bind(overwritten.name, output=None)],
@@ -127,11 +127,11 @@ def views_of_outputs(forward: Trace) -> list[int]:
     What a region gives may be views of each other, what an opaque operation gives of what it was given as well.
     """
     outputs, (saved, _) = forward.output
-    shown = roots(forward.bound_symbols, maybe=True)
+    bases = alias_bases(forward.bound_symbols, maybe=True)
     joined: dict[str, str] = {}
 
     def base(value: Proxy) -> str:
-        name = shown.get(value, value).name
+        name = bases[value].name
         while name in joined:
             name = joined[name]
         return name
@@ -142,8 +142,8 @@ def views_of_outputs(forward: Trace) -> list[int]:
                 dict.fromkeys(map(base, line.outputs if line.sym.is_fusion else (*line.outputs, *line.inputs)))
             )
             joined |= {name: names[0] for name in names[1:]}
-    bases = set(map(base, outputs))
-    return [i for i, p in enumerate(saved) if base(p) in bases]
+    returned = set(map(base, outputs))
+    return [i for i, p in enumerate(saved) if base(p) in returned]
 
 
 def overwritten_before(
@@ -153,17 +153,17 @@ def overwritten_before(
     views and is none."""
     rearranged: dict[Proxy, Proxy] = {}  # what an argument is under its new shape -> the argument
     for b in forward:
-        if "rearranges" in b.sym.info:
+        if b.sym.changes_metadata:
             rearranged[b.output] = rearranged.get(b.args[0], b.args[0])
     targets = {rearranged.get(b.args[0], b.args[0]) for b in forward if b.sym in (write_back, also_written)}
     if not targets and not rearranged:
         return None
     reshaped = set(rearranged.values())
-    shown = roots(forward, maybe=True, copies=copies)
+    bases = alias_bases(forward, maybe=True, copies=copies)
     for b in backward:
-        unread = b.sym.info.get("statistics", ())  # positions of arguments that gradients do not depend on
+        unread = b.sym.statistics  # positions of arguments that gradients do not depend on
         for value in b.inputs:
-            root = shown.get(value, value)
+            root = bases[value]
             if (root in targets or value in reshaped) and not any(b.args[i] is value for i in unread):
                 return root
     return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from thunder.analysis.flow import producers
 from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, map_structure
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
@@ -65,7 +66,7 @@ class _Copies:
 
     def __init__(self, forward: Sequence[BoundSymbol], chosen: frozenset, names):
         self.forward, self.chosen, self.names = forward, chosen, names
-        self.maker = {o: line for line in forward for o in line.outputs}
+        self.producer = producers(forward)
         self.made: dict[tuple[Proxy, int], Proxy] = {}
         # random lines that are computed again: the state of the generator before them
         self.states: dict[BoundSymbol, Proxy] = {}
@@ -82,7 +83,7 @@ class _Copies:
 
     def level(self, value: Proxy, chain: tuple) -> int | None:
         """The level of the copy of a value that a line in these checkpoints reads; None for the value itself."""
-        line = self.maker.get(value)
+        line = self.producer.get(value)
         if line is None or isinstance(value, UnbackedNumber):  # a size is saved
             return None
         shared = _common(_chain(line), chain)
@@ -100,7 +101,7 @@ class _Copies:
             value, level, inputs_are_there = stack.pop()
             if (value, level) in self.made:
                 continue
-            line = self.maker[value]
+            line = self.producer[value]
             inside = _chain(line)[:level]
             if inputs_are_there:
                 lines += self.copy(line, level, self.table(line.inputs, inside))

@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 
+from thunder.analysis.aliases import alias_bases
+from thunder.core.paths import last_decision
 from thunder.core.proxies import Proxy, TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.ops.define import LTORCH, inplace_form, torch_path
 from thunder.ops.inplace import also_written, write_back
-from thunder.transforms.memory_budget import roots
 
 __all__ = ["in_place_form", "reinplace", "run_in_place"]
 
@@ -33,7 +34,7 @@ __all__ = ["in_place_form", "reinplace", "run_in_place"]
 def reinplace(trace: Trace) -> Trace:
     """Runs operations in place where what they overwrite is overwritten by the program, too, and not read
     afterwards."""
-    written = trace.tables.get("written", {})
+    written = trace.info.written
     if not written:
         return trace
     lines = list(trace.bound_symbols)
@@ -56,8 +57,8 @@ def in_place_form(line: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
     if line.sym.executor is None or line.sym.executor.name != "torch" or not line.subsymbols:
         return None
     original = line.subsymbols[0].sym
-    if "inplace" in original.info:
-        function, pairs = original.info["inplace"]
+    if original.in_place:
+        function, pairs = original.in_place
         found = pairs(line) if callable(pairs) else {o: line.args[a] for o, a in pairs.items()}
         return (function, found) if found else None
     # a view computes nothing: its in-place form (detach_, t_) changes what a tensor is, and not what it holds
@@ -85,40 +86,38 @@ class _State:
 
     def __init__(self, trace: Trace, lines: list[BoundSymbol], written: dict):
         self.written = written
-        self.roots, self.views = roots(lines, maybe=True), roots(lines)
+        self.bases, self.views = alias_bases(lines, maybe=True), alias_bases(lines)
         self.arguments = {a for a in trace.args if isinstance(a, TensorProxy)}
         self.reads: dict[Proxy, list[int]] = {}
         self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # argument -> (value that is written back to it, line)
         self.home: dict[Proxy, Proxy] = {a: a for a in self.arguments}  # value -> the argument in whose memory it is
         self.dropped: set[int] = set()
         # arguments that are views of others
-        beside = {self.root(line.args[0]) for line in lines if line.sym.id == _ALSO_WRITTEN}
+        beside = {self.bases[line.args[0]] for line in lines if line.sym.id == _ALSO_WRITTEN}
         for i, line in enumerate(lines):
             if line.sym.id == _WRITE_BACK:
                 self.copies[line.args[0]] = line.args[1], i
-                self.reads.setdefault(self.root(line.args[1]), []).append(i)
+                self.reads.setdefault(self.bases[line.args[1]], []).append(i)
                 continue
             for value in line.inputs:
-                self.reads.setdefault(self.root(value), []).append(i)
+                self.reads.setdefault(self.bases[value], []).append(i)
         # what is read through them is what they are before the first write
         through = (
             [
                 i
                 for i, line in enumerate(lines)
-                if line.sym.id != _ALSO_WRITTEN and not beside.isdisjoint(map(self.root, line.inputs))
+                if line.sym.id != _ALSO_WRITTEN and not beside.isdisjoint(map(self.bases.__getitem__, line.inputs))
             ]
             if beside
             else []
         )
-        self.last_beside = through[-1] if through else -1
+        # and up to the last decision the program may still turn out to be another one
+        self.last_beside = max(through[-1] if through else -1, last_decision(lines))
         for value in trace.output_proxies:
-            self.reads.setdefault(self.root(value), []).append(len(lines))
-
-    def root(self, value: Proxy) -> Proxy:
-        return self.roots.get(value, value)
+            self.reads.setdefault(self.bases[value], []).append(len(lines))
 
     def fits(self, i: int, line: BoundSymbol, pairs: dict[int, Any]) -> bool:
-        read = collections.Counter(map(self.root, line.inputs))
+        read = collections.Counter(map(self.bases.__getitem__, line.inputs))
         return all(
             self._fits(i, line, line.outputs[o], target, read)
             for o, target in pairs.items()
@@ -133,16 +132,16 @@ class _State:
             or not same_shape(result.shape, target.shape)
         ):
             return False
-        home, reads = self.home.get(target), self.reads.get(self.root(target), ())
-        if read[self.root(target)] > 1 or target in self.views and home is None:
+        home, reads = self.home.get(target), self.reads.get(self.bases[target], ())
+        if read[self.bases[target]] > 1 or target in self.views and home is None:
             return False
         if home is None:
-            return result.name in self.written and self.root(target) not in self.home and not any(r > i for r in reads)
+            return result.name in self.written and self.bases[target] not in self.home and not any(r > i for r in reads)
         if i < self.last_beside:
             return False
         last, at = self.copies.get(home, (None, -1))  # after which the argument itself is read as what it is then
         # as what is saved: the last value is written over it
-        if last is not result and any(r > at for r in self.reads.get(self.root(result), ())):
+        if last is not result and any(r > at for r in self.reads.get(self.bases[result], ())):
             return False
         return (
             self.written.get(result.name) == home.name
@@ -187,7 +186,7 @@ def _overwrites(line: BoundSymbol) -> TensorProxy | None:
         original = LTORCH.get(str(name).removeprefix("ltorch."))
     if (
         original is None
-        or "elementwise" in original.info
+        or original.elementwise
         or original.tags & {OpTags.RANDOM_OP, OpTags.VIEW}
         or inplace_form(original) is None
     ):

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from thunder.analysis.aliases import may_view
+from thunder.analysis.flow import producers
 from thunder.core.proxies import Proxy, TensorProxy
-from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.symbol import BoundSymbol
 from thunder.ops import LTORCH
 
 __all__ = ["reread"]
@@ -25,7 +27,7 @@ def reread(
     joins = [b for b in lines if b.sym is LTORCH["stack"]]
     if not joins:
         return saved, []
-    views = {o: b for b in lines if OpTags.VIEW in b.sym.tags and len(b.inputs) == 1 for o in b.outputs}
+    views = {o: b for o, b in producers(lines).items() if may_view(b) and len(b.inputs) == 1}
     left: dict[Proxy, dict] = {}  # what is saved, by whose memory it may be
     for o in saved:
         left.setdefault(_base(o, views), {})[o] = None

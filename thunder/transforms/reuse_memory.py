@@ -16,38 +16,29 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable
 
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.lifetimes import last_uses
 from thunder.core.proxies import Proxy, TensorProxy, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.extend.fusion import FusionExecutor, run_by
 from thunder.transforms.del_last_used import python_del
-from thunder.transforms.memory_budget import roots
 from thunder.transforms.reinplace import in_place_form, run_in_place
 
 __all__ = ["reuse_memory"]
 
-# that PyTorch executes, into memory of their own
-PRODUCTS = frozenset(f"torch.ltorch.{name}" for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm"))
-
 
 def reuse_memory(trace: Trace) -> Trace:
     """Lets fusions and elementwise operations write over inputs that die with them."""
-    shown = roots(trace.bound_symbols, maybe=True)
-
-    def root(value: Proxy) -> Proxy:
-        return shown.get(value, value)
-
-    last: dict[Proxy, int] = {}
-    for i, line in enumerate(trace.bound_symbols):
-        if line.sym is not python_del:
-            last |= dict.fromkeys(map(root, line.inputs), i)
-    last |= dict.fromkeys(map(root, trace.output_proxies), len(trace.bound_symbols))
+    bases = alias_bases(trace.bound_symbols, maybe=True)
+    base = bases.__getitem__
+    last = last_uses(trace.bound_symbols, trace.output_proxies, base, lambda line: line.sym is not python_del)
     owned: set[Proxy] = set()
 
     def dying(i: int, line: BoundSymbol) -> list[int]:
         """The places of the inputs whose memory nobody reads afterwards. Beside a view of it, a value is read where it
         would be written over."""
-        read = collections.Counter(map(root, line.inputs))
+        read = collections.Counter(map(base, line.inputs))
         return [n for n, p in enumerate(line.inputs) if p in owned and last[p] == i and read[p] == 1]
 
     lines: list[BoundSymbol] = []
@@ -57,7 +48,7 @@ def reuse_memory(trace: Trace) -> Trace:
             executor if isinstance(executor, FusionExecutor) and executor.owns_results and line.sym.is_fusion else None
         )
         function = _in_place_function(line) if fuser is None and not owned.isdisjoint(line.inputs) else None
-        makes = fuser is not None or line.sym.id in PRODUCTS
+        makes = fuser is not None or _is_own(line)
         if fuser is not None:
             found = dying(i, line)
             line = _writing_over(line, fuser, found) if found else line
@@ -68,17 +59,23 @@ def reuse_memory(trace: Trace) -> Trace:
         if makes:
             owned |= {o for o in line.outputs if isinstance(o, TensorProxy)}
         elif line.sym is not python_del and not (
-            line.outputs and all(o in shown for o in line.outputs)
+            line.outputs and all(o in bases for o in line.outputs)
         ):  # it may keep what it reads, or give it under another name
-            owned.difference_update(map(root, line.inputs))
+            owned.difference_update(map(base, line.inputs))
     return trace.replace(bound_symbols=lines)
+
+
+def _is_own(line: BoundSymbol) -> bool:
+    """Whether PyTorch executes an operation whose result has its memory to itself."""
+    by_torch = line.sym.executor is not None and line.sym.executor.name == "torch"
+    return by_torch and bool(line.subsymbols) and line.subsymbols[0].sym.owns_result
 
 
 def _in_place_function(line: BoundSymbol) -> Callable | None:
     """What computes an elementwise operation of PyTorch's in the memory of its first operand, where that has the
     result's type and shape."""
     form = in_place_form(line) if OpTags.IN_PLACE not in line.sym.tags else None
-    if form is None or "elementwise" not in line.subsymbols[0].sym.info:
+    if form is None or not line.subsymbols[0].sym.elementwise:
         return None
     target, result = line.args[0], line.outputs[0]
     fits = (

@@ -20,12 +20,14 @@ import threading
 import torch
 
 from thunder import compat
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import multiply_adds
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
 from thunder.extend.fusion import FusionExecutor, run_by
+from thunder.ops import LTORCH
 from thunder.transforms.del_last_used import python_del
-from thunder.transforms.memory_budget import multiply_adds, roots
 
 __all__ = ["forget", "has_side_stream", "join", "side_stream"]
 
@@ -51,7 +53,7 @@ def side_stream(trace: Trace, least: int | None = None, *, small: bool = False) 
     """Computes products of at least so many multiplications and additions (`LEAST`), which are returned and not read,
     on a second stream; small: what fusions finish as well."""
     least = LEAST if least is None else least
-    lines, shown = trace.bound_symbols, roots(trace.bound_symbols, maybe=True)
+    lines, bases = trace.bound_symbols, alias_bases(trace.bound_symbols, maybe=True)
     returned, read, written = set(trace.output_proxies), set[Proxy](), set[Proxy]()
     made: list[BoundSymbol] = []
     something_follows = changed = False
@@ -60,7 +62,7 @@ def side_stream(trace: Trace, least: int | None = None, *, small: bool = False) 
         if line.sym is python_del:
             made.append(line)
             continue
-        inputs = {shown.get(i, i) for i in line.inputs}
+        inputs = {bases[i] for i in line.inputs}
         if any(
             not part.sym.tags.isdisjoint(_EFFECTS) for part in (line, *(line.subsymbols if line.sym.is_fusion else ()))
         ):
@@ -95,7 +97,7 @@ def _finished_beside(line: BoundSymbol, fuser: FusionExecutor, places: frozenset
 
 def _is_product(line: BoundSymbol, least: int) -> bool:
     if (
-        line.sym.id != "torch.ltorch.mm"
+        line.sym.id != f"torch.{LTORCH['mm'].id}"
         or len(line.args) != 2
         or line.kwargs
         or not isinstance(line.output, TensorProxy)

@@ -19,7 +19,7 @@ from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import strides_of
-from thunder.executors.triton_kernels.values import parts, primitive
+from thunder.executors.triton_kernels.values import primitive
 from thunder.ops.layout import is_dense, run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -69,16 +69,13 @@ def _follow(line: BoundSymbol, values: dict[Proxy, torch.Tensor]) -> bool:
     operands = [values[i] for i in line.inputs]
     if symbol.name == "cat":
         strides = strides_of(out.shape) if any(_is_row_major_format(o) for o in operands) else None
-    elif symbol.id in _NEW or symbol.name == "masked_fill":  # which fills a row-major copy
+    elif symbol.layout == "row-major":
         strides = strides_of(out.shape)
     else:
         strides = elementwise_strides(out.shape, operands) if _elementwise(line) else None
     if strides is not None:
         values[out] = _meta(out, strides)
     return strides is not None
-
-
-_NEW = {f"aten.{name}_backward.default" for name in ("slice", "select", "diagonal", "unfold")}  # write into zeros
 
 
 def _named(old: Proxy, new, values: dict) -> bool:
@@ -89,7 +86,7 @@ def _named(old: Proxy, new, values: dict) -> bool:
 
 def _is_cast(line: BoundSymbol) -> bool:
     """A conversion of the type alone."""
-    lines = parts(line)[0] if not primitive(line) else (line,)
+    lines = line.subsymbols if not primitive(line) else (line,)
     return (
         len(lines) == 1
         and lines[0].sym.id == "prims.convert_element_type"
@@ -110,11 +107,8 @@ def _elementwise(line: BoundSymbol) -> bool:
             "prims.full",
             "prims.broadcast_in_dim",
         )
-    lines, aliases = parts(line)
-    return bool(lines) and not aliases and line.sym.name not in _OTHERWISE and all(map(_elementwise, lines))
-
-
-_OTHERWISE = {"rsub", "logsigmoid"}  # the one looks at its second operand first, the other has a kernel of its own
+    lines, aliases = line.subsymbols, line.aliases
+    return bool(lines) and not aliases and line.sym.layout != "own" and all(map(_elementwise, lines))
 
 
 def elementwise_strides(shape: Sequence[int], operands: Sequence[torch.Tensor]) -> tuple:

@@ -17,7 +17,6 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels import index as places
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import Index, within
-from thunder.ops.backward import parts
 
 __all__ = ["Value", "Program", "primitive", "program_of", "sources"]
 
@@ -139,7 +138,7 @@ def _lower(line: BoundSymbol, values: dict[Proxy, Value]) -> None:
         operands = tuple(values[x] if isinstance(x, TensorProxy) else x for x in line.args)
         values[line.outputs[0]] = _MAKERS[line.sym.id](line, operands, values)
         return
-    lines, aliases = parts(line)
+    lines, aliases = line.subsymbols, line.aliases
     for sub in lines:
         _lower(sub, values)
     for old, new in aliases.items():
@@ -163,7 +162,7 @@ def _computes(line: BoundSymbol) -> bool:
     """Whether a line does more than to convert and to move data."""
     if primitive(line):
         return OpTags.SHAPE_OP not in line.sym.tags and line.sym.id != "prims.convert_element_type"
-    return any(map(_computes, parts(line)[0]))
+    return any(map(_computes, line.subsymbols))
 
 
 def _out(line: BoundSymbol) -> TensorProxy:
