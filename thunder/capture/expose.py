@@ -17,10 +17,10 @@ from thunder.capture.ask import KEYS
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_base, is_iterator, native_module
 from thunder.capture.sources import MISSING
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, map_structure
+from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import standins, text
 
-__all__ = ["expose", "attributes", "slots", "as_text"]
+__all__ = ["expose", "attributes", "slots", "as_operand", "as_text"]
 
 MOST = 10_000  # objects that one call may look at
 # native code calls them, or asks torch about them
@@ -29,12 +29,11 @@ _LEAVES = PRIMITIVE | {TensorProxy, AnyProxy, HostProxy, types.BuiltinFunctionTy
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 
-def expose(c, *values, concretely: bool = False, called=None, shown: bool = False) -> None:
+def expose(c, *values, concretely: bool = False, called=None) -> None:
     """Native code may look at the values and at everything that they lead to.
 
     concretely: it also asks for types, so that numbers that stay symbolic are put into lists and dicts as what they
-    are. called: the native callable, where it may call special methods of what it meets. shown: it makes text of
-    what it meets.
+    are. called: the native callable, where it may call special methods of what it meets.
     """
     seen: set[int] = set()
     pending = list(values)
@@ -46,8 +45,6 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
             return
         value = pending.pop()
         kind = type(value)
-        if shown and kind is TensorProxy:
-            c.sharp("a tensor is put into a string, which shows its name in the trace and not its values")
         if kind in _LEAVES or id(value) in seen or id(value) in c.data or isinstance(value, standins.StandIn):
             continue
         seen.add(id(value))
@@ -135,16 +132,24 @@ def slots(kind: type) -> list[str]:
     return [n for n in names if n not in ("__dict__", "__weakref__") and not n.startswith("__")]
 
 
-def as_text(c, value):
-    """What goes into a string: exposed, with numbers that stay symbolic as what they are."""
-    if callbacks.called_in(c, type(value), str):
-        return callbacks.stand_in(c, value, {}, str)
+def as_operand(c, value):
+    """A value that native code is to make a part of a string: where its text is made in Python, that comes back."""
+    if type(value) not in _LEAVES and standins.stands_alone(type(value)) and text.is_in_python(c, type(value)):
+        return standins.substitute(c, value, {})
     if type(value) in text.BRACKETS and text.holds_python(c, value):
         return standins.stand_in(c, value, {})
-    expose(c, value, shown=True)
+    return as_text(c, value)
+
+
+def as_text(c, value):
+    """What goes into a string: exposed, with numbers that stay symbolic as what they are."""
+    expose(c, value)
     if type(value) in CONTAINERS and isinstance(value, (dict, deque)):
         value = copy.copy(value)
         for k, x in list(value.items() if isinstance(value, dict) else enumerate(value)):
             value[k] = as_text(c, x)
         return value
-    return map_structure(concrete, value) if type(value) in (list, tuple) else concrete(value)
+    if type(value) in (list, tuple) or hasattr(value, "_make"):
+        parts = [as_text(c, x) for x in value]
+        return parts if type(value) is list else tuple.__new__(type(value), parts)
+    return concrete(value)

@@ -21,7 +21,7 @@ import torch.utils.checkpoint
 
 from thunder import compat
 from thunder.capture import callbacks, containers, host_lines, items, operations
-from thunder.capture.expose import as_text, expose
+from thunder.capture.expose import as_operand, expose
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
 from thunder.capture.native import (
@@ -171,7 +171,7 @@ def call_builtin(c, f, args, kwargs):
 def _formatted(c, f, args, kwargs):
     if operations.is_unknown_text((*args, *kwargs.values())):
         return host_lines.text(c, f, *args, **kwargs)
-    return call_native(c, f, [as_text(c, a) for a in args], {k: as_text(c, v) for k, v in kwargs.items()})
+    return call_native(c, f, [as_operand(c, a) for a in args], {k: as_operand(c, v) for k, v in kwargs.items()})
 
 
 _WATCHED = (

@@ -39,6 +39,11 @@ def holds_python(host, value) -> bool:
     return any(in_python(host.lookup(kind, "__repr__")) for kind in kinds - BRACKETS.keys())
 
 
+def is_in_python(host, kind: type) -> bool:
+    """Whether a text of objects of a class is made in Python."""
+    return any(in_python(host.lookup(kind, name)) for name in ("__repr__", "__str__", "__format__"))
+
+
 def _container(host, value) -> str:
     """list_repr, tuplerepr, dict_repr and set_repr."""
     before, after = BRACKETS[type(value)]
