@@ -234,6 +234,8 @@ def call_native(c, f, args, kwargs):
         c.sharp(ADVANCED)
     if impure(f) is not None:
         return host_lines.run_impure(c, f, args, kwargs)
+    if host_lines.is_of_numpy(f, args, kwargs):
+        return host_lines.of_numpy(c, f, args, kwargs)
     if host_lines.takes(f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
     if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
