@@ -70,7 +70,7 @@ def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Tra
 
 
 def _recomputed(joint: Trace, options: JitOptions, executors: Sequence) -> frozenset:
-    """The values that a backward computes again, for the memory budget and under ZeRO-3."""
+    """The values that a backward recomputes, for the memory budget and under ZeRO-3."""
     fusers = [e for e in executors if isinstance(e, FusionExecutor)]
     budget = options.get(MEMORY_BUDGET)
     chosen = (

@@ -52,7 +52,7 @@ def multiply_adds(line: BoundSymbol) -> float:
 
 
 def original_of(line: BoundSymbol) -> BoundSymbol:
-    """A line as it was before an executor took it."""
+    """An operation as it was before an executor took it."""
     return (
         line.subsymbols[0]
         if line.sym.executor is not None and not line.sym.is_fusion and len(line.subsymbols) == 1
@@ -84,7 +84,7 @@ def bytes_moved(line: BoundSymbol) -> int:
 
 
 def scratch_bytes(line: BoundSymbol) -> int:
-    """Bytes that a line allocates beside its results."""
+    """Bytes that an operation allocates beside its results."""
     if (schedule := schedule_of(line)) is not None:
         return sum(v.numel * v.dtype.bytes for v in schedule.temporaries)
     count = original_of(line).sym.scratch
@@ -99,9 +99,9 @@ class Machine:
     half, single, double, float8: floating point operations of matrix products of a dtype. attention,
     attention_backward: those of attention in half precision. memory: bytes read and written; update: by an optimizer.
     start: what a product or attention takes beyond its operations. launch: from one kernel to the next. host: of the
-    process, to issue a line. link: bytes that a GPU sends inside of a node, network: between nodes. collective: from a
-    collective's start to its first step. hop, network_hop: of a step between GPUs of a node, and of two nodes. sharing:
-    how much longer what computes takes while a collective runs.
+    process, to issue an operation. link: bytes that a GPU sends inside of a node, network: between nodes. collective:
+    from a collective's start to its first step. hop, network_hop: of a step between GPUs of a node, and of two nodes.
+    sharing: how much longer what computes takes while a collective runs.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Machine:
     sharing: float = 0.2
 
     def rate(self, line: BoundSymbol) -> float:
-        """Of the operations of a line."""
+        """Of the arithmetic of an operation."""
         original = original_of(line)
         kind = original.sym.rate
         size = next((p.dtype.bytes for p in line.inputs if isinstance(p, TensorProxy) and p.dtype.category == FLOAT), 4)
@@ -134,7 +134,7 @@ class Machine:
         return {1: self.float8, 2: self.half, 4: self.single}.get(size, self.double)
 
     def seconds_of(self, line: BoundSymbol, scratch: int) -> float:
-        """Of a line that computes. scratch: bytes that it writes and reads beside its results."""
+        """Of an operation that computes. scratch: bytes that it writes and reads beside its results."""
         operations = 2 * sum(
             multiply_adds(original_of(part)) for part in (line.subsymbols if line.sym.is_fusion else (line,))
         )

@@ -3,7 +3,7 @@ on GPUs.
 
     thunder.jit(model, executors=["inductor"])
 
-Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.sin(t0)`. After: `[t1] = Inductor0(a, b)`, the two lines as comments
+Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.sin(t0)`. After: `[t1] = Inductor0(a, b)`, the two operations as comments
 below. A region goes to Inductor as a graph of ATen operations, without Dynamo and AOTAutograd: what these would find
 out is in the trace. Matrix products and attention stay with PyTorch, where Inductor sends them too, so that the regions
 between them are the same in every layer of a model, and are compiled once. Lookups stay, since a bad index, an
@@ -71,7 +71,7 @@ class InductorExecutor(FusionExecutor):
         return len(devices) == 1 and _missing(next(iter(devices)).partition(":")[0]) is None
 
     def _computes(self, line: BoundSymbol) -> bool:
-        """Whether a line, or all that it is made of, computes, reduces or moves numbers, at places that no data
+        """Whether an operation, or all that it is made of, computes, reduces or moves numbers, at places that no data
         decides: Inductor writes loops for that."""
         symbol = line.sym
         if (
@@ -158,7 +158,7 @@ class InductorRegion:
     def writing_over(self, dying: Sequence[int]) -> InductorRegion:
         """The same region, for calls in which the inputs at these places own their memory and nobody reads them
         afterwards. On a GPU, freed memory is used again at no cost."""
-        # by which line first: what is read late, where results are made, has the better chance
+        # by which operation first: what is read late, where results are made, has the better chance
         read = {p: n for n, line in reversed([*enumerate(self.region.lines)]) for p in line.inputs}
         late = sorted(dying, key=lambda i: -read.get(self.region.inputs[i], 0))
         over: dict[int, int] = {}

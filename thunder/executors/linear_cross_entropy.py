@@ -275,7 +275,7 @@ def _fits(linear: BoundSymbol, moves: list[BoundSymbol], loss: BoundSymbol) -> b
 
 
 def _keeps_rows(line: BoundSymbol) -> bool:
-    """Whether a line moves, picks or converts rows, and leaves each whole."""
+    """Whether an operation moves, picks or converts rows, and leaves each whole."""
     before, after = line.args[0], line.output
     if (
         not isinstance(before, TensorProxy)

@@ -409,8 +409,8 @@ class SDPAExecutor(OperatorExecutor):
 
 
 def _grouped(line: BoundSymbol, producer: dict[Proxy, BoundSymbol], choose: Callable) -> tuple | None:
-    """Keys and values of fewer heads, where those that go into a line are repetitions of them and its kernel takes them
-    as they are."""
+    """Keys and values of fewer heads, where those that go into an operation are repetitions of them and its kernel
+    takes them as they are."""
     query, key, value, *rest = line.args
     attn_mask, dropout_p, is_causal = (*rest, *(None, 0.0, False)[len(rest) :])
     if line.kwargs.get("enable_gqa") or len(query.shape) != 4:
@@ -457,7 +457,7 @@ def _repeated(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> tuple[Tenso
 
 
 def _inserts_third(line: BoundSymbol) -> bool:
-    """Whether a line gives a tensor of 4 dimensions another one of size 1 at place 2."""
+    """Whether an operation gives a tensor of 4 dimensions another one of size 1 at place 2."""
     if not line.inputs or len(getattr(line.inputs[0], "shape", ())) != 4:
         return False
     if line.sym is LTORCH["unsqueeze"]:

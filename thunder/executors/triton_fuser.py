@@ -3,8 +3,8 @@ from the region.
 
     thunder.jit(model, executors=["triton_fuser"])
 
-Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.softmax(t0, -1)`. After: `[t1] = TritonFusion0(a, b)`, the two lines as
-comments below; the kernel's text is `thunder.examine.get_fusions(trace)[0][1].source`. Matrix products and attention
+Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.softmax(t0, -1)`. After: `[t1] = TritonFusion0(a, b)`, the two operations
+as comments below; the kernel's text is `thunder.examine.get_fusions(trace)[0][1].source`. Matrix products and attention
 stay with PyTorch, and, unless `rng="fused"`, random numbers. How kernels are made: `thunder/executors/triton_kernels`.
 """
 
@@ -130,7 +130,7 @@ class _Plans(TritonFuser):
 
 
 def _in_primitives(line: BoundSymbol) -> bool:
-    """Whether a line, or all that it is made of, is computed by kernels."""
+    """Whether an operation, or all that it is made of, is computed by kernels."""
     if primitive(line):
         return True
     if line.sym.decomposition is None:

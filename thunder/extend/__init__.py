@@ -62,7 +62,7 @@ class Implementation:
 
 
 class Executor:
-    """A named carrier-out of operations. `implementation(line)` says how it would execute a line, or None.
+    """A named carrier-out of operations. `implementation(line)` says how it would execute an operation, or None.
 
     exact: its results and derivatives are PyTorch's bit for bit, so that `thunder.jit(..., numerics="eager")` may use
     it. capturable: its operations launch kernels and do nothing else on the host, so that a CUDA graph may record them.
@@ -104,13 +104,13 @@ class Executor:
         return line.sym.executor is self or found is not None and found.executes
 
     def can_fuse(self, line: BoundSymbol) -> bool:
-        """Whether the line may be part of a region that this executor runs."""
+        """Whether the operation may be part of a region that this executor runs."""
         return False
 
     def can_execute_or_fuse(self, line: BoundSymbol) -> bool:
         return self.can_execute(line) or self.can_fuse(line)
 
-    # --- fuel: a miscompilation is bisected by how many lines or regions an executor takes
+    # --- fuel: a miscompilation is bisected by how many operations or regions an executor takes
     def get_fuel(self, amount: int = 1, /) -> bool:
         """Whether there is fuel for one more, which is used up."""
         if isinstance(self._fuel, FUEL_LEVEL):
@@ -154,7 +154,8 @@ class Executor:
         return found.execution_transform if found else None
 
     def get_grad_transform(self, line: BoundSymbol | Symbol) -> Callable | None:
-        """The grad_transform registered for an operation; for a line, None as well where the checker says no."""
+        """The grad_transform registered for an operation; for a bound symbol, None as well where the checker says
+        no."""
         found = self.implmap.get(line.id) if isinstance(line, Symbol) else self.implementation(line)
         return found.grad_transform if found else None
 
@@ -185,9 +186,9 @@ class OperatorExecutor(Executor):
         Exactly one of `like` and `meta` types it. `meta` maps proxies to proxies and makes a primitive. `like` is
         written in thunder's operations, which become the decomposition. `replaces` names a function, or several, that
         compiled programs call this operation instead of. `module` prints and calls the function as an attribute of a
-        module. bind_postprocess is shown each line that a call records, and may return another in its place.
-        python_printer(line, printer) gives the lines of text that a call is printed as, in the place of `outputs =
-        name(arguments)`.
+        module. bind_postprocess is shown each operation that a call records, and may return another in its place.
+        python_printer(bound symbol, printer) gives the lines of text that a call is printed as, in the place of
+        `outputs = name(arguments)`.
 
         Raises ValueError when both or neither of like and meta are given, or no `fn` can be found; TypeError for what
         is no function.

@@ -1,4 +1,4 @@
-"""Fusion executors: they take regions of lines, and run each as one."""
+"""Fusion executors: they take regions of operations, and run each as one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FusionExecutor(Executor):
                 self.register_temporary_operation(f"{self.name}{counter}", function, inputs=region.inputs,
                 outputs=region.outputs, bsyms=region.lines)
 
-    A fused line prints as `[t4, t5] = joining0(a, b)`, with the lines that it runs as comments below.
+    A fused operation prints as `[t4, t5] = joining0(a, b)`, with the operations that it runs as comments below.
     """
 
     def __init__(self, name: str, *, version: str | None = None, exact: bool = False):
@@ -72,8 +72,8 @@ class FusionExecutor(Executor):
         return line.sym.executor is self
 
     def can_fuse(self, line: BoundSymbol) -> bool:
-        """Whether a line may be part of a region: it is supported, or all lines of its decomposition are. Never where
-        it has effects, or symbolic numbers."""
+        """Whether an operation may be part of a region: it is supported, or all operations of its decomposition are.
+        Never where it has effects, or symbolic numbers."""
         if not fusible(line):
             return False
         if self.implementation(line) is not None:
@@ -81,15 +81,15 @@ class FusionExecutor(Executor):
         return line.sym.decomposition is not None and bool(line.subsymbols) and all(map(self.can_fuse, line.subsymbols))
 
     def takes(self, line: BoundSymbol) -> bool:
-        """`can_fuse`, asked once for a line that several passes ask about."""
+        """`can_fuse`, asked once for an operation that several passes ask about."""
         found = self._takes.get(line)
         if found is None:
             found = self._takes[line] = self.can_fuse(line)
         return found
 
     def is_cheap(self, line: BoundSymbol) -> bool:
-        """Whether computing a line costs nothing beside reading its inputs: then a region computes it itself, and does
-        not read it from another one."""
+        """Whether computing an operation costs nothing beside reading its inputs: then a region computes it itself, and
+        does not read it from another one."""
         return False
 
     def keeps(self, line: BoundSymbol) -> bool:
@@ -170,8 +170,8 @@ class FusionExecutor(Executor):
         outputs: Sequence[Proxy],
         bsyms: Sequence[BoundSymbol],
     ) -> BoundSymbol:
-        """The line `[outputs] = name(inputs)`, which `fn(*inputs)` runs: it returns a list or tuple. bsyms: the lines
-        that it takes the place of."""
+        """The operation `[outputs] = name(inputs)`, which `fn(*inputs)` runs: it returns a list or tuple. bsyms: the
+        operations that it takes the place of."""
         symbol = Symbol(name, id=f"{self.name}.{name}", is_prim=True, fn=fn, executor=self, is_fusion=True)
         return symbol.bind(
             *inputs, output=list(outputs), subsymbols=tuple(bsyms), context=bsyms[0].context if bsyms else None
@@ -190,7 +190,7 @@ class FusionExecutor(Executor):
 
 
 def run_by(line: BoundSymbol, function: Callable, header: str, *tags: OpTags) -> BoundSymbol:
-    """A fused line that another function runs, with a comment that says how it differs."""
+    """A fused operation that another function runs, with a comment that says how it differs."""
     symbol = Symbol(
         line.sym.name, id=line.sym.id, is_prim=True, tags=tags, fn=function, executor=line.sym.executor, is_fusion=True
     )
@@ -200,19 +200,19 @@ def run_by(line: BoundSymbol, function: Callable, header: str, *tags: OpTags) ->
 
 
 def _halves(region: Region) -> list[Region]:
-    """The first and the second half of a region's lines."""
+    """The first and the second half of a region's operations."""
     middle = len(region.lines) // 2
     second = Region(region.lines[middle:], set(region.outputs))
     return [Region(region.lines[:middle], {*region.outputs, *second.inputs}), second]
 
 
 def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tuple[BoundSymbol, ...]]:
-    """The region without results that are views of its inputs or of other results, the lines that make those of inputs
-    before it, and the others' after it.
+    """The region without results that are views of its inputs or of other results, the operations that make those of
+    inputs before it, and the others' after it.
 
-    What shares memory with what has to be seen from the lines of a program: a region hides it. A view that all else is
-    seen through, of all that it shows, stays. A view of an input that is read outside as well is read by the region
-    too, so that regions which read it are alike wherever it was made.
+    What shares memory with what has to be seen from the operations of a program: a region hides it. A view that all
+    else is seen through, of all that it shows, stays. A view of an input that is read outside as well is read by the
+    region too, so that regions which read it are alike wherever it was made.
     """
     producer = producers(region.lines)
     chains = {o: _chain(o, producer) for o in region.outputs}
@@ -261,7 +261,7 @@ def _size(value: Proxy) -> int | None:
 
 
 def fusible(line: BoundSymbol) -> bool:
-    """What no region contains: lines with effects, those that wait for the device or draw random numbers, and what
+    """What no region contains: operations with effects, those that wait for the device or draw random numbers, and what
     depends on symbolic numbers."""
     if not line.sym.tags.isdisjoint(_ALONE) or line.sym.python_printer is not None or line.sym.is_fusion:
         return False

@@ -84,7 +84,7 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
 
 @functools.cache
 def rearranging(symbol: Symbol) -> Symbol:
-    """The in-place form of an operation that changes a shape, as a line: its result is its argument in its new
+    """The in-place form of an operation that changes a shape, as an operation: its result is its argument in its new
     shape."""
 
     def meta(a, *args):
@@ -219,7 +219,7 @@ def _overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _own(recorder: Recorder):
-    """Where nothing is written back, only what the lines of the recorder made may be written to."""
+    """Where nothing is written back, only what the operations of the recorder made may be written to."""
 
     def check(base: TensorProxy, is_view: bool, detached: bool) -> None:
         if not any(o is base for line in recorder.bound_symbols for o in line.outputs):
@@ -275,7 +275,7 @@ also_written = Symbol(
 
 
 def writes_back(line: BoundSymbol) -> bool:
-    """Whether a line only changes an argument: what it was before is not read through it."""
+    """Whether an operation only changes an argument: what it was before is not read through it."""
     return line.sym in (write_back, write_back_uncounted, count_write, also_written) or line.sym.changes_metadata
 
 

@@ -1,4 +1,4 @@
-"""How tensors lie in memory, and how PyTorch's functions lay out their results: lines that run on fake tensors."""
+"""How tensors lie in memory, and how PyTorch's functions lay out their results: operations that run on fake tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def run_line(line: BoundSymbol, values: dict[Proxy, object]) -> None:
-    """Calls the PyTorch functions of a line, or of its decomposition, with the values known so far, and adds its
+    """Calls the PyTorch functions of an operation, or of its decomposition, with the values known so far, and adds its
     results to them."""
     if line.sym.fn is None:
         for sub in line.subsymbols:

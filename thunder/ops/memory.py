@@ -40,7 +40,7 @@ class Memory:
     ):  # type: ignore[assignment]
         self.active = False
         self.outside, self.layout = outside, layout
-        # view -> the line that made it and what it shows
+        # view -> the operation that made it and what it shows
         self.view_of: dict[Proxy, tuple[BoundSymbol, TensorProxy]] = {}
         self.views: dict[Proxy, list[Proxy]] = {}
         self.current: dict[Proxy, TensorProxy] = {}  # what was written to -> what it is now
@@ -66,7 +66,7 @@ class Memory:
         for line in lines:
             self.add(line)
 
-    # --- what lines tell
+    # --- what operations tell
     def add(self, line: BoundSymbol) -> None:
         """A view was recorded."""
         if self._deriving or not may_view(line):
@@ -123,7 +123,7 @@ class Memory:
         return self.current.get(x, x)
 
     def _derive(self, x: TensorProxy) -> None:
-        """Makes a view again from what it shows now, and with it the other results of its line."""
+        """Makes a view again from what it shows now, and with it the other results of its operation."""
         line, shown = self.view_of[x]
         if x.requires_grad and line.sym.several_views:
             raise CaptureError(
@@ -429,7 +429,7 @@ class Memory:
 
 @contextmanager
 def grad_enabled(enabled: bool) -> Iterator[None]:
-    """Lines are recorded with or without grad."""
+    """Operations are recorded with or without grad."""
     recorder = current_recorder()
     assert recorder is not None, "memory is that of a recording"
     context = recorder.context

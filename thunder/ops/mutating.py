@@ -1,8 +1,8 @@
 """Calls of functions that write to their arguments, and that thunder does not look into: kernels, operators registered
 as mutating.
 
-The call becomes one functional line: `(result, y1) = kernel(x, y)`, after which `y` stands for `y1`. When it runs it
-writes to a copy, unless what it writes to has only just been allocated.
+The call becomes one functional operation: `(result, y1) = kernel(x, y)`, after which `y` stands for `y1`. When it runs
+it writes to a copy, unless what it writes to has only just been allocated.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ cotangents of the arguments.
 
 After the positional arguments' cotangents may come those of keyword arguments, as a dict. A rule that returns
 NotImplemented before it yields leaves the operation to PyTorch's derivative. A rule is run once, with a placeholder for
-the cotangent; the lines it writes are sorted into those the result needs (forward) and the rest (backward). `get_grad`
-and `put_grads` are the same thing for rules written as plain functions.
+the cotangent; the operations it writes are sorted into those the result needs (forward) and the rest (backward).
+`get_grad` and `put_grads` are the same thing for rules written as plain functions.
 
 Before: `t0 = ltorch.sin(x)`, `return t0`. After: `t0 = ltorch.sin(x)`, `t2 = ltorch.cos(x)`, `t3 = ltorch.mul(t1, t2)`,
 `return (t0, t3)` with t1 the cotangent.
@@ -83,12 +83,12 @@ def put_grads(values: Any, gradients: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- one
-# line
+# operation
 
 
 class Derivative:
-    """What differentiating one line gave: forward lines, backward lines, which cotangents those read, and which they
-    make.
+    """What differentiating one operation gave: forward operations, backward operations, which cotangents those read,
+    and which they make.
 
     gets: (output, placeholder) pairs. puts: (argument, gradient) pairs.
     """
@@ -135,7 +135,7 @@ def _put(line: BoundSymbol, argument, gradient) -> None:
 
 
 def differentiate(line: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
-    """Runs the rule of a line; None where it returns NotImplemented in the place of yielding a result.
+    """Runs the rule of an operation; None where it returns NotImplemented in the place of yielding a result.
 
     Raises MissingImplementationError where it returns another number of values than the operation has.
     """
@@ -200,7 +200,7 @@ def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list)
 
 
 def _reads(line: BoundSymbol, lines: list[BoundSymbol], gets: list) -> bool:
-    """Whether cotangents flow into a line."""
+    """Whether cotangents flow into an operation."""
     values = {g for _, g in gets}
     for b in lines:
         if not values.isdisjoint(b.inputs):
@@ -215,7 +215,7 @@ def _reads(line: BoundSymbol, lines: list[BoundSymbol], gets: list) -> bool:
 
 
 def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] | None:
-    """(rule, whether it is a generator): an executor's that takes the line, in their order, then the operation's
+    """(rule, whether it is a generator): an executor's that takes the operation, in their order, then the operation's
     own."""
     for executor in executors:
         found = executor.implementation(line)
@@ -252,8 +252,8 @@ def _by_parts(line: BoundSymbol) -> bool:
 
 
 def _fused(line: BoundSymbol, executors: Sequence) -> bool:
-    """Whether an executor makes kernels of a line's parts: then these are differentiated, and what is saved and
-    computed again is chosen among them."""
+    """Whether an executor makes kernels of an operation's parts: then these are differentiated, and what is saved and
+    recomputed is chosen among them."""
     return (
         line.sym.decomposition is not None
         and not _complex(line)
@@ -307,7 +307,7 @@ def _differentiated(line: BoundSymbol, rule: Callable, is_generator: bool) -> De
 
 
 def by_formula(line: BoundSymbol) -> list[BoundSymbol]:
-    """The lines of the formula that stands for a kernel where it is differentiated: they compute the kernel's
+    """The operations of the formula that stands for a kernel where it is differentiated: they compute the kernel's
     results."""
     with recording(Recorder(line.context, lambda: line.location)) as recorder:
         result = line.sym.formula(*line.args, **line.kwargs)
@@ -343,12 +343,12 @@ class _Gradients:
 
 
 class Linearization:
-    """A program with the derivative of each of its lines: `forward` are the lines that compute what the program does,
-    and what its backward reads.
+    """A program with the derivative of each of its operations: `forward` are the operations that compute what the
+    program does, and what its backward reads.
 
-    functional: every line that it makes can be differentiated again; without it, what PyTorch differentiates saves a
-    graph that is run once. needed: the lines that are differentiated, where others stand between them. known: lines
-    that earlier derivatives made, which stand for these derivatives.
+    functional: every operation that it makes can be differentiated again; without it, what PyTorch differentiates saves
+    a graph that is run once. needed: the operations that are differentiated, where others stand between them. known:
+    operations that earlier derivatives made, which stand for these derivatives.
 
     Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see
     `differentiate`.
@@ -398,9 +398,9 @@ class Linearization:
 def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     """A program and its backward in one trace, differentiated with respect to the arguments that require grad.
 
-    The lines of the forward come first, then `get_grad` for each output that cotangents come for, then the backward. It
-    returns a dict: "output", for each argument its gradient or None; "flat_args", the arguments; "fw_flat_out", what
-    the program returns.
+    The operations of the forward come first, then `get_grad` for each output that cotangents come for, then the
+    backward. It returns a dict: "output", for each argument its gradient or None; "flat_args", the arguments;
+    "fw_flat_out", what the program returns.
 
     Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see
     `differentiate`.
@@ -441,7 +441,7 @@ def _cast(gradient, value: TensorProxy):
 
 
 def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
-    """Writes the backward lines of one derivative, where any of its cotangents is there."""
+    """Writes the backward operations of one derivative, where any of its cotangents is there."""
     if not any(o in grads.current for o, _ in step.gets):
         return
     table: dict = {placeholder: grads.current[o] for o, placeholder in step.gets if o in grads.current}
@@ -459,9 +459,9 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
 
 
 def write_without(lines: Iterable[BoundSymbol], dependent: set, gone: set, table: dict, recorder: Recorder) -> None:
-    """Writes lines of a backward to `recorder`, the current one, for the case that some cotangents are missing.
+    """Writes operations of a backward to `recorder`, the current one, for the case that some cotangents are missing.
 
-    Derivatives are linear in their cotangents: a line that reads only missing ones makes a missing one, a sum or
+    Derivatives are linear in their cotangents: an operation that reads only missing ones makes a missing one, a sum or
     difference is its other term, and what reads some that are missing and some that are not is given zeros, or None,
     for them. dependent: the cotangents; gone: the missing ones; table: what takes the place of a value. All three are
     added to.
@@ -497,7 +497,7 @@ def _other_term(line: BoundSymbol, gone: set) -> TensorProxy | None:
 
 
 def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[BoundSymbol]]:
-    """The lines of a joint trace: those of the forward, the `get_grad` ones, those of the backward."""
+    """The operations of a joint trace: those of the forward, the `get_grad` ones, those of the backward."""
     border = next((i for i, b in enumerate(joint.bound_symbols) if b.sym is get_grad_symbol), len(joint.bound_symbols))
     rest = joint.bound_symbols[border:]
     return (

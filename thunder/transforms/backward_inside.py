@@ -37,10 +37,10 @@ def backwards_inside(lines: Iterable[BoundSymbol]) -> list[int]:
 
 
 def recompute_inside(trace: Trace, chosen: Callable[[Trace], Iterable[Proxy]]) -> Trace:
-    """A program whose backwards compute again what `chosen` says of each, given the joint trace of its forward and it.
+    """A program whose backwards recompute what `chosen` says of each, given the joint trace of its forward and it.
 
     Before: `t0 = sin(x)`, `t1 = exp(t0)`; backward: `t2 = mul(g, t1)`, `t3 = cos(x)`, `t4 = mul(t2, t3)`.
-    After, for t1: the same, with `bw_t1 = exp(t0)` right before the line that reads `bw_t1`.
+    After, for t1: the same, with `bw_t1 = exp(t0)` right before the operation that reads `bw_t1`.
     """
     for number in backwards_inside(trace.bound_symbols):
         joint, rest = _joint(trace, number)

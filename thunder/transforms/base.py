@@ -56,7 +56,7 @@ class Transform:
         """
 
     def while_reading(self) -> AbstractContextManager:
-        """At each compilation: a context manager that the program is read under, for modes of PyTorch's that change
+        """At each compilation: a context manager that the program is captured under, for modes of PyTorch's that change
         what it records."""
         return nullcontext()
 

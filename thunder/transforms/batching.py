@@ -1,6 +1,6 @@
-"""Batching: the lines of a function, made to compute for every element of a batch at once (`vmap`).
+"""Batching: the operations of a function, made to compute for every element of a batch at once (`vmap`).
 
-Each value is mapped, with the batch as its first dimension, or the same for all elements. Lines that read nothing
+Each value is mapped, with the batch as its first dimension, or the same for all elements. Operations that read nothing
 mapped stay. For the most frequent operations a rule says which call of the same operation computes the batch; whatever
 has no rule, or where the rule declines, becomes one operation that `torch.vmap` carries out.
 
@@ -31,10 +31,10 @@ __all__ = ["batched"]
 def batched(
     lines: Iterable[BoundSymbol], moved: dict[Proxy, Proxy], size, randomness: str, recorder: Recorder
 ) -> dict[Proxy, Proxy]:
-    """Writes the lines to `recorder`, the current one, for a batch. moved: mapped values and what they are with the
-    batch first; returned with those that the lines make.
+    """Writes the operations to `recorder`, the current one, for a batch. moved: mapped values and what they are with
+    the batch first; returned with those that the operations make.
 
-    randomness: "same": random lines draw once for all elements; "different": for each; "error": they raise
+    randomness: "same": random operations draw once for all elements; "different": for each; "error": they raise
     RuntimeError. Raises MissingImplementationError where an operation cannot be mapped.
     """
     batch = _Batch(dict(moved), size, randomness, recorder)
@@ -48,7 +48,7 @@ def batched(
 
 
 class _Batch:
-    """The batch that lines are written for."""
+    """The batch that operations are written for."""
 
     def __init__(self, moved: dict[Proxy, Proxy], size, randomness: str, recorder: Recorder):
         self.moved, self.size, self.randomness, self.recorder = moved, size, randomness, recorder

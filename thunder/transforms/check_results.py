@@ -1,4 +1,4 @@
-"""Checked execution: every line compares what its implementation returned with what the trace says. For
+"""Checked execution: every operation compares what its implementation returned with what the trace says. For
 `DebugOptions(check_traces=True)`."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def check_results(trace: Trace, where: Callable) -> Trace:
     """The same program, line by line, with functions that raise TraceCheckError where a result is not what the meta
     rule said.
 
-    where: (filename, line, function, source line) of a line's location.
+    where: (filename, line, function, source line) of an operation's location.
     """
     return trace.replace(bound_symbols=[_checked(line, where) for line in trace.bound_symbols])
 
@@ -58,7 +58,7 @@ def _difference(result, said) -> str | None:
         return next((p for r, s in zip(result, said, strict=True) if (p := _difference(r, s)) is not None), None)
     if isinstance(said, TensorProxy):
         return _tensor_difference(result, said)
-    if said is None or isinstance(said, Proxy) or result is said:  # nobody reads what a line has no name for
+    if said is None or isinstance(said, Proxy) or result is said:  # nobody reads what an operation has no name for
         return None
     return (
         None

@@ -3,7 +3,7 @@
     thunder.jit(model, transforms=[CUDAGraphTransform()])
 
 Before: `t0 = torch.matmul(x, w)`, `[t1] = TritonFusion0(t0)`, `n = item(t1)`. After: `[t1] = CUDAGraph0(x, w)`, the two
-lines as comments below, `n = item(t1)`. A line that stays outside says why in a comment above it.
+operations as comments below, `n = item(t1)`. An operation that stays outside says why in a comment above it.
 
 A region runs line by line when it is called first, is recorded when it is called again like that, and replayed from
 then on. What it reads is copied to where the recording expects it, except for parameters, buffers, what it writes to,
@@ -19,7 +19,7 @@ replay:
   forwards before a backward), that call runs line by line, with memory of its own, and says so once;
 - what is saved is one object, `[t1, results0] = CUDAGraph0(x, w)` and `[t2] = CUDAGraph0(cotangent, results0)`: a
   graph knows where its tensors are, so that the host need not
-  look at each. Where lines outside of graphs read one of them, the backward unpacks them all.
+  look at each. Where operations outside of graphs read one of them, the backward unpacks them all.
 
 Which order of streams holds, and by what:
 
@@ -74,8 +74,8 @@ from thunder.transforms.reinplace import in_place_form
 __all__ = ["CUDAGraphTransform", "GraphedRegion", "Memory", "Results"]
 
 RECORDINGS = 8  # of one region: for other addresses of parameters, and other strides
-# lines at least of the head of a long forward, which is a graph of its own: about as much work for a GPU as it is for
-# the host to launch the rest
+# operations at least of the head of a long forward, which is a graph of its own: about as much work for a GPU as it is
+# for the host to launch the rest
 HEAD = 32
 LARGE = 1 << 23  # bytes that are not copied where a launch helps it
 # multiplications and additions of a product on the side stream, where a graph launches it without the host
@@ -88,8 +88,8 @@ class CUDAGraphTransform(Transform):
     share_mem_pool: all recordings of the programs compiled with this transform share memory, those of forwards and
     those of backwards; otherwise each region has memory of its own.
 
-    A subclass may decide by `can_fuse(line)` what is recorded: for lines that `refusal` gives reasons against, which
-    may be too careful for an operation of the user's.
+    A subclass may decide by `can_fuse(line)` what is recorded: for operations that `refusal` gives reasons against,
+    which may be too careful for an operation of the user's.
     """
 
     exact = True
@@ -106,7 +106,7 @@ class CUDAGraphTransform(Transform):
         return self.refusal(line) is None
 
     def refusal(self, line: BoundSymbol) -> str | None:
-        """Why a line is not recorded, in words; None where it is."""
+        """Why an operation is not recorded, in words; None where it is."""
         symbol, tags = line.sym, line.sym.tags
         original = line.subsymbols[0].sym if line.subsymbols and not symbol.is_fusion else symbol
         if any(isinstance(n, NumberProxy) for n in numbers_in((line.args, line.kwargs, line.output), [])):
@@ -261,7 +261,7 @@ def _gathered(
 
 
 def _deleted(lines: Sequence[BoundSymbol], collections: Iterable[CollectionProxy]) -> list[BoundSymbol]:
-    """With a `del` behind the last line that reads each collection: its memory may be overwritten."""
+    """With a `del` behind the last operation that reads each collection: its memory may be overwritten."""
     found = list(lines)
     for c in collections:
         last = max((i for i, line in enumerate(found) if c in line.inputs or c in line.outputs), default=-1)
@@ -279,7 +279,7 @@ def _is_foreign(symbol: Symbol) -> bool:
 
 
 def _runs(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
-    """Indices of lines, those that follow each other, are taken and are on one device in one group."""
+    """Indices of operations, those that follow each other, are taken and are on one device in one group."""
     groups: list[list[int]] = []
     before: Any = None
     for i, line in enumerate(lines):
@@ -346,7 +346,7 @@ def _with_reason(line: BoundSymbol, reason: str) -> BoundSymbol:
 
 
 def _memory(lines: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[Proxy]]:
-    """By value, whose memory it may be in, where it is another's; and in whose memory lines write."""
+    """By value, whose memory it may be in, where it is another's; and in whose memory operations write."""
     bases, found = alias_bases(lines, maybe=True), set()
     for line in lines:
         if OpTags.IN_PLACE not in line.sym.tags:
@@ -481,7 +481,7 @@ def _is_result(tensor: torch.Tensor) -> bool:
 class Results(SavedTogether):
     """What a region has made for graphs of a backward, in one piece: as long as it is there, nobody writes over it.
 
-    recording: the one that it was replayed by; None where its lines ran, for which the tensors are here.
+    recording: the one that it was replayed by; None where its operations ran, for which the tensors are here.
     """
 
     __slots__ = ("recording", "_tensors")
@@ -514,7 +514,7 @@ def _joined(reference: Callable[[], Recording | None], tensors: Sequence[torch.T
 class GraphedRegion:
     """A region of a program: called with its inputs, it returns the list of its outputs.
 
-    trace: the lines. fixed: places of inputs whose addresses stay as a rule. expected: of inputs that other graphs
+    trace: the operations. fixed: places of inputs whose addresses stay as a rule. expected: of inputs that other graphs
     make. returned: which outputs of the trace leave the program and are copied out. shown: places of those that are
     outputs of the call; kept: of those that its last output gathers, as `Results`. read: for each `Results` among the
     inputs, which come last, the places in it of what the trace reads.

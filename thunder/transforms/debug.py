@@ -1,5 +1,5 @@
-"""`DebugTransform`: functions of the user's that are called before and after every line of a program, and whose words
-stand in its text.
+"""`DebugTransform`: functions of the user's that are called before and after every operation of a program, and whose
+words stand in its text.
 
 Before: `t0 = torch.sin(x)`. After, with a pre_callback that returned "x is fine" when the program ran last:
 
@@ -23,8 +23,8 @@ __all__ = ["DebugTransform"]
 
 @dataclasses.dataclass
 class DebugTransform(Transform):
-    """pre_callback(line, *args, **kwargs) and post_callback(line, output, *args, **kwargs) are called when a line runs;
-    what they return is printed above it."""
+    """pre_callback(operation, *args, **kwargs) and post_callback(operation, output, *args, **kwargs) are called when an
+    operation runs; what they return is printed above it."""
 
     exact: ClassVar[bool] = True
     pre_callback: Callable | None = None

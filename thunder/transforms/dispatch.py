@@ -1,4 +1,4 @@
-"""Transform for execution: every line goes to the first executor that takes it."""
+"""Transform for execution: every operation goes to the first executor that takes it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["dispatch"]
 
 
 def dispatch(trace: Trace, executors: Sequence[Executor]) -> Trace:
-    """Gives every line to the first executor that takes it, and opens up composites that nobody takes.
+    """Gives every operation to the first executor that takes it, and opens up composites that nobody takes.
 
-    Before: `t0 = ltorch.mul(a, b)`. After, with the torch executor: `t0 = torch.mul(a, b)`, the line before as its
+    Before: `t0 = ltorch.mul(a, b)`. After, with the torch executor: `t0 = torch.mul(a, b)`, the operation before as its
     decomposition.
 
-    A fusion executor that may take a line gets its regions first; what it leaves goes to the others.
+    A fusion executor that may take an operation gets its regions first; what it leaves goes to the others.
 
     Raises MissingImplementationError for an operation that no executor takes and that has no decomposition.
     """
     fusers = [e for e in executors if isinstance(e, FusionExecutor)]
-    left: set[int] = set()  # ids of lines that a fusion executor may take
+    left: set[int] = set()  # ids of operations that a fusion executor may take
     placed = rewrite(trace, lambda line, rewriter: _place(line, tuple(executors), rewriter, left))
     if not left:
         return placed
@@ -97,7 +97,7 @@ def _rewrite(
     out: Rewriter,
     left: set[int],
 ) -> None:
-    """Writes what an execution transform makes of a line."""
+    """Writes what an execution transform makes of an operation."""
     with recording(Recorder(line.context, lambda: line.location)) as recorder:
         result = transform(*line.args, **line.kwargs)
     try:

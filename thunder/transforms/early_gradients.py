@@ -48,8 +48,8 @@ def early_gradients(joint: Trace, fusers: Sequence) -> Trace:
 
 
 class _Loss:
-    """One loss. early: lines of the backward that read its cotangent and values of the forward only. linear: those of
-    their results that are multiples of the cotangent."""
+    """One loss. early: operations of the backward that read its cotangent and values of the forward only. linear: those
+    of their results that are multiples of the cotangent."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class _Loss:
         made = {line.rhs: line for line in self.forward}
         lines = list(recorder.bound_symbols)
         for line in leading_to(tuple(self.early), chosen):
-            same = made.get(line.swap(table).rhs)  # what the backward would compute again
+            same = made.get(line.swap(table).rhs)  # what the backward would recompute
             if same is not None:
                 table |= dict(zip(line.outputs, same.outputs, strict=True))
             else:
@@ -105,7 +105,7 @@ class _Loss:
         return self.joint.replace(bound_symbols=[*self.forward, *lines, *starts, *backward])
 
     def read_elsewhere(self) -> list[Proxy]:
-        """What other lines read, or views of it, where no executor fuses these: there it would be computed on the
+        """What other operations read, or views of it, where no executor fuses these: there it would be computed on the
         way."""
         bases = alias_bases(self.early, maybe=True)
         readers = [
@@ -171,8 +171,8 @@ class _Linear:
         self.zeros: set[Proxy] = set()
 
     def holds(self, lines: Sequence[BoundSymbol]) -> bool:
-        """Whether each result of the lines is a multiple, or depends on none. Results of lines for which that holds are
-        known from then on."""
+        """Whether each result of the operations is a multiple, or depends on none. Results of operations for which that
+        holds are known from then on."""
         return all(self._holds(line) for line in lines)
 
     def _holds(self, line: BoundSymbol) -> bool:

@@ -1,7 +1,7 @@
 """With `numerics="eager"`: operations whose rule rounds otherwise than PyTorch's derivative are differentiated by
 PyTorch.
 
-Before: `t0 = ltorch.linalg_svd(a)`, which has a rule. After: the same line, whose operation has none, so that PyTorch's
+Before: `t0 = ltorch.linalg_svd(a)`, which has a rule. After: the same, of an operation that has none, so that PyTorch's
 own graph of it is what is saved and run.
 """
 

@@ -3,10 +3,10 @@
 Before: `t0 = ltorch.linear(x, w)` with x of shape (2, 512, 64). After: `t1 = ltorch.reshape(x, (1024, 64))`, `t2 =
 ltorch.linear(t1, w)`, `t0 = ltorch.view(t2, (2, 512, 96))`.
 
-A layer's gradients are products of matrices, and so is what is saved for them. Lines that give values their shapes are
-part of the kernels that fusion executors write or read these values by. What is computed elementwise of such results
-alone, and columns of them, are matrices as well, so that no view is made from layer to layer. What the program returns
-stays as it is: as PyTorch's, it is no view.
+A layer's gradients are products of matrices, and so is what is saved for them. Operations that give values their shapes
+are part of the kernels that fusion executors write or read these values by. What is computed elementwise of such
+results alone, and columns of them, are matrices as well, so that no view is made from layer to layer. What the program
+returns stays as it is: as PyTorch's, it is no view.
 """
 
 from __future__ import annotations

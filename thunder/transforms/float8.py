@@ -155,7 +155,7 @@ class _Layers:
         return float8_linear(x, weight, bias, tuple(qx), tuple(qw), from_tensor_dtype(self.options.gradient_dtype))
 
     def quantized(self, line: BoundSymbol, value: TensorProxy, matrix) -> Quantized:
-        """In a checkpoint what stands there is computed again, so that it is not shared with what stands outside."""
+        """In a checkpoint what stands there is recomputed, so that it is not shared with what stands outside."""
         key = value, line.context.checkpoint if line.context is not None else ()
         if key not in self.made:
             self.made[key] = quantized(matrix, dtypes.float8_e4m3fn, self.by_rows, self.transposed.get(value, False))

@@ -1,7 +1,7 @@
-"""Keep: what would be computed again only to be written to memory stays in memory from the forward, as long as that
+"""Keep: what would be recomputed only to be written to memory stays in memory from the forward, as long as that
 raises the peak by no more than 15 %.
 
-What a fused kernel computes again costs nothing where the kernel itself reads it. What a matrix product or an attention
+What a fused kernel recomputes costs nothing where the kernel itself reads it. What a matrix product or an attention
 kernel of the backward reads is written once more, though the forward wrote it for a reader like that: keeping it saves
 a pass, and costs its bytes in between. At the end of a backward all gradients are in memory, often more than all that
 was saved for it: up to there, memory is taken anyway, and a little more is worth the time. What is alike is kept or not
@@ -37,9 +37,10 @@ def keep(
     fuses: Callable[[BoundSymbol], bool],
     at_any_peak: Callable[[BoundSymbol], bool] = lambda line: False,
 ) -> frozenset[Proxy]:
-    """`chosen`, the values of the forward that the backward computes again, without those that stay in memory.
+    """`chosen`, the values of the forward that the backward recomputes, without those that stay in memory.
 
-    fuses: lines that a fusion executor takes. at_any_peak: those of them whose results stay whatever the peak is then.
+    fuses: operations that a fusion executor takes. at_any_peak: those of them whose results stay whatever the peak is
+    then.
     """
     if not (chosen := frozenset(chosen)):
         return chosen
@@ -49,9 +50,11 @@ def keep(
     apart = [not fuses(line) and not any(o in bases for o in line.outputs) for line in lines]
     produced = {o: i for o, i in positions(lines).items() if o not in bases and isinstance(o, TensorProxy)}
     made_of = _sources(forward, bases, chosen)
-    last: dict[Proxy, int] = {}  # the line until which a value is in memory
-    written: set[Proxy] = set()  # what a line of the forward reads that stands apart
-    again: dict[Proxy, tuple[int, int]] = {}  # what such lines of the backward read: the first and the last of them
+    last: dict[Proxy, int] = {}  # the operation until which a value is in memory
+    written: set[Proxy] = set()  # what an operation of the forward reads that stands apart
+    again: dict[
+        Proxy, tuple[int, int]
+    ] = {}  # what such operations of the backward read: the first and the last of them
     for i, line in enumerate(lines):
         for value in line.inputs:
             root = bases[value]
@@ -103,7 +106,7 @@ def keep(
 def _sources(
     forward: Sequence[BoundSymbol], bases: dict[Proxy, Proxy], chosen: frozenset[Proxy]
 ) -> dict[Proxy, frozenset[Proxy]]:
-    """For values that are computed again, what is read for that."""
+    """For values that are recomputed, what is read for that."""
     found: dict[Proxy, frozenset[Proxy]] = {}
     for line in forward:
         if made := [o for o in line.outputs if o in chosen]:

@@ -1,8 +1,8 @@
 """Levels: a function under a functional transform is recorded apart; what the transform makes of it becomes part of the
 program around it.
 
-A level's lines are typed for the level: its arguments require grad where the transform differentiates. Outside, what
-requires grad follows from the program there, so the lines are typed anew where they are written.
+A level's operations are typed for the level: its arguments require grad where the transform differentiates. Outside,
+what requires grad follows from the program there, so the operations are typed anew where they are written.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Level:
 
 
 def typed(lines: Iterable[BoundSymbol], grad_enabled: bool = True) -> None:
-    """Sets requires_grad of what the lines make, by what their inputs have now. The values belong to the level: nobody
-    else has read it yet."""
+    """Sets requires_grad of what the operations make, by what their inputs have now. The values belong to the level:
+    nobody else has read it yet."""
     for line in lines:
         grad = (
             grad_enabled
@@ -41,21 +41,21 @@ def typed(lines: Iterable[BoundSymbol], grad_enabled: bool = True) -> None:
 
 
 def write(recorder: Recorder, lines: Iterable[BoundSymbol], table: dict[Proxy, Proxy]) -> None:
-    """Appends the lines of a level, with other values in the place of its arguments."""
+    """Appends the operations of a level, with other values in the place of its arguments."""
     lines = [line.swap(table) for line in lines]
     typed(lines, recorder.context.grad_enabled)
     recorder.bound_symbols += lines
 
 
 def renamed(lines: Iterable[BoundSymbol], names: Names, table: dict[Proxy, Proxy]) -> list[BoundSymbol]:
-    """Copies of the lines that make new values; `table`, which maps values to what is read in their place, learns
+    """Copies of the operations that make new values; `table`, which maps values to what is read in their place, learns
     these."""
     return [renamed_line(line, table, lambda o: names.make()) for line in lines]
 
 
 def renamed_line(line: BoundSymbol, table: dict[Proxy, Proxy], name: Callable[[Proxy], str]) -> BoundSymbol:
-    """A copy of a line whose results, and the values inside its decomposition where that was made, are new values with
-    names of their own."""
+    """A copy of an operation whose results, and the values inside its decomposition where that was made, are new values
+    with names of their own."""
     for o in line.outputs:
         if o not in table and not any(o is i for i in line.inputs):
             table[o] = renamed_value(o, name(o))

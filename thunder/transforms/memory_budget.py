@@ -1,9 +1,9 @@
-"""What is saved for the backward and what is computed again: a minimum cut of the forward's data flow.
+"""What is saved for the backward and what is recomputed: a minimum cut of the forward's data flow.
 
-Every value that the backward reads is either saved, which costs its bytes, or computed again, which costs time and
+Every value that the backward reads is either saved, which costs its bytes, or recomputed, which costs time and
 needs the values it is made of. For a price of time, the choice that costs least is a minimum cut: a value is an edge as
 heavy as its bytes, an operation is tied to the source by the price of its time, what the backward reads is tied to the
-sink, and what stands on the sink's side is computed again. (Min-cut rematerialization as in Chen, Moreau et al. 2018,
+sink, and what stands on the sink's side is recomputed. (Min-cut rematerialization as in Chen, Moreau et al. 2018,
 "TVM" and AOTAutograd's partitioner; the price is a Lagrange multiplier of the budget.) Lowering the price until the
 bytes fit the budget walks along the curve of least time for each amount of memory.
 """
@@ -39,10 +39,10 @@ STEPS = 24  # halvings of the interval of prices
 
 @dataclass(frozen=True)
 class Plan:
-    """recomputed: the forward's values that the backward computes again. saved: those it finds saved. nbytes: of those,
+    """recomputed: the forward's values that the backward recomputes. saved: those it finds saved. nbytes: of those,
     without what belongs to arguments.
 
-    time: of what is computed again, estimated, in the time that moving one byte takes.
+    time: of what is recomputed, estimated, in the time that moving one byte takes.
     """
 
     recomputed: frozenset[Proxy]
@@ -56,7 +56,7 @@ def plan(joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None
     there is where none is that small.
 
     budget: above 0, at most 1. free: operations that a fusion executor takes. Those of them that are elementwise or
-    move data cost nothing when they are computed again: they join a region that reads their inputs. Products and
+    move data cost nothing when they are recomputed: they join a region that reads their inputs. Products and
     reductions are no part of that.
     """
     flow = _Flow(joint, free)
@@ -89,7 +89,7 @@ def curve(joint: Trace, budgets: Sequence[float]) -> list[tuple[float, Plan]]:
 
 
 def _is_fixed(line: BoundSymbol) -> bool:
-    """Whether a line can not be computed again: it has an effect, draws numbers, or makes something that is no
+    """Whether an operation can not be recomputed: it has an effect, draws numbers, or makes something that is no
     tensor."""
     return bool(line.sym.tags & {OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.IN_PLACE}) or not all(
         isinstance(o, TensorProxy) for o in line.outputs
@@ -128,7 +128,7 @@ class _Flow:
 
     def cut(self, price: float) -> Plan:
         """The plan that costs least where one unit of time is worth `price` bytes."""
-        # nodes: 2i and 2i + 1 are a value before and after its edge, -1 - j is line j
+        # nodes: 2i and 2i + 1 are a value before and after its edge, -1 - j is operation j
         number = {value: i for i, value in enumerate(self.producer)}
         edges: list[tuple] = []
         for j, line in enumerate(self.forward):
@@ -169,7 +169,7 @@ class _Flow:
         return self._reaches
 
     def evaluate(self, chosen: frozenset[Proxy]) -> Plan:
-        """What is saved, and what it costs, when these values are computed again. Views of values are made again from
+        """What is saved, and what it costs, when these values are recomputed. Views of values are made again from
         what they show, unless that is written to, or a view is there anyway."""
         chosen |= {
             v
@@ -221,7 +221,7 @@ class _Flow:
         return best if best.nbytes <= target else fits
 
     def parts(self, values: frozenset[Proxy], order: dict[Proxy, int]) -> list[set[Proxy]]:
-        """Values in groups that no line joins, in the order of the program."""
+        """Values in groups that no operation joins, in the order of the program."""
         group: dict[Proxy, set[Proxy]] = {}
         for value in sorted(values, key=order.__getitem__):
             joined = {value}

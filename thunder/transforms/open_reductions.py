@@ -19,7 +19,7 @@ __all__ = ["open_reductions"]
 
 
 def open_reductions(joint: Trace, fusers: Sequence) -> Trace:
-    """Opens the lines of the forward that reduce inside, that one of the executors may fuse, and whose results the
+    """Opens the operations of the forward that reduce inside, that one of the executors may fuse, and whose results the
     backward reads."""
     forward, _, backward = sides(joint)
     read = {i for line in backward for i in line.inputs}

@@ -65,7 +65,7 @@ class ForwardBackward:
 
 
 def partition(joint: Trace) -> ForwardBackward:
-    """Cuts a joint trace at its `get_grad` lines: what the backward reads of the forward is saved."""
+    """Cuts a joint trace at its `get_grad` operations: what the backward reads of the forward is saved."""
     forward_lines, starts, backward_lines = sides(joint)
     gradients, returned = joint.output["output"], joint.output["fw_flat_out"]
     cotangents = [b.output for b in starts]
@@ -200,7 +200,7 @@ def forward_and_backward_from_trace(trace: Trace, torch_autograd: bool = False) 
 
 
 def has_effect(line: BoundSymbol) -> bool:
-    """Whether a line of a backward is there for what it does: it has no result."""
+    """Whether an operation of a backward is there for what it does: it has no result."""
     return not line.outputs
 
 

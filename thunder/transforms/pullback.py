@@ -51,8 +51,8 @@ def _writer(recorder: Recorder) -> Recorder:
 class Pullback:
     """The derivative of a level at its arguments, as a function of cotangents.
 
-    Made, it writes the level's lines to `recorder`, that of the program around it, with those that only the backward
-    reads; `arguments` are what the level's arguments are there. Each call writes the backward.
+    Made, it writes the level's operations to `recorder`, that of the program around it, with those that only the
+    backward reads; `arguments` are what the level's arguments are there. Each call writes the backward.
     """
 
     def __init__(self, level: Level, arguments: Sequence[Proxy], executors: Sequence, recorder: Recorder):
@@ -84,7 +84,7 @@ def pushforward(
 
     The backward is linear in its cotangents; its own backward is the derivative forward: with J the Jacobian, c -> J' c
     has v -> J v for its pullback (https://j-towns.github.io/2017/06/12/A-new-trick.html). No operation needs a second
-    rule. The level's lines are written to `recorder`, too.
+    rule. The level's operations are written to `recorder`, too.
     """
     table: dict[Proxy, Proxy] = dict(zip(level.arguments, arguments, strict=True))
     linear = _linearized(level, executors)
@@ -121,7 +121,7 @@ def gradients_of(
     then the cotangents that are not None.
 
     outputs: the values that the cotangents belong to. Returns one gradient for each argument of `trace`, None where
-    there is none. The forward is computed again; random lines stay in their order, so that the state of the generator
+    there is none. The forward is recomputed; random operations stay in their order, so that the state of the generator
     before them gives their numbers again.
     """
     recorder = Recorder(Context(trace.names, grad_enabled=True))

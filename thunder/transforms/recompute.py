@@ -1,12 +1,12 @@
-"""Recomputation: the backward computes values again that the forward does not save for it.
+"""Recomputation: the backward recomputes values that the forward does not save for it.
 
-What stands in a checkpoint (`torch.utils.checkpoint`) is computed again for the backward of the lines in the same
-checkpoint. In a checkpoint inside another one that happens twice: once while the outer one is computed again, and again
-for the inner one's own backward, as in PyTorch. Values outside of every checkpoint are computed again where a plan says
+What stands in a checkpoint (`torch.utils.checkpoint`) is recomputed for the backward of the operations in the same
+checkpoint. In a checkpoint inside another one that happens twice: once while the outer one is recomputed, and again
+for the inner one's own backward, as in PyTorch. Values outside of every checkpoint are recomputed where a plan says
 so (see `memory_budget`).
 
-Each copy stands right before its first use, so that only what the next lines need is alive. Random operations are given
-the state of the generator that the forward gave them.
+Each copy stands right before its first use, so that only what the next operations need is alive. Random operations are
+given the state of the generator that the forward gave them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["recompute"]
 
 
 def recompute(joint: Trace, chosen: Iterable[Proxy] = ()) -> Trace:
-    """A joint trace whose backward computes again what checkpoints contain, and the values of `chosen`.
+    """A joint trace whose backward recomputes what checkpoints contain, and the values of `chosen`.
 
     Before: `t0 = sin(x)` in a checkpoint, `t1 = exp(t0)` after it; `t2 = get_grad(t1)`, `t3 = mul(t2, t1)`, `t4 =
     cos(x)`, `t5 = mul(t3, t0)`. After: the same, with `bw_t0 = sin(x)` right before the last line, which reads `bw_t0`.
@@ -44,12 +44,12 @@ def recompute(joint: Trace, chosen: Iterable[Proxy] = ()) -> Trace:
 
 
 def _chain(line: BoundSymbol) -> tuple:
-    """The checkpoints that a line stands in, the outermost first."""
+    """The checkpoints that an operation stands in, the outermost first."""
     return line.context.checkpoint if line.context is not None else ()
 
 
 def _common(a: tuple, b: tuple) -> int:
-    """How many checkpoints two lines share."""
+    """How many checkpoints two operations share."""
     n = 0
     while n < len(a) and n < len(b) and a[n] is b[n]:
         n += 1
@@ -57,18 +57,18 @@ def _common(a: tuple, b: tuple) -> int:
 
 
 class _Copies:
-    """The copies of forward lines in the backward.
+    """The copies of forward operations in the backward.
 
-    A copy of level k of a line belongs to the recomputation of its k-th checkpoint: it reads copies of level k of what
-    stands in the same k checkpoints, and copies of a lower level of the rest. Level 0 is the value itself: saved, or,
-    for what was chosen, computed again.
+    A copy of level k of an operation belongs to the recomputation of its k-th checkpoint: it reads copies of level k of
+    what stands in the same k checkpoints, and copies of a lower level of the rest. Level 0 is the value itself: saved,
+    or, for what was chosen, recomputed.
     """
 
     def __init__(self, forward: Sequence[BoundSymbol], chosen: frozenset, names):
         self.forward, self.chosen, self.names = forward, chosen, names
         self.producer = producers(forward)
         self.made: dict[tuple[Proxy, int], Proxy] = {}
-        # random lines that are computed again: the state of the generator before them
+        # random operations that are recomputed: the state of the generator before them
         self.states: dict[BoundSymbol, Proxy] = {}
         self.pending: list[BoundSymbol] = []
 
@@ -82,7 +82,7 @@ class _Copies:
         return self.table((value,), ()).get(value, value)
 
     def level(self, value: Proxy, chain: tuple) -> int | None:
-        """The level of the copy of a value that a line in these checkpoints reads; None for the value itself."""
+        """The level of the copy of a value that an operation in these checkpoints reads; None for the value itself."""
         line = self.producer.get(value)
         if line is None or isinstance(value, UnbackedNumber):  # a size is saved
             return None
@@ -93,8 +93,8 @@ class _Copies:
         return {v: self.made[v, level] for v in values if (level := self.level(v, chain)) is not None}
 
     def lines_for(self, values: Iterable[Proxy], chain: tuple) -> list[BoundSymbol]:
-        """New lines that make the copies of `values`, with everything they need that is not there yet, in an order that
-        can run."""
+        """New operations that make the copies of `values`, with everything they need that is not there yet, in an order
+        that can run."""
         lines: list[BoundSymbol] = []
         stack = [(v, level, False) for v in values if (level := self.level(v, chain)) is not None]
         while stack:
@@ -116,7 +116,7 @@ class _Copies:
         return self.replayed(line, new) if OpTags.RANDOM_OP in line.sym.tags else [new]
 
     def replayed(self, line: BoundSymbol, new: BoundSymbol) -> list[BoundSymbol]:
-        """A random line between those that set the generator to what it was in the forward, and back."""
+        """A random operation between those that set the generator to what it was in the forward, and back."""
         state = self.states.get(line)
         if state is None:
             drawn = PRIMS["get_rng_state"].meta(None)  # type: ignore[misc]
@@ -141,6 +141,6 @@ class _Copies:
 
 
 def _generator_of(line: BoundSymbol) -> tuple:
-    """(device, generator) that a random line draws from."""
+    """(device, generator) that a random operation draws from."""
     device = next(o.device for o in line.outputs if isinstance(o, TensorProxy))
     return device, line.kwargs.get("generator")

@@ -67,7 +67,7 @@ def in_place_form(line: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
 
 
 def run_in_place(line: BoundSymbol, function: Callable) -> BoundSymbol:
-    """The line with the in-place form of its operation."""
+    """The bound symbol with the in-place form of its operation."""
     module, name = torch_path(function) or (None, function.__name__)
     made = Symbol(
         name,
@@ -82,14 +82,14 @@ def run_in_place(line: BoundSymbol, function: Callable) -> BoundSymbol:
 
 
 class _State:
-    """What is read where, and which lines write back."""
+    """What is read where, and which operations write back."""
 
     def __init__(self, trace: Trace, lines: list[BoundSymbol], written: dict):
         self.written = written
         self.bases, self.views = alias_bases(lines, maybe=True), alias_bases(lines)
         self.arguments = {a for a in trace.args if isinstance(a, TensorProxy)}
         self.reads: dict[Proxy, list[int]] = {}
-        self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # argument -> (value that is written back to it, line)
+        self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # argument -> (value that is written back to it, place)
         self.home: dict[Proxy, Proxy] = {a: a for a in self.arguments}  # value -> the argument in whose memory it is
         self.dropped: set[int] = set()
         # arguments that are views of others
@@ -150,8 +150,8 @@ class _State:
         )
 
     def as_it_is(self, line: BoundSymbol) -> list[BoundSymbol]:
-        """A line that stays, and one that lays its result out as what it overwrites. A detached value is in the memory
-        of what it was detached from."""
+        """An operation that stays, and one that lays its result out as what it overwrites. A detached value is in the
+        memory of what it was detached from."""
         if line.sym.id == _DETACH and (home := self.home.get(line.inputs[0])) is not None:
             self._at_home(line.outputs[0], home)
         target = _overwrites(line) if line.outputs and line.outputs[0].name in self.written else None
@@ -179,7 +179,7 @@ class _State:
 
 
 def _overwrites(line: BoundSymbol) -> TensorProxy | None:
-    """What a line overwrites whose operation does not lay out its result as its first argument by itself."""
+    """What a bound symbol overwrites whose operation does not lay out its result as its first argument by itself."""
     original, args = (line.subsymbols[0] if line.subsymbols else line).sym, line.args
     if type(original.id) is tuple and original.id[0] == "with_graph":
         name, args = original.id[1], line.args[1]

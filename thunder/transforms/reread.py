@@ -1,8 +1,8 @@
 """Reread: what a saved tensor was stacked from is read out of it, not saved beside it.
 
-Before: `return (y, (t2, t0, t1))`, with `t2 = ltorch.stack([t0, t1], 0)` among the lines. After: `return (y, (t2,))`,
-and the backward begins with `t0 = ltorch.select(t2, 0, 0)`, `t1 = ltorch.select(t2, 0, 1)`. A scan that stacks its
-states and reads them again saves them once. Only stacks: the parts of a concatenation, few and large, would be read
+Before: `return (y, (t2, t0, t1))`, with `t2 = ltorch.stack([t0, t1], 0)` among the operations. After: `return (y,
+(t2,))`, and the backward begins with `t0 = ltorch.select(t2, 0, 0)`, `t1 = ltorch.select(t2, 0, 1)`. A scan that stacks
+its states and reads them again saves them once. Only stacks: the parts of a concatenation, few and large, would be read
 with gaps, which kernels of images copy.
 """
 
@@ -22,8 +22,8 @@ __all__ = ["reread"]
 def reread(
     lines: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: set[Proxy]
 ) -> tuple[list[TensorProxy], list[BoundSymbol]]:
-    """Which tensors have to be saved instead of all of these, and the lines that make the others of them. Arguments
-    live anyway, and so does what views them."""
+    """Which tensors have to be saved instead of all of these, and the operations that make the others of them.
+    Arguments live anyway, and so does what views them."""
     joins = [b for b in lines if b.sym is LTORCH["stack"]]
     if not joins:
         return saved, []
@@ -76,7 +76,7 @@ def _way(o: Proxy, base: Proxy, views: dict[Proxy, BoundSymbol]) -> list[BoundSy
 
 
 def _parts(join: BoundSymbol):
-    """(part, line that reads it out of the stack) for the parts that are in it as they are."""
+    """(part, operation that reads it out of the stack) for the parts that are in it as they are."""
     tensors, dim = join.args[0], join.args[1] if len(join.args) > 1 else 0
     out = join.outputs[0]
     for i, part in enumerate(tensors):

@@ -6,7 +6,7 @@ Before: `t0 = ltorch.dropout(x, 0.1, True)`. After: `t1 = ltorch.randint(0, 9223
 
 PyTorch draws the seed from the device's default generator whenever the program runs, so that `torch.manual_seed`
 decides what follows; each operation has an offset of its own. What is a function of the seed is the same when a
-backward or a checkpoint computes it again, and no mask is kept. Operations that no executor can fuse in this form, and
+backward or a checkpoint recomputes it, and no mask is kept. Operations that no executor can fuse in this form, and
 those that draw from a generator of the user's, stay as they are; so do all in a program that seeds, reads or sets a
 generator itself.
 """
