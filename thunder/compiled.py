@@ -17,6 +17,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from thunder import compat
 from thunder.capture import Captured, FailsWithParts, capture
+from thunder.core.host_calls import beginning_with
 from thunder.core.paths import OtherPath
 from thunder.core.symbol import current_recorder
 from thunder.core.utils import without_collection
@@ -174,13 +175,14 @@ class Compiled:
             self.stats.cache_hits += 1
             return self._run(entry, entry.prologue_fn(self.fn, args, kwargs), args, kwargs)
         with self._lock:
-            found = self._found_or_compiled(modes, args, kwargs)
+            log: dict[int, Any] = {}
+            found = self._found_or_compiled(modes, args, kwargs, log)
         if isinstance(found, str):
             return self._run_original(found, args, kwargs)
         entry, inputs, compiled = found
         start = time.perf_counter_ns()
         try:
-            return self._run(entry, inputs, args, kwargs)
+            return self._run(entry, inputs, args, kwargs, log)
         except OtherPath as other:
             return self._on_other_path(modes, entry, other, args, kwargs)
         except Exception as error:
@@ -190,9 +192,10 @@ class Compiled:
             if compiled:
                 self.stats.times["computation execution"] = (start, time.perf_counter_ns())
 
-    def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict):
+    def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: dict[int, Any] | None = None):
         self.stats.last_entry = entry
-        values = entry.computation_fn(*inputs)
+        with beginning_with(log):
+            values = entry.computation_fn(*inputs)
         return values if entry.epilogue_fn is None else entry.epilogue_fn(self.fn, args, kwargs, values)
 
     def _run_original(self, warning: str, args: tuple, kwargs: dict):
@@ -211,13 +214,14 @@ class Compiled:
         while True:
             path = (*entry.path[: other.index], entry.path[other.index]._replace(answer=other.answer))
             with self._lock:
-                found = self._of_path(modes, path, args, kwargs)
+                log = {} if other.log is None else other.log
+                found = self._of_path(modes, path, args, kwargs, log)
             if isinstance(found, str):
                 return self._run_original(found, args, kwargs)
             entry, inputs = found
             entry.used = self.stats.calls
             try:
-                result = self._run(entry, inputs, args, kwargs)
+                result = self._run(entry, inputs, args, kwargs, log)
                 self._to_front(self._tables[modes].tree.likely(self.fn, args, kwargs), entry)
                 return result
             except OtherPath as further:
@@ -226,7 +230,9 @@ class Compiled:
                 self._point_at_user(entry, error)
                 raise
 
-    def _of_path(self, modes: tuple, path: tuple, args: tuple, kwargs: dict) -> tuple[CacheEntry, tuple] | str:
+    def _of_path(
+        self, modes: tuple, path: tuple, args: tuple, kwargs: dict, log: dict[int, Any]
+    ) -> tuple[CacheEntry, tuple] | str:
         """The program whose decisions begin with `path`, with its inputs; a str as in `_found_or_compiled`."""
         table, others = self._tables[modes], 0
         for entry in table.by_last_use():
@@ -242,15 +248,18 @@ class Compiled:
                 location=path[-1].where,
                 remedy="use operations that go without the decision (torch.where, masks)",
             )
-            if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in():
+            if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in() or log:
                 raise error
             return str(error)
         reason = f"another path: {path[-1].question} is {path[-1].answer}"
-        found = self._compiled_for(modes, self._facts(modes, args, kwargs), [reason], args, kwargs, path)
+        found = self._compiled_for(modes, self._facts(modes, args, kwargs), [reason], args, kwargs, path, log)
         return found if isinstance(found, str) else found[:2]
 
-    def _found_or_compiled(self, modes: tuple, args: tuple, kwargs: dict) -> tuple[CacheEntry, tuple, bool] | str:
-        """An entry, the inputs of its computation, and whether it was compiled for this call.
+    def _found_or_compiled(
+        self, modes: tuple, args: tuple, kwargs: dict, log: dict[int, Any]
+    ) -> tuple[CacheEntry, tuple, bool] | str:
+        """An entry, the inputs of its computation, and whether it was compiled for this call. log: gets what host calls
+        give that capture makes.
 
         A str where the original function is to run: what to warn of then.
         """
@@ -276,10 +285,10 @@ class Compiled:
             return ""  # the first call of a lazy module, which gives it its parameters, is eager's
         self._drop_outlived()
         stats.times["lookup"] = (start, clock())
-        return self._compiled_for(modes, facts, reasons, args, kwargs)
+        return self._compiled_for(modes, facts, reasons, args, kwargs, (), log)
 
     def _compiled_for(
-        self, modes: tuple, facts: dict, reasons: list[str], args: tuple, kwargs: dict, path: tuple = ()
+        self, modes: tuple, facts: dict, reasons: list[str], args: tuple, kwargs: dict, path: tuple, log: dict[int, Any]
     ) -> tuple[CacheEntry, tuple, bool] | str:
         """`_found_or_compiled`, of a call that no entry fits. reasons: why. path: the first decisions of the call."""
         stats, clock = self.stats, time.perf_counter_ns
@@ -289,14 +298,14 @@ class Compiled:
             record = Recompilation(stats.last_compile_reasons[0], calling_line(), stats.calls, time.time())
             stats.recompilations.append(record)
         try:
-            entry = self._compile(modes, args, kwargs, path)
+            entry = self._compile(modes, args, kwargs, path, log)
         except ProgramFails as error:
-            if not self._original_stands_in():
+            if not self._original_stands_in() or log:
                 raise error.__cause__ from None  # type: ignore[misc]
             # no effect has taken place: run, it fails with its own effects, words and traceback, if it does
             return "" if error.theirs else self._refused_for(error, modes, facts)
         except (CaptureError, MissingImplementationError) as error:
-            if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in():
+            if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in() or log:
                 raise
             return self._refused_for(error, modes, facts)
         self._remember(modes, entry, facts)
@@ -347,18 +356,20 @@ class Compiled:
         return inputs
 
     # --- compilation
-    def _compile(self, modes: tuple, args: tuple, kwargs: dict, path: tuple = ()) -> CacheEntry:
+    def _compile(
+        self, modes: tuple, args: tuple, kwargs: dict, path: tuple = (), log: dict[int, Any] | None = None
+    ) -> CacheEntry:
         # a compilation makes many objects that stay; looking through them again and again is a third of its time
         with without_collection():
             changing = self._changing()
             numbers = any(changing.values())
             try:
-                return self._compile_with(changing, modes, args, kwargs, path)
+                return self._compile_with(changing, modes, args, kwargs, path, log)
             except Exception:  # noqa: BLE001 - without the symbolic numbers it succeeds, or raises for what it is
                 if not numbers:
                     raise
             written = {path: None for path, values in changing.items() if values is None}
-            return self._compile_with(written, modes, args, kwargs, path)
+            return self._compile_with(written, modes, args, kwargs, path, log)
 
     def _changing(self) -> dict[str, set | None]:
         """Paths whose numbers stay symbolic, and the values for which they do not.
@@ -371,12 +382,14 @@ class Compiled:
                 found.setdefault(path, set()).add(value)
         return found | {path: None for entry in self.stats.interpreter_cache for path in entry.captured.effects}
 
-    def _compile_with(self, changing: dict, modes: tuple, args: tuple, kwargs: dict, path: tuple) -> CacheEntry:
+    def _compile_with(
+        self, changing: dict, modes: tuple, args: tuple, kwargs: dict, path: tuple, log: dict[int, Any] | None
+    ) -> CacheEntry:
         stats, clock, options = self.stats, time.perf_counter_ns, self.options
         start = clock()
         if options.debug.show_interpreter_progress:
             print(f"Begin interpretation of {self._name}", file=sys.stderr)
-        captured = self._capture(args, kwargs, changing, path)
+        captured = self._capture(args, kwargs, changing, path, log)
         if options.debug.show_interpreter_progress:
             frames = captured.frames.total()
             print(f"Finished interpretation: {captured.instructions} instructions in {frames} frames", file=sys.stderr)
@@ -395,9 +408,9 @@ class Compiled:
             stats.times["prologue"] = (start, clock())
             captured.close()
 
-    def _capture(self, args: tuple, kwargs: dict, changing: dict, path: tuple) -> Captured:
+    def _capture(self, args: tuple, kwargs: dict, changing: dict, path: tuple, log: dict[int, Any] | None) -> Captured:
         try:
-            return capture(self.fn, args, kwargs, self.options, changing, self.overrides, path)
+            return capture(self.fn, args, kwargs, self.options, changing, self.overrides, path, log)
         except (ThunderError, SharpEdgeWarning):
             raise
         except FailsWithParts as failure:

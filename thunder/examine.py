@@ -31,6 +31,9 @@ __all__ = [
 ]
 
 
+_DECISIONS = {getattr(torch.Tensor, f"__{n}__") for n in ("bool", "int", "float", "complex", "index", "contains")}
+
+
 class _Calls(TorchFunctionMode):
     """Counts the torch functions that a program calls."""
 
@@ -39,7 +42,7 @@ class _Calls(TorchFunctionMode):
         self.counts: Counter = Counter()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func not in NOT_OPERATIONS:
+        if func not in NOT_OPERATIONS and func not in _DECISIONS:
             self.counts[func] += 1
         return func(*args, **(kwargs or {}))
 

@@ -13,6 +13,7 @@ from thunder.analysis.aliases import alias_bases
 from thunder.analysis.flow import producers
 from thunder.capture import Captured
 from thunder.core.codegen import Printer, Text, compile_source
+from thunder.core.host_calls import with_log
 from thunder.core.paths import OtherPath
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
 from thunder.core.symbol import OpTags
@@ -102,6 +103,8 @@ def lower_captured(captured: Captured, given: JitOptions, modes: tuple, model: A
         run = _in_modes(program(traces[-1]), modes)
         if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
             run = without_grad(run)
+    if captured.host_calls:
+        run = with_log(run)
     if captured.path:
         run = _with_numbers_put_back(run, random_devices(captured.computation, options))
     if compat.distributed_is_used():

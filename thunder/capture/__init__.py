@@ -46,7 +46,7 @@ class Captured:
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self._host = _History(c)
         self.parameters, self.decisions, self._capture = c.parameters, c.decisions, c
-        self.path = tuple(c.path.taken)
+        self.path, self.host_calls = tuple(c.path.taken), c.path.host_calls
         with recording(c.recorder):  # a future that is returned is waited for
             result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
         write_back(c)
@@ -242,10 +242,12 @@ def capture(
     changing: dict | None = None,
     overrides: tuple[dict, ...] = (),
     path: tuple[Decision, ...] = (),
+    log: dict[int, Any] | None = None,
 ) -> Captured:
     """Reads one call of a program. changing: path -> None, where earlier readings saw a write, or the values that a
     number had: numbers there stay symbolic, unless they are one of these values. overrides: what stands in the place of
-    a module's parameters and buffers, by name. path: how decisions by data are answered, see `Path`.
+    a module's parameters and buffers, by name. path: how decisions by data are answered, see `Path`. log: what host
+    calls gave that this call has already made; those that capture makes are added.
 
     A program that asks `torch.compiler.is_compiling()` is told no, and is read the way that PyTorch runs it. Where that
     way cannot be captured it is read again and told yes: libraries have a way without values that are known only when
@@ -255,7 +257,7 @@ def capture(
     the program's own leaves as it is, or as the cause of FailsWithParts.
     """
     for compiling in (False, True):
-        c = Capture(fn, args, kwargs, options, changing or {}, overrides, path)
+        c = Capture(fn, args, kwargs, options, changing or {}, overrides, path, log)
         c.compiling = compiling
         try:
             return _with_symbolic_counters(c, _read(c))
@@ -275,7 +277,8 @@ def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
     if not counters or c.sharp_edges:  # what runs while a program is captured runs once
         return captured
     path = tuple(c.path.taken)
-    second = Capture(c.fn, c.args, c.kwargs, c.options, {**c.changing, **counters}, c.overrides, path)
+    changing = {**c.changing, **counters}
+    second = Capture(c.fn, c.args, c.kwargs, c.options, changing, c.overrides, path, c.path.log)
     second.compiling = c.compiling
     try:
         found = _read(second)

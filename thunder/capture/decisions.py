@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.core.host_calls import HostProxy, host_call, logged, taken_from_log
 from thunder.core.paths import Decision, check_decision, check_value
-from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy, map_structure
-from thunder.core.symbol import BoundSymbol, OpTags, current_recorder
+from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
+from thunder.core.symbol import BoundSymbol, OpTags, current_recorder, recording
 from thunder.core.symbolic import RELATIONS
 from thunder.executors.torchex import no_autocast
 from thunder.ops.explain import as_torch
@@ -30,10 +31,13 @@ class Path:
     expected: the decisions of a program that a call has left at the last of them: they are answered as there.
     """
 
-    def __init__(self, c, expected: tuple[Decision, ...] = ()):
+    def __init__(self, c, expected: tuple[Decision, ...] = (), log: dict[int, Any] | None = None):
         self.c, self.expected = c, expected
         self.taken: list[Decision] = []
-        self._values = _Values(c)
+        self.log = {} if log is None else log  # what host calls of this call gave
+        self.host_calls = 0
+        self._settled: dict[HostProxy, Any] = {}
+        self._values = _Values(c, self.log)
 
     def truth(self, condition: Condition) -> bool | None:
         """Whether the program goes on as where the condition holds. None where that cannot be decided now."""
@@ -60,6 +64,32 @@ class Path:
         if number.python_type is int:
             Condition(number, "==", answer, number.unbacked).assume()
         return answer
+
+    def host_value(self, proxy: HostProxy) -> Any:
+        """The text that the program goes on with."""
+        if proxy not in self._settled:
+            where, question = self.c.user_location(), f"the value of {proxy.name}"
+            answer = self._expected(question, where)
+            answer = self.value_of(proxy) if answer is None else answer
+            self._take(check_value, (proxy, answer), Decision(question, answer, where))
+            self._settled[proxy] = answer
+        return self._settled[proxy]
+
+    def take_kind(self, name: str, kind: str) -> int:
+        """The number of a decision by the type of what a host call gives, which the host call checks."""
+        self.taken.append(Decision(f"the type of what {name}() gives", kind, self.c.user_location()))
+        return len(self.taken) - 1
+
+    def run_host_call(self, index: int | None, function, args: tuple, kwargs: dict) -> Any:
+        """What a host call that is not recorded yet gives, after those before it."""
+        return self._values.host_call(index, function, args, kwargs)
+
+    def knows(self, proxy: Proxy, value: Any) -> None:
+        self._values.known[proxy] = value
+
+    def value_of(self, proxy: Proxy) -> Any:
+        """The value of a proxy at capture."""
+        return self._values.of([proxy])[0]
 
     def _take(self, check, args: tuple, decision: Decision) -> None:
         check.record(self.c.recorder, (*args, len(self.taken)), {}, None)
@@ -90,35 +120,59 @@ class Path:
         return not c.placements and not compat.distributed_is_used()
 
 
+def _in_order(b: BoundSymbol) -> bool:
+    return OpTags.RANDOM_OP in b.sym.tags or b.sym is host_call and b.args[0] is not None
+
+
 class _Values:
     """Values of what a capture has recorded, computed when they are asked for, each once."""
 
-    def __init__(self, c):
-        self.c = c
+    def __init__(self, c, log: dict[int, Any]):
+        self.c, self.log = c, log
         self.known: dict[Proxy, Any] = {}
         self.producer: dict[Proxy, int] = {}
+        self.ordered: list[int] = []  # places of bound symbols that run in the program's order, and have not
         self.seen = 0  # of the bound symbols
-        self.drawn = 0  # up to here random operations were run
         self.generators: dict = {}  # device -> state of its default generator behind what was drawn
 
     def number(self, x):
         """The value of a number, or of a constant. Raises CaptureError where it cannot be computed yet."""
         if not isinstance(x, NumberProxy):
             return x
+        self.of(x.unbacked)
+        return x.expression.evaluate({u.name: self.known[u] for u in x.unbacked})
+
+    def host_call(self, index: int | None, function, args: tuple, kwargs: dict) -> Any:
+        """What a host call that is not recorded yet gives. One with a number runs after those before it."""
+        self.of(proxies_in((args, kwargs), []), everything_before=index is not None)
+        with self._run_mode(False), logged(self.log):
+            return taken_from_log(index, function, map_structure(self._given, args), map_structure(self._given, kwargs))
+
+    def of(self, values, everything_before: bool = False) -> list:
+        """Values of proxies. everything_before: host calls that were recorded and have not run do so."""
         bound_symbols = self.c.recorder.bound_symbols
         for i in range(self.seen, len(bound_symbols)):
             self.producer.update(dict.fromkeys(bound_symbols[i].outputs, i))
+            if _in_order(bound_symbols[i]):
+                self.ordered.append(i)
         self.seen = len(bound_symbols)
-        needed = self._slice(x.unbacked)
-        random = {i for i in needed if OpTags.RANDOM_OP in bound_symbols[i].sym.tags}
-        if random:  # numbers are drawn in the program's order
-            drawing = [i for i in range(self.drawn, max(random)) if OpTags.RANDOM_OP in bound_symbols[i].sym.tags]
-            needed |= self._slice([o for i in drawing for o in bound_symbols[i].outputs])
-        with self._run_mode(bool(random)):
+        needed = self._slice(values)
+        while True:  # numbers are drawn, and host calls run, in the program's order
+            last = self.seen if everything_before else max(needed.intersection(self.ordered), default=-1)
+            before = {i for i in self.ordered if i < last} - needed
+            if everything_before:
+                before = {i for i in before if bound_symbols[i].sym is host_call}
+            if not before:
+                break
+            needed |= before
+            for i in before:
+                self._check(bound_symbols[i])
+                needed |= self._slice([p for p in bound_symbols[i].inputs])
+        with self._run_mode(any(OpTags.RANDOM_OP in bound_symbols[i].sym.tags for i in needed)), logged(self.log):
             for i in sorted(needed):
                 self._run(bound_symbols[i])
-        self.drawn = max(random, default=self.drawn - 1) + 1
-        return x.expression.evaluate({u.name: self.known[u] for u in x.unbacked})
+        self.ordered = [i for i in self.ordered if i not in needed]
+        return [self.known[v] for v in values]
 
     def _slice(self, values) -> set[int]:
         """The places of the bound symbols that compute values which are not known yet."""
@@ -139,7 +193,8 @@ class _Values:
     def _check(self, b: BoundSymbol) -> None:
         generator = b.kwargs.get("generator") is not None or self.c.options.rng is RNG_OPTIONS.FUSED
         random = OpTags.RANDOM_OP in b.sym.tags
-        if OpTags.IN_PLACE in b.sym.tags or (generator if random else OpTags.DONT_DCE in b.sym.tags):
+        effect = generator if random else OpTags.DONT_DCE in b.sym.tags and b.sym is not host_call
+        if OpTags.IN_PLACE in b.sym.tags or effect:
             self._refuse(f"on {b.sym.name}, which has an effect")
         if b.sym.fn is None and not b.subsymbols:
             self._refuse(f"on {b.sym.name}, which nothing runs at capture")
@@ -166,6 +221,9 @@ class _Values:
                 self._run(inner)
             return
         args, kwargs = map_structure(self._given, b.args), map_structure(self._given, b.kwargs)
+        if b.sym is host_call:
+            self._assign(b.output, taken_from_log(*args[:4]))
+            return
         if OpTags.OPAQUE in b.sym.tags:  # it may write to what it is given
             args = map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, args)
         self._assign(b.output, no_autocast(b.sym.fn)(*args, **kwargs))
@@ -191,7 +249,7 @@ class _Values:
     @contextlib.contextmanager
     def _run_mode(self, random: bool) -> Iterator[None]:
         """PyTorch as programs of ours find it; generators as the program would find them, and back."""
-        with compat.DisableTorchFunction(), torch.no_grad():
+        with recording(None), compat.DisableTorchFunction(), torch.no_grad():
             if not random:
                 yield
                 return

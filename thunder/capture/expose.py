@@ -12,26 +12,28 @@ from collections import deque
 
 import torch
 
-from thunder.capture import containers
+from thunder.capture import callbacks, containers
 from thunder.capture.ask import KEYS
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_base, is_iterator, native_module
 from thunder.capture.sources import MISSING
+from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, map_structure
+from thunder.interpreter import standins
 
 __all__ = ["expose", "attributes", "slots", "as_text"]
 
 MOST = 10_000  # objects that one call may look at
 # native code calls them, or asks torch about them
 _OPAQUE = (torch.nn.Module, type, types.FunctionType, types.ModuleType, torch.Tensor)
-_LEAVES = PRIMITIVE | {TensorProxy, AnyProxy, types.BuiltinFunctionType} - {slice}
+_LEAVES = PRIMITIVE | {TensorProxy, AnyProxy, HostProxy, types.BuiltinFunctionType} - {slice}
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 
-def expose(c, *values, concretely: bool = False) -> None:
+def expose(c, *values, concretely: bool = False, called=None) -> None:
     """Native code may look at the values and at everything that they lead to.
 
     concretely: it also asks for types, so that numbers that stay symbolic are put into lists and dicts as what they
-    are.
+    are. called: the native callable, where it may call special methods of what it meets.
     """
     seen: set[int] = set()
     pending = list(values)
@@ -43,9 +45,11 @@ def expose(c, *values, concretely: bool = False) -> None:
             return
         value = pending.pop()
         kind = type(value)
-        if kind in _LEAVES or id(value) in seen or id(value) in c.data:
+        if kind in _LEAVES or id(value) in seen or id(value) in c.data or isinstance(value, standins.StandIn):
             continue
         seen.add(id(value))
+        if called is not None and callbacks.called_in(c, kind, called):
+            callbacks.refuse(c, value, called)
         if id(value) in c.lazy:
             containers.materialize(c, value)
             if id(value) in c.data:

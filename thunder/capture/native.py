@@ -67,7 +67,7 @@ _NATIVE = {
     "typing_extensions", "collections",
     "dataclasses", "builtins", "_thread", "ast", "tokenize", "textwrap", "json", "pathlib", "huggingface_hub",
     "thunder", "itertools", "string", "os", "sys",
-    "optree", "contextlib", "numbers", "decimal", "fractions", "heapq", "bisect", "pprint", "io", "codecs", "tempfile",
+    "optree", "contextlib", "numbers", "decimal", "fractions", "heapq", "bisect", "io", "codecs", "tempfile",
     "pickle", "_weakrefset",
 }  # fmt: skip
 _INTERPRETED = (
@@ -120,7 +120,8 @@ CALLABLE_FIRST = {map, filter, functools.reduce}
 # native callables that keep or compare their arguments but never look inside them
 HARMLESS = {
     isinstance, issubclass, id, hash, callable, iter, next, zip, enumerate, list, tuple, dict, set, frozenset, reversed,
-    repr, types.MethodType, functools.partial,
+    collections.OrderedDict, collections.deque,
+    repr, types.MethodType, functools.partial, map, filter, functools.reduce,
     object.__new__, __import__, torch.nn.Module.__init__, weakref.ref, type, contextlib.nullcontext,
 }  # fmt: skip
 
@@ -131,7 +132,8 @@ def is_iterator(value) -> bool:
 
 
 BUFFERS = (bytearray, array.array)  # compared by value with a copy
-DICT_VIEWS = {type({}.keys()), type({}.values()), type({}.items())}
+_TABLES = ({}, collections.OrderedDict())
+DICT_VIEWS = {type(view) for table in _TABLES for view in (table.keys(), table.values(), table.items())}
 _CHANGING = {"random", "_random", "time", "secrets", "uuid", "numpy.random"}  # give another value at each call
 _CHANGING_FUNCTIONS = {
     ("datetime", "now"), ("datetime", "today"), ("datetime", "utcnow"), ("posix", "urandom"), ("posix", "getrandom"),
@@ -167,6 +169,7 @@ _FILES = {  # methods of paths that look at files
     "iterdir", "glob", "rglob",
     "mkdir", "unlink", "touch", "rename", "cwd", "home", "resolve",
 }  # fmt: skip
+_LOGGED = {"debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log"}
 _ONCE = "runs while the program is captured and not again"
 
 
@@ -174,7 +177,7 @@ def impure(f) -> str | None:
     """Why calling `f` once at capture is not what calling it every time would be, or None."""
     owner, name = getattr(f, "__self__", None), getattr(f, "__name__", "")
     shown = f"{getattr(f, '__qualname__', f)}()"
-    if f in (print, input, open):
+    if f is print or f is input or f is open:
         return f"{shown} {_ONCE}"
     kind = owner if isinstance(owner, type) else type(owner)
     module = getattr(f, "__module__", None) or kind.__module__
@@ -182,6 +185,8 @@ def impure(f) -> str | None:
         return None
     if module in _CHANGING or module.startswith("numpy.random") or (module, name) in _CHANGING_FUNCTIONS:
         return f"{shown} gives another value at each call"
+    if module == "logging" and name in _LOGGED or (module, name) == ("warnings", "warn"):
+        return f"{shown} {_ONCE}"
     if module in _OUTSIDE or module.startswith("pathlib") and name in _FILES:
         return f"{shown} {_ONCE}"
     return None

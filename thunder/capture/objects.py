@@ -12,11 +12,12 @@ import types
 
 import torch
 
-from thunder.capture import containers, opaque_values
+from thunder.capture import containers, host_lines, opaque_values
 from thunder.capture.ask import IDENTITY, PRESENT, TYPE
 from thunder.capture.library import backward
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE, native_module, tracked_anyway
 from thunder.capture.sources import Source
+from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy
 from thunder.interpreter import NULL, attributes
 from thunder.interpreter.attributes import call_special, native_method, type_attribute
@@ -242,6 +243,8 @@ def load_attr(c, o, n):
         return c.tensor_attribute(o, n)
     if t is AnyProxy:
         return opaque_values.attribute(c, o, n)
+    if t is HostProxy:
+        return host_lines.attribute(c, o, n)
     if isinstance(o, types.ModuleType):
         return _of_module(c, o, t, n)
     if t in PRIMITIVE or t in CONTAINERS or t in DICT_VIEWS or t is tuple:

@@ -14,14 +14,15 @@ import types
 import numpy
 import torch
 
-from thunder.capture import containers, items, native_calls, opaque_values, operations
+from thunder.capture import containers, host_lines, items, native_calls, opaque_values, operations
 from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.library import distributions
 from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
 from thunder.capture.objects import PROXIES
+from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Size, TensorProxy
-from thunder.interpreter import ProtocolHost, operators, sequences
+from thunder.interpreter import NULL, ProtocolHost, operators, sequences
 from thunder.interpreter.attributes import in_python
 from thunder.interpreter.host import UNARY
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
@@ -44,13 +45,21 @@ def binary(c, symbol, a, b):
 
 def native_binary(c, symbol, a, b):
     ta, tb = type(a), type(b)
+    if ta is HostProxy or tb is HostProxy:
+        return host_lines.operate(c, ARITHMETIC[symbol], a, b)
     if ta is str and symbol == "%":
         return operations.formatted_text(c, a, b)
     if ta is AnyProxy or tb is AnyProxy:
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], operations.all_lifted(c, (a, b)), {})
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         c.synchronize()
-        return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
+        try:
+            return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
+        except TypeError:
+            if symbol != "**=":
+                raise
+        words = f"unsupported operand type(s) for **=: '{c.type_name(a)}' and '{c.type_name(b)}'"
+        raise TypeError(words)  # PyTorch's own is a NotImplemented
     if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
         return operations.size((*a, *b))
     return ProtocolHost.native_binary(c, symbol, a, b)
@@ -69,6 +78,8 @@ def unary(c, symbol, a):
 def native_unary(c, symbol, a):
     if type(a) is AnyProxy:
         return opaque_values.apply(c, opaque_values.SIGNS[symbol], (a,), {})
+    if type(a) is HostProxy:
+        return host_lines.operate(c, UNARY[symbol], a)
     if type(a) is TensorProxy:
         c.synchronize()
     return UNARY[symbol](a)
@@ -86,6 +97,8 @@ def compare(c, symbol, a, b):
 
 
 def native_compare(c, symbol, a, b):
+    if type(a) is HostProxy or type(b) is HostProxy:
+        return host_lines.operate(c, COMPARISONS[symbol], a, b)
     if type(a) is AnyProxy or type(b) is AnyProxy:
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], operations.all_lifted(c, (a, b)), {})
     if type(a) is TensorProxy or type(b) is TensorProxy:
@@ -129,6 +142,9 @@ def getitem(c, o, k):
 
 
 def native_delitem(c, o, k):
+    if type(o) is HostProxy:
+        host_lines.run(c, operator.delitem, (o, k))
+        return
     c.materialize(o)
     del o[k]
     containers.write_attributes(c, o)
@@ -141,6 +157,8 @@ def native_next(c, iterator):
 
 
 def native_len(c, o):
+    if type(o) is HostProxy:
+        return host_lines.operate(c, len, o)
     if c.lazy and id(o) in c.lazy and isinstance(o, list) and not o:
         return containers.length(c, o)
     c.materialize(o)
@@ -156,12 +174,15 @@ def truth(c, o):
 
 
 def native_truth(c, o):
+    if type(o) is HostProxy:
+        return host_lines.truth(c, o)
     by_value = type(o) is TensorProxy and fixed_value(o) is None
     return True if by_value and distributions.is_check(c, o) else bool(o)
 
 
 def unpack(c, value, before, after=None):
-    if type(value) is TensorProxy or c.lazy or id(value) in c.outside_iterators:
+    known = c.lookup(type(value), "__iter__") is not NULL or c.lookup(type(value), "__getitem__") is not NULL
+    if type(value) in (TensorProxy, HostProxy) or known and (c.lazy or id(value) in c.outside_iterators):
         value = list(c.steps(value))
     return ProtocolHost.unpack(c, value, before, after)
 
@@ -170,8 +191,8 @@ def unpack(c, value, before, after=None):
 
 
 def native_text(c, function, value, *spec):
-    if type(value) is TensorProxy:
-        return operations.text_of(c, value)
+    if operations.is_unknown_text((value, *spec)):
+        return host_lines.text(c, function, value, *spec)
     return native_calls.call_native(c, function, [as_text(c, value), *spec], {})
 
 
@@ -182,6 +203,8 @@ def native_isinstance(c, o, cls):
         return issubclass(o.python_type, cls)
     if type(o) is Condition:
         return issubclass(bool, cls)
+    if type(o) is HostProxy:
+        return issubclass(o.kind, cls)
     return type(o) is Size and cls is torch.Size or isinstance(o, cls)
 
 

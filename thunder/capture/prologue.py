@@ -181,7 +181,7 @@ class PrologueWriter:
         if source.step == "item" and kind is not None:
             if issubclass(kind, dict) and kind in CONTAINERS or base.step == "attr" and base.key in _MODULE_TABLES:
                 return f"{b}.get({self.literal(key)}, MISSING)"
-            if kind in (list, tuple) and (base, ask.LENGTH, None) in self.capture.observed:
+            if kind in (list, tuple) and key in range(self.capture.observed.get((base, ask.LENGTH, None), 0)):
                 return f"{b}[{key}]"
         how = {"item": "item", "find": "find", "cell": "cell", "call": "called"}[source.step]
         return f"{how}({b}, {self.literal(key)})"

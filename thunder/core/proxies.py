@@ -403,7 +403,7 @@ class NumberProxy:
             unbacked,
         )
 
-    def concrete(self):
+    def concrete(self) -> Any:
         """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError
         where only the run tells it."""
         if self.unbacked:

@@ -69,7 +69,11 @@ def contains(host, value, item):
     if method is None:
         raise TypeError(f"'{kind.__name__}' object is not a container")
     if method is NULL and (in_python(host.lookup(kind, "__iter__")) or in_python(host.lookup(kind, "__getitem__"))):
-        return found_in(host, host.iterate(value), item)
+        try:
+            iterator = host.iterate(value)
+        except TypeError:
+            return item in type(kind.__name__, (), {})()  # raises
+        return found_in(host, iterator, item)
     if isinstance(value, (list, tuple)) and any(
         in_python(host.lookup(t, "__eq__")) for t in {type(item), *map(type, value)} - PLAIN
     ):

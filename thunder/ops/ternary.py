@@ -152,7 +152,8 @@ def _kept(g, a, min, max):
     kept, apart = g, LTORCH["lt"](min, max) if min is not None and max is not None else None
     for bound, compare in ((min, "lt"), (max, "gt")):
         if bound is not None:
-            kept = where(_both(LTORCH["eq"](a, bound), apart), g * share, where(LTORCH[compare](a, bound), 0.0, kept))
+            kept = where(_both(LTORCH["eq"](a, bound), apart), g * share, kept)
+            kept = masked_fill(kept, LTORCH[compare](a, bound), 0)
     return kept
 
 
@@ -162,7 +163,7 @@ def _taken(g, a, bound, other, compare: str):
     left = 1.0 - kept_at_bounds(True)
     if left and other is None:
         inside = LTORCH["gt" if compare == "lt" else "lt"](a, bound)
-        return sum_to(where(LTORCH["eq"](a, bound), g * left, where(inside, 0.0, g)), bound.shape)
+        return sum_to(masked_fill(where(LTORCH["eq"](a, bound), g * left, g), inside, 0), bound.shape)
     low, high = (bound, other) if compare == "lt" else (other, bound)
     beyond = LTORCH[compare](a, bound)
     if other is not None and (left or compare == "lt"):
