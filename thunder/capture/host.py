@@ -181,7 +181,7 @@ class Capture(ProtocolHost):
         self.called_in: dict[type, dict[str, str]] = {}  # what native code may call of a class: see `callbacks.py`
         self.outside_iterators: dict[int, Any] = {}
         self.sharp_edges: list[str] = []
-        self.announced: dict[int, Any] = {}  # what such code gave: a file that the program opened
+
         self.looked_up: dict[tuple, Any] = {}  # (class, name, base behind which) -> what stands there
         # of variables that the program has set: what its first `set` gave
         self.context_tokens: dict[contextvars.ContextVar, contextvars.Token] = {}

@@ -27,7 +27,7 @@ from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
 from thunder.ops.define import LTORCH, alias, inplace_of, lookup, operand_places, torch_prim
-from thunder.ops.explain import as_torch
+from thunder.ops.explain import as_torch, stand_in
 from thunder.ops.mutating import call_mutating
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -252,6 +252,9 @@ def _of_item(read: Callable, exact: bool) -> Callable:
     """What `read` makes of the value of a tensor of one element."""
 
     def value(a):
+        if all(type(n) is int for n in a.shape) and math.prod(a.shape) != 1:  # PyTorch says that there is no one value
+            with compat.DisableTorchFunction():
+                return read(stand_in(a))
         number = item(a)
         return read(number.concrete() if exact and isinstance(number, NumberProxy) else number)
 
