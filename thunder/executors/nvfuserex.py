@@ -37,7 +37,7 @@ class NvFuserExecutor(FusionExecutor):
             f"{instead}"
         )
 
-    def can_fuse(self, line: BoundSymbol) -> bool:
+    def can_fuse(self, operation: BoundSymbol) -> bool:
         return False
 
 

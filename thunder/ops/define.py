@@ -157,7 +157,9 @@ def register_list_inplace(symbol: Symbol, function: Callable | None) -> None:
         _INPLACE[function] = symbol
         symbol.in_place = InPlaceForm(
             function,
-            lambda line: dict(enumerate(line.args[0])) if isinstance(line.args[0], (tuple, list)) else {},
+            lambda operation: (
+                dict(enumerate(operation.args[0])) if isinstance(operation.args[0], (tuple, list)) else {}
+            ),
         )
 
 

@@ -198,7 +198,7 @@ class GraphedRegion:
         self.fixed, self.expected, self.returned = list(fixed), list(expected), list(returned)
         self.shown, self.kept, self.read = list(shown), list(kept), list(read)
         self.tensors = len(trace.args) - sum(map(len, read))  # how many inputs are tensors
-        self.draws = any(OpTags.RANDOM_OP in line.sym.tags for line in trace.bound_symbols)
+        self.draws = any(OpTags.RANDOM_OP in operation.sym.tags for operation in trace.bound_symbols)
         self.recordings: list[Recording] = []
         self.seen: dict[tuple, list[int]] = {}  # strides and setting -> addresses of the inputs
         # whether arguments are copied, and not read where they are: another recording would need room for its results

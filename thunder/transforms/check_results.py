@@ -22,32 +22,37 @@ def check_results(trace: Trace, where: Callable) -> Trace:
 
     where: (filename, line, function, source line) of an operation's location.
     """
-    return trace.replace(bound_symbols=[_checked(line, where) for line in trace.bound_symbols])
+    return trace.replace(bound_symbols=[_checked(operation, where) for operation in trace.bound_symbols])
 
 
-def _checked(line: BoundSymbol, where: Callable) -> BoundSymbol:
-    function = line.sym.fn
+def _checked(operation: BoundSymbol, where: Callable) -> BoundSymbol:
+    function = operation.sym.fn
     # what is called for its effect may return anything
-    if function is None or line.sym.python_printer is not None or line.output is None:
-        return line
+    if function is None or operation.sym.python_printer is not None or operation.output is None:
+        return operation
 
     def run(*args, **kwargs):
         result = function(*args, **kwargs)
-        problem = _difference(result, line.output)
+        problem = _difference(result, operation.output)
         if problem is not None:
             error = TraceCheckError(
-                f"{line.sym.qualified_name} {problem}: correct the meta= of the operation, or the function that "
+                f"{operation.sym.qualified_name} {problem}: correct the meta= of the operation, or the function that "
                 "executes it"
             )
-            if line.location:
-                add_location(error, where(line.location))
+            if operation.location:
+                add_location(error, where(operation.location))
             raise error
         return result
 
     symbol = Symbol(
-        line.sym.name, id=line.sym.id, is_prim=True, fn=run, executor=line.sym.executor, is_fusion=line.sym.is_fusion
+        operation.sym.name,
+        id=operation.sym.id,
+        is_prim=True,
+        fn=run,
+        executor=operation.sym.executor,
+        is_fusion=operation.sym.is_fusion,
     )
-    return line.replace(sym=symbol)
+    return operation.replace(sym=symbol)
 
 
 def _difference(result, said) -> str | None:

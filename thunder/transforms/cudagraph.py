@@ -63,8 +63,8 @@ class CUDAGraphTransform(Transform):
     share_mem_pool: all recordings of the programs compiled with this transform share memory, those of forwards and
     those of backwards; otherwise each region has memory of its own.
 
-    A subclass may decide by `can_fuse(line)` what is recorded: for operations that `refusal` gives reasons against,
-    which may be too careful for an operation of the user's.
+    A subclass may decide by `can_fuse(operation)` what is recorded: for operations that `refusal` gives reasons
+    against, which may be too careful for an operation of the user's.
     """
 
     exact = True
@@ -77,18 +77,20 @@ class CUDAGraphTransform(Transform):
     def __reduce__(self):
         return type(self), (), {"share_mem_pool": self.share_mem_pool}
 
-    def can_fuse(self, line: BoundSymbol) -> bool:
-        return self.refusal(line) is None
+    def can_fuse(self, operation: BoundSymbol) -> bool:
+        return self.refusal(operation) is None
 
-    def refusal(self, line: BoundSymbol) -> str | None:
+    def refusal(self, operation: BoundSymbol) -> str | None:
         """Why an operation is not recorded, in words; None where it is."""
-        symbol, tags = line.sym, line.sym.tags
-        original = line.subsymbols[0].sym if line.subsymbols and not symbol.is_fusion else symbol
-        if any(isinstance(n, NumberProxy) for n in numbers_in((line.args, line.kwargs, line.output), [])):
+        symbol, tags = operation.sym, operation.sym.tags
+        original = operation.subsymbols[0].sym if operation.subsymbols and not symbol.is_fusion else symbol
+        if any(
+            isinstance(n, NumberProxy) for n in numbers_in((operation.args, operation.kwargs, operation.output), [])
+        ):
             return "it depends on a number that may be another one at the next call"
-        if not all(type(p) is TensorProxy for p in (*line.inputs, *line.outputs)):
+        if not all(type(p) is TensorProxy for p in (*operation.inputs, *operation.outputs)):
             return "it takes or makes something that is no tensor"
-        tensors = [p for p in (*line.inputs, *line.outputs) if not _is_seed(line, p)]
+        tensors = [p for p in (*operation.inputs, *operation.outputs) if not _is_seed(operation, p)]
         if len(devices := {p.device.name for p in tensors}) != 1 or tensors[0].device.type != self.device_type:
             return f"its tensors are on {', '.join(sorted(devices))}" if devices else "it has no tensor on a GPU"
         if (
@@ -99,9 +101,9 @@ class CUDAGraphTransform(Transform):
             or _is_foreign(symbol)
         ):
             return "it may do more than launch kernels"
-        if original.holds_generator or line.kwargs.get("generator") is not None:
+        if original.holds_generator or operation.kwargs.get("generator") is not None:
             return "it uses the state of a generator"
-        if OpTags.DEVICE_SYNC_OP in tags or holds(original.synchronises, line):
+        if OpTags.DEVICE_SYNC_OP in tags or holds(original.synchronises, operation):
             return "it may wait for the device"
         if (
             OpTags.DONT_DCE in tags
@@ -114,24 +116,24 @@ class CUDAGraphTransform(Transform):
 
     def transform_trace_post_optimization(self, computation_trace: Trace, **kwargs) -> Trace:
         trace = computation_trace
-        lines = [line for line in trace.bound_symbols if line.sym is not python_del]
-        groups = _runs(lines, self.can_fuse)
+        operations = [operation for operation in trace.bound_symbols if operation.sym is not python_del]
+        groups = _runs(operations, self.can_fuse)
         backward = TraceTag.BACKWARD in trace.tags
         saved, others = trace.output[1] if TraceTag.AUGMENTED_FORWARD in trace.tags else ((), ())
         returned = (
             set(trace.output_proxies if not saved else proxies_in(trace.output[0], [])) if not backward else set()
         )
         if saved:
-            groups = _head_apart(groups, lines, trace.output_proxies)
-        bases = alias_bases(lines, maybe=True)
+            groups = _head_apart(groups, operations, trace.output_proxies)
+        bases = alias_bases(operations, maybe=True)
         returned |= {bases[p] for p in returned}
-        groups = _result_apart(groups, lines, returned - {bases[p] for p in saved})
-        regions = schedule(lines, groups, trace.output_proxies)
+        groups = _result_apart(groups, operations, returned - {bases[p] for p in saved})
+        regions = schedule(operations, groups, trace.output_proxies)
         recorded = [
-            self.can_fuse(r.lines[0]) and sum(OpTags.SHAPE_OP not in line.sym.tags for line in r.lines) >= 2
+            self.can_fuse(r.lines[0]) and sum(OpTags.SHAPE_OP not in operation.sym.tags for operation in r.lines) >= 2
             for r in regions
         ]
-        memory, _ = _memory(lines)
+        memory, _ = _memory(operations)
         leaving = {memory.get(p, p) for p in returned}
         kept = {o for o in saved if memory.get(o, o) not in leaving}
         gathered, unpacked = _gathered(regions, recorded, trace.output_proxies)
@@ -141,9 +143,9 @@ class CUDAGraphTransform(Transform):
         for region, is_recorded in zip(regions, recorded, strict=True):
             if not is_recorded:
                 made += [
-                    self._explained(line)
-                    for line in region.lines
-                    if line.sym not in (unpack_sequence, clear_symbol) or line.args[-1] not in taken
+                    self._explained(operation)
+                    for operation in region.lines
+                    if operation.sym not in (unpack_sequence, clear_symbol) or operation.args[-1] not in taken
                 ]
                 continue
             name = next(n for i in counter if (n := f"CUDAGraph{i}") not in trace.names.taken)
@@ -183,10 +185,10 @@ class CUDAGraphTransform(Transform):
             trace = trace.replace(output=(trace.output[0], (tuple(p for p in saved if p not in gone), others)))
         return del_last_used(trace.replace(bound_symbols=_deleted(made, taken)))
 
-    def _explained(self, line: BoundSymbol) -> BoundSymbol:
-        if line.sym.python_printer is not None or (reason := self.refusal(line)) is None:
-            return line
-        return _with_reason(line, reason)
+    def _explained(self, operation: BoundSymbol) -> BoundSymbol:
+        if operation.sym.python_printer is not None or (reason := self.refusal(operation)) is None:
+            return operation
+        return _with_reason(operation, reason)
 
     def _memory_of(self, region: Region, backward: bool) -> Memory:
         """Gradients of the last step may be in use while a forward runs: the backward has memory of its own."""
@@ -204,11 +206,11 @@ class CUDAGraphTransform(Transform):
         return Memory(device)
 
 
-def _is_seed(line: BoundSymbol, value: Proxy) -> bool:
+def _is_seed(operation: BoundSymbol, value: Proxy) -> bool:
     """Whether a value is what an attention kernel keeps of the generator: on the GPU where it is recorded, else on the
     CPU."""
     return (
-        OpTags.MATMUL_OP in line.sym.tags
+        OpTags.MATMUL_OP in operation.sym.tags
         and isinstance(value, TensorProxy)
         and value.device.type == "cpu"
         and value.dtype.category == 1
@@ -222,24 +224,29 @@ def _gathered(
     """What only recorded regions read of what graphs have left, and in which collections it comes; what is unpacked of
     such collections."""
     alone = [
-        line for region, is_recorded in zip(regions, recorded, strict=True) if not is_recorded for line in region.lines
+        operation
+        for region, is_recorded in zip(regions, recorded, strict=True)
+        if not is_recorded
+        for operation in region.lines
     ]
-    outside = {p for line in alone for p in line.inputs}.union(output)
+    outside = {p for operation in alone for p in operation.inputs}.union(output)
     gathered, unpacked = dict[Proxy, CollectionProxy](), set[Proxy]()
-    for line in alone:
-        if line.sym is unpack_sequence and line.args[1].collection:
-            if outside.isdisjoint(line.outputs):
-                gathered |= dict.fromkeys(line.outputs, line.args[1])
+    for operation in alone:
+        if operation.sym is unpack_sequence and operation.args[1].collection:
+            if outside.isdisjoint(operation.outputs):
+                gathered |= dict.fromkeys(operation.outputs, operation.args[1])
             else:
-                unpacked.update(line.outputs)
+                unpacked.update(operation.outputs)
     return gathered, unpacked
 
 
-def _deleted(lines: Sequence[BoundSymbol], collections: Iterable[CollectionProxy]) -> list[BoundSymbol]:
+def _deleted(operations: Sequence[BoundSymbol], collections: Iterable[CollectionProxy]) -> list[BoundSymbol]:
     """With a `del` behind the last operation that reads each collection: its memory may be overwritten."""
-    found = list(lines)
+    found = list(operations)
     for c in collections:
-        last = max((i for i, line in enumerate(found) if c in line.inputs or c in line.outputs), default=-1)
+        last = max(
+            (i for i, operation in enumerate(found) if c in operation.inputs or c in operation.outputs), default=-1
+        )
         found.insert(last + 1, BoundSymbol(python_del, (c,), {}, None, inputs=(c,), outputs=()))
     return found
 
@@ -253,21 +260,21 @@ def _is_foreign(symbol: Symbol) -> bool:
     )
 
 
-def _runs(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
+def _runs(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
     """Indices of operations, those that follow each other, are taken and are on one device in one group."""
     groups: list[list[int]] = []
     before: Any = None
-    for i, line in enumerate(lines):
+    for i, operation in enumerate(operations):
         device = (
             next(
                 (
                     p.device
-                    for p in (*line.inputs, *line.outputs)
-                    if isinstance(p, TensorProxy) and not _is_seed(line, p)
+                    for p in (*operation.inputs, *operation.outputs)
+                    if isinstance(p, TensorProxy) and not _is_seed(operation, p)
                 ),
                 None,
             )
-            if takes(line)
+            if takes(operation)
             else None
         )
         if device is not None and device == before:
@@ -278,62 +285,62 @@ def _runs(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) ->
     return groups
 
 
-def _head_apart(groups: list[list[int]], lines: Sequence[BoundSymbol], output: Sequence[Proxy]) -> list[list[int]]:
+def _head_apart(groups: list[list[int]], operations: Sequence[BoundSymbol], output: Sequence[Proxy]) -> list[list[int]]:
     """The first long group as two, cut where the fewest bytes have to stay for that: the device works on its head while
     the host looks at what the rest reads, and launches it."""
     at = next((n for n, group in enumerate(groups) if len(group) >= 4 * HEAD), None)
     if at is None:
         return groups
     group, returned = groups[at], set(output)
-    last, staying = last_uses([lines[i] for i in group]), Occupancy(2 * HEAD)
+    last, staying = last_uses([operations[i] for i in group]), Occupancy(2 * HEAD)
     for n, i in enumerate(group[: 2 * HEAD]):
-        for p in lines[i].outputs:
+        for p in operations[i].outputs:
             if isinstance(p, TensorProxy) and p not in returned:
                 staying.hold(p, n + 1, min(last.get(p, n), 2 * HEAD - 1))
     cut = min(range(HEAD, 2 * HEAD), key=staying.filled().__getitem__)
     return [*groups[:at], group[:cut], group[cut:], *groups[at + 1 :]]
 
 
-def _result_apart(groups: list[list[int]], lines: list[BoundSymbol], leaving: set[Proxy]) -> list[list[int]]:
+def _result_apart(groups: list[list[int]], operations: list[BoundSymbol], leaving: set[Proxy]) -> list[list[int]]:
     """A matrix product at the end of a group, with a large result that leaves the program, becomes a group of its own:
     it would be copied out of a graph's memory."""
     found: list[list[int]] = []
     for group in groups:
-        at = next((n for n in reversed(range(len(group))) if OpTags.SHAPE_OP not in lines[group[n]].sym.tags), 0)
-        line = lines[group[at]]
+        at = next((n for n in reversed(range(len(group))) if OpTags.SHAPE_OP not in operations[group[n]].sym.tags), 0)
+        operation = operations[group[at]]
         if (
             len(group) > 1
-            and OpTags.MATMUL_OP in line.sym.tags
-            and leaving.issuperset(line.outputs)
-            and sum(map(nbytes, line.outputs)) >= LARGE
+            and OpTags.MATMUL_OP in operation.sym.tags
+            and leaving.issuperset(operation.outputs)
+            and sum(map(nbytes, operation.outputs)) >= LARGE
         ):
-            lines[group[at]] = _with_reason(line, "its result would be copied")
+            operations[group[at]] = _with_reason(operation, "its result would be copied")
             found += [part for part in (group[:at], [group[at]], group[at + 1 :]) if part]
         else:
             found.append(group)
     return found
 
 
-def _with_reason(line: BoundSymbol, reason: str) -> BoundSymbol:
-    new = line.replace()
+def _with_reason(operation: BoundSymbol, reason: str) -> BoundSymbol:
+    new = operation.replace()
     new.header = f"not in a CUDA graph: {reason}"
     return new
 
 
-def _memory(lines: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[Proxy]]:
+def _memory(operations: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[Proxy]]:
     """By value, whose memory it may be in, where it is another's; and in whose memory operations write."""
-    bases, found = alias_bases(lines, maybe=True), set()
-    for line in lines:
-        if OpTags.IN_PLACE not in line.sym.tags:
+    bases, found = alias_bases(operations, maybe=True), set()
+    for operation in operations:
+        if OpTags.IN_PLACE not in operation.sym.tags:
             continue
-        if writes_back(line):
-            targets = [line.args[0]]
+        if writes_back(operation):
+            targets = [operation.args[0]]
         else:
-            form = in_place_form(line)
-            targets = list(line.inputs if form is None else form[1].values())
+            form = in_place_form(operation)
+            targets = list(operation.inputs if form is None else form[1].values())
         for target in targets:
             # a result of it is in the memory that it writes to
-            bases |= {o: bases[target] for o in line.outputs if isinstance(target, Proxy)}
+            bases |= {o: bases[target] for o in operation.outputs if isinstance(target, Proxy)}
         found |= {bases[t] for t in targets if isinstance(t, Proxy)}
 
     def last(value: Proxy) -> Proxy:

@@ -16,6 +16,6 @@ def dce(trace: Trace) -> Trace:
     """
     return trace.replace(
         bound_symbols=leading_to(
-            trace.bound_symbols, trace.output_proxies, lambda line: OpTags.DONT_DCE in line.sym.tags
+            trace.bound_symbols, trace.output_proxies, lambda operation: OpTags.DONT_DCE in operation.sym.tags
         )
     )

@@ -22,20 +22,22 @@ def open_reductions(joint: Trace, fusers: Sequence) -> Trace:
     """Opens the operations of the forward that reduce inside, that one of the executors may fuse, and whose results the
     backward reads."""
     forward, _, backward = sides(joint)
-    read = {i for line in backward for i in line.inputs}
+    read = {i for operation in backward for i in operation.inputs}
     opened = {
-        line
-        for line in forward
-        if not read.isdisjoint(line.outputs) and _reduces_inside(line) and any(f.takes(line) for f in fusers)
+        operation
+        for operation in forward
+        if not read.isdisjoint(operation.outputs)
+        and _reduces_inside(operation)
+        and any(f.takes(operation) for f in fusers)
     }
     return with_parts(joint, opened)
 
 
-def _reduces_inside(line: BoundSymbol) -> bool:
+def _reduces_inside(operation: BoundSymbol) -> bool:
     if (
-        line.sym.decomposition is None
-        or line.sym.tags & {OpTags.REDUCTION_OP, OpTags.MATMUL_OP}
-        or line.sym.elementwise
+        operation.sym.decomposition is None
+        or operation.sym.tags & {OpTags.REDUCTION_OP, OpTags.MATMUL_OP}
+        or operation.sym.elementwise
     ):
         return False
-    return any(OpTags.REDUCTION_OP in sub.sym.tags for sub in line.subsymbols)
+    return any(OpTags.REDUCTION_OP in sub.sym.tags for sub in operation.subsymbols)

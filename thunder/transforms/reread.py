@@ -20,14 +20,14 @@ __all__ = ["reread"]
 
 
 def reread(
-    lines: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: set[Proxy]
+    operations: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: set[Proxy]
 ) -> tuple[list[TensorProxy], list[BoundSymbol]]:
     """Which tensors have to be saved instead of all of these, and the operations that make the others of them.
     Arguments live anyway, and so does what views them."""
-    joins = [b for b in lines if b.sym is LTORCH["stack"]]
+    joins = [b for b in operations if b.sym is LTORCH["stack"]]
     if not joins:
         return saved, []
-    views = {o: b for o, b in producers(lines).items() if may_view(b) and len(b.inputs) == 1}
+    views = {o: b for o, b in producers(operations).items() if may_view(b) and len(b.inputs) == 1}
     left: dict[Proxy, dict] = {}  # what is saved, by whose memory it may be
     for o in saved:
         left.setdefault(_base(o, views), {})[o] = None
@@ -39,18 +39,18 @@ def reread(
             continue
         # a part is worth reading where its memory is kept for nothing else
         parts = [
-            (part, line)
-            for part, line in _parts(join)
+            (part, operation)
+            for part, operation in _parts(join)
             if _alone(part, left.get(base := _base(part, views))) and base not in arguments
         ]
         if not parts:
             continue
         for user in users:
-            again += [line for line in _way(user, whole, views) if line not in again]
+            again += [operation for operation in _way(user, whole, views) if operation not in again]
         left[whole] = {whole: None}
-        for part, line in parts:
+        for part, operation in parts:
             if left.pop(_base(part, views), None) is not None:
-                again.append(line)
+                again.append(operation)
     return [o for kept in left.values() for o in kept], again
 
 

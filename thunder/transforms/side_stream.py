@@ -45,58 +45,68 @@ def side_stream(trace: Trace, least: int | None = None, *, small: bool = False) 
     """Computes products of at least so many multiplications and additions (`LEAST`), which are returned and not read,
     on a second stream; small: what fusions finish as well."""
     least = LEAST if least is None else least
-    lines, bases = trace.bound_symbols, alias_bases(trace.bound_symbols, maybe=True)
+    operations, bases = trace.bound_symbols, alias_bases(trace.bound_symbols, maybe=True)
     returned, read, written = set(trace.output_proxies), set[Proxy](), set[Proxy]()
     made: list[BoundSymbol] = []
     something_follows = changed = False
-    for old in reversed(lines):
-        line = old
-        if line.sym is python_del:
-            made.append(line)
+    for old in reversed(operations):
+        operation = old
+        if operation.sym is python_del:
+            made.append(operation)
             continue
-        inputs = {bases[i] for i in line.inputs}
+        inputs = {bases[i] for i in operation.inputs}
         if any(
-            not part.sym.tags.isdisjoint(_EFFECTS) for part in (line, *(line.subsymbols if line.sym.is_fusion else ()))
+            not part.sym.tags.isdisjoint(_EFFECTS)
+            for part in (operation, *(operation.subsymbols if operation.sym.is_fusion else ()))
         ):
             written |= inputs
         elif (
             something_follows
-            and _is_product(line, least)
-            and line.output in returned
-            and line.output not in read
+            and _is_product(operation, least)
+            and operation.output in returned
+            and operation.output not in read
             and written.isdisjoint(inputs)
         ):
-            line = line.replace(sym=mm_on_side_stream, subsymbols=[line])
-        elif small and something_follows and line.sym.is_fusion and isinstance(line.sym.executor, FusionExecutor):
-            line = _finished_beside(
-                line,
-                line.sym.executor,
-                frozenset(i for i, o in enumerate(line.outputs) if o in returned and o not in read),
+            operation = operation.replace(sym=mm_on_side_stream, subsymbols=[operation])
+        elif (
+            small
+            and something_follows
+            and operation.sym.is_fusion
+            and isinstance(operation.sym.executor, FusionExecutor)
+        ):
+            operation = _finished_beside(
+                operation,
+                operation.sym.executor,
+                frozenset(i for i, o in enumerate(operation.outputs) if o in returned and o not in read),
             )
         read |= inputs
-        something_follows |= OpTags.VIEW not in line.sym.tags
-        changed |= line is not old
-        made.append(line)
+        something_follows |= OpTags.VIEW not in operation.sym.tags
+        changed |= operation is not old
+        made.append(operation)
     if not changed:
         return trace
     return trace.replace(bound_symbols=[*reversed(made), join_side_stream.bind(output=None)])
 
 
-def _finished_beside(line: BoundSymbol, fuser: FusionExecutor, places: frozenset[int]) -> BoundSymbol:
-    function = fuser.beside(line.sym.fn, places, fork) if places and line.sym.fn is not None else None
-    return line if function is None else run_by(line, function, "gradients of weights are finished on the side stream")
+def _finished_beside(operation: BoundSymbol, fuser: FusionExecutor, places: frozenset[int]) -> BoundSymbol:
+    function = fuser.beside(operation.sym.fn, places, fork) if places and operation.sym.fn is not None else None
+    return (
+        operation
+        if function is None
+        else run_by(operation, function, "gradients of weights are finished on the side stream")
+    )
 
 
-def _is_product(line: BoundSymbol, least: int) -> bool:
+def _is_product(operation: BoundSymbol, least: int) -> bool:
     if (
-        line.sym.id != f"torch.{LTORCH['mm'].id}"
-        or len(line.args) != 2
-        or line.kwargs
-        or not isinstance(line.output, TensorProxy)
-        or line.output.device.type not in DEVICES
+        operation.sym.id != f"torch.{LTORCH['mm'].id}"
+        or len(operation.args) != 2
+        or operation.kwargs
+        or not isinstance(operation.output, TensorProxy)
+        or operation.output.device.type not in DEVICES
     ):
         return False
-    return not any(map(has_numbers, line.args)) and 2 * multiply_adds(line) >= least
+    return not any(map(has_numbers, operation.args)) and 2 * multiply_adds(operation) >= least
 
 
 mm_on_side_stream = Symbol(
