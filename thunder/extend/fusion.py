@@ -11,7 +11,7 @@ from thunder.analysis.aliases import may_view
 from thunder.analysis.flow import producers
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers
 from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule, with_own_copies
-from thunder.core.rewrite import with_parts
+from thunder.core.rewrite import decomposed
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
@@ -151,7 +151,7 @@ class FusionExecutor(Executor):
         return trace.replace(bound_symbols=made)
 
     def _by_parts(self, trace: Trace) -> Trace:
-        """The trace with operations on lists of tensors opened, where one reads from the other: a region for each
+        """The trace with operations on lists of tensors decomposed, where one reads from the other: a region for each
         tensor, and not one that is as long as the list."""
         lists = [
             operation
@@ -167,12 +167,12 @@ class FusionExecutor(Executor):
             {o for operation in taken for o in operation.outputs},
             {i for operation in taken for i in operation.inputs},
         )
-        opened = {
+        chosen = {
             operation
             for operation in lists
             if not made.isdisjoint(operation.inputs) or not read.isdisjoint(operation.outputs)
         }
-        return with_parts(trace, opened)
+        return decomposed(trace, chosen)
 
     def register_temporary_operation(
         self,

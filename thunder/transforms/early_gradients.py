@@ -29,7 +29,7 @@ from thunder.core.trace import Trace
 from thunder.ops import PRIMS
 from thunder.ops.backward import op, times_cotangent
 from thunder.transforms.autodiff import sides
-from thunder.transforms.levels import renamed_line
+from thunder.transforms.levels import renamed_operation
 
 __all__ = ["early_gradients"]
 
@@ -98,7 +98,7 @@ class _Loss:
             if same is not None:
                 table |= dict(zip(operation.outputs, same.outputs, strict=True))
             else:
-                operations.append(renamed_line(operation, table, lambda o: self.joint.names.make()))
+                operations.append(renamed_operation(operation, table, lambda o: self.joint.names.make()))
         makers = {self.linear[v]: v for v in chosen}
         backward = [
             times_cotangent.bind(table[v], self.cotangent, output=v, context=operation.context)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber
 from thunder.core.symbol import BoundSymbol, Names, Recorder
 
-__all__ = ["Level", "write", "typed", "renamed", "renamed_line", "renamed_value"]
+__all__ = ["Level", "write", "typed", "renamed", "renamed_operation", "renamed_value"]
 
 
 class Level:
@@ -50,17 +50,17 @@ def write(recorder: Recorder, operations: Iterable[BoundSymbol], table: dict[Pro
 def renamed(operations: Iterable[BoundSymbol], names: Names, table: dict[Proxy, Proxy]) -> list[BoundSymbol]:
     """Copies of the operations that make new values; `table`, which maps values to what is read in their place, learns
     these."""
-    return [renamed_line(operation, table, lambda o: names.make()) for operation in operations]
+    return [renamed_operation(operation, table, lambda o: names.make()) for operation in operations]
 
 
-def renamed_line(operation: BoundSymbol, table: dict[Proxy, Proxy], name: Callable[[Proxy], str]) -> BoundSymbol:
+def renamed_operation(operation: BoundSymbol, table: dict[Proxy, Proxy], name: Callable[[Proxy], str]) -> BoundSymbol:
     """A copy of an operation whose results, and the values inside its decomposition where that was made, are new values
     with names of their own."""
     for o in operation.outputs:
         if o not in table and not any(o is i for i in operation.inputs):
             table[o] = renamed_value(o, name(o))
     for sub in operation._subsymbols or ():
-        renamed_line(sub, table, name)
+        renamed_operation(sub, table, name)
     return operation.swap(table)
 
 

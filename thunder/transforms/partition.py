@@ -24,7 +24,7 @@ from thunder.ops.inplace import also_written, write_back
 from thunder.transforms.autodiff import grad_transform_on_trace, sides
 from thunder.transforms.dce import dce
 from thunder.transforms.recompute import recompute
-from thunder.transforms.reread import reread
+from thunder.transforms.unstack_saved import unstack_saved
 
 __all__ = [
     "partition",
@@ -81,7 +81,7 @@ def partition(joint: Trace) -> ForwardBackward:
     read |= dict.fromkeys(g for g in gradients if isinstance(g, Proxy) and g not in made)
     tensors = [p for p in read if isinstance(p, TensorProxy)]
     arguments = set(a for a in joint.args if isinstance(a, Proxy))
-    tensors, again = reread(forward_lines, tensors, arguments)
+    tensors, again = unstack_saved(forward_lines, tensors, arguments)
     backward_lines = [*again, *backward_lines]
     others = [p for p in read if not isinstance(p, TensorProxy)] + _numbers(joint, backward_lines)
     outputs = [

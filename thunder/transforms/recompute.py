@@ -20,7 +20,7 @@ from thunder.core.trace import Trace
 from thunder.ops import PRIMS
 from thunder.transforms.autodiff import sides
 from thunder.transforms.dce import dce
-from thunder.transforms.levels import renamed_line, renamed_value
+from thunder.transforms.levels import renamed_operation, renamed_value
 
 __all__ = ["recompute"]
 
@@ -114,7 +114,7 @@ class _Copies:
         return operations
 
     def copy(self, operation: BoundSymbol, level: int, table: dict) -> list[BoundSymbol]:
-        new = renamed_line(operation, table, lambda o: self.names.claim(f"bw_{o.name}"))
+        new = renamed_operation(operation, table, lambda o: self.names.claim(f"bw_{o.name}"))
         self.made |= {(o, level): table[o] for o in operation.outputs}
         return self.replayed(operation, new) if OpTags.RANDOM_OP in operation.sym.tags else [new]
 

@@ -1,4 +1,4 @@
-"""Reread: what a saved tensor was stacked from is read out of it, not saved beside it.
+"""What a saved tensor was stacked from is read out of it, not saved beside it.
 
 Before: `return (y, (t2, t0, t1))`, with `t2 = ltorch.stack([t0, t1], 0)` among the operations. After: `return (y,
 (t2,))`, and the backward begins with `t0 = ltorch.select(t2, 0, 0)`, `t1 = ltorch.select(t2, 0, 1)`. A scan that stacks
@@ -16,10 +16,10 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.ops import LTORCH
 
-__all__ = ["reread"]
+__all__ = ["unstack_saved"]
 
 
-def reread(
+def unstack_saved(
     operations: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: set[Proxy]
 ) -> tuple[list[TensorProxy], list[BoundSymbol]]:
     """Which tensors have to be saved instead of all of these, and the operations that make the others of them.
