@@ -15,7 +15,7 @@ import types
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.interpreter import decode, standins
 
-__all__ = ["called_in", "stand_in", "released", "check_hashed"]
+__all__ = ["called_in", "reached", "stand_in", "released", "check_hashed"]
 
 _KINDS = {type, types.ModuleType, types.FunctionType}
 
@@ -31,6 +31,24 @@ def called_in(c, kind: type, f=None) -> str:
     if names is None and getattr(f, "__objclass__", None) in (object, type):
         names = _OBJECTS_OWN.get(f.__name__, ())
     return next((found[n] for n in found if names is None or n in names), "")
+
+
+def reached(c, f, args, kwargs) -> bool:
+    """Whether native code `f` would find, in containers, an object whose special methods the user wrote."""
+    pending, seen = [*args, *kwargs.values()], set()
+    while pending:
+        value = pending.pop()
+        kind = type(value)
+        if kind in PRIMITIVE or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if called_in(c, kind, f):
+            return True
+        if kind is dict:
+            pending += value.values()
+        elif kind in (list, tuple, set):
+            pending += value
+    return False
 
 
 _NUMBERS = ("__float__", "__index__", "__int__", "__complex__")

@@ -76,15 +76,12 @@ def _class_method(cls: type, name: str):
 
 
 def reduced(c, f, args, kwargs):
-    """What copy makes a copy of: the attributes of an outside object as the program sees them."""
+    """What copy makes a copy of: the attributes of an object as the program sees them. Of special methods of the user's
+    only those are called natively that `object.__reduce_ex__` reads attributes by."""
     o = args[0] if getattr(f, "__self__", None) is None else f.__self__
     c.materialize(o)
-    if (
-        id(o) not in c.sources
-        or isinstance(o, torch.nn.Module)
-        or c.slot(type(o), "__getstate__")
-        or c.slot(type(o), "__reduce__")
-    ):
+    by_class = any(c.slot(type(o), n) for n in ("__getstate__", "__reduce__", "__getnewargs__", "__getnewargs_ex__"))
+    if by_class or isinstance(o, torch.nn.Module) or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
         return call_native(c, f, args, kwargs)
     found = Host.call_native(c, f, args, kwargs)
     state, own = (
