@@ -19,8 +19,8 @@ __all__ = ["decompose_reductions"]
 
 
 def decompose_reductions(joint: Trace, fusers: Sequence) -> Trace:
-    """Decomposes the operations of the forward that reduce inside, that one of the executors may fuse, and whose results the
-    backward reads."""
+    """Decomposes the operations of the forward that reduce inside, that one of the executors may fuse, and whose
+    results the backward reads."""
     forward, _, backward = sides(joint)
     read = {i for operation in backward for i in operation.inputs}
     chosen = {
