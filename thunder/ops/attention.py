@@ -115,7 +115,7 @@ def scores(query: TensorProxy, key: TensorProxy, is_causal: bool) -> int:
 
 
 for _symbol in (scaled_dot_product_attention, attention_with_dropout):
-    _symbol.multiply_adds = lambda line: 2 * scores(*line.args[:2], (*line.args[5:6], False)[0])
+    _symbol.multiply_adds = lambda operation: 2 * scores(*operation.args[:2], (*operation.args[5:6], False)[0])
     _symbol.rate = "attention"
 
 

@@ -757,9 +757,9 @@ def _(n, a):
     return None, g * polygamma(n + 1, a)
 
 
-def _divides_integers(line) -> bool:
+def _divides_integers(operation) -> bool:
     """By zero, that is PyTorch's error; the processor stops the program for it."""
-    return all(p.dtype.category <= dtypes.INTEGER for p in line.outputs)
+    return all(p.dtype.category <= dtypes.INTEGER for p in operation.outputs)
 
 
 declare(*(LTORCH[name] for name in ("div", "divide", "remainder", "fmod")), checks_data=_divides_integers)
