@@ -7,6 +7,7 @@ A result made of tensors, numbers and plain new containers needs none: the compu
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import gc
 import types
@@ -146,6 +147,8 @@ class EpilogueWriter:
         return self._other(value, t)
 
     def _other(self, value, t: type) -> str:
+        if t is contextvars.Token:
+            self.c.refuse("a token of a context variable leaves the compiled function", "set and reset it on one side")
         if (made := _made_of(value, t)) is not None:
             return self._variable(value, f"{self.pin(made[0])}({', '.join(map(self.build, made[1]))})")
         if isinstance(value, torch.Tensor) or self._is_fixed(value, t):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import ast
 import collections
 import contextlib
 import datetime
@@ -92,7 +93,7 @@ tracked_anyway = (
     type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList,
         collections.ChainMap, torch.nn.Module,
     contextlib._GeneratorContextManagerBase, contextlib.ExitStack, weakref.WeakKeyDictionary,
-    weakref.WeakValueDictionary, weakref.WeakSet,
+    weakref.WeakValueDictionary, weakref.WeakSet, ast.AST,
 )  # fmt: skip
 ITERATING = {
     list,
@@ -128,7 +129,7 @@ HARMLESS = {
 
 def is_iterator(value) -> bool:
     """Whether a value of a library's type is used up by reading it."""
-    return hasattr(type(value), "__next__")
+    return any("__next__" in base.__dict__ for base in type(value).__mro__)
 
 
 BUFFERS = (bytearray, array.array)  # compared by value with a copy

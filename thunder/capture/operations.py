@@ -12,7 +12,7 @@ import torch.utils.checkpoint
 from thunder import compat
 from thunder.capture import host_lines, opaque_values
 from thunder.capture.ask import PRESENT
-from thunder.capture.expose import as_text, expose
+from thunder.capture.expose import as_operand, expose
 from thunder.capture.library import backward, leaves
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
@@ -239,9 +239,10 @@ def _holds_tensors(value) -> bool:
 
 def formatted_text(c, text: str, values):
     """`text % values`."""
+    expose(c, values)
     if is_unknown_text((values,)):
         return host_lines.text(c, text.__mod__, values)
-    return text % as_text(c, values)
+    return text % (tuple(as_operand(c, v) for v in values) if isinstance(values, tuple) else as_operand(c, values))
 
 
 _WARNED: dict = {}  # once a site
