@@ -16,7 +16,7 @@ from thunder.capture.native import PRIMITIVE, native_module
 from thunder.interpreter import decode, standins
 from thunder.interpreter.attributes import type_attribute
 
-__all__ = ["called_in", "stand_in", "released", "check_hashed"]
+__all__ = ["called_in", "reached", "stand_in", "released", "check_hashed"]
 
 _KINDS = {type, types.ModuleType, types.FunctionType}
 
@@ -40,6 +40,24 @@ def _owner(f):
     if type(f) is types.BuiltinFunctionType and not isinstance(owner, (types.ModuleType, types.NoneType, type)):
         f = type_attribute(type(owner), f.__name__)
     return getattr(f, "__objclass__", None)
+
+
+def reached(c, f, args, kwargs) -> bool:
+    """Whether native code `f` would find, in containers, an object whose special methods the user wrote."""
+    pending, seen = [*args, *kwargs.values()], set()
+    while pending:
+        value = pending.pop()
+        kind = type(value)
+        if kind in PRIMITIVE or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if called_in(c, kind, f):
+            return True
+        if kind is dict:
+            pending += value.values()
+        elif kind in (list, tuple, set):
+            pending += value
+    return False
 
 
 _NUMBERS = ("__float__", "__index__", "__int__", "__complex__")

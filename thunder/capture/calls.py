@@ -11,7 +11,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import host_lines
+from thunder.capture import callbacks, host_lines
 from thunder.capture.ask import KEYS
 from thunder.capture.library import torch_func
 from thunder.capture.methods import TensorMethod
@@ -188,6 +188,6 @@ def _call_function(c, f, args, kwargs):
         # around what Dynamo leaves alone, once it is imported or was used
         if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
             return call(c, f.__wrapped__, args, kwargs)
-        if not reaches(c, args, kwargs) or impure(f) is not None:
+        if impure(f) is not None or not (reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)):
             return call_native(c, f, args, kwargs)
     return c.enter(f, args, kwargs)

@@ -27,7 +27,7 @@ from thunder.compat.names import READ_MODULES
 __all__ = [
     "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
     "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "plain_base",
-    "impure", "ENUM",
+    "impure", "ENUM", "CHANGES",
 ]  # fmt: skip
 
 # values that are compared by value and never tracked
@@ -171,6 +171,7 @@ _FILES = {  # methods of paths that look at files
     "mkdir", "unlink", "touch", "rename", "cwd", "home", "resolve",
 }  # fmt: skip
 _LOGGED = {"debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log"}
+CHANGES = "gives another value at each call"
 _ONCE = "runs while the program is captured and not again"
 
 
@@ -185,7 +186,7 @@ def impure(f) -> str | None:
     if name in _INSIDE or issubclass(kind, (io.StringIO, io.BytesIO)):
         return None
     if module in _CHANGING or module.startswith("numpy.random") or (module, name) in _CHANGING_FUNCTIONS:
-        return f"{shown} gives another value at each call"
+        return f"{shown} {CHANGES}"
     if module == "logging" and name in _LOGGED or (module, name) == ("warnings", "warn"):
         return f"{shown} {_ONCE}"
     if module in _OUTSIDE or module.startswith("pathlib") and name in _FILES:

@@ -76,17 +76,14 @@ def _class_method(cls: type, name: str):
 
 
 def reduced(c, f, args, kwargs):
-    """What copy makes a copy of: the attributes of an outside object as the program sees them."""
+    """What copy makes a copy of: the attributes of an object as the program sees them. Of special methods of the user's
+    only those are called natively that `object.__reduce_ex__` reads attributes by."""
     o = args[0] if getattr(f, "__self__", None) is None else f.__self__
     c.materialize(o)
     if isinstance(o, torch.nn.Module) and id(o) in c.sources:
         c.refuse("a module from outside is copied", "copy it outside of the compiled function")
-    if (
-        id(o) not in c.sources
-        or isinstance(o, torch.nn.Module)
-        or c.slot(type(o), "__getstate__")
-        or c.slot(type(o), "__reduce__")
-    ):
+    by_class = any(c.slot(type(o), n) for n in ("__getstate__", "__reduce__", "__getnewargs__", "__getnewargs_ex__"))
+    if by_class or isinstance(o, torch.nn.Module) or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
         return call_native(c, f, args, kwargs)
     found = Host.call_native(c, f, args, kwargs)
     state, own = (
@@ -250,6 +247,8 @@ def call_native(c, f, args, kwargs):
         items.advance(c)
     if impure(f) is not None:
         return host_lines.run_impure(c, f, args, kwargs)
+    if host_lines.is_of_numpy(f, args, kwargs):
+        return host_lines.of_numpy(c, f, args, kwargs)
     if host_lines.takes(f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
     if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
@@ -465,24 +464,6 @@ def reaches(c, args, kwargs) -> bool:
         if t is functools.partial and reaches(c, (a.func, *a.args), a.keywords) or _is_users(t):
             return True
         if isinstance(a, tuple) and a and reaches(c, a, {}):
-            return True
-        if t in CONTAINERS and _holds_called(c, a):
-            return True
-    return False
-
-
-def _holds_called(c, value) -> bool:
-    """Whether a container holds, at any depth, an object with special methods that the user wrote."""
-    pending, seen = [value], set()
-    while pending:
-        value = pending.pop()
-        if type(value) in CONTAINERS or type(value) is tuple:
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            inside = [*value, *value.values()] if isinstance(value, dict) else value
-            pending += [x for x in inside if type(x) not in PRIMITIVE]
-        elif callbacks.called_in(c, type(value)):
             return True
     return False
 

@@ -113,6 +113,8 @@ def call_method(c, method, args, kwargs):
         return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
     if n == "backward":
         return backward.call_backward(c, torch.Tensor.backward, [p, *args], kwargs)
+    if n == "numpy" or n == "__array__":
+        return host_lines.to_numpy(c, c.recorder.latest(p))
     if n == "size":
         shape = _shape(c.recorder.latest(p))
         dim = args[0] if args else kwargs.get("dim")
