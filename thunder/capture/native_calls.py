@@ -333,7 +333,7 @@ def _check_keys(c, table, given) -> None:
             keys += [x[0] if type(x) is tuple and x else x for x in a]
         else:
             keys.append(a)
-    callbacks.check_hashed(c, keys, table)
+    callbacks.check_hashed(c, keys, list((dict if isinstance(table, dict) else set).__iter__(table)) if table else ())
 
 
 def _asks_for_types(f) -> bool:

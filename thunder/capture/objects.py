@@ -335,8 +335,10 @@ def own_store(c, o, n, v) -> None:
     ):
         if isinstance(o, torch.nn.Module) and type(v) is TensorProxy:
             o.__dict__[n] = v
-        elif isinstance(o, (torch.nn.Module, type, types.FunctionType)):
-            setattr(o, n, v)
+        elif isinstance(o, torch.nn.Module):
+            torch.nn.Module.__setattr__(o, n, v)
+        elif isinstance(o, (type, types.FunctionType)):
+            native_method(type(o), "__setattr__")(o, n, v)
         else:
             object.__setattr__(o, n, v)
         return
