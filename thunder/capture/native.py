@@ -100,7 +100,7 @@ tracked_anyway = (
     type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList,
         collections.ChainMap, torch.nn.Module,
     contextlib._GeneratorContextManagerBase, contextlib.ExitStack, weakref.WeakKeyDictionary,
-    weakref.WeakValueDictionary, weakref.WeakSet, ast.AST,
+    weakref.WeakValueDictionary, weakref.WeakSet, ast.AST, io.IOBase,
 )  # fmt: skip
 ITERATING = {
     list,
