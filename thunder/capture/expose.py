@@ -71,6 +71,8 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
                 if isinstance(value, tuple)
                 else value
             )
+        elif kind is types.MappingProxyType:
+            pending += value.values()
         elif kind is slice:
             pending += (value.start, value.stop, value.step)
         elif kind is types.MethodType:

@@ -22,7 +22,7 @@ from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy
 from thunder.interpreter import NULL, attributes
 from thunder.interpreter.attributes import call_special, native_method, type_attribute
 
-__all__ = ["DELETED", "PROXIES"]
+__all__ = ["DELETED", "PROXIES", "cached_outside"]
 
 PROXIES = (TensorProxy, AnyProxy, Condition, NumberProxy)
 
@@ -186,6 +186,12 @@ def own(c, o, name):
     return NULL
 
 
+def cached_outside(c, o) -> bool:
+    """Whether an object is a function behind functools.lru_cache that the program did not make."""
+    wrapped = getattr(o, "__wrapped__", None) if type(o) is functools._lru_cache_wrapper else None
+    return wrapped is not None and id(wrapped) not in c.fresh
+
+
 def native_get(c, get, found, o, kind, name):
     """What a native descriptor gives: slots and the like of outside objects are read."""
     source = None if o is None or name == "__class__" or not attributes.is_data(c, found) else origin(c, o)
@@ -193,6 +199,8 @@ def native_get(c, get, found, o, kind, name):
         if c.overlay[id(o), name] is DELETED:
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
         return c.overlay[id(o), name]
+    if name == "__dict__" and cached_outside(c, o):
+        return c.read(get(found, o, kind), c.const(o).attr(name))
     if type(o) is types.CellType and name == "cell_contents":
         return (
             c.overlay[id(o), None]
