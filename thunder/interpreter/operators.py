@@ -36,6 +36,9 @@ def binary(host, symbol, a, b):
             result = call_special(host, method, a, [b], f"__i{name}__")
             if result is not NotImplemented:
                 return result
+            if host.lookup(type(a), f"__{name}__") is NULL and host.lookup(type(b), f"__r{name}__") is NULL:
+                shown = f"{symbol}: '{host.type_name(a)}' and '{host.type_name(b)}'"
+                raise TypeError(f"unsupported operand type(s) for {shown}")  # natively, it would be called again
         elif method is not NULL and not (name == "add" and isinstance(a, SEQUENCES)):
             return host.native_binary(symbol, a, b)
         elif method is not NULL:  # a sequence's own comes after the other operand's reflected method
