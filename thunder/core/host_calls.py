@@ -144,6 +144,6 @@ def _run(index: int | None, function: Callable, args: tuple, kwargs: dict, kind:
 
 
 host_call = Symbol(
-    "host_call", lambda index, function, args, kwargs, kind, decision: None, is_prim=True,
+    "host_call", is_prim=True,
     tags=(OpTags.DONT_DCE, OpTags.DECISION), fn=_run,
 )  # fmt: skip

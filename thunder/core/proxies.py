@@ -552,11 +552,11 @@ def number_of(expression: symbolic.Expression, kind: type, unbacked: tuple[Unbac
 
 
 def extreme(name: str, a, b):
-    """max(a, b) or min(a, b) of numbers one of which only the run tells, without branching."""
-    more = a >= b
-    if isinstance(more, Condition):
+    """max(a, b) or min(a, b) of numbers one of which only the run tells, without branching where one type comes out."""
+    second = b > a if name == "max" else b < a
+    if isinstance(second, Condition) and _type_of(a) is _type_of(b):
         return _arithmetic(name, a, b)
-    return a if more is (name == "max") else b
+    return b if second else a
 
 
 def _decided(a, relation: str, b, unbacked: tuple[UnbackedNumber, ...]) -> bool | None:
