@@ -26,6 +26,7 @@ from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.backward_inside import backwards_inside, recompute_inside
 from thunder.transforms.base import asked
 from thunder.transforms.dce import dce
+from thunder.transforms.decompose_reductions import decompose_reductions
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
 from thunder.transforms.early_gradients import early_gradients
@@ -33,7 +34,6 @@ from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
 from thunder.transforms.keep import keep
 from thunder.transforms.memory_budget import MEMORY_BUDGET, plan
-from thunder.transforms.open_reductions import open_reductions
 from thunder.transforms.partition import ForwardBackward, as_saved_by, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
 from thunder.transforms.recompute import recompute
@@ -70,7 +70,7 @@ def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Tra
 
 
 def _recomputed(joint: Trace, options: JitOptions, executors: Sequence) -> frozenset:
-    """The values that a backward computes again, for the memory budget and under ZeRO-3."""
+    """The values that a backward recomputes, for the memory budget and under ZeRO-3."""
     fusers = [e for e in executors if isinstance(e, FusionExecutor)]
     budget = options.get(MEMORY_BUDGET)
     chosen = (
@@ -165,7 +165,7 @@ def lower_with_derivatives(
         )
         budget = options.get(MEMORY_BUDGET)
         fusers = [e for e in executors if isinstance(e, FusionExecutor)]
-        joint = open_reductions(joint, fusers)
+        joint = decompose_reductions(joint, fusers)
 
         def fuses(line: BoundSymbol) -> bool:
             return any(e.takes(line) for e in fusers)

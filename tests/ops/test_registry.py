@@ -99,3 +99,35 @@ def test_no_lists_of_operations_outside_of_their_families():
         for number, text in _lists_of_operations(ast.parse(path.read_text()))
     ]
     assert not found, "\n".join(found)
+
+
+WALKED = "relu sum index_put scaled_dot_product_attention batch_norm dropout cholesky add_".split()
+# a table of rules for slices of tensors, by operation
+TENSOR_PARALLEL = {"scaled_dot_product_attention": ["distributed/layers.py"]}
+
+
+def _mentions(tree: ast.AST, name: str) -> bool:
+    """Whether a source looks an operation up, or compares with its name, or lists it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("LTORCH", "PRIMS", "ltorch", "prims"):
+            if isinstance(node.slice, ast.Constant) and node.slice.value == name:
+                return True
+        if isinstance(node, ast.Attribute) and node.attr == name and ast.unparse(node.value) in ("ltorch", "prims"):
+            return True
+    return any(f"'{name}'" in text or f".{name}'" in text for _, text in _lists_of_operations(tree))
+
+
+def test_walks():
+    """Which files mention an operation outside of its family and of the fuser's table."""
+    found: dict = {name: [] for name in WALKED}
+    for path in SOURCES:
+        place = path.relative_to(ROOT)
+        if place.parts[0] in ("ops", "interpreter", "tests") or "triton_kernels" in place.parts:
+            continue
+        tree = ast.parse(path.read_text())
+        for name in WALKED:
+            if _mentions(tree, name):
+                found[name].append(str(place))
+    for name, files in found.items():
+        print(f"{name}: {len(files)} {' '.join(files)}")
+    assert {name: files for name, files in found.items() if files} == TENSOR_PARALLEL

@@ -72,9 +72,9 @@ GRAMMAR = {
     "PLACE": ["0", "1", "3", "1:3", ":2", "i", "INTEGER % 4"],
     "SIMPLE": [
         "t = VECTOR", "t = VECTOR", "s = SCALAR", "k = INTEGER % 5", "k = NUMBER", "a.add_(VECTOR)", "b.mul_(VECTOR)",
-        "t.sub_(VECTOR)", "a.mul_(NUMBER)", "t.add_(NUMBER)", "t = t.clone()", "a[PLACE] = SCALAR", "t[PLACE] = SMALL",
-        "m[1][PLACE] = SCALAR", "t[t > SMALL] = SMALL", "m[PLACE] = VECTOR", "m[:, 2].mul_(SCALAR + 0)", "t[1:].add_(SCALAR + 0)",
-        "a.copy_(VECTOR)", "t.normal_()", "a.uniform_()", "state.count += INTEGER", "state.count += 1",
+        "t.sub_(VECTOR)", "a.mul_(NUMBER)", "t.add_(NUMBER)", "t = t.clone()", "a[PLACE] = SCALAR + 0", "t[PLACE] = SMALL",
+        "m[1][PLACE] = SCALAR + 0", "t[t > SMALL] = SMALL", "m[PLACE] = VECTOR + 0", "m[:, 2].mul_(SCALAR + 0)", "t[1:].add_(SCALAR + 0)",
+        "a.copy_(VECTOR + 0)", "t.normal_()", "a.uniform_()", "state.count += INTEGER", "state.count += 1",
         "state.log.append(INTEGER)", "state.flag = CONDITION", "state.kept = VECTOR", "a, b = b, a", "m.t_()",
         "t = sorted([t, VECTOR], key=lambda v: v.sum().item())[0]", "k = max(i.tolist())", "k = sum(i.tolist()[:2])",
         "t = torch.stack([v * 2 if v > 0 else -v for v in t])", "b.clamp_(min=SMALL)", "t = t.detach()",

@@ -39,12 +39,6 @@ def data_dependent_while(x):
 
 
 @decided
-def data_dependent_assert(x):
-    assert (x > 0).all()  # here
-    return x
-
-
-@decided
 def conditional_expression(x):
     return x if x.max() > 1 else -x  # here
 

@@ -29,66 +29,66 @@ def nbytes(value: TensorProxy) -> int:
     return element_count(value) * value.dtype.bytes
 
 
-def estimated_time(line: BoundSymbol) -> float:
+def estimated_time(operation: BoundSymbol) -> float:
     """Bytes read and written, and for products the operations."""
-    tensors = [p for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy)]
-    return sum(map(nbytes, tensors)) + 2 * multiply_adds(line) / FLOPS_PER_BYTE
+    tensors = [p for p in (*operation.inputs, *operation.outputs) if isinstance(p, TensorProxy)]
+    return sum(map(nbytes, tensors)) + 2 * multiply_adds(operation) / FLOPS_PER_BYTE
 
 
-def multiply_adds(line: BoundSymbol) -> float:
+def multiply_adds(operation: BoundSymbol) -> float:
     """Those of matrix products, convolutions and attention: a product of A (m, k) and B (k, n) has sqrt(mk kn mn) =
     mnk. 0 of other operations.
 
     What is no single product says how many it has: `Symbol.multiply_adds`.
     """
-    if (count := line.sym.multiply_adds) is not None:
-        return count(line)
-    tensors = [p for p in line.inputs if isinstance(p, TensorProxy)]
-    if OpTags.MATMUL_OP not in line.sym.tags or len(tensors) <= line.sym.factors[1] or not line.outputs:
+    if (count := operation.sym.multiply_adds) is not None:
+        return count(operation)
+    tensors = [p for p in operation.inputs if isinstance(p, TensorProxy)]
+    if OpTags.MATMUL_OP not in operation.sym.tags or len(tensors) <= operation.sym.factors[1] or not operation.outputs:
         return 0
-    a, b, product = *(tensors[i] for i in line.sym.factors), line.outputs[0]
+    a, b, product = *(tensors[i] for i in operation.sym.factors), operation.outputs[0]
     batch = math.prod(map(number_value, product.shape[:-2])) if min(len(a.shape), len(b.shape)) > 2 else 1
     return math.sqrt(element_count(a) * element_count(b) * element_count(product) / max(1, batch))
 
 
-def original_of(line: BoundSymbol) -> BoundSymbol:
-    """A line as it was before an executor took it."""
+def original_of(operation: BoundSymbol) -> BoundSymbol:
+    """An operation as it was before an executor took it."""
     return (
-        line.subsymbols[0]
-        if line.sym.executor is not None and not line.sym.is_fusion and len(line.subsymbols) == 1
-        else line
+        operation.subsymbols[0]
+        if operation.sym.executor is not None and not operation.sym.is_fusion and len(operation.subsymbols) == 1
+        else operation
     )
 
 
-def schedule_of(line: BoundSymbol):
+def schedule_of(operation: BoundSymbol):
     """The kernels of a region of the Triton fuser."""
-    return getattr(line.sym.fn, "schedule", None) if line.sym.is_fusion else None
+    return getattr(operation.sym.fn, "schedule", None) if operation.sym.is_fusion else None
 
 
 def tensors_in(values: Iterable) -> list[TensorProxy]:
     return [p for p in dict.fromkeys(values) if isinstance(p, TensorProxy)]
 
 
-def bytes_moved(line: BoundSymbol) -> int:
+def bytes_moved(operation: BoundSymbol) -> int:
     """Read and written: all inputs and results; of what is looked up in, what is found."""
-    parts = line.subsymbols if line.sym.is_fusion else (original_of(line),)
+    parts = operation.subsymbols if operation.sym.is_fusion else (original_of(operation),)
     read: dict[TensorProxy, int] = {}
     for part in parts:
         selects = OpTags.SHAPE_OP in part.sym.tags or part.sym.selects
         found = sum(map(nbytes, tensors_in(part.outputs)))
         for p in tensors_in(part.inputs):
             read[p] = read.get(p, 0) + (min(nbytes(p), found) if selects else nbytes(p))
-    return sum(min(nbytes(p), read.get(p, nbytes(p))) for p in tensors_in(line.inputs)) + sum(
-        map(nbytes, tensors_in(line.outputs))
+    return sum(min(nbytes(p), read.get(p, nbytes(p))) for p in tensors_in(operation.inputs)) + sum(
+        map(nbytes, tensors_in(operation.outputs))
     )
 
 
-def scratch_bytes(line: BoundSymbol) -> int:
-    """Bytes that a line allocates beside its results."""
-    if (schedule := schedule_of(line)) is not None:
+def scratch_bytes(operation: BoundSymbol) -> int:
+    """Bytes that an operation allocates beside its results."""
+    if (schedule := schedule_of(operation)) is not None:
         return sum(v.numel * v.dtype.bytes for v in schedule.temporaries)
-    count = original_of(line).sym.scratch
-    return count(original_of(line)) if count is not None else 0
+    count = original_of(operation).sym.scratch
+    return count(original_of(operation)) if count is not None else 0
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ class Machine:
     half, single, double, float8: floating point operations of matrix products of a dtype. attention,
     attention_backward: those of attention in half precision. memory: bytes read and written; update: by an optimizer.
     start: what a product or attention takes beyond its operations. launch: from one kernel to the next. host: of the
-    process, to issue a line. link: bytes that a GPU sends inside of a node, network: between nodes. collective: from a
-    collective's start to its first step. hop, network_hop: of a step between GPUs of a node, and of two nodes. sharing:
-    how much longer what computes takes while a collective runs.
+    process, to issue an operation. link: bytes that a GPU sends inside of a node, network: between nodes. collective:
+    from a collective's start to its first step. hop, network_hop: of a step between GPUs of a node, and of two nodes.
+    sharing: how much longer what computes takes while a collective runs.
     """
 
     name: str
@@ -124,25 +124,30 @@ class Machine:
     network_hop: float = 5e-6
     sharing: float = 0.2
 
-    def rate(self, line: BoundSymbol) -> float:
-        """Of the operations of a line."""
-        original = original_of(line)
+    def rate(self, operation: BoundSymbol) -> float:
+        """Of the arithmetic of an operation."""
+        original = original_of(operation)
         kind = original.sym.rate
-        size = next((p.dtype.bytes for p in line.inputs if isinstance(p, TensorProxy) and p.dtype.category == FLOAT), 4)
+        size = next(
+            (p.dtype.bytes for p in operation.inputs if isinstance(p, TensorProxy) and p.dtype.category == FLOAT), 4
+        )
         if kind is not None and size == 2:
             return getattr(self, kind)
         return {1: self.float8, 2: self.half, 4: self.single}.get(size, self.double)
 
-    def seconds_of(self, line: BoundSymbol, scratch: int) -> float:
-        """Of a line that computes. scratch: bytes that it writes and reads beside its results."""
-        operations = 2 * sum(
-            multiply_adds(original_of(part)) for part in (line.subsymbols if line.sym.is_fusion else (line,))
+    def seconds_of(self, operation: BoundSymbol, scratch: int) -> float:
+        """Of an operation that computes. scratch: bytes that it writes and reads beside its results."""
+        arithmetic = 2 * sum(
+            multiply_adds(original_of(part))
+            for part in (operation.subsymbols if operation.sym.is_fusion else (operation,))
         )
         kernels = (
-            len(schedule.kernels) if (schedule := schedule_of(line)) is not None else original_of(line).sym.kernels
+            len(schedule.kernels)
+            if (schedule := schedule_of(operation)) is not None
+            else original_of(operation).sym.kernels
         )
-        moving = (bytes_moved(line) + 2 * scratch) / self.memory + kernels * self.launch
-        return max(operations / self.rate(line) + kernels * self.start, moving) if operations else moving
+        moving = (bytes_moved(operation) + 2 * scratch) / self.memory + kernels * self.launch
+        return max(arithmetic / self.rate(operation) + kernels * self.start, moving) if arithmetic else moving
 
     def seconds_of_collective(self, kind: str, size: int, ranks: int, stride: int) -> float:
         """Of a collective, by a ring. size: bytes of the larger of what a rank gives and gets. ranks: of the group,

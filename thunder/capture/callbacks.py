@@ -15,7 +15,7 @@ import types
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.interpreter import decode, standins
 
-__all__ = ["called_in", "stand_in", "released", "check_hashed"]
+__all__ = ["called_in", "reached", "stand_in", "released", "check_hashed"]
 
 _KINDS = {type, types.ModuleType, types.FunctionType}
 
@@ -33,12 +33,32 @@ def called_in(c, kind: type, f=None) -> str:
     return next((found[n] for n in found if names is None or n in names), "")
 
 
+def reached(c, f, args, kwargs) -> bool:
+    """Whether native code `f` would find, in containers, an object whose special methods the user wrote."""
+    pending, seen = [*args, *kwargs.values()], set()
+    while pending:
+        value = pending.pop()
+        kind = type(value)
+        if kind in PRIMITIVE or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if called_in(c, kind, f):
+            return True
+        if kind is dict:
+            pending += value.values()
+        elif kind in (list, tuple, set):
+            pending += value
+    return False
+
+
 _NUMBERS = ("__float__", "__index__", "__int__", "__complex__")
 _NAMES = {
     **{id(f): _NUMBERS for f in vars(math).values() if callable(f)},
     **{id(f): (*_NUMBERS, f"__{f.__name__}__") for f in (math.floor, math.ceil, math.trunc, round)},
     **dict.fromkeys((id(int), id(float), id(complex)), (*_NUMBERS, "__trunc__")),
     **{id(f): ("__index__",) for f in (range, bin, hex, oct, chr, operator.index)},
+    **dict.fromkeys((id(repr), id(ascii)), ("__repr__",)), id(str): ("__str__", "__repr__", "__bytes__"),
+    id(format): ("__format__", "__str__", "__repr__"), id(hash): ("__hash__",),
     id(type.__new__): (), id(ord): (), id(slice): (),
     id(abs): ("__abs__",), id(len): ("__len__",), id(dir): ("__dir__",),
     id(bytes): ("__bytes__", "__index__", "__iter__", "__len__", "__getitem__", "__next__"),

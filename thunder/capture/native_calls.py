@@ -21,7 +21,7 @@ import torch.utils.checkpoint
 
 from thunder import compat
 from thunder.capture import callbacks, containers, host_lines, items, operations
-from thunder.capture.expose import as_text, expose
+from thunder.capture.expose import as_operand, expose
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
 from thunder.capture.native import (
@@ -46,7 +46,7 @@ from thunder.interpreter.attributes import type_attribute
 from thunder.ops import inplace_of, lookup
 
 __all__ = [
-    "ADVANCED", "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native", "construct_object",
+    "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native", "construct_object",
     "reaches", "reduced", "pairs",
 ]  # fmt: skip
 
@@ -76,15 +76,12 @@ def _class_method(cls: type, name: str):
 
 
 def reduced(c, f, args, kwargs):
-    """What copy makes a copy of: the attributes of an outside object as the program sees them."""
+    """What copy makes a copy of: the attributes of an object as the program sees them. Of special methods of the user's
+    only those are called natively that `object.__reduce_ex__` reads attributes by."""
     o = args[0] if getattr(f, "__self__", None) is None else f.__self__
     c.materialize(o)
-    if (
-        id(o) not in c.sources
-        or isinstance(o, torch.nn.Module)
-        or c.slot(type(o), "__getstate__")
-        or c.slot(type(o), "__reduce__")
-    ):
+    by_class = any(c.slot(type(o), n) for n in ("__getstate__", "__reduce__", "__getnewargs__", "__getnewargs_ex__"))
+    if by_class or isinstance(o, torch.nn.Module) or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
         return call_native(c, f, args, kwargs)
     found = Host.call_native(c, f, args, kwargs)
     state, own = (
@@ -171,7 +168,7 @@ def call_builtin(c, f, args, kwargs):
 def _formatted(c, f, args, kwargs):
     if operations.is_unknown_text((*args, *kwargs.values())):
         return host_lines.text(c, f, *args, **kwargs)
-    return call_native(c, f, [as_text(c, a) for a in args], {k: as_text(c, v) for k, v in kwargs.items()})
+    return call_native(c, f, [as_operand(c, a) for a in args], {k: as_operand(c, v) for k, v in kwargs.items()})
 
 
 _WATCHED = (
@@ -234,9 +231,11 @@ def _callable_for_native(c, f):
 
 def call_native(c, f, args, kwargs):
     if c.outside_iterators and any(id(a) in c.outside_iterators for a in args):
-        c.sharp(ADVANCED)
+        items.advance(c)
     if impure(f) is not None:
         return host_lines.run_impure(c, f, args, kwargs)
+    if host_lines.is_of_numpy(f, args, kwargs):
+        return host_lines.of_numpy(c, f, args, kwargs)
     if host_lines.takes(f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
     if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
@@ -264,9 +263,6 @@ def call_native(c, f, args, kwargs):
     if type(result) in _ANSWERS and not (args or kwargs) and _is_question(f):
         c.setting(c.const(f).call("__call__"), result)
     return result
-
-
-ADVANCED = "an iterator from outside is advanced, and stays advanced only for the call that captured the program"
 
 
 def _called_back(c, a):
@@ -304,7 +300,7 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
     for a in given:
         c.materialize(a)
         if f in _COMPARING:
-            expose(c, a)
+            expose(c, a, called=f if f is repr else None)
             if f in _HASHING and isinstance(a, Iterable):
                 _check_keys(c, (), [a])
     return args, kwargs

@@ -1,5 +1,5 @@
-"""Symbols (operations), bound symbols (lines of a trace), and the recorder that writes lines while a function is
-traced.
+"""Symbols (operations), bound symbols (operations of a trace), and the recorder that writes operations while a function
+is traced.
 
 A symbol is called like a function. Its meta rule types the result, or, where it has none, its decomposition is run and
 typed. The call is recorded in the current `Recorder` as a `BoundSymbol`, which never changes afterwards. Traces are
@@ -42,7 +42,7 @@ UNBACKED: dict[str, Callable] = {}  # what is done about sizes that data decides
 class OpTags(enum.Enum):
     """What passes need to know about an operation, beyond its rules."""
 
-    __hash__ = object.__hash__  # every pass looks for some of them in every line: Enum's is written in Python
+    __hash__ = object.__hash__  # every pass looks for some of them in every operation: Enum's is written in Python
 
     SHAPE_OP = enum.auto()  # moves or views data, computes nothing
     REDUCTION_OP = enum.auto()
@@ -93,10 +93,10 @@ class Names:
 
 
 class Context:
-    """The state a line was recorded under, and under which its decomposition is run later. One object for a stretch of
-    lines; never mutated.
+    """The state an operation was recorded under, and under which its decomposition is run later. One object for a
+    stretch of operations; never mutated.
 
-    checkpoint: the activation checkpoints that the line stands in, the outermost first. backward: which of the
+    checkpoint: the activation checkpoints that the operation stands in, the outermost first. backward: which of the
     backwards inside of the program it belongs to, counted from 1; 0: none.
     """
 
@@ -122,8 +122,8 @@ class Context:
 
     @property
     def afterwards(self) -> Context:
-        """What is made of a line later is made under this one: without autocast, the casts of which are lines of their
-        own by then."""
+        """What is made of an operation later is made under this one: without autocast, the casts of which are
+        operations of their own by then."""
         if self.autocast is None:
             return self
         if self._afterwards is None:
@@ -137,15 +137,16 @@ class Context:
 
 
 class Recorder:
-    """The list of lines being written: the only mutable thing while a function is traced.
+    """The list of operations being written: the only mutable thing while a function is traced.
 
-    sizes: those that the meta rule of the line being written leaves to the run (`thunder.core.unbacked`); None while
-    there was none.
+    sizes: those that the meta rule of the operation being written leaves to the run (`thunder.core.unbacked`); None
+    while there was none.
 
     context: see `Context`; replaced, not changed, when the program enters or leaves a mode. memory: what in-place
     operations have made of values (`thunder.ops.memory`), where there may be any. casts: of leaves, by autocast
-    (`thunder.ops.autocast`); is_leaf says what is one. location: called for each line, gives where in the user's code
-    it came from, in a form that costs little; where: the same as (filename, line, function, source line), for errors.
+    (`thunder.ops.autocast`); is_leaf says what is one. location: called for each operation, gives where in the user's
+    code it came from, in a form that costs little; where: the same as (filename, line, function, source line), for
+    errors.
 
     decide: answers what only the run tells, see `thunder.core.paths`; None where such a question is an error. typing:
     whether a meta rule is running, which is typed by examples where it asks.
@@ -178,7 +179,7 @@ class Recorder:
 
 @contextmanager
 def detached(context: Context | None = None) -> Iterator[Recorder]:
-    """A recorder of its own for lines that do not belong to the program (a checker's probing, a decomposition)."""
+    """A recorder of its own for operations that do not belong to the program (a checker's probing, a decomposition)."""
     outer = current_recorder()
     with recording(Recorder(context or (outer.context if outer else None))) as recorder:
         yield recorder
@@ -287,9 +288,9 @@ class Symbol(Definition):
             del failure, better  # their tracebacks hold this frame
 
     def record(self, recorder: Recorder, args, kwargs, out, subsymbols: list[BoundSymbol] | None = None):
-        """Writes the line `out = self(*args, **kwargs)` and returns `out`, with names given and requires_grad set.
+        """Writes the operation `out = self(*args, **kwargs)` and returns `out`, with names given and requires_grad set.
 
-        A result that is one of the arguments, with nothing computed, is returned without a line.
+        A result that is one of the arguments, with nothing computed, is returned without an operation.
         """
         inputs = proxies_in(kwargs, proxies_in(args, [])) if kwargs else proxies_in(args, [])
         outputs = [out] if type(out) is TensorProxy else proxies_in(out, [])
@@ -331,13 +332,13 @@ class Symbol(Definition):
 
     def connects(self, args, kwargs, inputs) -> bool:
         """Whether results of a call require grad, in grad mode; `inputs` are the proxies among the arguments."""
-        for i in inputs:  # for each line that is written: no generator
+        for i in inputs:  # for each operation that is written: no generator
             if isinstance(i, TensorProxy) and i.requires_grad:
                 return OpTags.DETACHED not in self.tags and not (self.detaches and self.detaches(*args, **kwargs))
         return False
 
     def bind(self, *args, output, subsymbols=(), context: Context | None = None, **kwargs) -> BoundSymbol:
-        """A line for this symbol with a given output, recorded nowhere."""
+        """An operation for this symbol with a given output, recorded nowhere."""
         line = BoundSymbol(self, args, kwargs, output, context=context)
         if subsymbols:
             line._subsymbols = tuple(subsymbols)
@@ -441,8 +442,8 @@ def positional_parameters(function: Callable | None) -> tuple[KeysView[str], dic
 
 
 class BoundSymbol:
-    """One line of a trace: `output = sym(*args, **kwargs)`. `inputs` and `outputs` are the proxies in it, flat. Never
-    changed once made."""
+    """One operation of a trace: `output = sym(*args, **kwargs)`. `inputs` and `outputs` are the proxies in it, flat.
+    Never changed once made."""
 
     __slots__ = (
         "sym",
@@ -484,8 +485,8 @@ class BoundSymbol:
 
     @property
     def subsymbols(self) -> tuple[BoundSymbol, ...]:
-        """The decomposition: lines that compute the same outputs, under the same names. Empty for a prim, and where it
-        depends on sizes that data decides."""
+        """The decomposition: operations that compute the same outputs, under the same names. Empty for a prim, and
+        where it depends on sizes that data decides."""
         if self._subsymbols is None and self.sym.decomposition is not None:
             number = next((n for n in numbers_in([self.args, self.kwargs], []) if not n.unbacked), None)
             if number is not None and number.decisions.closed:  # somebody looks at a program that is made
@@ -556,7 +557,7 @@ class BoundSymbol:
 
     @property
     def rhs(self):
-        """A hashable key of the right-hand side: equal for two lines that compute the same."""
+        """A hashable key of the right-hand side: equal for two operations that compute the same."""
         return (self.sym.id, self.sym.module, hashable(self.args), hashable(self.kwargs))
 
     def __repr__(self) -> str:
@@ -569,9 +570,9 @@ class BoundSymbol:
 def adopt(lines: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymbol], dict[Proxy, Any]]:
     """Lets `lines`, whose result is `result`, compute the values of `wanted`, a structure of the same form.
 
-    Values keep their names from pass to pass: what the lines make is renamed to what it replaces. Returns the lines,
-    and for each wanted value that they do not make (it is an input, a number, or another wanted value) what it is.
-    Raises ValueError where the structures differ in length.
+    Values keep their names from pass to pass: what the operations make is renamed to what it replaces. Returns the
+    operations, and for each wanted value that they do not make (it is an input, a number, or another wanted value) what
+    it is. Raises ValueError where the structures differ in length.
     """
     pairs = list(zip(leaves(result), leaves(wanted), strict=True))
     made = {o for line in lines for o in line.outputs}

@@ -160,8 +160,8 @@ TraceCtx = Trace
 
 
 class TraceBuilder:
-    """An editable copy of a trace, for transforms that insert and remove lines: edit `bound_symbols`, `output` and the
-    rest, return `trace()`.
+    """An editable copy of a trace, for transforms that insert and remove operations: edit `bound_symbols`, `output` and
+    the rest, return `trace()`.
 
     A pass may also return the builder itself: the pipeline seals it.
     """
@@ -183,7 +183,7 @@ class TraceBuilder:
 
 
 def from_trace(trace: Trace) -> TraceBuilder:
-    """An editable copy of `trace` without its lines, to be filled."""
+    """An editable copy of `trace` without its operations, to be filled."""
     builder = TraceBuilder(trace)
     builder.bound_symbols = []
     return builder
@@ -191,7 +191,7 @@ def from_trace(trace: Trace) -> TraceBuilder:
 
 @contextmanager
 def tracectx(trace: Trace | TraceBuilder) -> Iterator[Recorder]:
-    """Calls of symbols inside the block are recorded; for a builder they are appended to its lines."""
+    """Calls of symbols inside the block are recorded; for a builder they are appended to its operations."""
     recorder = Recorder(Context(trace.names))
     with recording(recorder):
         yield recorder

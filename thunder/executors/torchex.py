@@ -22,11 +22,11 @@ class TorchExecutor(Executor):
 
     capturable = True
 
-    def implementation(self, line: BoundSymbol) -> Implementation | None:
-        found = super().implementation(line)
+    def implementation(self, operation: BoundSymbol) -> Implementation | None:
+        found = super().implementation(operation)
         if found is not None:
             return found
-        symbol = line.sym
+        symbol = operation.sym
         if symbol.fn is None or symbol.executor is not None:
             return None
         made = self.implmap[symbol.id] = Implementation(_execution_symbol(symbol), None, None)

@@ -37,11 +37,11 @@ def _rule(*names: str):
     return define
 
 
-def _mapped_only_first(batch: Batch, line: BoundSymbol) -> bool:
+def _mapped_only_first(batch: Batch, operation: BoundSymbol) -> bool:
     return (
-        isinstance(line.args[0], TensorProxy)
-        and line.args[0] in batch.moved
-        and not any(p in batch.moved for p in proxies_in(line.args[1:], []))
+        isinstance(operation.args[0], TensorProxy)
+        and operation.args[0] in batch.moved
+        and not any(p in batch.moved for p in proxies_in(operation.args[1:], []))
     )
 
 
@@ -53,23 +53,29 @@ def _aligned(batch: Batch, x, rank: int):
     return found
 
 
-def elementwise(batch: Batch, line: BoundSymbol):
-    tensors = [x for x in line.args if type(x) is TensorProxy]
-    typed = [x for x in tensors if not (line.sym is LTORCH["where"] and x is line.args[0])]
+def elementwise(batch: Batch, operation: BoundSymbol):
+    tensors = [x for x in operation.args if type(x) is TensorProxy]
+    typed = [x for x in tensors if not (operation.sym is LTORCH["where"] and x is operation.args[0])]
     # a tensor of rank 0 counts less in PyTorch's rules of types; mapped, it has another rank
     if len({x.dtype for x in typed}) > 1:
         return None
     rank = max(len(x.shape) for x in tensors)
-    return line.sym(*(_aligned(batch, x, rank) if type(x) is TensorProxy else x for x in line.args), **line.kwargs)
+    return operation.sym(
+        *(_aligned(batch, x, rank) if type(x) is TensorProxy else x for x in operation.args), **operation.kwargs
+    )
 
 
 _rule("where", "round", "clone", "detach", "contiguous", "addcmul", "addcdiv", "lerp", "clamp")(elementwise)
 
 
 @_rule("zeros_like", "ones_like", "full_like", "to", "masked_fill", "nan_to_num")
-def _same(batch: Batch, line: BoundSymbol):
+def _same(batch: Batch, operation: BoundSymbol):
     """The same call."""
-    return line.sym(batch.at(line.args[0]), *line.args[1:], **line.kwargs) if _mapped_only_first(batch, line) else None
+    return (
+        operation.sym(batch.at(operation.args[0]), *operation.args[1:], **operation.kwargs)
+        if _mapped_only_first(batch, operation)
+        else None
+    )
 
 
 def _shifted(dim, rank: int):
@@ -95,72 +101,82 @@ def _shifted(dim, rank: int):
     "flip",
     "permute",
 )
-def _along(batch: Batch, line: BoundSymbol):
-    a, rank = line.args[0], len(line.args[0].shape)
-    dim = line.args[1] if len(line.args) > 1 else None
+def _along(batch: Batch, operation: BoundSymbol):
+    a, rank = operation.args[0], len(operation.args[0].shape)
+    dim = operation.args[1] if len(operation.args) > 1 else None
     if (
         not rank
-        or not _mapped_only_first(batch, line)
-        or (dim is None and line.sym in (LTORCH["softmax"], LTORCH["log_softmax"]))
+        or not _mapped_only_first(batch, operation)
+        or (dim is None and operation.sym in (LTORCH["softmax"], LTORCH["log_softmax"]))
     ):
         return None
     if dim is None or dim == ():
         dim = tuple(range(rank))
     dim = _shifted(dim, rank)
-    if line.sym is LTORCH["permute"]:
+    if operation.sym is LTORCH["permute"]:
         dim = (0, *dim)
-    return line.sym(batch.at(a), dim, *line.args[2:], **line.kwargs)
+    return operation.sym(batch.at(a), dim, *operation.args[2:], **operation.kwargs)
 
 
 @_rule("transpose", "movedim")
-def _two_dims(batch: Batch, line: BoundSymbol):
-    a, first, second = line.args
+def _two_dims(batch: Batch, operation: BoundSymbol):
+    a, first, second = operation.args
     rank = len(a.shape)
-    return line.sym(batch.at(a), _shifted(first, rank), _shifted(second, rank)) if rank else None
+    return operation.sym(batch.at(a), _shifted(first, rank), _shifted(second, rank)) if rank else None
 
 
 @_rule("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze")
-def _reshaped(batch: Batch, line: BoundSymbol):
-    a = line.args[0]
+def _reshaped(batch: Batch, operation: BoundSymbol):
+    a = operation.args[0]
     # a view as another dtype
-    return LTORCH["reshape"](batch.at(a), (batch.size, *line.output.shape)) if a.dtype is line.output.dtype else None
+    return (
+        LTORCH["reshape"](batch.at(a), (batch.size, *operation.output.shape))
+        if a.dtype is operation.output.dtype
+        else None
+    )
 
 
 @_rule("t")
-def _t(batch: Batch, line: BoundSymbol):
-    return LTORCH["transpose"](batch.at(line.args[0]), 1, 2) if len(line.args[0].shape) == 2 else batch.at(line.args[0])
+def _t(batch: Batch, operation: BoundSymbol):
+    return (
+        LTORCH["transpose"](batch.at(operation.args[0]), 1, 2)
+        if len(operation.args[0].shape) == 2
+        else batch.at(operation.args[0])
+    )
 
 
 @_rule("expand")
-def _expanded(batch: Batch, line: BoundSymbol):
-    return LTORCH["expand"](_aligned(batch, line.args[0], len(line.output.shape)), (batch.size, *line.output.shape))
+def _expanded(batch: Batch, operation: BoundSymbol):
+    return LTORCH["expand"](
+        _aligned(batch, operation.args[0], len(operation.output.shape)), (batch.size, *operation.output.shape)
+    )
 
 
 @_rule("getitem")
-def _getitem(batch: Batch, line: BoundSymbol):
-    a, key = line.args
+def _getitem(batch: Batch, operation: BoundSymbol):
+    a, key = operation.args
     keys = key if isinstance(key, tuple) else (key,)
     if any(type(k) not in (int, slice, type(None), type(...)) for k in keys):
         return None
-    return line.sym(batch.at(a), (slice(None), *keys))
+    return operation.sym(batch.at(a), (slice(None), *keys))
 
 
 @_rule("cat", "stack")
-def _joined(batch: Batch, line: BoundSymbol):
-    tensors, dim = line.args[0], line.args[1] if len(line.args) > 1 else 0
+def _joined(batch: Batch, operation: BoundSymbol):
+    tensors, dim = operation.args[0], operation.args[1] if len(operation.args) > 1 else 0
     if any(not isinstance(x, TensorProxy) or x.shape == (0,) for x in tensors):
         return None
     whole = [batch.at(x) if x in batch.moved else LTORCH["expand"](x, (batch.size, *x.shape)) for x in tensors]
-    return line.sym(whole, _shifted(dim, len(line.output.shape)))
+    return operation.sym(whole, _shifted(dim, len(operation.output.shape)))
 
 
 @_rule("matmul")
-def _matmul(batch: Batch, line: BoundSymbol):
-    a, b = line.args
+def _matmul(batch: Batch, operation: BoundSymbol):
+    a, b = operation.args
     rank = max(len(a.shape), len(b.shape), 2)
     left = _matrix(batch, a, rank, -2)
     right = _matrix(batch, b, rank, -1)
-    return LTORCH["reshape"](LTORCH["matmul"](left, right), (batch.size, *line.output.shape))
+    return LTORCH["reshape"](LTORCH["matmul"](left, right), (batch.size, *operation.output.shape))
 
 
 def _matrix(batch: Batch, x: TensorProxy, rank: int, new: int):
@@ -173,38 +189,46 @@ def _matrix(batch: Batch, x: TensorProxy, rank: int, new: int):
 
 
 @_rule("linear")
-def _linear(batch: Batch, line: BoundSymbol):
-    a, weight, bias = (*line.args, None)[:3]
-    if _mapped_only_first(batch, line):
-        return line.sym(batch.at(a), weight, bias)
+def _linear(batch: Batch, operation: BoundSymbol):
+    a, weight, bias = (*operation.args, None)[:3]
+    if _mapped_only_first(batch, operation):
+        return operation.sym(batch.at(a), weight, bias)
     if len(weight.shape) != 2:
         return None
     rank = max(len(a.shape), 2)
     product = LTORCH["matmul"](
         _matrix(batch, a, rank, -2), LTORCH["transpose"](_matrix(batch, weight, rank, -2), -2, -1)
     )
-    out = LTORCH["reshape"](product, (batch.size, *line.output.shape))
-    return out if bias is None else LTORCH["add"](out, _aligned(batch, bias, len(line.output.shape)))
+    out = LTORCH["reshape"](product, (batch.size, *operation.output.shape))
+    return out if bias is None else LTORCH["add"](out, _aligned(batch, bias, len(operation.output.shape)))
 
 
 @_rule("layer_norm")
-def _layer_norm(batch: Batch, line: BoundSymbol):
-    return _same(batch, line)
+def _layer_norm(batch: Batch, operation: BoundSymbol):
+    return _same(batch, operation)
 
 
 @_rule("embedding")
-def _embedding(batch: Batch, line: BoundSymbol):
-    a, weight, *rest = line.args
-    return line.sym(batch.at(a), weight, *rest, **line.kwargs) if _mapped_only_first(batch, line) else None
+def _embedding(batch: Batch, operation: BoundSymbol):
+    a, weight, *rest = operation.args
+    return (
+        operation.sym(batch.at(a), weight, *rest, **operation.kwargs) if _mapped_only_first(batch, operation) else None
+    )
 
 
 @_rule("scaled_dot_product_attention")
-def _attention(batch: Batch, line: BoundSymbol):
+def _attention(batch: Batch, operation: BoundSymbol):
     """The kernels have one batch dimension: the batch is put in front of it. An attention mask would have to be
     stretched."""
-    tensors = [x for x in line.args if isinstance(x, TensorProxy)]
+    tensors = [x for x in operation.args if isinstance(x, TensorProxy)]
     whole = tensors[0].shape[0]
-    mask = line.args[6] if line.sym is flash_attention_backward else line.args[3] if len(line.args) > 3 else None
+    mask = (
+        operation.args[6]
+        if operation.sym is flash_attention_backward
+        else operation.args[3]
+        if len(operation.args) > 3
+        else None
+    )
     if mask is not None or len(tensors[0].shape) < 3 or any(x.shape[0] != whole for x in tensors):
         return None
 
@@ -214,7 +238,7 @@ def _attention(batch: Batch, line: BoundSymbol):
         found = batch.at(x) if x in batch.moved else LTORCH["expand"](x, (batch.size, *x.shape))
         return LTORCH["reshape"](found, (batch.size * whole, *x.shape[1:]))
 
-    results = line.sym(*map(merged, line.args), **line.kwargs)
+    results = operation.sym(*map(merged, operation.args), **operation.kwargs)
     return map_structure(lambda r: LTORCH["reshape"](r, (batch.size, whole, *r.shape[1:])), results)
 
 
@@ -225,12 +249,12 @@ flash_attention.batching = flash_attention_backward.batching = _attention
 # what torch.vmap refuses, or computes otherwise: the decomposition is mapped
 
 
-def _sets_by_mask(line: BoundSymbol) -> bool:
-    return any(x.dtype is bool8 for x in proxies_in(line.args[1], []) if isinstance(x, TensorProxy))
+def _sets_by_mask(operation: BoundSymbol) -> bool:
+    return any(x.dtype is bool8 for x in proxies_in(operation.args[1], []) if isinstance(x, TensorProxy))
 
 
-def _selects_one(line: BoundSymbol) -> bool:
-    return any(isinstance(x, TensorProxy) and not x.shape for x in line.args[1:])
+def _selects_one(operation: BoundSymbol) -> bool:
+    return any(isinstance(x, TensorProxy) and not x.shape for x in operation.args[1:])
 
 
 LTORCH["setitem"].unknown_to_vmap = _sets_by_mask

@@ -393,10 +393,13 @@ def _multiply_adds(x: TensorProxy, weight: TensorProxy) -> int:
 
 
 for _symbol in (conv1d, conv2d, conv3d):
-    _symbol.multiply_adds = lambda line: _multiply_adds(line.output, line.args[1])
+    _symbol.multiply_adds = lambda operation: _multiply_adds(operation.output, operation.args[1])
 for _symbol in (conv_transpose1d, conv_transpose2d, conv_transpose3d):
-    _symbol.multiply_adds = lambda line: _multiply_adds(line.args[0], line.args[1])
-convolution.multiply_adds = lambda line: _multiply_adds(line.args[0] if line.args[6] else line.output, line.args[1])
-convolution_backward.multiply_adds = lambda line: (
-    sum(line.args[10][:2]) * _multiply_adds(line.args[1] if line.args[7] else line.args[0], line.args[2])
+    _symbol.multiply_adds = lambda operation: _multiply_adds(operation.args[0], operation.args[1])
+convolution.multiply_adds = lambda operation: _multiply_adds(
+    operation.args[0] if operation.args[6] else operation.output, operation.args[1]
+)
+convolution_backward.multiply_adds = lambda operation: (
+    sum(operation.args[10][:2])
+    * _multiply_adds(operation.args[1] if operation.args[7] else operation.args[0], operation.args[2])
 )

@@ -157,7 +157,9 @@ def register_list_inplace(symbol: Symbol, function: Callable | None) -> None:
         _INPLACE[function] = symbol
         symbol.in_place = InPlaceForm(
             function,
-            lambda line: dict(enumerate(line.args[0])) if isinstance(line.args[0], (tuple, list)) else {},
+            lambda operation: (
+                dict(enumerate(operation.args[0])) if isinstance(operation.args[0], (tuple, list)) else {}
+            ),
         )
 
 
@@ -246,7 +248,7 @@ def composite(
 
 def alias(*torch_functions: Callable, over: Callable | None = None) -> Callable[[Callable], Callable]:
     """The decorated function says what some torch callables mean in terms of defined operations; only those are
-    recorded, not a line of its own. over: the operation that they stand for, which the function calls."""
+    recorded, not an operation of its own. over: the operation that they stand for, which the function calls."""
 
     def define(function: Callable) -> Callable:
         for torch_function in torch_functions:

@@ -100,6 +100,6 @@ def is_empty(a: TensorProxy) -> bool:
     return any(type(n) is int and n == 0 for n in a.shape)
 
 
-def by_mask(line) -> bool:
+def by_mask(operation) -> bool:
     """Whether an index of a bound symbol is a mask, whose true elements the host counts."""
-    return any(isinstance(p, TensorProxy) and p.dtype.category == 0 for p in proxies_in(line.args[1:], []))
+    return any(isinstance(p, TensorProxy) and p.dtype.category == 0 for p in proxies_in(operation.args[1:], []))

@@ -65,7 +65,7 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     assert recorder is not None, "in-place operations are recorded"
     memory, now = recorder.memory, recorder.latest(target)
     made = (
-        any(o is memory.holder(target) for line in recorder.bound_symbols for o in line.outputs)
+        any(o is memory.holder(target) for operation in recorder.bound_symbols for o in operation.outputs)
         if memory is not None
         else True
     )
@@ -84,7 +84,7 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
 
 @functools.cache
 def rearranging(symbol: Symbol) -> Symbol:
-    """The in-place form of an operation that changes a shape, as a line: its result is its argument in its new
+    """The in-place form of an operation that changes a shape, as an operation: its result is its argument in its new
     shape."""
 
     def meta(a, *args):
@@ -195,12 +195,12 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
 
 def _is_own_view(memory: Memory, a: TensorProxy, key, value) -> bool:
     """Whether `a[key] = value` puts `a[key]` back in its place, as `a[key] += 1` does."""
-    line, shown = memory.view_of.get(memory.holder(value), (None, None))
+    operation, shown = memory.view_of.get(memory.holder(value), (None, None))
     return (
-        line is not None
+        operation is not None
         and shown is memory.holder(a)
-        and line.sym is LTORCH["getitem"]
-        and hashable(line.args[1]) == hashable(key)
+        and operation.sym is LTORCH["getitem"]
+        and hashable(operation.args[1]) == hashable(key)
     )
 
 
@@ -219,10 +219,10 @@ def _overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _own(recorder: Recorder):
-    """Where nothing is written back, only what the lines of the recorder made may be written to."""
+    """Where nothing is written back, only what the operations of the recorder made may be written to."""
 
     def check(base: TensorProxy, is_view: bool, detached: bool) -> None:
-        if not any(o is base for line in recorder.bound_symbols for o in line.outputs):
+        if not any(o is base for operation in recorder.bound_symbols for o in operation.outputs):
             _refuse("an in-place operation writes to a tensor that was passed in")
 
     return check
@@ -274,9 +274,11 @@ also_written = Symbol(
 )
 
 
-def writes_back(line: BoundSymbol) -> bool:
-    """Whether a line only changes an argument: what it was before is not read through it."""
-    return line.sym in (write_back, write_back_uncounted, count_write, also_written) or line.sym.changes_metadata
+def writes_back(operation: BoundSymbol) -> bool:
+    """Whether an operation only changes an argument: what it was before is not read through it."""
+    return (
+        operation.sym in (write_back, write_back_uncounted, count_write, also_written) or operation.sym.changes_metadata
+    )
 
 
 def _refuse(reason: str):

@@ -34,13 +34,13 @@ class Memory:
 
     def __init__(
         self,
-        lines: list[BoundSymbol] = (),
+        operations: list[BoundSymbol] = (),
         outside: Callable[[TensorProxy, bool, bool], None] | None = None,
         layout: Callable | None = None,
     ):  # type: ignore[assignment]
         self.active = False
         self.outside, self.layout = outside, layout
-        # view -> the line that made it and what it shows
+        # view -> the operation that made it and what it shows
         self.view_of: dict[Proxy, tuple[BoundSymbol, TensorProxy]] = {}
         self.views: dict[Proxy, list[Proxy]] = {}
         self.current: dict[Proxy, TensorProxy] = {}  # what was written to -> what it is now
@@ -63,26 +63,26 @@ class Memory:
         self.fixed: dict[Proxy, str] = {}  # what must not be written to -> why
         self.shared: dict[Proxy, list[TensorProxy]] = {}  # values that share memory in a way that is not known
         self._deriving = False
-        for line in lines:
-            self.add(line)
+        for operation in operations:
+            self.add(operation)
 
-    # --- what lines tell
-    def add(self, line: BoundSymbol) -> None:
+    # --- what operations tell
+    def add(self, operation: BoundSymbol) -> None:
         """A view was recorded."""
-        if self._deriving or not may_view(line):
+        if self._deriving or not may_view(operation):
             return
-        shown = next((i for i in line.inputs if type(i) is TensorProxy), None)
+        shown = next((i for i in operation.inputs if type(i) is TensorProxy), None)
         if shown is None:
             return
         shown = self.holder(shown)
-        for o in line.outputs:
+        for o in operation.outputs:
             if o is not shown and o not in self.view_of:
-                self._show(o, line, shown)
-                if line.sym.may_copy:
+                self._show(o, operation, shown)
+                if operation.sym.may_copy:
                     self.undecided.setdefault(self.base(shown), []).append(o)
 
-    def _show(self, view: Proxy, line: BoundSymbol, shown: TensorProxy) -> None:
-        self.view_of[view] = line, shown
+    def _show(self, view: Proxy, operation: BoundSymbol, shown: TensorProxy) -> None:
+        self.view_of[view] = operation, shown
         self.views.setdefault(shown, []).append(view)
         self._visit_again(view)
 
@@ -123,12 +123,12 @@ class Memory:
         return self.current.get(x, x)
 
     def _derive(self, x: TensorProxy) -> None:
-        """Makes a view again from what it shows now, and with it the other results of its line."""
-        line, shown = self.view_of[x]
-        if x.requires_grad and line.sym.several_views:
+        """Makes a view again from what it shows now, and with it the other results of its operation."""
+        operation, shown = self.view_of[x]
+        if x.requires_grad and operation.sym.several_views:
             raise CaptureError(
-                f"a result of {line.sym.name}(), which gives several views, is read after its memory was written to, "
-                "which autograd does not support",
+                f"a result of {operation.sym.name}(), which gives several views, is read after its memory was written "
+                "to, which autograd does not support",
                 location=user_location(), remedy="make the view again after the write",
             )  # fmt: skip
         now = self.latest(shown)
@@ -138,11 +138,11 @@ class Memory:
 
         self._deriving = True
         try:
-            with grad_enabled(line.context is None or line.context.grad_enabled):  # whoever reads it first
-                made = line.sym(*map_structure(place, line.args), **map_structure(place, line.kwargs))
+            with grad_enabled(operation.context is None or operation.context.grad_enabled):  # whoever reads it first
+                made = operation.sym(*map_structure(place, operation.args), **map_structure(place, operation.kwargs))
         finally:
             self._deriving = False
-        for old, new in zip(line.outputs, leaves(made), strict=True):
+        for old, new in zip(operation.outputs, leaves(made), strict=True):
             if old in self.stale:
                 self._freshen(old)
                 if (history := self.histories.get(old)) is not None and not new.requires_grad:
@@ -166,11 +166,11 @@ class Memory:
         self._hold(target, _with_history(self.latest(target), value))
         self._note_history(target)
         while target in self.view_of:
-            line, shown = self.view_of[target]
-            inverse = line.sym.view_inverse
-            whole = inverse and inverse(line, target, self.latest(shown), value)
+            operation, shown = self.view_of[target]
+            inverse = operation.sym.view_inverse
+            whole = inverse and inverse(operation, target, self.latest(shown), value)
             if whole is None:
-                self._lose(target, line)
+                self._lose(target, operation)
                 return
             self.versions[whole.name] = shown.name
             whole = _with_history(self.latest(shown), whole)
@@ -201,20 +201,20 @@ class Memory:
         """`target` is about to become a result that autograd knows. Raises PyTorch's errors for views that can not."""
         x = self.holder(target)
         while x in self.view_of:
-            view, (line, x) = x, self.view_of[x]
-            if is_unseen(line):
+            view, (operation, x) = x, self.view_of[x]
+            if is_unseen(operation):
                 return
-            if line.context is not None and not line.context.grad_enabled:
+            if operation.context is not None and not operation.context.grad_enabled:
                 raise RuntimeError(
                     "A view was created in no_grad mode and is being modified inplace with grad mode enabled. Make "
                     "both inside of the block or outside."
                 )
-            if line.sym.several_views:
-                at = next(i for i, o in enumerate(line.outputs) if o is view)
+            if operation.sym.several_views:
+                at = next(i for i, o in enumerate(operation.outputs) if o is view)
                 raise RuntimeError(
-                    f"Output {at} of {line.sym.name.capitalize()}Backward0 is a view and is being modified inplace. "
-                    "This view is the output of a function that returns multiple views. Such functions do not allow "
-                    "the output views to be modified inplace. "
+                    f"Output {at} of {operation.sym.name.capitalize()}Backward0 is a view and is being modified "
+                    "inplace. This view is the output of a function that returns multiple views. Such functions do "
+                    "not allow the output views to be modified inplace. "
                     "You should replace the inplace operation by an out-of-place one."
                 )
 
@@ -231,9 +231,9 @@ class Memory:
         """The operations between a view and what it shows in the end that autograd does not see through."""
         found = set()
         while x in self.view_of:
-            line, x = self.view_of[x]
-            if is_unseen(line):
-                found.add(line.sym.name)
+            operation, x = self.view_of[x]
+            if is_unseen(operation):
+                found.add(operation.sym.name)
         return found
 
     def _decide(self, base: TensorProxy) -> None:
@@ -245,14 +245,14 @@ class Memory:
             if self.base(x) is not base:  # a view of one that turned out to be a copy
                 self.undecided.setdefault(self.base(x), []).append(x)
                 continue
-            line, shown = self.view_of[x]
+            operation, shown = self.view_of[x]
             with compat.DisableTorchFunction():
                 copied = self.layout(x).untyped_storage()._cdata != self.layout(base).untyped_storage()._cdata
             if copied:
                 self.copies.add(x)
                 del self.view_of[x]
                 self.views[shown] = [v for v in self.views[shown] if v is not x]
-            elif line.sym.name == "as_strided":  # says places in memory, whatever it was called on
+            elif operation.sym.name == "as_strided":  # says places in memory, whatever it was called on
                 with compat.DisableTorchFunction():
                     part = part_shown(self.layout(x, True), self.layout(base, True))
                 if part is not None:
@@ -298,10 +298,10 @@ class Memory:
     def below(self, x: Proxy) -> list[Proxy]:
         return [v for view in self.views.get(x, ()) for v in (view, *self.below(view))]
 
-    def _lose(self, target: TensorProxy, line: BoundSymbol) -> None:
+    def _lose(self, target: TensorProxy, operation: BoundSymbol) -> None:
         """`target` may be a view or a copy of what it was made of, which nobody may read from here on."""
         why = (
-            f"{line.sym.name}() gave a view or a copy, which of the two is not known here; its result was written "
+            f"{operation.sym.name}() gave a view or a copy, which of the two is not known here; its result was written "
             "to, and the tensor it was made of is read again"
         )
         base, kept = self.base(target), {target, *self.below(target)}
@@ -336,7 +336,7 @@ class Memory:
             x not in self.view_of
             and not self.views.get(x)
             and not self.shared.get(x)
-            and any(o is x for line in current_recorder().bound_symbols for o in line.outputs)
+            and any(o is x for operation in current_recorder().bound_symbols for o in operation.outputs)
         )
 
     def reform(self, x: TensorProxy, value: TensorProxy) -> None:
@@ -383,9 +383,9 @@ class Memory:
         if x in self.view_of:
             if "data" not in self._detaching(x):
                 self.counted.add(self.base(x))
-            line, shown = self.view_of.pop(x)
+            operation, shown = self.view_of.pop(x)
             self.views[shown] = [v for v in self.views[shown] if v is not x]
-            self._show(inner, line.swap({x: inner}), shown)
+            self._show(inner, operation.swap({x: inner}), shown)
             self._show(x, symbol.bind(inner, *args, output=x, context=context), inner)
         elif below:
             if back is None:
@@ -402,8 +402,8 @@ class Memory:
         elif x not in self.view_of:
             self.rearranged.setdefault(x, []).append((symbol, args))
         for view in below:  # they show what `x` was
-            line, _ = self.view_of[view]
-            self._show(view, line.swap({p: inner for p in line.inputs if self.holder(p) is x}), inner)
+            operation, _ = self.view_of[view]
+            self._show(view, operation.swap({p: inner for p in operation.inputs if self.holder(p) is x}), inner)
         self._outdate(inner, None)
         self.reform(x, value)
 
@@ -419,17 +419,17 @@ class Memory:
     def settle(self) -> None:
         """Views that were written to directly are made again from what they show when they are read next, so that
         results share memory as the program's do."""
-        for view, (line, shown) in list(self.view_of.items()):
+        for view, (operation, shown) in list(self.view_of.items()):
             if shown not in self.lost and self.current.pop(view, None) is not None:
                 self.stale.add(view)
                 self._outdate(view, None)
-            if line.context is None:  # another name from outside: it is what it names
+            if operation.context is None:  # another name from outside: it is what it names
                 self._freshen(view)
 
 
 @contextmanager
 def grad_enabled(enabled: bool) -> Iterator[None]:
-    """Lines are recorded with or without grad."""
+    """Operations are recorded with or without grad."""
     recorder = current_recorder()
     assert recorder is not None, "memory is that of a recording"
     context = recorder.context
@@ -520,7 +520,11 @@ def _(old, new):
 REMEDY = "write to a clone: x = x.clone()"
 
 
-def is_unseen(line: BoundSymbol) -> bool:
+def is_unseen(operation: BoundSymbol) -> bool:
     """Whether autograd does not see through a view, so that what is written to it is written behind its back."""
-    detaches = line.sym.detaches
-    return line.sym.name in ("detach", "data") or detaches is not None and detaches(*line.args, **line.kwargs)
+    detaches = operation.sym.detaches
+    return (
+        operation.sym.name in ("detach", "data")
+        or detaches is not None
+        and detaches(*operation.args, **operation.kwargs)
+    )

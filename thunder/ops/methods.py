@@ -182,7 +182,7 @@ def _requires_grad(a: TensorProxy, wanted: bool) -> TensorProxy:
     )
 
 
-_FIXED_LINES = 256  # a longer computation of constants is not done while a program is read
+_FIXED_LINES = 256  # a longer computation of constants is not done while a program is captured
 
 
 def fixed_value(a: TensorProxy) -> torch.Tensor | None:
@@ -281,7 +281,7 @@ _MOST_NUMBERS = 1024  # of one tensor
 
 
 def _read_numbers(symbol: Symbol, a: TensorProxy, shape: tuple):
-    """A line that reads the values of a tensor as Python numbers, in lists of this shape."""
+    """An operation that reads the values of a tensor as Python numbers, in lists of this shape."""
     recorder = current_recorder()
     if recorder is None or a.dtype.category not in _KINDS:
         raise CaptureError(

@@ -17,9 +17,9 @@ from thunder.ops.dims import along
 from thunder.ops.memory import REMEDY, grad_enabled, holding, is_unseen, part_of
 
 
-def _again(line: BoundSymbol, view, whole, part):
+def _again(operation: BoundSymbol, view, whole, part):
     """Views that undo themselves."""
-    return _dense(LTORCH[line.sym.name](part, *line.args[1:]), whole)
+    return _dense(LTORCH[operation.sym.name](part, *operation.args[1:]), whole)
 
 
 def _dense(a: TensorProxy, whole: TensorProxy) -> TensorProxy:
@@ -33,28 +33,30 @@ def _dense(a: TensorProxy, whole: TensorProxy) -> TensorProxy:
     return LTORCH["permute"](a, tuple(order.index(d) for d in dims))
 
 
-def _reshaped(line: BoundSymbol, view, whole, part):
+def _reshaped(operation: BoundSymbol, view, whole, part):
     return LTORCH["reshape"](part, whole.shape)
 
 
-def _viewed(line: BoundSymbol, view, whole, part):
-    if not is_unseen(line):
-        return _reshaped(line, view, whole, part)
-    return _detached(line, view, whole, LTORCH["view"](part, whole.dtype))
+def _viewed(operation: BoundSymbol, view, whole, part):
+    if not is_unseen(operation):
+        return _reshaped(operation, view, whole, part)
+    return _detached(operation, view, whole, LTORCH["view"](part, whole.dtype))
 
 
 def _copyable(write: Callable) -> Callable:
     """Views only where the strides allow it: without a layout that says so, nothing is known."""
-    return lambda line, view, whole, part: (
-        write(line, view, whole, part) if current_recorder().memory.layout is not None else None
+    return lambda operation, view, whole, part: (
+        write(operation, view, whole, part) if current_recorder().memory.layout is not None else None
     )
 
 
-def _placed(line: BoundSymbol, view, whole, part):
+def _placed(operation: BoundSymbol, view, whole, part):
     """Any view that shows elements of the whole: their places are what it shows of 0, 1, 2 ..."""
     count = math.prod(whole.shape)
-    places = line.sym(
-        LTORCH["reshape"](LTORCH["arange"](count, device=whole.device), whole.shape), *line.args[1:], **line.kwargs
+    places = operation.sym(
+        LTORCH["reshape"](LTORCH["arange"](count, device=whole.device), whole.shape),
+        *operation.args[1:],
+        **operation.kwargs,
     )
     flat = LTORCH["scatter"](
         LTORCH["reshape"](whole, (count,)), 0, LTORCH["reshape"](places, (-1,)), LTORCH["reshape"](part, (-1,))
@@ -63,8 +65,8 @@ def _placed(line: BoundSymbol, view, whole, part):
 
 
 def _placed_once(size_and_stride: Callable) -> Callable:
-    def write(line: BoundSymbol, view, whole, part):
-        size, stride = size_and_stride(line, view)
+    def write(operation: BoundSymbol, view, whole, part):
+        size, stride = size_and_stride(operation, view)
         with compat.DisableTorchFunction():
             offsets = (
                 torch.as_strided(
@@ -80,50 +82,50 @@ def _placed_once(size_and_stride: Callable) -> Callable:
                 location=user_location(),
                 remedy=REMEDY,
             )
-        return _placed(line, view, whole, part)
+        return _placed(operation, view, whole, part)
 
     return write
 
 
-def _window_steps(line: BoundSymbol, view) -> tuple:
-    _, dimension, size, step = line.args
+def _window_steps(operation: BoundSymbol, view) -> tuple:
+    _, dimension, size, step = operation.args
     return (view.shape[dimension % max(len(view.shape) - 1, 1)], size), (step, 1)
 
 
-def _real(line: BoundSymbol, view, whole, part):
+def _real(operation: BoundSymbol, view, whole, part):
     return LTORCH["complex"](part, LTORCH["imag"](whole))
 
 
-def _imaginary(line: BoundSymbol, view, whole, part):
+def _imaginary(operation: BoundSymbol, view, whole, part):
     return LTORCH["complex"](LTORCH["real"](whole), part)
 
 
-def _permuted(line: BoundSymbol, view, whole, part):
+def _permuted(operation: BoundSymbol, view, whole, part):
     rank = len(whole.shape)
-    order = [d % rank for d in line.args[1]]
+    order = [d % rank for d in operation.args[1]]
     return _dense(LTORCH["permute"](part, tuple(order.index(d) for d in range(rank))), whole)
 
 
-def _moved(line: BoundSymbol, view, whole, part):
-    return _dense(LTORCH["movedim"](part, line.args[2], line.args[1]), whole)
+def _moved(operation: BoundSymbol, view, whole, part):
+    return _dense(LTORCH["movedim"](part, operation.args[2], operation.args[1]), whole)
 
 
 def _assigned(key: Callable):
-    def write(line: BoundSymbol, view, whole, part):
-        return LTORCH["setitem"](whole, key(line, view, whole), part)
+    def write(operation: BoundSymbol, view, whole, part):
+        return LTORCH["setitem"](whole, key(operation, view, whole), part)
 
     return write
 
 
-def _argument(line: BoundSymbol, position: int, name: str, default):
-    return line.args[position] if len(line.args) > position else line.kwargs.get(name, default)
+def _argument(operation: BoundSymbol, position: int, name: str, default):
+    return operation.args[position] if len(operation.args) > position else operation.kwargs.get(name, default)
 
 
-def _split_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tuple:
-    default = {"hsplit": 1 if len(whole.shape) > 1 else 0, "vsplit": 0, "dsplit": 2}.get(line.sym.name)
-    dim = default if default is not None else _argument(line, 2, "dim", 0)
+def _split_key(operation: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tuple:
+    default = {"hsplit": 1 if len(whole.shape) > 1 else 0, "vsplit": 0, "dsplit": 2}.get(operation.sym.name)
+    dim = default if default is not None else _argument(operation, 2, "dim", 0)
     start = 0
-    for o in line.outputs:
+    for o in operation.outputs:
         size = o.shape[dim]
         if o is view:
             return along(whole, dim, slice(start, start + size))
@@ -131,15 +133,17 @@ def _split_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tupl
     raise AssertionError("the view is a result of the line")
 
 
-def _narrow_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tuple:
-    return along(whole, line.args[1], slice(line.args[2], line.args[2] + line.args[3]))
+def _narrow_key(operation: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tuple:
+    return along(whole, operation.args[1], slice(operation.args[2], operation.args[2] + operation.args[3]))
 
 
-def _unbind_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tuple:
-    return along(whole, _argument(line, 1, "dim", 0), next(i for i, o in enumerate(line.outputs) if o is view))
+def _unbind_key(operation: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tuple:
+    return along(
+        whole, _argument(operation, 1, "dim", 0), next(i for i, o in enumerate(operation.outputs) if o is view)
+    )
 
 
-def _detached(line: BoundSymbol, view, whole, part):
+def _detached(operation: BoundSymbol, view, whole, part):
     """What autograd knows of the whole stays as it is."""
     if not whole.requires_grad:
         return LTORCH["detach"](part) if part.requires_grad else part
@@ -147,28 +151,29 @@ def _detached(line: BoundSymbol, view, whole, part):
         return holding(whole, part)
 
 
-def _expanded(line: BoundSymbol, view, whole, part):
+def _expanded(operation: BoundSymbol, view, whole, part):
     if math.prod(whole.shape) == math.prod(view.shape):
-        return _reshaped(line, view, whole, part)
+        return _reshaped(operation, view, whole, part)
     raise CaptureError(
         "an expanded tensor is written to, whose elements share memory", location=user_location(), remedy=REMEDY
     )
 
 
 for _names, _inverse in (
-    ("t transpose", _again), ("conj", lambda line, view, whole, part: LTORCH["conj"](part)), ("permute", _permuted),
+    ("t transpose", _again), ("conj", lambda operation, view, whole, part: LTORCH["conj"](part)),
+    ("permute", _permuted),
     ("movedim", _moved), ("detach data", _detached), ("unflatten unsqueeze squeeze", _reshaped), ("view", _viewed),
     ("reshape flatten contiguous", _copyable(_reshaped)), ("diagonal", _placed),
     ("unfold", _placed_once(_window_steps)), ("real", _real), ("imag", _imaginary),
     ("split chunk tensor_split hsplit vsplit dsplit", _assigned(_split_key)), ("expand", _expanded),
-    ("unbind", _assigned(_unbind_key)), ("getitem", _assigned(lambda line, view, whole: line.args[1])),
-    ("select", _assigned(lambda line, view, whole: along(whole, line.args[1], line.args[2]))),
+    ("unbind", _assigned(_unbind_key)), ("getitem", _assigned(lambda operation, view, whole: operation.args[1])),
+    ("select", _assigned(lambda operation, view, whole: along(whole, operation.args[1], operation.args[2]))),
     ("narrow", _assigned(_narrow_key)),
-    ("view_as_real", lambda line, view, whole, part: LTORCH["view_as_complex"](part)),
-    ("view_as_complex", lambda line, view, whole, part: LTORCH["view_as_real"](part)),
+    ("view_as_real", lambda operation, view, whole, part: LTORCH["view_as_complex"](part)),
+    ("view_as_complex", lambda operation, view, whole, part: LTORCH["view_as_real"](part)),
 ):  # fmt: skip
     declare(*(LTORCH[name] for name in _names.split()), view_inverse=_inverse)
-part_of.view_inverse = _placed_once(lambda line, view: line.args[1:3])
+part_of.view_inverse = _placed_once(lambda operation, view: operation.args[1:3])
 declare(LTORCH["split"], LTORCH["chunk"], LTORCH["unbind"], several_views=True)
 
 LTORCH["t"].undo = lambda a: (LTORCH["t"], ())

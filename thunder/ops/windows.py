@@ -107,7 +107,7 @@ def _fractional(rank: int) -> Symbol:
 
     @alias(getattr(F, f"{name}_with_indices"))
     def with_indices(a, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
-        """Where windows are is drawn by a line of its own."""
+        """Where windows are is drawn by an operation of its own."""
         if output_size is None and output_ratio is None:
             raise ValueError(f"{name} requires specifying either an output_size or an output_ratio")
         if output_size is None:

@@ -56,7 +56,7 @@ class Transform:
         """
 
     def while_reading(self) -> AbstractContextManager:
-        """At each compilation: a context manager that the program is read under, for modes of PyTorch's that change
+        """At each compilation: a context manager that the program is captured under, for modes of PyTorch's that change
         what it records."""
         return nullcontext()
 
@@ -190,8 +190,8 @@ def _results(prologue: Trace) -> int | None:
 # parameters in traces
 
 
-def _print_read(line: BoundSymbol, printer) -> list[str]:
-    name, table, key, check = line.args
+def _print_read(operation: BoundSymbol, printer) -> list[str]:
+    name, table, key, check = operation.args
     t, c = printer.object(table), printer.object(check)
     return [f"{name} = {t}.get({key!r})", f"if (reason := {c}({name}, {key!r})): return reason"]
 
@@ -231,10 +231,10 @@ def with_parameter(prologue: Trace, computation: Trace, model, name: str) -> tup
             requires_grad=value.requires_grad
     )  # fmt: skip
     read = prologue.names.claim(variable)
-    line = BoundSymbol(_read_parameter, (read, overrides, name, _Check(value)), {}, None, inputs=(), outputs=())
+    operation = BoundSymbol(_read_parameter, (read, overrides, name, _Check(value)), {}, None, inputs=(), outputs=())
     info = computation.info.replace(parameters={**computation.info.parameters, variable: name})
     return (
-        prologue.replace(bound_symbols=(*prologue.bound_symbols, line), output=(*prologue.output, Text(read))),
+        prologue.replace(bound_symbols=(*prologue.bound_symbols, operation), output=(*prologue.output, Text(read))),
         computation.replace(args=(*computation.args, proxy), info=info),
         proxy,
     )

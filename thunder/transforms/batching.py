@@ -1,6 +1,6 @@
-"""Batching: the lines of a function, made to compute for every element of a batch at once (`vmap`).
+"""Batching: the operations of a function, made to compute for every element of a batch at once (`vmap`).
 
-Each value is mapped, with the batch as its first dimension, or the same for all elements. Lines that read nothing
+Each value is mapped, with the batch as its first dimension, or the same for all elements. Operations that read nothing
 mapped stay. For the most frequent operations a rule says which call of the same operation computes the batch; whatever
 has no rule, or where the rule declines, becomes one operation that `torch.vmap` carries out.
 
@@ -29,26 +29,26 @@ __all__ = ["batched"]
 
 
 def batched(
-    lines: Iterable[BoundSymbol], moved: dict[Proxy, Proxy], size, randomness: str, recorder: Recorder
+    operations: Iterable[BoundSymbol], moved: dict[Proxy, Proxy], size, randomness: str, recorder: Recorder
 ) -> dict[Proxy, Proxy]:
-    """Writes the lines to `recorder`, the current one, for a batch. moved: mapped values and what they are with the
-    batch first; returned with those that the lines make.
+    """Writes the operations to `recorder`, the current one, for a batch. moved: mapped values and what they are with
+    the batch first; returned with those that the operations make.
 
-    randomness: "same": random lines draw once for all elements; "different": for each; "error": they raise
+    randomness: "same": random operations draw once for all elements; "different": for each; "error": they raise
     RuntimeError. Raises MissingImplementationError where an operation cannot be mapped.
     """
     batch = _Batch(dict(moved), size, randomness, recorder)
     outer = recorder.context, recorder.location
     try:
-        for line in lines:
-            batch.line(line)
+        for operation in operations:
+            batch.line(operation)
     finally:
         recorder.context, recorder.location = outer
     return batch.moved
 
 
 class _Batch:
-    """The batch that lines are written for."""
+    """The batch that operations are written for."""
 
     def __init__(self, moved: dict[Proxy, Proxy], size, randomness: str, recorder: Recorder):
         self.moved, self.size, self.randomness, self.recorder = moved, size, randomness, recorder
@@ -58,51 +58,51 @@ class _Batch:
         """A value, with the batch first where it is mapped."""
         return self.moved.get(x, x) if isinstance(x, Proxy) else x
 
-    def line(self, line: BoundSymbol) -> None:
+    def operation(self, operation: BoundSymbol) -> None:
         recorder = self.recorder
-        recorder.location = lambda: line.location
-        if line.context is not None:
-            recorder.context = line.context.replace(grad_enabled=line.context.grad_enabled and self.grad)
-        random = OpTags.RANDOM_OP in line.sym.tags
+        recorder.location = lambda: operation.location
+        if operation.context is not None:
+            recorder.context = operation.context.replace(grad_enabled=operation.context.grad_enabled and self.grad)
+        random = OpTags.RANDOM_OP in operation.sym.tags
         if random and self.randomness == "error":
             raise RuntimeError(
                 "vmap: called random operation while in randomness error mode. Please either use the 'same' or "
                 "'different' randomness flags on vmap or perform "
                 "the randomness operation out of vmap"
             )
-        if not any(i in self.moved for i in line.inputs) and not (random and self.randomness == "different"):
-            write(recorder, [line], {})
+        if not any(i in self.moved for i in operation.inputs) and not (random and self.randomness == "different"):
+            write(recorder, [operation], {})
             return
-        result = None if random else self.by_rule(line)
+        result = None if random else self.by_rule(operation)
         if result is None:
-            result = self.by_torch(line)
+            result = self.by_torch(operation)
         if result is not None:
-            self.moved |= zip(line.outputs, proxies_in(result, []), strict=True)
+            self.moved |= zip(operation.outputs, proxies_in(result, []), strict=True)
 
-    def by_rule(self, line: BoundSymbol):
+    def by_rule(self, operation: BoundSymbol):
         """What the operation's rule computes, if that is what it has to be."""
-        rule = elementwise if line.sym.elementwise else line.sym.batching
-        if rule is None or any(isinstance(p, TensorProxy) for p in proxies_in(line.kwargs, [])):
+        rule = elementwise if operation.sym.elementwise else operation.sym.batching
+        if rule is None or any(isinstance(p, TensorProxy) for p in proxies_in(operation.kwargs, [])):
             return None
         before = len(self.recorder.bound_symbols)
-        result = rule(self, line)
-        if result is not None and self.fits(line, proxies_in(result, [])):
+        result = rule(self, operation)
+        if result is not None and self.fits(operation, proxies_in(result, [])):
             return result
         del self.recorder.bound_symbols[before:]
         return None
 
-    def fits(self, line: BoundSymbol, found: list) -> bool:
-        return len(found) == len(line.outputs) and all(
+    def fits(self, operation: BoundSymbol, found: list) -> bool:
+        return len(found) == len(operation.outputs) and all(
             isinstance(f, TensorProxy) and f.shape == (self.size, *o.shape) and f.dtype is o.dtype
-            for f, o in zip(found, line.outputs, strict=True)
+            for f, o in zip(found, operation.outputs, strict=True)
         )
 
-    def by_torch(self, line: BoundSymbol):
+    def by_torch(self, operation: BoundSymbol):
         """One operation that torch.vmap carries out; where the operation is none of PyTorch's, its decomposition."""
-        symbol = line.sym
+        symbol = operation.sym
         if any(
             isinstance(n, NumberProxy) and n.unbacked
-            for o in line.outputs
+            for o in operation.outputs
             if isinstance(o, TensorProxy)
             for n in o.shape
         ):
@@ -110,36 +110,36 @@ class _Batch:
                 "vmap: We do not support batching operators that can output dynamic shape. Attempted to vmap over "
                 f"{symbol.name}."
             )
-        differentiated = any(isinstance(o, TensorProxy) and o.requires_grad for o in line.outputs)
+        differentiated = any(isinstance(o, TensorProxy) and o.requires_grad for o in operation.outputs)
         if symbol.formula and differentiated:
-            for sub in by_formula(line):
+            for sub in by_formula(operation):
                 self.line(sub)
             return None
         if (
             symbol.fn is not None
             and symbol.executor is None
-            and not (line.subsymbols and holds(line.sym.unknown_to_vmap, line))
+            and not (operation.subsymbols and holds(operation.sym.unknown_to_vmap, operation))
         ):
-            mapped = tuple(p in self.moved for p in line.inputs if isinstance(p, TensorProxy))
-            args, kwargs = map_structure(self.at, line.args), map_structure(self.at, line.kwargs)
+            mapped = tuple(p in self.moved for p in operation.inputs if isinstance(p, TensorProxy))
+            args, kwargs = map_structure(self.at, operation.args), map_structure(self.at, operation.kwargs)
             return mapped_symbol(symbol)(mapped, self.size, self.randomness, args, kwargs)
         if symbol.own_derivative and differentiated:
             raise MissingImplementationError(
                 f"vmap of {symbol.name}, which has a derivative of its own, is differentiated: differentiate inside "
                 "of vmap instead"
             )
-        if not line.subsymbols:
+        if not operation.subsymbols:
             raise MissingImplementationError(
                 f"{symbol.qualified_name} cannot be mapped by vmap: define it by like=, or call it outside of the "
                 "mapped function"
             )
-        for sub in line.subsymbols:
+        for sub in operation.subsymbols:
             self.line(sub)
-        for old, new in line.aliases.items():
+        for old, new in operation.aliases.items():
             if new in self.moved:
                 self.moved[old] = self.moved[new]
             else:
-                write(self.recorder, [LTORCH["detach"].bind(new, output=old, context=line.context)], {})
+                write(self.recorder, [LTORCH["detach"].bind(new, output=old, context=operation.context)], {})
         return None
 
 

@@ -1,7 +1,7 @@
 """With `numerics="eager"`: operations whose rule rounds otherwise than PyTorch's derivative are differentiated by
 PyTorch.
 
-Before: `t0 = ltorch.linalg_svd(a)`, which has a rule. After: the same line, whose operation has none, so that PyTorch's
+Before: `t0 = ltorch.linalg_svd(a)`, which has a rule. After: the same, of an operation that has none, so that PyTorch's
 own graph of it is what is saved and run.
 """
 
@@ -19,8 +19,8 @@ def exact_derivatives(trace: Trace) -> Trace:
     """Leaves the rules out that are not exact (`Definition.exact_derivative`)."""
     return trace.replace(
         bound_symbols=[
-            line if line.sym.exact_derivative else line.replace(sym=_without_rule(line.sym))
-            for line in trace.bound_symbols
+            operation if operation.sym.exact_derivative else operation.replace(sym=_without_rule(operation.sym))
+            for operation in trace.bound_symbols
         ]
     )
 

@@ -1,7 +1,7 @@
-"""Keep: what would be computed again only to be written to memory stays in memory from the forward, as long as that
+"""Keep: what would be recomputed only to be written to memory stays in memory from the forward, as long as that
 raises the peak by no more than 15 %.
 
-What a fused kernel computes again costs nothing where the kernel itself reads it. What a matrix product or an attention
+What a fused kernel recomputes costs nothing where the kernel itself reads it. What a matrix product or an attention
 kernel of the backward reads is written once more, though the forward wrote it for a reader like that: keeping it saves
 a pass, and costs its bytes in between. At the end of a backward all gradients are in memory, often more than all that
 was saved for it: up to there, memory is taken anyway, and a little more is worth the time. What is alike is kept or not
@@ -35,33 +35,36 @@ def keep(
     joint: Trace,
     chosen: Iterable[Proxy],
     fuses: Callable[[BoundSymbol], bool],
-    at_any_peak: Callable[[BoundSymbol], bool] = lambda line: False,
+    at_any_peak: Callable[[BoundSymbol], bool] = lambda operation: False,
 ) -> frozenset[Proxy]:
-    """`chosen`, the values of the forward that the backward computes again, without those that stay in memory.
+    """`chosen`, the values of the forward that the backward recomputes, without those that stay in memory.
 
-    fuses: lines that a fusion executor takes. at_any_peak: those of them whose results stay whatever the peak is then.
+    fuses: operations that a fusion executor takes. at_any_peak: those of them whose results stay whatever the peak is
+    then.
     """
     if not (chosen := frozenset(chosen)):
         return chosen
     forward, starts, backward = sides(joint)
-    lines, half = [*forward, *starts, *backward], len(forward)
-    bases = alias_bases(lines, maybe=True)
-    apart = [not fuses(line) and not any(o in bases for o in line.outputs) for line in lines]
-    produced = {o: i for o, i in positions(lines).items() if o not in bases and isinstance(o, TensorProxy)}
+    operations, half = [*forward, *starts, *backward], len(forward)
+    bases = alias_bases(operations, maybe=True)
+    apart = [not fuses(operation) and not any(o in bases for o in operation.outputs) for operation in operations]
+    produced = {o: i for o, i in positions(operations).items() if o not in bases and isinstance(o, TensorProxy)}
     made_of = _sources(forward, bases, chosen)
-    last: dict[Proxy, int] = {}  # the line until which a value is in memory
-    written: set[Proxy] = set()  # what a line of the forward reads that stands apart
-    again: dict[Proxy, tuple[int, int]] = {}  # what such lines of the backward read: the first and the last of them
-    for i, line in enumerate(lines):
-        for value in line.inputs:
+    last: dict[Proxy, int] = {}  # the operation until which a value is in memory
+    written: set[Proxy] = set()  # what an operation of the forward reads that stands apart
+    again: dict[
+        Proxy, tuple[int, int]
+    ] = {}  # what such operations of the backward read: the first and the last of them
+    for i, operation in enumerate(operations):
+        for value in operation.inputs:
             root = bases[value]
             last |= dict.fromkeys((root,) if i < half or root not in chosen else made_of[root], i)
             if apart[i] and i < half:
                 written.add(root)
             elif apart[i]:
                 again[root] = again.get(root, (i, i))[0], i
-    last |= dict.fromkeys((bases[p] for p in joint.output_proxies), len(lines))
-    memory = Occupancy(len(lines) + 1)
+    last |= dict.fromkeys((bases[p] for p in joint.output_proxies), len(operations))
+    memory = Occupancy(len(operations) + 1)
     for value, i in produced.items():
         if apart[i] or value in written or value in again or i < half <= last.get(value, i):
             memory.hold(value, i, last.get(value, i))
@@ -70,7 +73,7 @@ def keep(
     peak = memory.peak
     groups: dict[tuple, list[TensorProxy]] = {}
     for value, i in produced.items():
-        context = lines[i].context
+        context = operations[i].context
         if (
             value in chosen
             and value in written
@@ -79,7 +82,7 @@ def keep(
             and (context is None or not context.checkpoint)
         ):
             groups.setdefault(
-                (at_any_peak(lines[i]), lines[i].sym, value.dtype, *map(number_value, value.shape)), []
+                (at_any_peak(operations[i]), operations[i].sym, value.dtype, *map(number_value, value.shape)), []
             ).append(value)
     kept: set[Proxy] = set()
     for (always, *_), group in sorted(groups.items(), key=lambda item: nbytes(item[1][0])):
@@ -96,18 +99,18 @@ def keep(
         ):
             memory = changed
             kept.update(group)
-    shapes = {o: line.args[0] for line in forward if line.sym.reshapes for o in line.outputs}
+    shapes = {o: operation.args[0] for operation in forward if operation.sym.reshapes for o in operation.outputs}
     return chosen - kept - {v for v, x in shapes.items() if x in kept}
 
 
 def _sources(
     forward: Sequence[BoundSymbol], bases: dict[Proxy, Proxy], chosen: frozenset[Proxy]
 ) -> dict[Proxy, frozenset[Proxy]]:
-    """For values that are computed again, what is read for that."""
+    """For values that are recomputed, what is read for that."""
     found: dict[Proxy, frozenset[Proxy]] = {}
-    for line in forward:
-        if made := [o for o in line.outputs if o in chosen]:
-            read_from = {bases[i] for i in line.inputs}
+    for operation in forward:
+        if made := [o for o in operation.outputs if o in chosen]:
+            read_from = {bases[i] for i in operation.inputs}
             read = frozenset().union(*(found[r] if r in found else (r,) for r in read_from))
             found |= dict.fromkeys(made, read)
     return found

@@ -1,9 +1,9 @@
-"""What is saved for the backward and what is computed again: a minimum cut of the forward's data flow.
+"""What is saved for the backward and what is recomputed: a minimum cut of the forward's data flow.
 
-Every value that the backward reads is either saved, which costs its bytes, or computed again, which costs time and
+Every value that the backward reads is either saved, which costs its bytes, or recomputed, which costs time and
 needs the values it is made of. For a price of time, the choice that costs least is a minimum cut: a value is an edge as
 heavy as its bytes, an operation is tied to the source by the price of its time, what the backward reads is tied to the
-sink, and what stands on the sink's side is computed again. (Min-cut rematerialization as in Chen, Moreau et al. 2018,
+sink, and what stands on the sink's side is recomputed. (Min-cut rematerialization as in Chen, Moreau et al. 2018,
 "TVM" and AOTAutograd's partitioner; the price is a Lagrange multiplier of the budget.) Lowering the price until the
 bytes fit the budget walks along the curve of least time for each amount of memory.
 """
@@ -39,10 +39,10 @@ STEPS = 24  # halvings of the interval of prices
 
 @dataclass(frozen=True)
 class Plan:
-    """recomputed: the forward's values that the backward computes again. saved: those it finds saved. nbytes: of those,
+    """recomputed: the forward's values that the backward recomputes. saved: those it finds saved. nbytes: of those,
     without what belongs to arguments.
 
-    time: of what is computed again, estimated, in the time that moving one byte takes.
+    time: of what is recomputed, estimated, in the time that moving one byte takes.
     """
 
     recomputed: frozenset[Proxy]
@@ -56,7 +56,7 @@ def plan(joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None
     there is where none is that small.
 
     budget: above 0, at most 1. free: operations that a fusion executor takes. Those of them that are elementwise or
-    move data cost nothing when they are computed again: they join a region that reads their inputs. Products and
+    move data cost nothing when they are recomputed: they join a region that reads their inputs. Products and
     reductions are no part of that.
     """
     flow = _Flow(joint, free)
@@ -88,11 +88,11 @@ def curve(joint: Trace, budgets: Sequence[float]) -> list[tuple[float, Plan]]:
     return [(budget, plan(joint, budget)) for budget in budgets]
 
 
-def _is_fixed(line: BoundSymbol) -> bool:
-    """Whether a line can not be computed again: it has an effect, draws numbers, or makes something that is no
+def _is_fixed(operation: BoundSymbol) -> bool:
+    """Whether an operation can not be recomputed: it has an effect, draws numbers, or makes something that is no
     tensor."""
-    return bool(line.sym.tags & {OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.IN_PLACE}) or not all(
-        isinstance(o, TensorProxy) for o in line.outputs
+    return bool(operation.sym.tags & {OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.IN_PLACE}) or not all(
+        isinstance(o, TensorProxy) for o in operation.outputs
     )
 
 
@@ -104,42 +104,51 @@ class _Flow:
         self.free = free
         self.producer = producers(self.forward)
         self.bases, self.maybe_bases = alias_bases(self.forward), alias_bases(self.forward, maybe=True)
-        written = {self.maybe_bases[a] for line in self.forward if writes_back(line) for a in line.inputs[:1]}
+        written = {
+            self.maybe_bases[a] for operation in self.forward if writes_back(operation) for a in operation.inputs[:1]
+        }
         # what a backward would read otherwise than the forward did
         self.gone = {
-            v for line in self.forward for v in (*line.inputs, *line.outputs) if self.maybe_bases[v] in written
+            v
+            for operation in self.forward
+            for v in (*operation.inputs, *operation.outputs)
+            if self.maybe_bases[v] in written
         }
         read = [i for b in backward for i in b.inputs] + [g for g in joint.output["output"] if isinstance(g, Proxy)]
         self.required = dict.fromkeys(v for v in read if v in self.producer)
-        apart = {i for line in self.forward if free is None or not free(line) for i in line.inputs}
+        apart = {i for operation in self.forward if free is None or not free(operation) for i in operation.inputs}
         # views that nothing but kernels reads
         self.inside = {v for v in self.bases if v not in apart and v not in self.gone} if free is not None else set()
-        self.time = {line: estimated_time(line) for line in self.forward}
+        self.time = {operation: estimated_time(operation) for operation in self.forward}
 
     def of(self, value: Proxy) -> Proxy:
         return self.bases[value]
 
-    def price(self, line: BoundSymbol, price: float) -> float:
-        if _is_fixed(line) or not self.gone.isdisjoint(line.inputs):
+    def price(self, operation: BoundSymbol, price: float) -> float:
+        if _is_fixed(operation) or not self.gone.isdisjoint(operation.inputs):
             return math.inf
-        if self.free is not None and not line.sym.tags & {OpTags.MATMUL_OP, OpTags.REDUCTION_OP} and self.free(line):
+        if (
+            self.free is not None
+            and not operation.sym.tags & {OpTags.MATMUL_OP, OpTags.REDUCTION_OP}
+            and self.free(operation)
+        ):
             return 1e-3  # bytes: not done for nothing
-        return price * self.time[line] if price < math.inf else math.inf
+        return price * self.time[operation] if price < math.inf else math.inf
 
     def cut(self, price: float) -> Plan:
         """The plan that costs least where one unit of time is worth `price` bytes."""
-        # nodes: 2i and 2i + 1 are a value before and after its edge, -1 - j is line j
+        # nodes: 2i and 2i + 1 are a value before and after its edge, -1 - j is operation j
         number = {value: i for i, value in enumerate(self.producer)}
         edges: list[tuple] = []
-        for j, line in enumerate(self.forward):
-            if is_view(line) or not any(self.reaches[o] for o in line.outputs):
+        for j, operation in enumerate(self.forward):
+            if is_view(operation) or not any(self.reaches[o] for o in operation.outputs):
                 continue
-            edges.append(("source", -1 - j, self.price(line, price)))
+            edges.append(("source", -1 - j, self.price(operation, price)))
             edges += [
                 (2 * number[value] + 1, -1 - j, math.inf)
-                for value in {self.of(i) for i in line.inputs if self.of(i) in number}
+                for value in {self.of(i) for i in operation.inputs if self.of(i) in number}
             ]
-            for value in line.outputs:
+            for value in operation.outputs:
                 i = number[value]
                 edges += (
                     (-1 - j, 2 * i, math.inf),
@@ -161,15 +170,15 @@ class _Flow:
                 | dict.fromkeys((self.of(v) for v in self.required), True)
                 | dict.fromkeys(self.required, True)
             )
-            for line in reversed(self.forward):
-                if any(self._reaches[o] for o in line.outputs):
-                    for i in line.inputs:
+            for operation in reversed(self.forward):
+                if any(self._reaches[o] for o in operation.outputs):
+                    for i in operation.inputs:
                         if i in self._reaches:
                             self._reaches[i] = self._reaches[self.of(i)] = True
         return self._reaches
 
     def evaluate(self, chosen: frozenset[Proxy]) -> Plan:
-        """What is saved, and what it costs, when these values are computed again. Views of values are made again from
+        """What is saved, and what it costs, when these values are recomputed. Views of values are made again from
         what they show, unless that is written to, or a view is there anyway."""
         chosen |= {
             v
@@ -198,7 +207,7 @@ class _Flow:
             frozenset(v for v in chosen if v in seen),
             tuple(saved),
             size,
-            sum(self.time[line] for line in again if not is_view(line)),
+            sum(self.time[operation] for operation in again if not is_view(operation)),
         )
 
     def bytes_in(self, saved: Iterable[Proxy]) -> int:
@@ -210,7 +219,7 @@ class _Flow:
     def between(self, above: Plan, fits: Plan, target: float) -> Plan:
         """Of two plans at one price, which differ in independent parts of the program, as much of the smaller one as
         the target asks for."""
-        order = {o: i for i, line in enumerate(self.forward) for o in line.outputs}
+        order = {o: i for i, operation in enumerate(self.forward) for o in operation.outputs}
         chosen = set(above.recomputed)
         best = above
         for part in self.parts(fits.recomputed - above.recomputed, order):
@@ -221,7 +230,7 @@ class _Flow:
         return best if best.nbytes <= target else fits
 
     def parts(self, values: frozenset[Proxy], order: dict[Proxy, int]) -> list[set[Proxy]]:
-        """Values in groups that no line joins, in the order of the program."""
+        """Values in groups that no operation joins, in the order of the program."""
         group: dict[Proxy, set[Proxy]] = {}
         for value in sorted(values, key=order.__getitem__):
             joined = {value}

@@ -32,52 +32,58 @@ def reuse_memory(trace: Trace) -> Trace:
     """Lets fusions and elementwise operations write over inputs that die with them."""
     bases = alias_bases(trace.bound_symbols, maybe=True)
     base = bases.__getitem__
-    last = last_uses(trace.bound_symbols, trace.output_proxies, base, lambda line: line.sym is not python_del)
+    last = last_uses(trace.bound_symbols, trace.output_proxies, base, lambda operation: operation.sym is not python_del)
     owned: set[Proxy] = set()
 
-    def dying(i: int, line: BoundSymbol) -> list[int]:
+    def dying(i: int, operation: BoundSymbol) -> list[int]:
         """The places of the inputs whose memory nobody reads afterwards. Beside a view of it, a value is read where it
         would be written over."""
-        read = collections.Counter(map(base, line.inputs))
-        return [n for n, p in enumerate(line.inputs) if p in owned and last[p] == i and read[p] == 1]
+        read = collections.Counter(map(base, operation.inputs))
+        return [n for n, p in enumerate(operation.inputs) if p in owned and last[p] == i and read[p] == 1]
 
-    lines: list[BoundSymbol] = []
-    for i, line in enumerate(trace.bound_symbols):
-        executor = line.sym.executor
+    operations: list[BoundSymbol] = []
+    for i, operation in enumerate(trace.bound_symbols):
+        executor = operation.sym.executor
         fuser = (
-            executor if isinstance(executor, FusionExecutor) and executor.owns_results and line.sym.is_fusion else None
+            executor
+            if isinstance(executor, FusionExecutor) and executor.owns_results and operation.sym.is_fusion
+            else None
         )
-        function = _in_place_function(line) if fuser is None and not owned.isdisjoint(line.inputs) else None
-        makes = fuser is not None or _is_own(line)
+        function = _in_place_function(operation) if fuser is None and not owned.isdisjoint(operation.inputs) else None
+        makes = fuser is not None or _is_own(operation)
         if fuser is not None:
-            found = dying(i, line)
-            line = _writing_over(line, fuser, found) if found else line
+            found = dying(i, operation)
+            operation = _writing_over(operation, fuser, found) if found else operation
         # what a linear layer gives is a view of something that nobody has, and what leaves the program must be none
-        elif function is not None and 0 in dying(i, line) and last.get(line.outputs[0]) != len(trace.bound_symbols):
-            line, makes = run_in_place(line, function), True
-        lines.append(line)
+        elif (
+            function is not None
+            and 0 in dying(i, operation)
+            and last.get(operation.outputs[0]) != len(trace.bound_symbols)
+        ):
+            operation, makes = run_in_place(operation, function), True
+        operations.append(operation)
         if makes:
-            owned |= {o for o in line.outputs if isinstance(o, TensorProxy)}
-        elif line.sym is not python_del and not (
-            line.outputs and all(o in bases for o in line.outputs)
+            owned |= {o for o in operation.outputs if isinstance(o, TensorProxy)}
+        elif operation.sym is not python_del and not (
+            operation.outputs and all(o in bases for o in operation.outputs)
         ):  # it may keep what it reads, or give it under another name
-            owned.difference_update(map(base, line.inputs))
-    return trace.replace(bound_symbols=lines)
+            owned.difference_update(map(base, operation.inputs))
+    return trace.replace(bound_symbols=operations)
 
 
-def _is_own(line: BoundSymbol) -> bool:
+def _is_own(operation: BoundSymbol) -> bool:
     """Whether PyTorch executes an operation whose result has its memory to itself."""
-    by_torch = line.sym.executor is not None and line.sym.executor.name == "torch"
-    return by_torch and bool(line.subsymbols) and line.subsymbols[0].sym.owns_result
+    by_torch = operation.sym.executor is not None and operation.sym.executor.name == "torch"
+    return by_torch and bool(operation.subsymbols) and operation.subsymbols[0].sym.owns_result
 
 
-def _in_place_function(line: BoundSymbol) -> Callable | None:
+def _in_place_function(operation: BoundSymbol) -> Callable | None:
     """What computes an elementwise operation of PyTorch's in the memory of its first operand, where that has the
     result's type and shape."""
-    form = in_place_form(line) if OpTags.IN_PLACE not in line.sym.tags else None
-    if form is None or not line.subsymbols[0].sym.elementwise:
+    form = in_place_form(operation) if OpTags.IN_PLACE not in operation.sym.tags else None
+    if form is None or not operation.subsymbols[0].sym.elementwise:
         return None
-    target, result = line.args[0], line.outputs[0]
+    target, result = operation.args[0], operation.outputs[0]
     fits = (
         isinstance(target, TensorProxy)
         and isinstance(result, TensorProxy)
@@ -87,15 +93,17 @@ def _in_place_function(line: BoundSymbol) -> Callable | None:
     return form[0] if fits else None
 
 
-def _writing_over(line: BoundSymbol, fuser: FusionExecutor, dying: list[int]) -> BoundSymbol:
-    found = fuser.writing_over(line.sym.fn, dying)
+def _writing_over(operation: BoundSymbol, fuser: FusionExecutor, dying: list[int]) -> BoundSymbol:
+    found = fuser.writing_over(operation.sym.fn, dying)
     if found is None:
-        return line
+        return operation
     function, pairs = found
     verb = "may be" if fuser.permits else "is"
     return run_by(
-        line,
+        operation,
         function,
-        ", ".join(f"{line.outputs[o].name} {verb} written over {line.inputs[i].name}" for o, i in pairs.items()),
+        ", ".join(
+            f"{operation.outputs[o].name} {verb} written over {operation.inputs[i].name}" for o, i in pairs.items()
+        ),
         OpTags.IN_PLACE,
     )

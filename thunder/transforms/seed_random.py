@@ -6,7 +6,7 @@ Before: `t0 = ltorch.dropout(x, 0.1, True)`. After: `t1 = ltorch.randint(0, 9223
 
 PyTorch draws the seed from the device's default generator whenever the program runs, so that `torch.manual_seed`
 decides what follows; each operation has an offset of its own. What is a function of the seed is the same when a
-backward or a checkpoint computes it again, and no mask is kept. Operations that no executor can fuse in this form, and
+backward or a checkpoint recomputes it, and no mask is kept. Operations that no executor can fuse in this form, and
 those that draw from a generator of the user's, stay as they are; so do all in a program that seeds, reads or sets a
 generator itself.
 """
@@ -28,11 +28,13 @@ __all__ = ["seed_random"]
 
 def seed_random(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
     """Writes the random operations of a program as functions of seeds, where one of `fusers` takes these."""
-    if any(line.sym is PRIMS["get_rng_state"] or line.sym.holds_generator for line in trace.bound_symbols):
+    if any(
+        operation.sym is PRIMS["get_rng_state"] or operation.sym.holds_generator for operation in trace.bound_symbols
+    ):
         return trace
     seeds = _Seeds(fusers)
     made = rewrite(trace, seeds.rule)
-    read = {p for line in made.bound_symbols for p in line.inputs}
+    read = {p for operation in made.bound_symbols for p in operation.inputs}
     return made.replace(
         bound_symbols=[*(s for s in seeds.lines if not read.isdisjoint(s.outputs)), *made.bound_symbols]
     )
@@ -47,30 +49,32 @@ class _Seeds:
         self.of_device: dict = {}
         self.offset = 0
 
-    def rule(self, line: BoundSymbol, out: Rewriter) -> None:
-        form = line.sym.from_uniform if line.sym.executor is None else None
+    def rule(self, operation: BoundSymbol, out: Rewriter) -> None:
+        form = operation.sym.from_uniform if operation.sym.executor is None else None
         if (
             form is None
-            or line.kwargs.get("generator") is not None
-            or any(isinstance(n, NumberProxy) for n in numbers_in((line.args, line.kwargs), []))
+            or operation.kwargs.get("generator") is not None
+            or any(isinstance(n, NumberProxy) for n in numbers_in((operation.args, operation.kwargs), []))
         ):
-            return out.write(line)
-        with recording(Recorder(line.context, lambda: line.location)) as recorder:
-            result = form(self.drawing(line), *line.args, **line.kwargs)
+            return out.write(operation)
+        with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
+            result = form(self.drawing(operation), *operation.args, **operation.kwargs)
         draws = [b for b in recorder.bound_symbols if b.sym is random.uniform_philox]
         if result is NotImplemented or not all(any(f.can_fuse(d) for f in self.fusers) for d in draws):
-            return out.write(line)
-        lines, aliases = adopt(recorder.bound_symbols, result, line.output)
-        for new in lines:
+            return out.write(operation)
+        operations, aliases = adopt(recorder.bound_symbols, result, operation.output)
+        for new in operations:
             out.write(new)
         out.alias(aliases)
 
-    def drawing(self, line: BoundSymbol) -> Callable:
+    def drawing(self, operation: BoundSymbol) -> Callable:
         """draw(shape, device): float32 numbers from [0, 1) that no other operation of the program draws."""
 
         def draw(shape, device) -> TensorProxy:
             if device not in self.of_device:
-                with recording(Recorder(line.context.replace(checkpoint=()), lambda: line.location)) as recorder:
+                with recording(
+                    Recorder(operation.context.replace(checkpoint=()), lambda: operation.location)
+                ) as recorder:
                     self.of_device[device] = LTORCH["randint"](0, 2**63 - 1, (), device=device, dtype=int64)
                 self.lines += recorder.bound_symbols
             self.offset += 1

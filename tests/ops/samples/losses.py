@@ -107,3 +107,10 @@ def _(make):
 def _(make):
     yield make(), make(4, 3), torch.tensor([0, 1, 2, 1]), make(3), 1, -100, make()
     yield make(4), make(4, 3), torch.tensor([0, 1, 2, 1]), None, 0, 1, make()
+
+
+@LTORCH["nll_loss2d_backward"].samples
+def _(make):
+    target = torch.tensor([[[0, 1], [2, 1]]])
+    yield make(), make(1, 3, 2, 2), target, make(3), 1, -100, make()
+    yield make(1, 2, 2), make(1, 3, 2, 2), target, None, 0, 1, make()
