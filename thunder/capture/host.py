@@ -104,6 +104,7 @@ class Capture(ProtocolHost):
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options
         self.symbolic = options.cache is CACHE_OPTIONS.SYMBOLIC_VALUES
+        self.symbolic_sizes = options.dynamic is True
         # paths, in words, whose numbers stay symbolic: those that earlier readings saw written, or that had other
         # values
         self.changing = changing or {}
