@@ -21,7 +21,6 @@ from thunder.core.symbolic import RELATIONS
 from thunder.errors import CaptureError
 from thunder.executors.torchex import no_autocast
 from thunder.ops.explain import as_torch
-from thunder.options import RNG_OPTIONS
 
 __all__ = ["Path", "RaisesBefore"]
 
@@ -43,6 +42,7 @@ class Path:
         self.c, self.expected = c, expected
         self.taken: list[Decision] = []
         self.decides, self.refused = True, False
+        self.why = ""  # it cannot decide, where that is not plain to see
         self.log = Log() if log is None else log
         self.logged_when_asked: int | None = None
         self.host_calls = 0
@@ -138,8 +138,8 @@ class Path:
             or c.options.device is not None
         ):
             return False
-        # ranks would have to decide together
         if c.placements or compat.distributed_is_used():
+            self.why = "; ranks that communicate would have to decide together"
             return False
         may = self.decides or not c.asked_whether_compiling
         self.refused |= not may
@@ -163,6 +163,7 @@ class _Values:
         self.producer: dict[Proxy, int] = {}
         self.ordered: list[int] = []  # places of bound symbols that run in the program's order, and have not
         self.seen = 0  # of the bound symbols
+        self.copies: dict[int, torch.Generator] = {}  # of the user's generators
         self.generators: dict = {}  # device -> state of its default generator behind what was drawn
 
     def number(self, x):
@@ -230,9 +231,7 @@ class _Values:
         return needed
 
     def _check(self, b: BoundSymbol) -> None:
-        generator = b.kwargs.get("generator") is not None or self.c.options.rng is RNG_OPTIONS.FUSED
-        random = OpTags.RANDOM_OP in b.sym.tags
-        effect = generator if random else OpTags.DONT_DCE in b.sym.tags and b.sym is not host_call
+        effect = OpTags.DONT_DCE in b.sym.tags and OpTags.RANDOM_OP not in b.sym.tags and b.sym is not host_call
         if OpTags.IN_PLACE in b.sym.tags or effect:
             self._refuse(f"on {b.sym.name}, which has an effect")
         if b.sym.fn is None and not b.subsymbols and b.sym.decomposition is None:
@@ -279,6 +278,12 @@ class _Values:
             return self.known[x]
         if isinstance(x, NumberProxy):
             return self._number(x)
+        if type(x) is torch.Generator:  # which only the program draws from
+            copied = self.copies.get(id(x))
+            if copied is None:
+                copied = self.copies[id(x)] = torch.Generator(x.device)
+                copied.set_state(x.get_state())
+            return copied
         return as_torch(x)
 
     def _assign(self, output, result) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from thunder.core import symbolic
 from thunder.core.devices import Device, to_device
 from thunder.core.dtypes import dtype, is_inexact, to_dtype
-from thunder.core.recording import decided_by_data, undecided, user_location
+from thunder.core.recording import decided_by_data, undecided, user_location, why_undecided
 from thunder.core.symbolic import RELATIONS
 from thunder.errors import DataDependentError
 
@@ -295,7 +295,7 @@ class UnbackedNumber(Proxy):
 def _undecided(what: str, unbacked: tuple[UnbackedNumber, ...]) -> DataDependentError:
     origins = ", ".join(f"{u.name} is {u.origin}" for u in unbacked)
     return DataDependentError(
-        f"{what} is known only when the program runs ({origins})",
+        f"{what} is known only when the program runs ({origins}{why_undecided()})",
         location=user_location(),
         remedy="use operations that go without it (torch.where, masks, torch.nonzero_static); say what holds with "
         "torch._check(...); or compute it outside and pass it in",
