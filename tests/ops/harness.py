@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+import tests.ops.samples  # noqa: F401
 import thunder
 from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.executors.torchex import torch_ex

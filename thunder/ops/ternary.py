@@ -69,13 +69,6 @@ def _(condition, input=None, other=None):
     return None, left, sum_to(where(condition, 0.0, g), given[1].shape) if given[1] is not None else None
 
 
-@where.samples
-def _(make):
-    yield make(4, 3, dtype=torch.bool), make(4, 3), make(4, 3)
-    yield make(4, 1, dtype=torch.bool), make(3), 0.0
-    yield make(4, 3, dtype=torch.bool), 1.0, 2.0
-
-
 @alias(torch.Tensor.where)
 def where_method(a, condition, other):
     return where(condition, a, other)
@@ -107,13 +100,6 @@ def _(a, mask, value):
     g = yield masked_fill(a, mask, value)
     filled = sum_to(where(mask, g, 0.0), value.shape) if type(value) is TensorProxy else None
     return sum_to(masked_fill(g, mask, 0), a.shape), None, filled
-
-
-@masked_fill.samples
-def _(make):
-    yield make(4, 3), make(4, 3, dtype=torch.bool), 0.5
-    yield make(4, 3), make(3, dtype=torch.bool), -1
-    yield make(4, 3), make(4, 1, dtype=torch.bool), make()
 
 
 def _clamp_meta(a, min=None, max=None, *, name="clamp"):
@@ -157,17 +143,6 @@ def _clamp(name: str) -> Symbol:
 
 
 clamp, clip = _clamp("clamp"), _clamp("clip")
-
-
-for _symbol in (clamp, clip):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3), -0.5, 0.5
-        yield (make(4, 3),), {"min": 0}
-        yield make(4, 3), make(3), make(4, 1, low=3, high=4)
-        yield make(4, 3), -0.5, math.nan
-        yield make(4, 3), make(3) * torch.tensor([1, math.nan, 1]), make(4, 1)
 
 
 def _both(a, b):
@@ -252,12 +227,6 @@ def clamp_max(a, max):
 
 _clamp_rule(clamp_min, lambda min: (min, None))
 _clamp_rule(clamp_max, lambda max: (None, max))
-for _symbol in (clamp_min, clamp_max):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3), 0.5
-        yield make(4, 3), make(3)
 
 
 @composite(
@@ -285,12 +254,6 @@ def _(a, b, c, *, value=1):
     return _of(lambda: g, a), _of(lambda: g * _times(c, value), b), _of(lambda: g * _times(b, value), c)
 
 
-@addcmul.samples
-def _(make):
-    yield make(4, 3), make(4, 3), make(3)
-    yield (make(4, 3), make(4, 1), make(3)), {"value": 2}
-
-
 @composite(
     torch.addcdiv, torch.Tensor.addcdiv, meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c),
         autocast="cuda:widest",
@@ -303,12 +266,6 @@ def addcdiv(a, b, c, *, value=1):
 def _(a, b, c, *, value=1):
     g = yield addcdiv(a, b, c, value=value)
     return _of(lambda: g, a), _of(lambda: g * (value / c), b), _of(lambda: -g * (_times(b, value) / (c * c)), c)
-
-
-@addcdiv.samples
-def _(make):
-    yield make(4, 3), make(4, 3), make(3, low=0.5)
-    yield (make(4, 3), make(4, 1), make(3, low=0.5)), {"value": 2}
 
 
 @composite(
@@ -326,12 +283,6 @@ def lerp(start, end, weight):
 def _(start, end, weight):
     g = yield lerp(start, end, weight)
     return _of(lambda: g * (1 - weight), start), _of(lambda: g * weight, end), _of(lambda: g * (end - start), weight)
-
-
-@lerp.samples
-def _(make):
-    yield make(4, 3), make(4, 3), 0.3
-    yield make(4, 3), make(4, 3), make(3)
 
 
 # --- made of them
@@ -355,12 +306,6 @@ def nan_to_num(a, nan=0.0, posinf=None, neginf=None):
 def _(a, nan=0.0, posinf=None, neginf=None):
     g = yield nan_to_num(a, nan, posinf, neginf)
     return (g * LTORCH["isfinite"](a),)
-
-
-@nan_to_num.samples
-def _(make):
-    yield make(4, 3)
-    yield make(4, 3), 0.0, 1.0, -1.0
 
 
 def finite_range(d: dtypes.dtype) -> tuple[float, float]:
@@ -387,7 +332,4 @@ def _(a, eps=None):
     return (logit_backward(g, a, eps),)
 
 
-@logit.samples
-def _(make):
-    yield make(4, 3, low=0.1, high=0.9)
-    yield make(4, 3, low=0.1, high=0.9), 0.2
+LTORCH["masked_fill"].layout = "row-major"  # a copy is filled
