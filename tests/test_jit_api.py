@@ -544,8 +544,8 @@ def test_examine(capsys):
     assert "of which 1 (50%) are supported" in out and "_euclidean_dist, called 1 times" in out
     thunder.examine.examine(lambda x: x if x.sum() > 0 else -x, ONES)
     assert "Found 2 distinct operations, of which 2 (100%) are supported" in capsys.readouterr().out
-    thunder.examine.examine(lambda x: torch.from_numpy(x.numpy()), ONES)
-    assert "It cannot be compiled: cannot capture this program: .numpy() asks" in capsys.readouterr().out
+    thunder.examine.examine(lambda x: x.untyped_storage(), ONES)
+    assert "It cannot be compiled: cannot capture this program: " in capsys.readouterr().out
     thunder.examine.examine(lambda x: x @ torch.ones(3, 3), ONES)
     out = capsys.readouterr().out
     assert out.startswith("The program fails in PyTorch itself, before thunder is asked: RuntimeError: ")
@@ -836,13 +836,13 @@ def test_recursion_through_the_same_compiled_function():
 
 
 def test_usable_after_every_failure():
-    compiled = thunder.jit(lambda x, y: x @ y if y is not None else x.numpy())
+    compiled = thunder.jit(lambda x, y: x @ y if y is not None else x.untyped_storage())
     good = torch.ones(2, 2)
     for bad in (torch.ones(3, 3), None, "text"):
         with pytest.raises((RuntimeError, TypeError)):
             compiled(good, bad)
         assert torch.equal(compiled(good, good), good @ good)
-    with pytest.raises(CaptureError, match="asks for a tensor's values"):
+    with pytest.raises(CaptureError, match="untyped_storage"):
         compiled(good, None)
 
 

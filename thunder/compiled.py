@@ -17,7 +17,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from thunder import compat
 from thunder.capture import Captured, FailsWithParts, capture
-from thunder.core.host_calls import beginning_with
+from thunder.core.host_calls import Log, beginning_with
 from thunder.core.paths import OtherPath
 from thunder.core.symbol import current_recorder
 from thunder.core.utils import without_collection
@@ -175,7 +175,7 @@ class Compiled:
             self.stats.cache_hits += 1
             return self._run(entry, entry.prologue_fn(self.fn, args, kwargs), args, kwargs)
         with self._lock:
-            log: dict[int, Any] = {}
+            log = Log()
             found = self._found_or_compiled(modes, args, kwargs, log)
         if isinstance(found, str):
             return self._run_original(found, args, kwargs)
@@ -192,7 +192,7 @@ class Compiled:
             if compiled:
                 self.stats.times["computation execution"] = (start, time.perf_counter_ns())
 
-    def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: dict[int, Any] | None = None):
+    def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None = None):
         self.stats.last_entry = entry
         with beginning_with(log):
             values = entry.computation_fn(*inputs)
@@ -214,7 +214,7 @@ class Compiled:
         while True:
             path = (*entry.path[: other.index], entry.path[other.index]._replace(answer=other.answer))
             with self._lock:
-                log = {} if other.log is None else other.log
+                log = Log() if other.log is None else other.log
                 found = self._of_path(modes, path, args, kwargs, log)
             if isinstance(found, str):
                 return self._run_original(found, args, kwargs)
@@ -231,7 +231,7 @@ class Compiled:
                 raise
 
     def _of_path(
-        self, modes: tuple, path: tuple, args: tuple, kwargs: dict, log: dict[int, Any]
+        self, modes: tuple, path: tuple, args: tuple, kwargs: dict, log: Log
     ) -> tuple[CacheEntry, tuple] | str:
         """The program whose decisions begin with `path`, with its inputs; a str as in `_found_or_compiled`."""
         table, others = self._tables[modes], 0
@@ -248,7 +248,7 @@ class Compiled:
                 location=path[-1].where,
                 remedy="use operations that go without the decision (torch.where, masks)",
             )
-            if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in() or log:
+            if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(log):
                 raise error
             return str(error)
         reason = f"another path: {path[-1].question} is {path[-1].answer}"
@@ -256,7 +256,7 @@ class Compiled:
         return found if isinstance(found, str) else found[:2]
 
     def _found_or_compiled(
-        self, modes: tuple, args: tuple, kwargs: dict, log: dict[int, Any]
+        self, modes: tuple, args: tuple, kwargs: dict, log: Log
     ) -> tuple[CacheEntry, tuple, bool] | str:
         """An entry, the inputs of its computation, and whether it was compiled for this call. log: gets what host calls
         give that capture makes.
@@ -288,7 +288,7 @@ class Compiled:
         return self._compiled_for(modes, facts, reasons, args, kwargs, (), log)
 
     def _compiled_for(
-        self, modes: tuple, facts: dict, reasons: list[str], args: tuple, kwargs: dict, path: tuple, log: dict[int, Any]
+        self, modes: tuple, facts: dict, reasons: list[str], args: tuple, kwargs: dict, path: tuple, log: Log
     ) -> tuple[CacheEntry, tuple, bool] | str:
         """`_found_or_compiled`, of a call that no entry fits. reasons: why. path: the first decisions of the call."""
         stats, clock = self.stats, time.perf_counter_ns
@@ -300,12 +300,12 @@ class Compiled:
         try:
             entry = self._compile(modes, args, kwargs, path, log)
         except ProgramFails as error:
-            if not self._original_stands_in() or log:
+            if not self._original_stands_in(log):
                 raise error.__cause__ from None  # type: ignore[misc]
             # no effect has taken place: run, it fails with its own effects, words and traceback, if it does
             return "" if error.theirs else self._refused_for(error, modes, facts)
         except (CaptureError, MissingImplementationError) as error:
-            if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in() or log:
+            if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(log):
                 raise
             return self._refused_for(error, modes, facts)
         self._remember(modes, entry, facts)
@@ -356,9 +356,7 @@ class Compiled:
         return inputs
 
     # --- compilation
-    def _compile(
-        self, modes: tuple, args: tuple, kwargs: dict, path: tuple = (), log: dict[int, Any] | None = None
-    ) -> CacheEntry:
+    def _compile(self, modes: tuple, args: tuple, kwargs: dict, path: tuple = (), log: Log | None = None) -> CacheEntry:
         # a compilation makes many objects that stay; looking through them again and again is a third of its time
         with without_collection():
             changing = self._changing()
@@ -383,7 +381,7 @@ class Compiled:
         return found | {path: None for entry in self.stats.interpreter_cache for path in entry.captured.effects}
 
     def _compile_with(
-        self, changing: dict, modes: tuple, args: tuple, kwargs: dict, path: tuple, log: dict[int, Any] | None
+        self, changing: dict, modes: tuple, args: tuple, kwargs: dict, path: tuple, log: Log | None
     ) -> CacheEntry:
         stats, clock, options = self.stats, time.perf_counter_ns, self.options
         start = clock()
@@ -408,7 +406,7 @@ class Compiled:
             stats.times["prologue"] = (start, clock())
             captured.close()
 
-    def _capture(self, args: tuple, kwargs: dict, changing: dict, path: tuple, log: dict[int, Any] | None) -> Captured:
+    def _capture(self, args: tuple, kwargs: dict, changing: dict, path: tuple, log: Log | None) -> Captured:
         try:
             return capture(self.fn, args, kwargs, self.options, changing, self.overrides, path, log)
         except (ThunderError, SharpEdgeWarning):
@@ -462,8 +460,13 @@ class Compiled:
             return False
         return min(e.used for e in entries) > self.stats.calls - STALE * most
 
-    def _original_stands_in(self) -> bool:
-        """Whether the original function computes what the compiled one does."""
+    def _original_stands_in(self, log: Log | None = None) -> bool:
+        """Whether the original function computes what the compiled one does. log: what this call has done already: what
+        others have seen is not done again."""
+        if log is not None and log.effects:
+            return False
+        if log is not None:
+            log.undo()
         return not (self.options.transforms or self.options.disable_torch_autograd or any(self.overrides))
 
     def _first_reason(self, modes: tuple) -> list[str]:

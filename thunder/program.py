@@ -104,7 +104,7 @@ def lower_captured(captured: Captured, given: JitOptions, modes: tuple, model: A
         if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
             run = without_grad(run)
     if captured.host_calls:
-        run = with_log(run)
+        run = with_log(run, bool(captured.path))
     if captured.path:
         run = _with_numbers_put_back(run, random_devices(captured.computation, options))
     if compat.distributed_is_used():

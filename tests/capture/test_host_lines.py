@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import thunder
-from thunder.errors import CaptureError, SharpEdgeError
+from thunder.errors import CaptureError, FallbackWarning, SharpEdgeError
 
 PROGRAMS = {}
 CALLS = 6
@@ -145,6 +145,22 @@ def effects_of_python_around(x, directory):
     return events
 
 
+@program
+def values_as_arrays(x, directory):
+    a = x.numpy()
+    k = int(np.argmax(a))
+    return x[k] * float(a.mean()), torch.from_numpy(np.sort(a)), a.shape[0], np.asarray(x * 2).sum().item()
+
+
+@program
+def detached_values(x, directory):
+    weights = np.exp(x.detach().cpu().numpy())
+    weights = weights / weights.sum()
+    if weights[0] > 0.5:
+        return x * torch.from_numpy(weights)
+    return x
+
+
 LOG: list = []
 
 
@@ -207,7 +223,7 @@ def test_equals_eager(name, tmp_path, caplog):
 def test_it_is_printed_as_a_bound_symbol():
     compiled = thunder.jit(lambda x: x * random.random())
     compiled(torch.ones(2))
-    assert "v0 = host_call(0, random, (), {}, 'float', None)" in str(thunder.last_traces(compiled)[0])
+    assert "v0 = host_call(0, random, (), {}, 'float', None, 'random')" in str(thunder.last_traces(compiled)[0])
 
 
 def test_every_effect_happens_once_on_every_path(capsys):
@@ -275,6 +291,26 @@ def test_what_host_code_may_change_is_refused():
 
     with pytest.raises(CaptureError, match="a container, which it may change"):
         thunder.jit(f, fallback="error")(torch.ones(3))
+
+
+WRITTEN = {
+    "tensor": lambda x: (lambda a: x.add_(1).sum() + float(a[0]))(x.numpy()),
+    "array": lambda x: (lambda a: a.fill(1.0) or x.sum())(x.numpy()),
+    "array, left": lambda x: x.numpy(),
+    "made of one": lambda x: torch.from_numpy(np.exp(x.numpy())).add_(1),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_memory_that_arrays_share(name):
+    """Not written to by the program that is captured: the original runs."""
+    compiled, x, y = thunder.jit(WRITTEN[name], fallback="eager"), torch.zeros(3), torch.zeros(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for _ in range(2):
+            np.testing.assert_array_equal(compiled(x), WRITTEN[name](y))
+            assert torch.equal(x, y)
+    assert thunder.cache_hits(compiled) == 0
 
 
 def test_no_gradient_passes_through_host_code():

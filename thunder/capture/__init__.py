@@ -23,6 +23,7 @@ from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
 from thunder.capture.tensors import write_back
+from thunder.core.host_calls import Log
 from thunder.core.paths import Decision
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import recording
@@ -49,6 +50,7 @@ class Captured:
         self.path, self.host_calls = tuple(c.path.taken), c.path.host_calls
         with recording(c.recorder):  # a future that is returned is waited for
             result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
+        c.path.check_watched()
         write_back(c)
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
@@ -242,7 +244,7 @@ def capture(
     changing: dict | None = None,
     overrides: tuple[dict, ...] = (),
     path: tuple[Decision, ...] = (),
-    log: dict[int, Any] | None = None,
+    log: Log | None = None,
 ) -> Captured:
     """Reads one call of a program. changing: path -> None, where earlier readings saw a write, or the values that a
     number had: numbers there stay symbolic, unless they are one of these values. overrides: what stands in the place of

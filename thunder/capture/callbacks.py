@@ -57,6 +57,8 @@ _NAMES = {
     **{id(f): (*_NUMBERS, f"__{f.__name__}__") for f in (math.floor, math.ceil, math.trunc, round)},
     **dict.fromkeys((id(int), id(float), id(complex)), (*_NUMBERS, "__trunc__")),
     **{id(f): ("__index__",) for f in (range, bin, hex, oct, chr, operator.index)},
+    **dict.fromkeys((id(repr), id(ascii)), ("__repr__",)), id(str): ("__str__", "__repr__", "__bytes__"),
+    id(format): ("__format__", "__str__", "__repr__"), id(hash): ("__hash__",),
     id(type.__new__): (), id(ord): (), id(slice): (),
     id(abs): ("__abs__",), id(len): ("__len__",), id(dir): ("__dir__",),
     id(bytes): ("__bytes__", "__index__", "__iter__", "__len__", "__getitem__", "__next__"),

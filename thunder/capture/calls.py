@@ -15,7 +15,7 @@ from thunder.capture import callbacks, host_lines
 from thunder.capture.ask import KEYS
 from thunder.capture.library import torch_func
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import impure, native_module
+from thunder.capture.native import CONTAINERS, impure, native_module
 from thunder.capture.native_calls import (
     BY_NAME,
     BY_TYPE,
@@ -31,7 +31,7 @@ from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, rec
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
 from thunder.core.symbol import Symbol
-from thunder.interpreter import NULL
+from thunder.interpreter import NULL, text
 from thunder.interpreter.attributes import type_attribute
 from thunder.ops import inplace_of, lookup
 
@@ -58,6 +58,8 @@ def call(c, f, args, kwargs):
         wrapper = type_attribute(f.__objclass__, f.__name__)
         if (handler := HANDLERS.get(id(wrapper))) is not None:
             return handler(c, wrapper, [f.__self__, *args], kwargs)
+        if type(f.__self__) in CONTAINERS and f.__name__ in ("__repr__", "__str__") and not args:
+            return text.representation(c, f.__self__)
     if t in IDENTITY_CALLS:
         return (reduced if f.__name__ == "__reduce_ex__" else call_builtin)(c, f, args, kwargs)
     special = BY_TYPE.get(t)

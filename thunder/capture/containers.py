@@ -111,7 +111,7 @@ def materialize(c, s) -> None:
         _fill(c, s, look, base, [_data(c, x, source.item(k)) for k, x in _pairs(value)])
     elif base is set:
         c.ask(source, ELEMENTS)
-        found = c.elements(value)
+        found = c.elements(set.__iter__(value))
         look.was = set(found)
         set.update(s, found)
     elif issubclass(base, dict):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.core.host_calls import HostProxy, host_call, logged, taken_from_log
+from thunder.core.host_calls import HostProxy, Log, host_call, logged, taken_from_log
 from thunder.core.paths import Decision, check_decision, check_value
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, current_recorder, recording
@@ -31,11 +31,12 @@ class Path:
     expected: the decisions of a program that a call has left at the last of them: they are answered as there.
     """
 
-    def __init__(self, c, expected: tuple[Decision, ...] = (), log: dict[int, Any] | None = None):
+    def __init__(self, c, expected: tuple[Decision, ...] = (), log: Log | None = None):
         self.c, self.expected = c, expected
         self.taken: list[Decision] = []
-        self.log = {} if log is None else log  # what host calls of this call gave
+        self.log = Log() if log is None else log  # what host calls of this call gave
         self.host_calls = 0
+        self.watched: list[tuple[TensorProxy, TensorProxy]] = []
         self._settled: dict[HostProxy, Any] = {}
         self._values = _Values(c, self.log)
 
@@ -80,9 +81,23 @@ class Path:
         self.taken.append(Decision(f"the type of what {name}() gives", kind, self.c.user_location()))
         return len(self.taken) - 1
 
-    def run_host_call(self, index: int | None, function, args: tuple, kwargs: dict) -> Any:
+    def run_host_call(self, index: int | None, function, args: tuple, kwargs: dict, effect: str) -> Any:
         """What a host call that is not recorded yet gives, after those before it."""
-        return self._values.host_call(index, function, args, kwargs)
+        return self._values.host_call(index, function, args, kwargs, effect)
+
+    def watch(self, p: TensorProxy) -> None:
+        """Host code has seen memory of a tensor: the program must not write to it any more."""
+        memory = self.c.recorder.memory
+        base = memory.base(memory.holder(p))
+        self.watched.append((base, memory.latest(base)))
+
+    def check_watched(self) -> None:
+        memory = self.c.recorder.memory
+        if any(memory.latest(base) is not seen for base, seen in self.watched):
+            self.c.refuse(
+                "a tensor is written to whose memory a numpy array shares, or that was made of one",
+                "write to a clone of it",
+            )
 
     def knows(self, proxy: Proxy, value: Any) -> None:
         self._values.known[proxy] = value
@@ -127,7 +142,7 @@ def _in_order(b: BoundSymbol) -> bool:
 class _Values:
     """Values of what a capture has recorded, computed when they are asked for, each once."""
 
-    def __init__(self, c, log: dict[int, Any]):
+    def __init__(self, c, log: Log):
         self.c, self.log = c, log
         self.known: dict[Proxy, Any] = {}
         self.producer: dict[Proxy, int] = {}
@@ -142,11 +157,12 @@ class _Values:
         self.of(x.unbacked)
         return x.expression.evaluate({u.name: self.known[u] for u in x.unbacked})
 
-    def host_call(self, index: int | None, function, args: tuple, kwargs: dict) -> Any:
+    def host_call(self, index: int | None, function, args: tuple, kwargs: dict, effect: str) -> Any:
         """What a host call that is not recorded yet gives. One with a number runs after those before it."""
         self.of(proxies_in((args, kwargs), []), everything_before=index is not None)
         with self._run_mode(False), logged(self.log):
-            return taken_from_log(index, function, map_structure(self._given, args), map_structure(self._given, kwargs))
+            given = map_structure(self._given, args), map_structure(self._given, kwargs)
+            return taken_from_log(index, function, *given, effect)
 
     def of(self, values, everything_before: bool = False) -> list:
         """Values of proxies. everything_before: host calls that were recorded and have not run do so."""
@@ -222,7 +238,7 @@ class _Values:
             return
         args, kwargs = map_structure(self._given, b.args), map_structure(self._given, b.kwargs)
         if b.sym is host_call:
-            self._assign(b.output, taken_from_log(*args[:4]))
+            self._assign(b.output, taken_from_log(*args[:4], *args[6:]))
             return
         if OpTags.OPAQUE in b.sym.tags:  # it may write to what it is given
             args = map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, args)

@@ -7,6 +7,7 @@ A result made of tensors, numbers and plain new containers needs none: the compu
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import gc
 import types
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from thunder.capture import containers
+from thunder.capture import containers, host_lines
 from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base
@@ -34,6 +35,7 @@ _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torc
 def is_plain(c, value, seen: set[int]) -> bool:
     """Whether a result can be written as a literal: new tuples, lists and dicts, each once, of proxies and literals."""
     t = type(value)
+    host_lines.check_leaves(c, value)
     if t is TensorProxy or isinstance(value, (AnyProxy, NumberProxy)) or t in _LITERAL:
         return True
     if t not in (tuple, list, dict) or id(value) in c.sources:
@@ -145,6 +147,8 @@ class EpilogueWriter:
         return self._other(value, t)
 
     def _other(self, value, t: type) -> str:
+        if t is contextvars.Token:
+            self.c.refuse("a token of a context variable leaves the compiled function", "set and reset it on one side")
         if (made := _made_of(value, t)) is not None:
             return self._variable(value, f"{self.pin(made[0])}({', '.join(map(self.build, made[1]))})")
         if isinstance(value, torch.Tensor) or self._is_fixed(value, t):
@@ -163,6 +167,7 @@ class EpilogueWriter:
         return None
 
     def _proxy(self, value) -> str:
+        host_lines.check_leaves(self.c, value)
         if isinstance(value, TensorProxy):
             # the parameter itself, of which the program makes another tensor
             if value in self.c.placements and self.c.placements[value].is_whole:

@@ -17,10 +17,10 @@ from thunder.capture.ask import KEYS
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_base, is_iterator, native_module
 from thunder.capture.sources import MISSING
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, map_structure
-from thunder.interpreter import standins
+from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
+from thunder.interpreter import standins, text
 
-__all__ = ["expose", "attributes", "slots", "as_text"]
+__all__ = ["expose", "attributes", "slots", "as_operand", "as_text"]
 
 MOST = 10_000  # objects that one call may look at
 # native code calls them, or asks torch about them
@@ -56,6 +56,8 @@ def expose(c, *values, concretely: bool = False, called=None) -> None:
                 continue
         if concretely and isinstance(value, (list, dict, deque)):
             _settle_numbers(c, value)
+        if isinstance(value, containers.MUTABLE) and kind not in CONTAINERS:
+            pending += _inside(c, value, kind)
         if isinstance(value, dict):
             pending += dict.keys(value)
             pending += dict.values(value)
@@ -130,6 +132,15 @@ def slots(kind: type) -> list[str]:
     return [n for n in names if n not in ("__dict__", "__weakref__") and not n.startswith("__")]
 
 
+def as_operand(c, value):
+    """A value that native code is to make a part of a string: where its text is made in Python, that comes back."""
+    if type(value) not in _LEAVES and standins.stands_alone(type(value)) and text.is_in_python(c, type(value)):
+        return standins.substitute(c, value, {})
+    if type(value) in text.BRACKETS and text.holds_python(c, value):
+        return standins.stand_in(c, value, {})
+    return as_text(c, value)
+
+
 def as_text(c, value):
     """What goes into a string: exposed, with numbers that stay symbolic as what they are."""
     expose(c, value)
@@ -138,4 +149,7 @@ def as_text(c, value):
         for k, x in list(value.items() if isinstance(value, dict) else enumerate(value)):
             value[k] = as_text(c, x)
         return value
-    return map_structure(concrete, value) if type(value) in (list, tuple) else concrete(value)
+    if type(value) in (list, tuple) or hasattr(value, "_make"):
+        parts = [as_text(c, x) for x in value]
+        return parts if type(value) is list else tuple.__new__(type(value), parts)
+    return concrete(value)

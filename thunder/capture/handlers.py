@@ -17,6 +17,7 @@ from thunder.capture.library import autograd_function, backward, torch_func
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, construct_object, reduced
 from thunder.capture.operations import kind_of, record, type_of
 from thunder.compat.names import ASSOCIATIVE_SCAN
+from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import Condition, NumberProxy, TensorProxy, converted, extreme
 from thunder.core.unbacked import assume
 from thunder.extend.debugging import breakpoint_line
@@ -47,6 +48,8 @@ def _number(c, f, args, kwargs):
     if len(args) == 1 and type(args[0]) is TensorProxy:
         c.synchronize()
         return as_number(args[0], f)
+    if args and type(args[0]) is HostProxy:
+        return host_lines.run(c, f, args, kwargs, pure=True)
     return PROTOCOL_CALLS[id(f)](c, f, args, kwargs)
 
 

@@ -42,7 +42,7 @@ from thunder.capture.library.functional import original
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.capture.sources import Source
 from thunder.capture.strides import layout
-from thunder.core.host_calls import HostProxy
+from thunder.core.host_calls import HostProxy, Log
 from thunder.core.paths import Decision
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import Context, Names, Recorder
@@ -99,7 +99,7 @@ class Capture(ProtocolHost):
         changing: dict | None = None,
         overrides: tuple[dict, ...] = (),
         path: tuple[Decision, ...] = (),
-        log: dict[int, Any] | None = None,
+        log: Log | None = None,
     ):
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options

@@ -13,22 +13,36 @@ from typing import Any
 import numpy
 import torch
 
+from thunder import compat
 from thunder.capture.expose import expose
-from thunder.capture.native import IMMUTABLE, PRIMITIVE, impure
+from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure
 from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of
 from thunder.core.proxies import Condition, NumberProxy, Proxy, Size, TensorProxy, proxies_in
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import made_number
+from thunder.ops.explain import stand_in
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
-__all__ = ["HostMethod", "attribute", "holds_host_values", "run", "run_impure", "takes", "text"]
+__all__ = [
+    "HostMethod",
+    "attribute",
+    "check_leaves",
+    "is_of_numpy",
+    "of_numpy",
+    "to_numpy",
+    "holds_host_values",
+    "run",
+    "run_impure",
+    "takes",
+    "text",
+]
 
 # functions whose results are of one type: they are not run at capture unless their value is asked for
 _KINDS: dict[Any, type] = {
     getattr(f, "__func__", f): kind
     for f, kind in {
-    print: type(None), input: str, format: str, repr: str, str: str, ascii: str,
+    int: int, float: float, bool: bool, print: type(None), input: str, format: str, repr: str, str: str, ascii: str,
     random.random: float, random.uniform: float, random.gauss: float, random.randint: int, random.randrange: int,
     numpy.random.rand: float, time.time: float, time.perf_counter: float, time.monotonic: float,
     torch.Size: torch.Size, time.time_ns: int, time.perf_counter_ns: int, time.sleep: type(None),
@@ -46,11 +60,13 @@ class HostMethod:
         self.proxy, self.name = proxy, name
 
 
-def run(c, function: Callable, args, kwargs=None, *, pure: bool = False):
+def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect: str = ""):
     """A call on the host, as a bound symbol. pure: it gives an equal value whenever it is repeated, and has no effect.
+    effect: what it does that others see, see `Log.note`.
 
     Returns a number, a tensor, None, or a HostProxy. Raises CaptureError where it cannot stand in a program.
     """
+    function = _tensor_of if function is torch.from_numpy else function
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if current_recorder() is not c.recorder or c.outer_recorders:
         c.refuse(f"{name}() runs on the host inside of a transform of functions", "call it outside of the transform")
@@ -62,7 +78,7 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False):
     index = None if pure else c.path.host_calls
     value = None
     if kind is None:
-        value = c.path.run_host_call(index, function, args, kwargs)
+        value = c.path.run_host_call(index, function, args, kwargs, effect)
         kind = type(value)
         if pure and not issubclass(kind, _FIXED):  # others may be changed, and are one object on all paths
             pure, index = False, c.path.host_calls
@@ -74,7 +90,8 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False):
         c.path.host_calls += 1
     out, result = _typed(c, name, kind, value, (args, kwargs))
     described = kind_of(value) if decision is not None else kind.__qualname__
-    host_call.record(c.recorder, (index, function, args, kwargs, described, decision), {}, out)
+    call = (index, function, args, kwargs, described, decision, *([effect] if effect else ()))
+    host_call.record(c.recorder, call, {}, out)
     if decision is not None and isinstance(out, Proxy):
         c.path.knows(out, value)
     _share(c, out, (args, kwargs))
@@ -118,6 +135,8 @@ def _share(c, out, given) -> None:
         for p in proxies_in(given, []):
             if type(p) is TensorProxy:
                 c.recorder.memory.share(out, p)
+            elif type(p) is HostProxy:
+                c.path.watch(out)
 
 
 # code that does not change the containers that it is given
@@ -183,7 +202,12 @@ def run_impure(c, function, args, kwargs):
     """A call of code that has effects outside of the program, or gives another value each time."""
     if c.options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR:
         c.sharp(impure(function))
-    return run(c, function, args, kwargs)
+    return run(c, function, args, kwargs, effect=_effect(function))
+
+
+def _effect(function) -> str:
+    why = impure(function)
+    return "" if why is None else "random" if why.endswith(CHANGES) else "outside"
 
 
 # ------------------------------------------------------------------------------------- values that a host call gave
@@ -199,6 +223,44 @@ def holds_host_values(value, numbers: bool = True, depth: int = 4) -> bool:
     if not depth or t not in (list, tuple, dict, set):
         return False
     return any(holds_host_values(v, numbers, depth - 1) for v in (value.values() if t is dict else value))
+
+
+def _values_of(tensor: torch.Tensor) -> numpy.ndarray:
+    """A tensor's values. Nobody writes to them: the tensor's memory is not theirs."""
+    found = tensor.detach().clone().numpy()
+    found.flags.writeable = False
+    return found
+
+
+def _tensor_of(array: numpy.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def to_numpy(c, p: TensorProxy) -> HostProxy:
+    """`p.numpy()`: values, for programs that write neither to them nor later to the tensor, whose memory they share."""
+    if p.requires_grad:
+        with compat.DisableTorchFunction():
+            stand_in(p).requires_grad_().numpy()  # PyTorch refuses
+    c.path.watch(p)
+    return run(c, _values_of, (p,))
+
+
+def of_numpy(c, function, args, kwargs):
+    """A function of NumPy's that is given tensors."""
+    args = [to_numpy(c, a) if type(a) is TensorProxy else a for a in args]
+    return run(c, function, args, {k: to_numpy(c, v) if type(v) is TensorProxy else v for k, v in kwargs.items()})
+
+
+def is_of_numpy(function, args, kwargs) -> bool:
+    module = getattr(function, "__module__", None) or ""
+    tensors = any(type(a) is TensorProxy for a in (*args, *kwargs.values()))
+    return tensors and module.split(".")[0] == "numpy" and not isinstance(function, numpy.ufunc)
+
+
+def check_leaves(c, value) -> None:
+    """Values of a tensor that leave the program would have to share its memory."""
+    if type(value) is HostProxy and value.kind is numpy.ndarray and not value.example.flags.writeable:
+        c.refuse("a numpy array that shares a tensor's memory leaves the program", "return the tensor")
 
 
 def takes(function, args, kwargs) -> bool:
@@ -244,8 +306,9 @@ def call(c, function, args, kwargs):
         return run(c, call_function, (function, *args), kwargs)
     value, name = function.proxy, function.name
     example = value.example
-    pure = isinstance(example, _FIXED) and impure(getattr(example, name)) is None
-    return run(c, call_method, (value, name, *args), kwargs, pure=pure)
+    effect = _effect(getattr(example, name))
+    pure = isinstance(example, _FIXED) and not effect
+    return run(c, call_method, (value, name, *args), kwargs, pure=pure, effect=effect)
 
 
 def operate(c, function: Callable, *operands):

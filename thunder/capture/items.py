@@ -17,8 +17,9 @@ from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.native import PRIMITIVE
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
+from thunder.options import SHARP_EDGES_OPTIONS
 
-__all__ = ["getitem", "setitem", "contains", "iterate", "refuse_array", "check_arrays", "VIEWS"]
+__all__ = ["getitem", "setitem", "contains", "iterate", "refuse_array", "check_arrays", "advance", "VIEWS"]
 
 # of mappings written in Python
 VIEWS = {collections.abc.KeysView, collections.abc.ItemsView, collections.abc.ValuesView}
@@ -64,6 +65,14 @@ def _key(c, k):
     if type(k) is numpy.ndarray or type(k) is tuple:
         return map_structure(lambda x: c.lift(torch.as_tensor(x)) if type(x) is numpy.ndarray else x, k)
     return k
+
+
+def advance(c) -> None:
+    """An iterator from outside is about to be advanced, which no later call would repeat."""
+    what = "an iterator from outside is advanced"
+    if c.options.sharp_edges is SHARP_EDGES_OPTIONS.WARN:
+        c.refuse(what, "pass a list, or advance it outside of the compiled function")
+    c.sharp(f"{what}, and stays advanced only for the call that captured the program")
 
 
 def refuse_array(c, o) -> None:
@@ -129,7 +138,7 @@ def contains(c, o, v) -> bool:
 def iterate(c, o):
     c.materialize(o)
     if id(o) in c.outside_iterators:
-        c.sharp("an iterator from outside is advanced, and stays advanced only for the call that captured the program")
+        advance(c)
     t = type(o)
     if t is TensorProxy:
         return iter(o)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import ast
 import collections
 import contextlib
 import datetime
@@ -26,7 +27,7 @@ from thunder.compat.names import READ_MODULES
 __all__ = [
     "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
     "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "plain_base",
-    "impure", "ENUM",
+    "impure", "ENUM", "CHANGES",
 ]  # fmt: skip
 
 # values that are compared by value and never tracked
@@ -92,7 +93,7 @@ tracked_anyway = (
     type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList,
         collections.ChainMap, torch.nn.Module,
     contextlib._GeneratorContextManagerBase, contextlib.ExitStack, weakref.WeakKeyDictionary,
-    weakref.WeakValueDictionary, weakref.WeakSet,
+    weakref.WeakValueDictionary, weakref.WeakSet, ast.AST,
 )  # fmt: skip
 ITERATING = {
     list,
@@ -128,7 +129,7 @@ HARMLESS = {
 
 def is_iterator(value) -> bool:
     """Whether a value of a library's type is used up by reading it."""
-    return hasattr(type(value), "__next__")
+    return any("__next__" in base.__dict__ for base in type(value).__mro__)
 
 
 BUFFERS = (bytearray, array.array)  # compared by value with a copy
@@ -170,6 +171,7 @@ _FILES = {  # methods of paths that look at files
     "mkdir", "unlink", "touch", "rename", "cwd", "home", "resolve",
 }  # fmt: skip
 _LOGGED = {"debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log"}
+CHANGES = "gives another value at each call"
 _ONCE = "runs while the program is captured and not again"
 
 
@@ -184,7 +186,7 @@ def impure(f) -> str | None:
     if name in _INSIDE or issubclass(kind, (io.StringIO, io.BytesIO)):
         return None
     if module in _CHANGING or module.startswith("numpy.random") or (module, name) in _CHANGING_FUNCTIONS:
-        return f"{shown} gives another value at each call"
+        return f"{shown} {CHANGES}"
     if module == "logging" and name in _LOGGED or (module, name) == ("warnings", "warn"):
         return f"{shown} {_ONCE}"
     if module in _OUTSIDE or module.startswith("pathlib") and name in _FILES:

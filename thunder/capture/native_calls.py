@@ -21,7 +21,7 @@ import torch.utils.checkpoint
 
 from thunder import compat
 from thunder.capture import callbacks, containers, host_lines, items, operations
-from thunder.capture.expose import as_text, expose
+from thunder.capture.expose import as_operand, expose
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
 from thunder.capture.native import (
@@ -46,7 +46,7 @@ from thunder.interpreter.attributes import type_attribute
 from thunder.ops import inplace_of, lookup
 
 __all__ = [
-    "ADVANCED", "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native", "construct_object",
+    "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native", "construct_object",
     "reaches", "reduced", "pairs",
 ]  # fmt: skip
 
@@ -168,7 +168,7 @@ def call_builtin(c, f, args, kwargs):
 def _formatted(c, f, args, kwargs):
     if operations.is_unknown_text((*args, *kwargs.values())):
         return host_lines.text(c, f, *args, **kwargs)
-    return call_native(c, f, [as_text(c, a) for a in args], {k: as_text(c, v) for k, v in kwargs.items()})
+    return call_native(c, f, [as_operand(c, a) for a in args], {k: as_operand(c, v) for k, v in kwargs.items()})
 
 
 _WATCHED = (
@@ -231,9 +231,11 @@ def _callable_for_native(c, f):
 
 def call_native(c, f, args, kwargs):
     if c.outside_iterators and any(id(a) in c.outside_iterators for a in args):
-        c.sharp(ADVANCED)
+        items.advance(c)
     if impure(f) is not None:
         return host_lines.run_impure(c, f, args, kwargs)
+    if host_lines.is_of_numpy(f, args, kwargs):
+        return host_lines.of_numpy(c, f, args, kwargs)
     if host_lines.takes(f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
     if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
@@ -261,9 +263,6 @@ def call_native(c, f, args, kwargs):
     if type(result) in _ANSWERS and not (args or kwargs) and _is_question(f):
         c.setting(c.const(f).call("__call__"), result)
     return result
-
-
-ADVANCED = "an iterator from outside is advanced, and stays advanced only for the call that captured the program"
 
 
 def _called_back(c, a):
@@ -301,7 +300,7 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
     for a in given:
         c.materialize(a)
         if f in _COMPARING:
-            expose(c, a)
+            expose(c, a, called=f if f is repr else None)
             if f in _HASHING and isinstance(a, Iterable):
                 _check_keys(c, (), [a])
     return args, kwargs

@@ -33,6 +33,7 @@ class _Deleted:
 
 DELETED = _Deleted()
 _UNKNOWN = object()
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 # What a class gives as it stands in it, or the function inside: whoever asks the class sees what an object's bases say.
 _SHOWN_BY_CLASSES = {
     types.FunctionType, property, staticmethod, functools.cached_property, types.WrapperDescriptorType,
@@ -339,6 +340,8 @@ def own_store(c, o, n, v) -> None:
         else:
             object.__setattr__(o, n, v)
         return
+    if isinstance(o, type) and not o.__flags__ & _HEAP_TYPE:
+        type.__setattr__(o, n, v)  # raises
     if isinstance(o, types.ModuleType) and native_module(o.__name__):
         c.refuse(
             f"{o.__name__}.{n} is assigned, which the library's own code reads",
@@ -372,6 +375,8 @@ def own_store(c, o, n, v) -> None:
 def delete_attr(c, o, n) -> None:
     if type(o) is TensorProxy and n == "grad":
         backward.write_gradient(c, o, None)
+    elif type(o) is TensorProxy:
+        delattr(torch.empty(()), n)  # raises
     else:
         attributes.delete_attr(c, o, n)
 

@@ -12,7 +12,7 @@ import torch.utils.checkpoint
 from thunder import compat
 from thunder.capture import host_lines, opaque_values
 from thunder.capture.ask import PRESENT
-from thunder.capture.expose import as_text, expose
+from thunder.capture.expose import as_operand, expose
 from thunder.capture.library import backward, leaves
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
@@ -113,6 +113,8 @@ def call_method(c, method, args, kwargs):
         return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
     if n == "backward":
         return backward.call_backward(c, torch.Tensor.backward, [p, *args], kwargs)
+    if n == "numpy" or n == "__array__":
+        return host_lines.to_numpy(c, c.recorder.latest(p))
     if n == "size":
         shape = _shape(c.recorder.latest(p))
         dim = args[0] if args else kwargs.get("dim")
@@ -237,9 +239,10 @@ def _holds_tensors(value) -> bool:
 
 def formatted_text(c, text: str, values):
     """`text % values`."""
+    expose(c, values)
     if is_unknown_text((values,)):
         return host_lines.text(c, text.__mod__, values)
-    return text % as_text(c, values)
+    return text % (tuple(as_operand(c, v) for v in values) if isinstance(values, tuple) else as_operand(c, values))
 
 
 _WARNED: dict = {}  # once a site

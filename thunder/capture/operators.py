@@ -14,6 +14,7 @@ import types
 import numpy
 import torch
 
+from thunder import compat
 from thunder.capture import containers, host_lines, items, native_calls, opaque_values, operations
 from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import Id, real_id, told_apart
@@ -27,6 +28,7 @@ from thunder.interpreter.attributes import in_python
 from thunder.interpreter.host import UNARY
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 from thunder.ops.methods import fixed_value
+from thunder.ops.torch_types import to_torch_dtype
 
 __all__: list[str] = []
 
@@ -52,17 +54,36 @@ def native_binary(c, symbol, a, b):
     if ta is AnyProxy or tb is AnyProxy:
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], operations.all_lifted(c, (a, b)), {})
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        if _is_no_operand(a, b, symbol):
+            return _as_python_does(ARITHMETIC[symbol], a, b)
         c.synchronize()
-        try:
-            return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
-        except TypeError:
-            if symbol != "**=":
-                raise
-        words = f"unsupported operand type(s) for **=: '{c.type_name(a)}' and '{c.type_name(b)}'"
-        raise TypeError(words)  # PyTorch's own is a NotImplemented
+        return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
     if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
         return operations.size((*a, *b))
     return ProtocolHost.native_binary(c, symbol, a, b)
+
+
+def _is_no_operand(a, b, symbol: str) -> bool:
+    """Whether PyTorch's operators do not know what is beside a tensor, so that Python goes on and raises."""
+    tensor, other = (a, b) if isinstance(a, PROXIES) else (b, a)
+    if isinstance(other, _OPERANDS) or type(other) is list and other is a and symbol == "+=":
+        return False
+    repeated = symbol == "*" and isinstance(other, sequences.INDEXED)
+    return type(tensor) is TensorProxy and not (repeated and tensor.dtype.category in ("int", "bool"))
+
+
+_OPERANDS = (int, float, complex, torch.Tensor, numpy.generic, numpy.ndarray, *PROXIES)
+
+
+def _as_python_does(function, a, b):
+    with compat.DisableTorchFunction():
+        return function(_tensor_like(a), _tensor_like(b))
+
+
+def _tensor_like(x):
+    if type(x) is not TensorProxy:
+        return x
+    return torch.empty((1,) if x.shape == (1,) else (2,), dtype=to_torch_dtype(x.dtype))
 
 
 def _operand(c, v):
@@ -102,6 +123,8 @@ def native_compare(c, symbol, a, b):
     if type(a) is AnyProxy or type(b) is AnyProxy:
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], operations.all_lifted(c, (a, b)), {})
     if type(a) is TensorProxy or type(b) is TensorProxy:
+        if _is_no_operand(a, b, symbol):
+            return _as_python_does(COMPARISONS[symbol], a, b)
         c.synchronize()
         return COMPARISONS[symbol](_operand(c, a), _operand(c, b))
     if symbol in ("==", "!=") and operators.by_identity(c, a, b):
@@ -152,7 +175,7 @@ def native_delitem(c, o, k):
 
 def native_next(c, iterator):
     if id(iterator) in c.outside_iterators:
-        c.sharp(native_calls.ADVANCED)
+        items.advance(c)
     return builtins.next(iterator)
 
 
@@ -176,6 +199,9 @@ def truth(c, o):
 def native_truth(c, o):
     if type(o) is HostProxy:
         return host_lines.truth(c, o)
+    if type(o) is TensorProxy and (o.numel_value != 1) is True:
+        count = "more than one value" if (o.numel_value != 0) is True else "no values"
+        raise RuntimeError(f"Boolean value of Tensor with {count} is ambiguous")
     by_value = type(o) is TensorProxy and fixed_value(o) is None
     return True if by_value and distributions.is_check(c, o) else bool(o)
 
@@ -191,6 +217,7 @@ def unpack(c, value, before, after=None):
 
 
 def native_text(c, function, value, *spec):
+    expose(c, value)
     if operations.is_unknown_text((value, *spec)):
         return host_lines.text(c, function, value, *spec)
     return native_calls.call_native(c, function, [as_text(c, value), *spec], {})

@@ -28,6 +28,7 @@ from thunder.capture.native import (
 from thunder.capture.numbers import primitive
 from thunder.capture.sources import Source
 from thunder.core.proxies import TensorProxy
+from thunder.interpreter.attributes import in_python, type_attribute
 
 __all__ = ["read", "elements"]
 
@@ -113,10 +114,10 @@ def _other(c, value, t: type, source: Source):
         return value
     if isinstance(value, BUFFERS):
         return containers.buffer(c, value, source)
+    if is_iterator(value) and not in_python(type_attribute(t, "__next__")):
+        c.outside_iterators[id(value)] = value
     by_identity = t in IDENTICAL or isinstance(value, (type, ENUM, frozenset))
     if by_identity or native_module(t.__module__) and not isinstance(value, (*tracked_anyway, weakref.ref)):
-        if is_iterator(value):
-            c.outside_iterators[id(value)] = value
         ask(c, source, IDENTITY)
         if t is types.FunctionType:
             c.function_sources.setdefault(id(value), source)

@@ -13,11 +13,14 @@ needs values to choose a path, runs host calls as well, and the program that it 
 
 from __future__ import annotations
 
+import random
 import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import numpy
 
 from thunder.core.codegen import OBJECT_NAMES
 from thunder.core.paths import OtherPath
@@ -26,6 +29,7 @@ from thunder.core.symbol import OpTags, Symbol
 
 __all__ = [
     "HostProxy",
+    "Log",
     "call_function",
     "call_method",
     "beginning_with",
@@ -59,16 +63,42 @@ class HostProxy(AnyProxy):
         raise AssertionError("a host call gives the value")
 
 
-class _Log(threading.local):
-    results: dict[int, Any] | None = None  # of the program that runs
-    next: dict[int, Any] | None = None  # that the next program begins with
+class Log(dict[int, Any]):
+    """What the numbered host calls of one call gave. effects: what happened that others can see, in words."""
+
+    __slots__ = ("effects", "_states")
+
+    def __init__(self):
+        super().__init__()
+        self.effects: list[str] = []
+        self._states: tuple | None = None
+
+    def note(self, effect: str, name: str) -> None:
+        """A host call is about to run. effect: "random" where it draws from Python's or NumPy's generators, "outside"
+        where it does something that cannot be undone."""
+        if effect == "outside":
+            self.effects.append(name)
+        elif self._states is None:
+            self._states = random.getstate(), numpy.random.get_state()
+
+    def undo(self) -> None:
+        """The generators are as they were before this call."""
+        if self._states is not None:
+            random.setstate(self._states[0])
+            numpy.random.set_state(self._states[1])
+            self._states = None
 
 
-_LOG = _Log()
+class _Current(threading.local):
+    results: Log | None = None  # of the program that runs
+    next: Log | None = None  # that the next program begins with
+
+
+_LOG = _Current()
 
 
 @contextmanager
-def logged(results: dict[int, Any] | None) -> Iterator[None]:
+def logged(results: Log | None) -> Iterator[None]:
     """Host calls that run inside take their results from `results`, and add theirs."""
     outer, _LOG.results = _LOG.results, results
     try:
@@ -78,7 +108,7 @@ def logged(results: dict[int, Any] | None) -> Iterator[None]:
 
 
 @contextmanager
-def beginning_with(results: dict[int, Any] | None) -> Iterator[None]:
+def beginning_with(results: Log | None) -> Iterator[None]:
     """The program that runs inside begins with what host calls of its call gave already."""
     _LOG.next = results
     try:
@@ -87,13 +117,16 @@ def beginning_with(results: dict[int, Any] | None) -> Iterator[None]:
         _LOG.next = None
 
 
-def with_log(program: Callable) -> Callable:
-    """A program with host calls, with a log of its own. Where it leaves for another path, it hands the log over."""
+def with_log(program: Callable, decides: bool) -> Callable:
+    """A program with host calls, with a log of its own. Where it leaves for another path, it hands the log over.
+
+    decides: whether it may leave; else it keeps no log.
+    """
 
     def run(*inputs):
         results, _LOG.next = _LOG.next, None
-        if results is None:
-            results = {}
+        if results is None and decides:
+            results = Log()
         with logged(results):
             try:
                 return program(*inputs)
@@ -104,11 +137,13 @@ def with_log(program: Callable) -> Callable:
     return run
 
 
-def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: dict) -> Any:
-    """What host call number `index` gives: what it gave before in this call, or now."""
+def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str = "") -> Any:
+    """What host call number `index` gives: what it gave before in this call, or now. effect: see `Log.note`."""
     results = _LOG.results
     if results is not None and index in results:
-        return results[index]
+        return results[index]  # type: ignore[index]
+    if results is not None and effect:
+        results.note(effect, function.__name__)
     value = function(*args, **kwargs)
     if results is not None and index is not None:
         results[index] = value
@@ -133,8 +168,10 @@ def call_function(function: Callable, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def _run(index: int | None, function: Callable, args: tuple, kwargs: dict, kind: str, decision: int | None) -> Any:
-    value = taken_from_log(index, function, args, kwargs)
+def _run(
+    index: int | None, function: Callable, args: tuple, kwargs: dict, kind: str, decision: int | None, effect: str = ""
+) -> Any:
+    value = taken_from_log(index, function, args, kwargs, effect)
     found = kind_of(value)
     if found != kind:
         if decision is None:
@@ -144,6 +181,6 @@ def _run(index: int | None, function: Callable, args: tuple, kwargs: dict, kind:
 
 
 host_call = Symbol(
-    "host_call", lambda index, function, args, kwargs, kind, decision: None, is_prim=True,
+    "host_call", lambda index, function, args, kwargs, kind, decision, effect="": None, is_prim=True,
     tags=(OpTags.DONT_DCE, OpTags.DECISION), fn=_run,
 )  # fmt: skip

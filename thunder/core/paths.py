@@ -33,7 +33,7 @@ class OtherPath(Exception):
     """A program has met a decision with another answer. index: the decision's number. answer: what it is now. log: what
     host calls gave up to it (`thunder.core.host_calls`)."""
 
-    log: dict[int, Any] | None = None
+    log: Any = None
 
     def __init__(self, index: int, answer: Any):
         super().__init__(f"decision {index} is {answer!r}")

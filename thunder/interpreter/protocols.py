@@ -39,6 +39,7 @@ class ProtocolHost(Host):
 
     def __init__(self, record_history: bool = False):
         super().__init__(record_history)
+        self.shown: set[int] = set()  # containers whose text is being written
         self.frame_calls = {**self.frame_calls, **PROTOCOL_CALLS, **_NATIVE_CALLS}
 
     def load_special(self, value, name):

@@ -12,7 +12,7 @@ from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.operators import index
 from thunder.interpreter.tables import VERSION
 
-_INDEXED = (list, tuple, str, bytes, bytearray, range)
+INDEXED = (list, tuple, str, bytes, bytearray, range)
 
 
 def getitem(host, value, key):
@@ -37,7 +37,7 @@ def getitem(host, value, key):
 
 def _key(host, value, key):
     """An index of a builtin sequence as an int, where `__index__` is written in Python."""
-    if isinstance(value, _INDEXED) and in_python(host.lookup(type(key), "__index__")):
+    if isinstance(value, INDEXED) and in_python(host.lookup(type(key), "__index__")):
         return index(host, key)
     return key
 

@@ -116,6 +116,7 @@ _COMPARING: dict[Any, tuple[int, ...]] = {
 }  # fmt: skip
 _BY_ID = {id(function): elements for function, elements in _COMPARING.items()}
 _HOLDERS = (list, tuple, deque)
+_OF_ITERABLES = (sorted, min, max, operator.indexOf, operator.countOf)
 
 
 def compares(f) -> bool:
@@ -158,6 +159,8 @@ def run(host, f, args, kwargs) -> Any:
     bound = owner is not NULL
     first = owner if bound else args[0]
     several = not bound and function in (min, max) and len(args) > 1
+    if not several and not isinstance(first, _HOLDERS) and function not in _OF_ITERABLES:
+        return NULL
     if not several and not isinstance(first, _HOLDERS):
         first = args[0] = list(host.steps(first))
     given = [first, *(args if bound else args[1:])]

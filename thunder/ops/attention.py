@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from thunder import compat
 from thunder.core.dtypes import float32, float64
@@ -155,6 +157,15 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
 # derivative: the CPU's flash kernel
 
 
+@functools.cache
+def _flash_spreads_one_head() -> bool:
+    """Whether PyTorch's flash kernel for the CPU takes keys of one head for all heads of the query, as it does from
+    torch 2.15 on."""
+    with compat.DisableTorchFunction(), sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+        query, key = (torch.empty(1, heads, 1, 1, device="cpu") for heads in (2, 1))
+        return compat.attention_choice(query, key, key) == SDPBackend.FLASH_ATTENTION.value
+
+
 def fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa: bool) -> bool:
     """Whether PyTorch takes its flash kernel for the CPU, as far as types and sizes decide
     (aten/src/ATen/native/transformers/sdp_utils_cpp.cpp)."""
@@ -170,7 +181,7 @@ def fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa: bool
         q[0] == k[0] == v[0] and q[3] == k[3] == v[3]
     ):
         return False
-    if not (k[1] == v[1] and (q[1] == k[1] or enable_gqa)):
+    if not (k[1] == v[1] and (q[1] == k[1] or enable_gqa or (k[1] == 1 and _flash_spreads_one_head()))):
         return False
     if attn_mask is None:
         return True
@@ -232,7 +243,7 @@ def _(query, key, value, attn_mask, is_causal, scale, enable_gqa):
 
 
 def _run_mathematically(query, key, value, attn_mask, is_causal, scale, enable_gqa):
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+    with sdpa_kernel(SDPBackend.MATH):
         return _FUNCTION(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 

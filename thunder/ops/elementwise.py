@@ -18,7 +18,7 @@ from thunder.core import dtypes
 from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import op, sigmoid_backward, sum_to, tanh_backward
-from thunder.ops.corners import is_differentiated, kept_at_tie
+from thunder.ops.corners import is_differentiated, kept_at_tie, turns_at_origin
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, PRIMS, alias, composite, declare, prim
 from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
@@ -616,7 +616,9 @@ def _angle_rule(symbol: Symbol) -> None:
     def rule(a, b):
         g = yield symbol(a, b)
         squares = a * a + b * b
-        inverse = op("masked_fill")(op("reciprocal")(squares), op("eq")(squares, 0), 0)
+        inverse = op("reciprocal")(squares)
+        if turns_at_origin():
+            inverse = op("masked_fill")(inverse, op("eq")(squares, 0), 0)
         return tuple(
             sum_to(g * slope() * inverse, x.shape) if x.requires_grad else None
             for x, slope in ((a, lambda: b), (b, lambda: -a))
