@@ -14,6 +14,9 @@ from thunder.capture.sources import MISSING, Source
 __all__ = ["Rows", "get", "Tensors", "Apart"]
 
 
+_VALUES = {*PRIMITIVE, tuple}  # the defaults of a function are a tuple
+
+
 class Rows:
     """Facts that are checked in one pass, each (container, key, expected, source). Called after a miss: the reason in
     words.
@@ -35,7 +38,7 @@ class Rows:
     def _first(self, containers) -> str | None:
         for container, key, want, source in zip(containers, self.keys, self.expected, self.sources, strict=False):
             now = self.get(container, key)
-            if now is not want and (type(want) not in PRIMITIVE or not same_value(now, want)):
+            if now is not want and (type(want) not in _VALUES or not same_value(now, want)):
                 return self.reason(source, want, now)
         return None
 
