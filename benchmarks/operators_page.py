@@ -19,6 +19,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 if __name__ == "__main__":  # the folder above holds the package `benchmarks`
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import tests.ops.samples  # noqa: F401
 import thunder
 from benchmarks.op_coverage import DTYPES, REFUSALS, kind_of, outcome, program_of, samples, settings
 from thunder.core.symbol import OpTags, Symbol
@@ -55,9 +56,7 @@ def derivative_of(symbol: Symbol) -> str:
         return "none"
     if symbol.grad_rule is not None:
         return "rule"
-    return (
-        "decomposition" if symbol.info.get("by_parts") or "formula" in symbol.info or symbol.fn is None else "PyTorch's"
-    )
+    return "decomposition" if symbol.differentiate_decomposition or symbol.formula or symbol.fn is None else "PyTorch's"
 
 
 def _captured(info) -> list[Symbol] | str:
@@ -68,7 +67,7 @@ def _captured(info) -> list[Symbol] | str:
             program = program_of(info.op, (sample.input, *sample.args), dict(sample.kwargs))
             if outcome(program.run, program.tensors).error is not None:
                 continue
-            compiled = thunder.jit(program.run)
+            compiled = thunder.jit(program.run, fallback="error")
             try:
                 compiled(*program.tensors)
             except CaptureError as error:

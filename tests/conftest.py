@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+os.environ.setdefault("THUNDER_FALLBACK", "error")  # a program that is not captured is a failure
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # which Triton reads when it is imported, whichever test does that
 

@@ -19,9 +19,11 @@ from thunder import compat
 from thunder.core.check import check
 from thunder.core.symbol import OpTags
 from thunder.extend import OperatorExecutor
+from thunder.runtime import cudagraph as runtime
+from thunder.runtime.cudagraph import GraphedRegion, Memory
 from thunder.tests.nanogpt_model import GPTConfig, NanoGPT
 from thunder.transforms import cudagraph
-from thunder.transforms.cudagraph import CUDAGraphTransform, GraphedRegion, Memory
+from thunder.transforms.cudagraph import CUDAGraphTransform
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU to record graphs on")
 
@@ -58,7 +60,7 @@ class ImitatedMemory(Memory):
                 t.data.copy_(b)
         torch.set_rng_state(generator)
         results = {
-            r.untyped_storage()._cdata: r for other in cudagraph._RECORDINGS for r in other.results if r is not None
+            r.untyped_storage()._cdata: r for other in runtime._RECORDINGS for r in other.results if r is not None
         }
         # a graph knows addresses, and holds nothing
         views = [(results.get(t.untyped_storage()._cdata, t), t.shape, t.stride(), t.storage_offset()) for t in inputs]
@@ -516,15 +518,15 @@ def test_results_that_another_thread_joins_while_uses_are_counted(monkeypatch):
         check_step(compiled, module, torch.randn(3, 8))
     out, joined = compiled(torch.randn(3, 8)), []
     recording = graphs(thunder.last_traces(compiled)[-1])[0].sym.fn.recordings[0]
-    uses = cudagraph.Recording._uses
+    uses = runtime.Recording._uses
     del out
     monkeypatch.setattr(
-        cudagraph.Recording,
+        runtime.Recording,
         "_uses",
-        lambda self, opened: joined.append(cudagraph.Results(self, self.kept)) or uses(self, opened),
+        lambda self, opened: joined.append(runtime.Results(self, self.kept)) or uses(self, opened),
     )
     assert recording.in_use() and joined
-    monkeypatch.setattr(cudagraph.Recording, "_uses", uses)
+    monkeypatch.setattr(runtime.Recording, "_uses", uses)
     joined.clear()
     assert not recording.in_use()
 
@@ -603,7 +605,7 @@ def test_a_backward_is_recorded_again_where_its_forward_was(transform, device):
         for _ in range(3):
             check_step(compiled, module, torch.randn(3, 8, device=device))
         del held
-    assert len(recordings(compiled)) <= 1 + cudagraph.RECORDINGS
+    assert len(recordings(compiled)) <= 1 + runtime.RECORDINGS
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
@@ -648,7 +650,7 @@ def test_parameters_that_move_all_the_time():
             held.append(module[0].weight.data)
             for _ in range(2):
                 torch.testing.assert_close(compiled(x), module(x))
-    assert len(recordings(compiled)) == cudagraph.RECORDINGS
+    assert len(recordings(compiled)) == runtime.RECORDINGS
     with pytest.warns(UserWarning, match="were at .* places in memory"):
         stopped = thunder.jit(module, transforms=[transform])
         for _ in range(40):
@@ -933,7 +935,7 @@ def test_graphs_that_draw_random_numbers_come_one_after_another(monkeypatch):
     memories, launched = [Memory.__new__(Memory) for _ in range(2)], []
     for memory in memories:
         memory.index = 0
-    monkeypatch.setattr(cudagraph, "_DRAWN", {})
+    monkeypatch.setattr(runtime, "_DRAWN", {})
 
     def draws(handle, memory):
         return waited_for(monkeypatch, handle, lambda: memory.launch_drawing(lambda: launched.append(handle)))

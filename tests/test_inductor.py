@@ -147,8 +147,9 @@ def test_types_that_inductor_does_not_know():
 
 def test_vector_instructions_are_found_without_compiling_programs(monkeypatch):
     """Inductor compiles and loads one for each kind. What it finds then was compared by hand: the same."""
-    if sys.platform != "linux" or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
-        pytest.skip("other processors are left to Inductor")
+    capability = torch.backends.cpu.get_cpu_capability()
+    if sys.platform != "linux" or capability != ("AVX512" if compat.has_avx512() else "AVX2"):
+        pytest.skip("other processors, and those that are told to do less than they can, are left to Inductor")
     check = cpu_vec_isa.VecISA.check_build
     compat_inductor._find_vectors.cache_clear()
     cpu_vec_isa.valid_vec_isa_list.cache_clear()
@@ -167,9 +168,25 @@ def test_vector_instructions_are_found_without_compiling_programs(monkeypatch):
         and cpu_vec_isa.VecISA.check_build is check
     )
     assert cpu_vec_isa.valid_vec_isa_list()
-    assert (
-        cpu_vec_isa.pick_vec_isa().bit_width() == {"AVX2": 256, "AVX512": 512}[torch.backends.cpu.get_cpu_capability()]
-    )
+    assert cpu_vec_isa.pick_vec_isa().bit_width() == {"AVX2": 256, "AVX512": 512}[capability]
+
+
+def test_code_for_other_vector_instructions_is_not_taken_from_disk(monkeypatch):
+    """A home directory that machines share, and ATEN_CPU_CAPABILITY: PyTorch's keys know of neither. Code for AVX-512
+    under AVX2's headers computes wrong numbers, and under none it does not compile."""
+
+    def program(x):
+        return torch.sin(x) * x + 0.515
+
+    x = torch.randn(37, 130)
+    want, right = program(x), program(x.double())
+    for capability in (None, "default"):
+        monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+        if capability is not None:
+            monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
+        inductor_ex._compiled.clear()
+        got = thunder.jit(program, executors=["inductor"])(x)
+        assert (got - right).abs().max() <= 2 * (want - right).abs().max()
 
 
 def test_results_are_laid_out_as_pytorch_lays_them_out_and_new_strides_are_compiled_once():

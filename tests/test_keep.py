@@ -14,6 +14,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 
 import thunder
 import thunder.pipeline
+from thunder.analysis.aliases import Bases
 from thunder.core.proxies import Proxy
 from thunder.distributed.costs import Memory
 from thunder.executors.triton_fuser import TritonFuser
@@ -127,7 +128,7 @@ def test_what_is_computed_again_needs_what_it_is_made_of():
     compiled(torch.randn(3), torch.randn(3))
     lines = [line for line in thunder.last_traces(compiled)[0].bound_symbols if line.outputs]
     total, wide, exponential, _ = (line.output for line in lines[-4:])
-    assert module._sources(lines, {}, frozenset((wide, exponential))) == {wide: {total}, exponential: {total}}
+    assert module._sources(lines, Bases(), frozenset((wide, exponential))) == {wide: {total}, exponential: {total}}
 
 
 def test_the_peak_of_a_gpu_rises_by_little(monkeypatch):

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch.nn.functional import cross_entropy, linear
 
 import thunder
+from thunder.analysis.cost import FLOPS_PER_BYTE, estimated_time
 from thunder.executors import linear_cross_entropy as module
-from thunder.transforms.memory_budget import FLOPS_PER_BYTE, estimated_time
 
 CPU_OR_GPU = [
     "cpu",

@@ -9,10 +9,12 @@ import torch
 
 import thunder
 from tests.test_recompute import saved_bytes
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import nbytes
 from thunder.core.proxies import TensorProxy
 from thunder.pipeline import joint_trace
 from thunder.transforms.dce import dce
-from thunder.transforms.memory_budget import _Flow, curve, nbytes, plan, roots
+from thunder.transforms.memory_budget import _Flow, curve, plan
 
 
 def joint_of(f, *args):
@@ -42,7 +44,7 @@ def widening(x, w):
 @pytest.mark.parametrize("price", [0.0, 0.01, 0.1, 0.3, 1.0])
 def test_a_plan_costs_the_least_of_all_plans(f, price):
     flow = _Flow(joint_of(f, T(4, 4), T(4, 4, seed=1)), None)
-    values = [v for v in flow.maker if isinstance(v, TensorProxy) and v not in flow.root and flow.reaches[v]]
+    values = [v for v in flow.producer if isinstance(v, TensorProxy) and v not in flow.bases and flow.reaches[v]]
     assert 3 <= len(values) <= 14
 
     def cost(found):
@@ -66,8 +68,8 @@ def kept_inside(compiled) -> int:
     trace = next(t for t in thunder.last_traces(compiled) if "Recompute in Backward" in t.provenance)
     inside = [line for line in trace.bound_symbols if line.context.backward]
     made = {o for line in inside for o in line.outputs} | {a for a in trace.args if isinstance(a, TensorProxy)}
-    shown = roots(trace.bound_symbols, maybe=True)
-    return sum(nbytes(v) for v in {shown.get(i, i) for line in inside for i in line.inputs} - made)
+    bases = alias_bases(trace.bound_symbols, maybe=True)
+    return sum(nbytes(v) for v in {bases[i] for line in inside for i in line.inputs} - made)
 
 
 def test_a_budget_bounds_what_a_whole_step_keeps():

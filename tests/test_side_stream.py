@@ -11,8 +11,10 @@ import thunder
 from thunder import DebugOptions, compat
 from thunder.executors.triton_kernels import launch
 from thunder.executors.triton_kernels.launch import FusedRegion
+from thunder.runtime import streams
+from thunder.runtime.cudagraph import GraphedRegion
 from thunder.transforms import side_stream
-from thunder.transforms.cudagraph import CUDAGraphTransform, GraphedRegion
+from thunder.transforms.cudagraph import CUDAGraphTransform
 
 # the fuser takes the CPU's tensors under Triton's interpreter only
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -54,7 +56,7 @@ def late(monkeypatch):
 
     monkeypatch.setattr(LateStream, "launched", [])
     cuda = types.SimpleNamespace(current_stream=lambda index: LateStream(index, 0), Stream=LateStream, Event=LateEvent)
-    monkeypatch.setattr(side_stream, "torch", types.SimpleNamespace(cuda=cuda, mm=product))
+    monkeypatch.setattr(streams, "torch", types.SimpleNamespace(cuda=cuda, mm=product))
     monkeypatch.setattr(compat, "set_stream", set_stream, raising=False)
     monkeypatch.setattr(compat, "current_device", lambda: -1)  # of tensors on the CPU
     monkeypatch.setattr(compat, "current_stream", lambda index: current)
@@ -65,7 +67,7 @@ def late(monkeypatch):
     )
     monkeypatch.setattr(side_stream, "DEVICES", ("cpu",))
     monkeypatch.setattr(side_stream, "LEAST", 0)
-    monkeypatch.setattr(side_stream, "_SIDES", side_stream._Sides())
+    monkeypatch.setattr(streams, "_SIDES", streams._Sides())
     yield LateStream
     assert current == 0
 
@@ -73,7 +75,7 @@ def late(monkeypatch):
 def under_way():
     """How many products, and others, are held."""
     return sum(
-        len(held) for side in side_stream._SIDES.found.values() for held in (side.waiting, side.started, side.before)
+        len(held) for side in streams._SIDES.found.values() for held in (side.waiting, side.started, side.before)
     )
 
 
@@ -114,7 +116,7 @@ def test_products_that_nobody_reads_may_be_late(late, executors):
 def test_as_many_products_are_under_way_as_may_be(late, monkeypatch):
     """Where what they read is small, they start together and are waited for at the end; else each starts at once, and
     the program waits for the one before the last."""
-    monkeypatch.setattr(side_stream, "TOGETHER", 3)
+    monkeypatch.setattr(streams, "TOGETHER", 3)
     counts, wait, module = [], LateEvent.wait, nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(9)))
     monkeypatch.setattr(
         LateEvent,
@@ -122,7 +124,7 @@ def test_as_many_products_are_under_way_as_may_be(late, monkeypatch):
         lambda self, stream: (counts.append((stream.stream_id, sum(map(callable, late.launched)))), wait(self, stream)),
     )
     for held, starts, waits in ((1 << 20, [0, 3, 6], [8]), (1, [0, 1, 1, 1, 1, 1, 1, 1], [2, 2, 2, 2, 2, 2, 2, 1])):
-        monkeypatch.setattr(side_stream, "HELD", held)
+        monkeypatch.setattr(streams, "HELD", held)
         late.launched.clear()
         counts.clear()
         thunder.jit(module)(torch.randn(2, 4)).sum().backward()
@@ -181,8 +183,8 @@ def test_a_program_that_fails_leaves_nothing_that_could_be_overwritten(late):
     compiled = thunder.jit(module)
     compiled(x).sum().backward()
     first = beside(compiled)[0]
-    assert first.sym.fn is side_stream._mm_on_side_stream
-    side_stream._mm_on_side_stream(x.t(), x)
+    assert first.sym.fn is streams.mm_beside
+    streams.mm_beside(x.t(), x)
     assert under_way() == 1
     module.zero_grad()
     compiled(x).sum().backward()
@@ -194,7 +196,7 @@ def test_a_product_that_fails_leaves_those_that_started_held(late, monkeypatch):
     module, x, product, calls = (
         nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(6))),
         torch.randn(2, 4),
-        side_stream.torch.mm,
+        streams.torch.mm,
         [],
     )
 
@@ -204,7 +206,7 @@ def test_a_product_that_fails_leaves_those_that_started_held(late, monkeypatch):
             raise RuntimeError("no room")
         product(a, b, out)
 
-    monkeypatch.setattr(side_stream.torch, "mm", fails)
+    monkeypatch.setattr(streams.torch, "mm", fails)
     compiled = thunder.jit(module)
     with pytest.raises(RuntimeError, match="no room"):
         compiled(x).sum().backward()
@@ -222,9 +224,9 @@ def test_a_wait_that_fails_is_not_tried_again(late, monkeypatch):
     module, x = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4))), torch.randn(2, 4)
     compiled, wait = thunder.jit(module), LateEvent.wait
     compiled(x).sum().backward()
-    monkeypatch.setattr(side_stream, "HELD", 1)
-    side_stream._mm_on_side_stream(x.t(), x)
-    [side] = side_stream._SIDES.found.values()
+    monkeypatch.setattr(streams, "HELD", 1)
+    streams.mm_beside(x.t(), x)
+    [side] = streams._SIDES.found.values()
     recorded = side.done
 
     def refuses(self, stream):
@@ -243,14 +245,14 @@ def test_a_wait_that_fails_is_not_tried_again(late, monkeypatch):
 
 def test_a_program_in_the_middle_of_another_streams(late, monkeypatch):
     """It waits for its own products, and goes on on its own stream."""
-    current, streams = 0, []
+    current, launched_on = 0, []
 
     def set_stream(stream_id, device_index, device_type):
         nonlocal current
         current = stream_id
 
     def product(a, b, out):
-        streams.append(current)
+        launched_on.append(current)
         torch.mm(a, b, out=out)
 
     event = types.SimpleNamespace(record=lambda stream: None, wait=lambda stream: None)
@@ -261,16 +263,16 @@ def test_a_program_in_the_middle_of_another_streams(late, monkeypatch):
         Stream=lambda index: LateStream(index, current + 100),
         Event=lambda: event,
     )
-    monkeypatch.setattr(side_stream, "torch", types.SimpleNamespace(cuda=cuda, mm=product))
+    monkeypatch.setattr(streams, "torch", types.SimpleNamespace(cuda=cuda, mm=product))
     x = torch.randn(2, 4)
-    side_stream._mm_on_side_stream(x.t(), x)  # of a program on stream 0 that is under way
+    streams.mm_beside(x.t(), x)  # of a program on stream 0 that is under way
     current = 7
     module = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4)))
     thunder.jit(module)(x).sum().backward()
-    assert current == 7 and streams == [107] * 3 and under_way() == 1
+    assert current == 7 and launched_on == [107] * 3 and under_way() == 1
     current = 0
-    side_stream.join()
-    assert current == 0 and streams[3:] == [100] and not under_way()
+    streams.join()
+    assert current == 0 and launched_on[3:] == [100] and not under_way()
 
 
 def norm(x, w):
@@ -291,10 +293,10 @@ def backward_region():
 def test_what_finishes_the_gradient_of_a_weight_is_launched_beside():
     region, of_input, of_weight = backward_region()
     fused = FusedRegion(region, torch.device("cuda", 0), planned=True)
-    found = fused.beside(frozenset([of_weight]), side_stream.fork)
+    found = fused.beside(frozenset([of_weight]), streams.fork)
     assert fused.kernels == 2 and found.late == {1} and not fused.late
-    assert fused.beside(frozenset([of_input]), side_stream.fork) is None
-    assert fused.beside(frozenset(), side_stream.fork) is None
+    assert fused.beside(frozenset([of_input]), streams.fork) is None
+    assert fused.beside(frozenset(), streams.fork) is None
 
 
 def test_a_join_that_somebody_waits_for_is_not_finished_beside():
@@ -305,8 +307,8 @@ def test_a_join_that_somebody_waits_for_is_not_finished_beside():
     [line] = [line for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.is_fusion]
     fused = FusedRegion(line.sym.fn.region, torch.device("cuda", 0), planned=True)
     join = [o.shape for o in line.outputs].index((64,))
-    assert fused.beside(frozenset([1 - join]), side_stream.fork) is None
-    assert fused.beside(frozenset([0, 1]), side_stream.fork).late
+    assert fused.beside(frozenset([1 - join]), streams.fork) is None
+    assert fused.beside(frozenset([0, 1]), streams.fork).late
 
 
 def test_the_launches_of_a_region_whose_last_kernel_is_beside(monkeypatch):
@@ -408,7 +410,7 @@ def test_a_recording_that_fails_while_products_are_under_way(monkeypatch):
     expected = torch.autograd.grad(module(x).sum(), parameters)
     compiled, product, recorded = (
         thunder.jit(module, transforms=[CUDAGraphTransform()]),
-        side_stream._mm_on_side_stream,
+        streams.mm_beside,
         [],
     )
 

@@ -87,11 +87,19 @@ def test_corners_are_pytorchs(name, fused):
         pytest.skip("Triton's interpreter runs on a CPU")
     if fused:
         pytest.importorskip("triton")
-    found = []
-    for f in (thunder.jit(PROGRAMS[name], executors=[Eager("single")] if fused else None), PROGRAMS[name]):
+
+    def gradients(f):
         x = X.clone().requires_grad_()
         y = f(x)
-        found.append((y.detach(), *torch.autograd.grad(y.sum(), x, allow_unused=True, materialize_grads=True)))
+        return y.detach(), *torch.autograd.grad(y.sum(), x, allow_unused=True, materialize_grads=True)
+
+    try:
+        wanted = gradients(PROGRAMS[name])
+    except RuntimeError as error:
+        if "is not implemented" not in str(error):
+            raise
+        pytest.skip("this PyTorch does not differentiate it")
+    found = gradients(thunder.jit(PROGRAMS[name], executors=[Eager("single")] if fused else None)), wanted
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
 

@@ -40,7 +40,7 @@ class Quantize(thunder.Transform):
     def transform_traces_pre_prologue(self, prologue_trace, computation_trace, epilogue_trace, **kwargs):
         model = kwargs["model"]
         scales, quantized = {}, {}
-        parameters = computation_trace.tables["parameters"]
+        parameters = computation_trace.info.parameters
         for argument in computation_trace.args:
             if parameters.get(argument.name) in model._overrides_parameters:
                 name = parameters[argument.name]
@@ -298,7 +298,7 @@ class LowRank(thunder.Transform):
                 prologue_trace, computation_trace, kwargs["model"], f"{self.name}.{part}"
             )
             made.append(proxy)
-        weight = next(n for n, path in computation_trace.tables["parameters"].items() if path == f"{self.name}.weight")
+        weight = next(n for n, path in computation_trace.info.parameters.items() if path == f"{self.name}.weight")
 
         def rule(line, out):
             if line.sym is ltorch.linear and line.args[1].name == weight:

@@ -22,7 +22,9 @@ _FROM = {
     "thunder.tracing": ("trace",),
     "thunder.verification": ("verify",),
     "thunder.module": ("ThunderModule",),
-    "thunder.options": ("DebugOptions", "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS"),
+    "thunder.options": (
+        "DebugOptions", "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "FALLBACK_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS",
+    ),
     "thunder.inspection": (
         "compile_data", "compile_stats", "last_traces", "last_backward_traces", "last_prologue_traces",
         "last_epilogue_traces", "cache_option", "cache_hits",

@@ -18,6 +18,7 @@ from thunder.methods import CompiledMethod
 from thunder.module import ThunderModule
 from thunder.options import (
     CACHE_OPTIONS,
+    FALLBACK_OPTIONS,
     NUMERICS_OPTIONS,
     RNG_OPTIONS,
     SHARP_EDGES_OPTIONS,
@@ -27,6 +28,7 @@ from thunder.options import (
     check_interpretation,
     check_langctx,
     resolve_cache_option,
+    resolve_fallback,
     resolve_numerics,
     resolve_rng,
     resolve_sharp_edges,
@@ -46,6 +48,7 @@ def jit(
     numerics: NUMERICS_OPTIONS | str | None = None,
     rng: RNG_OPTIONS | str | None = None,
     sharp_edges: SHARP_EDGES_OPTIONS | str | None = None,
+    fallback: FALLBACK_OPTIONS | str | None = None,
     disable_torch_autograd: bool = False,
     debug_options: DebugOptions | None = None,
     record_history: bool = False,
@@ -63,6 +66,9 @@ def jit(
     that say they are `exact` are used.
     rng: "torch", or "fused": fusion executors may draw random numbers of their own.
     sharp_edges: "allow", "warn" (the default) or "error".
+    fallback: what a call does whose program cannot be captured: "eager" (the default) runs the original function, and
+    warns once; "error" raises CaptureError, and runs nothing. With transforms, or where parameters are replaced, it is
+    an error, since the original would compute something else.
     disable_torch_autograd: results never require grad.
     debug_options: see `thunder.DebugOptions`. record_history: keep the full interpreter log.
     interpretation, langctx: accepted as in 2024.
@@ -87,8 +93,8 @@ def jit(
 
 
 def _resolved(
-    *, executors, transforms, cache, numerics, rng, sharp_edges, disable_torch_autograd, debug_options, record_history,
-    interpretation, langctx, **compile_options,
+    *, executors, transforms, cache, numerics, rng, sharp_edges, fallback, disable_torch_autograd, debug_options,
+    record_history, interpretation, langctx, **compile_options,
 ) -> JitOptions:  # fmt: skip
     """What `thunder.jit` was told, checked."""
     gone = {"early_transforms": "pass transforms=", "use_cudagraphs": "pass a CUDA graph transform in transforms="}
@@ -117,6 +123,7 @@ def _resolved(
         cache=resolve_cache_option(cache),
         integers_may_change=cache is None,
         sharp_edges=resolve_sharp_edges(sharp_edges),
+        fallback=resolve_fallback(fallback),
         disable_torch_autograd=disable_torch_autograd,
         transforms=given_transforms,
         numerics=numerics,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import sys
@@ -16,11 +17,16 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from thunder import compat
 from thunder.capture import Captured, FailsWithParts, capture
+from thunder.core.host_calls import Log, beginning_with
+from thunder.core.paths import OtherPath
 from thunder.core.symbol import current_recorder
 from thunder.core.utils import without_collection
-from thunder.dispatch import ENTRIES, ENTRIES_WITH_TRANSFORMS, SCANNED, STALE, EntryTable, facts_of
+from thunder.dispatch import ENTRIES, ENTRIES_WITH_TRANSFORMS, PATHS, SCANNED, STALE, EntryTable, facts_of
 from thunder.errors import (
     CaptureError,
+    DataDependentError,
+    FallbackWarning,
+    MissingImplementationError,
     RecompileWarning,
     SharpEdgeWarning,
     ThunderError,
@@ -31,10 +37,13 @@ from thunder.errors import (
 )
 from thunder.history import CompileStats, Recompilation
 from thunder.methods import CompiledMethod
-from thunder.options import CACHE_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
+from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
 from thunder.program import CacheEntry, lower_captured
 
 __all__ = ["Compiled", "compiled_of"]
+
+
+REFUSALS = 32  # calls that could not be captured and are remembered; beyond, one call of SCANNED is tried
 
 
 class ProgramFails(CaptureError):
@@ -58,6 +67,9 @@ class Compiled:
         self._tables: dict[tuple, EntryTable] = {}  # by modes
         self._lock = threading.RLock()
         self._warned: set[str] = set()
+        self._refusals: collections.deque[tuple[tuple, dict]] = collections.deque(
+            maxlen=REFUSALS
+        )  # modes and facts of calls
         self._eager_calls = 0  # that ran the original function because there are too many programs
         self.module: Callable = lambda: None  # the ThunderModule that calls it, held weakly
         # what stands in the place of the module's parameters and buffers
@@ -111,6 +123,8 @@ class Compiled:
                     entry.used = stats.calls
                     try:
                         values = entry.computation_fn(*inputs)
+                    except OtherPath as other:
+                        return self._on_other_path(modes, entry, other, args, kwargs)
                     except Exception as error:
                         self._point_at_user(entry, error)
                         raise
@@ -122,7 +136,7 @@ class Compiled:
         return self if instance is None else CompiledMethod(self, instance)
 
     def _to_front(self, entries: list[CacheEntry], entry: CacheEntry) -> None:
-        if self._lock.acquire(blocking=False):  # while another thread compiles, the order stays
+        if entry in entries and self._lock.acquire(blocking=False):  # while another thread compiles, the order stays
             try:
                 entries[:] = [entry, *(e for e in entries if e is not entry)]
             finally:
@@ -161,16 +175,16 @@ class Compiled:
             self.stats.cache_hits += 1
             return self._run(entry, entry.prologue_fn(self.fn, args, kwargs), args, kwargs)
         with self._lock:
-            found = self._found_or_compiled(modes, args, kwargs)
+            log = Log()
+            found = self._found_or_compiled(modes, args, kwargs, log)
         if isinstance(found, str):
-            result = self.fn(*args, **kwargs)
-            if found:
-                self._warn_once(found, UserWarning, "failure")
-            return result
+            return self._run_original(found, args, kwargs)
         entry, inputs, compiled = found
         start = time.perf_counter_ns()
         try:
-            return self._run(entry, inputs, args, kwargs)
+            return self._run(entry, inputs, args, kwargs, log)
+        except OtherPath as other:
+            return self._on_other_path(modes, entry, other, args, kwargs)
         except Exception as error:
             self._point_at_user(entry, error)
             raise
@@ -178,23 +192,86 @@ class Compiled:
             if compiled:
                 self.stats.times["computation execution"] = (start, time.perf_counter_ns())
 
-    def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict):
+    def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None = None):
         self.stats.last_entry = entry
-        values = entry.computation_fn(*inputs)
+        with beginning_with(log):
+            values = entry.computation_fn(*inputs)
         return values if entry.epilogue_fn is None else entry.epilogue_fn(self.fn, args, kwargs, values)
 
-    def _found_or_compiled(self, modes: tuple, args: tuple, kwargs: dict) -> tuple[CacheEntry, tuple, bool] | str:
-        """An entry, the inputs of its computation, and whether it was compiled for this call.
+    def _run_original(self, warning: str, args: tuple, kwargs: dict):
+        result = self.fn(*args, **kwargs)
+        if warning:
+            self._warn_once(warning, FallbackWarning, "failure")
+        return result
+
+    # --- a call that leaves the path of a program
+    def _on_other_path(self, modes: tuple, entry: CacheEntry, other: OtherPath, args: tuple, kwargs: dict):
+        """Runs the program of the path that a call goes: a known one, or one that is compiled for it.
+
+        No effect of a program has taken place when it is left, and each program that is tried agrees with the call for
+        one decision more than the one before.
+        """
+        while True:
+            path = (*entry.path[: other.index], entry.path[other.index]._replace(answer=other.answer))
+            with self._lock:
+                log = Log() if other.log is None else other.log
+                found = self._of_path(modes, path, args, kwargs, log)
+            if isinstance(found, str):
+                return self._run_original(found, args, kwargs)
+            entry, inputs = found
+            entry.used = self.stats.calls
+            try:
+                result = self._run(entry, inputs, args, kwargs, log)
+                self._to_front(self._tables[modes].tree.likely(self.fn, args, kwargs), entry)
+                return result
+            except OtherPath as further:
+                other = further
+            except Exception as error:
+                self._point_at_user(entry, error)
+                raise
+
+    def _of_path(
+        self, modes: tuple, path: tuple, args: tuple, kwargs: dict, log: Log
+    ) -> tuple[CacheEntry, tuple] | str:
+        """The program whose decisions begin with `path`, with its inputs; a str as in `_found_or_compiled`."""
+        table, others = self._tables[modes], 0
+        for entry in table.by_last_use():
+            others += bool(entry.path) and entry.path[0].where == path[0].where
+            if entry.path[: len(path)] == path:
+                inputs = entry.prologue_fn(self.fn, args, kwargs)
+                if type(inputs) is tuple:
+                    return entry, inputs
+        if others >= self.options.get(PATHS):
+            error = DataDependentError(
+                f"{self._name} has {others} compiled paths, as many as max_paths= allows, and a call goes another one: "
+                f"{path[-1].question} is {path[-1].answer}",
+                location=path[-1].where,
+                remedy="use operations that go without the decision (torch.where, masks)",
+            )
+            if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(log):
+                raise error
+            return str(error)
+        reason = f"another path: {path[-1].question} is {path[-1].answer}"
+        found = self._compiled_for(modes, self._facts(modes, args, kwargs), [reason], args, kwargs, path, log)
+        return found if isinstance(found, str) else found[:2]
+
+    def _found_or_compiled(
+        self, modes: tuple, args: tuple, kwargs: dict, log: Log
+    ) -> tuple[CacheEntry, tuple, bool] | str:
+        """An entry, the inputs of its computation, and whether it was compiled for this call. log: gets what host calls
+        give that capture makes.
 
         A str where the original function is to run: what to warn of then.
         """
         stats, clock = self.stats, time.perf_counter_ns
         start = clock()
         full = self._is_full()
-        if full and self._eager_calls % SCANNED:
+        if (full or len(self._refusals) == REFUSALS) and self._eager_calls % SCANNED:
             self._eager_calls += 1
             return ""
         facts = self._facts(modes, args, kwargs)
+        if self._refusals and (modes, facts) in self._refusals:
+            return ""
         reasons: list[str] = []
         found = self._fitting(modes, args, kwargs, facts, reasons)
         if found is not None:  # an entry that was not likely to fit, or that another thread compiled meanwhile
@@ -208,23 +285,40 @@ class Compiled:
             return ""  # the first call of a lazy module, which gives it its parameters, is eager's
         self._drop_outlived()
         stats.times["lookup"] = (start, clock())
+        return self._compiled_for(modes, facts, reasons, args, kwargs, (), log)
+
+    def _compiled_for(
+        self, modes: tuple, facts: dict, reasons: list[str], args: tuple, kwargs: dict, path: tuple, log: Log
+    ) -> tuple[CacheEntry, tuple, bool] | str:
+        """`_found_or_compiled`, of a call that no entry fits. reasons: why. path: the first decisions of the call."""
+        stats, clock = self.stats, time.perf_counter_ns
         stats.cache_misses += 1
         stats.last_compile_reasons = reasons or self._first_reason(modes)
         if stats.cache_misses > 1:
             record = Recompilation(stats.last_compile_reasons[0], calling_line(), stats.calls, time.time())
             stats.recompilations.append(record)
         try:
-            entry = self._compile(modes, args, kwargs)
+            entry = self._compile(modes, args, kwargs, path, log)
         except ProgramFails as error:
-            if not self._original_stands_in():
+            if not self._original_stands_in(log):
                 raise error.__cause__ from None  # type: ignore[misc]
             # no effect has taken place: run, it fails with its own effects, words and traceback, if it does
-            return "" if error.theirs else f"{error}\nThe original function ran."
+            return "" if error.theirs else self._refused_for(error, modes, facts)
+        except (CaptureError, MissingImplementationError) as error:
+            if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(log):
+                raise
+            return self._refused_for(error, modes, facts)
         self._remember(modes, entry, facts)
         start = clock()
         inputs = self._inputs(entry, args, kwargs)
         stats.times["prologue execution"] = (start, clock())
         return entry, inputs, True
+
+    def _refused_for(self, error: ThunderError, modes: tuple, facts: dict) -> str:
+        """The words of a warning. Calls that look the same run the original function from now on."""
+        self._refusals.append((modes, facts))
+        self._eager_calls += 1
+        return f"{error}\nThe original function ran, as it does at calls like this one (fallback='error' raises)."
 
     def _warn_full(self, reasons: list[str]) -> None:
         text = (
@@ -262,18 +356,18 @@ class Compiled:
         return inputs
 
     # --- compilation
-    def _compile(self, modes: tuple, args: tuple, kwargs: dict) -> CacheEntry:
+    def _compile(self, modes: tuple, args: tuple, kwargs: dict, path: tuple = (), log: Log | None = None) -> CacheEntry:
         # a compilation makes many objects that stay; looking through them again and again is a third of its time
         with without_collection():
             changing = self._changing()
             numbers = any(changing.values())
             try:
-                return self._compile_with(changing, modes, args, kwargs)
+                return self._compile_with(changing, modes, args, kwargs, path, log)
             except Exception:  # noqa: BLE001 - without the symbolic numbers it succeeds, or raises for what it is
                 if not numbers:
                     raise
             written = {path: None for path, values in changing.items() if values is None}
-            return self._compile_with(written, modes, args, kwargs)
+            return self._compile_with(written, modes, args, kwargs, path, log)
 
     def _changing(self) -> dict[str, set | None]:
         """Paths whose numbers stay symbolic, and the values for which they do not.
@@ -286,12 +380,14 @@ class Compiled:
                 found.setdefault(path, set()).add(value)
         return found | {path: None for entry in self.stats.interpreter_cache for path in entry.captured.effects}
 
-    def _compile_with(self, changing: dict, modes: tuple, args: tuple, kwargs: dict) -> CacheEntry:
+    def _compile_with(
+        self, changing: dict, modes: tuple, args: tuple, kwargs: dict, path: tuple, log: Log | None
+    ) -> CacheEntry:
         stats, clock, options = self.stats, time.perf_counter_ns, self.options
         start = clock()
         if options.debug.show_interpreter_progress:
             print(f"Begin interpretation of {self._name}", file=sys.stderr)
-        captured = self._capture(args, kwargs, changing)
+        captured = self._capture(args, kwargs, changing, path, log)
         if options.debug.show_interpreter_progress:
             frames = captured.frames.total()
             print(f"Finished interpretation: {captured.instructions} instructions in {frames} frames", file=sys.stderr)
@@ -310,9 +406,9 @@ class Compiled:
             stats.times["prologue"] = (start, clock())
             captured.close()
 
-    def _capture(self, args: tuple, kwargs: dict, changing: dict) -> Captured:
+    def _capture(self, args: tuple, kwargs: dict, changing: dict, path: tuple, log: Log | None) -> Captured:
         try:
-            return capture(self.fn, args, kwargs, self.options, changing, self.overrides)
+            return capture(self.fn, args, kwargs, self.options, changing, self.overrides, path, log)
         except (ThunderError, SharpEdgeWarning):
             raise
         except FailsWithParts as failure:
@@ -333,7 +429,7 @@ class Compiled:
         if table is None:
             table = self._tables[modes] = EntryTable()
         table.add(entry, facts)
-        if stats.cache_misses == RECOMPILE_WARNING_LIMIT + 1:
+        if not entry.path and stats.cache_misses == RECOMPILE_WARNING_LIMIT + 1:
             why = "; ".join(dict.fromkeys(stats.last_compile_reasons))
             text = f"{self._name} was compiled {stats.cache_misses} times. The last time because: {why}. {_ADVICE}"
             warn_user(text, RecompileWarning)
@@ -360,12 +456,17 @@ class Compiled:
             self._drop_outlived()
         if len(entries) < most or not self._original_stands_in():
             return False
-        if any("communicates" in e.captured.computation.tables for e in entries):  # the original would not
+        if any(e.captured.computation.info.communicates for e in entries):  # the original would not
             return False
         return min(e.used for e in entries) > self.stats.calls - STALE * most
 
-    def _original_stands_in(self) -> bool:
-        """Whether the original function computes what the compiled one does."""
+    def _original_stands_in(self, log: Log | None = None) -> bool:
+        """Whether the original function computes what the compiled one does. log: what this call has done already: what
+        others have seen is not done again."""
+        if log is not None and log.effects:
+            return False
+        if log is not None:
+            log.undo()
         return not (self.options.transforms or self.options.disable_torch_autograd or any(self.overrides))
 
     def _first_reason(self, modes: tuple) -> list[str]:

@@ -29,12 +29,17 @@ import torch
 from thunder.options import compile_option
 from thunder.program import CacheEntry
 
-__all__ = ["ENTRIES", "ENTRIES_WITH_TRANSFORMS", "STALE", "SCANNED", "EntryTable", "facts_of"]
+__all__ = ["ENTRIES", "PATHS", "ENTRIES_WITH_TRANSFORMS", "STALE", "SCANNED", "EntryTable", "facts_of"]
 
 ENTRIES = compile_option(
     "max_entries", int, 512,
     "compiled programs kept for one function; a call that fits none of so many runs the original function. "
     "64 with transforms, where the least recently used one goes instead",
+    owner="dispatch", valid="a number above 0", check=lambda n: n > 0,
+)  # fmt: skip
+PATHS = compile_option(
+    "max_paths", int, 16,
+    "compiled paths of one function beyond a decision by data; a call that goes none of so many runs the original",
     owner="dispatch", valid="a number above 0", check=lambda n: n > 0,
 )  # fmt: skip
 ENTRIES_WITH_TRANSFORMS = 64  # CUDA graphs hold memory of a GPU

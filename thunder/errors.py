@@ -14,7 +14,7 @@ from typing import Any
 __all__ = [
     "ThunderError", "CaptureError", "DataDependentError", "MissingImplementationError", "TraceCheckError",
     "OptionError", "CollectiveError", "SharpEdgeError",
-    "SharpEdgeWarning", "RecompileWarning", "warn_user", "user_line", "calling_line", "add_location",
+    "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "warn_user", "user_line", "calling_line", "add_location",
 ]  # fmt: skip
 
 
@@ -73,6 +73,10 @@ class SharpEdgeError(ThunderError):
 class SharpEdgeWarning(UserWarning):
     """With sharp_edges="warn", or once a site by default: the program does something that a compiled program cannot
     repeat faithfully."""
+
+
+class FallbackWarning(UserWarning):
+    """A program could not be captured, and its original function runs; once for each compiled function."""
 
 
 class RecompileWarning(UserWarning):

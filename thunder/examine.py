@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import nbytes
+from thunder.analysis.flow import producers
 from thunder.capture.operations import NOT_OPERATIONS
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, UnbackedNumber, type_string
 from thunder.core.symbol import BoundSymbol, Symbol
@@ -16,7 +19,6 @@ from thunder.core.trace import Trace
 from thunder.errors import ThunderError, warn_user
 from thunder.inspection import last_entry
 from thunder.ops import inplace_of, lookup
-from thunder.transforms.memory_budget import nbytes, roots
 
 __all__ = [
     "examine",
@@ -29,6 +31,9 @@ __all__ = [
 ]
 
 
+_DECISIONS = {getattr(torch.Tensor, f"__{n}__") for n in ("bool", "int", "float", "complex", "index", "contains")}
+
+
 class _Calls(TorchFunctionMode):
     """Counts the torch functions that a program calls."""
 
@@ -37,7 +42,7 @@ class _Calls(TorchFunctionMode):
         self.counts: Counter = Counter()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func not in NOT_OPERATIONS:
+        if func not in NOT_OPERATIONS and func not in _DECISIONS:
             self.counts[func] += 1
         return func(*args, **(kwargs or {}))
 
@@ -179,15 +184,15 @@ def saved_for_backward(compiled: Callable) -> SavedValues:
     trace = entry.computation_traces[-1]
     tensors, others = trace.output[1]
     lines = _lines(trace)
-    maker = {o: line for line in lines for o in line.outputs}
-    shows, counted, found = roots(lines), {a for a in trace.args if isinstance(a, TensorProxy)}, []
+    producer = producers(lines)
+    bases, counted, found = alias_bases(lines), {a for a in trace.args if isinstance(a, TensorProxy)}, []
     saved = [
         v
         for value in (*tensors, *others)
         for v in (value.collection if isinstance(value, CollectionProxy) else (value,))
     ]
-    for value in sorted(saved, key=lambda v: v in shows):  # before views of it, the value that owns the memory
-        line, root = maker.get(value), shows.get(value, value)
+    for value in sorted(saved, key=lambda v: v in bases):  # before views of it, the value that owns the memory
+        line, root = producer.get(value), bases[value]
         size = (
             0
             if isinstance(value, UnbackedNumber) or root in counted

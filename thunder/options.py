@@ -14,7 +14,8 @@ from typing import Any
 from thunder.errors import OptionError, warn_user
 
 __all__ = [
-    "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS", "DebugOptions", "JitOptions",
+    "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "FALLBACK_OPTIONS",
+    "resolve_fallback", "NUMERICS_OPTIONS", "RNG_OPTIONS", "DebugOptions", "JitOptions",
     "resolve_cache_option", "resolve_sharp_edges",
     "resolve_numerics", "resolve_rng", "RECOMPILE_WARNING_LIMIT", "cache_directory",
     "CompileOption", "compile_option", "COMPILE_OPTIONS", "check_compile_options", "EnvironmentOption", "ENVIRONMENT",
@@ -40,6 +41,13 @@ class SHARP_EDGES_OPTIONS(enum.Enum):
     ALLOW = "allow"
     WARN = "warn"
     ERROR = "error"
+
+
+class FALLBACK_OPTIONS(enum.Enum):
+    """What happens at a call whose program cannot be captured."""
+
+    EAGER = "eager"  # the original function runs, once, and a FallbackWarning says why
+    ERROR = "error"  # a CaptureError says why, and nothing runs
 
 
 class NUMERICS_OPTIONS(enum.Enum):
@@ -89,7 +97,8 @@ LOCAL_RANK = EnvironmentOption("LOCAL_RANK", str, None, "the process's number on
 TRITON_INTERPRET = EnvironmentOption(
     "TRITON_INTERPRET", bool, False, "Triton's interpreter runs kernels, on any device"
 )
-ENVIRONMENT = (CACHE_DIR, C_COMPILER, CXX_COMPILER, SEARCH_PATH, LOCAL_RANK, TRITON_INTERPRET)
+FALLBACK = EnvironmentOption("THUNDER_FALLBACK", str, "eager", "what fallback= is where thunder.jit is not told")
+ENVIRONMENT = (FALLBACK, CACHE_DIR, C_COMPILER, CXX_COMPILER, SEARCH_PATH, LOCAL_RANK, TRITON_INTERPRET)
 
 
 def cache_directory() -> Path:
@@ -230,6 +239,11 @@ def resolve_sharp_edges(given: SHARP_EDGES_OPTIONS | str | None) -> SHARP_EDGES_
     return SHARP_EDGES_OPTIONS.WARN if given is None else _resolve(SHARP_EDGES_OPTIONS, given, "sharp_edges")
 
 
+def resolve_fallback(given: FALLBACK_OPTIONS | str | None) -> FALLBACK_OPTIONS:
+    """Raises OptionError, which names the valid values, for anything else."""
+    return _resolve(FALLBACK_OPTIONS, FALLBACK.value if given is None else given, "fallback")
+
+
 def resolve_numerics(
     given: NUMERICS_OPTIONS | str | None, executors: Sequence, transforms: Sequence, asked_for: Sequence
 ) -> tuple[NUMERICS_OPTIONS, tuple]:
@@ -344,6 +358,7 @@ class JitOptions:
     cache: CACHE_OPTIONS = CACHE_OPTIONS.CONSTANT_VALUES
     integers_may_change: bool = False
     sharp_edges: SHARP_EDGES_OPTIONS = SHARP_EDGES_OPTIONS.WARN
+    fallback: FALLBACK_OPTIONS = FALLBACK_OPTIONS.EAGER
     disable_torch_autograd: bool = False
     transforms: Sequence = ()
     numerics: NUMERICS_OPTIONS = NUMERICS_OPTIONS.CLOSE

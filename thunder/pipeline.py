@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from thunder.analysis.aliases import alias_bases
 from thunder.core.check import check
 from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy, like
 from thunder.core.symbol import BoundSymbol, OpTags
@@ -25,14 +26,14 @@ from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.backward_inside import backwards_inside, recompute_inside
 from thunder.transforms.base import asked
 from thunder.transforms.dce import dce
+from thunder.transforms.decompose_reductions import decompose_reductions
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
 from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
 from thunder.transforms.keep import keep
-from thunder.transforms.memory_budget import MEMORY_BUDGET, plan, roots
-from thunder.transforms.open_reductions import open_reductions
+from thunder.transforms.memory_budget import MEMORY_BUDGET, plan
 from thunder.transforms.partition import ForwardBackward, as_saved_by, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
 from thunder.transforms.recompute import recompute
@@ -69,13 +70,13 @@ def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Tra
 
 
 def _recomputed(joint: Trace, options: JitOptions, executors: Sequence) -> frozenset:
-    """The values that a backward computes again, for the memory budget and under ZeRO-3."""
+    """The values that a backward recomputes, for the memory budget and under ZeRO-3."""
     fusers = [e for e in executors if isinstance(e, FusionExecutor)]
     budget = options.get(MEMORY_BUDGET)
     chosen = (
         plan(joint, budget, lambda line: any(e.takes(line) for e in fusers)).recomputed if budget < 1.0 else frozenset()
     )
-    return chosen.union(gathered_again(joint)) if "communicates" in joint.tables else chosen
+    return chosen.union(gathered_again(joint)) if joint.info.communicates else chosen
 
 
 def _lowered(
@@ -115,7 +116,7 @@ def _combined(trace: Trace, executor: Executor) -> Trace:
 
 def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list[tuple]:
     """The passes that make a program which runs, and what users' transforms do to it then."""
-    communicates = "communicates" in program.tables
+    communicates = program.info.communicates
     return [
         *([("Communication Buckets", bucket)] if communicates else ()),
         ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
@@ -164,7 +165,7 @@ def lower_with_derivatives(
         )
         budget = options.get(MEMORY_BUDGET)
         fusers = [e for e in executors if isinstance(e, FusionExecutor)]
-        joint = open_reductions(joint, fusers)
+        joint = decompose_reductions(joint, fusers)
 
         def fuses(line: BoundSymbol) -> bool:
             return any(e.takes(line) for e in fusers)
@@ -172,7 +173,7 @@ def lower_with_derivatives(
         chosen = plan(joint, budget, fuses).recomputed if budget < 1.0 or fusers else frozenset()
         if budget >= 1.0:
             chosen = keep(joint, chosen, fuses, lambda line: any(e.takes(line) and e.keeps(line) for e in fusers))
-        if "communicates" in joint.tables:
+        if joint.info.communicates:
             chosen = gathered_again(joint).union(chosen)
         cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))
         return cut[0].forward
@@ -217,9 +218,9 @@ def read_by_products(cut: ForwardBackward, executors: Sequence) -> list[int]:
     if not any(isinstance(e, FusionExecutor) for e in executors):  # what nobody fuses runs as in eager, bit for bit
         return []
     lines = cut.backward.bound_symbols
-    shown = roots(lines, maybe=True)
+    bases = alias_bases(lines, maybe=True)
     reads = collections.Counter(
-        root for line in lines if OpTags.MATMUL_OP in line.sym.tags for root in {shown.get(i, i) for i in line.inputs}
+        root for line in lines if OpTags.MATMUL_OP in line.sym.tags for root in {bases[i] for i in line.inputs}
     )
     return [i for i, c in enumerate(cut.cotangents) if reads[c] > 1]
 
@@ -240,7 +241,7 @@ def gradient_program(
         if c is not None:
             c.name, c.requires_grad = acquired.names.make("cotangent"), True
     gradients = gradients_of(dce(acquired.replace(bound_symbols=lines)), cotangents, outputs, executors)
-    overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols, acquired.tables.get("copies", ()))
+    overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols, acquired.info.copies)
     if overwritten is not None:
         raise_error = modified_in_place.bind(overwritten.name, output=None)
         gradients = gradients.replace(bound_symbols=[raise_error], output=tuple(None for _ in gradients.output))

@@ -9,13 +9,18 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.flow import producers
 from thunder.capture import Captured
 from thunder.core.codegen import Printer, Text, compile_source
+from thunder.core.host_calls import with_log
+from thunder.core.paths import OtherPath
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
 from thunder.core.symbol import OpTags
 from thunder.core.symbolic import Decisions
 from thunder.core.trace import Trace
 from thunder.distributed.agreement import check_agreement
+from thunder.errors import DataDependentError
 from thunder.executors.torch_autograd import connected, with_grad, without_grad
 from thunder.executors.torchex import no_autocast
 from thunder.extend import FusionExecutor
@@ -32,7 +37,6 @@ from thunder.pipeline import (
     read_by_products,
 )  # fmt: skip
 from thunder.transforms.check_results import check_results
-from thunder.transforms.memory_budget import roots
 from thunder.transforms.partition import views_of_outputs
 
 __all__ = ["CacheEntry", "lower_captured"]
@@ -47,7 +51,7 @@ class CacheEntry:
     """
 
     __slots__ = (
-        "captured", "modes", "used", "prologue_fn", "prologue_traces", "computation_fn", "computation_traces",
+        "captured", "path", "modes", "used", "prologue_fn", "prologue_traces", "computation_fn", "computation_traces",
         "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces",
     )  # fmt: skip
 
@@ -55,7 +59,7 @@ class CacheEntry:
         self, captured: Captured, computation_traces: list[Trace], computation_fn: Callable, modes: tuple,
         backward_traces: list[Trace],
     ):  # fmt: skip
-        self.captured, self.modes = captured, modes
+        self.captured, self.modes, self.path = captured, modes, captured.path
         self.used = 0  # the number of the last call that ran it
         self.prologue_fn, self.prologue_traces = captured.prologue_fn, captured.prologue_traces
         self.computation_fn, self.computation_traces = computation_fn, computation_traces
@@ -99,10 +103,42 @@ def lower_captured(captured: Captured, given: JitOptions, modes: tuple, model: A
         run = _in_modes(program(traces[-1]), modes)
         if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
             run = without_grad(run)
+    if captured.host_calls:
+        run = with_log(run, bool(captured.path))
+    if captured.path:
+        run = _with_numbers_put_back(run, random_devices(captured.computation, options))
     if compat.distributed_is_used():
         check_agreement([traces[-1], *backward[-1:]])
     captured.settle(given, model)
     return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
+
+
+def _with_numbers_put_back(function: Callable, devices: list | None) -> Callable:
+    """`function`, which draws no numbers where it leaves for another path: that draws them again."""
+    if devices is None:
+        raise DataDependentError(
+            "a program that decides by data draws numbers from a generator of its own, or in fused kernels",
+            remedy="use the default generators, and rng='torch'",
+        )
+    if not devices:
+        return function
+
+    def run(*inputs):
+        states = [_default_generator(d).get_state() for d in devices]
+        try:
+            return function(*inputs)
+        except OtherPath:
+            for device, state in zip(devices, states):
+                _default_generator(device).set_state(state)
+            raise
+
+    return run
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return torch.default_generator
 
 
 def _in_modes(function: Callable, modes: tuple) -> Callable:
@@ -154,17 +190,17 @@ def _with_own_results(forward: Callable, computation: Trace, outputs: list, show
     be views of results. Such a view holds the result, that its node, and this what was saved: none would be freed.
     """
     lines, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
-    producer, shown = {o: line.sym for line in lines for o in line.outputs}, roots(lines, maybe=True)
-    written = computation.tables.get("written", {})  # in memory that was there
-    shared = Counter(shown.get(o, o) for o in outputs)
+    producer, bases = producers(lines), alias_bases(lines, maybe=True)
+    written = computation.info.written  # in memory that was there
+    shared = Counter(bases[o] for o in outputs)
 
     def may_be_own_view(o: Proxy) -> bool:
-        root = shown.get(o, o)
+        root = bases[o]
         if not isinstance(o, TensorProxy) or not o.requires_grad or root in arguments or shared[root] > 1:
             return False
-        if OpTags.OPAQUE in producer[root].tags:
+        if OpTags.OPAQUE in producer[root].sym.tags:
             return False
-        return o is not root or "elementwise" not in producer[o].info or o.name in written
+        return o is not root or not producer[o].sym.elementwise or o.name in written
 
     places = [i for i, o in enumerate(outputs) if may_be_own_view(o)]
     if not places and not shown_by_saved:

@@ -517,7 +517,7 @@ class _Step:
             wanted = [
                 p for p in dict.fromkeys(line.inputs) if _differentiable(p) and any(map(_differentiable, line.outputs))
             ]
-            if wanted and "own_derivative" not in line.sym.info and all(p.name in values for p in line.inputs):
+            if wanted and not line.sym.own_derivative and all(p.name in values for p in line.inputs):
                 self.derivative(line, wanted, values)
 
     def executed(self) -> Trace:
@@ -598,9 +598,7 @@ class _Step:
     def whole(self, own: list) -> None:
         # what is drawn, or may be, has no float64 form; a derivative of the user's own is not that of its forward
         alone = (OpTags.RANDOM_OP, OpTags.OPAQUE)
-        if any(
-            not b.sym.tags.isdisjoint(alone) or b.sym.info.get("own_derivative") for b in self.acquired.bound_symbols
-        ):
+        if any(not b.sym.tags.isdisjoint(alone) or b.sym.own_derivative for b in self.acquired.bound_symbols):
             return
         # before transforms changed it, unless they changed what it takes
         first = self.entry.captured.computation_traces[0]

@@ -88,7 +88,7 @@ def test_a_question_is_asked_once():
 DEEP = {"five deep": lambda: [[[[[1.0, 2.0]]]]], "200 rows": lambda: [[float(i), 2.0] for i in range(200)]}
 READERS = {
     "torch.tensor": torch.tensor, "json.dumps": json.dumps, "np.array": lambda rows: np.array(rows).sum().item(),
-    "sum": lambda rows: len(sum(rows, [])),
+    "sum": lambda rows: str(sum(rows, [])),
     "==": lambda rows: rows == DEEP_COPY, "str": str,
 }  # fmt: skip
 DEEP_COPY = [[float(i), 2.0] for i in range(200)]

@@ -27,7 +27,7 @@ from thunder.core.symbol import (
     recording,
 )
 from thunder.core.symbolic import Decisions
-from thunder.core.trace import Trace, TraceCtx, from_trace, is_tracing, timed_pass, tracectx
+from thunder.core.trace import Trace, TraceCtx, TraceInfo, from_trace, is_tracing, timed_pass, tracectx
 from thunder.errors import MissingImplementationError, TraceCheckError
 from thunder.extend import resolve_executors
 from thunder.options import JitOptions
@@ -453,13 +453,15 @@ def test_replace_and_builders():
 
 
 def test_from_trace_copies_everything_but_the_lines():
-    trace = thunder.trace()(lambda a: ltorch.sin(a), X).replace(tags={"tag"}, tables={"marks": {"a": 1}})
+    trace = thunder.trace()(lambda a: ltorch.sin(a), X).replace(
+        tags={"tag"}, info=TraceInfo(parameters={"a": "weight"})
+    )
     made = from_trace(trace).trace()
     assert (
         made.bound_symbols == ()
         and made.output is trace.output
         and made.tags == {"tag"}
-        and made.tables == {"marks": {"a": 1}}
+        and made.info.parameters == {"a": "weight"}
         and made.names is trace.names
     )
 

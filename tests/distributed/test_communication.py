@@ -7,11 +7,12 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import thunder
 from tests.distributed.training import batches, compare
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import nbytes
 from thunder.core.check import check
 from thunder.core.proxies import FutureTensorProxy, TensorProxy
 from thunder.distributed import FSDPBucketingStrategy, FSDPType, bucketing, ddp, fsdp
 from thunder.distributed.schedule import overlap
-from thunder.transforms.memory_budget import nbytes, roots
 
 ZERO2, ZERO3 = FSDPType.ZERO2, FSDPType.ZERO3
 NONE, LAYER, BLOCK = FSDPBucketingStrategy.NONE, FSDPBucketingStrategy.LAYER, FSDPBucketingStrategy.BLOCK
@@ -166,12 +167,12 @@ def test_gathers_do_not_wait_for_reductions(ranks):
 def peak_bytes(trace) -> int:
     """The most bytes of values that a program holds at once, freed where its `del` lines say; a view holds what it
     shows."""
-    shown, alive, most = roots(trace.bound_symbols, maybe=True), {}, 0
+    bases, alive, most = alias_bases(trace.bound_symbols, maybe=True), {}, 0
     for line in trace.bound_symbols:
         for o in line.outputs:
             if isinstance(o, TensorProxy):
                 # what is waited for is there already
-                source = line.inputs[0] if line.sym.name == "wait_impl" else shown.get(o, o)
+                source = line.inputs[0] if line.sym.name == "wait_impl" else bases[o]
                 alive[o] = alive.get(source, source)
         if line.sym.name == "python_del":
             for i in line.inputs:

@@ -9,10 +9,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import thunder
+from thunder.analysis.cost import multiply_adds
 from thunder.distributed import H200, FSDPBucketingStrategy, FSDPType, ddp, fsdp, plan, planning
 from thunder.distributed.costs import Machine, Memory, collective_of
 from thunder.errors import OptionError
-from thunder.transforms.memory_budget import multiply_adds
 
 ZERO2, ZERO3 = FSDPType.ZERO2, FSDPType.ZERO3
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import tests.ops.samples  # noqa: F401
 import thunder.executors.pythonex
 import thunder.executors.torchex  # noqa: F401
 from thunder.core import dtypes

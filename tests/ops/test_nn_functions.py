@@ -3,13 +3,18 @@ devices have: programs against eager."""
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
 from torch.utils._pytree import tree_leaves
 
 import thunder
 import thunder.torch as ltorch
+from benchmarks.training import CountCalls
+from thunder import compat
 from thunder.errors import CaptureError
 from thunder.examine import examine
 from thunder.ops.random import _philox
@@ -204,3 +209,24 @@ def test_nothing_here_is_opaque(capsys):
             continue
         examine(program, *given)
         assert "opaque" not in capsys.readouterr().out, name
+
+
+@pytest.mark.parametrize("heads", [(4, 4, 4), (4, 1, 1), (4, 2, 2), (4, 1, 4), (1, 4, 4), (1, 1, 1)])
+@pytest.mark.parametrize("batches", [(2, 2), (2, 1)])
+def test_attention_takes_the_kernel_that_pytorch_takes(heads, batches):
+    """The CPU's flash kernel, or products. From torch 2.15 on it takes keys of one head for all of the query's."""
+    for mask, grouped in itertools.product((None, (3, 5), (4, 1, 3, 5), (1, 1, 1, 1), (4, 3, 5)), (False, True)):
+        query = torch.randn(batches[0], heads[0], 3, 8, requires_grad=True)
+        given = query, *(torch.randn(batches[1], n, 5, 8, requires_grad=True) for n in heads[1:])
+        options = {"attn_mask": None if mask is None else torch.randn(mask), "enable_gqa": grouped}
+        try:
+            want = F.scaled_dot_product_attention(*given, **options)
+        except RuntimeError:
+            continue  # sizes that PyTorch refuses
+        compiled = thunder.jit(F.scaled_dot_product_attention)
+        with CountCalls() as counter:
+            got = compiled(*given, **options)
+        assert torch.equal(got, want), (mask, grouped)
+        taken = compat.attention_choice(*given, options["attn_mask"], enable_gqa=grouped)
+        flash = counter.calls["aten._scaled_dot_product_flash_attention_for_cpu.default"]
+        assert flash == (taken == SDPBackend.FLASH_ATTENTION.value), (mask, grouped)

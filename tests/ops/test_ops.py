@@ -101,6 +101,8 @@ def test_decomposition_equals_the_operation(name):
         with torch.no_grad():
             want = tensors_in(run(compiled, tensors))
         trace = thunder.last_traces(compiled)[1]
+        if any(b.sym is LTORCH[name] and not b.subsymbols and not b.aliases for b in trace.bound_symbols):
+            continue  # a kernel that has a decomposition for some arguments
         inputs = [tensors[i] for i, _ in enumerate(tensors)]
         used = {
             a.name: t for a, t in zip(thunder.last_traces(compiled)[0].args, _inputs(compiled, inputs), strict=True)

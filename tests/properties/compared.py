@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 import thunder
-from thunder.errors import SharpEdgeWarning, ThunderError
+from thunder.errors import FallbackWarning, SharpEdgeWarning, ThunderError
 
 MODULE = "generated_program"
 _ids = itertools.count()
@@ -130,7 +130,8 @@ class Description:
         elif isinstance(value, dict) and path.endswith("_hooks"):  # by numbers that PyTorch counts up for all modules
             self._items(path, iter(dict.values(value)))
         elif isinstance(value, dict):
-            for i, k in enumerate(dict.keys(value)):
+            ordered = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+            for i, k in enumerate(ordered.keys(value)):
                 self.add(f"{path}.key{i}", k)
                 name = repr(k) if type(k) in (int, str, bool, float, type(None)) else i
                 self.add(f"{path}[{name}]", dict.__getitem__(value, k))
@@ -343,6 +344,7 @@ def _run(program: Program, filename: str, jit: Callable) -> list[Verdict]:
     verdicts: list[Verdict] = []
     known: list[list[str]] = []  # states that a call was compiled for
     warned: list[str] = []
+    refusals: list[str] = []
     for number in range(len(program.steps) + 1):
         if number:
             texts = [side.step(program.steps[number - 1], filename) for side in (theirs, ours)]
@@ -353,8 +355,10 @@ def _run(program: Program, filename: str, jit: Callable) -> list[Verdict]:
         words, *_ = theirs.call(theirs.space["f"])
         torch.set_grad_enabled(modes[0])
         torch.set_default_dtype(modes[1])
-        misses = _misses(compiled)
-        verdict = _compare(ours, compiled, words, before, number, warned)
+        misses, programs = _misses(compiled), _programs(compiled)
+        verdict = _compare(ours, compiled, words, before, number, warned, refusals)
+        if verdict.kind == "same" and refusals and programs == _programs(compiled):
+            verdict.kind, verdict.words = "refused", refusals[-1]  # and eager ran
         verdicts.append(verdict)
         if verdict.kind == "wrong":
             return verdicts
@@ -369,12 +373,25 @@ def _run(program: Program, filename: str, jit: Callable) -> list[Verdict]:
     return verdicts
 
 
+def _programs(compiled: Any) -> tuple[int, int]:
+    """How many programs were compiled, and how many calls ran one of those that were there."""
+    if not type(compiled).__module__.startswith("thunder."):
+        return 0, 0
+    return len(compiled.programs), thunder.cache_hits(compiled)
+
+
 def _misses(compiled: Any) -> int:
     return thunder.cache_misses(compiled) if type(compiled).__module__.startswith("thunder.") else 0
 
 
 def _compare(
-    ours: Side, compiled: Any, words: list[str], before: Description, number: int, warned: list[str]
+    ours: Side,
+    compiled: Any,
+    words: list[str],
+    before: Description,
+    number: int,
+    warned: list[str],
+    refusals: list[str],
 ) -> Verdict:
     found, error, caught, _ = ours.call(compiled)
     if isinstance(error, ThunderError) and not words[0].startswith(f"raised {type(error).__qualname__}"):
@@ -391,6 +408,7 @@ def _compare(
     for w in caught:  # thunder warns once a site, so that a later call may differ without a warning of its own
         if issubclass(w.category, SharpEdgeWarning):
             warned.append(str(w.message).split("\n")[0])
+    refusals += (_in_general(str(w.message)) for w in caught if issubclass(w.category, FallbackWarning))
     if different := difference(found, words):
         return Verdict("warned", _in_general(warned[0])) if warned else Verdict("wrong", f"call {number}: {different}")
     reports = [str(w.message) for w in caught if "please report" in str(w.message)]  # and the original function ran

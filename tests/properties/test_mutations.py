@@ -16,9 +16,7 @@ from tests.properties.run import smaller
 from tests.properties.shrink import shrink
 
 SEEDS = range(80)
-OPEN = {
-    41: "random_in_a_dict",
-}
+OPEN: dict[int, str] = {}
 
 
 @pytest.mark.parametrize(

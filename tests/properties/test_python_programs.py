@@ -11,10 +11,7 @@ from tests.properties.run import smaller
 from thunder.interpreter import ProtocolHost
 
 SEEDS = range(40)
-OPEN = {
-    10: "set_name_then_an_error",
-    30: "cached_function_and_a_list",
-}
+OPEN: dict[int, str] = {}
 OPEN_IN_THE_INTERPRETER: dict[int, str] = {}
 
 

@@ -27,9 +27,11 @@ from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
 from thunder.capture.tensors import write_back
+from thunder.core.host_calls import Log
+from thunder.core.paths import Decision
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import recording
-from thunder.core.trace import Trace, timed_pass
+from thunder.core.trace import Trace, TraceInfo, timed_pass
 from thunder.distributed.placement import check_all_placed, placement_of, seen_as
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
@@ -49,8 +51,10 @@ class Captured:
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self._host = _History(c)
         self.parameters, self.decisions, self._capture = c.parameters, c.decisions, c
+        self.path, self.host_calls = tuple(c.path.taken), c.path.host_calls
         with recording(c.recorder):  # a future that is returned is waited for
             result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
+        c.path.check_watched()
         write_back(c)
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
@@ -105,16 +109,12 @@ class Captured:
         c.input_sources = [*(c.real[p][1] for p in tensors), *others.values()] + [
             c.number_sources[n.name] for n in numbers
         ]
-        tables = (
-            {"parameters": _parameter_paths(c, tensors), "held": _held(c, tensors)}
-            if c.options.transforms or c.replaced
-            else {}
-        )
-        if c.recorder.memory.versions:
-            tables["written"] = c.recorder.memory.versions
-        if copies := c.recorder.memory.copies:
-            tables["copies"] = {v.name: None for v in copies}
-        self.computation_traces = [Trace("computation", inputs, lines, output, c.recorder.context.names, tables=tables)]
+        asked, memory = bool(c.options.transforms or c.replaced), c.recorder.memory
+        info = TraceInfo(
+            parameters=_parameter_paths(c, tensors) if asked else {}, held=_held(c, tensors) if asked else frozenset(),
+            written=memory.versions, copies=frozenset(v.name for v in memory.copies),
+        )  # fmt: skip
+        self.computation_traces = [Trace("computation", inputs, lines, output, c.recorder.context.names, info=info)]
 
     @property
     def computation(self) -> Trace:
@@ -162,7 +162,7 @@ class Captured:
         `overrides` to."""
         known, paths = (
             {a.name: placement for a, placement in self._placements.items()},
-            self.computation.tables.get("parameters", {}),
+            self.computation.info.parameters,
         )
         for variable, path in paths.items():
             if path in overrides and (placement := placement_of(overrides[path])) is not None:
@@ -213,13 +213,13 @@ def _parameter_paths(c: Capture, tensors: list[TensorProxy]) -> dict[str, str]:
     return {p.name: paths[id(c.real[p][0])] for p in tensors if id(c.real[p][0]) in paths}
 
 
-def _held(c: Capture, tensors: list[TensorProxy]) -> dict[str, None]:
+def _held(c: Capture, tensors: list[TensorProxy]) -> frozenset[str]:
     """Names of the arguments that are parameters and buffers of whatever module."""
-    return {
-        p.name: None
+    return frozenset(
+        p.name
         for p in tensors
         if any(s.step == "attr" and s.key in ("_parameters", "_buffers") for s in c.real[p][1].steps())
-    }
+    )
 
 
 class _History:
@@ -247,10 +247,13 @@ def capture(
     options: JitOptions,
     changing: dict | None = None,
     overrides: tuple[dict, ...] = (),
+    path: tuple[Decision, ...] = (),
+    log: Log | None = None,
 ) -> Captured:
     """Reads one call of a program. changing: path -> None, where earlier readings saw a write, or the values that a
     number had: numbers there stay symbolic, unless they are one of these values. overrides: what stands in the place of
-    a module's parameters and buffers, by name.
+    a module's parameters and buffers, by name. path: how decisions by data are answered, see `Path`. log: what host
+    calls gave that this call has already made; those that capture makes are added.
 
     A program that asks `torch.compiler.is_compiling()` is told no, and is read the way that PyTorch runs it. Where that
     way cannot be captured it is read again and told yes: libraries have a way without values that are known only when
@@ -260,7 +263,7 @@ def capture(
     the program's own leaves as it is, or as the cause of FailsWithParts.
     """
     for compiling in (False, True):
-        c = Capture(fn, args, kwargs, options, changing or {}, overrides)
+        c = Capture(fn, args, kwargs, options, changing or {}, overrides, path, log)
         c.compiling = compiling
         try:
             return _with_symbolic_counters(c, _read(c))
@@ -279,7 +282,9 @@ def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
     counters = {path: None for path in captured.effects & read_numbers(c) if path not in c.changing}
     if not counters or c.sharp_edges:  # what runs while a program is captured runs once
         return captured
-    second = Capture(c.fn, c.args, c.kwargs, c.options, {**c.changing, **counters}, c.overrides)
+    path = tuple(c.path.taken)
+    changing = {**c.changing, **counters}
+    second = Capture(c.fn, c.args, c.kwargs, c.options, changing, c.overrides, path, c.path.log)
     second.compiling = c.compiling
     try:
         found = _read(second)

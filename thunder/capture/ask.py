@@ -24,7 +24,7 @@ from thunder.ops.opaque_values import metadata
 __all__ = [
     "EQUAL", "Question", "ask", "reach", "value_at", "TYPE", "IDENTITY", "VALUE", "LENGTH", "KEYS", "CONTENT",
     "PRESENT", "ELEMENTS", "REPLACED", "SAME", "SHARED", "KIND",
-    "FILLED", "HOOKED", "same_value", "same_elements", "say", "was_is", "is_data", "HELPERS",
+    "FILLED", "HOOKED", "same_value", "same_elements", "say", "was_is", "is_data", "content", "HELPERS",
 ]  # fmt: skip
 
 

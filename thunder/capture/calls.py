@@ -11,12 +11,11 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
+from thunder.capture import callbacks, host_lines
 from thunder.capture.ask import KEYS
 from thunder.capture.library import torch_func
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import (
-    native_module,
-)  # fmt: skip
+from thunder.capture.native import CONTAINERS, impure, native_module
 from thunder.capture.native_calls import (
     BY_NAME,
     BY_TYPE,
@@ -30,7 +29,9 @@ from thunder.capture.native_calls import (
 )
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
+from thunder.core.host_calls import HostProxy
 from thunder.core.symbol import Symbol
+from thunder.interpreter import NULL, text
 from thunder.interpreter.attributes import type_attribute
 from thunder.ops import inplace_of, lookup
 
@@ -57,6 +58,8 @@ def call(c, f, args, kwargs):
         wrapper = type_attribute(f.__objclass__, f.__name__)
         if (handler := HANDLERS.get(id(wrapper))) is not None:
             return handler(c, wrapper, [f.__self__, *args], kwargs)
+        if type(f.__self__) in CONTAINERS and f.__name__ in ("__repr__", "__str__") and not args:
+            return text.representation(c, f.__self__)
     if t in IDENTITY_CALLS:
         return (reduced if f.__name__ == "__reduce_ex__" else call_builtin)(c, f, args, kwargs)
     special = BY_TYPE.get(t)
@@ -67,9 +70,12 @@ def call(c, f, args, kwargs):
 
 def _call_object(c, f, t: type, args, kwargs):
     """A call of an object that is neither a function nor a class."""
-    if hasattr(t, "_lc_cd") and not isinstance(f, torch.nn.Module):  # its original becomes part of this program
+    # a compiled function: its original becomes part of this program
+    if type_attribute(t, "_lc_cd") is not NULL and not isinstance(f, torch.nn.Module):
         return call(c, _original(c, f), args, kwargs)
-    if lookup(f) is not None:
+    if c.lookup(t, "__call__") is NULL:
+        return f(*args, **kwargs)  # raises
+    if native_module(t.__module__) and lookup(f) is not None:
         return record(c, f, args, kwargs)
     method = c.slot(t, "__call__")
     if method is not None:
@@ -158,6 +164,8 @@ BY_TYPE |= {
     operator.attrgetter: _call_operator,
     operator.methodcaller: _call_operator,
     Symbol: _call_symbol,
+    HostProxy: host_lines.call,
+    host_lines.HostMethod: host_lines.call,
 }
 BY_TYPE |= {weakref.ref: _call_reference, weakref.KeyedRef: _call_reference}
 BY_TYPE |= dict.fromkeys(compat.scripted(), _call_scripted)
@@ -180,6 +188,6 @@ def _call_function(c, f, args, kwargs):
         # around what Dynamo leaves alone, once it is imported or was used
         if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
             return call(c, f.__wrapped__, args, kwargs)
-        if not reaches(c, args, kwargs):
+        if impure(f) is not None or not (reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)):
             return call_native(c, f, args, kwargs)
     return c.enter(f, args, kwargs)

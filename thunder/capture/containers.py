@@ -8,20 +8,21 @@ holds nothing but data is asked for its content at once.
 from __future__ import annotations
 
 import collections
+import copy
 import operator
 from typing import Any
 
 import torch
 
-from thunder.capture.ask import CONTENT, ELEMENTS, KEYS, LENGTH, PRESENT, SAME, TYPE, is_data
+from thunder.capture.ask import CONTENT, ELEMENTS, KEYS, LENGTH, PRESENT, SAME, TYPE, content, is_data
 from thunder.capture.identities import real_id, told_apart
-from thunder.capture.native import CONTAINERS, container_base
+from thunder.capture.native import BUFFERS, CONTAINERS, container_base
 from thunder.capture.sources import MISSING, Source
 from thunder.core.proxies import TensorProxy
 from thunder.interpreter.attributes import type_attribute
 
 __all__ = [
-    "MUTABLE", "LARGE", "Look", "snapshot", "materialize", "length", "list_item", "dict_item", "has_key",
+    "MUTABLE", "LARGE", "Look", "snapshot", "buffer", "materialize", "length", "list_item", "dict_item", "has_key",
     "made_by_factory", "entry",
     "attribute_dict", "write_attributes", "changes", "is_changed",
 ]  # fmt: skip
@@ -60,6 +61,21 @@ def snapshot(c, value, source: Source):
     return s
 
 
+def buffer(c, value, source: Source):
+    """A copy of a bytearray or an array of numbers that came in through a source, which stands for the original."""
+    s = c.snapshots.get(id(value))
+    if s is not None:
+        if c.sources[id(s)] is not source:
+            c.ask(source, SAME, c.sources[id(s)])
+        return s
+    s = copy.copy(value)
+    look = c.filled[id(s)] = Look(value, source)
+    look.was = c.ask(source, CONTENT)
+    c.snapshots[id(value)], c.sources[id(s)] = s, source
+    c.keep[id(value)], c.keep[id(s)] = value, s
+    return s
+
+
 def _empty(c, value, source: Source):
     t = type(value)
     s = t.__new__(t)  # no __init__: a subclass's may want arguments, or do something
@@ -95,7 +111,7 @@ def materialize(c, s) -> None:
         _fill(c, s, look, base, [_data(c, x, source.item(k)) for k, x in _pairs(value)])
     elif base is set:
         c.ask(source, ELEMENTS)
-        found = c.elements(value)
+        found = c.elements(set.__iter__(value))
         look.was = set(found)
         set.update(s, found)
     elif issubclass(base, dict):
@@ -315,6 +331,8 @@ def is_changed(c, s) -> bool:
 def _changes(s, look: Look) -> list[tuple]:
     """(kind, original, source, key, value) of each change of one snapshot."""
     original, source, was = look.original, look.source, look.was
+    if isinstance(s, BUFFERS):
+        return [("buffer", original, source, None, copy.copy(s))] if content(s) != was else []
     if isinstance(s, dict) and was is None:  # only written to, or single keys read
         now, mine = container_base(type(s)).items(s), look.items
         found = [("item", original, source, k, v) for k, v in now if k not in mine or mine[k] is not v]

@@ -7,6 +7,9 @@ A result made of tensors, numbers and plain new containers needs none: the compu
 from __future__ import annotations
 
 import collections
+import contextvars
+import functools
+import gc
 import types
 import weakref
 from collections.abc import Callable
@@ -14,10 +17,10 @@ from typing import Any
 
 import torch
 
-from thunder.capture import containers
+from thunder.capture import containers, host_lines
 from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
-from thunder.capture.native import CONTAINERS, ENUM, container_base
+from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base
 from thunder.capture.prologue import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
@@ -32,7 +35,8 @@ _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torc
 def is_plain(c, value, seen: set[int]) -> bool:
     """Whether a result can be written as a literal: new tuples, lists and dicts, each once, of proxies and literals."""
     t = type(value)
-    if t is TensorProxy or t is AnyProxy or isinstance(value, NumberProxy) or t in _LITERAL:
+    host_lines.check_leaves(c, value)
+    if t is TensorProxy or isinstance(value, (AnyProxy, NumberProxy)) or t in _LITERAL:
         return True
     if t not in (tuple, list, dict) or id(value) in c.sources:
         return False
@@ -58,6 +62,8 @@ class EpilogueWriter:
         self.values: dict[int, tuple[str, Any]] = {}
         self.built: dict[int, str] = {}
         self.originals = {id(s): c.sources[id(s)] for s in c.snapshots.values()}
+        self.writes = bool(c.effects or c.left or containers.changes(c))
+        self.reached: dict[Any, str] = {}  # source -> the variable that holds what stood there before the first write
 
     def pin(self, value) -> str:
         name = next((n for n, v in self.objects.items() if v is value), None)
@@ -67,13 +73,23 @@ class EpilogueWriter:
         return name
 
     def path(self, source) -> str:
+        """An outside object, found again before anything is written."""
+        if not self.writes or source.base is None or source in self.c.pinned:
+            return self._path(source)
+        if source not in self.reached:
+            text = self._path(source)
+            name = self.reached[source] = self.names.make("o")
+            self.lines.append(f"{name} = {text}")
+        return self.reached[source]
+
+    def _path(self, source) -> str:
         """An outside object, found again from the call's arguments or pinned."""
         pinned = self.c.pinned.get(source)
         if pinned is not None and source.root.key not in ("args", "kwargs"):
             return self.pin(pinned)
         if source.base is None:
             return self.pin(self.c.constants[source.key]) if source.step == "const" else source.key
-        b = self.path(source.base)
+        b = self._path(source.base)
         if source.step == "attr":
             return f"{b}.{source.key}"
         if source.step == "call":
@@ -103,7 +119,9 @@ class EpilogueWriter:
         if id(value) in self.originals:
             return self.path(self.originals[id(value)])
         if id(value) in c.sources:
-            return self._outside(value)
+            return self._outside(value, c.sources[id(value)])
+        if id(value) in c.origins:
+            return self._outside(value, c.origins[id(value)])
         if isinstance(value, tuple):
             return self._tuple(value, t)
         if t is types.MethodType:
@@ -126,6 +144,13 @@ class EpilogueWriter:
             return again
         if t is types.FunctionType:
             return self._function(value) if id(value) in c.fresh else self.pin(value)
+        return self._other(value, t)
+
+    def _other(self, value, t: type) -> str:
+        if t is contextvars.Token:
+            self.c.refuse("a token of a context variable leaves the compiled function", "set and reset it on one side")
+        if (made := _made_of(value, t)) is not None:
+            return self._variable(value, f"{self.pin(made[0])}({', '.join(map(self.build, made[1]))})")
         if isinstance(value, torch.Tensor) or self._is_fixed(value, t):
             return self.pin(value)
         return self._object(value, t)
@@ -136,12 +161,13 @@ class EpilogueWriter:
             return f"{self.pin(id)}({self.path(self.c.ids[value][0])})"
         if t is types.BuiltinFunctionType and id(value.__self__) in self.originals:
             return f"{self.build(value.__self__)}.{value.__name__}"
-        if isinstance(value, weakref.ref) and id(value()) in self.c.sources:
+        if t in (weakref.ref, weakref.KeyedRef) and value() is not None:
             given = [value(), value.__callback__, *([value.key] if isinstance(value, weakref.KeyedRef) else [])]
             return self._variable(value, f"{self.pin(t)}({', '.join(map(self.build, given))})")
         return None
 
     def _proxy(self, value) -> str:
+        host_lines.check_leaves(self.c, value)
         if isinstance(value, TensorProxy):
             # the parameter itself, of which the program makes another tensor
             if value in self.c.placements and self.c.placements[value].is_whole:
@@ -154,11 +180,9 @@ class EpilogueWriter:
                 self.built[id(value)] = self._variable(value, f"{self.pin(freed)}({found[0]})")
         return self.built.get(id(value), found[0])
 
-    def _outside(self, value) -> str:
+    def _outside(self, value, source) -> str:
         held = id(value) in self.c.rooted or isinstance(value, (type, types.FunctionType, types.ModuleType))
-        if held and self.c.sources[id(value)].root.key not in ("args", "kwargs"):
-            return self.pin(value)
-        return self.path(self.c.sources[id(value)])
+        return self.pin(value) if held and source.root.key not in ("args", "kwargs") else self.path(source)
 
     def _is_fixed(self, value, t: type) -> bool:
         if (
@@ -172,8 +196,10 @@ class EpilogueWriter:
                     torch.Generator,
                     torch.nn.Module,
                     range,
-                    slice,
                     torch.Size,
+                    types.GenericAlias,
+                    types.UnionType,
+                    *IMMUTABLE,
                 ),
             )
             or t in _LITERAL
@@ -191,10 +217,14 @@ class EpilogueWriter:
         inside = [self.build(x) for x in value]
         if t is Size:
             t = torch.Size
-        if hasattr(value, "_make"):
-            return self._variable(value, f"{self.pin(t)}({', '.join(inside)})")
         text = f"({', '.join(inside)}{',' if len(inside) == 1 else ''})"
-        return text if t is tuple else self._variable(value, f"{self.pin(t)}({text})")
+        if t is tuple or t is torch.Size:
+            return text if t is tuple else self._variable(value, f"{self.pin(t)}({text})")
+        if not t.__flags__ & _HEAP_TYPE or tuple.__new__ is not _native_new(t):
+            return self.pin(value) if all(type(x) in _LITERAL for x in value) else self._reduced(value, t)
+        name = self._variable(value, f"{self.pin(tuple.__new__)}({self.pin(t)}, {text})")
+        self._attributes(value, name)
+        return name
 
     def _container(self, value, t: type) -> str:
         if t is frozenset:
@@ -332,6 +362,8 @@ class EpilogueWriter:
 
     def _write_container(self, kind: str, original, x: str, k, v) -> str:
         t = type(original)
+        if kind == "buffer":
+            return f"{x}[:] = {self.pin(v)}"
         # a subclass's own methods ran while the program was captured
         base = None if t in CONTAINERS else container_base(t)
         if kind == "item":
@@ -356,7 +388,7 @@ class EpilogueWriter:
         """(trace, function, what the computation returns). No trace and no function where the computation's value is
         the result."""
         c = self.c
-        if not (c.effects or c.left or containers.changes(c) or c.engine.freed) and is_plain(c, result, set()):
+        if not (self.writes or c.engine.freed) and is_plain(c, result, set()):
             return None, None, _latest(c, result)
         expression = self.build(result)
         self.effects()
@@ -375,6 +407,38 @@ def latest(c, value: TensorProxy) -> TensorProxy:
     with recording(c.recorder):
         found = c.recorder.latest(value)
     return c.reshaped.get(found, found)
+
+
+def _made_of(value, t: type) -> tuple | None:
+    """(a callable, its arguments) that make an object of a library's again, where its parts do not say so."""
+    if t is slice:
+        return slice, (value.start, value.stop, value.step)
+    if t in _VIEWS:
+        (table,) = gc.get_referents(value)
+        return getattr(type(table), _VIEWS[t]), (table,)
+    if isinstance(value, (staticmethod, classmethod)):
+        return t, (value.__func__,)
+    if t is functools._lru_cache_wrapper:
+        return functools.lru_cache(**value.cache_parameters()), (value.__wrapped__,)
+    if t is weakref.WeakMethod:
+        return t, (value(),)
+    if t in (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
+        return t, (set(value) if t is weakref.WeakSet else dict(value),)
+    return None
+
+
+_VIEWS = {
+    type(made): name
+    for table in ({}, collections.OrderedDict())
+    for name, made in (("keys", table.keys()), ("values", table.values()), ("items", table.items()))
+}
+
+
+def _native_new(t: type):
+    return next(base.__dict__["__new__"] for base in t.__mro__ if type(base.__dict__.get("__new__")) in _NATIVE_NEW)
+
+
+_NATIVE_NEW = (types.BuiltinFunctionType, types.BuiltinMethodType)
 
 
 def _latest(c, value):

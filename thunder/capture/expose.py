@@ -12,26 +12,28 @@ from collections import deque
 
 import torch
 
-from thunder.capture import containers
+from thunder.capture import callbacks, containers
 from thunder.capture.ask import KEYS
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_base, is_iterator, native_module
 from thunder.capture.sources import MISSING
-from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, map_structure
+from thunder.core.host_calls import HostProxy
+from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
+from thunder.interpreter import standins, text
 
-__all__ = ["expose", "attributes", "slots", "as_text"]
+__all__ = ["expose", "attributes", "slots", "as_operand", "as_text"]
 
 MOST = 10_000  # objects that one call may look at
 # native code calls them, or asks torch about them
 _OPAQUE = (torch.nn.Module, type, types.FunctionType, types.ModuleType, torch.Tensor)
-_LEAVES = PRIMITIVE | {TensorProxy, AnyProxy, types.BuiltinFunctionType} - {slice}
+_LEAVES = PRIMITIVE | {TensorProxy, AnyProxy, HostProxy, types.BuiltinFunctionType} - {slice}
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 
-def expose(c, *values, concretely: bool = False) -> None:
+def expose(c, *values, concretely: bool = False, called=None) -> None:
     """Native code may look at the values and at everything that they lead to.
 
     concretely: it also asks for types, so that numbers that stay symbolic are put into lists and dicts as what they
-    are.
+    are. called: the native callable, where it may call special methods of what it meets.
     """
     seen: set[int] = set()
     pending = list(values)
@@ -43,15 +45,19 @@ def expose(c, *values, concretely: bool = False) -> None:
             return
         value = pending.pop()
         kind = type(value)
-        if kind in _LEAVES or id(value) in seen or id(value) in c.data:
+        if kind in _LEAVES or id(value) in seen or id(value) in c.data or isinstance(value, standins.StandIn):
             continue
         seen.add(id(value))
+        if called is not None and callbacks.called_in(c, kind, called):
+            callbacks.refuse(c, value, called)
         if id(value) in c.lazy:
             containers.materialize(c, value)
             if id(value) in c.data:
                 continue
         if concretely and isinstance(value, (list, dict, deque)):
             _settle_numbers(c, value)
+        if isinstance(value, containers.MUTABLE) and kind not in CONTAINERS:
+            pending += _inside(c, value, kind)
         if isinstance(value, dict):
             pending += dict.keys(value)
             pending += dict.values(value)
@@ -126,6 +132,15 @@ def slots(kind: type) -> list[str]:
     return [n for n in names if n not in ("__dict__", "__weakref__") and not n.startswith("__")]
 
 
+def as_operand(c, value):
+    """A value that native code is to make a part of a string: where its text is made in Python, that comes back."""
+    if type(value) not in _LEAVES and standins.stands_alone(type(value)) and text.is_in_python(c, type(value)):
+        return standins.substitute(c, value, {})
+    if type(value) in text.BRACKETS and text.holds_python(c, value):
+        return standins.stand_in(c, value, {})
+    return as_text(c, value)
+
+
 def as_text(c, value):
     """What goes into a string: exposed, with numbers that stay symbolic as what they are."""
     expose(c, value)
@@ -134,4 +149,7 @@ def as_text(c, value):
         for k, x in list(value.items() if isinstance(value, dict) else enumerate(value)):
             value[k] = as_text(c, x)
         return value
-    return map_structure(concrete, value) if type(value) in (list, tuple) else concrete(value)
+    if type(value) in (list, tuple) or hasattr(value, "_make"):
+        parts = [as_text(c, x) for x in value]
+        return parts if type(value) is list else tuple.__new__(type(value), parts)
+    return concrete(value)

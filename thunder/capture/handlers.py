@@ -10,14 +10,14 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import objects
+from thunder.capture import host_lines, objects
 from thunder.capture.ask import FILLED
 from thunder.capture.identities import id_of
 from thunder.capture.library import autograd_function, backward, torch_func
-from thunder.capture.native import impure
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, construct_object, reduced
 from thunder.capture.operations import kind_of, record, type_of
 from thunder.compat.names import ASSOCIATIVE_SCAN
+from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import Condition, NumberProxy, TensorProxy, converted, extreme
 from thunder.core.unbacked import assume
 from thunder.extend.debugging import breakpoint_line
@@ -48,6 +48,8 @@ def _number(c, f, args, kwargs):
     if len(args) == 1 and type(args[0]) is TensorProxy:
         c.synchronize()
         return as_number(args[0], f)
+    if args and type(args[0]) is HostProxy:
+        return host_lines.run(c, f, args, kwargs, pure=True)
     return PROTOCOL_CALLS[id(f)](c, f, args, kwargs)
 
 
@@ -238,9 +240,17 @@ def _checks(c, f, args, kwargs):
     return c.enter(f, args, kwargs)
 
 
+def _by_name(handler):
+    """getattr and its like: a name is a text that is known now."""
+
+    def run(c, f, args, kwargs):
+        return handler(c, f, [*args[:1], *(host_lines.settled(c, a) for a in args[1:2]), *args[2:]], kwargs)
+
+    return run
+
+
 def _print(c, f, args, kwargs):
-    c.sharp(impure(print))
-    return print(*args, **kwargs)
+    return host_lines.run_impure(c, f, args, kwargs)
 
 
 _APPLY = vars(torch.autograd.Function)["apply"]  # a class method, from torch 2.15 on one in C
@@ -250,6 +260,7 @@ def install() -> None:
     """Puts the handlers where calls look for them."""
     HANDLERS.update(FRAME_CALLS)
     HANDLERS.update(PROTOCOL_CALLS)
+    HANDLERS.update({id(f): _by_name(HANDLERS.get(id(f), call_native)) for f in (getattr, hasattr)})
     M = torch.nn.Module
     table = {
         type: _type, callable: _callable, id: id_of, print: _print, int: _number, float: _number,

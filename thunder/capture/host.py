@@ -20,9 +20,11 @@ import torch
 
 from thunder import compat
 from thunder.capture import (
+    callbacks,
     calls,
     containers,
     handlers,
+    host_lines,
     items,
     native_calls,
     objects,
@@ -32,6 +34,7 @@ from thunder.capture import (
     values,
 )
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, Question, ask, reach
+from thunder.capture.decisions import Path
 from thunder.capture.expose import expose
 from thunder.capture.identities import told_apart
 from thunder.capture.library import backward, collectives, triton_kernels
@@ -39,6 +42,8 @@ from thunder.capture.library.functional import original
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.capture.sources import Source
 from thunder.capture.strides import layout
+from thunder.core.host_calls import HostProxy, Log
+from thunder.core.paths import Decision
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.core.symbolic import Decisions
@@ -93,6 +98,8 @@ class Capture(ProtocolHost):
         options: JitOptions,
         changing: dict | None = None,
         overrides: tuple[dict, ...] = (),
+        path: tuple[Decision, ...] = (),
+        log: Log | None = None,
     ):
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options
@@ -115,6 +122,7 @@ class Capture(ProtocolHost):
         self.recorder.memory = Memory(
             outside=functools.partial(tensors.written_to, self), layout=functools.partial(layout, self)
         )
+        self.path = self.recorder.decide = Path(self, path, log)
         self.recorder.is_leaf = functools.partial(tensors.is_leaf, self)
         late = triton_kernels.launchers() | collectives.handlers()
         # of functions in modules that few programs import
@@ -123,6 +131,8 @@ class Capture(ProtocolHost):
         # where values come from
         self.sources: dict[int, Source] = {}
         self.keep: dict[int, Any] = {}
+        # where values came from that are asked as a whole, and that leave as what stands there
+        self.origins: dict[int, Source] = {}
         self.pinned: dict[Source, Any] = {}  # modules of the compiled root: the entry may hold them
         root = original(fn)
         root = root.__self__ if type(root) is types.MethodType else root
@@ -144,7 +154,8 @@ class Capture(ProtocolHost):
         self.values: dict[Source, Any] = {}  # what stands there
         self.shapes: dict[Source, tuple] = {}  # of tensors: None for a size that stays symbolic
         self.settings: set[Source] = set()  # PyTorch's settings that the program asked for
-        self.arrays: dict[int, numpy.ndarray] = {}  # from outside, whose memory tensors of them share
+        # from outside, whose memory tensors of them share: what stands there, and a copy
+        self.arrays: dict[int, tuple[numpy.ndarray, numpy.ndarray]] = {}
         self.function_sources: dict[int, Source] = {}
         self.asked_functions: set[int] = set()  # functions whose code was asked for
         self.engine = backward.Engine()
@@ -167,9 +178,9 @@ class Capture(ProtocolHost):
         self.attribute_dicts: dict[int, tuple] = {}
         self.attribute_dicts_of: dict[int, dict] = {}  # id(object) -> that copy
         self.fresh: set[int] = set()
+        self.called_in: dict[type, dict[str, str]] = {}  # what native code may call of a class: see `callbacks.py`
         self.outside_iterators: dict[int, Any] = {}
         self.sharp_edges: list[str] = []
-        self.announced: dict[int, Any] = {}  # what such code gave: a file that the program opened
         self.readers: dict[type, Callable] = {}  # how attributes of a class's objects are read
         self.looked_up: dict[tuple, Any] = {}  # (class, name, base behind which) -> what stands there
         # of variables that the program has set: what its first `set` gave
@@ -266,6 +277,16 @@ class Capture(ProtocolHost):
     store_attr, own_store, native_set = objects.store_attr, objects.own_store, objects.native_set
     delete_attr, own_delete, native_delete = objects.delete_attr, objects.own_delete, objects.native_delete
     load_global, store_global, delete_global = objects.load_global, objects.store_global, objects.delete_global
+
+    def load_special(self, value, name):
+        return host_lines.HostMethod(value, name) if type(value) is HostProxy else super().load_special(value, name)
+
+    def join(self, parts):
+        return (
+            host_lines.run(self, "".join, (parts,), pure=True)
+            if any(type(p) is not str for p in parts)
+            else "".join(parts)
+        )
 
     def slot(self, t: type, name: str):
         """The Python function that implements a special method, or None."""
@@ -387,6 +408,9 @@ class Capture(ProtocolHost):
     )
 
     def hashed(self, keys, others=()):
+        if any(type(k) is HostProxy for k in keys):
+            self.refuse("a value that a host call gives is put into a set or a dict as a key", "use it as an index")
+        callbacks.check_hashed(self, keys, others)
         if self.sources:
             for i, k in enumerate(keys):
                 if type(k) not in PRIMITIVE:

@@ -10,14 +10,16 @@ import operator
 import numpy
 import torch
 
-from thunder.capture import opaque_values
+from thunder.capture import host_lines, opaque_values
 from thunder.capture.containers import dict_item, has_key, list_item, made_by_factory, materialize, write_attributes
 from thunder.capture.expose import expose
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.native import PRIMITIVE
+from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
+from thunder.options import SHARP_EDGES_OPTIONS
 
-__all__ = ["getitem", "setitem", "contains", "iterate", "refuse_array", "VIEWS"]
+__all__ = ["getitem", "setitem", "contains", "iterate", "refuse_array", "check_arrays", "advance", "VIEWS"]
 
 # of mappings written in Python
 VIEWS = {collections.abc.KeysView, collections.abc.ItemsView, collections.abc.ValuesView}
@@ -45,6 +47,10 @@ def getitem(c, o, k):
         return c.operation("__getitem__", o, _key(c, k))
     if t is AnyProxy:
         return opaque_values.apply(c, operator.getitem, (o, k), {})
+    if type(k) is HostProxy and isinstance(o, dict):
+        k = host_lines.settled(c, k)
+    elif t is HostProxy or type(k) is HostProxy:
+        return host_lines.operate(c, operator.getitem, o, k)
     if type(k) not in PRIMITIVE:
         expose(c, k)
     if isinstance(o, dict):
@@ -61,18 +67,50 @@ def _key(c, k):
     return k
 
 
+def advance(c) -> None:
+    """An iterator from outside is about to be advanced, which no later call would repeat."""
+    what = "an iterator from outside is advanced"
+    if c.options.sharp_edges is SHARP_EDGES_OPTIONS.WARN:
+        c.refuse(what, "pass a list, or advance it outside of the compiled function")
+    c.sharp(f"{what}, and stays advanced only for the call that captured the program")
+
+
 def refuse_array(c, o) -> None:
-    if id(o) in c.arrays:
-        c.refuse(
-            "a numpy array from outside is written to",
-            "pass a tensor (torch.from_numpy shares the memory), or write to a copy of the array",
-        )
+    """Refuse a write to an array from outside, or to a view of one."""
+    while isinstance(o, numpy.ndarray):
+        if id(o) in c.arrays:
+            _refuse_write(c)
+        o = o.base
+
+
+def check_arrays(c) -> None:
+    """Refuse what native code has written to arrays from outside, which are as they were."""
+    for array, copy in c.arrays.values():
+        if not (array.shape == copy.shape and array.dtype == copy.dtype and _same_bytes(array, copy)):
+            if array.shape == copy.shape:
+                numpy.copyto(array, copy)
+            _refuse_write(c)
+
+
+def _same_bytes(a, b) -> bool:
+    return all(map(operator.is_, a.flat, b.flat)) if a.dtype.hasobject else a.tobytes() == b.tobytes()
+
+
+def _refuse_write(c):
+    c.refuse(
+        "a numpy array from outside is written to",
+        "pass a tensor (torch.from_numpy shares the memory), or write to a copy of the array",
+    )
 
 
 def setitem(c, o, k, v) -> None:
     if type(o) is TensorProxy:
         c.operation("__setitem__", o, _key(c, k), v)
         return
+    if type(o) is HostProxy:
+        host_lines.run(c, operator.setitem, (o, k, v))
+        return
+    k = host_lines.settled(c, k)
     refuse_array(c, o)
     if c.lazy and id(o) in c.lazy and not isinstance(o, dict):
         materialize(c, o)
@@ -87,6 +125,8 @@ def contains(c, o, v) -> bool:
         if isinstance(o, dict) and _hashable(v):
             return has_key(c, o, v)
         materialize(c, o)
+    if type(o) is HostProxy or host_lines.holds_host_values(o) or type(v) is HostProxy:
+        return bool(host_lines.operate(c, operator.contains, o, v))
     expose(c, o, v)
     if isinstance(o, (list, tuple, dict, set, frozenset, collections.deque)):
         told_apart(c, v, o)
@@ -98,10 +138,12 @@ def contains(c, o, v) -> bool:
 def iterate(c, o):
     c.materialize(o)
     if id(o) in c.outside_iterators:
-        c.sharp("an iterator from outside is advanced, and stays advanced only for the call that captured the program")
+        advance(c)
     t = type(o)
     if t is TensorProxy:
         return iter(o)
+    if t is HostProxy:
+        return host_lines.elements(c, o)
     if t is set and id(o) in c.filled and o == c.filled[id(o)].was:
         return iter(c.elements(c.filled[id(o)].original))  # a copy may have another order
     return iter(o)

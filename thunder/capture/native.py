@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import ast
 import collections
 import contextlib
 import datetime
@@ -26,7 +27,7 @@ from thunder.compat.names import READ_MODULES
 __all__ = [
     "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
     "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "plain_base",
-    "impure", "ENUM",
+    "impure", "ENUM", "CHANGES",
 ]  # fmt: skip
 
 # values that are compared by value and never tracked
@@ -67,7 +68,7 @@ _NATIVE = {
     "typing_extensions", "collections",
     "dataclasses", "builtins", "_thread", "ast", "tokenize", "textwrap", "json", "pathlib", "huggingface_hub",
     "thunder", "itertools", "string", "os", "sys",
-    "optree", "contextlib", "numbers", "decimal", "fractions", "heapq", "bisect", "pprint", "io", "codecs", "tempfile",
+    "optree", "contextlib", "numbers", "decimal", "fractions", "heapq", "bisect", "io", "codecs", "tempfile",
     "pickle", "_weakrefset",
 }  # fmt: skip
 _INTERPRETED = (
@@ -92,7 +93,7 @@ tracked_anyway = (
     type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList,
         collections.ChainMap, torch.nn.Module,
     contextlib._GeneratorContextManagerBase, contextlib.ExitStack, weakref.WeakKeyDictionary,
-    weakref.WeakValueDictionary, weakref.WeakSet,
+    weakref.WeakValueDictionary, weakref.WeakSet, ast.AST,
 )  # fmt: skip
 ITERATING = {
     list,
@@ -120,18 +121,20 @@ CALLABLE_FIRST = {map, filter, functools.reduce}
 # native callables that keep or compare their arguments but never look inside them
 HARMLESS = {
     isinstance, issubclass, id, hash, callable, iter, next, zip, enumerate, list, tuple, dict, set, frozenset, reversed,
-    repr, types.MethodType, functools.partial,
+    collections.OrderedDict, collections.deque,
+    repr, types.MethodType, functools.partial, map, filter, functools.reduce,
     object.__new__, __import__, torch.nn.Module.__init__, weakref.ref, type, contextlib.nullcontext,
 }  # fmt: skip
 
 
 def is_iterator(value) -> bool:
     """Whether a value of a library's type is used up by reading it."""
-    return hasattr(type(value), "__next__")
+    return any("__next__" in base.__dict__ for base in type(value).__mro__)
 
 
 BUFFERS = (bytearray, array.array)  # compared by value with a copy
-DICT_VIEWS = {type({}.keys()), type({}.values()), type({}.items())}
+_TABLES = ({}, collections.OrderedDict())
+DICT_VIEWS = {type(view) for table in _TABLES for view in (table.keys(), table.values(), table.items())}
 _CHANGING = {"random", "_random", "time", "secrets", "uuid", "numpy.random"}  # give another value at each call
 _CHANGING_FUNCTIONS = {
     ("datetime", "now"), ("datetime", "today"), ("datetime", "utcnow"), ("posix", "urandom"), ("posix", "getrandom"),
@@ -167,6 +170,8 @@ _FILES = {  # methods of paths that look at files
     "iterdir", "glob", "rglob",
     "mkdir", "unlink", "touch", "rename", "cwd", "home", "resolve",
 }  # fmt: skip
+_LOGGED = {"debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log"}
+CHANGES = "gives another value at each call"
 _ONCE = "runs while the program is captured and not again"
 
 
@@ -174,14 +179,16 @@ def impure(f) -> str | None:
     """Why calling `f` once at capture is not what calling it every time would be, or None."""
     owner, name = getattr(f, "__self__", None), getattr(f, "__name__", "")
     shown = f"{getattr(f, '__qualname__', f)}()"
-    if f in (print, input, open):
+    if f is print or f is input or f is open:
         return f"{shown} {_ONCE}"
     kind = owner if isinstance(owner, type) else type(owner)
     module = getattr(f, "__module__", None) or kind.__module__
     if name in _INSIDE or issubclass(kind, (io.StringIO, io.BytesIO)):
         return None
     if module in _CHANGING or module.startswith("numpy.random") or (module, name) in _CHANGING_FUNCTIONS:
-        return f"{shown} gives another value at each call"
+        return f"{shown} {CHANGES}"
+    if module == "logging" and name in _LOGGED or (module, name) == ("warnings", "warn"):
+        return f"{shown} {_ONCE}"
     if module in _OUTSIDE or module.startswith("pathlib") and name in _FILES:
         return f"{shown} {_ONCE}"
     return None

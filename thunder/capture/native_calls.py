@@ -6,35 +6,47 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
+import io
+import operator
+import random
+import re
+import struct
 import types
+import weakref
+from collections.abc import Iterable
 
+import numpy
 import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import containers
-from thunder.capture.expose import as_text, expose
+from thunder.capture import callbacks, containers, host_lines, items, operations
+from thunder.capture.expose import as_operand, expose
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
-from thunder.capture.methods import TensorMethod
 from thunder.capture.native import (
+    BUFFERS,
     CALLABLE_FIRST,
     CONTAINERS,
+    DICT_VIEWS,
     ENUM,
     HARMLESS,
+    IMMUTABLE,
     ITERATING,
     PRIMITIVE,
     impure,
+    is_iterator,
     native_module,
 )  # fmt: skip
-from thunder.capture.operations import all_lifted, note_text, record, size
+from thunder.capture.operations import all_lifted, record, size
 from thunder.capture.sources import MISSING
 from thunder.core.proxies import AnyProxy, NumberProxy, Size, TensorProxy, concrete, map_structure, settled
-from thunder.interpreter import Host, construction
+from thunder.interpreter import NULL, Host, construction, standins
+from thunder.interpreter.attributes import type_attribute
 from thunder.ops import inplace_of, lookup
 
 __all__ = [
-    "ADVANCED", "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native", "construct_object",
+    "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native", "construct_object",
     "reaches", "reduced", "pairs",
 ]  # fmt: skip
 
@@ -64,15 +76,12 @@ def _class_method(cls: type, name: str):
 
 
 def reduced(c, f, args, kwargs):
-    """What copy makes a copy of: the attributes of an outside object as the program sees them."""
+    """What copy makes a copy of: the attributes of an object as the program sees them. Of special methods of the user's
+    only those are called natively that `object.__reduce_ex__` reads attributes by."""
     o = args[0] if getattr(f, "__self__", None) is None else f.__self__
     c.materialize(o)
-    if (
-        id(o) not in c.sources
-        or isinstance(o, torch.nn.Module)
-        or c.slot(type(o), "__getstate__")
-        or c.slot(type(o), "__reduce__")
-    ):
+    by_class = any(c.slot(type(o), n) for n in ("__getstate__", "__reduce__", "__getnewargs__", "__getnewargs_ex__"))
+    if by_class or isinstance(o, torch.nn.Module) or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
         return call_native(c, f, args, kwargs)
     found = Host.call_native(c, f, args, kwargs)
     state, own = (
@@ -120,14 +129,18 @@ def call_builtin(c, f, args, kwargs):
     s = getattr(f, "__self__", None)
     if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
         return handler(c, f, [s, *args], kwargs)
-    if type(s) is contextvars.ContextVar:
+    if (id(s) in c.origins or id(s) in c.sources) and not _is_watched(f, s):
+        c.refuse(
+            f"{f.__qualname__} looks at or changes an object from outside whose state is not watched",
+            "call it outside of the compiled function",
+        )
+    if type(s) is contextvars.ContextVar and f.__name__ in ("get", "set", "reset"):
         return _context_variable(c, f, args)
     # torch.Tensor.is_contiguous(x)
     if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is compat.TensorBase:
         return record(c, f, args, kwargs)
     if type(s) is str and f.__name__ in ("format", "__mod__"):
-        note_text(c, (*args, *kwargs.values()))
-        args, kwargs = [as_text(c, a) for a in args], {k: as_text(c, v) for k, v in kwargs.items()}
+        return _formatted(c, f, args, kwargs)
     if type(s) is torch.Generator:
         return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     _note_factory(c, f, (s, *args))
@@ -143,29 +156,53 @@ def call_builtin(c, f, args, kwargs):
             containers.materialize(c, s)
     elif s is None and args and c.lazy and id(args[0]) in c.lazy:
         containers.materialize(c, args[0])
-    if _is_iterating(f):
-        # are iterables
-        some = (
-            2
-            if f is functools.reduce
-            else 0
-            if f in (min, max) and len(args) > 1
-            else 1
-            if f in (sum, sorted, min, max)
-            else len(args)
-        )
-        args = [
-            _callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) if i < some else a
-            for i, a in enumerate(args)
-        ]
-        kwargs = {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
-    elif s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
-        args = [_iterable(c, a) for a in args]
-        kwargs = {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
+    if (found := standins.run(c, f, args, kwargs)) is not NULL:
+        return found
+    args, kwargs = _stepping(c, f, s, args, kwargs)
     result = call_native(c, f, args, kwargs)
     if c.attribute_dicts:
         containers.write_attributes(c, s)
     return result
+
+
+def _formatted(c, f, args, kwargs):
+    if operations.is_unknown_text((*args, *kwargs.values())):
+        return host_lines.text(c, f, *args, **kwargs)
+    return call_native(c, f, [as_operand(c, a) for a in args], {k: as_operand(c, v) for k, v in kwargs.items()})
+
+
+_WATCHED = (
+    *IMMUTABLE, tuple, frozenset, slice, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType,
+    types.MappingProxyType, types.GenericAlias, types.UnionType, contextvars.ContextVar, weakref.ref, re.Pattern,
+    re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller, functools.partial,
+    int, float, complex, str, bytes, *containers.MUTABLE, *BUFFERS, torch.nn.Module,
+    property, staticmethod, classmethod, numpy.ndarray, numpy.dtype, ENUM, random.Random, BaseException,
+)  # fmt: skip
+
+
+def _is_watched(f, o) -> bool:
+    """Whether a method of an object from outside is known to leave it as it is, or is asked or warned about."""
+    t = type(o)
+    if t in PRIMITIVE or isinstance(o, _WATCHED) or is_iterator(o) and not isinstance(o, io.IOBase):
+        return True
+    owner = getattr(type_attribute(t, f.__name__), "__objclass__", object)
+    return owner in (object, types.SimpleNamespace) or t.__module__.split(".")[0] in ("torch", "numpy")
+
+
+def _stepping(c, f, s, args, kwargs) -> tuple:
+    """The arguments with iterators and functions that come back to the machine."""
+    if _is_iterating(f):
+        several = f in (min, max) and len(args) > 1
+        iterables = {functools.reduce: 2, sum: 1, sorted: 1, min: 1, max: 1}.get(f, len(args)) if not several else 0
+        args = [
+            _callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) if i < iterables else a
+            for i, a in enumerate(args)
+        ]
+    elif s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
+        args = [_iterable(c, a) for a in args]
+    else:
+        return args, kwargs
+    return args, {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
 
 
 def _is_iterating(f) -> bool:
@@ -187,27 +224,26 @@ def _iterable(c, a):
     return c.materialize(a)
 
 
-_CALLED_BACK = (types.FunctionType, types.MethodType, TensorMethod, functools._lru_cache_wrapper)
-
-
 def _callable_for_native(c, f):
     """Native code will call `f`: it comes back to the machine."""
-    t = type(f)
-    of_users = isinstance(f, type) and not native_module(f.__module__)
-    if of_users or t in _CALLED_BACK or t in BY_TYPE or c.slot(t, "__call__") or lookup(f) is not None:
-        return lambda *a, **k: c.call(f, list(a), k)
-    return f
+    return f if f is None else lambda *a, **k: c.call(f, list(a), k)
 
 
 def call_native(c, f, args, kwargs):
     if c.outside_iterators and any(id(a) in c.outside_iterators for a in args):
-        c.sharp(ADVANCED)
-    why = impure(f)
-    if why is not None and id(getattr(f, "__self__", None)) not in c.announced:
-        c.sharp(why)
+        items.advance(c)
+    if impure(f) is not None:
+        return host_lines.run_impure(c, f, args, kwargs)
+    if host_lines.is_of_numpy(f, args, kwargs):
+        return host_lines.of_numpy(c, f, args, kwargs)
+    if host_lines.takes(f, args, kwargs):
+        return host_lines.run(c, f, args, kwargs)
     if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
         args, kwargs = [_called_back(c, a) for a in args], {k: _called_back(c, a) for k, a in kwargs.items()}
-    _expose_to(c, f, args, kwargs)
+    if isinstance(f, type) and issubclass(f, type) or f is type.__new__:
+        callbacks.check_class(c, f, args)
+    known: dict = {}
+    args, kwargs = _expose_to(c, f, args, kwargs, known)
     if _asks_for_types(f):
         args, kwargs = (
             [map_structure(concrete, a) if type(a) is tuple else concrete(a) for a in args],
@@ -215,9 +251,9 @@ def call_native(c, f, args, kwargs):
         )
     if not _is_torch(f):
         result = Host.call_native(c, f, args, kwargs)
-        if why is not None and type(result) not in PRIMITIVE:
-            c.announced[id(result)] = result
-        return result
+        if c.arrays:
+            items.check_arrays(c)
+        return callbacks.released(c, f, result, known) if known else result
     c.synchronize()
     if type(f) in IDENTITY_CALLS:  # which takes numbers only
         args, kwargs = map_structure(settled, list(args)), map_structure(settled, kwargs)
@@ -229,15 +265,13 @@ def call_native(c, f, args, kwargs):
     return result
 
 
-ADVANCED = "an iterator from outside is advanced, and stays advanced only for the call that captured the program"
-
-
 def _called_back(c, a):
     return _callable_for_native(c, a) if callable(a) and not hasattr(type(a), "__iter__") else a
 
 
-def _expose_to(c, f, args, kwargs) -> None:
-    """What native code may look at is asked before it runs."""
+def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
+    """What native code may look at is asked before it runs; the arguments, with stand-ins in the place of objects that
+    it may call methods of."""
     s, given = getattr(f, "__self__", None), (*args, *kwargs.values())
     if (
         s is None
@@ -250,15 +284,43 @@ def _expose_to(c, f, args, kwargs) -> None:
         for a in given:
             c.materialize(a)
             told_apart(c, a, s)
+        if isinstance(s, (dict, set)):
+            _check_keys(c, s, given)
         if f.__name__ not in _STORING:
-            expose(c, s, *given)
-    elif _looks_inside(f):
-        expose(c, s, *given, concretely=_asks_for_types(f))
-    else:
-        for a in given:
-            c.materialize(a)
-            if f in _COMPARING:
-                expose(c, a)
+            expose(c, s, *given, called=None if isinstance(s, set) or standins.compares(f) else f)
+        return args, kwargs
+    if _looks_inside(f):
+        stands = not _is_torch(f)
+        if stands:
+            args = [_stand_in(c, f, a, known) for a in args]
+            kwargs = {k: _stand_in(c, f, a, known) for k, a in kwargs.items()}
+        called = f if stands else None
+        expose(c, s, *args, *kwargs.values(), concretely=_asks_for_types(f), called=called)
+        return args, kwargs
+    for a in given:
+        c.materialize(a)
+        if f in _COMPARING:
+            expose(c, a, called=f if f is repr else None)
+            if f in _HASHING and isinstance(a, Iterable):
+                _check_keys(c, (), [a])
+    return args, kwargs
+
+
+def _stand_in(c, f, a, known: dict):
+    return callbacks.stand_in(c, a, known, f) if callbacks.called_in(c, type(a), f) else a
+
+
+def _check_keys(c, table, given) -> None:
+    keys: list = []
+    for a in given:
+        if isinstance(a, (dict, set, frozenset)) or type(a) in DICT_VIEWS:
+            keys += a
+        elif type(a) in (list, tuple):
+            keys += [a] if type(a) is tuple else []
+            keys += [x[0] if type(x) is tuple and x else x for x in a]
+        else:
+            keys.append(a)
+    callbacks.check_hashed(c, keys, table)
 
 
 def _asks_for_types(f) -> bool:
@@ -288,7 +350,8 @@ _STORING = {
     "__setitem__", "__getitem__", "__delitem__", "__init__", "__iter__", "__len__", "__ior__", "__or__", "move_to_end",
     "fromkeys", "rotate",
 }  # fmt: skip
-_COMPARING = (set, frozenset, dict, repr, hash)
+_COMPARING = (set, frozenset, dict, collections.OrderedDict, repr, hash)
+_HASHING = (set, frozenset, dict, collections.OrderedDict)
 
 
 def _is_question(f) -> bool:
@@ -312,7 +375,7 @@ _MADE_EMPTY = {object, list, dict, set, collections.OrderedDict, collections.def
 def _looks_inside(f) -> bool:
     if (
         f.__class__ is type
-        and issubclass(f, BaseException)
+        and issubclass(f, (BaseException, weakref.ref))
         or getattr(f, "__name__", "") == "__new__"
         and f.__self__ in _MADE_EMPTY
     ):

@@ -12,11 +12,12 @@ import types
 
 import torch
 
-from thunder.capture import containers, opaque_values
+from thunder.capture import containers, host_lines, opaque_values
 from thunder.capture.ask import IDENTITY, PRESENT, TYPE
 from thunder.capture.library import backward
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE, native_module, tracked_anyway
 from thunder.capture.sources import Source
+from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy
 from thunder.interpreter import NULL, attributes
 from thunder.interpreter.attributes import call_special, native_method, type_attribute
@@ -32,6 +33,7 @@ class _Deleted:
 
 DELETED = _Deleted()
 _UNKNOWN = object()
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 # What a class gives as it stands in it, or the function inside: whoever asks the class sees what an object's bases say.
 _SHOWN_BY_CLASSES = {
     types.FunctionType, property, staticmethod, functools.cached_property, types.WrapperDescriptorType,
@@ -250,6 +252,8 @@ def _reader(t: type):
         return lambda c, o, n: c.tensor_attribute(o, n)
     if t is AnyProxy:
         return opaque_values.attribute
+    if t is HostProxy:
+        return host_lines.attribute
     if issubclass(t, types.ModuleType):
         return _of_module
     if t in PRIMITIVE or t in CONTAINERS or t in DICT_VIEWS or t is tuple:
@@ -352,6 +356,8 @@ def own_store(c, o, n, v) -> None:
         else:
             object.__setattr__(o, n, v)
         return
+    if issubclass(type(o), type) and not o.__flags__ & _HEAP_TYPE:
+        type.__setattr__(o, n, v)  # raises
     if issubclass(type(o), types.ModuleType) and native_module(o.__name__):
         c.refuse(
             f"{o.__name__}.{n} is assigned, which the library's own code reads",
@@ -385,6 +391,8 @@ def own_store(c, o, n, v) -> None:
 def delete_attr(c, o, n) -> None:
     if type(o) is TensorProxy and n == "grad":
         backward.write_gradient(c, o, None)
+    elif type(o) is TensorProxy:
+        delattr(torch.empty(()), n)  # raises
     else:
         attributes.delete_attr(c, o, n)
 

@@ -10,17 +10,18 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import opaque_values
+from thunder.capture import host_lines, opaque_values
 from thunder.capture.ask import PRESENT
-from thunder.capture.expose import as_text, expose
+from thunder.capture.expose import as_operand, expose
 from thunder.capture.library import backward, leaves
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import (
-    CONTAINERS,
-)  # fmt: skip
+from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
-from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, Size, TensorProxy, map_structure
+from thunder.core.host_calls import HostProxy
+from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, Size, TensorProxy, map_structure, proxies_in
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
+from thunder.interpreter import NULL
+from thunder.interpreter.attributes import type_attribute
 from thunder.ops import lookup
 from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -28,7 +29,7 @@ from thunder.options import SHARP_EDGES_OPTIONS
 
 __all__ = [
     "RecordingMode", "tensor_attribute", "call_method", "all_lifted", "lifted", "operation", "record", "NOT_OPERATIONS",
-    "OVERRIDABLE", "size", "kind_of", "type_of", "text_of", "formatted_text", "note_text", "sharp_edge",
+    "OVERRIDABLE", "size", "kind_of", "type_of", "formatted_text", "is_unknown_text", "sharp_edge",
 ]  # fmt: skip
 
 OVERRIDABLE = {
@@ -112,6 +113,8 @@ def call_method(c, method, args, kwargs):
         return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
     if n == "backward":
         return backward.call_backward(c, torch.Tensor.backward, [p, *args], kwargs)
+    if n == "numpy" or n == "__array__":
+        return host_lines.to_numpy(c, c.recorder.latest(p))
     if n == "size":
         shape = _shape(c.recorder.latest(p))
         dim = args[0] if args else kwargs.get("dim")
@@ -144,6 +147,8 @@ def lifted(c, v, *, typed: bool = False):
     if t in CONTAINERS or t is tuple or t is slice:
         expose(c, v)
         return _lifted(c, v, typed) if t in (list, tuple, dict, slice) else v
+    if t not in PRIMITIVE and not native_module(t.__module__) and type_attribute(t, "__torch_function__") is not NULL:
+        c.refuse(f"a {t.__name__}, which has a __torch_function__, goes into an operation", "call it outside")
     if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
         c.refuse(
             "a torch.Generator made inside the program is used: every call would go on where the last one stopped",
@@ -176,6 +181,8 @@ def record(c, function, args, kwargs):
     """A call of a torch function."""
     if function in NOT_OPERATIONS:
         return function(*args, **kwargs)
+    if any(type(a) in (HostProxy, host_lines.HostMethod) for a in (*args, *kwargs.values())):
+        return host_lines.run(c, function, args, kwargs)
     if function in LAYOUT_QUESTIONS:
         return answer(c, function, args, kwargs)
     c.synchronize()
@@ -216,24 +223,26 @@ def type_of(c, a) -> type:
     """The class that user code believes a value has."""
     if type(a) is TensorProxy:
         return kind_of(c, a)
+    if type(a) is HostProxy:
+        return a.kind
     return a.python_type if isinstance(a, NumberProxy) else {Condition: bool, Size: torch.Size}.get(type(a), type(a))
 
 
-def note_text(c, values: tuple) -> None:
-    if any(type(v) is TensorProxy for v in values):
-        c.sharp("a tensor is put into a string, which shows its name in the trace and not its values")
+def is_unknown_text(values) -> bool:
+    """Whether the text of one of the values is known only when the program runs."""
+    return any(type(v) is TensorProxy or host_lines.holds_host_values(v) or _holds_tensors(v) for v in values)
 
 
-def text_of(c, p: TensorProxy) -> str:
-    note_text(c, (p,))
-    return repr(p)
+def _holds_tensors(value) -> bool:
+    return type(value) in (list, tuple, dict) and any(type(p) is TensorProxy for p in proxies_in(value, []))
 
 
 def formatted_text(c, text: str, values):
     """`text % values`."""
-    values = as_text(c, values)
-    note_text(c, values if type(values) is tuple else (values,))
-    return text % values
+    expose(c, values)
+    if is_unknown_text((values,)):
+        return host_lines.text(c, text.__mod__, values)
+    return text % (tuple(as_operand(c, v) for v in values) if isinstance(values, tuple) else as_operand(c, values))
 
 
 _WARNED: dict = {}  # once a site

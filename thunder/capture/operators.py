@@ -14,18 +14,21 @@ import types
 import numpy
 import torch
 
-from thunder.capture import containers, items, native_calls, opaque_values, operations
+from thunder import compat
+from thunder.capture import containers, host_lines, items, native_calls, opaque_values, operations
 from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.library import distributions
 from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
 from thunder.capture.objects import PROXIES
+from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Size, TensorProxy
-from thunder.errors import CaptureError
-from thunder.interpreter import ProtocolHost, operators, sequences
+from thunder.interpreter import NULL, ProtocolHost, operators, sequences
 from thunder.interpreter.attributes import in_python
 from thunder.interpreter.host import UNARY
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
+from thunder.ops.methods import fixed_value
+from thunder.ops.torch_types import to_torch_dtype
 
 __all__: list[str] = []
 
@@ -44,16 +47,43 @@ def binary(c, symbol, a, b):
 
 def native_binary(c, symbol, a, b):
     ta, tb = type(a), type(b)
+    if ta is HostProxy or tb is HostProxy:
+        return host_lines.operate(c, ARITHMETIC[symbol], a, b)
     if ta is str and symbol == "%":
         return operations.formatted_text(c, a, b)
     if ta is AnyProxy or tb is AnyProxy:
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], operations.all_lifted(c, (a, b)), {})
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        if _is_no_operand(a, b, symbol):
+            return _as_python_does(ARITHMETIC[symbol], a, b)
         c.synchronize()
         return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
     if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
         return operations.size((*a, *b))
     return ProtocolHost.native_binary(c, symbol, a, b)
+
+
+def _is_no_operand(a, b, symbol: str) -> bool:
+    """Whether PyTorch's operators do not know what is beside a tensor, so that Python goes on and raises."""
+    tensor, other = (a, b) if isinstance(a, PROXIES) else (b, a)
+    if isinstance(other, _OPERANDS) or type(other) is list and other is a and symbol == "+=":
+        return False
+    repeated = symbol == "*" and isinstance(other, sequences.INDEXED)
+    return type(tensor) is TensorProxy and not (repeated and tensor.dtype.category in ("int", "bool"))
+
+
+_OPERANDS = (int, float, complex, torch.Tensor, numpy.generic, numpy.ndarray, *PROXIES)
+
+
+def _as_python_does(function, a, b):
+    with compat.DisableTorchFunction():
+        return function(_tensor_like(a), _tensor_like(b))
+
+
+def _tensor_like(x):
+    if type(x) is not TensorProxy:
+        return x
+    return torch.empty((1,) if x.shape == (1,) else (2,), dtype=to_torch_dtype(x.dtype))
 
 
 def _operand(c, v):
@@ -69,6 +99,8 @@ def unary(c, symbol, a):
 def native_unary(c, symbol, a):
     if type(a) is AnyProxy:
         return opaque_values.apply(c, opaque_values.SIGNS[symbol], (a,), {})
+    if type(a) is HostProxy:
+        return host_lines.operate(c, UNARY[symbol], a)
     if type(a) is TensorProxy:
         c.synchronize()
     return UNARY[symbol](a)
@@ -86,9 +118,13 @@ def compare(c, symbol, a, b):
 
 
 def native_compare(c, symbol, a, b):
+    if type(a) is HostProxy or type(b) is HostProxy:
+        return host_lines.operate(c, COMPARISONS[symbol], a, b)
     if type(a) is AnyProxy or type(b) is AnyProxy:
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], operations.all_lifted(c, (a, b)), {})
     if type(a) is TensorProxy or type(b) is TensorProxy:
+        if _is_no_operand(a, b, symbol):
+            return _as_python_does(COMPARISONS[symbol], a, b)
         c.synchronize()
         return COMPARISONS[symbol](_operand(c, a), _operand(c, b))
     if symbol in ("==", "!=") and operators.by_identity(c, a, b):
@@ -129,6 +165,9 @@ def getitem(c, o, k):
 
 
 def native_delitem(c, o, k):
+    if type(o) is HostProxy:
+        host_lines.run(c, operator.delitem, (o, k))
+        return
     c.materialize(o)
     del o[k]
     containers.write_attributes(c, o)
@@ -136,11 +175,13 @@ def native_delitem(c, o, k):
 
 def native_next(c, iterator):
     if id(iterator) in c.outside_iterators:
-        c.sharp(native_calls.ADVANCED)
+        items.advance(c)
     return builtins.next(iterator)
 
 
 def native_len(c, o):
+    if type(o) is HostProxy:
+        return host_lines.operate(c, len, o)
     if c.lazy and id(o) in c.lazy and isinstance(o, list) and not o:
         return containers.length(c, o)
     c.materialize(o)
@@ -156,16 +197,18 @@ def truth(c, o):
 
 
 def native_truth(c, o):
-    try:
-        return bool(o)
-    except CaptureError:
-        if type(o) is TensorProxy and distributions.is_check(c, o):
-            return True
-        raise
+    if type(o) is HostProxy:
+        return host_lines.truth(c, o)
+    if type(o) is TensorProxy and (o.numel_value != 1) is True:
+        count = "more than one value" if (o.numel_value != 0) is True else "no values"
+        raise RuntimeError(f"Boolean value of Tensor with {count} is ambiguous")
+    by_value = type(o) is TensorProxy and fixed_value(o) is None
+    return True if by_value and distributions.is_check(c, o) else bool(o)
 
 
 def unpack(c, value, before, after=None):
-    if type(value) is TensorProxy or c.lazy or id(value) in c.outside_iterators:
+    known = c.lookup(type(value), "__iter__") is not NULL or c.lookup(type(value), "__getitem__") is not NULL
+    if type(value) in (TensorProxy, HostProxy) or known and (c.lazy or id(value) in c.outside_iterators):
         value = list(c.steps(value))
     return ProtocolHost.unpack(c, value, before, after)
 
@@ -174,8 +217,9 @@ def unpack(c, value, before, after=None):
 
 
 def native_text(c, function, value, *spec):
-    if type(value) is TensorProxy:
-        return operations.text_of(c, value)
+    expose(c, value)
+    if operations.is_unknown_text((value, *spec)):
+        return host_lines.text(c, function, value, *spec)
     return native_calls.call_native(c, function, [as_text(c, value), *spec], {})
 
 
@@ -186,6 +230,8 @@ def native_isinstance(c, o, cls):
         return issubclass(o.python_type, cls)
     if type(o) is Condition:
         return issubclass(bool, cls)
+    if type(o) is HostProxy:
+        return issubclass(o.kind, cls)
     return type(o) is Size and cls is torch.Size or isinstance(o, cls)
 
 

@@ -38,7 +38,7 @@ from thunder.capture.native import CONTAINERS
 from thunder.capture.sources import MISSING, Source, called, cell, find, item
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.symbol import BoundSymbol, Names, Symbol
-from thunder.core.trace import Trace
+from thunder.core.trace import Trace, TraceInfo
 from thunder.interpreter.attributes import type_attribute
 
 __all__ = ["PrologueWriter", "check_symbol", "written"]
@@ -73,7 +73,7 @@ def written(
 ) -> tuple[Trace, Callable]:
     """A program whose statements are text: the trace that shows it, and the function."""
     output = result if isinstance(result, tuple) else Text(result)
-    trace = Trace(name, (), lines, output, names, signature=signature, tables={"objects": objects})
+    trace = Trace(name, (), lines, output, names, signature=signature, info=TraceInfo(objects=objects))
     if isinstance(result, tuple):
         result = Printer().value(result)
     body = [f"  {text}" for line in lines for text in line.kwargs["text"]]
@@ -207,7 +207,7 @@ class PrologueWriter:
         if source.step == "item" and kind is not None:
             if issubclass(kind, dict) and kind in CONTAINERS or base.step == "attr" and base.key in _MODULE_TABLES:
                 return f"{b}.get({self.literal(key)}, MISSING)"
-            if kind in (list, tuple) and (base, ask.LENGTH, None) in self.capture.observed:
+            if kind in (list, tuple) and key in range(self.capture.observed.get((base, ask.LENGTH, None), 0)):
                 return f"{b}[{key}]"
         how = {"item": "item", "find": "find", "cell": "cell", "call": "called"}[source.step]
         return f"{how}({b}, {self.literal(key)})"

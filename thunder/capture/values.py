@@ -28,6 +28,7 @@ from thunder.capture.native import (
 from thunder.capture.numbers import primitive
 from thunder.capture.sources import Source
 from thunder.core.proxies import TensorProxy
+from thunder.interpreter.attributes import in_python, type_attribute
 
 __all__ = ["read", "elements"]
 
@@ -57,10 +58,11 @@ def read(c, value, source: Source):
         ask(c, source, TYPE)
         c.know(value, source)
         return value
-    if issubclass(t, tuple):
-        return _tuple(c, value, source)
-    rule = _RULES.get(t)
-    return rule(c, value, source) if rule is not None else _other(c, value, t, source)
+    rule = _tuple if issubclass(t, tuple) else _RULES.get(t)
+    found = rule(c, value, source) if rule is not None else _other(c, value, t, source)
+    if t is not tuple and t is not types.MethodType and id(found) not in c.sources:
+        c.keep[id(found)], c.origins[id(found)] = found, source
+    return found
 
 
 def _method(c, value: types.MethodType, source: Source):
@@ -90,7 +92,7 @@ def _frozenset(c, value: frozenset, source: Source):
 
 def _array(c, value: numpy.ndarray, source: Source):
     ask(c, source, CONTENT)
-    c.keep[id(value)] = c.arrays[id(value)] = value
+    c.arrays[id(value)] = value, value.copy()
     return value
 
 
@@ -111,12 +113,11 @@ def _other(c, value, t: type, source: Source):
             c.know(value, source)
         return value
     if issubclass(t, BUFFERS):
-        ask(c, source, CONTENT)
-        return value
+        return containers.buffer(c, value, source)
+    if is_iterator(value) and not in_python(type_attribute(t, "__next__")):
+        c.outside_iterators[id(value)] = value
     by_identity = t in IDENTICAL or issubclass(t, (type, ENUM, frozenset))
     if by_identity or native_module(t.__module__) and not issubclass(t, (*tracked_anyway, weakref.ref)):
-        if is_iterator(value):
-            c.outside_iterators[id(value)] = value
         ask(c, source, IDENTITY)
         if t is types.FunctionType:
             c.function_sources.setdefault(id(value), source)

@@ -49,8 +49,10 @@ def compile_with_inductor(
     _find_vectors()
     waiting: list[Callable] = []
     # shapes are guarded, and strides looked at, before a region is called
-    left = _waits_left_to(waiting) if results[0].device.type == "cpu" else contextlib.nullcontext()
-    with compat.config.patch(size_asserts=False), compat.tracing(compat.TracingContext(mode)) as context, left:
+    on_cpu = results[0].device.type == "cpu"
+    left = _waits_left_to(waiting) if on_cpu else contextlib.nullcontext()
+    settings = {"size_asserts": False} | (_vector_setting() if on_cpu else {})
+    with compat.config.patch(settings), compat.tracing(compat.TracingContext(mode)) as context, left:
         if reused:
             context.fw_metadata = types.SimpleNamespace(bw_donated_idxs=list(reused))
         # its caches do not go by what is reused, but by what is static, which means something on GPUs only; with -1
@@ -68,6 +70,14 @@ def compile_with_inductor(
             waiting.pop()()
 
     return getattr(compiled, "current_callable", None) or compiled, results, wait
+
+
+def _vector_setting() -> dict[str, object]:
+    """The width of the vectors that Inductor would choose, as its setting. Its caches on disk go by settings and not by
+    the instructions that the processor or ATEN_CPU_CAPABILITY allows: code for others would be taken from them."""
+    if compat.cpu_vec_isa is None or compat.config.cpp.simdlen is not None:
+        return {}
+    return {"cpp.simdlen": compat.cpu_vec_isa.pick_vec_isa().bit_width()}
 
 
 def _waits_left_to(waiting: list[Callable]):

@@ -164,6 +164,8 @@ def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
         return "a FakeTensorMode"
     if _proxy_mode() is not None:  # which does not see what kernels of executors compute
         return "make_fx"
-    if any(isinstance(x, compat.FakeTensor) for x in compat.tree_leaves((args, kwargs))):
-        return "a FakeTensorMode"
-    return None
+    try:
+        leaves = compat.tree_leaves((args, kwargs))
+    except RecursionError:  # a list that holds itself
+        return None
+    return "a FakeTensorMode" if any(isinstance(x, compat.FakeTensor) for x in leaves) else None

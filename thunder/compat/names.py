@@ -163,6 +163,8 @@ PRIVATE: Sequence[Private] = (
         "CUDA graphs raise"),
     Private("attention_order", "torch._C._get_sdp_priority_order", "sdpa_kernel(set_priority=True)",
         "its order is not seen", lambda: list),
+    Private("attention_choice", "torch._fused_sdp_choice", "which kernel attention takes on the CPU", "keys of one "
+        "head are taken by products", _constant(0)),
     Private("set_attention_order", "torch._C._set_sdp_priority_order", "sdpa_kernel(set_priority=True)",
         "its order is not seen", _constant(None)),
     # --- guards

@@ -19,7 +19,7 @@ from typing import Any
 from thunder.core import symbolic
 from thunder.core.devices import Device, to_device
 from thunder.core.dtypes import dtype, is_inexact, to_dtype
-from thunder.core.recording import user_location
+from thunder.core.recording import decided_by_data, undecided, user_location
 from thunder.core.symbolic import RELATIONS
 from thunder.errors import DataDependentError
 
@@ -314,16 +314,21 @@ class Condition:
     def __bool__(self) -> bool:
         found = _decided(self.a, self.relation, self.b, self.unbacked)  # the program may have checked it since
         if found is None:
+            found = decided_by_data("truth", self)
+        if found is None:
             raise _undecided(f"whether {self.text()}", self.unbacked)
         return found
 
     def text(self) -> str:
         return f"{_expression(self.a)} {self.relation} {_expression(self.b)}"
 
-    def assume(self) -> None:
-        """The program goes on only where it holds."""
-        if float not in (_type_of(self.a), _type_of(self.b)):
-            self.unbacked[0].facts.assume(_expression(self.a), self.relation, _expression(self.b))
+    def assume(self, holds: bool = True) -> None:
+        """The program goes on only where it holds, or where it does not."""
+        if float in (_type_of(self.a), _type_of(self.b)):
+            self.unbacked[0].facts.known[_expression(self.a), self.relation, _expression(self.b)] = holds
+        else:
+            told = self if holds else self.__sym_not__()
+            told.unbacked[0].facts.assume(_expression(told.a), told.relation, _expression(told.b))
 
     def __sym_not__(self) -> Condition:
         return Condition(
@@ -332,6 +337,10 @@ class Condition:
             self.b,
             self.unbacked,
         )
+
+
+def _plain(x):
+    return bool(x) if type(x) is Condition else x
 
 
 _BINARY_OF_BOOLS = [n for n in _BINARY_DUNDERS if n != "matmul"]
@@ -352,7 +361,7 @@ for _name in [
     setattr(
         Condition,
         f"__{_name}__",
-        lambda self, *other, _name=_name: getattr(Condition.__bool__(self), f"__{_name}__")(*other),
+        lambda self, *other, _name=_name: getattr(bool(self), f"__{_name}__")(*map(_plain, other)),
     )
 
 
@@ -394,11 +403,18 @@ class NumberProxy:
             unbacked,
         )
 
-    def concrete(self):
+    def concrete(self) -> Any:
         """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError
         where only the run tells it."""
         if self.unbacked:
-            raise _undecided(f"the value of {self.expression}", self.unbacked)
+            values = self.unbacked[0].facts.values
+            found = values.get(self.expression)
+            if found is None:
+                found = decided_by_data("value", self)
+            if found is None:
+                raise _undecided(f"the value of {self.expression}", self.unbacked)
+            values[self.expression] = found
+            return found
         value = _hint(self)
         if not self.expression.is_constant:
             self.decisions.decide(self.expression, "==", symbolic.constant(value))
@@ -509,9 +525,7 @@ def _result_kind(name: str, operands: tuple) -> type:
         return float
     # of an int, a float where the exponent is negative
     if name == "pow" and not (isinstance(operands[1], int) and operands[1] >= 0):
-        if not isinstance(operands[1], int):
-            raise _undecided(f"the sign of the exponent {_expression(operands[1])}", _unbacked(operands))
-        return float
+        return int if operands[1] >= 0 else float
     return int
 
 
@@ -547,11 +561,10 @@ def extreme(name: str, a, b):
 
 def _decided(a, relation: str, b, unbacked: tuple[UnbackedNumber, ...]) -> bool | None:
     """Whether a relation holds that arithmetic, or what the program has checked, decides."""
-    return (
-        None
-        if float in (_type_of(a), _type_of(b))
-        else unbacked[0].facts.decide(_expression(a), relation, _expression(b))
-    )
+    facts = unbacked[0].facts
+    if float in (_type_of(a), _type_of(b)):
+        return facts.known.get((_expression(a), relation, _expression(b)))
+    return facts.decide(_expression(a), relation, _expression(b))
 
 
 def _compare(a, b, relation: str) -> bool | Condition:
@@ -650,7 +663,8 @@ def element_count(value: TensorProxy) -> int:
 def same_shape(a: tuple, b: tuple) -> bool:
     """Whether two shapes are certainly equal, whatever sizes data decides."""
     try:
-        return a == b
+        with undecided():
+            return a == b
     except DataDependentError:
         return False
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["RECORDER", "current_recorder", "recording", "user_location"]
+__all__ = ["RECORDER", "current_recorder", "decided_by_data", "recording", "undecided", "user_location"]
 
 RECORDER: ContextVar[Any] = ContextVar("recorder", default=None)
 
@@ -21,6 +21,27 @@ def user_location() -> tuple | None:
     """(filename, line, function, source line) of the user's code that is being traced, where that is known."""
     recorder = RECORDER.get()
     return recorder.where() if recorder is not None and recorder.where is not None else None
+
+
+def decided_by_data(kind: str, question: Any) -> Any:
+    """The answer to a question that only the run tells, where the program that is captured goes one of its ways; None
+    where it cannot. kind: "truth" of a condition, or "value" of a number."""
+    recorder = RECORDER.get()
+    return None if recorder is None or recorder.decide is None else getattr(recorder.decide, kind)(question)
+
+
+@contextmanager
+def undecided() -> Iterator[None]:
+    """Inside the block, what only the run tells is a DataDependentError, which the caller has another way for."""
+    recorder = RECORDER.get()
+    if recorder is None:
+        yield
+        return
+    outer, recorder.typing = recorder.typing, True
+    try:
+        yield
+    finally:
+        recorder.typing = outer
 
 
 @contextmanager

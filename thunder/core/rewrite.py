@@ -16,7 +16,7 @@ from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
 from thunder.core.trace import Trace
 from thunder.errors import ThunderError
 
-__all__ = ["Rewriter", "rewrite", "with_parts"]
+__all__ = ["Rewriter", "rewrite", "decomposed"]
 
 
 class Rewriter:
@@ -66,14 +66,14 @@ def rewrite(trace: Trace, rule: Callable[[BoundSymbol, Rewriter], None]) -> Trac
     return trace.replace(bound_symbols=out.lines, output=output)
 
 
-def with_parts(trace: Trace, opened: Set[BoundSymbol]) -> Trace:
-    """The trace with the lines of their decompositions in the place of some lines."""
+def decomposed(trace: Trace, chosen: Set[BoundSymbol]) -> Trace:
+    """The trace with their decompositions in the place of some bound symbols."""
 
     def rule(line: BoundSymbol, out: Rewriter) -> None:
-        if line not in opened:
+        if line not in chosen:
             return out.write(line)
         for sub in line.subsymbols:
             out.write(out.current(sub))
         out.alias(line.aliases)
 
-    return rewrite(trace, rule) if opened else trace
+    return rewrite(trace, rule) if chosen else trace

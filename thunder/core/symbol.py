@@ -1,5 +1,5 @@
-"""Symbols (operations), bound symbols (lines of a trace), and the recorder that writes lines while a function is
-traced.
+"""Symbols (operations), bound symbols (operations of a trace), and the recorder that writes operations while a function
+is traced.
 
 A symbol is called like a function. Its meta rule types the result, or, where it has none, its decomposition is run and
 typed. The call is recorded in the current `Recorder` as a `BoundSymbol`, which never changes afterwards. Traces are
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from thunder.core.codegen import Printer
+from thunder.core.definition import Definition
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, numbers_in, proxies_in, settled
 from thunder.core.recording import RECORDER, current_recorder, recording, user_location
 from thunder.core.symbolic import Facts
@@ -41,7 +42,7 @@ UNBACKED: dict[str, Callable] = {}  # what is done about sizes that data decides
 class OpTags(enum.Enum):
     """What passes need to know about an operation, beyond its rules."""
 
-    __hash__ = object.__hash__  # every pass looks for some of them in every line: Enum's is written in Python
+    __hash__ = object.__hash__  # every pass looks for some of them in every operation: Enum's is written in Python
 
     SHAPE_OP = enum.auto()  # moves or views data, computes nothing
     REDUCTION_OP = enum.auto()
@@ -52,6 +53,7 @@ class OpTags(enum.Enum):
     IN_PLACE = enum.auto()
     DETACHED = enum.auto()  # its results never require grad, whatever its arguments do
     VIEW = enum.auto()  # an output may share memory with the first tensor argument
+    DECISION = enum.auto()  # the program may leave for another path here
     OPAQUE = enum.auto()  # typed by running PyTorch on fake tensors, executed by calling PyTorch
     AUTO_REGISTERED = OPAQUE
 
@@ -91,10 +93,10 @@ class Names:
 
 
 class Context:
-    """The state a line was recorded under, and under which its decomposition is run later. One object for a stretch of
-    lines; never mutated.
+    """The state an operation was recorded under, and under which its decomposition is run later. One object for a
+    stretch of operations; never mutated.
 
-    checkpoint: the activation checkpoints that the line stands in, the outermost first. backward: which of the
+    checkpoint: the activation checkpoints that the operation stands in, the outermost first. backward: which of the
     backwards inside of the program it belongs to, counted from 1; 0: none.
     """
 
@@ -120,8 +122,8 @@ class Context:
 
     @property
     def afterwards(self) -> Context:
-        """What is made of a line later is made under this one: without autocast, the casts of which are lines of their
-        own by then."""
+        """What is made of an operation later is made under this one: without autocast, the casts of which are
+        operations of their own by then."""
         if self.autocast is None:
             return self
         if self._afterwards is None:
@@ -135,18 +137,24 @@ class Context:
 
 
 class Recorder:
-    """The list of lines being written: the only mutable thing while a function is traced.
+    """The list of operations being written: the only mutable thing while a function is traced.
 
-    sizes: those that the meta rule of the line being written leaves to the run (`thunder.core.unbacked`); None while
-    there was none.
+    sizes: those that the meta rule of the operation being written leaves to the run (`thunder.core.unbacked`); None
+    while there was none.
 
     context: see `Context`; replaced, not changed, when the program enters or leaves a mode. memory: what in-place
     operations have made of values (`thunder.ops.memory`), where there may be any. casts: of leaves, by autocast
-    (`thunder.ops.autocast`); is_leaf says what is one. location: called for each line, gives where in the user's code
-    it came from, in a form that costs little; where: the same as (filename, line, function, source line), for errors.
+    (`thunder.ops.autocast`); is_leaf says what is one. location: called for each operation, gives where in the user's
+    code it came from, in a form that costs little; where: the same as (filename, line, function, source line), for
+    errors.
+
+    decide: answers what only the run tells, see `thunder.core.paths`; None where such a question is an error. typing:
+    whether a meta rule is running, which is typed by examples where it asks.
     """
 
-    __slots__ = ("bound_symbols", "context", "memory", "casts", "is_leaf", "location", "where", "sizes")
+    __slots__ = (
+        "bound_symbols", "context", "memory", "casts", "is_leaf", "location", "where", "sizes", "decide", "typing",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -161,6 +169,8 @@ class Recorder:
         self.is_leaf: Callable[[Proxy], bool] | None = None
         self.location, self.where = location, where
         self.sizes: list | None = None
+        self.decide: Any = None
+        self.typing = False
 
     def latest(self, x):
         """What a proxy stands for after the in-place operations recorded so far."""
@@ -169,13 +179,13 @@ class Recorder:
 
 @contextmanager
 def detached(context: Context | None = None) -> Iterator[Recorder]:
-    """A recorder of its own for lines that do not belong to the program (a checker's probing, a decomposition)."""
+    """A recorder of its own for operations that do not belong to the program (a checker's probing, a decomposition)."""
     outer = current_recorder()
     with recording(Recorder(context or (outer.context if outer else None))) as recorder:
         yield recorder
 
 
-class Symbol:
+class Symbol(Definition):
     """An operation.
 
     name, module: how it is printed (`ltorch.mul`; a module of None prints the bare name). meta: types the result from
@@ -189,7 +199,6 @@ class Symbol:
         "name", "module", "id", "meta", "decomposition", "is_prim", "tags", "fn", "executor", "python_printer",
         "parameters", "defaults", "autocast",
         "torch_functions", "canonicalize", "explain", "places", "is_fusion", "sampler", "error_sampler", "grad_rule",
-        "info",
     )  # fmt: skip
 
     def __init__(
@@ -207,6 +216,7 @@ class Symbol:
         python_printer: Callable | None = None,
         is_fusion: bool = False,
     ):
+        super().__init__()
         self.name, self.module, self.meta, self.decomposition, self.is_prim = name, module, meta, decomposition, is_prim
         self.id = id if id is not None else f"{module}.{name}" if module else name
         self.tags, self.fn, self.executor, self.python_printer, self.is_fusion = (
@@ -222,7 +232,6 @@ class Symbol:
         self.explain: Callable | None = None
         self.places: Callable[..., dict[str, int]] = no_places
         self.sampler = self.error_sampler = self.grad_rule = None
-        self.info: dict = {}
         self.parameters, self.defaults = positional_parameters(decomposition or meta)
 
     @property
@@ -248,7 +257,11 @@ class Symbol:
         subsymbols = None
         try:
             if self.meta is not None:
-                out = self.meta(*args, **kwargs)
+                outer, recorder.typing = recorder.typing, True
+                try:
+                    out = self.meta(*args, **kwargs)
+                finally:
+                    recorder.typing = outer
             else:
                 with detached(recorder.context.afterwards) as inner:
                     out = self.decomposition(*args, **kwargs)  # type: ignore[misc]
@@ -258,7 +271,7 @@ class Symbol:
                 if not subsymbols and any(not o.name for o in proxies_in(out, [])):
                     self._become_prim()
         except DataDependentError as error:
-            return UNBACKED["typed_by_examples"](self, recorder, args, kwargs, error)
+            return UNBACKED["typed_otherwise"](self, recorder, args, kwargs, error)
         except Exception as error:
             if any(isinstance(x, NumberProxy) and not x.unbacked for x in leaves((args, kwargs))):
                 # a rule that cannot take a symbolic number takes its value
@@ -275,9 +288,9 @@ class Symbol:
             del failure, better  # their tracebacks hold this frame
 
     def record(self, recorder: Recorder, args, kwargs, out, subsymbols: list[BoundSymbol] | None = None):
-        """Writes the line `out = self(*args, **kwargs)` and returns `out`, with names given and requires_grad set.
+        """Writes the operation `out = self(*args, **kwargs)` and returns `out`, with names given and requires_grad set.
 
-        A result that is one of the arguments, with nothing computed, is returned without a line.
+        A result that is one of the arguments, with nothing computed, is returned without an operation.
         """
         inputs = proxies_in(kwargs, proxies_in(args, [])) if kwargs else proxies_in(args, [])
         outputs = [out] if type(out) is TensorProxy else proxies_in(out, [])
@@ -291,10 +304,8 @@ class Symbol:
         ):
             return out
         context = recorder.context
-        needs_grad = (
-            context.grad_enabled and self.connects(args, kwargs, inputs) and "typed_by_running" not in self.info
-        )
-        apart = self.info.get("not_differentiable", ()) if needs_grad else ()
+        needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs) and not self.typed_by_running
+        apart = self.nondifferentiable if needs_grad else ()
         for i, o in enumerate(outputs):
             if not o.name:
                 o.name = context.names.make()
@@ -309,8 +320,8 @@ class Symbol:
             line._subsymbols = tuple(subsymbols)
         if recorder.location is not None:
             line.location = recorder.location()
-        if self.info and (change := self.info.get("bind_postprocess")) is not None:
-            line = change(line) or line
+        if self.bind_postprocess is not None:
+            line = self.bind_postprocess(line) or line
         recorder.bound_symbols.append(line)
         if recorder.memory is not None and OpTags.VIEW in self.tags:
             recorder.memory.add(line)
@@ -321,15 +332,13 @@ class Symbol:
 
     def connects(self, args, kwargs, inputs) -> bool:
         """Whether results of a call require grad, in grad mode; `inputs` are the proxies among the arguments."""
-        for i in inputs:  # for each line that is written: no generator
+        for i in inputs:  # for each operation that is written: no generator
             if isinstance(i, TensorProxy) and i.requires_grad:
-                return OpTags.DETACHED not in self.tags and (
-                    "detaches" not in self.info or not self.info["detaches"](*args, **kwargs)
-                )
+                return OpTags.DETACHED not in self.tags and not (self.detaches and self.detaches(*args, **kwargs))
         return False
 
     def bind(self, *args, output, subsymbols=(), context: Context | None = None, **kwargs) -> BoundSymbol:
-        """A line for this symbol with a given output, recorded nowhere."""
+        """An operation for this symbol with a given output, recorded nowhere."""
         line = BoundSymbol(self, args, kwargs, output, context=context)
         if subsymbols:
             line._subsymbols = tuple(subsymbols)
@@ -344,6 +353,11 @@ class Symbol:
         """Gives a composite a meta rule of its own, so that typing it does not run its decomposition."""
         self.meta = meta
         return meta
+
+    def decomposed_by(self, function: Callable) -> Callable:
+        """Says what a kernel computes, in operations; the function returns None for arguments that it does not know."""
+        self.decomposition = function
+        return function
 
     def vjp(self, rule: Callable) -> Callable:
         """Gives the operation its derivative: a generator that yields the result, is sent its cotangent, and returns
@@ -428,8 +442,8 @@ def positional_parameters(function: Callable | None) -> tuple[KeysView[str], dic
 
 
 class BoundSymbol:
-    """One line of a trace: `output = sym(*args, **kwargs)`. `inputs` and `outputs` are the proxies in it, flat. Never
-    changed once made."""
+    """One operation of a trace: `output = sym(*args, **kwargs)`. `inputs` and `outputs` are the proxies in it, flat.
+    Never changed once made."""
 
     __slots__ = (
         "sym",
@@ -471,8 +485,8 @@ class BoundSymbol:
 
     @property
     def subsymbols(self) -> tuple[BoundSymbol, ...]:
-        """The decomposition: lines that compute the same outputs, under the same names. Empty for a prim, and where it
-        depends on sizes that data decides."""
+        """The decomposition: operations that compute the same outputs, under the same names. Empty for a prim, and
+        where it depends on sizes that data decides."""
         if self._subsymbols is None and self.sym.decomposition is not None:
             number = next((n for n in numbers_in([self.args, self.kwargs], []) if not n.unbacked), None)
             if number is not None and number.decisions.closed:  # somebody looks at a program that is made
@@ -488,6 +502,8 @@ class BoundSymbol:
                 result = self.sym.decomposition(*self.args, **self.kwargs)  # type: ignore[misc]
             except DataDependentError:  # another one for other sizes
                 return ()
+        if result is None and self.output is not None:
+            return ()
         lines, self.aliases = adopt(inner.bound_symbols, result, self.output)
         return tuple(lines)
 
@@ -541,7 +557,7 @@ class BoundSymbol:
 
     @property
     def rhs(self):
-        """A hashable key of the right-hand side: equal for two lines that compute the same."""
+        """A hashable key of the right-hand side: equal for two operations that compute the same."""
         return (self.sym.id, self.sym.module, hashable(self.args), hashable(self.kwargs))
 
     def __repr__(self) -> str:
@@ -554,9 +570,9 @@ class BoundSymbol:
 def adopt(lines: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymbol], dict[Proxy, Any]]:
     """Lets `lines`, whose result is `result`, compute the values of `wanted`, a structure of the same form.
 
-    Values keep their names from pass to pass: what the lines make is renamed to what it replaces. Returns the lines,
-    and for each wanted value that they do not make (it is an input, a number, or another wanted value) what it is.
-    Raises ValueError where the structures differ in length.
+    Values keep their names from pass to pass: what the operations make is renamed to what it replaces. Returns the
+    operations, and for each wanted value that they do not make (it is an input, a number, or another wanted value) what
+    it is. Raises ValueError where the structures differ in length.
     """
     pairs = list(zip(leaves(result), leaves(wanted), strict=True))
     made = {o for line in lines for o in line.outputs}

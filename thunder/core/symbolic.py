@@ -235,15 +235,18 @@ class Facts:
     """What is known of the numbers that only the run tells, in one program.
 
     least: the least value of each number that has one, by name; sizes have 0. The other facts are what the program
-    itself has checked (`torch._check`): polynomials that are at least 0, and those that are not 0.
+    itself has checked (`torch._check`, decisions): polynomials that are at least 0, those that are not 0, relations of
+    floats, and values of expressions.
     """
 
-    __slots__ = ("least", "at_least_0", "not_0")
+    __slots__ = ("least", "at_least_0", "not_0", "known", "values")
 
     def __init__(self):
         self.least: dict[str, int] = {}
         self.at_least_0: list[Expression] = []
         self.not_0: set[Expression] = set()
+        self.known: dict[tuple[Expression, str, Expression], bool] = {}
+        self.values: dict[Expression, int | float] = {}
 
     def decide(self, a: Expression, relation: str, b: Expression) -> bool | None:
         """Whether a relation of integers holds; None where it depends on the data."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +17,7 @@ __all__ = [
     "Trace",
     "TraceCtx",
     "TraceBuilder",
+    "TraceInfo",
     "TraceTag",
     "from_trace",
     "tracectx",
@@ -30,13 +32,37 @@ class TraceTag(enum.Enum):
     BACKWARD = enum.auto()
 
 
+@dataclasses.dataclass(frozen=True)
+class TraceInfo:
+    """Facts about a program that its bound symbols do not say, by names of values.
+
+    objects: what bound symbols made of text (prologue, epilogue) name. parameters: the parameter or buffer that an
+    argument is. held: arguments that are parameters or buffers of other modules as well. written: a value that the
+    program writes to memory that was there, and the value that lay there. copies: results of views that are copies,
+    as their strides say. communicates: whether ranks hold parts of parameters, so that the program has collectives.
+    compiled: what executors keep for as long as the program lives.
+    """
+
+    objects: dict[str, Any] = dataclasses.field(default_factory=dict)
+    parameters: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    held: Set[str] = frozenset()
+    written: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    copies: Set[str] = frozenset()
+    communicates: bool = False
+    compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def replace(self, **changes) -> TraceInfo:
+        """A copy with some of the fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
 class Trace:
     """A program: `def name(args): bound_symbols; return output`. Never changed once made; `replace` gives a changed
     copy.
 
     args: proxies (or None where the printed `signature` says something else). names: the names taken, shared by every
-    trace of the program. provenance: the header line that says which pass made it. tables: side tables of single
-    subsystems, keyed by value name; "objects" are those that lines made of text (prologue, epilogue) name.
+    trace of the program. provenance: the header line that says which pass made it. info: what passes know of the
+    program besides.
     """
 
     __slots__ = (
@@ -48,7 +74,7 @@ class Trace:
         "names",
         "provenance",
         "tags",
-        "tables",
+        "info",
         "_callable",
         "__weakref__",
     )
@@ -64,12 +90,12 @@ class Trace:
         provenance: str = "",
         signature: str = "",
         tags=frozenset(),
-        tables=None,
+        info: TraceInfo | None = None,
     ):
         self.name, self.args, self.signature = name, tuple(args), signature
         self.bound_symbols: tuple[BoundSymbol, ...] = tuple(bound_symbols)
         self.output, self.names, self.provenance, self.tags = output, names, provenance, frozenset(tags)
-        self.tables: dict[str, dict] = tables or {}
+        self.info = info or TraceInfo()
         self._callable: Callable | None = None
 
     @property
@@ -77,8 +103,8 @@ class Trace:
         return proxies_in(self.output, [])
 
     def replace(self, **changes) -> Trace:
-        """A copy with some of name, args, signature, bound_symbols, output, provenance, tags, tables changed."""
-        fields = ("name", "args", "bound_symbols", "output", "names", "provenance", "signature", "tags", "tables")
+        """A copy with some of name, args, signature, bound_symbols, output, provenance, tags, info changed."""
+        fields = ("name", "args", "bound_symbols", "output", "names", "provenance", "signature", "tags", "info")
         kept = {k: changes.get(k, getattr(self, k)) for k in fields}
         return Trace(
             kept.pop("name"), kept.pop("args"), kept.pop("bound_symbols"), kept.pop("output"), kept.pop("names"), **kept
@@ -93,14 +119,14 @@ class Trace:
         """The objects that the text names and does not import."""
         printer = Printer(print_depth=1)
         function_source(self, printer, include_decorators=False)
-        return self.tables.get("objects", {}) | printer.context
+        return self.info.objects | printer.context
 
     def python_callable(self, *, include_decorators: bool = False) -> Callable:
         """The program as a function. Its source can be read in tracebacks and debuggers."""
         if self._callable is None or include_decorators:
             printer = Printer(print_depth=1)
             source = function_source(self, printer, include_decorators)
-            function = compile_source(source, self.name, self.tables.get("objects", {}) | printer.context)
+            function = compile_source(source, self.name, self.info.objects | printer.context)
             if include_decorators:
                 return function
             self._callable = function
@@ -134,8 +160,8 @@ TraceCtx = Trace
 
 
 class TraceBuilder:
-    """An editable copy of a trace, for transforms that insert and remove lines: edit `bound_symbols`, `output` and the
-    rest, return `trace()`.
+    """An editable copy of a trace, for transforms that insert and remove operations: edit `bound_symbols`, `output` and
+    the rest, return `trace()`.
 
     A pass may also return the builder itself: the pipeline seals it.
     """
@@ -144,7 +170,7 @@ class TraceBuilder:
         self.base = base
         self.bound_symbols: list[BoundSymbol] = list(base.bound_symbols)
         self.name, self.args, self.output, self.names = base.name, list(base.args), base.output, base.names
-        self.provenance, self.tags, self.tables = base.provenance, set(base.tags), dict(base.tables)
+        self.provenance, self.tags, self.info = base.provenance, set(base.tags), base.info
 
     def set_provenance(self, provenance) -> None:
         self.provenance = str(provenance)
@@ -152,12 +178,12 @@ class TraceBuilder:
     def trace(self) -> Trace:
         return self.base.replace(
             name=self.name, args=self.args, bound_symbols=self.bound_symbols, output=self.output,
-            provenance=self.provenance, tags=self.tags, tables=self.tables
+            provenance=self.provenance, tags=self.tags, info=self.info
         )  # fmt: skip
 
 
 def from_trace(trace: Trace) -> TraceBuilder:
-    """An editable copy of `trace` without its lines, to be filled."""
+    """An editable copy of `trace` without its operations, to be filled."""
     builder = TraceBuilder(trace)
     builder.bound_symbols = []
     return builder
@@ -165,7 +191,7 @@ def from_trace(trace: Trace) -> TraceBuilder:
 
 @contextmanager
 def tracectx(trace: Trace | TraceBuilder) -> Iterator[Recorder]:
-    """Calls of symbols inside the block are recorded; for a builder they are appended to its lines."""
+    """Calls of symbols inside the block are recorded; for a builder they are appended to its operations."""
     recorder = Recorder(Context(trace.names))
     with recording(recorder):
         yield recorder

@@ -17,12 +17,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from thunder.core.proxies import (
+    METHODS,
     RELATIONS,
     Condition,
     NumberProxy,
     Proxy,
     TensorProxy,
     UnbackedNumber,
+    leaves,
     like,
     map_structure,
     numbers_in,
@@ -174,6 +176,34 @@ def as_size(n, message: str) -> None:
 
 _REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError)
 _MOST = 400  # runs of a meta rule
+
+
+def typed_otherwise(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, error: DataDependentError):
+    """Records a call whose meta rule asks what only the run tells: typed by examples, or, where these do not help and
+    the program may be one for this path only, with the numbers that are there now. Returns the result."""
+    try:
+        return typed_by_examples(symbol, recorder, args, kwargs, error)
+    except DataDependentError:
+        if recorder.decide is None or recorder.typing:
+            raise
+    if symbol.meta is not None:  # which asks of this path what it needs
+        try:
+            return symbol.record(recorder, args, kwargs, symbol.meta(*args, **kwargs))
+        except DataDependentError:
+            pass
+    settled = map_structure(_settled, args), map_structure(_settled, kwargs)
+    if all(a is b for a, b in zip(leaves(settled), leaves((args, kwargs)), strict=True)):
+        raise error
+    return symbol(*settled[0], **settled[1])
+
+
+def _settled(x):
+    """The same without numbers of data: this path is for the ones that are there now."""
+    if isinstance(x, NumberProxy) and x.unbacked:
+        return x.concrete()
+    if isinstance(x, TensorProxy) and any(isinstance(n, NumberProxy) and n.unbacked for n in x.shape):
+        return METHODS["view"](x, tuple(n.concrete() if isinstance(n, NumberProxy) else n for n in x.shape))
+    return x
 
 
 def typed_by_examples(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, error: DataDependentError):
@@ -350,4 +380,4 @@ def _constants(arguments) -> list[int]:
     return sorted(found, key=abs)[:24]
 
 
-UNBACKED |= {"typed_by_examples": typed_by_examples, "read_sizes": read_sizes}
+UNBACKED |= {"typed_otherwise": typed_otherwise, "read_sizes": read_sizes}

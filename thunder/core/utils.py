@@ -41,7 +41,7 @@ def _lines(of: Trace | Iterable[BoundSymbol]) -> Iterable[BoundSymbol]:
 
 def producers(of: Trace | Iterable[BoundSymbol]) -> dict[Proxy, BoundSymbol]:
     """For each value the line that makes it."""
-    return {o: line for line in _lines(of) for o in line.outputs if not line.has_input(o)}
+    return {o: b for b in _lines(of) for inputs in (frozenset(b.inputs),) for o in b.outputs if o not in inputs}
 
 
 def consumers(of: Trace | Iterable[BoundSymbol]) -> dict[Proxy, list[BoundSymbol]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from thunder.analysis.cost import nbytes
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
 from thunder.core.trace import Trace
@@ -28,7 +29,6 @@ from thunder.distributed.synchronize import (
 )
 from thunder.ops.backward import embedding_backward, times_cotangent
 from thunder.ops.collectives import all_gather_together, all_reduce_together, reduce_scatter_together, wait
-from thunder.transforms.memory_budget import nbytes
 
 __all__ = ["bucket"]
 

@@ -11,7 +11,6 @@ the links (R. Thakur et al. 2005, "Optimization of Collective Communication Oper
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,148 +18,17 @@ import torch
 import torch.distributed as dist
 
 from thunder import compat
-from thunder.core.dtypes import FLOAT
+from thunder.analysis.aliases import may_view
+from thunder.analysis.cost import H200, Machine, nbytes, original_of, scratch_bytes, tensors_in
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, number_value
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.ops.layout import is_dense, run_line
-from thunder.ops.memory import may_view
 from thunder.ops.torch_types import to_torch_dtype
 from thunder.transforms.del_last_used import python_del
-from thunder.transforms.memory_budget import multiply_adds, nbytes
 
 __all__ = ["Machine", "H200", "Collective", "Memory", "Clock", "collective_of"]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Kinds of GPU and of what connects them. Rates are per second and GPU, and as reached, not as published; times are
-    in seconds.
-
-    half, single, double, float8: floating point operations of matrix products of a dtype. attention,
-    attention_backward: those of attention in half precision. memory: bytes read and written; update: by an optimizer.
-    start: what a product or attention takes beyond its operations. launch: from one kernel to the next. host: of the
-    process, to issue a line. link: bytes that a GPU sends inside of a node, network: between nodes. collective: from a
-    collective's start to its first step. hop, network_hop: of a step between GPUs of a node, and of two nodes. sharing:
-    how much longer what computes takes while a collective runs.
-    """
-
-    name: str
-    half: float
-    single: float
-    double: float
-    float8: float
-    attention: float
-    attention_backward: float
-    memory: float
-    update: float
-    link: float
-    network: float
-    gpus_per_node: int = 8
-    start: float = 3e-6
-    launch: float = 2.5e-6
-    host: float = 20e-6
-    collective: float = 25e-6
-    hop: float = 2e-6
-    network_hop: float = 5e-6
-    sharing: float = 0.2
-
-    def rate(self, line: BoundSymbol) -> float:
-        """Of the operations of a line."""
-        original = _original(line)
-        kind = original.sym.info.get("rate")
-        size = next((p.dtype.bytes for p in line.inputs if isinstance(p, TensorProxy) and p.dtype.category == FLOAT), 4)
-        if kind is not None and size == 2:
-            return getattr(self, kind)
-        return {1: self.float8, 2: self.half, 4: self.single}.get(size, self.double)
-
-    def seconds_of(self, line: BoundSymbol, scratch: int) -> float:
-        """Of a line that computes. scratch: bytes that it writes and reads beside its results."""
-        operations = 2 * sum(
-            multiply_adds(_original(part)) for part in (line.subsymbols if line.sym.is_fusion else (line,))
-        )
-        kernels = (
-            len(schedule.kernels)
-            if (schedule := _schedule(line)) is not None
-            else _original(line).sym.info.get("kernels", 1)
-        )
-        moving = (_bytes_moved(line) + 2 * scratch) / self.memory + kernels * self.launch
-        return max(operations / self.rate(line) + kernels * self.start, moving) if operations else moving
-
-    def seconds_of_collective(self, kind: str, size: int, ranks: int, stride: int) -> float:
-        """Of a collective, by a ring. size: bytes of the larger of what a rank gives and gets. ranks: of the group,
-        whose ranks are `stride` apart."""
-        if ranks == 1:
-            return self.collective + 2 * size / self.memory
-        together = min(ranks, max(1, self.gpus_per_node // stride))  # of the group, in one node
-        nodes = math.ceil(ranks / together)
-        rate = self.link if nodes == 1 else min(self.link, self.network * together)
-        rounds = 2 if kind == "all_reduce" else 1
-        steps = (ranks - nodes) * self.hop + (nodes if nodes > 1 else 0) * self.network_hop
-        if kind == "all_reduce":  # by a tree between nodes, where that has fewer steps
-            steps = min(steps, (together - 1) * self.hop + math.ceil(math.log2(nodes)) * self.network_hop)
-        share = 1.0 if kind == "broadcast" else (ranks - 1) / ranks
-        return self.collective + rounds * (steps + share * size / rate)
-
-
-# Measured on H200s of one host, as reached while a model trains. In a long run products of 17 GFLOP to 1.1 PFLOP take 3
-# us and their operations at 680 TFLOP/s (790 on a GPU that was idle before). Causal attention of 2048 and 4096 tokens;
-# kernels of the Triton fuser, three quarters of what copies reach (4.27 TB/s); fused AdamW. From profiles of steps on
-# four GPUs: rings of NCCL reach 260 GB/s beside products (318 alone), and products take a fifth longer beside them (11
-# % where nothing else runs, copies 30 %); some 30 us for each collective. Assumed: 80 % of 400 Gb/s of network for each
-# GPU, and the steps of a ring.
-H200 = Machine(
-    "H200", half=680e12, single=50e12, double=50e12, float8=1290e12, attention=470e12, attention_backward=375e12,
-    memory=3.3e12, update=2.73e12, link=260e9, network=40e9
-)  # fmt: skip
-
-
-# ---------------------------------------------------------------------------------------------------------------- lines
-
-
-def _original(line: BoundSymbol) -> BoundSymbol:
-    """A line as it was before an executor took it."""
-    return (
-        line.subsymbols[0]
-        if line.sym.executor is not None and not line.sym.is_fusion and len(line.subsymbols) == 1
-        else line
-    )
-
-
-def _schedule(line: BoundSymbol):
-    """The kernels of a region of the Triton fuser."""
-    return getattr(line.sym.fn, "schedule", None) if line.sym.is_fusion else None
-
-
-def _tensors(values: Iterable) -> list[TensorProxy]:
-    return [p for p in dict.fromkeys(values) if isinstance(p, TensorProxy)]
-
-
-# read as much of their operand as they give
-_SELECTING = {"embedding", "gather", "index_select", "take_along_dim", "index"}
-
-
-def _bytes_moved(line: BoundSymbol) -> int:
-    """Read and written: all inputs and results; of what is looked up in, what is found."""
-    parts = line.subsymbols if line.sym.is_fusion else (_original(line),)
-    read: dict[TensorProxy, int] = {}
-    for part in parts:
-        selects = OpTags.SHAPE_OP in part.sym.tags or part.sym.name in _SELECTING
-        found = sum(map(nbytes, _tensors(part.outputs)))
-        for p in _tensors(part.inputs):
-            read[p] = read.get(p, 0) + (min(nbytes(p), found) if selects else nbytes(p))
-    return sum(min(nbytes(p), read.get(p, nbytes(p))) for p in _tensors(line.inputs)) + sum(
-        map(nbytes, _tensors(line.outputs))
-    )
-
-
-def _scratch(line: BoundSymbol) -> int:
-    """Bytes that a line allocates beside its results."""
-    if (schedule := _schedule(line)) is not None:
-        return sum(v.numel * v.dtype.bytes for v in schedule.temporaries)
-    count = _original(line).sym.info.get("scratch")
-    return count(_original(line)) if count is not None else 0
 
 
 def _group(line: BoundSymbol):
@@ -171,8 +39,8 @@ def collective_of(line: BoundSymbol) -> tuple[str, int] | None:
     """(its kind, bytes of the larger of what a rank gives and gets) of a collective; None for another line."""
     if _group(line) is None:
         return None
-    return _original(line).sym.name.removesuffix("_together"), max(
-        sum(map(nbytes, _tensors(line.inputs))), sum(map(nbytes, _tensors(line.outputs)))
+    return original_of(line).sym.name.removesuffix("_together"), max(
+        sum(map(nbytes, tensors_in(line.inputs))), sum(map(nbytes, tensors_in(line.outputs)))
     )
 
 
@@ -221,7 +89,7 @@ class Memory:
     def _hold(self, line: BoundSymbol) -> None:
         """What a program is given and was not made by one before: cotangents, which autograd keeps while it calls the
         backward."""
-        given = [p for p in _tensors(line.outputs) if p.name not in self.of]
+        given = [p for p in tensors_in(line.outputs) if p.name not in self.of]
         for p in given:
             self._allocate(p)
         self.keep(p.name for p in given)
@@ -239,10 +107,10 @@ class Memory:
                 shown.names += 1
             else:
                 self._allocate(o, gathered=collective is not None and collective[0] == "all_gather")
-        self.peak = max(self.peak, self.now + _scratch(line))
+        self.peak = max(self.peak, self.now + scratch_bytes(line))
         futures = [o.name for o in line.outputs if isinstance(o, FutureTensorProxy)]
         if futures and collective is not None and collective[0] != "all_reduce":  # which works on a copy
-            kept = [self.of[p.name] for p in _tensors(line.inputs) if p.name in self.of]
+            kept = [self.of[p.name] for p in tensors_in(line.inputs) if p.name in self.of]
             for storage in kept:
                 storage.names += 1
             started.update(dict.fromkeys(futures, (line, kept)))
@@ -259,8 +127,8 @@ class Memory:
     def _laid_out(self, line: BoundSymbol) -> bool:
         """Writes down how results lie in memory. Returns whether they show what the line reads: views run on the meta
         device."""
-        original, tensors = _original(line), _tensors(line.inputs)
-        outputs = _tensors(line.outputs)
+        original, tensors = original_of(line), tensors_in(line.inputs)
+        outputs = tensors_in(line.outputs)
         if may_view(original) and len(tensors) == 1 and not isinstance(tensors[0], FutureTensorProxy):
             values: dict = {tensors[0]: self._stand_in(tensors[0])}
             with compat.DisableTorchFunction(), torch.no_grad():
@@ -271,7 +139,7 @@ class Memory:
         if line.sym.is_fusion and hasattr(line.sym.fn, "layout") and any(p.name in self.strides for p in tensors):
             self._lie(outputs, line.sym.fn.layout(tuple(self._stand_in(p).stride() for p in tensors)))
         elif not line.sym.is_fusion and (
-            OpTags.MATMUL_OP not in original.sym.tags or "rate" in original.sym.info
+            OpTags.MATMUL_OP not in original.sym.tags or original.sym.rate is not None
         ):  # as what they read, where that has their shape
             like = [next((self._stand_in(p) for p in tensors if p.shape == o.shape), None) for o in outputs]
             self._lie(outputs, [t.stride() if t is not None and is_dense(t) else None for t in like])
@@ -290,8 +158,8 @@ class Memory:
 
     def _shown(self, line: BoundSymbol, place: int, shows: bool) -> _Storage | None:
         """What the result at a place shows that was there before."""
-        original, output = _original(line), line.outputs[place]
-        tensors = _tensors(line.inputs)
+        original, output = original_of(line), line.outputs[place]
+        tensors = tensors_in(line.inputs)
         source = None
         if shows or any(isinstance(i, FutureTensorProxy) for i in line.inputs):
             source = tensors[0]
@@ -388,8 +256,8 @@ class Clock:
                     self._wait(finished)
             elif any(isinstance(i, FutureTensorProxy) for i in line.inputs):
                 self._wait(max((done[i.name] for i in line.inputs if i.name in done), default=0.0))
-            elif not may_view(_original(line)):
-                self.compute(self.machine.seconds_of(line, _scratch(line)))
+            elif not may_view(original_of(line)):
+                self.compute(self.machine.seconds_of(line, scratch_bytes(line)))
 
     def compute(self, seconds: float) -> None:
         start = max(self.computed, self.host)

@@ -171,7 +171,7 @@ class _Split:
 
 
 def _is_elementwise(line: BoundSymbol) -> bool:
-    if "elementwise" in line.sym.info or line.sym.name in (
+    if line.sym.elementwise or line.sym.name in (
         "add",
         "sub",
         "div",

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from thunder.analysis.cost import nbytes
+from thunder.analysis.flow import uses
 from thunder.core.proxies import FutureTensorProxy, Proxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.options import compile_option
-from thunder.transforms.memory_budget import nbytes
 
 __all__ = ["overlap", "BYTES_IN_FLIGHT", "COMMUNICATION_BYTES_IN_FLIGHT"]
 
@@ -72,7 +73,7 @@ def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
     queue: deque[tuple[BoundSymbol, ...]] = deque()  # each collective with the lines before it
     moved: set[int] = set()
     written: set[int] = set()  # several collectives may read what one line makes
-    readers = _reader_counts(trace)
+    readers = uses(trace.bound_symbols, trace.output_proxies)
     head: list[BoundSymbol] = []  # unpacks what a backward is given
     for line in trace.bound_symbols:
         if line.sym.python_printer is not None and line.args and all(i in ready for i in line.inputs):
@@ -122,18 +123,6 @@ def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
             lines.append(line)
     assert not queue, "every collective is waited for, which starts the next ones"
     return lines
-
-
-def _reader_counts(trace: Trace) -> dict[Proxy, int]:
-    found = dict.fromkeys((o for line in trace.bound_symbols for o in line.outputs), 0)
-    for line in trace.bound_symbols:
-        for i in dict.fromkeys(line.inputs):
-            if i in found:
-                found[i] += 1
-    for o in dict.fromkeys(trace.output_proxies):
-        if o in found:
-            found[o] += 1
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------- waits

@@ -140,13 +140,15 @@ def synchronize_parameters(computation: Trace, placements: dict[Proxy, Placement
             lines += whole(line.inputs)
         lines.append(line)
     lines += whole(computation.output_proxies)
-    tables = computation.tables | {"communicates": {}}
-    if paths := tables.get("parameters"):
-        tables["parameters"] = paths | {held.name: paths[a.name] for a, held in args.items() if a.name in paths}
+    paths = computation.info.parameters
+    info = computation.info.replace(
+        communicates=True,
+        parameters={**paths, **{held.name: paths[a.name] for a, held in args.items() if a.name in paths}},
+    )
     made = computation.replace(
         args=[args.get(a, a) if isinstance(a, Proxy) else a for a in computation.args],
         bound_symbols=lines,
-        tables=tables,
+        info=info,
     )
     slices = [p.slice for p in placements.values() if p.slice is not None]
     return (

@@ -3,7 +3,7 @@ on GPUs.
 
     thunder.jit(model, executors=["inductor"])
 
-Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.sin(t0)`. After: `[t1] = Inductor0(a, b)`, the two lines as comments
+Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.sin(t0)`. After: `[t1] = Inductor0(a, b)`, the two operations as comments
 below. A region goes to Inductor as a graph of ATen operations, without Dynamo and AOTAutograd: what these would find
 out is in the trace. Matrix products and attention stay with PyTorch, where Inductor sends them too, so that the regions
 between them are the same in every layer of a model, and are compiled once. Lookups stay, since a bad index, an
@@ -25,7 +25,8 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.core.dtypes import COMPLEX, INTEGER
+from thunder.core.definition import holds
+from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
@@ -61,49 +62,45 @@ class InductorExecutor(FusionExecutor):
             return None
         return _missing("cpu")
 
-    def can_fuse(self, line: BoundSymbol) -> bool:
-        if not fusible(line) or not all(isinstance(p, TensorProxy) for p in (*line.inputs, *line.outputs)):
+    def can_fuse(self, operation: BoundSymbol) -> bool:
+        if not fusible(operation) or not all(
+            isinstance(p, TensorProxy) for p in (*operation.inputs, *operation.outputs)
+        ):
             return False
-        if torch_ex.implementation(line) is None or not self._computes(line):
+        if torch_ex.implementation(operation) is None or not self._computes(operation):
             return False
-        devices = {p.device.name for p in (*line.inputs, *line.outputs)}
+        devices = {p.device.name for p in (*operation.inputs, *operation.outputs)}
         return len(devices) == 1 and _missing(next(iter(devices)).partition(":")[0]) is None
 
-    def _computes(self, line: BoundSymbol) -> bool:
-        """Whether a line, or all that it is made of, computes, reduces or moves numbers, at places that no data
+    def _computes(self, operation: BoundSymbol) -> bool:
+        """Whether an operation, or all that it is made of, computes, reduces or moves numbers, at places that no data
         decides: Inductor writes loops for that."""
-        symbol = line.sym
+        symbol = operation.sym
         if (
-            symbol.name in _LEFT
-            or symbol.id in _LEFT
+            not symbol.inductor_loops
+            or holds(symbol.checks_data, operation)
             or OpTags.OPAQUE in symbol.tags
-            or any(p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
+            or any(p.dtype.category == COMPLEX for p in (*operation.inputs, *operation.outputs))
         ):
             return False
         if OpTags.MATMUL_OP in symbol.tags:
             return self.products
-        if symbol.name in _DIVISIONS and all(p.dtype.category <= INTEGER for p in line.outputs):
-            return False
-        if (
-            symbol.id in _LEAVES
-            or symbol.info.get("elementwise")
-            or "in_operations" in symbol.info
-            or symbol.tags & _LOOPS
-        ):
+        is_kernel = symbol.is_prim and symbol.decomposition is not None
+        if symbol.id in _LEAVES or symbol.elementwise or is_kernel or symbol.tags & _LOOPS:
             return True
         return (
             symbol.decomposition is not None
-            and bool(line.subsymbols)
-            and all(fusible(sub) and self._computes(sub) for sub in line.subsymbols)
+            and bool(operation.subsymbols)
+            and all(fusible(sub) and self._computes(sub) for sub in operation.subsymbols)
         )
 
-    def keeps(self, line: BoundSymbol) -> bool:
+    def keeps(self, operation: BoundSymbol) -> bool:
         """On a CPU a pass over memory is dear, and memory is not."""
-        return line.outputs[0].device.type == "cpu"
+        return operation.outputs[0].device.type == "cpu"
 
     def should_fuse(self, region: Region) -> bool:
         """Views and copies alone are no work, and one matrix product or one other operation is PyTorch's already."""
-        computing = [line for line in region.lines if OpTags.SHAPE_OP not in line.sym.tags]
+        computing = [operation for operation in region.lines if OpTags.SHAPE_OP not in operation.sym.tags]
         return len(computing) > 1
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
@@ -115,14 +112,14 @@ class InductorExecutor(FusionExecutor):
     def expect(self, trace: Trace) -> None:
         """On a GPU, regions are compiled when they run: Inductor waits for Triton's compiler itself."""
         regions = {
-            line.sym.fn
-            for line in trace.bound_symbols
-            if isinstance(line.sym.fn, InductorRegion) and line.outputs[0].device.type == "cpu"
+            operation.sym.fn
+            for operation in trace.bound_symbols
+            if isinstance(operation.sym.fn, InductorRegion) and operation.outputs[0].device.type == "cpu"
         }
         if len(regions) > 1:
             before = self._last()
             program = _Program(trace, before if before is not None and before.trace.names is trace.names else None)
-            trace.tables.setdefault("regions of inductor", {})[trace.name] = program  # it lives as long as the trace
+            trace.info.compiled[trace.name] = program
             self._last = weakref.ref(program)
             for region in regions:
                 region.program = self._last
@@ -138,16 +135,6 @@ def _nothing() -> None:
 
 _LEAVES = {symbol.id for symbol in PRIMS.values()}
 _LOOPS = {OpTags.SHAPE_OP, OpTags.REDUCTION_OP, OpTags.VIEW}
-_LEFT = {  # names or ids
-    "take", "index", "one_hot", "copy_with_setitem", "setitem", "as_strided", "device_put", "binary_cross_entropy",
-    "aten.binary_cross_entropy.default",
-    "aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default",  # each looks at data, and has an error
-    "floor_divide", "nextafter",  # Inductor's results differ: for infinities, and below float32
-    # it has no loops for them
-    "nuclear_norm", "norm", "median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all",
-}  # fmt: skip
-# an integer by zero is PyTorch's error; the processor stops the program for it
-_DIVISIONS = {"div", "divide", "remainder", "fmod"}
 
 
 class InductorRegion:
@@ -173,8 +160,8 @@ class InductorRegion:
     def writing_over(self, dying: Sequence[int]) -> InductorRegion:
         """The same region, for calls in which the inputs at these places own their memory and nobody reads them
         afterwards. On a GPU, freed memory is used again at no cost."""
-        # by which line first: what is read late, where results are made, has the better chance
-        read = {p: n for n, line in reversed([*enumerate(self.region.lines)]) for p in line.inputs}
+        # by which operation first: what is read late, where results are made, has the better chance
+        read = {p: n for n, operation in reversed([*enumerate(self.region.lines)]) for p in operation.inputs}
         late = sorted(dying, key=lambda i: -read.get(self.region.inputs[i], 0))
         over: dict[int, int] = {}
         for o, out in enumerate(self.region.outputs):
@@ -239,7 +226,7 @@ class InductorRegion:
             wait()
         except Exception as error:
             self._begun.pop(key, None)
-            names = ", ".join(dict.fromkeys(line.sym.name for line in self.region.lines))
+            names = ", ".join(dict.fromkeys(operation.sym.name for operation in self.region.lines))
             raise MissingImplementationError(
                 f"Inductor does not compile a region of {names}: {error}\nLeave the executor inductor out, or "
                 "set_fuel() to find the region and report it"
@@ -255,8 +242,8 @@ class InductorRegion:
 
     def _run_lines(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         values: dict[Proxy, object] = dict(zip(self.region.inputs, tensors, strict=True))
-        for line in self.region.lines:
-            run_line(line, values)
+        for operation in self.region.lines:
+            run_line(operation, values)
         return [values[o] for o in self.region.outputs]  # type: ignore[misc]
 
 
@@ -281,23 +268,23 @@ class _Program:
             return
         if self.before is not None:
             self.strides = {p.name: t.stride() for p, t in self.before.values.items()}
-        line = next(line for line in self.trace.bound_symbols if line.sym.fn is first)
-        self.strides |= {p.name: t.stride() for p, t in zip(line.inputs, tensors, strict=True)}
+        operation = next(operation for operation in self.trace.bound_symbols if operation.sym.fn is first)
+        self.strides |= {p.name: t.stride() for p, t in zip(operation.inputs, tensors, strict=True)}
         with compat.DisableTorchFunction(), torch.no_grad(), compat.quiet_fake_tensors():
-            for line in self.trace.bound_symbols:
+            for operation in self.trace.bound_symbols:
                 with contextlib.suppress(Exception):  # which comes again when it runs
-                    self._follow(line, state)
+                    self._follow(operation, state)
 
-    def _follow(self, line: BoundSymbol, state: tuple) -> None:
-        symbol = line.sym
+    def _follow(self, operation: BoundSymbol, state: tuple) -> None:
+        symbol = operation.sym
         if isinstance(symbol.fn, InductorRegion):
-            inputs = [self._value(p) for p in line.inputs]
+            inputs = [self._value(p) for p in operation.inputs]
             _, strides, _ = symbol.fn.begin((*state, *[t.stride() for t in inputs]), inputs)
-            self.strides |= {p.name: s for p, s in zip(line.outputs, strides, strict=True)}
+            self.strides |= {p.name: s for p, s in zip(operation.outputs, strides, strict=True)}
         elif symbol.executor is torch_ex and symbol.tags & _FOLLOWED:
-            values = {p: self._value(p) for p in line.inputs}
+            values = {p: self._value(p) for p in operation.inputs}
             with self.mode:
-                run_line(line, values)
+                run_line(operation, values)
             self.values |= values
 
     def _value(self, p: TensorProxy) -> torch.Tensor:

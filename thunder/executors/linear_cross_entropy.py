@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 
+from thunder.analysis.flow import producers, uses
 from thunder.core.dtypes import bfloat16, float32, float64
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, element_count, like, number_value
 from thunder.core.rewrite import Rewriter, rewrite
@@ -120,17 +120,17 @@ class LinearCrossEntropyExecutor(OperatorExecutor):
     """Joins a linear layer and the cross-entropy of its result, found by the flow of data."""
 
     def combined(self, trace: Trace) -> Trace:
-        if not any(line.sym is LTORCH["cross_entropy"] for line in trace.bound_symbols):
+        if not any(operation.sym is LTORCH["cross_entropy"] for operation in trace.bound_symbols):
             return trace
         flow, joined = _Flow(trace), False
 
-        def rule(line: BoundSymbol, out: Rewriter) -> None:
+        def rule(operation: BoundSymbol, out: Rewriter) -> None:
             nonlocal joined
-            found = flow.chain(line) if line.sym is LTORCH["cross_entropy"] else None
+            found = flow.chain(operation) if operation.sym is LTORCH["cross_entropy"] else None
             if found is None or not self.get_fuel():
-                return out.write(line)
+                return out.write(operation)
             joined = True
-            out.trace(lambda *_: _joined(line, *found), line)
+            out.trace(lambda *_: _joined(operation, *found), operation)
 
         result = rewrite(trace, rule)
         return result if joined else trace
@@ -165,9 +165,9 @@ with_gradients = linear_cross_entropy_ex.register_operator(
 )
 
 
-def _logits(line: BoundSymbol) -> int:
+def _logits(operation: BoundSymbol) -> int:
     """Bytes of the logits that are there at a time."""
-    hidden, weight = line.args[:2]
+    hidden, weight = operation.args[:2]
     classes = number_value(weight.shape[0])
     return (
         _rows_at_once(number_value(hidden.shape[0]), classes, number_value(hidden.shape[1]), hidden.dtype.bytes)
@@ -176,13 +176,14 @@ def _logits(line: BoundSymbol) -> int:
     )
 
 
-for _symbol, _wanted in ((linear_cross_entropy, lambda line: ()), (with_gradients, lambda line: line.args[-1])):
-    _symbol.info |= {
-        "multiply_adds": lambda line, wanted=_wanted: (
-            (1 + sum(wanted(line))) * element_count(line.args[0]) * number_value(line.args[1].shape[0])
-        ),
-        "scratch": _logits,
-    }
+for _symbol, _wanted in (
+    (linear_cross_entropy, lambda operation: ()),
+    (with_gradients, lambda operation: operation.args[-1]),
+):
+    _symbol.multiply_adds = lambda operation, wanted=_wanted: (
+        (1 + sum(wanted(operation))) * element_count(operation.args[0]) * number_value(operation.args[1].shape[0])
+    )
+    _symbol.scratch = _logits
 
 
 def _differentiated(hidden, weight, target, ignore_index, reduction, dtype):
@@ -206,29 +207,25 @@ add_default_executor_of_gpus(linear_cross_entropy_ex, here=torch.cuda.is_availab
 # ----------------------------------------------------------------------------------------------------------------
 # finding them
 
-_RESHAPES = ("reshape", "view", "flatten")
-
 
 class _Flow:
     """Who makes and reads the values of a trace."""
 
     def __init__(self, trace: Trace):
-        self.producer = {o: line for line in trace.bound_symbols for o in line.outputs}
-        self.readers = Counter(p for line in trace.bound_symbols for p in line.inputs)
-        self.readers.update(trace.output_proxies)
+        self.producer, self.uses = producers(trace), uses(trace.bound_symbols, trace.output_proxies)
 
-    def chain(self, line: BoundSymbol) -> tuple[BoundSymbol, list[BoundSymbol]] | None:
+    def chain(self, operation: BoundSymbol) -> tuple[BoundSymbol, list[BoundSymbol]] | None:
         """The linear layer whose result, read by nobody else, a cross-entropy is of, and what moves its rows in
         between; None where this is not so."""
-        logits = line.args[0]
-        if not _plain(*line.args, **line.kwargs):
+        logits = operation.args[0]
+        if not _plain(*operation.args, **operation.kwargs):
             return None
         moves: list[BoundSymbol] = []
         value: Proxy = logits
-        while self.readers[value] == 1 and value in self.producer:
+        while self.uses[value] == 1 and value in self.producer:
             made = self.producer[value]
             if made.sym is LTORCH["linear"]:
-                return (made, moves[::-1]) if _fits(made, moves[::-1], line) else None
+                return (made, moves[::-1]) if _fits(made, moves[::-1], operation) else None
             if not _keeps_rows(made):
                 return None
             moves.append(made)
@@ -274,28 +271,29 @@ def _fits(linear: BoundSymbol, moves: list[BoundSymbol], loss: BoundSymbol) -> b
         return False
     dense = True
     for move in moves:  # a view that PyTorch refuses stays, and is refused
-        if move.sym.name == "view" and not dense:
+        if move.sym is LTORCH["view"] and not dense:
             return False
-        dense = move.sym.name != "getitem" and (dense or move.sym.name == "contiguous")
+        dense = move.sym is not LTORCH["getitem"] and (dense or move.sym is LTORCH["contiguous"])
     return math.prod(logits.shape) * logits.dtype.bytes > LIMIT
 
 
-def _keeps_rows(line: BoundSymbol) -> bool:
-    """Whether a line moves, picks or converts rows, and leaves each whole."""
-    before, after = line.args[0], line.output
+def _keeps_rows(operation: BoundSymbol) -> bool:
+    """Whether an operation moves, picks or converts rows, and leaves each whole."""
+    before, after = operation.args[0], operation.output
     if (
         not isinstance(before, TensorProxy)
         or not isinstance(after, TensorProxy)
-        or len(line.inputs) != 1
+        or len(operation.inputs) != 1
         or not after.shape
         or before.shape[-1] != after.shape[-1]
     ):
         return False
-    if line.sym is LTORCH["getitem"]:
-        return _picks_rows(line.args[1], len(before.shape))
+    if operation.sym is LTORCH["getitem"]:
+        return _picks_rows(operation.args[1], len(before.shape))
     return (
-        any(line.sym is LTORCH[name] for name in (*_RESHAPES, "contiguous"))
-        or line.sym is LTORCH["to"]
+        operation.sym.reshapes
+        or operation.sym is LTORCH["contiguous"]
+        or operation.sym is LTORCH["to"]
         and before.device is after.device
     )
 
@@ -316,7 +314,7 @@ def _joined(loss: BoundSymbol, linear: BoundSymbol, moves: list[BoundSymbol]):
     for move in moves:
         if move.sym is LTORCH["getitem"]:
             hidden = LTORCH["getitem"](hidden, move.args[1])
-        elif any(move.sym is LTORCH[name] for name in _RESHAPES):
+        elif move.sym.reshapes:
             hidden = LTORCH["reshape"](hidden, (*move.output.shape[:-1], width))
     return _call(hidden, weight, to_torch_dtype(loss.args[0].dtype), *loss.args[1:], **loss.kwargs)
 

@@ -19,7 +19,7 @@ __all__ = ["nvfuserex"]
 
 
 class NvFuserExecutor(FusionExecutor):
-    """Takes no line."""
+    """Takes no operation."""
 
     def unavailable(self) -> str | None:
         instead = 'use executors=["triton_fuser"] on a GPU, or ["inductor"]'
@@ -37,7 +37,7 @@ class NvFuserExecutor(FusionExecutor):
             f"{instead}"
         )
 
-    def can_fuse(self, line: BoundSymbol) -> bool:
+    def can_fuse(self, operation: BoundSymbol) -> bool:
         return False
 
 

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import torch
 
 from thunder import compat
+from thunder.analysis.flow import producers
 from thunder.core.devices import cpu
 from thunder.core.dtypes import float32, int64, uint64
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like
@@ -213,11 +214,8 @@ def _kernel(
         for label, tags in ((f"sdpa_{name}", ()), (f"sdpa_{name}_with_dropout", (OpTags.RANDOM_OP,)))
     ]
     for symbol in made:
-        symbol.info |= {
-            "not_differentiable": (1, 2, 3),
-            "multiply_adds": lambda line: 2 * scores(*line.args[:2], line.args[5]),
-            "rate": "attention",
-        }
+        symbol.nondifferentiable, symbol.rate = (1, 2, 3), "attention"
+        symbol.multiply_adds = lambda operation: 2 * scores(*operation.args[:2], operation.args[5])
     last = Symbol(
         f"sdpa_{name}_backward",
         backward_meta,
@@ -226,11 +224,8 @@ def _kernel(
         tags=(OpTags.MATMUL_OP,),
         fn=backward,
     )
-    last.info |= {
-        "multiply_adds": lambda line: 5 * scores(*line.args[1:3], line.args[10]),
-        "rate": "attention_backward",
-        "kernels": 3,
-    }
+    last.multiply_adds = lambda operation: 5 * scores(*operation.args[1:3], operation.args[10])
+    last.rate, last.kernels = "attention_backward", 3
 
     for symbol in made:
 
@@ -394,31 +389,34 @@ class SDPAExecutor(OperatorExecutor):
 
     def combined(self, trace: Trace) -> Trace:
         attention = (scaled_dot_product_attention, attention_with_dropout)
-        if not any(line.sym in attention for line in trace.bound_symbols):
+        if not any(operation.sym in attention for operation in trace.bound_symbols):
             return trace
-        producer = {o: line for line in trace.bound_symbols for o in line.outputs}
+        producer = producers(trace)
         changed = False
 
-        def rule(line: BoundSymbol, out: Rewriter) -> None:
+        def rule(operation: BoundSymbol, out: Rewriter) -> None:
             nonlocal changed
-            grouped = _grouped(line, producer, self._choose) if line.sym in attention else None
+            grouped = _grouped(operation, producer, self._choose) if operation.sym in attention else None
             if grouped is None:
-                return out.write(line)
+                return out.write(operation)
             changed = True
             out.write(
-                line.replace(args=(line.args[0], *grouped, *line.args[3:]), kwargs={**line.kwargs, "enable_gqa": True})
+                operation.replace(
+                    args=(operation.args[0], *grouped, *operation.args[3:]),
+                    kwargs={**operation.kwargs, "enable_gqa": True},
+                )
             )
 
         result = rewrite(trace, rule)
         return result if changed else trace
 
 
-def _grouped(line: BoundSymbol, producer: dict[Proxy, BoundSymbol], choose: Callable) -> tuple | None:
-    """Keys and values of fewer heads, where those that go into a line are repetitions of them and its kernel takes them
-    as they are."""
-    query, key, value, *rest = line.args
+def _grouped(operation: BoundSymbol, producer: dict[Proxy, BoundSymbol], choose: Callable) -> tuple | None:
+    """Keys and values of fewer heads, where those that go into an operation are repetitions of them and its kernel
+    takes them as they are."""
+    query, key, value, *rest = operation.args
     attn_mask, dropout_p, is_causal = (*rest, *(None, 0.0, False)[len(rest) :])
-    if line.kwargs.get("enable_gqa") or len(query.shape) != 4:
+    if operation.kwargs.get("enable_gqa") or len(query.shape) != 4:
         return None
     found = [_repeated(x, producer) for x in (key, value)]
     if any(f is None for f in found) or found[0][1] != found[1][1]:  # type: ignore[index]
@@ -434,19 +432,23 @@ def _grouped(line: BoundSymbol, producer: dict[Proxy, BoundSymbol], choose: Call
 
 def _repeated(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> tuple[TensorProxy, int] | None:
     """(what is repeated, how often) of a value each head of which is repeated."""
-    line = producer.get(x)
-    if line is None or len(x.shape) != 4 or any(isinstance(n, NumberProxy) for n in x.shape):
+    operation = producer.get(x)
+    if operation is None or len(x.shape) != 4 or any(isinstance(n, NumberProxy) for n in x.shape):
         return None
-    if line.sym is LTORCH["repeat_interleave"]:
-        given, times, dim = (*line.args, None, None)[:3]
+    if operation.sym is LTORCH["repeat_interleave"]:
+        given, times, dim = (*operation.args, None, None)[:3]
         return (
             (given, times)
-            if type(times) is int and type(dim) is int and dim in (1, -3) and not line.kwargs and len(given.shape) == 4
+            if type(times) is int
+            and type(dim) is int
+            and dim in (1, -3)
+            and not operation.kwargs
+            and len(given.shape) == 4
             else None
         )
-    if not any(line.sym is LTORCH[name] for name in ("reshape", "view", "flatten")):
+    if not operation.sym.reshapes:
         return None
-    spread = producer.get(line.args[0])
+    spread = producer.get(operation.args[0])
     if (
         spread is None
         or spread.sym is not LTORCH["expand"]
@@ -461,13 +463,13 @@ def _repeated(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> tuple[Tenso
     return given, n
 
 
-def _inserts_third(line: BoundSymbol) -> bool:
-    """Whether a line gives a tensor of 4 dimensions another one of size 1 at place 2."""
-    if not line.inputs or len(getattr(line.inputs[0], "shape", ())) != 4:
+def _inserts_third(operation: BoundSymbol) -> bool:
+    """Whether an operation gives a tensor of 4 dimensions another one of size 1 at place 2."""
+    if not operation.inputs or len(getattr(operation.inputs[0], "shape", ())) != 4:
         return False
-    if line.sym is LTORCH["unsqueeze"]:
-        return line.args[1] in (2, -3)
-    key = line.args[1] if line.sym is LTORCH["getitem"] and isinstance(line.args[1], tuple) else ()
+    if operation.sym is LTORCH["unsqueeze"]:
+        return operation.args[1] in (2, -3)
+    key = operation.args[1] if operation.sym is LTORCH["getitem"] and isinstance(operation.args[1], tuple) else ()
     return (
         len(key) >= 3
         and key[2] is None

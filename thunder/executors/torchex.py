@@ -22,11 +22,11 @@ class TorchExecutor(Executor):
 
     capturable = True
 
-    def implementation(self, line: BoundSymbol) -> Implementation | None:
-        found = super().implementation(line)
+    def implementation(self, operation: BoundSymbol) -> Implementation | None:
+        found = super().implementation(operation)
         if found is not None:
             return found
-        symbol = line.sym
+        symbol = operation.sym
         if symbol.fn is None or symbol.executor is not None:
             return None
         made = self.implmap[symbol.id] = Implementation(_execution_symbol(symbol), None, None)
@@ -49,6 +49,7 @@ def _execution_symbol(symbol: Symbol) -> Symbol:
         executor=torch_ex,
         is_prim=True,
     )
+    made.take_facts(symbol)
     return made
 
 

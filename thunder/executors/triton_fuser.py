@@ -3,14 +3,14 @@ from the region.
 
     thunder.jit(model, executors=["triton_fuser"])
 
-Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.softmax(t0, -1)`. After: `[t1] = TritonFusion0(a, b)`, the two lines as
-comments below; the kernel's text is `thunder.examine.get_fusions(trace)[0][1].source`. Matrix products and attention
+Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.softmax(t0, -1)`. After: `[t1] = TritonFusion0(a, b)`, the two operations
+as comments below; the kernel's text is `thunder.examine.get_fusions(trace)[0][1].source`. Matrix products and attention
 stay with PyTorch, and, unless `rng="fused"`, random numbers. How kernels are made: `thunder/executors/triton_kernels`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -18,18 +18,19 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.utils import has_triton
+from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
 from thunder.executors.triton_kernels.schedule import ON_CHIP
 from thunder.executors.triton_kernels.values import primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
-from thunder.ops.backward import parts
 from thunder.ops.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import compile_option
 
 __all__ = ["triton_fuser"]
 
+DEAR = 40  # instructions for an element, of a table of sines
 TRITON_AUTOTUNE = compile_option(
     "triton_autotune", bool, False,
     "whether blocks of kernels are chosen by measuring when a region runs first, and kept on the disk",
@@ -80,25 +81,25 @@ class TritonFuser(FusionExecutor):
     def has_triton(self) -> bool:
         return has_triton()
 
-    def can_fuse(self, line: BoundSymbol) -> bool:
-        devices = {p.device.name for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy)}
+    def can_fuse(self, operation: BoundSymbol) -> bool:
+        devices = {p.device.name for p in (*operation.inputs, *operation.outputs) if isinstance(p, TensorProxy)}
         return (
             len(devices) == 1
             and _runs_on(next(iter(devices)))
-            and fusible(line)
+            and fusible(operation)
             and self.has_triton()
-            and _in_primitives(line)
+            and _in_primitives(operation)
         )
 
-    def is_cheap(self, line: BoundSymbol) -> bool:
+    def is_cheap(self, operation: BoundSymbol) -> bool:
         """A table of sines is written once, not computed in each layer."""
-        return not _reduces(line) and not _contains(line, ("sin", "cos"))
+        return not _reduces(operation) and not _is_dear(operation)
 
     def should_fuse(self, region: Region) -> bool:
         """Views and copies alone are no work, and one operation is PyTorch's already, which draws no numbers of a seed
         by a kernel."""
-        computing = [line for line in region.lines if OpTags.SHAPE_OP not in line.sym.tags]
-        return len(computing) > 1 or any(line.sym is uniform_philox for line in computing)
+        computing = [operation for operation in region.lines if OpTags.SHAPE_OP not in operation.sym.tags]
+        return len(computing) > 1 or any(operation.sym is uniform_philox for operation in computing)
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
@@ -128,25 +129,31 @@ class _Plans(TritonFuser):
         return FusedRegion(region, device, planned=True)
 
 
-def _in_primitives(line: BoundSymbol) -> bool:
-    """Whether a line, or all that it is made of, is computed by kernels."""
-    if primitive(line):
+def _in_primitives(operation: BoundSymbol) -> bool:
+    """Whether an operation, or all that it is made of, is computed by kernels."""
+    if primitive(operation):
         return True
-    if line.sym.decomposition is None and "in_operations" not in line.sym.info:
+    if operation.sym.decomposition is None:
         return False
-    if not all(isinstance(p, TensorProxy) for p in (*line.inputs, *line.outputs)):
+    if not all(isinstance(p, TensorProxy) for p in (*operation.inputs, *operation.outputs)):
         return False
-    lines, _ = parts(line)
+    operations = operation.subsymbols
     # one that computes nothing is its input, of which a kernel would make a copy
-    return bool(lines) and all(fusible(sub) and _in_primitives(sub) for sub in lines)
+    return bool(operations) and all(fusible(sub) and _in_primitives(sub) for sub in operations)
 
 
-def _reduces(line: BoundSymbol) -> bool:
-    return OpTags.REDUCTION_OP in line.sym.tags or not primitive(line) and any(map(_reduces, parts(line)[0]))
+def _reduces(operation: BoundSymbol) -> bool:
+    return (
+        OpTags.REDUCTION_OP in operation.sym.tags
+        or not primitive(operation)
+        and any(map(_reduces, operation.subsymbols))
+    )
 
 
-def _contains(line: BoundSymbol, names: Container[str]) -> bool:
-    return line.sym.name in names or not primitive(line) and any(_contains(sub, names) for sub in parts(line)[0])
+def _is_dear(operation: BoundSymbol) -> bool:
+    if primitive(operation):
+        return operation.sym.name in FUNCTIONS and FUNCTIONS[operation.sym.name].work >= DEAR
+    return any(map(_is_dear, operation.subsymbols))
 
 
 def _runs_on(device: str) -> bool:

@@ -57,12 +57,12 @@ class Implementation:
         """Whether it says how the operation is carried out, and not its derivative alone."""
         return self.symbol is not None or self.execution_transform is not None
 
-    def takes(self, line: BoundSymbol) -> bool:
-        return self.checker is None or bool(self.checker(*line.args, **line.kwargs))
+    def takes(self, operation: BoundSymbol) -> bool:
+        return self.checker is None or bool(self.checker(*operation.args, **operation.kwargs))
 
 
 class Executor:
-    """A named carrier-out of operations. `implementation(line)` says how it would execute a line, or None.
+    """A named carrier-out of operations. `implementation(operation)` says how it would execute an operation, or None.
 
     exact: its results and derivatives are PyTorch's bit for bit, so that `thunder.jit(..., numerics="eager")` may use
     it. capturable: its operations launch kernels and do nothing else on the host, so that a CUDA graph may record them.
@@ -95,22 +95,22 @@ class Executor:
         it may not, it is asked nothing."""
         return True
 
-    def implementation(self, line: BoundSymbol) -> Implementation | None:
-        found = self.implmap.get(line.sym.id)
-        return found if found is not None and found.takes(line) else None
+    def implementation(self, operation: BoundSymbol) -> Implementation | None:
+        found = self.implmap.get(operation.sym.id)
+        return found if found is not None and found.takes(operation) else None
 
-    def can_execute(self, line: BoundSymbol) -> bool:
-        found = self.implementation(line)
-        return line.sym.executor is self or found is not None and found.executes
+    def can_execute(self, operation: BoundSymbol) -> bool:
+        found = self.implementation(operation)
+        return operation.sym.executor is self or found is not None and found.executes
 
-    def can_fuse(self, line: BoundSymbol) -> bool:
-        """Whether the line may be part of a region that this executor runs."""
+    def can_fuse(self, operation: BoundSymbol) -> bool:
+        """Whether the operation may be part of a region that this executor runs."""
         return False
 
-    def can_execute_or_fuse(self, line: BoundSymbol) -> bool:
-        return self.can_execute(line) or self.can_fuse(line)
+    def can_execute_or_fuse(self, operation: BoundSymbol) -> bool:
+        return self.can_execute(operation) or self.can_fuse(operation)
 
-    # --- fuel: a miscompilation is bisected by how many lines or regions an executor takes
+    # --- fuel: a miscompilation is bisected by how many operations or regions an executor takes
     def get_fuel(self, amount: int = 1, /) -> bool:
         """Whether there is fuel for one more, which is used up."""
         if isinstance(self._fuel, FUEL_LEVEL):
@@ -149,13 +149,14 @@ class Executor:
         """Why this executor can take nothing here, in words; None where it can."""
         return None
 
-    def get_execution_transform(self, line: BoundSymbol) -> Callable | None:
-        found = self.implementation(line)
+    def get_execution_transform(self, operation: BoundSymbol) -> Callable | None:
+        found = self.implementation(operation)
         return found.execution_transform if found else None
 
-    def get_grad_transform(self, line: BoundSymbol | Symbol) -> Callable | None:
-        """The grad_transform registered for an operation; for a line, None as well where the checker says no."""
-        found = self.implmap.get(line.id) if isinstance(line, Symbol) else self.implementation(line)
+    def get_grad_transform(self, operation: BoundSymbol | Symbol) -> Callable | None:
+        """The grad_transform registered for an operation; for a bound symbol, None as well where the checker says
+        no."""
+        found = self.implmap.get(operation.id) if isinstance(operation, Symbol) else self.implementation(operation)
         return found.grad_transform if found else None
 
     @property
@@ -185,9 +186,9 @@ class OperatorExecutor(Executor):
         Exactly one of `like` and `meta` types it. `meta` maps proxies to proxies and makes a primitive. `like` is
         written in thunder's operations, which become the decomposition. `replaces` names a function, or several, that
         compiled programs call this operation instead of. `module` prints and calls the function as an attribute of a
-        module. bind_postprocess is shown each line that a call records, and may return another in its place.
-        python_printer(line, printer) gives the lines of text that a call is printed as, in the place of `outputs =
-        name(arguments)`.
+        module. bind_postprocess is shown each operation that a call records, and may return another in its place.
+        python_printer(bound symbol, printer) gives the lines of text that a call is printed as, in the place of
+        `outputs = name(arguments)`.
 
         Raises ValueError when both or neither of like and meta are given, or no `fn` can be found; TypeError for what
         is no function.
@@ -212,7 +213,7 @@ class OperatorExecutor(Executor):
             fn=fn, executor=self, python_printer=python_printer,
         )  # fmt: skip
         if bind_postprocess is not None:
-            symbol.info["bind_postprocess"] = bind_postprocess
+            symbol.bind_postprocess = bind_postprocess
         self.opmap[name] = symbol
         for function in (
             replaces if isinstance(replaces, (tuple, list)) else (replaces,) if replaces is not None else ()

@@ -1,4 +1,4 @@
-"""Fusion executors: they take regions of lines, and run each as one."""
+"""Fusion executors: they take regions of operations, and run each as one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from thunder.analysis.aliases import may_view
+from thunder.analysis.flow import producers
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers
 from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule, with_own_copies
-from thunder.core.rewrite import with_parts
+from thunder.core.rewrite import decomposed
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
 from thunder.extend import Executor, Implementation, operation_id
-from thunder.ops.memory import may_view
 
 __all__ = ["FusionExecutor", "TooLarge", "run_by"]
 
@@ -35,7 +36,7 @@ class FusionExecutor(Executor):
                 self.register_temporary_operation(f"{self.name}{counter}", function, inputs=region.inputs,
                 outputs=region.outputs, bsyms=region.lines)
 
-    A fused line prints as `[t4, t5] = joining0(a, b)`, with the lines that it runs as comments below.
+    A fused operation prints as `[t4, t5] = joining0(a, b)`, with the operations that it runs as comments below.
     """
 
     def __init__(self, name: str, *, version: str | None = None, exact: bool = False):
@@ -67,31 +68,35 @@ class FusionExecutor(Executor):
 
     longest_row = 0  # how many numbers it keeps on chip, where they are read again after they were reduced to one
 
-    def can_execute(self, line: BoundSymbol) -> bool:
-        return line.sym.executor is self
+    def can_execute(self, operation: BoundSymbol) -> bool:
+        return operation.sym.executor is self
 
-    def can_fuse(self, line: BoundSymbol) -> bool:
-        """Whether a line may be part of a region: it is supported, or all lines of its decomposition are. Never where
-        it has effects, or symbolic numbers."""
-        if not fusible(line):
+    def can_fuse(self, operation: BoundSymbol) -> bool:
+        """Whether an operation may be part of a region: it is supported, or all operations of its decomposition are.
+        Never where it has effects, or symbolic numbers."""
+        if not fusible(operation):
             return False
-        if self.implementation(line) is not None:
+        if self.implementation(operation) is not None:
             return True
-        return line.sym.decomposition is not None and bool(line.subsymbols) and all(map(self.can_fuse, line.subsymbols))
+        return (
+            operation.sym.decomposition is not None
+            and bool(operation.subsymbols)
+            and all(map(self.can_fuse, operation.subsymbols))
+        )
 
-    def takes(self, line: BoundSymbol) -> bool:
-        """`can_fuse`, asked once for a line that several passes ask about."""
-        found = self._takes.get(line)
+    def takes(self, operation: BoundSymbol) -> bool:
+        """`can_fuse`, asked once for an operation that several passes ask about."""
+        found = self._takes.get(operation)
         if found is None:
-            found = self._takes[line] = self.can_fuse(line)
+            found = self._takes[operation] = self.can_fuse(operation)
         return found
 
-    def is_cheap(self, line: BoundSymbol) -> bool:
-        """Whether computing a line costs nothing beside reading its inputs: then a region computes it itself, and does
-        not read it from another one."""
+    def is_cheap(self, operation: BoundSymbol) -> bool:
+        """Whether computing an operation costs nothing beside reading its inputs: then a region computes it itself, and
+        does not read it from another one."""
         return False
 
-    def keeps(self, line: BoundSymbol) -> bool:
+    def keeps(self, operation: BoundSymbol) -> bool:
         """Whether what the forward wrote is kept at any price in memory, where the backward would write it again."""
         return False
 
@@ -100,7 +105,7 @@ class FusionExecutor(Executor):
         return len(region.lines) > 1
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
-        """The one line that runs a region (see `register_temporary_operation`), or None to leave it alone. Raises
+        """The one operation that runs a region (see `register_temporary_operation`), or None to leave it alone. Raises
         TooLarge. counter: how many regions of the trace were fused."""
         raise MissingImplementationError(
             f"the fusion executor {self.name} has no fuse(region, counter): a subclass of FusionExecutor defines it"
@@ -121,11 +126,11 @@ class FusionExecutor(Executor):
         """Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.add(t0, a)`, `return t1`. After: `[t1] = joining0(a, b)`,
         `return t1`."""
         trace, takes = self._by_parts(trace), self.takes
-        lines = trace.bound_symbols
-        groups = convex_regions(lines, takes)
+        operations = trace.bound_symbols
+        groups = convex_regions(operations, takes)
         made: list[BoundSymbol] = []
         counter = 0
-        regions = schedule(lines, groups, trace.output_proxies)
+        regions = schedule(operations, groups, trace.output_proxies)
         waiting = with_own_copies(regions, trace.output_proxies, takes, self.is_cheap)[::-1]
         while waiting:
             region = waiting.pop()
@@ -146,19 +151,28 @@ class FusionExecutor(Executor):
         return trace.replace(bound_symbols=made)
 
     def _by_parts(self, trace: Trace) -> Trace:
-        """The trace with operations on lists of tensors opened, where one reads from the other: a region for each
+        """The trace with operations on lists of tensors decomposed, where one reads from the other: a region for each
         tensor, and not one that is as long as the list."""
         lists = [
-            line
-            for line in trace.bound_symbols
-            if line.sym.info.get("by_parts") and self.takes(line) and all(map(self.takes, line.subsymbols))
+            operation
+            for operation in trace.bound_symbols
+            if operation.sym.differentiate_decomposition
+            and self.takes(operation)
+            and all(map(self.takes, operation.subsymbols))
         ]
         if not lists:
             return trace
-        taken = [line for line in trace.bound_symbols if self.takes(line)]
-        made, read = {o for line in taken for o in line.outputs}, {i for line in taken for i in line.inputs}
-        opened = {line for line in lists if not made.isdisjoint(line.inputs) or not read.isdisjoint(line.outputs)}
-        return with_parts(trace, opened)
+        taken = [operation for operation in trace.bound_symbols if self.takes(operation)]
+        made, read = (
+            {o for operation in taken for o in operation.outputs},
+            {i for operation in taken for i in operation.inputs},
+        )
+        chosen = {
+            operation
+            for operation in lists
+            if not made.isdisjoint(operation.inputs) or not read.isdisjoint(operation.outputs)
+        }
+        return decomposed(trace, chosen)
 
     def register_temporary_operation(
         self,
@@ -169,8 +183,8 @@ class FusionExecutor(Executor):
         outputs: Sequence[Proxy],
         bsyms: Sequence[BoundSymbol],
     ) -> BoundSymbol:
-        """The line `[outputs] = name(inputs)`, which `fn(*inputs)` runs: it returns a list or tuple. bsyms: the lines
-        that it takes the place of."""
+        """The operation `[outputs] = name(inputs)`, which `fn(*inputs)` runs: it returns a list or tuple. bsyms: the
+        operations that it takes the place of."""
         symbol = Symbol(name, id=f"{self.name}.{name}", is_prim=True, fn=fn, executor=self, is_fusion=True)
         return symbol.bind(
             *inputs, output=list(outputs), subsymbols=tuple(bsyms), context=bsyms[0].context if bsyms else None
@@ -188,32 +202,38 @@ class FusionExecutor(Executor):
         return found
 
 
-def run_by(line: BoundSymbol, function: Callable, header: str, *tags: OpTags) -> BoundSymbol:
-    """A fused line that another function runs, with a comment that says how it differs."""
+def run_by(operation: BoundSymbol, function: Callable, header: str, *tags: OpTags) -> BoundSymbol:
+    """A fused operation that another function runs, with a comment that says how it differs."""
     symbol = Symbol(
-        line.sym.name, id=line.sym.id, is_prim=True, tags=tags, fn=function, executor=line.sym.executor, is_fusion=True
+        operation.sym.name,
+        id=operation.sym.id,
+        is_prim=True,
+        tags=tags,
+        fn=function,
+        executor=operation.sym.executor,
+        is_fusion=True,
     )
-    new = line.replace(sym=symbol, subsymbols=line.subsymbols)
+    new = operation.replace(sym=symbol, subsymbols=operation.subsymbols)
     new.header = header
     return new
 
 
 def _halves(region: Region) -> list[Region]:
-    """The first and the second half of a region's lines."""
+    """The first and the second half of a region's operations."""
     middle = len(region.lines) // 2
     second = Region(region.lines[middle:], set(region.outputs))
     return [Region(region.lines[:middle], {*region.outputs, *second.inputs}), second]
 
 
 def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tuple[BoundSymbol, ...]]:
-    """The region without results that are views of its inputs or of other results, the lines that make those of inputs
-    before it, and the others' after it.
+    """The region without results that are views of its inputs or of other results, the operations that make those of
+    inputs before it, and the others' after it.
 
-    What shares memory with what has to be seen from the lines of a program: a region hides it. A view that all else is
-    seen through, of all that it shows, stays. A view of an input that is read outside as well is read by the region
-    too, so that regions which read it are alike wherever it was made.
+    What shares memory with what has to be seen from the operations of a program: a region hides it. A view that all
+    else is seen through, of all that it shows, stays. A view of an input that is read outside as well is read by the
+    region too, so that regions which read it are alike wherever it was made.
     """
-    producer = {o: line for line in region.lines for o in line.outputs}
+    producer = producers(region.lines)
     chains = {o: _chain(o, producer) for o in region.outputs}
     shown: dict[Proxy, list[Proxy]] = {}
     for o, chain in chains.items():
@@ -228,20 +248,22 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tupl
     afterwards: dict[BoundSymbol, None] = {}
     while waiting:
         value = waiting.pop()
-        line = producer.get(value)
-        if value in needed or line is None or line in afterwards:
+        operation = producer.get(value)
+        if value in needed or operation is None or operation in afterwards:
             continue
-        if may_view(line):
-            afterwards[line] = None
-            waiting += line.inputs
+        if may_view(operation):
+            afterwards[operation] = None
+            waiting += operation.inputs
         else:
             needed.add(value)
     if not afterwards:
         return region, (), ()
-    of_inputs = {line for line in afterwards if all(_chain(o, producer)[-1] not in producer for o in line.outputs)}
-    inside = [line for line in region.lines if line not in of_inputs]
+    of_inputs = {
+        operation for operation in afterwards if all(_chain(o, producer)[-1] not in producer for o in operation.outputs)
+    }
+    inside = [operation for operation in region.lines if operation not in of_inputs]
     before, after = (
-        [line for line in region.lines if line in afterwards and (line in of_inputs) is first]
+        [operation for operation in region.lines if operation in afterwards and (operation in of_inputs) is first]
         for first in (True, False)
     )
     return Region(leading_to(inside, needed), needed), tuple(before), tuple(after)
@@ -250,8 +272,12 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tupl
 def _chain(value: Proxy, producer: dict[Proxy, BoundSymbol]) -> list[Proxy]:
     """A value, what it is a view of, what that is a view of, and so on."""
     chain = [value]
-    while (line := producer.get(chain[-1])) is not None and may_view(line) and isinstance(line.args[0], Proxy):
-        chain.append(line.args[0])
+    while (
+        (operation := producer.get(chain[-1])) is not None
+        and may_view(operation)
+        and isinstance(operation.args[0], Proxy)
+    ):
+        chain.append(operation.args[0])
     return chain
 
 
@@ -259,12 +285,12 @@ def _size(value: Proxy) -> int | None:
     return math.prod(value.shape) if isinstance(value, TensorProxy) else None
 
 
-def fusible(line: BoundSymbol) -> bool:
-    """What no region contains: lines with effects, those that wait for the device or draw random numbers, and what
+def fusible(operation: BoundSymbol) -> bool:
+    """What no region contains: operations with effects, those that wait for the device or draw random numbers, and what
     depends on symbolic numbers."""
-    if not line.sym.tags.isdisjoint(_ALONE) or line.sym.python_printer is not None or line.sym.is_fusion:
+    if not operation.sym.tags.isdisjoint(_ALONE) or operation.sym.python_printer is not None or operation.sym.is_fusion:
         return False
-    return not (has_numbers(line.args) or has_numbers(line.output) or has_numbers(line.kwargs))
+    return not (has_numbers(operation.args) or has_numbers(operation.output) or has_numbers(operation.kwargs))
 
 
 _ALONE = {OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.DEVICE_SYNC_OP, OpTags.IN_PLACE, OpTags.OPAQUE}

@@ -23,13 +23,13 @@ class StatefulExecutor(OperatorExecutor):
         """
         _check_callable(f"register_stateful_operator({name!r})", state_class=state_class, meta=meta)
 
-        def numbered(line: BoundSymbol) -> BoundSymbol:
-            assert line.context is not None, "a recorded line has a context"
+        def numbered(operation: BoundSymbol) -> BoundSymbol:
+            assert operation.context is not None, "a recorded operation has a context"
             own = Symbol(
-                line.context.names.make(f"{name}_"), line.sym.meta, id=line.sym.id, is_prim=True,
-                    tags=tuple(line.sym.tags), fn=state_class(), executor=self
+                operation.context.names.make(f"{name}_"), operation.sym.meta, id=operation.sym.id, is_prim=True,
+                    tags=tuple(operation.sym.tags), fn=state_class(), executor=self
             )  # fmt: skip
-            return line.replace(sym=own)
+            return operation.replace(sym=own)
 
         def nowhere(*args, **kwargs):
             return state_class()(*args, **kwargs)

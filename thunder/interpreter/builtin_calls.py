@@ -66,6 +66,8 @@ def _super(host, function, args, kwargs):
         cls = None
     if cls is None:
         raise RuntimeError("super(): empty __class__ cell")
+    if not isinstance(cls, type):
+        raise RuntimeError(f"super(): __class__ is not a type ({type(cls).__name__})")
     return super(cls, receiver)
 
 

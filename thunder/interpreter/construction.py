@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import sys
 import types
 
@@ -84,11 +85,13 @@ def build_class(host, body, name, bases, keywords):
     named = _named_by_python(host, metaclass, resolved, namespace)
     for key in named:
         namespace[key] = None
-    made = host.call(metaclass, [name, resolved, namespace], keywords)
+    made = host.call(metaclass, [name, resolved, namespace], {} if named else keywords)
     for key, value in named.items():
         type.__setattr__(made, key, value)
     for key, value in named.items():
         _set_name(host, made, key, value)
+    if named and keywords:
+        super(made, made).__init_subclass__(**keywords)  # raises
     if type(cell) is types.CellType and isinstance(made, type):
         _check_class_cell(cell, made, name)
     return made
@@ -99,7 +102,7 @@ def _named_by_python(host, metaclass, bases, namespace) -> dict:
 
     Not where `__init_subclass__` follows, or where a metaclass of the program's sees the namespace.
     """
-    if metaclass is not type or type(namespace) is not dict:
+    if metaclass not in (type, abc.ABCMeta) or type(namespace) is not dict:
         return {}
     if any(host.lookup(base, "__init_subclass__") is not object.__dict__["__init_subclass__"] for base in bases):
         return {}

@@ -33,6 +33,13 @@ PLACEHOLDER = getattr(functools, "Placeholder", None)
 FUNCTION, METHOD = types.FunctionType, types.MethodType
 
 
+def _call(f, args, kwargs):
+    return f(*args, **kwargs)
+
+
+_CALLED = _call.__code__
+
+
 class _Unnamed:
     """No value has this type: the default for `Host.named_type`."""
 
@@ -145,6 +152,9 @@ class Host:
         """Call something that is not interpreted. Inside an `except` block it sees the handled exception."""
         if self.log is not None:
             self.log.note("Opaque", f)
+        if self.stack_of_frames and (type(f) is FUNCTION or isinstance(f, type) and type(f) is not type):
+            called = FUNCTION(_CALLED, self.stack_of_frames[-1].fn.__globals__)  # who asks finds the caller's module
+            args, kwargs, f = (f, args, kwargs), {}, called
         if self.exc is None:
             return f(*args, **kwargs)
         handled, traceback = self.exc, self.exc.__traceback__
@@ -232,6 +242,10 @@ class Host:
         if conversion:
             value = self.call(CONVERSIONS[conversion], [value], {})
         return format(value, spec)
+
+    def join(self, parts):
+        """The parts of an f-string."""
+        return "".join(parts)
 
     # ---------------------------------------------------------------- names
 

@@ -345,7 +345,7 @@ def BUILD_SLICE(frame, stack, n):
 
 
 def BUILD_STRING(frame, stack, n):
-    stack.append("".join(take(stack, n)))
+    stack.append(frame.host.join(take(stack, n)))
 
 
 def LIST_EXTEND(frame, stack, n):

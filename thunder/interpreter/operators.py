@@ -36,7 +36,13 @@ def binary(host, symbol, a, b):
             result = call_special(host, method, a, [b], f"__i{name}__")
             if result is not NotImplemented:
                 return result
-        elif method is not NULL:
+        elif method is not NULL and not (name == "add" and isinstance(a, SEQUENCES)):
+            return host.native_binary(symbol, a, b)
+        elif method is not NULL:  # a sequence's own comes after the other operand's reflected method
+            reflected = host.lookup(type(b), "__radd__")
+            if in_python(reflected) and reflected is not None:
+                result = call_special(host, reflected, b, [a], "__radd__")
+                return result if result is not NotImplemented else host.native_binary(symbol, a, host.steps(b))
             return host.native_binary(symbol, a, b)
     shown = {"**": "** or pow()"}.get(symbol, symbol)
     return by_methods(host, name, a, b, shown, lambda: host.native_binary(symbol, a, b))

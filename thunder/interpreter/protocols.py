@@ -15,13 +15,13 @@ import builtins
 import operator
 from typing import Any
 
-from thunder.interpreter import attributes, construction, operators, sequences, text
+from thunder.interpreter import attributes, construction, operators, sequences, standins, text
 from thunder.interpreter.attributes import bind, call_special, in_python, native_method
 from thunder.interpreter.host import UNARY, Host
 from thunder.interpreter.instructions import NULL
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 
-CALLS = {**attributes.CALLS, **operators.CALLS, **sequences.CALLS, **text.CALLS, **construction.CALLS}
+CALLS = {**attributes.CALLS, **operators.CALLS, **sequences.CALLS, **text.CALLS, **construction.CALLS, **standins.CALLS}
 PROTOCOL_CALLS = {id(function): handler for function, handler in CALLS.items()}
 _NATIVE_CALLS = {id(function): handler for function, handler in sequences.NATIVE_CALLS.items()}
 
@@ -39,6 +39,7 @@ class ProtocolHost(Host):
 
     def __init__(self, record_history: bool = False):
         super().__init__(record_history)
+        self.shown: set[int] = set()  # containers whose text is being written
         self.frame_calls = {**self.frame_calls, **PROTOCOL_CALLS, **_NATIVE_CALLS}
 
     def load_special(self, value, name):

@@ -12,7 +12,7 @@ from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.operators import index
 from thunder.interpreter.tables import VERSION
 
-_INDEXED = (list, tuple, str, bytes, bytearray, range)
+INDEXED = (list, tuple, str, bytes, bytearray, range)
 
 
 def getitem(host, value, key):
@@ -37,7 +37,7 @@ def getitem(host, value, key):
 
 def _key(host, value, key):
     """An index of a builtin sequence as an int, where `__index__` is written in Python."""
-    if isinstance(value, _INDEXED) and in_python(host.lookup(type(key), "__index__")):
+    if isinstance(value, INDEXED) and in_python(host.lookup(type(key), "__index__")):
         return index(host, key)
     return key
 
@@ -69,7 +69,11 @@ def contains(host, value, item):
     if method is None:
         raise TypeError(f"'{kind.__name__}' object is not a container")
     if method is NULL and (in_python(host.lookup(kind, "__iter__")) or in_python(host.lookup(kind, "__getitem__"))):
-        return found_in(host, host.iterate(value), item)
+        try:
+            iterator = host.iterate(value)
+        except TypeError:
+            return item in type(kind.__name__, (), {})()  # raises
+        return found_in(host, iterator, item)
     if isinstance(value, (list, tuple)) and any(
         in_python(host.lookup(t, "__eq__")) for t in {type(item), *map(type, value)} - PLAIN
     ):

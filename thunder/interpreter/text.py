@@ -18,7 +18,46 @@ def string(host, value):
 
 def representation(host, value):
     """`repr(value)`."""
+    if type(value) in BRACKETS and holds_python(host, value):
+        return _container(host, value)
     return _text(host, repr, host.lookup(type(value), "__repr__"), value, "__repr__")
+
+
+BRACKETS = {list: "[]", tuple: "()", dict: "{}", set: "{}", frozenset: ("frozenset({", "})")}
+
+
+def holds_python(host, value) -> bool:
+    """Whether a builtin container holds something whose `__repr__` is written in Python, at any depth."""
+    pending, seen, kinds = [value], set(), set()
+    while pending:
+        value = pending.pop()
+        if type(value) in BRACKETS and id(value) not in seen:
+            seen.add(id(value))
+            host.materialize(value)
+            pending += (*value.keys(), *value.values()) if type(value) is dict else value
+        kinds.add(type(value))
+    return any(in_python(host.lookup(kind, "__repr__")) for kind in kinds - BRACKETS.keys())
+
+
+def is_in_python(host, kind: type) -> bool:
+    """Whether a text of objects of a class is made in Python."""
+    return any(in_python(host.lookup(kind, name)) for name in ("__repr__", "__str__", "__format__"))
+
+
+def _container(host, value) -> str:
+    """list_repr, tuplerepr, dict_repr and set_repr."""
+    before, after = BRACKETS[type(value)]
+    if id(value) in host.shown:
+        return f"{before}...{after}" if type(value) in (list, tuple, dict) else f"{type(value).__name__}(...)"
+    host.shown.add(id(value))
+    try:
+        if type(value) is dict:
+            parts = [f"{representation(host, k)}: {representation(host, x)}" for k, x in value.items()]
+        else:
+            parts = [representation(host, x) for x in host.steps(value)]
+    finally:
+        host.shown.discard(id(value))
+    return f"{before}{', '.join(parts)}{',' if type(value) is tuple and len(parts) == 1 else ''}{after}"
 
 
 def _text(host, function, method, value, name):

@@ -12,7 +12,7 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, composite, register_inplace
+from thunder.ops.define import LTORCH, composite, declare, register_inplace
 from thunder.ops.inplace import overwriting
 from thunder.ops.promotion import to_float
 from thunder.ops.ternary import clamp, where
@@ -36,7 +36,7 @@ def activation(
 
     def define(decomposition: Callable) -> Symbol:
         symbol = composite(*torch_functions, meta=meta or _float_like, autocast=autocast)(decomposition)
-        symbol.info["elementwise"] = True
+        symbol.elementwise = True
         if "inplace" in symbol.parameters:
             overwriting(symbol)
         else:
@@ -103,12 +103,6 @@ def gelu(a, *, approximate="none"):
         inner = math.sqrt(2 / math.pi) * (a + 0.044715 * a * a * a)
         return 0.5 * a * (1 + tanh(inner))
     return a * 0.5 * (1 + erf(a * (1 / math.sqrt(2))))
-
-
-@gelu.samples
-def _(make):
-    yield make(4, 3)
-    yield (make(4, 3),), {"approximate": "tanh"}
 
 
 @activation(*compat.functions_called("silu"))
@@ -191,11 +185,6 @@ def threshold(a, threshold, value, inplace=False):
 overwriting(threshold)
 
 
-@threshold.samples
-def _(make):
-    yield make(4, 3), 0.1, 20.0
-
-
 def _prelu_meta(a, weight):
     if len(weight.shape) > 1:
         raise RuntimeError(f"prelu: Expected `weight` to be a scalar or 1D tensor, but got: ndim = {len(weight.shape)}")
@@ -220,13 +209,6 @@ def prelu(a, weight):
     return where(a > 0, a, weight * a)
 
 
-@prelu.samples
-def _(make):
-    yield make(4, 3), make(1)
-    yield make(4, 3, 2), make(3)
-    yield make(), make(1)
-
-
 @composite(*compat.functions_called("rrelu"), meta=_float_like, tags=(OpTags.RANDOM_OP,))
 def rrelu(a, lower=1 / 8, upper=1 / 3, training=False, inplace=False):
     if training:
@@ -235,11 +217,6 @@ def rrelu(a, lower=1 / 8, upper=1 / 3, training=False, inplace=False):
 
 
 overwriting(rrelu)
-
-
-@rrelu.samples
-def _(make):
-    yield make(4, 3)
 
 
 def _glu_meta(a, dim=-1):
@@ -253,12 +230,6 @@ def _glu_meta(a, dim=-1):
 def glu(a, dim=-1):
     left, right = LTORCH["chunk"](a, 2, dim)
     return left * sigmoid(right)
-
-
-@glu.samples
-def _(make):
-    yield make(4, 6)
-    yield make(4, 6), 0
 
 
 # --- derivatives: PyTorch's kernels
@@ -393,5 +364,5 @@ def _(a, lower=1 / 8, upper=1 / 3, training=False):
 
 
 # PyTorch composes these of the same operations
-for _symbol in (softsign, tanhshrink):
-    _symbol.info["by_parts"] = True
+declare(softsign, tanhshrink, differentiate_decomposition=True)
+LTORCH["logsigmoid"].layout = "own"  # a kernel of its own

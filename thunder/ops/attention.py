@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from thunder import compat
 from thunder.core.dtypes import float32, float64
 from thunder.core.proxies import TensorProxy, element_count, like, number_value
 from thunder.core.symbol import OpTags, Symbol, current_recorder
-from thunder.ops import backward, opaque
+from thunder.ops import opaque
 from thunder.ops.backward import sum_to
-from thunder.ops.define import LTORCH, alias, composite
+from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.elementwise import broadcast_to
 from thunder.ops.linalg import _folded
 from thunder.ops.normalization import softmax
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.random import dropout_noise
 from thunder.ops.shape import reshape, transpose
@@ -112,10 +115,8 @@ def scores(query: TensorProxy, key: TensorProxy, is_causal: bool) -> int:
 
 
 for _symbol in (scaled_dot_product_attention, attention_with_dropout):
-    _symbol.info |= {
-        "multiply_adds": lambda line: 2 * scores(*line.args[:2], (*line.args[5:6], False)[0]),
-        "rate": "attention",
-    }
+    _symbol.multiply_adds = lambda operation: 2 * scores(*operation.args[:2], (*operation.args[5:6], False)[0])
+    _symbol.rate = "attention"
 
 
 def _run_among(backends, *args, **kwargs):
@@ -138,7 +139,7 @@ attention_among, attention_among_with_dropout = (
 attention_among.autocast = attention_among_with_dropout.autocast = "lower"
 
 
-@alias(_FUNCTION)
+@alias(_FUNCTION, over=scaled_dot_product_attention)
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     options = {} if scale is None else {"scale": scale}
     if enable_gqa:
@@ -152,31 +153,17 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     return symbol(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
 
-@scaled_dot_product_attention.samples
-def _(make):
-    def heads(h=2, length=4):
-        return make(2, h, length, 8)
-
-    yield heads(), heads(), heads()
-    yield (heads(), heads(), heads()), {"is_causal": True}
-    yield (heads(), heads(length=6), heads(length=6)), {"is_causal": True}
-    yield heads(), heads(), heads(), make(4, 4)
-    yield heads(), heads(), heads(), torch.ones(4, 4, dtype=torch.bool).tril()
-    yield heads(), heads(), heads(), make(2, 1, 4, 4, dtype=torch.bool)
-    yield (heads(), heads(), heads()), {"scale": 0.5}
-    yield (heads(4), heads(2), heads(2)), {"enable_gqa": True, "is_causal": True}
-    yield make(4, 8), make(6, 8), make(6, 5)
-
-
-@scaled_dot_product_attention.error_samples
-def _(make):
-    yield make(2, 4, 8), make(2, 4, 6), make(2, 4, 6)
-    yield make(8), make(8), make(8)
-    yield make(2, 4, 8), make(2, 4, 8, dtype=torch.float64), make(2, 4, 8)
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # derivative: the CPU's flash kernel
+
+
+@functools.cache
+def _flash_spreads_one_head() -> bool:
+    """Whether PyTorch's flash kernel for the CPU takes keys of one head for all heads of the query, as it does from
+    torch 2.15 on."""
+    with compat.DisableTorchFunction(), sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+        query, key = (torch.empty(1, heads, 1, 1, device="cpu") for heads in (2, 1))
+        return compat.attention_choice(query, key, key) == SDPBackend.FLASH_ATTENTION.value
 
 
 def fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa: bool) -> bool:
@@ -194,7 +181,7 @@ def fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa: bool
         q[0] == k[0] == v[0] and q[3] == k[3] == v[3]
     ):
         return False
-    if not (k[1] == v[1] and (q[1] == k[1] or enable_gqa)):
+    if not (k[1] == v[1] and (q[1] == k[1] or enable_gqa or (k[1] == 1 and _flash_spreads_one_head()))):
         return False
     if attn_mask is None:
         return True
@@ -245,7 +232,7 @@ flash_attention_backward = Symbol(
     id="flash_attention_backward", is_prim=True,
     tags=(OpTags.MATMUL_OP,), fn=_run_flash_backward,
 )  # fmt: skip
-flash_attention.info["not_differentiable"] = (1,)
+flash_attention.nondifferentiable = (1,)
 
 
 @flash_attention.vjp
@@ -256,7 +243,7 @@ def _(query, key, value, attn_mask, is_causal, scale, enable_gqa):
 
 
 def _run_mathematically(query, key, value, attn_mask, is_causal, scale, enable_gqa):
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+    with sdpa_kernel(SDPBackend.MATH):
         return _FUNCTION(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
@@ -350,7 +337,7 @@ def _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale):
     scores = LTORCH["bmm"](q, k)
     if attn_mask is not None:
         scores = reshape(LTORCH["add"](reshape(scores, rows), attn_mask), scores.shape)
-    weights = dropped = backward.safe_softmax(scores, -1)
+    weights = dropped = LTORCH["_safe_softmax"](scores, -1)
     noise = None
     if dropout_p > 0.0:
         noise = dropout_noise(weights, dropout_p)
@@ -359,7 +346,7 @@ def _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale):
     g = yield reshape(LTORCH["bmm"](dropped, v), (*lead, query.shape[-2], value.shape[-1]))
     g = reshape(g, (v.shape[0], query.shape[-2], value.shape[-1]))
     slope = LTORCH["bmm"](g, transpose(v, 1, 2))
-    slope = backward.softmax_backward(
+    slope = LTORCH["softmax_backward"](
         slope if noise is None else LTORCH["mul"](slope, noise), weights, -1, weights.dtype
     )
     of_query = sum_to(reshape(LTORCH["bmm"](slope, transpose(k, 1, 2)), (*lead, *query.shape[-2:])), query.shape)
@@ -395,3 +382,39 @@ def _attention_rule(symbol):
 
 _attention_rule(scaled_dot_product_attention)
 _attention_rule(attention_with_dropout)
+
+
+@torch_prim(*compat.operators("_native_multi_head_attention"), name="native_multi_head_attention")
+def native_multi_head_attention(
+    query,
+    key,
+    value,
+    embed_dim,
+    num_head,
+    qkv_weight,
+    qkv_bias,
+    proj_weight,
+    proj_bias,
+    mask=None,
+    need_weights=True,
+    average_attn_weights=True,
+    mask_type=None,
+):
+    """The way that nn.MultiheadAttention goes in evaluation without grad; PyTorch has no derivative of it. The weights
+    are None where they are not asked for."""
+    if (
+        len(query.shape) != 3
+        or query.shape[2] != embed_dim
+        or qkv_weight.shape != (3 * embed_dim, embed_dim)
+        or embed_dim % num_head
+    ):
+        raise RuntimeError(
+            f"expected 3-D `query` of width {embed_dim} and heads and weights that fit, got {list(query.shape)} and "
+            f"{list(qkv_weight.shape)}"
+        )
+    batch, length = query.shape[:2]
+    weights = (batch, length, length) if average_attn_weights else (batch, num_head, length, length)
+    return like(query), like(query, weights) if need_weights else None
+
+
+casts_inside(*native_multi_head_attention.torch_functions)

@@ -58,7 +58,7 @@ class Policy:
             if word is None:
                 continue
             tensors = [t for t in proxies_in(kwargs, proxies_in(args, [])) if _eligible(t, kind)]
-            if not tensors or not symbol.info.get("autocast_when", _always)(kind, args, kwargs):
+            if not tensors or (symbol.autocast_when and not symbol.autocast_when(kind, args, kwargs)):
                 continue
             if word == "banned":
                 raise RuntimeError(
@@ -105,10 +105,6 @@ class _Casts:
         if key not in done:
             done[key] = LTORCH["to"](x, dtype=self.target)
         return done[key]
-
-
-def _always(kind: str, args: tuple, kwargs: dict) -> bool:
-    return True
 
 
 def _eligible(x, kind: str) -> bool:

@@ -5,18 +5,18 @@ Formulas are those of PyTorch's autograd, so that a compiled backward computes w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 
 from thunder import compat
-from thunder.core.dtypes import bfloat16, bool8, float16, float32
 from thunder.core.proxies import NumberProxy, TensorProxy, like, same_shape
-from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, recording
+from thunder.core.symbol import OpTags, Symbol
 from thunder.core.utils import has_triton
-from thunder.ops.define import LTORCH
+from thunder.ops.define import LTORCH, PRIMS, torch_prim
 
-__all__ = ["sum_to", "kernel", "op", "in_operations", "parts", "times_cotangent"]
+__all__ = ["sum_to", "kernel", "op", "formula", "times_cotangent"]
 
 aten = torch.ops.aten
 
@@ -50,9 +50,11 @@ def _is_one(n) -> bool:
     return type(n) is int and n == 1
 
 
-def kernel(name: str, overload: str, meta: Callable, tags: tuple[OpTags, ...] = ()) -> Symbol:
+def kernel(name: str, overload: str, meta: Callable, tags: tuple[OpTags, ...] = (), public: str = "") -> Symbol:
     """A kernel of PyTorch's that no function of its Python API calls: `torch.ops.aten.<name>.<overload>`, typed by
-    `meta`."""
+    `meta`. public: what the operation is called that programs get which call the kernel by its name."""
+    if public:
+        return torch_prim(compat.kernel(name, overload), *compat.operators(name), name=public, tags=tags)(meta)
     return Symbol(
         overload,
         meta,
@@ -94,9 +96,6 @@ hardsigmoid_backward = kernel("hardsigmoid_backward", "default", _like_first)
 hardtanh_backward = kernel("hardtanh_backward", "default", _like_first)
 softplus_backward = kernel("softplus_backward", "default", _like_first)
 mish_backward = kernel("mish_backward", "default", _like_first)
-softmax_backward = kernel("_softmax_backward_data", "default", _like_first)
-safe_softmax = kernel("_safe_softmax", "default", _like_first)
-log_softmax_backward = kernel("_log_softmax_backward_data", "default", _like_first)
 
 
 def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
@@ -126,41 +125,21 @@ embedding_backward = kernel(
 )
 
 
-def _layer_norm_meta(a, normalized_shape, weight, bias, eps):
-    """On a CPU, mean and deviation of a narrow type are float32 where weight and bias are, elsewhere always
-    (ATen/native/layer_norm.cpp, cuda/layer_norm_kernel.cu)."""
-    outer = a.shape[: len(a.shape) - len(normalized_shape)] + (1,) * len(normalized_shape)
-    mixed = any(p is not None and p.dtype is float32 for p in (weight, bias))
-    dtype = float32 if a.dtype in (bfloat16, float16) and (mixed or a.device.type != "cpu") else a.dtype
-    return like(a), like(a, outer, dtype=dtype), like(a, outer, dtype=dtype)
-
-
-native_layer_norm = kernel("native_layer_norm", "default", _layer_norm_meta, tags=(OpTags.REDUCTION_OP,))
-native_layer_norm_backward = kernel(
-    "native_layer_norm_backward", "default",
-    lambda g, a, normalized_shape, mean, rstd, weight, bias, mask: (
-        like(a) if mask[0] else None, like(weight) if mask[1] else None, like(bias) if mask[2] else None
-    ),
-)  # fmt: skip
-native_dropout = kernel(
-    "native_dropout",
-    "default",
-    lambda a, p, train: (like(a), like(a, dtype=bool8)),
-    tags=(OpTags.RANDOM_OP, OpTags.DONT_DCE),
-)
-native_dropout_backward = kernel("native_dropout_backward", "default", _like_first)
 pdist_backward = kernel("_pdist_backward", "default", lambda g, a, p, y: like(a))
 logit_backward = kernel("logit_backward", "default", _like_first)
 hardshrink_backward = kernel("hardshrink_backward", "default", _like_first)
 softshrink_backward = kernel("softshrink_backward", "default", _like_first)
 glu_backward = kernel("glu_backward", "default", lambda g, a, dim: like(a))
 log_sigmoid_forward = kernel("log_sigmoid_forward", "default", lambda a: (like(a), like(a)))
-log_sigmoid_forward.info["not_differentiable"] = (1,)  # a buffer
+log_sigmoid_forward.nondifferentiable = (1,)  # a buffer
 log_sigmoid_backward = kernel("log_sigmoid_backward", "default", _like_first)
 prelu_kernel = kernel("_prelu_kernel", "default", lambda a, weight: like(a))
 prelu_kernel_backward = kernel("_prelu_kernel_backward", "default", lambda g, a, weight: (like(a), like(a)))
 select_backward = kernel("select_backward", "default", lambda g, sizes, dim, index: like(g, tuple(sizes)))
 slice_backward = kernel("slice_backward", "default", lambda g, sizes, dim, start, end, step: like(g, tuple(sizes)))
+
+
+select_backward.layout = slice_backward.layout = "row-major"  # written into zeros
 
 
 def _index_backward(g, shape, indices):
@@ -178,6 +157,85 @@ index_backward = Symbol(
 
 
 # ----------------------------------------------------------------------------------------------------------------
+# what kernels compute, in operations
+
+
+@tanh_backward.decomposed_by
+def _(g, y):
+    return g * (1.0 - y * y)
+
+
+@sigmoid_backward.decomposed_by
+def _(g, y):
+    return g * (1.0 - y) * y
+
+
+@gelu_backward.decomposed_by
+def _(g, x, *, approximate="none"):
+    if approximate == "tanh":
+        scale = math.sqrt(2.0 / math.pi)
+        t = op("tanh")(scale * (x + 0.044715 * x * x * x))
+        return g * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * scale * (1.0 + 3 * 0.044715 * x * x))
+    cumulative = 0.5 * (1.0 + op("erf")(x * math.sqrt(0.5)))
+    return g * (cumulative + x * op("exp")(-0.5 * x * x) * (1.0 / math.sqrt(2.0 * math.pi)))
+
+
+@threshold_backward.decomposed_by
+def _(g, x, threshold):
+    return op("where")(x <= threshold, 0.0, g)
+
+
+@leaky_relu_backward.decomposed_by
+def _(g, x, slope, of_result):
+    return op("where")(x > 0, g, g * slope)
+
+
+@elu_backward.decomposed_by
+def _(g, alpha, scale, input_scale, of_result, x):
+    if of_result:
+        return None
+    return op("where")(x <= 0, g * (input_scale * alpha * scale) * op("exp")(x * input_scale), g * scale)
+
+
+@hardtanh_backward.decomposed_by
+def _(g, x, low, high):
+    return op("where")(op("logical_or")(x <= low, x >= high), 0.0, g)
+
+
+@softplus_backward.decomposed_by
+def _(g, x, beta, threshold):
+    z = op("exp")(x * beta)
+    return op("where")(x * beta > threshold, g, g * (z / (z + 1.0)))
+
+
+@slice_backward.decomposed_by
+def _(g, sizes, dim, start, end, step):
+    if step != 1:
+        return None
+    dim = dim % len(sizes)
+    start, _, _ = slice(start, end).indices(sizes[dim])
+    return PRIMS["pad"](
+        g, 0, tuple((start, n - start - g.shape[d]) if d == dim else (0, 0) for d, n in enumerate(sizes))
+    )
+
+
+@select_backward.decomposed_by
+def _(g, sizes, dim, index):
+    dim = dim % len(sizes)
+    before = index % sizes[dim]
+    return PRIMS["pad"](
+        op("unsqueeze")(g, dim), 0, tuple((before, n - before - 1) if d == dim else (0, 0) for d, n in enumerate(sizes))
+    )
+
+
+@glu_backward.decomposed_by
+def _(g, a, dim):
+    left, right = op("chunk")(a, 2, dim)
+    s = op("sigmoid")(right)
+    return op("cat")((g * s, g * left * s * (1.0 - s)), dim)
+
+
+# ----------------------------------------------------------------------------------------------------------------
 # second derivatives PyTorch differentiates its kernels where autograd has to; for these it computes their formula in
 # operations as soon as a second derivative may follow
 
@@ -187,60 +245,26 @@ def formula(symbol: Symbol) -> Callable:
     that."""
 
     def define(function: Callable) -> Callable:
-        symbol.info["formula"] = function
+        symbol.formula = function
         return function
 
     return define
 
 
-def in_operations(symbol: Symbol) -> Callable:
-    """The decorated function says what a kernel computes from what it is given, for executors that look into it; it
-    returns None for arguments that it does not know."""
-
-    def define(function: Callable) -> Callable:
-        symbol.info["in_operations"] = function
-        return function
-
-    return define
-
-
-def parts(line: BoundSymbol) -> tuple[tuple[BoundSymbol, ...], dict]:
-    """The lines that compute what a line computes, and for outputs that they do not make, what these are."""
-    formula = line.sym.info.get("in_operations")
-    if formula is None:
-        return line.subsymbols, line.aliases
-    if line._subsymbols is None:
-        assert line.context is not None, "lines that were recorded have a context"
-        with recording(Recorder(line.context.replace(autocast=None), lambda: line.location)) as recorder:
-            result = formula(*line.args, **line.kwargs)
-        if result is None:
-            return (), {}
-        lines, line.aliases = adopt(recorder.bound_symbols, result, line.output)
-        line._subsymbols = tuple(lines)
-    return line._subsymbols, line.aliases
-
-
-@in_operations(silu_backward)
+@silu_backward.decomposed_by
 @formula(silu_backward)
 def _silu_backward(g, x):
     s = op("sigmoid")(x)
     return g * s * (1 + x * (1 - s))
 
 
-@in_operations(hardsigmoid_backward)
+@hardsigmoid_backward.decomposed_by
 @formula(hardsigmoid_backward)
 def _hardsigmoid_backward(g, x):
     return op("where")((x > -3.0) & (x < 3.0), g * (1.0 / 6.0), 0.0)
 
 
-@native_dropout.vjp
-def _(a, p, train):
-    y, mask = native_dropout(a, p, train)
-    g, _ = yield y, mask
-    return (native_dropout_backward(g, mask, 1.0 / (1.0 - p) if p < 1.0 else 0.0),)
-
-
-@in_operations(mish_backward)
+@mish_backward.decomposed_by
 @formula(mish_backward)
 def _mish_backward(g, x):
     t = op("tanh")(op("softplus")(x))

@@ -197,17 +197,6 @@ def _(a, weight, bias, pad=0):
     return _conv_tbc_backward(g, a, weight, bias, pad)
 
 
-@conv_tbc.samples
-def _(make):
-    yield make(6, 2, 3), make(3, 3, 4), make(4)
-    yield make(6, 2, 3), make(3, 3, 4), make(4), 1
-
-
-@conv_tbc.error_samples
-def _(make):
-    yield make(6, 2, 3), make(3, 2, 4), make(4)
-
-
 def _conv_transpose(rank: int) -> Symbol:
     name = f"conv_transpose{rank}d"
 
@@ -277,13 +266,6 @@ def im2col(a, kernel_size, dilation=1, padding=0, stride=1):
     return squeeze(out, 0) if single else out
 
 
-@im2col.samples
-def _(make):
-    yield make(2, 3, 5, 6), (2, 3)
-    yield make(2, 3, 6, 6), 3, 2, 1, 2
-    yield make(3, 5, 5), 2
-
-
 def _fold_meta(a, output_size, kernel_size, dilation=1, padding=0, stride=1):
     k = pair(kernel_size, 2)
     if len(a.shape) not in (2, 3) or a.shape[-2] % (k[0] * k[1]) != 0:
@@ -313,12 +295,6 @@ def col2im(a, output_size, kernel_size, dilation=1, padding=0, stride=1):
     )
     out = LTORCH["getitem"](out, (..., slice(p[0], p[0] + h), slice(p[1], p[1] + w)))
     return squeeze(out, 0) if single else out
-
-
-@col2im.samples
-def _(make):
-    yield make(2, 12, 12), (4, 5), 2
-    yield make(2, 12, 9), (6, 6), 2, 1, 0, 2
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -417,12 +393,13 @@ def _multiply_adds(x: TensorProxy, weight: TensorProxy) -> int:
 
 
 for _symbol in (conv1d, conv2d, conv3d):
-    _symbol.info["multiply_adds"] = lambda line: _multiply_adds(line.output, line.args[1])
+    _symbol.multiply_adds = lambda operation: _multiply_adds(operation.output, operation.args[1])
 for _symbol in (conv_transpose1d, conv_transpose2d, conv_transpose3d):
-    _symbol.info["multiply_adds"] = lambda line: _multiply_adds(line.args[0], line.args[1])
-convolution.info["multiply_adds"] = lambda line: _multiply_adds(
-    line.args[0] if line.args[6] else line.output, line.args[1]
+    _symbol.multiply_adds = lambda operation: _multiply_adds(operation.args[0], operation.args[1])
+convolution.multiply_adds = lambda operation: _multiply_adds(
+    operation.args[0] if operation.args[6] else operation.output, operation.args[1]
 )
-convolution_backward.info["multiply_adds"] = lambda line: (
-    sum(line.args[10][:2]) * _multiply_adds(line.args[1] if line.args[7] else line.args[0], line.args[2])
+convolution_backward.multiply_adds = lambda operation: (
+    sum(operation.args[10][:2])
+    * _multiply_adds(operation.args[1] if operation.args[7] else operation.args[0], operation.args[2])
 )

@@ -4,13 +4,14 @@ version, so PyTorch is asked, about single numbers."""
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import torch
 
 from thunder import compat
 
-__all__ = ["is_differentiated", "kept_at_bounds", "kept_at_tie"]
+__all__ = ["is_differentiated", "kept_at_bounds", "kept_at_tie", "turns_at_origin"]
 
 
 def _slope(function: Callable, *values: float) -> float:
@@ -41,3 +42,9 @@ def kept_at_bounds(tensors: bool) -> float:
 def kept_at_tie(extreme: Callable) -> float:
     """What of the cotangent of fmax or fmin goes to the first of two equal numbers."""
     return _slope(extreme, 1.0, 1.0)
+
+
+@functools.cache
+def turns_at_origin() -> bool:
+    """Whether the derivative of atan2 at the origin is a number. It is NaN before torch 2.10."""
+    return not math.isnan(_slope(torch.atan2, 0.0, 0.0))

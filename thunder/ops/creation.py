@@ -99,12 +99,6 @@ def full(shape, fill_value, *, device, dtype):
     return full_prim(shape, fill_value, device=device, dtype=dtype)
 
 
-@full.samples
-def _(make):
-    yield ((2, 3), 1.5), {}
-    yield ((2,), 3), {"dtype": torch.float64}
-
-
 def _factory_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     kwargs = dict(kwargs)
     size = kwargs.pop("size", None)
@@ -125,14 +119,6 @@ def _factory(name: str, value) -> Symbol:
 
 
 zeros, ones, empty = _factory("zeros", 0), _factory("ones", 1), _factory("empty", 0)
-
-
-for _symbol in (zeros, ones):
-
-    @_symbol.samples
-    def _(make):
-        yield ((2, 3),), {}
-        yield (2, 3), {"dtype": torch.int64}
 
 
 def _like_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -192,16 +178,11 @@ def _in_format(function: Callable, symbol: Symbol) -> None:
             else LTORCH["clone"](made, memory_format=memory_format)
         )
 
-    alias(function)(call)
+    alias(function, over=symbol)(call)
 
 
 for _symbol in (zeros_like, ones_like, empty_like, full_like, empty):
     _in_format(_symbol.torch_functions[0], _symbol)
-
-
-@full_like.samples
-def _(make):
-    yield make(2, 3), 2.0
 
 
 def _new(name: str, symbol: Symbol) -> None:
@@ -289,20 +270,12 @@ def arange(start, end, step, *, device, dtype):
     return iota(_count(start, end, step), start=start, step=step, device=device, dtype=dtype)
 
 
-@alias(torch.arange)
+@alias(torch.arange, over=arange)
 def _arange(*args, **kwargs):
     """The start may be left out, also where the end is given by its name alone."""
     return arange(
         *((0,) if not args and "end" in kwargs and "start" not in kwargs and "step" not in kwargs else args), **kwargs
     )
-
-
-@arange.samples
-def _(make):
-    yield (5,), {}
-    yield (2, 9, 3), {}
-    yield (0, 1, 0.25), {}
-    yield (5, 0, -2), {"dtype": torch.float32}
 
 
 def _linspace_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -338,17 +311,6 @@ def logspace(start, end, steps, base=10.0, *, device, dtype):
     return _spaced("logspace", start, end, steps, device, dtype)
 
 
-@logspace.samples
-def _(make):
-    yield (0, 1, 5), {}
-    yield (0, 3, 4, 2.0), {"dtype": torch.float64}
-
-
-@linspace.samples
-def _(make):
-    yield (0, 1, 5), {}
-
-
 def _eye_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     kwargs = dict(kwargs)
     n = args[0] if args else kwargs.pop("n")
@@ -362,12 +324,6 @@ def eye(n, m, *, device, dtype):
         if size < 0:
             raise RuntimeError(f"{name} must be greater or equal to 0, got {size}")
     return _made((n, m), device, dtype)
-
-
-@eye.samples
-def _(make):
-    yield (3,), {}
-    yield (3, 4), {}
 
 
 # --- Python data
@@ -404,16 +360,10 @@ def tensor(data, *, device, dtype, requires_grad=False):
     return _made(_data_shape(data), device, dtype)
 
 
-@tensor.samples
-def _(make):
-    yield (2.5,), {}
-    yield ([[1, 2], [3, 4]],), {}
-
-
 _tensor_symbol = tensor
 
 
-@alias(torch.tensor)
+@alias(torch.tensor, over=tensor)
 def tensor_of(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
     """torch.tensor of Python data, or of a tensor (a copy)."""
     if type(data) is TensorProxy:
@@ -508,14 +458,6 @@ def triu_indices(row, col, offset, *, device, dtype):
     return _made((2, row * col - _indices_count(row, col, offset - 1)), device, dtype)
 
 
-for _symbol in (tril_indices, triu_indices):
-
-    @_symbol.samples
-    def _(make):
-        yield (4, 5), {}
-        yield (4, 3, 1), {}
-
-
 def _one_hot_meta(a, num_classes=-1):
     if type(num_classes) is int and num_classes == -1:  # one more than the largest value
         return like(a, (*a.shape, fresh_size()), dtypes.int64)
@@ -532,11 +474,6 @@ def one_hot(a, num_classes=-1):
     return convert(LTORCH["eq"](LTORCH["unsqueeze"](a, -1), classes), dtypes.int64)
 
 
-@one_hot.samples
-def _(make):
-    yield make(5, dtype=torch.int64, low=0, high=3), 4
-
-
 @composite(torch.linalg.vander, name="linalg_vander")
 def vander(x, *, N=None):
     """Powers of numbers, from 0 up, as rows: (..., n) to (..., n, N)."""
@@ -550,19 +487,7 @@ def vander(x, *, N=None):
     return LTORCH["cat"]([LTORCH["ones"]((*shape[:-1], 1), dtype=powers.dtype, device=x.device), powers], -1)
 
 
-vander.info["by_parts"] = True  # PyTorch composes it of the same operations
-
-
-@vander.samples
-def _(make):
-    yield (make(4),)
-    yield (make(2, 3),), {"N": 5}
-
-
-@vander.error_samples
-def _(make):
-    yield (make(4),), {"N": 1}
-    yield (make(4, dtype=torch.bool),), {}
+vander.differentiate_decomposition = True  # PyTorch composes it of the same operations
 
 
 def _complex_meta(real, imag):
@@ -576,12 +501,9 @@ def complex(real, imag):
     return _complex_meta(real, imag)
 
 
-@complex.samples
-def _(make):
-    yield make(4), make(4)
-    yield make(4, 1), make(3)
-
-
 @torch_prim(torch.polar, autocast="cpu:float32")
 def polar(abs, angle):
     return _complex_meta(abs, angle)
+
+
+LTORCH["tensor"].synchronises = LTORCH["one_hot"].synchronises = LTORCH["one_hot"].checks_data = True

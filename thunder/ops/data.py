@@ -8,7 +8,7 @@ from thunder.core.devices import to_device
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
-from thunder.ops.define import alias, composite, prim, torch_prim
+from thunder.ops.define import PRIMS, alias, composite, prim, torch_prim
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 
@@ -193,3 +193,7 @@ def _(a, *, memory_format=torch.preserve_format):
 def _(a, device=None):
     g = yield pin_memory(a, device)
     return (g,)
+
+
+PRIMS["device_put"].inductor_loops = False
+contiguous.may_copy = True

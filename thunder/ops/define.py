@@ -19,12 +19,14 @@ import torch
 
 from thunder import compat
 from thunder.compat.names import NN_BINDINGS
+from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import METHODS
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import explain
 
 __all__ = [
-    "prim", "composite", "torch_prim", "alias", "lookup", "operand_places", "operation_of", "register", "torch_path",
+    "prim", "composite", "torch_prim", "alias", "declare", "lookup", "operand_places", "operation_of", "register",
+    "torch_path",
     "LTORCH", "PRIMS", "inplace_of", "inplace_form",
     "register_inplace", "register_list_inplace",
 ]  # fmt: skip
@@ -99,6 +101,19 @@ def torch_path(function: Callable) -> tuple[str, str] | None:
     return None
 
 
+def _means(function: Callable, meaning: Callable, over: Callable | None = None) -> None:
+    """Makes `meaning` what a torch function stands for. Raises ValueError where it stands for another operation."""
+    before = _BY_TORCH.get(function)
+    if before is not None and before is not meaning and before is not over:
+        raise ValueError(
+            f"{getattr(function, '__name__', function)} is the operation {before!r} already, and cannot be {meaning!r}"
+        )
+    _BY_TORCH[function] = meaning
+    name = getattr(function, "__name__", "")
+    if getattr(torch.Tensor, name, None) == function:
+        METHODS[name] = meaning
+
+
 def register(
     symbol: Symbol, *torch_functions: Callable, method: str | None = None, properties: tuple[str, ...] = ()
 ) -> Symbol:
@@ -111,10 +126,9 @@ def register(
     if torch_functions and symbol.fn is None:
         symbol.fn = torch_functions[0]
     for function in torch_functions:
-        _BY_TORCH[function] = symbol
+        _means(function, symbol)
         name = getattr(function, "__name__", "")
         if getattr(torch.Tensor, name, None) == function:
-            METHODS[name] = symbol
             register_inplace(symbol, name)
     if method is not None:
         METHODS[method] = symbol
@@ -122,7 +136,7 @@ def register(
         METHODS.properties[name] = symbol
         descriptor = getattr(torch.Tensor, name, None)
         if isinstance(descriptor, (types.GetSetDescriptorType, property)):
-            _BY_TORCH[descriptor.__get__] = symbol
+            _means(descriptor.__get__, symbol)
     return symbol
 
 
@@ -131,7 +145,8 @@ def register_inplace(symbol: Symbol, name: str) -> None:
     for space in (torch.Tensor, torch, torch.nn.functional, compat.nn_bindings):
         function = getattr(space, f"{name}_", None)
         if function is not None and not name.startswith("__"):
-            _INPLACE[function] = symbol
+            if _INPLACE.setdefault(function, symbol) is not symbol:
+                raise ValueError(f"{name}_ is the in-place form of {_INPLACE[function]!r} already, not of {symbol!r}")
             _FORMS.setdefault(symbol.id, function)
 
 
@@ -140,10 +155,19 @@ def register_list_inplace(symbol: Symbol, function: Callable | None) -> None:
     first argument."""
     if function is not None:
         _INPLACE[function] = symbol
-        symbol.info["inplace"] = (
+        symbol.in_place = InPlaceForm(
             function,
-            lambda line: dict(enumerate(line.args[0])) if isinstance(line.args[0], (tuple, list)) else {},
+            lambda operation: (
+                dict(enumerate(operation.args[0])) if isinstance(operation.args[0], (tuple, list)) else {}
+            ),
         )
+
+
+def declare(*symbols: Symbol, **facts) -> None:
+    """Sets fields of `Definition` for several operations."""
+    for symbol in symbols:
+        for field, value in facts.items():
+            setattr(symbol, field, value)
 
 
 @functools.cache
@@ -222,16 +246,13 @@ def composite(
     return define
 
 
-def alias(*torch_functions: Callable) -> Callable[[Callable], Callable]:
+def alias(*torch_functions: Callable, over: Callable | None = None) -> Callable[[Callable], Callable]:
     """The decorated function says what some torch callables mean in terms of defined operations; only those are
-    recorded, not a line of its own."""
+    recorded, not an operation of its own. over: the operation that they stand for, which the function calls."""
 
     def define(function: Callable) -> Callable:
         for torch_function in torch_functions:
-            _BY_TORCH[torch_function] = function
-            name = getattr(torch_function, "__name__", "")
-            if getattr(torch.Tensor, name, None) == torch_function:
-                METHODS[name] = function
+            _means(torch_function, function, over)
         return function
 
     return define

@@ -7,9 +7,19 @@ import math
 import operator
 from collections.abc import Sequence
 
-from thunder.core.proxies import TensorProxy, concrete
+from thunder.core.proxies import TensorProxy, concrete, proxies_in
 
-__all__ = ["wrap_dim", "wrap_dims", "along", "is_empty", "packed", "sizes_with_minus_one", "ceil_div", "check_tensor"]
+__all__ = [
+    "wrap_dim",
+    "wrap_dims",
+    "along",
+    "is_empty",
+    "packed",
+    "sizes_with_minus_one",
+    "ceil_div",
+    "check_tensor",
+    "by_mask",
+]
 
 
 def wrap_dim(dim, rank: int) -> int:
@@ -88,3 +98,8 @@ def along(a: TensorProxy, dim: int, entry) -> tuple:
 def is_empty(a: TensorProxy) -> bool:
     """Whether a tensor is known to have no elements."""
     return any(type(n) is int and n == 0 for n in a.shape)
+
+
+def by_mask(operation) -> bool:
+    """Whether an index of a bound symbol is a mask, whose true elements the host counts."""
+    return any(isinstance(p, TensorProxy) and p.dtype.category == 0 for p in proxies_in(operation.args[1:], []))

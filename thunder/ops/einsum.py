@@ -139,7 +139,7 @@ def einsum(equation, *operands):
     return permute(done, tuple(labels.index(x) for x in output))
 
 
-@alias(torch.einsum, torch.functional.einsum)
+@alias(torch.einsum, torch.functional.einsum, over=einsum)
 def _einsum(*args, **kwargs):
     """One operand of which nothing is summed is shown: views are recorded, so that writes are known to reach it."""
     (equation, *operands), kwargs = _arguments(args, kwargs)
@@ -214,7 +214,7 @@ def _sums_products(equation, *operands) -> bool:
 
 
 # on the CPU it is the products inside that are cast
-einsum.info["autocast_when"] = lambda kind, args, kwargs: kind != "cpu" or _sums_products(*args)
+einsum.autocast_when = lambda kind, args, kwargs: kind != "cpu" or _sums_products(*args)
 
 
 def _more_than_a_product(lower: dict, *args, **kwargs) -> bool:
@@ -230,26 +230,3 @@ def _more_than_a_product(lower: dict, *args, **kwargs) -> bool:
 
 
 opaque.casts_inside(torch.einsum, when=_more_than_a_product)
-
-
-@einsum.samples
-def _(make):
-    yield "ij,jk->ik", make(2, 3), make(3, 4)
-    yield "bij,bjk", make(2, 3, 4), make(2, 4, 5)
-    yield "ii->i", make(3, 3)
-    yield "ij->", make(2, 3)
-    yield "...ij,...jk->...ik", make(2, 1, 3, 4), make(5, 4, 2)
-    yield "bhqd,bhkd->bhqk", make(2, 2, 3, 4), make(2, 2, 5, 4)
-    yield "i,j", make(3), make(4)
-    yield "ij,kj,k->i", make(2, 3), make(4, 3), make(4)
-    yield "ijk,jl->il", make(3, 4, 50), make(4, 5)
-    yield "bi,bi,bi->b", make(3, 4), make(3, 4), make(3, 4)
-    yield "bn,anm,bm->ba", make(2, 3), make(4, 3, 5), make(2, 5)
-    yield make(2, 3), [0, 1], make(3, 4), [1, 2], [0, 2]
-
-
-@einsum.error_samples
-def _(make):
-    yield "ij,jk->ik", make(2, 3), make(4, 4)
-    yield "ij->ik", make(2, 3)
-    yield "ij", make(2, 3, 4)

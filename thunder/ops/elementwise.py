@@ -18,9 +18,9 @@ from thunder.core import dtypes
 from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import op, sigmoid_backward, sum_to, tanh_backward
-from thunder.ops.corners import is_differentiated, kept_at_tie
+from thunder.ops.corners import is_differentiated, kept_at_tie, turns_at_origin
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, PRIMS, alias, composite, prim
+from thunder.ops.define import LTORCH, PRIMS, alias, composite, declare, prim
 from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
 from thunder.ops.shape_prims import broadcast_in_dim
 from thunder.ops.torch_types import named_results, scalar_type
@@ -78,7 +78,7 @@ def unary(
         if samples != "float":
             yield make(5, dtype=torch.int64, low=max(0, int(domain[0])), high=2)
 
-    symbol.info["elementwise"] = True
+    symbol.elementwise = True
     symbol.samples(sampler)
     if vjp is not None:
         symbol.vjp(_unary_rule(symbol, vjp))
@@ -258,7 +258,7 @@ def _no_complex_in_place(a):
 
 LTORCH["positive"].typed_by(_positive)
 LTORCH["conj_physical"].typed_by(lambda a: a if a.dtype.category < 3 else like(a))
-LTORCH["abs"].info["check_in_place"] = LTORCH["absolute"].info["check_in_place"] = _no_complex_in_place
+LTORCH["abs"].check_in_place = LTORCH["absolute"].check_in_place = _no_complex_in_place
 alias(torch.Tensor.__abs__)(LTORCH["abs"])
 METHODS["__abs__"], METHODS["__neg__"], METHODS["__pos__"], METHODS["__invert__"] = (
     LTORCH[n] for n in ("abs", "neg", "positive", "bitwise_not")
@@ -284,12 +284,6 @@ _round_to_even = prim(torch.round, name="round_to_even")(lambda a: like(a))
 def _(a, *, decimals=0):
     g = yield round(a, decimals=decimals)
     return (op("zeros_like")(g),)
-
-
-@round.samples
-def _(make):
-    yield make(4, 3)
-    yield (make(4, 3),), {"decimals": 2}
 
 
 @prim(torch.real, tags=(OpTags.VIEW,))
@@ -332,11 +326,6 @@ def frexp_prim(a):
 @composite(torch.frexp, torch.Tensor.frexp, meta=lambda a: named_results("frexp", like(a), like(a, dtype=dtypes.int32)))
 def frexp(a):
     return named_results("frexp", *frexp_prim(a))
-
-
-@frexp.samples
-def _(make):
-    yield make(4, 3)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -394,6 +383,7 @@ def binary(
     right: Callable | None = None,
     numbers: str = "both",
     detached: bool = False,
+    fn: Callable | None = None,
 ) -> Symbol:
     """A row: name, torch functions, how types follow, what it is on Python numbers, and the Python operator (`"add"`
     for `__add__`) it implements.
@@ -401,9 +391,9 @@ def binary(
     numbers: which operands may be Python numbers: "both" (one at a time, or together where `python` says what that is),
     "right" or "none". samples: the types they have: "all", "float", "integer", or "same" for operations that take two
     tensors of one type only. left, right: (cotangent, result, a, b) -> the cotangent of a, of b, before broadcasting is
-    undone.
+    undone. fn: what computes it, where it is the meaning of no torch function.
     """
-    run = torch_functions[0]
+    run = fn or torch_functions[0]
 
     def prim_meta(a, b):
         t = a if type(a) is TensorProxy else b
@@ -437,7 +427,7 @@ def binary(
         return primitive(a, b)
 
     symbol = composite(
-        *torch_functions, name=name, meta=meta, autocast=autocast, tags=(OpTags.DETACHED,) if detached else ()
+        *torch_functions, name=name, meta=meta, autocast=autocast, tags=(OpTags.DETACHED,) if detached else (), fn=run
     )(decomposition)
     if operator is not None:
         operator_methods(symbol, operator)
@@ -453,7 +443,7 @@ def binary(
             yield make(3, low=low, high=high), 2.0
             yield make(3, low=low, high=high), 2
 
-    symbol.info["elementwise"] = True
+    symbol.elementwise = True
     symbol.samples(sampler)
     if left is not None or right is not None:
         symbol.vjp(_binary_rule(symbol, left, right))
@@ -582,7 +572,7 @@ BINARY: dict[str, dict] = {
     "bitwise_xor": _INT | {"operator": "xor"},
     "bitwise_left_shift": _INT | {"operator": "lshift"}, "bitwise_right_shift": _INT | {"operator": "rshift"},
     "logical_and": _BOOL | _TENSORS, "logical_or": _BOOL | _TENSORS, "logical_xor": _BOOL | _TENSORS,
-    "true_divide": _F | {"operator": "truediv", "python": python_operator.truediv, "domain": (0.5, 3.0),
+    "true_divide": _F | {"python": python_operator.truediv, "domain": (0.5, 3.0),
     "prim_name": "true_divide"},
     "pow": {"operator": "pow", "domain": (0.5, 3.0), "autocast": "cuda:float32", "left": _pow_left,
     "right": _pow_right},
@@ -608,7 +598,7 @@ def _double_in_place(a, b):
         )
 
 
-LTORCH["float_power"].info["check_in_place"] = _double_in_place
+LTORCH["float_power"].check_in_place = _double_in_place
 for _name, _old in {
     "eq": None,
     "ne": "not_equal",
@@ -626,7 +616,9 @@ def _angle_rule(symbol: Symbol) -> None:
     def rule(a, b):
         g = yield symbol(a, b)
         squares = a * a + b * b
-        inverse = op("masked_fill")(op("reciprocal")(squares), op("eq")(squares, 0), 0)
+        inverse = op("reciprocal")(squares)
+        if turns_at_origin():
+            inverse = op("masked_fill")(inverse, op("eq")(squares, 0), 0)
         return tuple(
             sum_to(g * slope() * inverse, x.shape) if x.requires_grad else None
             for x, slope in ((a, lambda: b), (b, lambda: -a))
@@ -645,7 +637,7 @@ def _scaled(name: str, python: Callable) -> Symbol:
     """add and sub: `a + alpha * b`."""
     plain = binary(
         f"plain_{name}",
-        *_pair(name),
+        fn=getattr(torch, name),
         prim_name=name,
         python=python,
         promotes=Promotion.KEEP if name == "add" else _subtracted,
@@ -708,14 +700,6 @@ rsub.vjp(
 )
 
 
-for _symbol in (subtract, rsub):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3), make(3)
-        yield (make(4, 3), 2), {"alpha": 2}
-
-
 def _div_meta(a, b, *, rounding_mode=None):
     if rounding_mode is None:
         return true_divide.meta(a, b)
@@ -757,17 +741,6 @@ for _symbol in (div, divide, true_divide):
 operator_methods(div, "truediv")
 
 
-for _symbol in (div, divide):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3), make(4, 3, low=0.5)
-        yield make(4, 3), 2
-        yield make(4, dtype=torch.int64, low=1, high=9), make(4, dtype=torch.int64, low=1, high=4)
-        yield (make(4, 3), make(4, 3, low=0.5)), {"rounding_mode": "floor"}
-        yield (make(4, 3), make(4, 3, low=0.5)), {"rounding_mode": "trunc"}
-
-
 @prim(torch.polygamma)
 def polygamma_prim(n, a):
     return like(a, dtype=to_float(a.dtype))
@@ -782,3 +755,15 @@ def polygamma(n, a):
 def _(n, a):
     g = yield polygamma(n, a)
     return None, g * polygamma(n + 1, a)
+
+
+def _divides_integers(operation) -> bool:
+    """By zero, that is PyTorch's error; the processor stops the program for it."""
+    return all(p.dtype.category <= dtypes.INTEGER for p in operation.outputs)
+
+
+declare(*(LTORCH[name] for name in ("div", "divide", "remainder", "fmod")), checks_data=_divides_integers)
+declare(*(PRIMS[name] for name in ("remainder", "fmod")), checks_data=_divides_integers)
+# Inductor's results differ, for infinities and below float32
+declare(*(table[name] for name in ("floor_divide", "nextafter") for table in (LTORCH, PRIMS)), inductor_loops=False)
+LTORCH["rsub"].layout = "own"  # its second operand decides first

@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from thunder.core.definition import InPlaceForm
 from thunder.core.dtypes import bfloat16, float32
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags
 from thunder.ops import backward, opaque
 from thunder.ops import shape_prims as prims
+from thunder.ops.backward import kernel
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.inplace import overwrite
-from thunder.ops.memory import _grad_enabled
+from thunder.ops.memory import grad_enabled
 from thunder.ops.scatter import INTEGERS, take
 from thunder.ops.shape import expand, reshape
 
@@ -53,22 +55,6 @@ def embedding(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_g
     return prims.reshape(rows, (*a.shape, weight.shape[1]))
 
 
-@sparse_embedding.samples
-def _(make):
-    yield (make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)), {"sparse": True}
-
-
-@embedding.samples
-def _(make):
-    yield make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)
-    yield (make(3, dtype=torch.int32, low=0, high=5), make(5, 4)), {"padding_idx": 1}
-
-
-@embedding.error_samples
-def _(make):
-    yield make(2, 3), make(5, 4)
-
-
 @embedding.vjp
 def _(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
     if sparse:  # PyTorch's derivative makes the sparse gradient
@@ -94,21 +80,16 @@ def embedding_renorm(weight, indices, max_norm, norm_type):
     return like(weight)
 
 
-@embedding_renorm.samples
-def _(make):
-    yield make(5, 4), torch.tensor([1, 3, 1]), 0.5, 2.0
-
-
-embedding_renorm.info["inplace"] = torch.embedding_renorm_, {0: 0}
+embedding_renorm.in_place = InPlaceForm(torch.embedding_renorm_, {0: 0})
 
 
 def _renormalize(weight, indices, max_norm, norm_type) -> None:
     """As PyTorch does: without grad."""
-    with torch.no_grad(), _grad_enabled(False):
+    with torch.no_grad(), grad_enabled(False):
         overwrite(weight, embedding_renorm(weight, indices, max_norm, norm_type), "embedding_renorm")
 
 
-@alias(F.embedding)
+@alias(F.embedding, over=embedding)
 def _embedding(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
     """With a greatest norm the rows that are read are written to before."""
     if max_norm is not None:
@@ -214,34 +195,11 @@ def embedding_bag(
     return total / _op("unsqueeze", _op("clamp", sizes, 1.0), 1)
 
 
-@alias(F.embedding_bag)
+@alias(F.embedding_bag, over=embedding_bag)
 def _embedding_bag(a, weight, offsets=None, max_norm=None, norm_type=2, *options, **named):
     if max_norm is not None:
         _renormalize(weight, a, max_norm, norm_type)
     return embedding_bag(a, weight, offsets, None, norm_type, *options, **named)
-
-
-@embedding_bag.samples
-def _(make):
-    index = make(2, 3, dtype=torch.int64, low=0, high=5)
-    for mode in ("mean", "sum", "max"):
-        yield (index, make(5, 4)), {"mode": mode}
-        yield (make(6, dtype=torch.int64, low=0, high=5), make(5, 4), torch.tensor([0, 2, 2])), {"mode": mode}
-        yield (
-            (make(6, dtype=torch.int64, low=0, high=5), make(5, 4), torch.tensor([0, 2, 6])),
-            {"mode": mode, "include_last_offset": True, "padding_idx": 1},
-        )
-    yield (index, make(5, 4)), {"mode": "sum", "per_sample_weights": make(2, 3)}
-    yield (index, make(5, 4)), {"scale_grad_by_freq": True}
-
-
-@embedding_bag.error_samples
-def _(make):
-    index = make(6, dtype=torch.int64, low=0, high=5)
-    yield index, make(5, 4)
-    yield make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4), torch.tensor([0, 2])
-    yield (make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)), {"mode": "median"}
-    yield (make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)), {"per_sample_weights": make(2, 3)}
 
 
 _run = opaque.typed_by_running(torch.embedding_bag, "embedding_bag")
@@ -257,10 +215,18 @@ def native_embedding_bag(weight, *args, **kwargs):
     return like(out, dtype=weight.dtype), *kept
 
 
-native_embedding_bag.info["not_differentiable"] = (1, 2, 3)
+native_embedding_bag.nondifferentiable = (1, 2, 3)
 
 
-@native_embedding_bag.samples
-def _(make):
-    yield make(5, 4), make(6, dtype=torch.int64, low=0, high=5), torch.tensor([0, 2])
-    yield make(5, 4), make(6, dtype=torch.int64, low=0, high=5), torch.tensor([0, 2]), False, 1
+embedding.selects = True
+
+
+def _embedding_backward_meta(g, indices, num_weights, padding_idx, scale_grad_by_freq, sparse):
+    if sparse:
+        raise NotImplementedError(
+            "embedding_backward with sparse=True gives a sparse tensor, of which thunder knows no type"
+        )
+    return like(g, (num_weights, g.shape[-1]))
+
+
+embedding_backward = kernel("embedding_backward", "default", _embedding_backward_meta, public="embedding_backward")

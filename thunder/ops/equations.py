@@ -16,9 +16,10 @@ from thunder.core.dtypes import int32, int64, real_of
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol, current_recorder
 from thunder.ops.backward import kernel, sum_to
-from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.dims import wrap_dim
 from thunder.ops.factorizations import _CPU, matrices, mT, of_square, product, square, types
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.shape import adjoint
 from thunder.ops.torch_types import to_torch_dtype
@@ -74,7 +75,7 @@ def solve_ex(A, B, *, left=True, check_errors=False):
     return types.linalg_solve_ex((x, like(A, x.shape[: len(x.shape) - (1 if _is_vector(A, B) else 2)], int32)))
 
 
-solve_ex.info["not_differentiable"] = (1,)
+solve_ex.nondifferentiable = (1,)
 
 
 def _solve_parts(A, B, left, check_errors):
@@ -144,7 +145,7 @@ def _solve_rules(symbol: Symbol, pair: bool) -> None:
         x, g = (y[0], g[0]) if pair else (y, g)
         return _solved(g, A, B, x, left, lambda g: linalg_solve(mT(A), g, left=left))
 
-    symbol.info["functional_rule"] = again
+    symbol.functional_derivative = again
 
 
 def _check(name: str, info, A) -> None:
@@ -153,30 +154,6 @@ def _check(name: str, info, A) -> None:
 
 _solve_rules(linalg_solve, False)
 _solve_rules(solve_ex, True)
-
-
-def _well(make, *shape):
-    return make(*shape) + 4 * torch.eye(shape[-1])
-
-
-@linalg_solve.samples
-def _(make):
-    yield _well(make, 3, 3), make(3)
-    yield _well(make, 2, 3, 3), make(2, 3, 4)
-    yield _well(make, 2, 3, 3), make(2, 3)
-    yield (_well(make, 3, 3), make(2, 4, 3)), {"left": False}
-
-
-@solve_ex.samples
-def _(make):
-    yield _well(make, 3, 3), make(3)
-    yield _well(make, 2, 3, 3), make(2, 3, 4)
-
-
-@linalg_solve.error_samples
-def _(make):
-    yield make(3, 2), make(3)
-    yield make(3, 3), make(2, 4)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -220,28 +197,6 @@ def _(b, A, upper=True, transpose=False, unitriangular=False):
     return sum_to(of_b, b.shape), sum_to(_strict(of_a, upper, unitriangular) + of_copy, A.shape)
 
 
-@linalg_solve_triangular.samples
-def _(make):
-    yield (_well(make, 3, 3), make(3, 2)), {"upper": True}
-    yield (_well(make, 2, 3, 3), make(4, 3)), {"upper": False, "left": False, "unitriangular": True}
-
-
-@triangular_solve.samples
-def _(make):
-    yield make(3, 2), _well(make, 3, 3)
-    yield make(3, 2), _well(make, 2, 3, 3), False, True, True
-
-
-@linalg_solve_triangular.error_samples
-def _(make):
-    yield (make(3, 2), make(3, 2)), {"upper": True}
-
-
-@triangular_solve.error_samples
-def _(make):
-    yield make(3, 2), make(2, 3)
-
-
 # ---------------------------------------------------------------------------------------------------------------- LU
 
 
@@ -274,7 +229,7 @@ def linalg_lu(A, *, pivot=True):
     return types.linalg_lu((p if pivot else like(A, (0,)), l, u))
 
 
-linalg_lu.info["not_differentiable"] = (0,)
+linalg_lu.nondifferentiable = (0,)
 
 
 @torch_prim(torch.lu_unpack)
@@ -292,7 +247,7 @@ def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
     )
 
 
-lu_unpack.info["not_differentiable"] = (0,)
+lu_unpack.nondifferentiable = (0,)
 
 
 @composite(torch.lu, torch.functional.lu, name="lu", autocast=_CPU)
@@ -423,36 +378,6 @@ _matrix_samples(lu_factor_ex, {"check_errors": True})
 _matrix_samples(linalg_lu)
 
 
-@lu_unpack.samples
-def _(make):
-    for shape in ((3, 3), (2, 4, 3), (3, 5)):
-        yield make(*shape), torch.arange(1, min(shape[-2:]) + 1, dtype=torch.int32).expand(*shape[:-2], -1).contiguous()
-
-
-@linalg_lu_solve.samples
-def _(make):
-    LU, pivots = _well(make, 2, 3, 3), torch.tensor([2, 3, 3], dtype=torch.int32)
-    for left in (True, False):
-        for transposed in (True, False):
-            yield (LU, pivots.expand(2, 3).contiguous(), make(2, 3, 3)), {"left": left, "adjoint": transposed}
-    yield LU[0], pivots, make(2, 3, 4)
-
-
-@old_lu_solve.samples
-def _(make):
-    yield make(3, 2), _well(make, 3, 3), torch.tensor([2, 3, 3], dtype=torch.int32)
-
-
-@lu_unpack.error_samples
-def _(make):
-    yield make(3, 3), torch.tensor([1, 2, 3])
-
-
-@linalg_lu_solve.error_samples
-def _(make):
-    yield make(3, 3), torch.tensor([1, 2], dtype=torch.int32), make(3, 3)
-
-
 # ---------------------------------------------------------------------------------------------------------------- LDL:
 # PyTorch has no derivatives
 
@@ -478,16 +403,6 @@ def ldl_solve(LD, pivots, B, *, hermitian=False):
             f"torch.linalg.ldl_solve: pivots {list(pivots.shape)} and B {list(B.shape)} do not fit LD {list(LD.shape)}"
         )
     return like(B, (*broadcast_shapes(LD.shape[:-2], B.shape[:-2]), *_sides(LD, B, True)))
-
-
-@ldl_solve.samples
-def _(make):
-    yield _well(make, 3, 3), torch.tensor([1, 2, 3], dtype=torch.int32), make(3, 2)
-
-
-@ldl_solve.error_samples
-def _(make):
-    yield make(3, 3), torch.tensor([1, 2], dtype=torch.int32), make(3, 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------- least
@@ -534,7 +449,7 @@ def pinv(A, rcond=None, hermitian=False, *, atol=None, rtol=None):
     return product(left * LTORCH["unsqueeze"](inverted, -2), adjoint(right))
 
 
-@alias(torch.linalg.pinv)
+@alias(torch.linalg.pinv, over=pinv)
 def _pinv_call(*args, **kwargs):
     """Under autocast PyTorch casts the product that it ends in."""
     recorder = current_recorder()
@@ -589,41 +504,7 @@ def lstsq(A, b, rcond=None, *, driver=None):
     ))  # fmt: skip
 
 
-lstsq.info["not_differentiable"] = (2, 3)
-
-
-@pinv.samples
-def _(make):
-    yield (make(2, 4, 3),)
-    yield (make(3, 4),), {"rtol": 1e-3, "atol": 1e-4}
-    yield make(3, 4), 1e-3
-    x = make(3, 3)
-    yield (x + x.mT,), {"hermitian": True}
-    yield (make(2, 4, 3),), {"atol": torch.tensor([0.1, 0.0], dtype=x.dtype)}
-
-
-@pinverse.samples
-def _(make):
-    yield (make(2, 4, 3),)
-
-
-@lstsq.samples
-def _(make):
-    # gelsy, which is taken by default, begins with pivots that happen to be in memory
-    yield (make(4, 3), make(4, 2)), {"driver": "gels"}
-    yield (make(2, 4, 3), make(2, 4, 2)), {"driver": "gels"}
-    yield (make(4, 3), make(4, 2)), {"driver": "gelsd"}
-
-
-@pinv.error_samples
-def _(make):
-    yield (make(3),)
-
-
-@lstsq.error_samples
-def _(make):
-    yield make(4, 3), make(3, 2)
-    yield (make(4, 3), make(4, 2)), {"driver": "gelsx"}
+lstsq.nondifferentiable = (2, 3)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -657,28 +538,6 @@ def tensorsolve(A, B, dims=None):
         )
     matrix = LTORCH["reshape"](A, (math.prod(B.shape), math.prod(found)))
     return LTORCH["reshape"](linalg_solve(matrix, LTORCH["reshape"](B, (math.prod(B.shape),))), found)
-
-
-@tensorinv.samples
-def _(make):
-    yield (make(2, 3, 6),)
-    yield make(4, 2, 2), 1
-
-
-@tensorsolve.samples
-def _(make):
-    yield make(2, 3, 6), make(2, 3)
-    yield make(2, 6, 3), make(2, 3), (1,)
-
-
-@tensorinv.error_samples
-def _(make):
-    yield (make(2, 3, 5),)
-
-
-@tensorsolve.error_samples
-def _(make):
-    yield make(2, 3, 5), make(2, 3)
 
 
 # ---------------------------------------------------------------------------------------------------------------- of
@@ -731,33 +590,17 @@ def lobpcg(
     return like(A, (*batch, count)), like(A, (*batch, m, count))
 
 
-@svd_lowrank.samples
-def _(make):
-    yield make(5, 4), 3
-    yield make(2, 5, 4), 2, 1
-
-
-@pca_lowrank.samples
-def _(make):
-    yield make(5, 4), 3
-
-
-@lobpcg.samples
-def _(make):
-    x = make(9, 9)
-    yield x @ x.mT + torch.eye(9), 2
-
-
-@pca_lowrank.error_samples
-def _(make):
-    yield make(5, 4), 5
-
-
-@lobpcg.error_samples
-def _(make):
-    yield make(4, 4), 2
-
-
 # PyTorch composes these of the same operations
-for _symbol in (old_lu, old_lu_solve, pinverse, tensorinv, tensorsolve):
-    _symbol.info["by_parts"] = True
+declare(old_lu, old_lu_solve, pinverse, tensorinv, tensorsolve, differentiate_decomposition=True)
+# a rule that is PyTorch's formula in another order; `tests/test_numerics_options.py` asks it of every operation
+declare(pinv, pinverse, exact_derivative=False)
+declare(
+    *(LTORCH[f"linalg_{name}"] for name in (
+        "ldl_factor", "ldl_factor_ex", "solve", "solve_ex", "solve_triangular", "lu_factor_ex", "lu_factor",
+        "lu", "lu_solve", "ldl_solve", "lstsq",
+        "tensorinv", "tensorsolve",
+    )),
+    old_lu, old_lu_solve, pinv, pinverse, synchronises=True,
+)  # fmt: skip
+# PyTorch composes it of others, which autocast casts
+casts_inside(torch.linalg.pinv, torch.pinverse)

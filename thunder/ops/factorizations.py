@@ -17,7 +17,7 @@ from thunder.core.dtypes import complex_of, int32, real_of
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol
 from thunder.ops.backward import kernel, sum_to
-from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.shape import adjoint
 
@@ -98,7 +98,7 @@ def of_square(
         return result(a)
 
     symbol = torch_prim(*functions, name=name, autocast=autocast)(meta)
-    symbol.info["not_differentiable"] = info
+    symbol.nondifferentiable = info
 
     def well(make, *shape):
         x = make(*shape)
@@ -170,7 +170,7 @@ def matrix_power(A, n):
         power = product(power, power)
 
 
-@alias(torch.linalg.matrix_power, torch.matrix_power, torch.Tensor.matrix_power)
+@alias(*matrix_power.torch_functions, over=matrix_power)
 def _power_call(A, n):
     """A negative power is one of the inverse, which autocast treats otherwise than products."""
     if n >= 0 or len(A.shape) < 2:
@@ -179,21 +179,8 @@ def _power_call(A, n):
 
 
 # PyTorch composes it of products, which are what autocast casts; the gradient of the power 0 is zeros
-matrix_power.info["by_parts"] = lambda A, n: n != 0
-matrix_power.info["autocast_when"] = lambda kind, args, kwargs: args[1] not in (0, 1)
-
-
-@matrix_power.samples
-def _(make):
-    yield make(3, 3), 3
-    yield make(2, 3, 3), 0
-    for n in (1, 5, -2):
-        yield make(3, 3) + 4 * torch.eye(3), n
-
-
-@matrix_power.error_samples
-def _(make):
-    yield make(3, 2), 2
+matrix_power.differentiate_decomposition = lambda A, n: n != 0
+matrix_power.autocast_when = lambda kind, args, kwargs: args[1] not in (0, 1)
 
 
 def _of_inverse(symbol: Symbol, pair: bool) -> None:
@@ -244,13 +231,6 @@ for _symbol in (cholesky, old_cholesky, cholesky_ex):
     _of_cholesky(_symbol, _symbol is cholesky_ex)
 
 
-@old_cholesky.samples
-def _(make):
-    x = make(2, 3, 3)
-    yield (x @ x.mT + torch.eye(3),)
-    yield (x[0] @ x[0].mT + torch.eye(3), True)
-
-
 @torch_prim(torch.cholesky_inverse, torch.Tensor.cholesky_inverse, autocast=_CPU)
 def cholesky_inverse(a, upper=False):
     """The inverse of the matrix whose Cholesky factor is `a`."""
@@ -287,22 +267,6 @@ def _(b, a, upper=False):
     common = product(of_b, mT(y))
     common = common + mT(common)
     return sum_to(of_b, b.shape), sum_to(LTORCH["neg"](product(a, common) if upper else product(common, a)), a.shape)
-
-
-def _factors(make):
-    return torch.tril(make(2, 3, 3)) + 3 * torch.eye(3)
-
-
-@cholesky_inverse.samples
-def _(make):
-    yield (_factors(make),)
-    yield (_factors(make).mT.contiguous(), True)
-
-
-@cholesky_solve.samples
-def _(make):
-    yield make(2, 3, 4), _factors(make)
-    yield make(3, 4), _factors(make).mT.contiguous(), True
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -445,36 +409,6 @@ def _(A, *, driver=None):
     return (product(u * LTORCH["unsqueeze"](g, -2), vh),)
 
 
-@linalg_svd.samples
-def _(make):
-    yield make(2, 4, 3), False
-    yield make(3, 4), False
-    yield (make(4, 3),)
-
-
-@svdvals.samples
-def _(make):
-    yield (make(2, 4, 3),)
-    yield (make(3, 4),)
-
-
-@old_svd.samples
-def _(make):
-    yield (make(2, 4, 3),)
-    yield make(3, 4), False
-    yield make(3, 4), True, False
-
-
-@linalg_svd.error_samples
-def _(make):
-    yield (make(3),)
-
-
-@svdvals.error_samples
-def _(make):
-    yield (make(3),)
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # orthogonal and triangular
 
@@ -519,25 +453,6 @@ def _(A, mode="reduced"):
     return (product(q, gr + LTORCH["pad"](inner, (0, n - m))),)
 
 
-@linalg_qr.samples
-def _(make):
-    yield (make(2, 4, 3),)
-    yield (make(3, 3), "complete")
-    yield (make(2, 3, 5),)
-
-
-@old_qr.samples
-def _(make):
-    yield (make(2, 4, 3),)
-    yield (make(3, 4), False)
-
-
-@linalg_qr.error_samples
-def _(make):
-    yield (make(3),)
-    yield make(3, 3), "full"
-
-
 @torch_prim(torch.geqrf, torch.Tensor.geqrf, autocast=_CPU)
 def geqrf(a):
     """Householder reflectors and their factors; PyTorch has no derivative."""
@@ -570,7 +485,7 @@ def ormqr(a, tau, other, left=True, transpose=False):
 
 
 # PyTorch's derivative, which gives None where there are no reflectors
-householder_product.info["complex_rule"] = ormqr.info["complex_rule"] = True
+householder_product.complex_derivative = ormqr.complex_derivative = True
 
 
 def _empty(*tensors) -> bool:
@@ -593,37 +508,16 @@ def _(a, tau, other, left=True, transpose=False):
     return None, None, ormqr(a, tau, g, left, not transpose)
 
 
-@geqrf.samples
-def _(make):
-    yield (make(2, 4, 3),)
-
-
-@householder_product.samples
-def _(make):
-    yield make(2, 4, 3), make(2, 3)
-
-
-@ormqr.samples
-def _(make):
-    yield make(4, 3), make(3), make(4, 2)
-    yield make(4, 3), make(3), make(2, 4), False, True
-
-
-@geqrf.error_samples
-def _(make):
-    yield (make(3),)
-
-
-@householder_product.error_samples
-def _(make):
-    yield make(3, 4), make(3)
-
-
-@ormqr.error_samples
-def _(make):
-    yield make(4, 3), make(3), make(3, 2)
-
-
 # PyTorch composes these of the same operations
-for _symbol in (old_svd, old_qr):
-    _symbol.info["by_parts"] = True
+declare(old_svd, old_qr, differentiate_decomposition=True)
+# rules that are PyTorch's formulas in another order; `tests/test_numerics_options.py` asks it of every operation
+declare(LTORCH["linalg_svd"], old_svd, exact_derivative=False)
+# MAGMA and cuSOLVER are told sizes and tell errors on the host
+declare(
+    *(LTORCH[f"linalg_{name}"] for name in (
+        "inv", "inv_ex", "det", "slogdet", "cholesky", "cholesky_ex", "eigh", "eigvalsh", "eig", "eigvals", "svd",
+        "svdvals", "qr", "householder_product",
+    )),
+    *(LTORCH[name] for name in ("logdet", "cholesky", "cholesky_inverse", "cholesky_solve", "svd", "qr")),
+    synchronises=True,
+)  # fmt: skip

@@ -32,7 +32,7 @@ def _define(name: str, each: Callable) -> None:
         )
 
     symbol = composite(*[function] if function else (), name=f"_foreach_{name}")(decomposition)
-    symbol.info["by_parts"] = True
+    symbol.differentiate_decomposition = True
     register_list_inplace(symbol, inplace)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, user_location
 from thunder.core.unbacked import fresh_size
@@ -17,8 +18,8 @@ from thunder.ops import define
 from thunder.ops import shape_prims as prims
 from thunder.ops.backward import getitem_backward, index_backward, select_backward, slice_backward, sum_to
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, alias, composite, prim
-from thunder.ops.dims import along
+from thunder.ops.define import LTORCH, PRIMS, alias, composite, declare, prim
+from thunder.ops.dims import along, by_mask
 from thunder.ops.promotion import broadcast_shapes, is_number
 
 _BIG = 1 << 60  # slice ends beyond any size
@@ -332,43 +333,9 @@ def _index_tensor(entry: tuple, a: TensorProxy):
 
 METHODS["__getitem__"] = getitem
 # indexing with tensors or lists gathers: only the basic forms are views
-getitem.info["views"] = lambda a, key: (
+getitem.may_view = lambda a, key: (
     not any(isinstance(k, (TensorProxy, list)) for k in (key if isinstance(key, tuple) else (key,)))
 )
-
-
-@getitem.samples
-def _(make):
-    rows = make(2, 2, dtype=torch.int64, low=0, high=3)
-    yield make(4, 3), 1
-    yield make(4, 3), -1
-    yield make(4, 3), slice(1, 3)
-    yield make(4, 3), slice(None, None, 2)
-    yield make(4, 3), (slice(3, 1), 0)
-    yield make(4, 3), (..., -1)
-    yield make(4, 3), (None, slice(None), None, 0)
-    yield make(4, 3, 2), (..., slice(-2, None))
-    yield make(4, 3), ...
-    yield make(4, 3), ()
-    yield make(4, 3), (slice(None), slice(-10, 10))
-    yield make(4, 3), rows
-    yield make(4, 3, 2), (slice(None), rows)
-    yield make(4, 3, 5), (rows, slice(None), rows)
-    yield make(4, 3, 5), (rows, rows)
-    yield make(4, 3, 5), (0, rows, slice(1, 4))
-    yield make(4, 3, 5), (rows, 0, rows)
-    yield make(4, 3), (None, rows)
-    yield make(4, 3), make(dtype=torch.int64, low=0, high=3)
-
-
-@getitem.error_samples
-def _(make):
-    yield make(4, 3), 4
-    yield make(4, 3), (0, 0, 0)
-    yield make(4, 3), slice(None, None, -1)
-    yield make(4, 3), "a"
-    yield make(), 0
-    yield make(4, 3), make(2)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -417,25 +384,7 @@ def setitem_(a, key, value):
     return a
 
 
-setitem.info["inplace"] = setitem_, {0: 0}
-
-
-@setitem.samples
-def _(make):
-    rows = make(2, dtype=torch.int64, low=0, high=3)
-    yield make(4, 3), 1, 2.0
-    yield make(4, 3), (slice(None), 0), make(4)
-    yield make(4, 3), (slice(1, 3), slice(None)), make(3)
-    yield make(4, 3), rows, make(2, 3)
-    yield make(4, 3), slice(0, 2), make(2, 3, dtype=torch.int64, low=0, high=9)
-    yield make(4, 3), make(4, 3, dtype=torch.bool), 1.5
-    yield make(4, 3), ..., make()
-
-
-@setitem.error_samples
-def _(make):
-    yield make(4, 3), (slice(None), 0), make(3)
-    yield make(4, 3), 5, 1.0
+setitem.in_place = InPlaceForm(setitem_, {0: 0})
 
 
 # ---------------------------------------------------------------------------------------------------------------- other
@@ -455,18 +404,6 @@ def slice_scatter(a, src, dim=0, start=None, end=None, step=1):
 @composite(torch.select_scatter, torch.Tensor.select_scatter)
 def select_scatter(a, src, dim, index):
     return setitem(a, along(a, dim, index), src)
-
-
-@slice_scatter.samples
-def _(make):
-    yield make(4, 3), make(2, 3), 0, 1, 3
-    yield (make(4, 3), make(4, 2)), {"dim": 1, "step": 2}
-
-
-@select_scatter.samples
-def _(make):
-    yield make(4, 3), make(3), 0, 1
-    yield make(4, 3), make(4), -1, -1
 
 
 # --- derivatives: the way back through each step of the selection, as PyTorch's autograd goes
@@ -568,3 +505,8 @@ def _scatter_rule(symbol, key):
 
 _scatter_rule(slice_scatter, lambda a, dim=0, start=None, end=None, step=1: along(a, dim, slice(start, end, step)))
 _scatter_rule(select_scatter, lambda a, dim, index: along(a, dim, index))
+
+
+declare(PRIMS["index"], PRIMS["copy_with_setitem"], setitem, checks_data=True)
+declare(getitem, setitem, PRIMS["index"], synchronises=by_mask)
+PRIMS["index"].selects = True

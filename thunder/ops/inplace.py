@@ -12,7 +12,9 @@ from collections.abc import Callable
 import torch
 
 from thunder import compat
+from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import METHODS, TensorProxy, like, map_structure, proxies_in
+from thunder.core.recording import undecided
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, hashable, user_location
 from thunder.core.unbacked import check_shapes
 from thunder.errors import CaptureError, DataDependentError
@@ -48,23 +50,12 @@ def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
         for each, value in zip(target, symbol(*args, **kwargs), strict=True):
             overwrite(each, value, symbol.name)
         return target
-    if symbol.name in _UNDONE:
+    if symbol.undo is not None:
         return _rearrange(symbol, *(symbol._by_position(args, kwargs) if kwargs else (args, {})))
-    if (check := symbol.info.get("check_in_place")) is not None:
+    if (check := symbol.check_in_place) is not None:
         check(*args, **kwargs)
     _check_overlap(inplace_form(symbol), target, args, kwargs)
     return overwrite(target, symbol(*args, **kwargs), symbol.name)
-
-
-# operations that change a tensor's shape in place -> (symbol, arguments) of what undoes it
-_UNDONE: dict[str, Callable] = {
-    "t": lambda a: (LTORCH["t"], ()),
-    "transpose": lambda a, dim0, dim1: (LTORCH["transpose"], (dim0, dim1)),
-    "squeeze": lambda a, dim=None: (LTORCH["view"], (a.shape,)),
-    "unsqueeze": lambda a, dim: (LTORCH["squeeze"], (dim,)),
-    "as_strided": lambda a, *args: None,
-    "detach": lambda a: None,
-}
 
 
 def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
@@ -74,7 +65,7 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     assert recorder is not None, "in-place operations are recorded"
     memory, now = recorder.memory, recorder.latest(target)
     made = (
-        any(o is memory.holder(target) for line in recorder.bound_symbols for o in line.outputs)
+        any(o is memory.holder(target) for operation in recorder.bound_symbols for o in operation.outputs)
         if memory is not None
         else True
     )
@@ -87,13 +78,13 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
         _refuse(f"{symbol.name}_ changes the shape of a tensor in place")
     if recorder.context.grad_enabled and now.requires_grad:
         memory.joins_history(target)
-    memory.rearrange(target, symbol, tuple(rest), _UNDONE[symbol.name](now, *rest))
+    memory.rearrange(target, symbol, tuple(rest), symbol.undo(now, *rest))
     return memory.holder(target)
 
 
 @functools.cache
 def rearranging(symbol: Symbol) -> Symbol:
-    """The in-place form of an operation that changes a shape, as a line: its result is its argument in its new
+    """The in-place form of an operation that changes a shape, as an operation: its result is its argument in its new
     shape."""
 
     def meta(a, *args):
@@ -109,7 +100,7 @@ def rearranging(symbol: Symbol) -> Symbol:
         tags=tags,
         fn=inplace_form(symbol),
     )
-    made.info["rearranges"] = True
+    made.changes_metadata = True
     return made
 
 
@@ -174,7 +165,8 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
     with compat.DisableTorchFunction(), torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            layouts = {memory.holder(p): memory.layout(p) for p in (target, *others)}
+            with undecided():
+                layouts = {memory.holder(p): memory.layout(p) for p in (target, *others)}
         except DataDependentError:
             if function is operator.setitem and _is_own_view(memory, *args):
                 return
@@ -203,12 +195,12 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
 
 def _is_own_view(memory: Memory, a: TensorProxy, key, value) -> bool:
     """Whether `a[key] = value` puts `a[key]` back in its place, as `a[key] += 1` does."""
-    line, shown = memory.view_of.get(memory.holder(value), (None, None))
+    operation, shown = memory.view_of.get(memory.holder(value), (None, None))
     return (
-        line is not None
+        operation is not None
         and shown is memory.holder(a)
-        and line.sym is LTORCH["getitem"]
-        and hashable(line.args[1]) == hashable(key)
+        and operation.sym is LTORCH["getitem"]
+        and hashable(operation.args[1]) == hashable(key)
     )
 
 
@@ -227,10 +219,10 @@ def _overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _own(recorder: Recorder):
-    """Where nothing is written back, only what the lines of the recorder made may be written to."""
+    """Where nothing is written back, only what the operations of the recorder made may be written to."""
 
     def check(base: TensorProxy, is_view: bool, detached: bool) -> None:
-        if not any(o is base for line in recorder.bound_symbols for o in line.outputs):
+        if not any(o is base for operation in recorder.bound_symbols for o in operation.outputs):
             _refuse("an in-place operation writes to a tensor that was passed in")
 
     return check
@@ -282,9 +274,11 @@ also_written = Symbol(
 )
 
 
-def writes_back(line: BoundSymbol) -> bool:
-    """Whether a line only changes an argument: what it was before is not read through it."""
-    return line.sym in (write_back, write_back_uncounted, count_write, also_written) or "rearranges" in line.sym.info
+def writes_back(operation: BoundSymbol) -> bool:
+    """Whether an operation only changes an argument: what it was before is not read through it."""
+    return (
+        operation.sym in (write_back, write_back_uncounted, count_write, also_written) or operation.sym.changes_metadata
+    )
 
 
 def _refuse(reason: str):
@@ -302,7 +296,7 @@ def overwriting(symbol: Symbol) -> None:
         return write(symbol, args, kwargs) if wanted else symbol(*args, **kwargs)
 
     call.__name__ = symbol.name
-    alias(*symbol.torch_functions)(call)
+    alias(*symbol.torch_functions, over=symbol)(call)
     register_inplace(symbol, symbol.name)
 
 
@@ -477,20 +471,13 @@ def copied_into(a, src):
     return like(a)
 
 
-copied_into.info["inplace"] = torch.Tensor.copy_, {0: 0}
+copied_into.in_place = InPlaceForm(torch.Tensor.copy_, {0: 0})
 
 
 @copied_into.vjp
 def _(a, src):
     g = yield copied_into(a, src)
     return LTORCH["zeros_like"](g), sum_to(LTORCH["to"](g, dtype=src.dtype, device=src.device), src.shape)
-
-
-@copied_into.samples
-def _(make):
-    yield make(3, 4), make(3, 4)
-    yield make(3, 4), make(4)
-    yield make(3, 4), make(3, 1, dtype=torch.int64, low=0, high=9)
 
 
 @alias(torch.Tensor.copy_)
@@ -517,12 +504,6 @@ def _(a, value):
     return LTORCH["zeros_like"](g), LTORCH["to"](LTORCH["sum"](g), dtype=value.dtype) if type(
         value
     ) is TensorProxy else None
-
-
-@fill.samples
-def _(make):
-    yield make(3, 4), 2
-    yield make(3, 4), make()
 
 
 register_inplace(fill, "fill")

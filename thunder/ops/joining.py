@@ -13,7 +13,7 @@ from thunder.core.unbacked import as_size, fresh_size
 from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, alias, composite, prim
+from thunder.ops.define import LTORCH, alias, composite, declare, prim
 from thunder.ops.dims import ceil_div, wrap_dim
 from thunder.ops.promotion import same_device
 from thunder.ops.shape import MOVES, VIEW, expand, reshape, slice_dim, unsqueeze
@@ -69,23 +69,6 @@ def cat(tensors, dim=0):
     return prims.cat([convert(t, target) for t in kept], d)
 
 
-@cat.samples
-def _(make):
-    yield [make(2, 3), make(4, 3)], 0
-    yield [make(2, 3), make(2, 1)], -1
-    yield [make(2, dtype=torch.int64), make(3)], 0
-    yield [make(0), make(2, 3)], 0
-    yield ([make(2, 3)],)
-
-
-@cat.error_samples
-def _(make):
-    yield [make(2, 3), make(2, 4)], 0
-    yield [make(2, 3), make(2)], 0
-    yield [make(), make()], 0
-    yield ([],)
-
-
 def _stack_meta(tensors, dim=0):
     if not len(tensors):
         raise RuntimeError("stack expects a non-empty TensorList")
@@ -106,18 +89,6 @@ def _stack_meta(tensors, dim=0):
 def stack(tensors, dim=0):
     d = wrap_dim(dim, len(tensors[0].shape) + 1)
     return cat([unsqueeze(t, d) for t in tensors], d)
-
-
-@stack.samples
-def _(make):
-    yield [make(2, 3), make(2, 3)], 0
-    yield [make(2, 3), make(2, 3), make(2, 3)], -1
-    yield ([make(), make()],)
-
-
-@stack.error_samples
-def _(make):
-    yield [make(2, 3), make(2, 4)], 0
 
 
 def _stacking(name: str, rank: int, dim: int, *functions) -> None:
@@ -145,11 +116,6 @@ _stacking("dstack", 3, 2, torch.dstack)
 @composite(torch.column_stack, tags=MOVES)
 def column_stack(tensors):
     return cat([t if len(t.shape) > 1 else reshape(t, (t.shape[0], 1) if t.shape else (1, 1)) for t in tensors], 1)
-
-
-@column_stack.samples
-def _(make):
-    yield ([make(3), make(3, 2)],)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -216,19 +182,6 @@ def split(a, split_size_or_sections, dim=0):
     return _sliced_parts(a, d, _split_sizes(a, split_size_or_sections, d))
 
 
-@split.samples
-def _(make):
-    yield make(7, 2), 3
-    yield make(7, 2), [2, 5]
-    yield make(2, 6), 2, -1
-
-
-@split.error_samples
-def _(make):
-    yield make(7, 2), [2, 4]
-    yield make(7, 2), 2, 2
-
-
 @alias(torch.Tensor.split, torch.Tensor.unsafe_split)
 def split_method(a, split_size, dim=0):
     return split(a, split_size, dim)
@@ -266,18 +219,6 @@ def _chunk_meta(a, chunks, dim=0):
 def chunk(a, chunks, dim=0):
     d = wrap_dim(dim, len(a.shape))
     return _sliced_parts(a, d, _chunk_sizes(a, chunks, d))
-
-
-@chunk.samples
-def _(make):
-    yield make(6, 2), 3
-    yield make(7, 2), 3
-    yield make(2, 5), 4, -1
-
-
-@chunk.error_samples
-def _(make):
-    yield make(6, 2), 0
 
 
 def _tensor_split_sizes(a, indices_or_sections, dim: int) -> list:
@@ -319,14 +260,6 @@ def _tensor_split_meta(a, indices_or_sections=None, dim=0):
 def tensor_split(a, indices_or_sections=None, dim=0):
     d = wrap_dim(dim, len(a.shape))
     return tuple(slice_dim(a, d, s, e) for s, e in _tensor_split_sizes(a, indices_or_sections, d))
-
-
-@tensor_split.samples
-def _(make):
-    yield make(7, 2), 3
-    yield make(7, 2), (2, 5)
-    yield make(2, 5), (1, -1), 1
-    yield make(7, 2), (4, 2)
 
 
 def _axis_split(name: str, rank: int, axis: int) -> None:
@@ -378,17 +311,6 @@ def unbind(a, dim=0):
     return tuple(prims.squeeze(slice_dim(a, d, i, i + 1), (d,)) for i in range(concrete(a.shape[d])))
 
 
-@unbind.samples
-def _(make):
-    yield make(3, 2), 0
-    yield make(3, 2), -1
-
-
-@unbind.error_samples
-def _(make):
-    yield make(), 0
-
-
 def _selected(a, dim, index) -> tuple:
     if not a.shape:
         raise IndexError("select() cannot be applied to a 0-dim tensor.")
@@ -414,18 +336,6 @@ def select(a, dim, index):
         return prims.squeeze(LTORCH["index_select"](a, d, reshape(index, (1,))), (d,))
     d, i = _selected(a, dim, index)
     return prims.squeeze(slice_dim(a, d, i, i + 1), (d,))
-
-
-@select.samples
-def _(make):
-    yield make(3, 2), 0, 1
-    yield make(3, 2), -1, -2
-
-
-@select.error_samples
-def _(make):
-    yield make(3, 2), 0, 3
-    yield make(), 0, 0
 
 
 def _narrowed(a, dim, start, length) -> tuple:
@@ -458,17 +368,6 @@ def _narrow_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 def narrow(a, dim, start, length):
     d, first = _narrowed(a, dim, start, length)
     return slice_dim(a, d, first, first + length)
-
-
-@narrow.samples
-def _(make):
-    yield make(5, 2), 0, 1, 3
-    yield make(5, 2), 0, -2, 2
-
-
-@narrow.error_samples
-def _(make):
-    yield make(5, 2), 0, 3, 3
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -512,13 +411,6 @@ def repeat_interleave(a, repeats=None, dim=None, *, output_size=None):
         return LTORCH["index_select"](a, d, repeated_places(repeats, output_size))
     spread = expand(unsqueeze(a, d + 1), (*shape[: d + 1], repeats, *shape[d + 1 :]))
     return prims.reshape(spread, (*shape[:d], n, *shape[d + 1 :]))
-
-
-@repeat_interleave.samples
-def _(make):
-    yield make(3, 2), 2
-    yield make(3, 2), 2, 0
-    yield make(3, 2), 3, -1
 
 
 # --- derivatives
@@ -600,7 +492,7 @@ def _(a, repeats, dim=None, *, output_size=None):
 
 
 # PyTorch composes these of the same operations
-for _symbol in (
+declare(
     column_stack,
     LTORCH["hstack"],
     LTORCH["vstack"],
@@ -608,5 +500,5 @@ for _symbol in (
     LTORCH["hsplit"],
     LTORCH["vsplit"],
     LTORCH["dsplit"],
-):
-    _symbol.info["by_parts"] = True
+    differentiate_decomposition=True,
+)

@@ -1,4 +1,4 @@
-"""How tensors lie in memory, and how PyTorch's functions lay out their results: lines that run on fake tensors."""
+"""How tensors lie in memory, and how PyTorch's functions lay out their results: operations that run on fake tensors."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def run_line(line: BoundSymbol, values: dict[Proxy, object]) -> None:
-    """Calls the PyTorch functions of a line, or of its decomposition, with the values known so far, and adds its
+def run_line(operation: BoundSymbol, values: dict[Proxy, object]) -> None:
+    """Calls the PyTorch functions of an operation, or of its decomposition, with the values known so far, and adds its
     results to them."""
-    if line.sym.fn is None:
-        for sub in line.subsymbols:
+    if operation.sym.fn is None:
+        for sub in operation.subsymbols:
             run_line(sub, values)
-        values.update({old: values.get(new, new) for old, new in line.aliases.items()})
+        values.update({old: values.get(new, new) for old, new in operation.aliases.items()})
         return
 
     def real(x):
         return values[x] if isinstance(x, Proxy) else x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
 
     try:
-        result = line.sym.fn(*map_structure(real, line.args), **map_structure(real, line.kwargs))
+        result = operation.sym.fn(*map_structure(real, operation.args), **map_structure(real, operation.kwargs))
     except (
         ValueError
     ) as error:  # of a view of fake tensors that strides do not allow, where PyTorch's functions raise RuntimeError
         raise RuntimeError(str(error)) from error
-    _name(line.output, result, values)
+    _name(operation.output, result, values)
 
 
 def _name(said, result, values: dict[Proxy, object]) -> None:

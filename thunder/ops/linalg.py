@@ -8,16 +8,18 @@ import math
 import torch
 import torch.nn.functional as F
 
-from thunder.core.dtypes import int64
+from thunder import compat
+from thunder.core.dtypes import int64, to_dtype
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
 from thunder.ops import opaque
 from thunder.ops.backward import sum_to
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, STAND_INS, alias, composite, prim, torch_prim
+from thunder.ops.define import LTORCH, STAND_INS, alias, composite, declare, prim, torch_prim
 from thunder.ops.dims import check_tensor, wrap_dim
 from thunder.ops.elementwise import operator_methods
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device
 from thunder.ops.shape import permute, reshape, unsqueeze
 
@@ -57,7 +59,7 @@ def linear(a, weight, bias=None):
     return linear_prim(a, weight, bias)
 
 
-@alias(F.linear)
+@alias(F.linear, over=linear)
 def _linear(input, weight, *rest, **kwargs):
     """A bias that is a matrix is added as `addmm` adds it, and one of more dimensions, or to more, as to any tensor."""
     bias = (
@@ -70,20 +72,6 @@ def _linear(input, weight, *rest, **kwargs):
         if broadcast_shapes(product.shape, bias.shape) == product.shape:
             return product + convert(bias, product.dtype)
     return linear(input, weight, *rest, **kwargs)
-
-
-@linear.samples
-def _(make):
-    yield make(4, 3), make(5, 3)
-    yield make(2, 4, 3), make(5, 3), make(5)
-    yield make(3), make(5, 3), make(5)
-    yield make(4, 3), make(3)
-
-
-@linear.error_samples
-def _(make):
-    yield make(4, 3), make(5, 4)
-    yield make(4, 3), make(5, 3), make(4)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -125,27 +113,6 @@ def matmul(a, other):
 operator_methods(matmul, "matmul")
 
 
-@matmul.samples
-def _(make):
-    yield make(4, 3), make(3, 5)
-    yield make(3), make(3)
-    yield make(4, 3), make(3)
-    yield make(3), make(3, 4)
-    yield make(2, 4, 3), make(3, 5)
-    yield make(2, 1, 4, 3), make(6, 3, 5)
-    yield make(2, 4, 3), make(3)
-    yield make(3), make(2, 3, 4)
-    yield make(0, 3), make(3, 2)
-
-
-@matmul.error_samples
-def _(make):
-    yield make(4, 3), make(4, 3)
-    yield make(), make(3)
-    yield make(2, 4, 3), make(3, 3, 5)
-    yield make(4, 3), make(3, 4, dtype=torch.int64)
-
-
 def _ranks(name: str, *wanted: tuple) -> None:
     for t, rank, what in wanted:
         if len(t.shape) != rank:
@@ -178,44 +145,6 @@ mv = _product("mv", (2, 1), "vec", torch.mv, torch.Tensor.mv, autocast="cuda:low
 dot = _product("dot", (1, 1), "tensor", torch.dot, torch.Tensor.dot, autocast="cuda:widest")
 
 
-@mm.samples
-def _(make):
-    yield make(4, 3), make(3, 5)
-
-
-@bmm.samples
-def _(make):
-    yield make(2, 4, 3), make(2, 3, 5)
-
-
-@mv.samples
-def _(make):
-    yield make(4, 3), make(3)
-
-
-@dot.samples
-def _(make):
-    yield make(4), make(4)
-
-
-@mm.error_samples
-def _(make):
-    yield make(4, 3), make(4, 3)
-    yield make(2, 4, 3), make(3, 5)
-
-
-@bmm.error_samples
-def _(make):
-    yield make(4, 3), make(4, 3)
-    yield make(2, 4, 3), make(3, 3, 5)
-
-
-@dot.error_samples
-def _(make):
-    yield make(4), make(3)
-    yield make(4, 1), make(4)
-
-
 @composite(torch.vdot, torch.Tensor.vdot, autocast="cuda:widest")
 def vdot(a, other):
     return dot(LTORCH["conj"](a) if a.dtype.category == 3 else a, other)
@@ -228,32 +157,10 @@ def vecdot(x, y, *, dim=-1):
     return like(x, (*shape[:d], *shape[d + 1 :]))
 
 
-@vdot.samples
-def _(make):
-    yield make(4), make(4)
-
-
-@vecdot.samples
-def _(make):
-    yield make(2, 4), make(2, 4)
-    yield (make(2, 4), make(4)), {"dim": 0}
-
-
 @composite(torch.outer, torch.Tensor.outer, torch.ger, torch.Tensor.ger)
 def outer(a, vec2):
     _ranks("outer", (a, 1, "self"), (vec2, 1, "vec2"))
     return unsqueeze(a, 1) * unsqueeze(vec2, 0)
-
-
-@outer.samples
-def _(make):
-    yield make(3), make(4)
-    yield make(3), make(4, dtype=torch.int64)
-
-
-@outer.error_samples
-def _(make):
-    yield make(3, 1), make(4)
 
 
 @composite(torch.inner, torch.Tensor.inner, autocast="cpu:lower cuda:widest")
@@ -269,21 +176,9 @@ def inner(a, other):
 
 
 # on the CPU it is the matrix product inside that is cast; a product of vectors or with a number is none
-inner.info["autocast_when"] = lambda kind, args, kwargs: (
+inner.autocast_when = lambda kind, args, kwargs: (
     len(args[0].shape) > 0 < len(args[1].shape) and (kind != "cpu" or len(args[0].shape) + len(args[1].shape) > 2)
 )
-
-
-@inner.samples
-def _(make):
-    yield make(2, 3), make(4, 3)
-    yield make(3), make(3)
-    yield make(2, 3), make()
-
-
-@inner.error_samples
-def _(make):
-    yield make(2, 3), make(4, 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------- sums
@@ -362,47 +257,7 @@ def _no_growth_in_place(a, x, y, **factors):
         )
 
 
-addbmm.info["check_in_place"] = _no_growth_in_place
-
-
-@addmm.samples
-def _(make):
-    yield make(4, 5), make(4, 3), make(3, 5)
-    yield make(5), make(4, 3), make(3, 5)
-    yield (make(4, 5), make(4, 3), make(3, 5)), {"beta": 0.5, "alpha": 2.0}
-    yield (make(5), make(4, 3), make(3, 5)), {"beta": 0}
-
-
-@addmv.samples
-def _(make):
-    yield make(4), make(4, 3), make(3)
-
-
-@addr.samples
-def _(make):
-    yield make(4, 3), make(4), make(3)
-
-
-@baddbmm.samples
-def _(make):
-    yield make(2, 4, 5), make(2, 4, 3), make(2, 3, 5)
-    yield (make(4, 5), make(2, 4, 3), make(2, 3, 5)), {"beta": 2.0, "alpha": 0.5}
-
-
-@addbmm.samples
-def _(make):
-    yield make(4, 5), make(2, 4, 3), make(2, 3, 5)
-
-
-@addmm.error_samples
-def _(make):
-    yield make(4, 5), make(4, 3), make(4, 5)
-    yield make(3), make(4, 3), make(3, 5)
-
-
-@baddbmm.error_samples
-def _(make):
-    yield make(2, 4, 5), make(2, 4, 3), make(3, 3, 5)
+addbmm.check_in_place = _no_growth_in_place
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -449,7 +304,7 @@ def tensordot(a, b, dims=2, out=None):
 
 
 # else refused, before anything is cast
-tensordot.info["autocast_when"] = lambda kind, args, kwargs: kind != "cpu" or args[0].dtype is args[1].dtype
+tensordot.autocast_when = lambda kind, args, kwargs: kind != "cpu" or args[0].dtype is args[1].dtype
 
 
 def _count(a, dims):
@@ -457,13 +312,6 @@ def _count(a, dims):
     for d in dims:
         out = out * a.shape[d]
     return out
-
-
-@tensordot.samples
-def _(make):
-    yield make(2, 3, 4), make(3, 4, 5)
-    yield make(2, 3, 4), make(4, 2), ([0, 2], [1, 0])
-    yield make(2, 3), make(4), 0
 
 
 @torch_prim(torch.linalg.multi_dot, autocast="lower")
@@ -474,12 +322,6 @@ def multi_dot(tensors, *, out=None):
     for t in tensors[1:]:
         shape = _product_shape(shape, t.shape)
     return like(tensors[0], shape)
-
-
-@multi_dot.samples
-def _(make):
-    yield ([make(2, 3), make(3, 4), make(4, 2)],)
-    yield ([make(3), make(3, 4), make(4)],)
 
 
 @alias(torch.chain_matmul)
@@ -494,12 +336,6 @@ def kron(a, other):
     left = reshape(a, tuple(n for m in x for n in (m, 1)))
     right = reshape(other, tuple(n for m in y for n in (1, m)))
     return reshape(left * right, tuple(m * n for m, n in zip(x, y, strict=True)))
-
-
-@kron.samples
-def _(make):
-    yield make(2, 3), make(4, 2)
-    yield make(3), make(2, 2)
 
 
 def _bilinear_meta(input1, input2, weight, bias=None):
@@ -524,11 +360,6 @@ def bilinear(input1, input2, weight, bias=None):
     return out if bias is None else out + bias
 
 
-@bilinear.samples
-def _(make):
-    yield make(2, 3), make(2, 4), make(5, 3, 4), make(5)
-
-
 @torch_prim(torch.linalg.cross, autocast="cuda:widest")
 def linalg_cross(a, other, *, dim=-1):
     shape = broadcast_shapes(a.shape, other.shape)
@@ -537,11 +368,6 @@ def linalg_cross(a, other, *, dim=-1):
             f"linalg.cross: inputs dimension {dim} must have length 3. Got {list(a.shape)} and {list(other.shape)}"
         )
     return like(a, shape, result_type(a, other))
-
-
-@linalg_cross.samples
-def _(make):
-    yield make(2, 3), make(2, 3)
 
 
 @alias(torch.cross, torch.Tensor.cross)
@@ -559,12 +385,6 @@ def trace(a):
     return like(a, (), a.dtype if a.dtype.category >= 2 else int64)
 
 
-@trace.samples
-def _(make):
-    yield (make(3, 4),)
-    yield (make(3, 3, dtype=torch.int64),)
-
-
 def _grouped_meta(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
     a, b = mat_a.shape, mat_b.shape
     if (offs is None) != (len(a) == len(b) == 3):
@@ -580,19 +400,6 @@ def _grouped_meta(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
 def grouped_mm(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
     """A product for each group of rows or columns, which end at `offs`."""
     return _grouped_meta(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
-
-
-@grouped_mm.samples
-def _(make):
-    ends = torch.tensor([3, 3, 8], dtype=torch.int32)
-    yield (make(8, 4), make(3, 4, 12)), {"offs": ends}
-    yield (make(4, 8), make(8, 4)), {"offs": ends}
-    yield make(3, 4, 8), make(3, 8, 4)
-
-
-@grouped_mm.error_samples
-def _(make):
-    yield make(8, 4), make(3, 4, 12)
 
 
 def _grouped_fallback(input, weight, offs):
@@ -765,5 +572,38 @@ def _(a, other):
 
 
 # PyTorch composes these of the same operations
-for _symbol in (kron, vdot):
-    _symbol.info["by_parts"] = True
+declare(kron, vdot, differentiate_decomposition=True)
+declare(*(LTORCH[name] for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm")), owns_result=True)
+declare(*(LTORCH[name] for name in ("addmm", "addmv", "addbmm", "baddbmm")), factors=(1, 2))
+
+
+@torch_prim(*compat.operators("_grouped_mm"), name="_grouped_mm")
+def _grouped_mm(a, b, offs=None, bias=None, out_dtype=None):
+    """Products of groups of rows (2-D and 3-D), of columns (3-D and 2-D), of either side's inner dimension (2-D twice),
+    or of batches; offs: where groups end."""
+    ranks = len(a.shape), len(b.shape)
+    if (
+        not set(ranks) <= {2, 3}
+        or a.dtype is not b.dtype
+        or (offs is None) != (ranks == (3, 3))
+        or a.shape[-1] != b.shape[-2]
+        and ranks != (2, 2)
+    ):
+        raise RuntimeError(
+            "grouped_mm: matrices of 2 or 3 dimensions, with offsets where one has 2, are expected; got "
+            f"{list(a.shape)} and {list(b.shape)}"
+        )
+    shape = {
+        (2, 3): (a.shape[0], b.shape[-1]),
+        (3, 2): (a.shape[-2], b.shape[-1]),
+        (3, 3): (a.shape[0], a.shape[1], b.shape[-1]),
+    }
+    return like(
+        a,
+        (offs.shape[0], a.shape[0], b.shape[1]) if ranks == (2, 2) else shape[ranks],
+        None if out_dtype is None else to_dtype(out_dtype),
+    )
+
+
+# PyTorch composes it of others, which autocast casts
+casts_inside(F.bilinear)

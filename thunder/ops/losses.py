@@ -6,16 +6,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 
 from thunder.core import dtypes
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
-from thunder.ops.backward import in_operations, sum_to
+from thunder.ops.backward import sum_to
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, composite
+from thunder.ops.define import LTORCH, composite, declare
 from thunder.ops.dims import is_empty
 from thunder.ops.normalization import compute_dtype, log_softmax
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
@@ -167,17 +166,6 @@ def binary_cross_entropy(a, target, weight=None, size_average=None, reduce=None,
     return reduced(out if weight is None else out * weight, _reduction(reduction, size_average, reduce))
 
 
-@binary_cross_entropy.samples
-def _(make):
-    yield make(4, 3, low=0.1, high=0.9), make(4, 3, low=0.0, high=1.0)
-    yield (make(4, 3, low=0.1, high=0.9), make(4, 3, low=0.0, high=1.0), make(3)), {"reduction": "sum"}
-
-
-@binary_cross_entropy.error_samples
-def _(make):
-    yield make(4, 3, low=0.1, high=0.9), make(4, 2, low=0.0, high=1.0)
-
-
 def _bce_logits_meta(a, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None):
     _same_shape(a, target)
     return like(a, a.shape if _reduction(reduction, size_average, reduce) == "none" else ())
@@ -195,12 +183,6 @@ def binary_cross_entropy_with_logits(
     return reduced(out if weight is None else out * weight, _reduction(reduction, size_average, reduce))
 
 
-@binary_cross_entropy_with_logits.samples
-def _(make):
-    yield make(4, 3), make(4, 3, low=0.0, high=1.0)
-    yield (make(4, 3), make(4, 3, low=0.0, high=1.0)), {"pos_weight": make(3, low=0.5, high=2.0), "reduction": "none"}
-
-
 def _kl_meta(a, target, size_average=None, reduce=None, reduction="mean", log_target=False):
     how = "mean" if reduction == "batchmean" else _reduction(reduction, size_average, reduce)
     return like(a, broadcast_shapes(a.shape, target.shape) if how == "none" else (), result_type(a, target))
@@ -215,13 +197,6 @@ def kl_div(a, target, size_average=None, reduce=None, reduction="mean", log_targ
     if reduction == "batchmean" and a.shape:
         return LTORCH["sum"](out) / a.shape[0]
     return reduced(out, "mean" if reduction == "batchmean" else _reduction(reduction, size_average, reduce))
-
-
-@kl_div.samples
-def _(make):
-    for how in ("none", "mean", "sum", "batchmean"):
-        yield (make(4, 3), make(4, 3, low=0.1, high=1.0)), {"reduction": how}
-    yield (make(4, 3), make(4, 3)), {"reduction": "sum", "log_target": True}
 
 
 # ---------------------------------------------------------------------------------------------------------------- of
@@ -270,21 +245,6 @@ def nll_loss(a, target, weight=None, size_average=None, ignore_index=-100, reduc
     values, weights = _picked(a, target, weight, ignore_index)
     how = _reduction(reduction, size_average, reduce)
     return LTORCH["sum"](values) / LTORCH["sum"](weights) if how == "mean" else reduced(values, how)
-
-
-@nll_loss.samples
-def _(make):
-    target = make(4, dtype=torch.int64, low=0, high=3)
-    for how in _REDUCTIONS:
-        yield (make(4, 3), target, make(3, low=0.1, high=1.0)), {"reduction": how}
-    yield (make(4, 3), torch.tensor([0, -100, 2, 1])), {}
-    yield make(3), torch.tensor(1)
-    yield make(2, 3, 4), make(2, 4, dtype=torch.int64, low=0, high=3)
-
-
-@nll_loss.error_samples
-def _(make):
-    yield make(4, 3), make(3, dtype=torch.int64, low=0, high=3)
 
 
 def _is_index_target(a, target) -> bool:
@@ -348,26 +308,6 @@ def _smoothed(logs, target, weight, ignore_index, smoothing, how: str, d: int):
     return (1 - smoothing) * values + smoothing / logs.shape[d] * spread
 
 
-@cross_entropy.samples
-def _(make):
-    target = make(4, dtype=torch.int64, low=0, high=3)
-    yield make(4, 3), target
-    for how in _REDUCTIONS:
-        yield (make(4, 3), target, make(3, low=0.1, high=1.0)), {"reduction": how, "label_smoothing": 0.1}
-        yield (make(4, 3), make(4, 3, low=0.0, high=1.0)), {"reduction": how, "weight": make(3, low=0.1, high=1.0)}
-    yield (make(4, 3), torch.tensor([0, -1, 2, 1])), {"ignore_index": -1}
-    yield make(2, 3, 4), make(2, 4, dtype=torch.int64, low=0, high=3)
-    yield (make(4, 3), make(4, 3, low=0.0, high=1.0)), {"label_smoothing": 0.2}
-    yield make(3), torch.tensor(1)
-
-
-@cross_entropy.error_samples
-def _(make):
-    yield make(4, 3), make(3, dtype=torch.int64, low=0, high=3)
-    yield make(4, 3), make(4, dtype=torch.int32, low=0, high=3)
-    yield (make(4, 3), make(4, dtype=torch.int64, low=0, high=3)), {"reduction": "median"}
-
-
 # ---------------------------------------------------------------------------------------------------------------- of
 # pairs and triples
 
@@ -411,31 +351,6 @@ def triplet_margin_loss(
     )
 
 
-def _signs(make, n: int):
-    return make(n, low=-1.0, high=1.0).sign()
-
-
-@margin_ranking_loss.samples
-def _(make):
-    yield make(4), make(4), _signs(make, 4), 0.5
-
-
-@hinge_embedding_loss.samples
-def _(make):
-    yield make(4), _signs(make, 4)
-
-
-@cosine_embedding_loss.samples
-def _(make):
-    yield make(4, 3), make(4, 3), _signs(make, 4), 0.2
-
-
-@triplet_margin_loss.samples
-def _(make):
-    yield make(4, 3), make(4, 3), make(4, 3)
-    yield (make(4, 3), make(4, 3), make(4, 3)), {"swap": True, "reduction": "none"}
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # derivatives: PyTorch's kernels
 
@@ -455,22 +370,22 @@ def _per_element(g, a, reduction: int):
     return g / a.numel_value if _REDUCTIONS[reduction] == "mean" else g
 
 
-@in_operations(_KERNELS["mse_loss"])
+@_KERNELS["mse_loss"].decomposed_by
 def _(g, a, target, reduction):
     return (a - target) * _per_element(2.0 * g, a, reduction)
 
 
-@in_operations(_KERNELS["smooth_l1_loss"])
+@_KERNELS["smooth_l1_loss"].decomposed_by
 def _(g, a, target, reduction, beta):
     return _bounded(a - target, beta) / beta * _per_element(g, a, reduction)
 
 
-@in_operations(_KERNELS["huber_loss"])
+@_KERNELS["huber_loss"].decomposed_by
 def _(g, a, target, reduction, delta):
     return _bounded(a - target, delta) * _per_element(g, a, reduction)
 
 
-@in_operations(_KERNELS["binary_cross_entropy"])
+@_KERNELS["binary_cross_entropy"].decomposed_by
 def _(g, a, target, weight, reduction):
     slope = (a - target) / LTORCH["clamp"]((1.0 - a) * a, 1e-12)
     return (slope if weight is None else slope * weight) * _per_element(g, a, reduction)
@@ -551,15 +466,15 @@ def _nll_backward_meta(g, a, target, weight, reduction, ignore_index, total):
 _NLL = {
     flat: (
         backward.kernel(f"{name}_forward", "default", _nll_forward_meta, tags=(OpTags.REDUCTION_OP,)),
-        backward.kernel(f"{name}_backward", "default", _nll_backward_meta),
+        backward.kernel(f"{name}_backward", "default", _nll_backward_meta, public=f"{name}_backward"),
     )
     for flat, name in ((True, "nll_loss"), (False, "nll_loss2d"))
 }
 for _forward, _ in _NLL.values():
-    _forward.info["not_differentiable"] = (1,)  # the sum of the weights
+    _forward.nondifferentiable = (1,)  # the sum of the weights
 
 
-@in_operations(_NLL[True][0])
+@_NLL[True][0].decomposed_by
 def _(a, target, weight, reduction, ignore_index):
     values, weights = _picked(a, target, weight, ignore_index)
     total = LTORCH["sum"](weights)
@@ -567,7 +482,7 @@ def _(a, target, weight, reduction, ignore_index):
     return loss / total if _REDUCTIONS[reduction] == "mean" else loss, total
 
 
-@in_operations(_NLL[True][1])
+@_NLL[True][1].decomposed_by
 def _(g, a, target, weight, reduction, ignore_index, total):
     if weight is not None:
         return None
@@ -618,9 +533,16 @@ def _(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None,
     logs = log_softmax(a, d)
     out, gradient = _likelihood(logs, target, weight, _reduction(reduction, size_average, reduce), ignore_index)
     g = yield out
-    return (backward.log_softmax_backward(gradient(g), logs, d, a.dtype),)
+    return (LTORCH["log_softmax_backward"](gradient(g), logs, d, a.dtype),)
 
 
 # PyTorch composes these of the same operations
-for _symbol in (l1_loss, poisson_nll_loss, margin_ranking_loss, hinge_embedding_loss, cosine_embedding_loss):
-    _symbol.info["by_parts"] = True
+declare(
+    l1_loss,
+    poisson_nll_loss,
+    margin_ranking_loss,
+    hinge_embedding_loss,
+    cosine_embedding_loss,
+    differentiate_decomposition=True,
+)
+declare(LTORCH["binary_cross_entropy"], *(forward for forward, _ in _NLL.values()), checks_data=True)

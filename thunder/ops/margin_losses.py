@@ -14,6 +14,7 @@ from thunder.ops import backward
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.losses import _REDUCTIONS, _reduction, reduced
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type
 from thunder.ops.shape import reshape, unsqueeze
 
@@ -84,22 +85,6 @@ def _(a, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, r
     )
 
 
-@multi_margin_loss.samples
-def _(make):
-    target = make(4, dtype=torch.int64, low=0, high=3)
-    for how in _REDUCTIONS:
-        yield (make(4, 3), target), {"reduction": how}
-    yield make(4, 3), target, 2, 0.5, make(3, low=0.1, high=1.0)
-    yield make(3), torch.tensor(1)
-
-
-@multi_margin_loss.error_samples
-def _(make):
-    yield make(4, 3), make(3, dtype=torch.int64, low=0, high=3)
-    yield make(4, 3), make(4, dtype=torch.int64, low=0, high=3), 3
-    yield (make(4, 3), make(4, dtype=torch.int64, low=0, high=3)), {"reduction": "median"}
-
-
 def _multilabel_margin_meta(a, target, size_average=None, reduce=None, reduction="mean"):
     _check_margin("multilabel_margin_loss", a, target, a.shape)
     return like(a, a.shape[:-1] if _reduction(reduction, size_average, reduce) == "none" else ())
@@ -122,7 +107,7 @@ _multilabel_forward = backward.kernel(
     "multilabel_margin_loss_forward", "default",
     lambda a, target, reduction: (like(a, a.shape[:-1] if reduction == 0 else ()), like(a, target.shape))
 )  # fmt: skip
-_multilabel_forward.info["not_differentiable"] = (1,)
+_multilabel_forward.nondifferentiable = (1,)
 _multilabel_backward = backward.kernel("multilabel_margin_loss_backward", "default", lambda g, a, *options: like(a))
 
 
@@ -132,19 +117,6 @@ def _(a, target, size_average=None, reduce=None, reduction="mean"):
     out, is_target = _multilabel_forward(a, target, how)
     g = yield out
     return (_multilabel_backward(g, a, target, how, is_target),)
-
-
-@multilabel_margin_loss.samples
-def _(make):
-    target = torch.tensor([[2, 0, -1, 1], [-1, 1, 2, 3], [3, -1, -1, -1]])
-    for how in _REDUCTIONS:
-        yield (make(3, 4), target), {"reduction": how}
-    yield make(4), target[0]
-
-
-@multilabel_margin_loss.error_samples
-def _(make):
-    yield make(4, 3), make(4, 2, dtype=torch.int64, low=0, high=3)
 
 
 def _multilabel_soft_meta(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
@@ -161,19 +133,7 @@ def multilabel_soft_margin_loss(a, target, weight=None, size_average=None, reduc
     return reduced(out, _reduction(reduction, size_average, reduce))
 
 
-multilabel_soft_margin_loss.info["by_parts"] = True
-
-
-@multilabel_soft_margin_loss.samples
-def _(make):
-    for how in _REDUCTIONS:
-        yield (make(4, 3), make(4, 3, low=0.0, high=1.0), make(3, low=0.1, high=1.0)), {"reduction": how}
-    yield make(3), make(3, low=0.0, high=1.0)
-
-
-@multilabel_soft_margin_loss.error_samples
-def _(make):
-    yield make(4, 3), make(4, 2)
+multilabel_soft_margin_loss.differentiate_decomposition = True
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -234,20 +194,6 @@ def _(a, target, var, full=False, eps=1e-6, reduction="mean"):
     )
 
 
-@gaussian_nll_loss.samples
-def _(make):
-    for how in _REDUCTIONS:
-        yield (make(4, 3), make(4, 3), make(4, 3, low=0.1, high=2.0)), {"reduction": how, "full": how == "sum"}
-    yield make(4, 3), make(4, 3), make(4, low=0.1, high=2.0)
-    yield make(4, 3), make(4, 3), make(4, 1, low=0.1, high=2.0)
-
-
-@gaussian_nll_loss.error_samples
-def _(make):
-    yield make(4, 3), make(4, 3), make(3, 4)
-    yield (make(4, 3), make(4, 3), make(4, 3, low=0.1, high=2.0)), {"reduction": "median"}
-
-
 @torch_prim(F.ctc_loss, autocast="cpu:float32")
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
     """Its derivative is PyTorch's: what the kernel keeps for it has sizes that depend on the lengths' values."""
@@ -259,20 +205,6 @@ def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reducti
     if log_probs.dtype not in (dtypes.float32, dtypes.float64):
         raise RuntimeError(f'"ctc_loss_cpu" not implemented for {log_probs.dtype}')
     return like(log_probs, log_probs.shape[1:-1] if reduction == "none" else ())
-
-
-@ctc_loss.samples
-def _(make):
-    logs, targets = make(7, 2, 4).log_softmax(2), torch.tensor([[1, 2, 3], [3, 1, 2]])
-    for how in _REDUCTIONS:
-        yield (logs, targets, torch.tensor([7, 6]), torch.tensor([3, 2])), {"reduction": how}
-    yield logs, targets, (7, 6), (3, 2), 0, "mean", True
-    yield logs[:, 0], targets[0], torch.tensor(7), torch.tensor(3)
-
-
-@ctc_loss.error_samples
-def _(make):
-    yield make(7, 2, 4), torch.tensor([[1, 2, 3], [3, 1, 2]]), (7, 6), (3, 2), 4
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -294,3 +226,8 @@ for _name, _parameters in {
         return symbol(*args[:tensors], **given | {"reduction": _REDUCTIONS[how]})
 
     alias(getattr(torch, _name))(_spelled)
+
+LTORCH["gaussian_nll_loss"].exact_derivative = False  # PyTorch's formula in another order
+LTORCH["ctc_loss"].synchronises = True
+# PyTorch composes it of others, which autocast casts
+casts_inside(torch.margin_ranking_loss, *multilabel_soft_margin_loss.torch_functions)

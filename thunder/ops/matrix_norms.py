@@ -10,10 +10,11 @@ from thunder.core.dtypes import int64, real_of, to_dtype
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, composite, torch_prim
+from thunder.ops.define import LTORCH, composite, declare, torch_prim
 from thunder.ops.dims import wrap_dim, wrap_dims
 from thunder.ops.equations import without_none
 from thunder.ops.factorizations import _CPU, matrices, square
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
 
 _CUDA = "cuda:float32"
@@ -118,78 +119,9 @@ def matrix_rank(A, tol=None, hermitian=False, *, atol=None, rtol=None):
     return like(A, broadcast_shapes(batch, *(t.shape for t in (tol, atol, rtol) if isinstance(t, TensorProxy))), int64)
 
 
-@matrix_norm.samples
-def _(make):
-    yield (make(3, 4),)
-    yield make(2, 3, 4), "nuc"
-    yield (make(2, 3, 4), 1), {"keepdim": True}
-    yield make(2, 3, 4), -math.inf, (0, 2)
-    yield (make(2, 3, 4), 2, (0, 1), True), {}
-    yield make(3, 4), -2
-
-
-@linalg_norm.samples
-def _(make):
-    yield (make(2, 3, 4),)
-    yield make(3, 4), "nuc"
-    yield make(3, 4), 3, 1, True
-    yield make(2, 3, 4), -1, (0, 2)
-
-
-@nuclear_norm.samples
-def _(make):
-    yield (make(3, 4),)
-    yield make(2, 3, 4), (0, 2), True
-
-
-@frobenius_norm.samples
-def _(make):
-    yield make(3, 4), (0, 1)
-    yield make(3, 4), [1], True
-
-
-@norm_except_dim.samples
-def _(make):
-    for dim in (0, 1, 2, -1):
-        yield make(2, 3, 4), 2, dim
-
-
-@cond.samples
-def _(make):
-    yield (make(4, 3),)
-    yield make(2, 3, 3), "fro"
-    yield make(3, 3), -2
-
-
-@matrix_rank.samples
-def _(make):
-    yield (make(2, 4, 3),)
-    yield (make(3, 3),), {"hermitian": True, "rtol": 0.5}
-    yield make(3, 3), 0.5
-
-
-@matrix_norm.error_samples
-def _(make):
-    yield (make(3),)
-    yield make(3, 3), 3
-
-
-@linalg_norm.error_samples
-def _(make):
-    yield make(2, 3, 4), 2
-
-
-@cond.error_samples
-def _(make):
-    yield make(3, 4), "fro"
-
-
-@matrix_rank.error_samples
-def _(make):
-    yield (make(3),)
-
-
 # PyTorch composes these of the same operations
-for _symbol in (matrix_norm, linalg_norm, nuclear_norm, frobenius_norm, norm_except_dim, cond):
-    _symbol.info["by_parts"] = True
-linalg_norm.info["complex_rule"] = lambda A, ord=None, *args, **kwargs: ord == 0  # which counts
+declare(matrix_norm, linalg_norm, nuclear_norm, frobenius_norm, norm_except_dim, cond, differentiate_decomposition=True)
+linalg_norm.complex_derivative = lambda A, ord=None, *args, **kwargs: ord == 0  # which counts
+declare(matrix_norm, linalg_norm, cond, matrix_rank, synchronises=True)
+# PyTorch composes it of others, which autocast casts
+casts_inside(*frobenius_norm.torch_functions, *norm_except_dim.torch_functions)

@@ -8,20 +8,19 @@ back at the end (see `Capture`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from thunder import compat
+from thunder.analysis.aliases import may_view
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
 from thunder.ops.define import LTORCH
-from thunder.ops.dims import along
 
-__all__ = ["Memory", "may_view"]
+__all__ = ["REMEDY", "Memory", "grad_enabled", "holding", "is_unseen", "part_of"]
 
 
 class Memory:
@@ -35,13 +34,13 @@ class Memory:
 
     def __init__(
         self,
-        lines: list[BoundSymbol] = (),
+        operations: list[BoundSymbol] = (),
         outside: Callable[[TensorProxy, bool, bool], None] | None = None,
         layout: Callable | None = None,
     ):  # type: ignore[assignment]
         self.active = False
         self.outside, self.layout = outside, layout
-        # view -> the line that made it and what it shows
+        # view -> the operation that made it and what it shows
         self.view_of: dict[Proxy, tuple[BoundSymbol, TensorProxy]] = {}
         self.views: dict[Proxy, list[Proxy]] = {}
         self.current: dict[Proxy, TensorProxy] = {}  # what was written to -> what it is now
@@ -64,26 +63,26 @@ class Memory:
         self.fixed: dict[Proxy, str] = {}  # what must not be written to -> why
         self.shared: dict[Proxy, list[TensorProxy]] = {}  # values that share memory in a way that is not known
         self._deriving = False
-        for line in lines:
-            self.add(line)
+        for operation in operations:
+            self.add(operation)
 
-    # --- what lines tell
-    def add(self, line: BoundSymbol) -> None:
+    # --- what operations tell
+    def add(self, operation: BoundSymbol) -> None:
         """A view was recorded."""
-        if self._deriving or not may_view(line):
+        if self._deriving or not may_view(operation):
             return
-        shown = next((i for i in line.inputs if type(i) is TensorProxy), None)
+        shown = next((i for i in operation.inputs if type(i) is TensorProxy), None)
         if shown is None:
             return
         shown = self.holder(shown)
-        for o in line.outputs:
+        for o in operation.outputs:
             if o is not shown and o not in self.view_of:
-                self._show(o, line, shown)
-                if line.sym.name in MAY_COPY:
+                self._show(o, operation, shown)
+                if operation.sym.may_copy:
                     self.undecided.setdefault(self.base(shown), []).append(o)
 
-    def _show(self, view: Proxy, line: BoundSymbol, shown: TensorProxy) -> None:
-        self.view_of[view] = line, shown
+    def _show(self, view: Proxy, operation: BoundSymbol, shown: TensorProxy) -> None:
+        self.view_of[view] = operation, shown
         self.views.setdefault(shown, []).append(view)
         self._visit_again(view)
 
@@ -118,18 +117,18 @@ class Memory:
             return x
         x = self.holder(x)
         if x in self.lost:
-            raise CaptureError(self.lost[x], location=user_location(), remedy=_REMEDY)
+            raise CaptureError(self.lost[x], location=user_location(), remedy=REMEDY)
         if x in self.stale:
             self._derive(x)
         return self.current.get(x, x)
 
     def _derive(self, x: TensorProxy) -> None:
-        """Makes a view again from what it shows now, and with it the other results of its line."""
-        line, shown = self.view_of[x]
-        if x.requires_grad and line.sym.name in _OF_SEVERAL:
+        """Makes a view again from what it shows now, and with it the other results of its operation."""
+        operation, shown = self.view_of[x]
+        if x.requires_grad and operation.sym.several_views:
             raise CaptureError(
-                f"a result of {line.sym.name}(), which gives several views, is read after its memory was written to, "
-                "which autograd does not support",
+                f"a result of {operation.sym.name}(), which gives several views, is read after its memory was written "
+                "to, which autograd does not support",
                 location=user_location(), remedy="make the view again after the write",
             )  # fmt: skip
         now = self.latest(shown)
@@ -139,16 +138,16 @@ class Memory:
 
         self._deriving = True
         try:
-            with _grad_enabled(line.context is None or line.context.grad_enabled):  # whoever reads it first
-                made = line.sym(*map_structure(place, line.args), **map_structure(place, line.kwargs))
+            with grad_enabled(operation.context is None or operation.context.grad_enabled):  # whoever reads it first
+                made = operation.sym(*map_structure(place, operation.args), **map_structure(place, operation.kwargs))
         finally:
             self._deriving = False
-        for old, new in zip(line.outputs, leaves(made), strict=True):
+        for old, new in zip(operation.outputs, leaves(made), strict=True):
             if old in self.stale:
                 self._freshen(old)
                 if (history := self.histories.get(old)) is not None and not new.requires_grad:
-                    with _grad_enabled(True):
-                        new = _holding.record(current_recorder(), (history, new), {}, like(new))
+                    with grad_enabled(True):
+                        new = holding.record(current_recorder(), (history, new), {}, like(new))
                 self.current[old], self.owner[new] = new, old
 
     # --- writing
@@ -167,10 +166,11 @@ class Memory:
         self._hold(target, _with_history(self.latest(target), value))
         self._note_history(target)
         while target in self.view_of:
-            line, shown = self.view_of[target]
-            whole = through(line, target, self.latest(shown), value)
+            operation, shown = self.view_of[target]
+            inverse = operation.sym.view_inverse
+            whole = inverse and inverse(operation, target, self.latest(shown), value)
             if whole is None:
-                self._lose(target, line)
+                self._lose(target, operation)
                 return
             self.versions[whole.name] = shown.name
             whole = _with_history(self.latest(shown), whole)
@@ -191,7 +191,7 @@ class Memory:
         self._decide(self.base(target))
         base = self.base(target)
         if base in self.fixed:
-            raise CaptureError(self.fixed[base], location=user_location(), remedy=_REMEDY)
+            raise CaptureError(self.fixed[base], location=user_location(), remedy=REMEDY)
         behind = self._detaching(target)
         if self.outside is not None:
             self.outside(base, base is not target, bool(behind))
@@ -201,20 +201,20 @@ class Memory:
         """`target` is about to become a result that autograd knows. Raises PyTorch's errors for views that can not."""
         x = self.holder(target)
         while x in self.view_of:
-            view, (line, x) = x, self.view_of[x]
-            if _is_unseen(line):
+            view, (operation, x) = x, self.view_of[x]
+            if is_unseen(operation):
                 return
-            if line.context is not None and not line.context.grad_enabled:
+            if operation.context is not None and not operation.context.grad_enabled:
                 raise RuntimeError(
                     "A view was created in no_grad mode and is being modified inplace with grad mode enabled. Make "
                     "both inside of the block or outside."
                 )
-            if line.sym.name in _OF_SEVERAL:
-                at = next(i for i, o in enumerate(line.outputs) if o is view)
+            if operation.sym.several_views:
+                at = next(i for i, o in enumerate(operation.outputs) if o is view)
                 raise RuntimeError(
-                    f"Output {at} of {line.sym.name.capitalize()}Backward0 is a view and is being modified inplace. "
-                    "This view is the output of a function that returns multiple views. Such functions do not allow "
-                    "the output views to be modified inplace. "
+                    f"Output {at} of {operation.sym.name.capitalize()}Backward0 is a view and is being modified "
+                    "inplace. This view is the output of a function that returns multiple views. Such functions do "
+                    "not allow the output views to be modified inplace. "
                     "You should replace the inplace operation by an out-of-place one."
                 )
 
@@ -222,7 +222,7 @@ class Memory:
         """Whether `x` shows an element several times, as `expand` does."""
         x = self.holder(x)
         while x in self.view_of:
-            if self.view_of[x][0].sym.name == "expand":
+            if self.view_of[x][0].sym is LTORCH["expand"]:
                 return True
             x = self.view_of[x][1]
         return False
@@ -231,9 +231,9 @@ class Memory:
         """The operations between a view and what it shows in the end that autograd does not see through."""
         found = set()
         while x in self.view_of:
-            line, x = self.view_of[x]
-            if _is_unseen(line):
-                found.add(line.sym.name)
+            operation, x = self.view_of[x]
+            if is_unseen(operation):
+                found.add(operation.sym.name)
         return found
 
     def _decide(self, base: TensorProxy) -> None:
@@ -245,14 +245,14 @@ class Memory:
             if self.base(x) is not base:  # a view of one that turned out to be a copy
                 self.undecided.setdefault(self.base(x), []).append(x)
                 continue
-            line, shown = self.view_of[x]
+            operation, shown = self.view_of[x]
             with compat.DisableTorchFunction():
                 copied = self.layout(x).untyped_storage()._cdata != self.layout(base).untyped_storage()._cdata
             if copied:
                 self.copies.add(x)
                 del self.view_of[x]
                 self.views[shown] = [v for v in self.views[shown] if v is not x]
-            elif line.sym.name == "as_strided":  # says places in memory, whatever it was called on
+            elif operation.sym.name == "as_strided":  # says places in memory, whatever it was called on
                 with compat.DisableTorchFunction():
                     part = part_shown(self.layout(x, True), self.layout(base, True))
                 if part is not None:
@@ -298,10 +298,10 @@ class Memory:
     def below(self, x: Proxy) -> list[Proxy]:
         return [v for view in self.views.get(x, ()) for v in (view, *self.below(view))]
 
-    def _lose(self, target: TensorProxy, line: BoundSymbol) -> None:
+    def _lose(self, target: TensorProxy, operation: BoundSymbol) -> None:
         """`target` may be a view or a copy of what it was made of, which nobody may read from here on."""
         why = (
-            f"{line.sym.name}() gave a view or a copy, which of the two is not known here; its result was written "
+            f"{operation.sym.name}() gave a view or a copy, which of the two is not known here; its result was written "
             "to, and the tensor it was made of is read again"
         )
         base, kept = self.base(target), {target, *self.below(target)}
@@ -336,7 +336,7 @@ class Memory:
             x not in self.view_of
             and not self.views.get(x)
             and not self.shared.get(x)
-            and any(o is x for line in current_recorder().bound_symbols for o in line.outputs)
+            and any(o is x for operation in current_recorder().bound_symbols for o in operation.outputs)
         )
 
     def reform(self, x: TensorProxy, value: TensorProxy) -> None:
@@ -363,14 +363,14 @@ class Memory:
                 if self.view_of[x][0].context
                 else "an argument that shares memory with another one"
             )
-            raise CaptureError(f"{symbol.name}_ is called on {what}", location=user_location(), remedy=_REMEDY)
+            raise CaptureError(f"{symbol.name}_ is called on {what}", location=user_location(), remedy=REMEDY)
         if any(
             self.view_of[v][0].context is None and self.view_of[v][0].sym.name == "view" for v in self.views.get(x, ())
         ):
             raise CaptureError(
                 f"{symbol.name}_ is called on an argument that is passed twice",
                 location=user_location(),
-                remedy=_REMEDY,
+                remedy=REMEDY,
             )
         context = current_recorder().context
         before, below = self.latest(x), self.views.pop(x, [])
@@ -383,9 +383,9 @@ class Memory:
         if x in self.view_of:
             if "data" not in self._detaching(x):
                 self.counted.add(self.base(x))
-            line, shown = self.view_of.pop(x)
+            operation, shown = self.view_of.pop(x)
             self.views[shown] = [v for v in self.views[shown] if v is not x]
-            self._show(inner, line.swap({x: inner}), shown)
+            self._show(inner, operation.swap({x: inner}), shown)
             self._show(x, symbol.bind(inner, *args, output=x, context=context), inner)
         elif below:
             if back is None:
@@ -397,13 +397,13 @@ class Memory:
             self._show(inner, back[0].bind(value, *back[1], output=inner, context=context), x)
         if inner in self.view_of:
             self.stale.add(inner)
-        if symbol.name in MAY_COPY and x in self.view_of:
+        if symbol.may_copy and x in self.view_of:
             self.undecided.setdefault(self.base(x), []).append(x)
         elif x not in self.view_of:
             self.rearranged.setdefault(x, []).append((symbol, args))
         for view in below:  # they show what `x` was
-            line, _ = self.view_of[view]
-            self._show(view, line.swap({p: inner for p in line.inputs if self.holder(p) is x}), inner)
+            operation, _ = self.view_of[view]
+            self._show(view, operation.swap({p: inner for p in operation.inputs if self.holder(p) is x}), inner)
         self._outdate(inner, None)
         self.reform(x, value)
 
@@ -419,17 +419,17 @@ class Memory:
     def settle(self) -> None:
         """Views that were written to directly are made again from what they show when they are read next, so that
         results share memory as the program's do."""
-        for view, (line, shown) in list(self.view_of.items()):
+        for view, (operation, shown) in list(self.view_of.items()):
             if shown not in self.lost and self.current.pop(view, None) is not None:
                 self.stale.add(view)
                 self._outdate(view, None)
-            if line.context is None:  # another name from outside: it is what it names
+            if operation.context is None:  # another name from outside: it is what it names
                 self._freshen(view)
 
 
 @contextmanager
-def _grad_enabled(enabled: bool) -> Iterator[None]:
-    """Lines are recorded with or without grad."""
+def grad_enabled(enabled: bool) -> Iterator[None]:
+    """Operations are recorded with or without grad."""
     recorder = current_recorder()
     assert recorder is not None, "memory is that of a recording"
     context = recorder.context
@@ -446,16 +446,16 @@ def _with_history(old: TensorProxy, new: TensorProxy) -> TensorProxy:
     recorder = current_recorder()
     if not old.requires_grad or recorder is None or recorder.context.grad_enabled:
         return new
-    with _grad_enabled(True):
-        return _holding(old, new)
+    with grad_enabled(True):
+        return holding(old, new)
 
 
-_holding = Symbol(
+holding = Symbol(
     "holding", lambda old, new: like(new), module="ltorch", id="holding", decomposition=lambda old, new: new
 )
 
 
-@_holding.vjp
+@holding.vjp
 def _(old, new):
     g = yield new
     return g, None
@@ -505,8 +505,6 @@ def are_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 _COMPARED_BYTES = 1 << 26
-# operations tagged as views that copy where the strides ask for it, or whose place is said in memory
-MAY_COPY = {"reshape", "contiguous", "flatten", "as_strided"}
 replacing = Symbol(
     "replacing", lambda old, new: like(new), module="ltorch", id="replacing", decomposition=lambda old, new: new
 )
@@ -519,189 +517,14 @@ def _(old, new):
     return None, None
 
 
-_REMEDY = "write to a clone: x = x.clone()"
+REMEDY = "write to a clone: x = x.clone()"
 
 
-def may_view(line: BoundSymbol) -> bool:
-    """Whether an output of a line may share memory with its first tensor argument; an operation's `info["views"]`
-    decides by the arguments."""
-    if OpTags.VIEW not in line.sym.tags:
-        return False
-    decide = line.sym.info.get("views")
-    return decide is None or decide(*line.args, **line.kwargs)
-
-
-def _is_unseen(line: BoundSymbol) -> bool:
+def is_unseen(operation: BoundSymbol) -> bool:
     """Whether autograd does not see through a view, so that what is written to it is written behind its back."""
-    detaches = line.sym.info.get("detaches")
-    return line.sym.name in ("detach", "data") or detaches is not None and detaches(*line.args, **line.kwargs)
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# writing through views
-
-
-def through(line: BoundSymbol, view: TensorProxy, whole: TensorProxy, part: TensorProxy) -> TensorProxy | None:
-    """`whole`, with `part` in the place that the view shows. None where it is not known whether the line made a
-    view."""
-    write = _THROUGH.get(line.sym.name)
-    if write is None:
-        return None
-    return write(line, view, whole, part)
-
-
-def _again(line: BoundSymbol, view, whole, part):
-    """Views that undo themselves."""
-    return _dense(LTORCH[line.sym.name](part, *line.args[1:]), whole)
-
-
-def _dense(a: TensorProxy, whole: TensorProxy) -> TensorProxy:
-    """The whole stays as it was laid out, for the views that are made of it later."""
-    layout = current_recorder().memory.layout
-    dims = range(len(a.shape))
-    order = sorted(dims, key=layout(whole).stride().__getitem__, reverse=True) if layout is not None else list(dims)
-    if order == list(dims):
-        return LTORCH["contiguous"](a, memory_format=torch.contiguous_format)
-    a = LTORCH["contiguous"](LTORCH["permute"](a, tuple(order)), memory_format=torch.contiguous_format)
-    return LTORCH["permute"](a, tuple(order.index(d) for d in dims))
-
-
-def _reshaped(line: BoundSymbol, view, whole, part):
-    return LTORCH["reshape"](part, whole.shape)
-
-
-def _viewed(line: BoundSymbol, view, whole, part):
-    if not _is_unseen(line):
-        return _reshaped(line, view, whole, part)
-    return _detached(line, view, whole, LTORCH["view"](part, whole.dtype))
-
-
-def _copyable(write: Callable) -> Callable:
-    """Views only where the strides allow it: without a layout that says so, nothing is known."""
-    return lambda line, view, whole, part: (
-        write(line, view, whole, part) if current_recorder().memory.layout is not None else None
+    detaches = operation.sym.detaches
+    return (
+        operation.sym.name in ("detach", "data")
+        or detaches is not None
+        and detaches(*operation.args, **operation.kwargs)
     )
-
-
-def _placed(line: BoundSymbol, view, whole, part):
-    """Any view that shows elements of the whole: their places are what it shows of 0, 1, 2 ..."""
-    count = math.prod(whole.shape)
-    places = line.sym(
-        LTORCH["reshape"](LTORCH["arange"](count, device=whole.device), whole.shape), *line.args[1:], **line.kwargs
-    )
-    flat = LTORCH["scatter"](
-        LTORCH["reshape"](whole, (count,)), 0, LTORCH["reshape"](places, (-1,)), LTORCH["reshape"](part, (-1,))
-    )
-    return _dense(LTORCH["reshape"](flat, whole.shape), whole)
-
-
-def _placed_once(size_and_stride: Callable) -> Callable:
-    def write(line: BoundSymbol, view, whole, part):
-        size, stride = size_and_stride(line, view)
-        with compat.DisableTorchFunction():
-            offsets = (
-                torch.as_strided(
-                    torch.arange(1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))), size, stride
-                )
-                if math.prod(size)
-                else torch.arange(0)
-            )
-            overlaps = offsets.unique().numel() != offsets.numel()
-        if overlaps:
-            raise CaptureError(
-                "a view that shows elements of its tensor more than once is written to",
-                location=user_location(),
-                remedy=_REMEDY,
-            )
-        return _placed(line, view, whole, part)
-
-    return write
-
-
-def _window_steps(line: BoundSymbol, view) -> tuple:
-    _, dimension, size, step = line.args
-    return (view.shape[dimension % max(len(view.shape) - 1, 1)], size), (step, 1)
-
-
-def _real(line: BoundSymbol, view, whole, part):
-    return LTORCH["complex"](part, LTORCH["imag"](whole))
-
-
-def _imaginary(line: BoundSymbol, view, whole, part):
-    return LTORCH["complex"](LTORCH["real"](whole), part)
-
-
-def _permuted(line: BoundSymbol, view, whole, part):
-    rank = len(whole.shape)
-    order = [d % rank for d in line.args[1]]
-    return _dense(LTORCH["permute"](part, tuple(order.index(d) for d in range(rank))), whole)
-
-
-def _moved(line: BoundSymbol, view, whole, part):
-    return _dense(LTORCH["movedim"](part, line.args[2], line.args[1]), whole)
-
-
-def _assigned(key: Callable):
-    def write(line: BoundSymbol, view, whole, part):
-        return LTORCH["setitem"](whole, key(line, view, whole), part)
-
-    return write
-
-
-def _argument(line: BoundSymbol, position: int, name: str, default):
-    return line.args[position] if len(line.args) > position else line.kwargs.get(name, default)
-
-
-def _split_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tuple:
-    default = {"hsplit": 1 if len(whole.shape) > 1 else 0, "vsplit": 0, "dsplit": 2}.get(line.sym.name)
-    dim = default if default is not None else _argument(line, 2, "dim", 0)
-    start = 0
-    for o in line.outputs:
-        size = o.shape[dim]
-        if o is view:
-            return along(whole, dim, slice(start, start + size))
-        start = start + size
-    raise AssertionError("the view is a result of the line")
-
-
-def _unbind_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tuple:
-    return along(whole, _argument(line, 1, "dim", 0), next(i for i, o in enumerate(line.outputs) if o is view))
-
-
-def _detached(line: BoundSymbol, view, whole, part):
-    """What autograd knows of the whole stays as it is."""
-    if not whole.requires_grad:
-        return LTORCH["detach"](part) if part.requires_grad else part
-    with _grad_enabled(True):
-        return _holding(whole, part)
-
-
-def _expanded(line: BoundSymbol, view, whole, part):
-    if math.prod(whole.shape) == math.prod(view.shape):
-        return _reshaped(line, view, whole, part)
-    raise CaptureError(
-        "an expanded tensor is written to, whose elements share memory", location=user_location(), remedy=_REMEDY
-    )
-
-
-# operations of which PyTorch's autograd does not let single results be written to
-_OF_SEVERAL = {"split", "chunk", "unbind"}
-
-
-_THROUGH: dict[str, Callable] = {
-    "t": _again, "transpose": _again, "conj": lambda line, view, whole, part: LTORCH["conj"](part),
-    "permute": _permuted, "movedim": _moved, "detach": _detached, "data": _detached,
-    **dict.fromkeys(("unflatten", "unsqueeze", "squeeze"), _reshaped), "view": _viewed,
-    **dict.fromkeys(("reshape", "flatten", "contiguous"), _copyable(_reshaped)),
-    "diagonal": _placed, "unfold": _placed_once(_window_steps),
-    "part_of": _placed_once(lambda line, view: line.args[1:3]), "real": _real, "imag": _imaginary,
-    **dict.fromkeys(("split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit"), _assigned(_split_key)),
-    "expand": _expanded,
-    "unbind": _assigned(_unbind_key),
-    "getitem": _assigned(lambda line, view, whole: line.args[1]),
-    "select": _assigned(lambda line, view, whole: along(whole, line.args[1], line.args[2])),
-    "narrow": _assigned(lambda line, view, whole: along(whole, line.args[1],
-    slice(line.args[2], line.args[2] + line.args[3]))),
-    "view_as_real": lambda line, view, whole, part: LTORCH["view_as_complex"](part),
-    "view_as_complex": lambda line, view, whole, part: LTORCH["view_as_real"](part),
-}  # fmt: skip

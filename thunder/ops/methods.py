@@ -6,10 +6,12 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from collections.abc import Callable
 
 import torch
 
 from thunder import compat
+from thunder.analysis.flow import producers
 from thunder.core.proxies import (
     METHODS,
     NumberProxy,
@@ -25,7 +27,7 @@ from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
 from thunder.ops.define import LTORCH, alias, inplace_of, lookup, operand_places, torch_prim
-from thunder.ops.explain import as_torch
+from thunder.ops.explain import as_torch, stand_in
 from thunder.ops.mutating import call_mutating
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -181,21 +183,21 @@ def _requires_grad(a: TensorProxy, wanted: bool) -> TensorProxy:
     )
 
 
-_FIXED_LINES = 256  # a longer computation of constants is not done while a program is read
+_FIXED_LINES = 256  # a longer computation of constants is not done while a program is captured
 
 
-def _fixed_value(a: TensorProxy) -> torch.Tensor | None:
+def fixed_value(a: TensorProxy) -> torch.Tensor | None:
     """The value of a tensor that depends on no input: made of sizes and constants alone, by operations that draw no
     numbers. None for any other."""
     recorder = current_recorder()
     if recorder is None:
         return None
     a = recorder.latest(a)
-    maker = {o: line for line in recorder.bound_symbols for o in line.outputs}
+    producer = producers(recorder.bound_symbols)
     needed: dict = {}
     pending = [a]
     while pending:
-        line = maker.get(pending.pop())
+        line = producer.get(pending.pop())
         if (
             line is None
             or line.sym.fn is None
@@ -232,10 +234,13 @@ def _needs_value(name: str, what: str, remedy: str):
     read = _READ.get(name)
 
     def refuse(a, *args, **kwargs):
-        value = _fixed_value(a) if read is not None else None
+        value = fixed_value(a) if read is not None else None
         if value is not None:
             with compat.DisableTorchFunction():
                 return read(value)  # type: ignore[misc]
+        recorder = current_recorder()
+        if recorder is not None and recorder.decide is not None and name in _READ_NUMBER:
+            return _READ_NUMBER[name](a, *args)
         raise CaptureError(
             f"{what}, which is known only when the program runs", location=user_location(), remedy=remedy
         )
@@ -243,6 +248,25 @@ def _needs_value(name: str, what: str, remedy: str):
     return refuse
 
 
+def _of_item(read: Callable, exact: bool) -> Callable:
+    """What `read` makes of the value of a tensor of one element."""
+
+    def value(a):
+        if all(type(n) is int for n in a.shape) and math.prod(a.shape) != 1:  # PyTorch says that there is no one value
+            with compat.DisableTorchFunction():
+                return read(stand_in(a))
+        number = item(a)
+        return read(number.concrete() if exact and isinstance(number, NumberProxy) else number)
+
+    return value
+
+
+_READ_NUMBER = {
+    "__bool__": _of_item(bool, False),
+    **{f"__{t.__name__}__": _of_item(t, True) for t in (int, float, complex)},
+    "__index__": _of_item(operator.index, True),
+    "__contains__": lambda a, value: bool(LTORCH["any"](LTORCH["eq"](a, value))),
+}
 _BRANCH = (
     "use torch.where or torch.cond-like arithmetic in place of the branch, or compute the condition outside "
     "and pass it in as a Python value"
@@ -266,7 +290,7 @@ _MOST_NUMBERS = 1024  # of one tensor
 
 
 def _read_numbers(symbol: Symbol, a: TensorProxy, shape: tuple):
-    """A line that reads the values of a tensor as Python numbers, in lists of this shape."""
+    """An operation that reads the values of a tensor as Python numbers, in lists of this shape."""
     recorder = current_recorder()
     if recorder is None or a.dtype.category not in _KINDS:
         raise CaptureError(
@@ -299,7 +323,7 @@ _item, _tolist = _read("item"), _read("tolist")
 
 def item(a: TensorProxy):
     """`a.item()`: a number that only the run tells, or the number itself where it depends on no input."""
-    value = _fixed_value(a)
+    value = fixed_value(a)
     if value is not None:
         with compat.DisableTorchFunction():
             return value.item()
@@ -315,10 +339,10 @@ def _read_before(recorder: Recorder, a: TensorProxy) -> UnbackedNumber | None:
     read = [line for line in recorder.bound_symbols if line.sym is _item]
     if not read:
         return None
-    maker = {o: line for line in recorder.bound_symbols for o in line.outputs}
+    producer = producers(recorder.bound_symbols)
 
     def made(x):
-        line = maker.get(x)
+        line = producer.get(x)
         return (
             (x,)
             if line is None or line.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE}
@@ -330,16 +354,13 @@ def _read_before(recorder: Recorder, a: TensorProxy) -> UnbackedNumber | None:
 
 def tolist(a: TensorProxy):
     """`a.tolist()`: the same in lists."""
-    value = _fixed_value(a)
+    value = fixed_value(a)
     if value is not None:
         with compat.DisableTorchFunction():
             return value.tolist()
-    if (
-        any(isinstance(n, NumberProxy) and n.unbacked for n in a.shape)
-        or math.prod(map(concrete, a.shape)) > _MOST_NUMBERS
-    ):
+    if math.prod(map(concrete, a.shape)) > _MOST_NUMBERS:
         raise CaptureError(
-            ".tolist() asks for the values of a tensor that is large, or as large as data decides",
+            f".tolist() asks for the values of a tensor of more than {_MOST_NUMBERS} elements",
             location=user_location(),
             remedy=_VALUE,
         )
@@ -349,7 +370,7 @@ def tolist(a: TensorProxy):
 def _asked(symbol: Symbol, *args, **kwargs):
     """What an operation says that gives a bool: a condition that only the run tells, or the bool itself where it
     depends on no input."""
-    values = [_fixed_value(x) if isinstance(x, TensorProxy) else x for x in args]
+    values = [fixed_value(x) if isinstance(x, TensorProxy) else x for x in args]
     if all(v is not None for v in values) and not any(isinstance(x, TensorProxy) for x in kwargs.values()):
         with compat.DisableTorchFunction():
             return symbol.fn(*values, **kwargs)  # type: ignore[misc]

@@ -1,8 +1,8 @@
 """Calls of functions that write to their arguments, and that thunder does not look into: kernels, operators registered
 as mutating.
 
-The call becomes one functional line: `(result, y1) = kernel(x, y)`, after which `y` stands for `y1`. When it runs it
-writes to a copy, unless what it writes to has only just been allocated.
+The call becomes one functional operation: `(result, y1) = kernel(x, y)`, after which `y` stands for `y1`. When it runs
+it writes to a copy, unless what it writes to has only just been allocated.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder
 from thunder.ops.inplace import overwrite
@@ -65,9 +66,9 @@ def call_mutating(
         map_structure(lambda x: found.append(x) if isinstance(x, torch.Tensor) else None, (args, kwargs))
         return (function(*args, **kwargs), *(found[i] for i in places))
 
-    def overwritten(line) -> dict:
-        given = _tensors(proxies_in(line.kwargs, proxies_in(line.args, [])))
-        return {len(line.outputs) - len(places) + i: given[place] for i, place in enumerate(places)}
+    def overwritten(operation) -> dict:
+        given = _tensors(proxies_in(operation.kwargs, proxies_in(operation.args, [])))
+        return {len(operation.outputs) - len(places) + i: given[place] for i, place in enumerate(places)}
 
     # what runs depends on these
     identity = (symbol_id or ("mutating", name, id(function)), tuple(places), tuple(copied))
@@ -76,7 +77,7 @@ def call_mutating(
     result, *new = symbol(*args, **kwargs)
     in_place.__name__ = name
     # `thunder.transforms.reinplace` may let it write to the arguments themselves
-    symbol.info["inplace"] = in_place, overwritten
+    symbol.in_place = InPlaceForm(in_place, overwritten)
     for target, value in zip(targets, new, strict=True):
         value.requires_grad = target.requires_grad
         overwrite(target, value, name)
@@ -93,13 +94,13 @@ def _tensors(proxies: list[Proxy]) -> list[Proxy]:
 
 def _is_fresh(recorder: Recorder, target: TensorProxy) -> bool:
     """Whether a tensor was allocated without content, and nothing has read it: there is nothing to keep."""
-    for line in recorder.bound_symbols:
-        if any(o is target for o in line.outputs):
-            if line.sym.name not in _UNWRITTEN:
+    for operation in recorder.bound_symbols:
+        if any(o is target for o in operation.outputs):
+            if operation.sym.name not in _UNWRITTEN:
                 return False
-        elif any(i is target for i in line.inputs):
+        elif any(i is target for i in operation.inputs):
             return False
-    return any(o is target for line in recorder.bound_symbols for o in line.outputs)
+    return any(o is target for operation in recorder.bound_symbols for o in operation.outputs)
 
 
 def _passing_through(symbol: Symbol, targets: list[TensorProxy]) -> Callable:

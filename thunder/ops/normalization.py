@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 
 from thunder import compat
 from thunder.core import dtypes
+from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import NumberProxy, like
-from thunder.core.symbol import Symbol
 from thunder.ops import backward, inplace
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.dims import is_empty, numel, wrap_dim
+from thunder.ops.norm_kernels import (
+    batch_norm_meta,
+    check_channels,
+    compute_dtype,
+    native_batch_norm,
+    native_batch_norm_backward,
+    native_batch_norm_functional,
+    native_group_norm,
+    native_group_norm_backward,
+    native_layer_norm,
+    native_layer_norm_backward,
+    normalized_dims,
+    per_channel,
+    scale_and_shift,
+    wanted,
+    whiten,
+)  # fmt: skip
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.shape import expand, reshape
 
@@ -26,11 +42,6 @@ _EPS = {
     "float16": 2.0**-10,
     "bfloat16": 2.0**-7,
 }
-
-
-def compute_dtype(d):
-    """What PyTorch computes in: float32 for the types below it."""
-    return dtypes.float32 if d.category == 2 and d.bytes < 4 else d
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -89,23 +100,57 @@ def _in_rows(y):
     return LTORCH["contiguous"](y)
 
 
-def _softmax_samples(make):
-    yield make(4, 3), 1
-    yield make(4, 3, 2), -2
-    yield (make(4, 3), 0), {"dtype": torch.float64}
-    yield (make(4, 3, dtype=torch.int64), 0), {"dtype": torch.float32}
-    yield make(4, 3, dtype=torch.bfloat16), -1
-    yield make(), 0
+def _of_softmax(grad_output, output, dim, input_dtype):
+    if grad_output.shape != output.shape:
+        raise RuntimeError(f"softmax_backward: {list(grad_output.shape)} and {list(output.shape)} differ")
+    return like(grad_output, dtype=dtypes.to_dtype(input_dtype))
 
 
-def _softmax_errors(make):
-    yield make(4, 3), 2
-    yield make(4, 3, dtype=torch.int64), 1
+softmax_backward = backward.kernel("_softmax_backward_data", "default", _of_softmax, public="softmax_backward")
+log_softmax_backward = backward.kernel(
+    "_log_softmax_backward_data", "default", _of_softmax, public="log_softmax_backward"
+)
 
 
-for _symbol in (softmax, log_softmax):
-    _symbol.samples(_softmax_samples)
-    _symbol.error_samples(_softmax_errors)
+@softmax_backward.decomposed_by
+def _(g, y, dim, dtype):
+    gy = g * y
+    return convert(gy - y * LTORCH["sum"](gy, dim, True), dtypes.to_dtype(dtype))
+
+
+@log_softmax_backward.decomposed_by
+def _(g, y, dim, dtype):
+    return convert(g - LTORCH["exp"](y) * LTORCH["sum"](g, dim, True), dtypes.to_dtype(dtype))
+
+
+def _exponential_rule(symbol, kernel):
+    """softmax and log_softmax: the kernel reads the result; the cotangent returns to the argument's type."""
+
+    def rule(a, dim=None, *, dtype=None):
+        y = symbol(a, dim, dtype=dtype)
+        g = yield y
+        return (convert(kernel(g, y, wrap_dim(dim, len(a.shape)), y.dtype), a.dtype),)
+
+    symbol.vjp(rule)
+
+
+_exponential_rule(softmax, softmax_backward)
+_exponential_rule(log_softmax, log_softmax_backward)
+
+
+@composite(*compat.operators("_safe_softmax"))
+def _safe_softmax(a, dim, dtype=None):
+    """softmax, 0 where all of a row is -inf."""
+    out = softmax(a, dim, dtype=dtype)
+    hidden = LTORCH["all"](LTORCH["eq"](a, float("-inf")), dim, True)
+    return LTORCH["where"](hidden, 0.0, out)
+
+
+@_safe_softmax.vjp
+def _(a, dim, dtype=None):
+    y = _safe_softmax(a, dim, dtype)
+    g = yield y
+    return (convert(softmax_backward(g, y, dim, y.dtype), a.dtype),)
 
 
 @alias(F.softmin)
@@ -117,40 +162,11 @@ def softmin(a, dim=None, _stacklevel=3, dtype=None):
 # the last dimensions
 
 
-def _normalized(name: str, a, normalized_shape, *parameters) -> tuple:
-    """The dimensions normalized over."""
-    shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
-    k = len(shape)
-    if not k or len(a.shape) < k or a.shape[-k:] != shape:
-        raise RuntimeError(
-            f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], but "
-            f"got input of size{list(a.shape)}"
-        )
-    for p in parameters:
-        if p is not None and p.shape != shape:
-            raise RuntimeError(f"{name}: expected weight and bias to have shape {list(shape)}, but got {list(p.shape)}")
-    return tuple(range(len(a.shape) - k, len(a.shape)))
-
-
 def _layer_norm_meta(a, normalized_shape, weight=None, bias=None, eps=1e-5):
-    _normalized("layer_norm", a, normalized_shape, weight, bias)
+    normalized_dims("layer_norm", a, normalized_shape, weight, bias)
     if a.dtype.category < 2:
         raise RuntimeError(f'"LayerNormKernelImpl" not implemented for {a.dtype}')
     return like(a)
-
-
-def _whiten(x, dims, eps):
-    """`x` less its mean, over the square root of its (biased) variance plus eps; the mean and that root's
-    reciprocal."""
-    mean = LTORCH["mean"](x, dims, True)
-    centred = x - mean
-    rstd = LTORCH["rsqrt"](LTORCH["mean"](centred * centred, dims, True) + eps)
-    return centred * rstd, mean, rstd
-
-
-def _scale_and_shift(x, weight, bias):
-    x = x if weight is None else x * convert(weight, x.dtype)
-    return x if bias is None else x + convert(bias, x.dtype)
 
 
 @composite(
@@ -161,27 +177,13 @@ def _scale_and_shift(x, weight, bias):
     autocast="cuda:float32",
 )
 def layer_norm(a, normalized_shape, weight=None, bias=None, eps=1e-5):
-    dims = _normalized("layer_norm", a, normalized_shape, weight, bias)
-    x, _, _ = _whiten(convert(a, compute_dtype(a.dtype)), dims, eps)
-    return convert(_scale_and_shift(x, weight, bias), a.dtype)
-
-
-@layer_norm.samples
-def _(make):
-    yield make(4, 3), (3,)
-    yield make(2, 4, 3), (3,), make(3), make(3)
-    yield make(2, 4, 3), (4, 3), make(4, 3), None, 1e-3
-    yield make(4, 8, dtype=torch.bfloat16), (8,), make(8, dtype=torch.bfloat16), make(8, dtype=torch.bfloat16)
-
-
-@layer_norm.error_samples
-def _(make):
-    yield make(4, 3), (4,)
-    yield make(4, 3), (3,), make(4)
+    dims = normalized_dims("layer_norm", a, normalized_shape, weight, bias)
+    x, _, _ = whiten(convert(a, compute_dtype(a.dtype)), dims, eps)
+    return convert(scale_and_shift(x, weight, bias), a.dtype)
 
 
 def _rms_norm_meta(a, normalized_shape, weight=None, eps=None):
-    _normalized("rms_norm", a, normalized_shape, weight)
+    normalized_dims("rms_norm", a, normalized_shape, weight)
     return like(
         a, dtype=a.dtype if weight is None or weight.dtype is a.dtype else dtypes.promote(a.dtype, weight.dtype)
     )
@@ -195,7 +197,7 @@ def _rms_norm_meta(a, normalized_shape, weight=None, eps=None):
     autocast="cuda:float32" if compat.autocast_casts("rms_norm", "cuda") else None,
 )
 def rms_norm(a, normalized_shape, weight=None, eps=None):
-    dims = _normalized("rms_norm", a, normalized_shape, weight)
+    dims = normalized_dims("rms_norm", a, normalized_shape, weight)
     x = convert(a, compute_dtype(a.dtype))
     x = x * LTORCH["rsqrt"](
         LTORCH["mean"](LTORCH["pow"](x, 2), dims, True) + (_EPS[x.dtype.name] if eps is None else eps)
@@ -205,32 +207,8 @@ def rms_norm(a, normalized_shape, weight=None, eps=None):
     return convert(x, a.dtype) * weight
 
 
-@rms_norm.samples
-def _(make):
-    yield make(4, 3), (3,)
-    yield make(2, 4, 3), (3,), make(3), 1e-6
-
-
-@rms_norm.error_samples
-def _(make):
-    yield make(4, 3), (4,)
-
-
 # ---------------------------------------------------------------------------------------------------------------- by
 # channels
-
-
-def _per_channel(a, p):
-    """A parameter with one element for each channel, with as many dimensions as `a`."""
-    return None if p is None else reshape(p, (1, p.shape[0], *(1,) * (len(a.shape) - 2)))
-
-
-def _check_channels(name: str, a, *parameters) -> None:
-    for p in parameters:
-        if p is not None and p.shape != (a.shape[1],):
-            raise RuntimeError(
-                f"{name}: expected weight, bias and statistics to have {a.shape[1]} elements, but got {list(p.shape)}"
-            )
 
 
 def _group_norm_meta(a, num_groups, weight=None, bias=None, eps=1e-5):
@@ -241,7 +219,7 @@ def _group_norm_meta(a, num_groups, weight=None, bias=None, eps=1e-5):
             "Expected number of channels in input to be divisible by num_groups, but got input of shape "
             f"{list(a.shape)} and num_groups={num_groups}"
         )
-    _check_channels("group_norm", a, weight, bias)
+    check_channels("group_norm", a, weight, bias)
     return like(a)
 
 
@@ -256,53 +234,19 @@ def group_norm(a, num_groups, weight=None, bias=None, eps=1e-5):
     x = reshape(
         convert(a, compute_dtype(a.dtype)), (a.shape[0], num_groups, a.shape[1] // num_groups * numel(a.shape[2:]))
     )
-    x = reshape(_whiten(x, (2,), eps)[0], a.shape)
-    return convert(_scale_and_shift(x, _per_channel(a, weight), _per_channel(a, bias)), a.dtype)
+    x = reshape(whiten(x, (2,), eps)[0], a.shape)
+    return convert(scale_and_shift(x, per_channel(a, weight), per_channel(a, bias)), a.dtype)
 
 
-@group_norm.samples
-def _(make):
-    yield make(2, 4, 3), 2
-    yield make(2, 4, 3, 3), 4, make(4), make(4)
-
-
-@group_norm.error_samples
-def _(make):
-    yield make(2, 4, 3), 3
-
-
-def _batch_norm_meta(
-    a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
-):
-    if len(a.shape) < 2:
-        raise RuntimeError("batch_norm: expected an input of at least 2 dimensions")
-    if not training and (running_mean is None or running_var is None):
-        raise RuntimeError("Expected running_mean and running_var to be defined when training=False")
-    _check_channels("batch_norm", a, running_mean, running_var, weight, bias)
-    return like(a)
-
-
-@composite(F.batch_norm, meta=_batch_norm_meta)
+@composite(F.batch_norm, meta=batch_norm_meta)
 def batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     x = convert(a, compute_dtype(a.dtype))
     if training:
-        x, _, _ = _whiten(x, (0, *range(2, len(a.shape))), eps)
+        x, _, _ = whiten(x, (0, *range(2, len(a.shape))), eps)
     else:
-        mean, var = (_per_channel(a, convert(p, x.dtype)) for p in (running_mean, running_var))
+        mean, var = (per_channel(a, convert(p, x.dtype)) for p in (running_mean, running_var))
         x = (x - mean) * LTORCH["rsqrt"](var + eps)
-    return convert(_scale_and_shift(x, _per_channel(a, weight), _per_channel(a, bias)), a.dtype)
-
-
-@batch_norm.samples
-def _(make):
-    yield make(4, 3), make(3), make(3, low=0.5, high=2.0), make(3), make(3)
-    yield make(4, 3, 2, 2), make(3), make(3, low=0.5, high=2.0)
-    yield make(4, 3, 5), None, None, make(3), make(3), True
-
-
-@batch_norm.error_samples
-def _(make):
-    yield make(4, 3), make(4), make(3)
+    return convert(scale_and_shift(x, per_channel(a, weight), per_channel(a, bias)), a.dtype)
 
 
 def _update_statistics(a, running_mean, running_var, weight, bias, momentum, eps):
@@ -315,7 +259,7 @@ def _update_statistics(a, running_mean, running_var, weight, bias, momentum, eps
 @torch_prim(fn=_update_statistics, name="batch_norm_update")
 def batch_norm_update(a, running_mean, running_var, weight, bias, momentum, eps):
     """Batch norm by the batch's statistics: the result, and what running mean and variance become."""
-    _batch_norm_meta(a, running_mean, running_var, weight, bias, True)
+    batch_norm_meta(a, running_mean, running_var, weight, bias, True)
     return like(a), like(running_mean), like(running_var)
 
 
@@ -323,10 +267,11 @@ def batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
     return F.batch_norm(a, running_mean, running_var, weight, bias, True, momentum, eps), running_mean, running_var
 
 
-batch_norm_update.info |= {"not_differentiable": (1, 2), "statistics": (1, 2), "inplace": (batch_norm_, {1: 1, 2: 2})}
+batch_norm_update.nondifferentiable = batch_norm_update.statistics = (1, 2)
+batch_norm_update.in_place = InPlaceForm(batch_norm_, {1: 1, 2: 2})
 
 
-@alias(F.batch_norm)
+@alias(F.batch_norm, over=batch_norm)
 def _batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     """In training mode the running statistics are written to."""
     # of no elements there are no statistics, and PyTorch writes none
@@ -350,7 +295,7 @@ def _instance_norm_meta(
 ):
     if use_input_stats and all(type(n) is int and n == 1 for n in a.shape[2:]):
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {list(a.shape)}")
-    _check_channels("instance_norm", a, running_mean, running_var, weight, bias)
+    check_channels("instance_norm", a, running_mean, running_var, weight, bias)
     return like(a)
 
 
@@ -360,20 +305,8 @@ def instance_norm(
 ):
     if not use_input_stats:
         return batch_norm(a, running_mean, running_var, weight, bias, False, momentum, eps)
-    x, _, _ = _whiten(convert(a, compute_dtype(a.dtype)), tuple(range(2, len(a.shape))), eps)
-    return convert(_scale_and_shift(x, _per_channel(a, weight), _per_channel(a, bias)), a.dtype)
-
-
-@instance_norm.samples
-def _(make):
-    yield (make(2, 3, 4),)
-    yield make(2, 3, 4, 4), None, None, make(3), make(3)
-    yield make(2, 3, 4), make(3), make(3, low=0.5, high=2.0), None, None, False
-
-
-@instance_norm.error_samples
-def _(make):
-    yield (make(2, 3, 1),)
+    x, _, _ = whiten(convert(a, compute_dtype(a.dtype)), tuple(range(2, len(a.shape))), eps)
+    return convert(scale_and_shift(x, per_channel(a, weight), per_channel(a, bias)), a.dtype)
 
 
 def _instance_norm_updated(a, running_mean, running_var, weight, bias, momentum, eps):
@@ -392,15 +325,11 @@ def instance_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
     return F.instance_norm(a, running_mean, running_var, weight, bias, True, momentum, eps), running_mean, running_var
 
 
-@instance_norm_update.samples
-def _(make):
-    yield make(2, 3, 4), make(3), make(3, low=0.5, high=2.0), make(3), make(3), 0.1, 1e-5
+instance_norm_update.nondifferentiable = (1, 2)
+instance_norm_update.in_place = InPlaceForm(instance_norm_, {1: 1, 2: 2})
 
 
-instance_norm_update.info |= {"not_differentiable": (1, 2), "inplace": (instance_norm_, {1: 1, 2: 2})}
-
-
-@alias(F.instance_norm)
+@alias(F.instance_norm, over=instance_norm)
 def _instance_norm(
     a, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5
 ):
@@ -444,12 +373,6 @@ def local_response_norm(a, size, alpha=1e-4, beta=0.75, k=1.0):
 # images go through avg_pool3d, which the CPU's list names
 
 
-@local_response_norm.samples
-def _(make):
-    yield make(2, 6, 4), 3
-    yield make(2, 6, 4, 4), 2, 1e-2, 0.5, 2.0
-
-
 # ---------------------------------------------------------------------------------------------------------------- by
 # norms, similarities
 
@@ -458,12 +381,6 @@ def _(make):
 def normalize(a, p=2.0, dim=1, eps=1e-12):
     norm = LTORCH["vector_norm"](a, p, dim, True)
     return a / LTORCH["clamp"](norm, eps)
-
-
-@normalize.samples
-def _(make):
-    yield (make(4, 3),)
-    yield make(4, 3, 2), 1.0, -1
 
 
 def _similarity_meta(x1, x2, dim=1, eps=1e-8):
@@ -481,21 +398,9 @@ def cosine_similarity(x1, x2, dim=1, eps=1e-8):
     return LTORCH["sum"](x1 / lengths[0] * (x2 / lengths[1]), d)
 
 
-@cosine_similarity.samples
-def _(make):
-    yield make(4, 3), make(4, 3)
-    yield make(2, 4, 3), make(2, 4, 3), -1
-
-
 @composite(F.pairwise_distance, autocast="cuda:float32")
 def pairwise_distance(x1, x2, p=2.0, eps=1e-6, keepdim=False):
     return LTORCH["vector_norm"](x1 - x2 + eps, p, -1, keepdim)
-
-
-@pairwise_distance.samples
-def _(make):
-    yield make(4, 3), make(4, 3)
-    yield make(4, 3), make(3), 1.0, 1e-6, True
 
 
 def _cdist_meta(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
@@ -507,12 +412,6 @@ def _cdist_meta(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary
 @torch_prim(torch.cdist, torch.functional.cdist, autocast="float32")
 def cdist(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
     return _cdist_meta(x1, x2, p)
-
-
-@cdist.samples
-def _(make):
-    yield make(4, 3), make(5, 3)
-    yield make(2, 4, 3), make(2, 5, 3), 1.0
 
 
 def _pdist_meta(a, p=2.0):
@@ -539,78 +438,14 @@ def _(a, p=2.0):
     return (backward.pdist_backward(g, a, p, y),)
 
 
-@pdist.samples
-def _(make):
-    yield (make(4, 3),)
-    yield make(4, 3), 1.0
-
-
-@pdist.error_samples
-def _(make):
-    yield (make(4),)
-    yield make(4, 3), -1.0
-
-
-# --- derivatives: PyTorch's kernels
-
-
-def _exponential_rule(symbol, kernel):
-    """softmax and log_softmax: the kernel reads the result; the cotangent returns to the argument's type."""
-
-    def rule(a, dim=None, *, dtype=None):
-        y = symbol(a, dim, dtype=dtype)
-        g = yield y
-        return (convert(kernel(g, y, wrap_dim(dim, len(a.shape)), y.dtype), a.dtype),)
-
-    symbol.vjp(rule)
-
-
-_exponential_rule(softmax, backward.softmax_backward)
-_exponential_rule(log_softmax, backward.log_softmax_backward)
-
-
 @layer_norm.vjp
 def _(a, normalized_shape, weight=None, bias=None, eps=1e-5):
-    y, mean, rstd = backward.native_layer_norm(a, list(normalized_shape), weight, bias, eps)
+    y, mean, rstd = native_layer_norm(a, list(normalized_shape), weight, bias, eps)
     g = yield y
-    mask = [a.requires_grad, weight is not None and weight.requires_grad, bias is not None and bias.requires_grad]
-    ga, gw, gb = backward.native_layer_norm_backward(g, a, list(normalized_shape), mean, rstd, weight, bias, mask)
-    return ga, None, gw, gb
-
-
-def _group_norm_kernel_meta(a, weight, bias, n, c, size, groups, eps):
-    return like(a), like(a, (n, groups)), like(a, (n, groups))
-
-
-def _laid_out(a, others, parameters):
-    """In the layout that PyTorch's kernels of group norm, which do not look at strides, take them to be in."""
-    layout = backward.memory_format(a) if a.device.type == "cpu" else torch.contiguous_format
-    return *(t.contiguous(memory_format=layout) for t in (a, *others)), *(
-        p if p is None else p.contiguous() for p in parameters
+    ga, gw, gb = native_layer_norm_backward(
+        g, a, list(normalized_shape), mean, rstd, weight, bias, wanted(a, weight, bias)
     )
-
-
-def _run_group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
-    a, g, mean, rstd, weight = _laid_out(a, (g,), (mean, rstd, weight))
-    return backward.aten.native_group_norm_backward.default(g, a, mean, rstd, weight, n, c, size, groups, mask)
-
-
-def _run_group_norm(a, weight, bias, n, c, size, groups, eps):
-    return backward.aten.native_group_norm.default(*_laid_out(a, (), (weight, bias)), n, c, size, groups, eps)
-
-
-def _parameters_meta(g, a, weight, bias, mask):
-    return like(a) if mask[0] else None, like(weight) if mask[1] else None, like(bias) if mask[2] else None
-
-
-native_group_norm = Symbol(
-    "native_group_norm", _group_norm_kernel_meta, id="native_group_norm", is_prim=True, fn=_run_group_norm
-)
-native_group_norm_backward = Symbol(
-    "native_group_norm_backward", lambda g, a, mean, rstd, weight, n, c, size, groups, mask: _parameters_meta(g, a,
-    weight, weight, mask), id="native_group_norm_backward",
-    is_prim=True, fn=_run_group_norm_backward,
-)  # fmt: skip
+    return ga, None, gw, gb
 
 
 @group_norm.vjp
@@ -620,26 +455,8 @@ def _(a, num_groups, weight=None, bias=None, eps=1e-5):
     sizes = (a.shape[0], a.shape[1], numel(a.shape[2:]), num_groups)
     y, mean, rstd = native_group_norm(a, weight, bias, *sizes, eps)
     g = yield y
-    mask = [a.requires_grad, weight is not None and weight.requires_grad, bias is not None and bias.requires_grad]
-    ga, gw, gb = native_group_norm_backward(g, a, mean, rstd, weight, *sizes, mask)
+    ga, gw, gb = native_group_norm_backward(g, a, mean, rstd, weight, *sizes, wanted(a, weight, bias))
     return ga, None, gw, gb
-
-
-def _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps):
-    shape = (a.shape[1],) if training else (0,)
-    mixed = a.device.type != "cpu" or any(
-        t is not None and t.dtype is dtypes.float32 for t in (weight, bias, running_mean, running_var)
-    )
-    kind = compute_dtype(a.dtype) if mixed else a.dtype
-    return like(a), like(a, shape, kind), like(a, shape, kind)
-
-
-native_batch_norm = backward.kernel("native_batch_norm", "default", _batch_norm_kernel_meta)
-native_batch_norm_backward = backward.kernel(
-    "native_batch_norm_backward", "default",
-    lambda g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask: _parameters_meta(g, a, weight,
-        weight, mask),
-)  # fmt: skip
 
 
 @batch_norm.vjp
@@ -656,37 +473,10 @@ def _(a, running_mean=None, running_var=None, weight=None, bias=None, training=F
         return NotImplemented
     y, mean, rstd = native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
     g = yield y
-    mask = [a.requires_grad, weight is not None and weight.requires_grad, bias is not None and bias.requires_grad]
-    ga, gw, gb = native_batch_norm_backward(g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask)
+    ga, gw, gb = native_batch_norm_backward(
+        g, a, weight, running_mean, running_var, mean, rstd, training, eps, wanted(a, weight, bias)
+    )
     return ga, None, None, gw, gb
-
-
-def _run_statistics(a, running_mean, running_var, weight, bias, momentum, eps):
-    return compat.kernel("_native_batch_norm_legit_functional")(
-        a, weight, bias, running_mean, running_var, True, momentum, eps
-    )
-
-
-def _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps):
-    out, save, _ = _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, True, momentum, eps)
-    return out, save, like(save), like(running_mean), like(running_var)
-
-
-def native_batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
-    out, mean, scale = compat.kernel("_native_batch_norm_legit")(
-        a, weight, bias, running_mean, running_var, True, momentum, eps
-    )
-    return out, mean, scale, running_mean, running_var
-
-
-native_batch_norm_functional = Symbol(
-    "native_batch_norm_functional",
-    _statistics_meta,
-    id="native_batch_norm_functional",
-    is_prim=True,
-    fn=_run_statistics,
-)
-native_batch_norm_functional.info |= {"statistics": (1, 2), "inplace": (native_batch_norm_, {3: 1, 4: 2})}
 
 
 @batch_norm_update.vjp
@@ -697,12 +487,11 @@ def _(a, running_mean, running_var, weight, bias, momentum, eps):
         a, running_mean, running_var, weight, bias, momentum, eps
     )
     g, _, _ = yield y, new_mean, new_var
-    mask = [a.requires_grad, weight is not None and weight.requires_grad, bias is not None and bias.requires_grad]
-    ga, gw, gb = native_batch_norm_backward(g, a, weight, None, None, mean, rstd, True, eps, mask)
+    ga, gw, gb = native_batch_norm_backward(g, a, weight, None, None, mean, rstd, True, eps, wanted(a, weight, bias))
     return ga, None, None, gw, gb
 
 
 # PyTorch composes these of the same operations
-for _symbol in (local_response_norm, normalize, pairwise_distance):
-    _symbol.info["by_parts"] = True
-rms_norm.info["by_parts"] = lambda a, *args, **kwargs: a.device.type == "cpu"  # elsewhere it is one kernel
+declare(local_response_norm, normalize, pairwise_distance, differentiate_decomposition=True)
+rms_norm.differentiate_decomposition = lambda a, *args, **kwargs: a.device.type == "cpu"  # elsewhere it is one kernel
+casts_inside(F.local_response_norm)

@@ -97,7 +97,7 @@ def casts_inside(
             return (symbol_for(function) if inside else usual)(*args, **kwargs)
 
         call.__name__, call.__wrapped__ = getattr(function, "__name__", "call"), usual  # type: ignore[attr-defined]
-        alias(function)(call)
+        alias(function, over=usual)(call)
 
 
 def _make(function) -> Symbol:
@@ -120,7 +120,7 @@ def _make(function) -> Symbol:
         tags=(OpTags.OPAQUE, OpTags.DONT_DCE),
         fn=function,
     )
-    made.info["typed_by_running"] = True  # which results require grad is known as well
+    made.typed_by_running = True  # which results require grad is known as well
     return made
 
 
@@ -485,7 +485,7 @@ def _make_derivative(symbol: Symbol):
     forward = Symbol(
         f"{name}_with_graph", forward_meta, id=("with_graph", symbol.id), is_prim=True, tags=random, fn=run_forward
     )
-    forward.info["differentiated_once"] = once = (
+    forward.once_differentiable = once = (
         f"PyTorch's derivative of {name} saves its graph, which is run once: what draws random numbers cannot be run "
         "again"
     )
@@ -507,7 +507,7 @@ def _make_derivative(symbol: Symbol):
             is_prim=True,
             fn=run_backward,
         )
-        backward.info["differentiated_once"], backward.info["takes_none"] = once, True
+        backward.once_differentiable, backward.accepts_missing_cotangents = once, True
         return _as_structure(wanted, backward(graph, cotangents), args, kwargs)
 
     return rule

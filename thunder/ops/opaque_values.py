@@ -3,7 +3,7 @@ pass them through.
 
 An `AnyProxy` stands for such a tensor, with the tensor seen at capture as its example. Every operation on it is opaque,
 and is typed by running it on examples: what is computed has zeros in its place. So a shape that depends on data may
-come out differently when the program runs; the line `check_sizes` behind the operation says so then.
+come out differently when the program runs; the operation `check_sizes` behind it says so then.
 """
 
 from __future__ import annotations

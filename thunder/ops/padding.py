@@ -10,7 +10,7 @@ from thunder import compat
 from thunder.core.proxies import concrete, like
 from thunder.ops import backward, opaque
 from thunder.ops import shape_prims as prims
-from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.joining import cat
 from thunder.ops.shape import MOVES, expand, reshape, slice_dim
 
@@ -87,22 +87,7 @@ def _pads_by_kernel(kind: str, args: tuple, kwargs: dict) -> bool:
     return len(args) > 2 and (args[2] == "replicate" or (args[2] == "reflect" and len(args[1]) < 6))
 
 
-pad.info["autocast_when"] = _pads_by_kernel
-
-
-@pad.samples
-def _(make):
-    yield make(2, 3), (1, 2)
-    yield make(2, 3), (1, 2, -1, 1), "constant", 2.5
-    yield make(2, 3, 4), (1, 2), "reflect"
-    yield make(2, 3, 4), (1, 2), "replicate"
-    yield make(2, 3, 4, 5), (1, 2, 0, 1), "circular"
-
-
-@pad.error_samples
-def _(make):
-    yield make(2, 3), (1,)
-    yield make(2, 3, 4), (4, 0), "reflect"
+pad.autocast_when = _pads_by_kernel
 
 
 @alias(torch.constant_pad_nd)
@@ -143,12 +128,6 @@ def cartesian_prod(*tensors):
     return LTORCH["stack"]([reshape(grid, (-1,)) for grid in meshgrid(*tensors)], 1)
 
 
-@cartesian_prod.samples
-def _(make):
-    yield make(3), make(2)
-    yield make(2), make(1), make(3)
-
-
 @torch_prim(torch.combinations)
 def combinations(a, r=2, with_replacement=False):
     """All choices of r elements, one in a row, in the order of itertools."""
@@ -162,14 +141,7 @@ def combinations(a, r=2, with_replacement=False):
     return like(a, (math.comb(n + r - 1, r) if with_replacement else math.comb(n, r), r))
 
 
-@combinations.samples
-def _(make):
-    yield make(4)
-    yield make(3), 2, True
-
-
-for _symbol in (cartesian_prod,):
-    _symbol.info["by_parts"] = True
+declare(cartesian_prod, differentiate_decomposition=True)
 
 
 @composite(torch.block_diag, torch.functional.block_diag, tags=MOVES)
@@ -183,11 +155,6 @@ def block_diag(*tensors):
         rows.append(pad(t, (before, columns - before - t.shape[1])))
         before = before + t.shape[1]
     return cat(rows, 0)
-
-
-@block_diag.samples
-def _(make):
-    yield make(2, 3), make(1, 2), make(3)
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -197,13 +197,15 @@ def _like_argument(g, a, *options):
     return like(a)
 
 
-def _kernel(name: str):
-    return backward.kernel(name, "default", _like_argument)
+def _kernel(name: str, public: str = ""):
+    return backward.kernel(name, "default", _like_argument, public=public)
 
 
 _AVERAGE = {rank: _kernel(f"avg_pool{rank}d_backward") for rank in (2, 3)}
-_MAXIMUM = {rank: _kernel(f"max_pool{rank}d_with_indices_backward") for rank in (2, 3)}
-_ADAPTIVE_AVERAGE = {rank: _kernel(f"_adaptive_avg_pool{rank}d_backward") for rank in (2, 3)}
+_MAXIMUM = {rank: _kernel(name, name) for rank in (2, 3) for name in (f"max_pool{rank}d_with_indices_backward",)}
+_ADAPTIVE_AVERAGE = {
+    rank: _kernel(f"_adaptive_avg_pool{rank}d_backward", f"adaptive_avg_pool{rank}d_backward") for rank in (2, 3)
+}
 _ADAPTIVE_MAXIMUM = {rank: _kernel(f"adaptive_max_pool{rank}d_backward") for rank in (2, 3)}
 
 

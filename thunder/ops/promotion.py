@@ -5,9 +5,8 @@ from __future__ import annotations
 from thunder.core import dtypes
 from thunder.core.devices import Device, cpu
 from thunder.core.dtypes import COMPLEX, FLOAT, dtype
-from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.proxies import NumberProxy, TensorProxy, same_shape
 from thunder.core.symbol import current_recorder
-from thunder.errors import DataDependentError
 
 __all__ = [
     "default_dtype",
@@ -108,11 +107,8 @@ class Promotion:
 def broadcast_shapes(*shapes: tuple) -> tuple:
     """The shape that tensors of these shapes broadcast to. Raises RuntimeError as PyTorch does where they do not."""
     first = shapes[0]
-    try:
-        if all(s == first for s in shapes[1:]):
-            return first
-    except DataDependentError:
-        pass
+    if all(same_shape(s, first) for s in shapes[1:]):
+        return first
     rank = max(map(len, shapes))
     out: list = [1] * rank
     for s in shapes:

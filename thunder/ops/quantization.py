@@ -45,7 +45,7 @@ def fake_quantize_per_tensor_affine(a, scale, zero_point, quant_min, quant_max):
 
 
 # with scale and zero point in tensors it is another kernel, which the CPU's list does not name
-fake_quantize_per_tensor_affine.info["autocast_when"] = lambda kind, args, kwargs: not isinstance(args[1], TensorProxy)
+fake_quantize_per_tensor_affine.autocast_when = lambda kind, args, kwargs: not isinstance(args[1], TensorProxy)
 
 _per_tensor_masked = backward.kernel(
     "fake_quantize_per_tensor_affine_cachemask", "default", lambda a, *options: (like(a), like(a, dtype=bool8))
@@ -62,17 +62,6 @@ def _(a, scale, zero_point, quant_min, quant_max):
     y, mask = _per_tensor_masked(a, scale, zero_point, quant_min, quant_max)
     g = yield y
     return (g * mask,)
-
-
-@fake_quantize_per_tensor_affine.samples
-def _(make):
-    yield make(4, 3), 0.1, 2, -8, 7
-    yield make(4, 3), torch.tensor(0.1), torch.tensor(2, dtype=torch.int32), 0, 15
-
-
-@fake_quantize_per_tensor_affine.error_samples
-def _(make):
-    yield make(4, 3), 0.1, 2, 7, -8
 
 
 def _per_channel_meta(a, scale, zero_point, axis, quant_min, quant_max):
@@ -102,17 +91,6 @@ def _(a, scale, zero_point, axis, quant_min, quant_max):
     y, mask = _per_channel_masked(a, scale, zero_point, axis, quant_min, quant_max)
     g = yield y
     return (g * mask,)
-
-
-@fake_quantize_per_channel_affine.samples
-def _(make):
-    yield make(4, 3), torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0, 1, 2], dtype=torch.int32), 1, -8, 7
-    yield make(4, 3), torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0, 1, 2, 0], dtype=torch.int32), 0, -8, 7
-
-
-@fake_quantize_per_channel_affine.error_samples
-def _(make):
-    yield make(4, 3), torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0, 1, 2], dtype=torch.int32), 0, -8, 7
 
 
 # ---------------------------------------------------------------------------------------------------------------- with
@@ -154,13 +132,7 @@ def fused_moving_avg_obs_fake_quant(
     return like(a), *(like(t) for t in (running_min, running_max, scale, zero_point))
 
 
-@fused_moving_avg_obs_fake_quant.samples
-def _(make):
-    state = torch.tensor([-0.1]), torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([0], dtype=torch.int32)
-    yield make(4, 3), torch.tensor([1]), torch.tensor([1]), *state, 0.1, 0, 255, 0
-
-
-fused_moving_avg_obs_fake_quant.info["not_differentiable"] = (1, 2, 3, 4)
+fused_moving_avg_obs_fake_quant.nondifferentiable = (1, 2, 3, 4)
 
 
 @alias(torch.fused_moving_avg_obs_fake_quant)
@@ -178,11 +150,6 @@ def choose_qparams_optimized(a, numel, n_bins, ratio, bit_width):
     if numel < 0 or len(a.shape) and numel > a.numel_value:
         raise RuntimeError(f"numel ({numel}) exceeds the number of elements of the input")
     return like(a, (1,)), like(a, (1,))
-
-
-@choose_qparams_optimized.samples
-def _(make):
-    yield make(16), 16, 20, 0.16, 8
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder.core import dtypes
+from thunder.core.dtypes import bool8
 from thunder.core.proxies import AnyProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
@@ -24,10 +25,10 @@ from thunder.ops.creation import (
     _torch_kwargs,
     default_device,
 )
-from thunder.ops.define import LTORCH, alias, composite, lookup, prim, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, declare, lookup, prim, torch_prim
 from thunder.ops.dims import is_empty
 from thunder.ops.inplace import overwrite
-from thunder.ops.promotion import broadcast_shapes, default_dtype
+from thunder.ops.promotion import broadcast_shapes, default_dtype, to_float
 from thunder.ops.torch_types import to_torch_device
 
 __all__ = ["dropout", "rand", "randn"]
@@ -129,54 +130,6 @@ def poisson(a, generator=None):
 @torch_prim(torch.binomial, tags=_TAGS)
 def binomial(count, prob, generator=None):
     return like(count, broadcast_shapes(count.shape, prob.shape))
-
-
-@binomial.samples
-def _(make):
-    yield torch.tensor([3.0, 5.0, 9.0]), torch.tensor([0.2, 0.5, 0.9])
-
-
-@rand.samples
-@randn.samples
-def _(make):
-    yield ((2, 3),), {"dtype": torch.float64}
-
-
-@rand_like.samples
-@randn_like.samples
-def _(make):
-    yield (make(2, 3),)
-
-
-@randint.samples
-def _(make):
-    yield 2, 9, (2, 3)
-
-
-@randperm.samples
-def _(make):
-    yield (7,)
-
-
-@normal.samples
-def _(make):
-    yield make(2, 3), make(3, low=0.1, high=2.0)
-    yield make(2, 3), 0.5
-
-
-@bernoulli.samples
-def _(make):
-    yield (make(2, 3, low=0.0, high=1.0),)
-
-
-@multinomial.samples
-def _(make):
-    yield make(2, 5, low=0.1, high=1.0), 3
-
-
-@poisson.samples
-def _(make):
-    yield (make(2, 3, low=0.1, high=5.0),)
 
 
 # --- in-place fills of temporaries: the functional form draws for a tensor of the same metadata
@@ -321,20 +274,6 @@ for _name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
 
 
 dropout = LTORCH["dropout"]
-for _name, _shape in (
-    ("dropout", (4, 3)), ("dropout1d", (2, 3, 4)), ("dropout2d", (2, 3, 4, 4)), ("dropout3d", (2, 3, 4, 4, 4)),
-        ("alpha_dropout", (4, 3)), ("feature_alpha_dropout", (2, 3, 4)),
-):  # fmt: skip
-
-    @LTORCH[_name].samples
-    def _(make, shape=_shape):
-        for training in (True, False):
-            yield make(*shape), 0.4, training
-        yield make(*shape), 1.0, True
-
-    @LTORCH[_name].error_samples
-    def _(make, shape=_shape):
-        yield make(*shape), 1.5, True
 
 
 def _native_dropout(name: str) -> None:
@@ -358,11 +297,6 @@ for _name in ("dropout", "alpha_dropout", "feature_alpha_dropout", "feature_drop
     _native_dropout(_name)
 
 
-@LTORCH["feature_dropout"].samples
-def _(make):
-    yield make(2, 3, 4), 0.4, True
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # derivative
 
@@ -371,6 +305,34 @@ def _dropout_noise(a, p):
     # PyTorch draws for complex numbers from 2.15 on, for both parts at once
     noise = torch.empty_like(a, dtype=a.real.dtype if a.is_complex() else None)
     return noise.bernoulli_(1 - p).div_(1 - p).to(a.dtype)
+
+
+def _native_dropout_meta(a, p, train):
+    _dropout_meta(a, p)
+    return like(a), like(a, dtype=bool8)
+
+
+native_dropout = backward.kernel(
+    "native_dropout", "default", _native_dropout_meta, (OpTags.RANDOM_OP, OpTags.DONT_DCE), public="native_dropout"
+)
+native_dropout_backward = backward.kernel(
+    "native_dropout_backward", "default", lambda g, mask, scale: like(g, dtype=to_float(g.dtype)),
+    public="native_dropout_backward",
+)  # fmt: skip
+
+
+@native_dropout.vjp
+def _(a, p, train):
+    y, mask = native_dropout(a, p, train)
+    g, _ = yield y, mask
+    scale = 1.0 if train is False else 0.0 if p == 1.0 else 1.0 / (1.0 - p)
+    return (native_dropout_backward(g, mask, scale),)
+
+
+@native_dropout_backward.vjp
+def _(g, mask, scale):
+    again = yield native_dropout_backward(g, mask, scale)
+    return (native_dropout_backward(again, mask, scale),)
 
 
 # 0 where an element is dropped, 1 / (1 - p) elsewhere: what PyTorch's dropout multiplies with
@@ -390,9 +352,9 @@ def _(a, p=0.5, training=True):
     if p == 1.0 or is_empty(a):
         return NotImplemented
     if a.device.type == "cuda":
-        y, mask = backward.native_dropout(a, p, True)
+        y, mask = native_dropout(a, p, True)
         g = yield y
-        return (backward.native_dropout_backward(g, mask, 1.0 / (1.0 - p)),)
+        return (native_dropout_backward(g, mask, 1.0 / (1.0 - p)),)
     noise = dropout_noise(a, p)
     g = yield LTORCH["mul"](a, noise)
     return (LTORCH["mul"](g, noise),)
@@ -525,11 +487,10 @@ def fork_rng(devices=None, enabled=True, **options):
     return Forked() if enabled else contextlib.nullcontext()
 
 
-# what programs that hold a generator's state ask for
-holding = frozenset(
-    s.id
-    for s in (seeded, get_default_rng_state, set_default_rng_state, _generator_seeded, _generator_state, _generator_set)
-)
+declare(
+    seeded, get_default_rng_state, set_default_rng_state, _generator_seeded, _generator_state, _generator_set,
+    holds_generator=True,
+)  # fmt: skip
 
 
 def generator_of(device: torch.device, generator: torch.Generator | None = None) -> torch.Generator:
@@ -555,3 +516,6 @@ def get_rng_state(device, generator=None):
 )
 def set_rng_state(state, device, generator=None):
     return None
+
+
+declare(LTORCH["multinomial"], LTORCH["poisson"], synchronises=True)

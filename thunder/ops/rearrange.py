@@ -9,7 +9,7 @@ from thunder.core.dtypes import complex_of, real_of
 from thunder.core.proxies import like
 from thunder.ops import backward
 from thunder.ops import shape_prims as prims
-from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.dims import packed, wrap_dim, wrap_dims
 from thunder.ops.shape import MOVES, VIEW, reshape, slice_dim, transpose
 
@@ -40,28 +40,9 @@ def _(a, repeats):
     return like(a, tuple([m * n for m, n in zip(times, have, strict=True)]))
 
 
-@repeat.samples
-def _(make):
-    yield make(2, 3), (2, 2)
-    yield make(3), (4, 2)
-    yield make(2), (0,)
-    yield make(), (3,)
-
-
-@repeat.error_samples
-def _(make):
-    yield make(2, 3), (2,)
-
-
 @composite(torch.tile, torch.Tensor.tile, canonicalize=packed, tags=MOVES)
 def tile(a, dims):
     return repeat(a, (1,) * (len(a.shape) - len(dims)) + tuple(dims))
-
-
-@tile.samples
-def _(make):
-    yield make(2, 3), (2,)
-    yield make(2, 3), (2, 1, 2)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -77,18 +58,6 @@ def flip(a, dims):
 def _(a, dims):
     wrap_dims(dims, len(a.shape))
     return like(a)
-
-
-@flip.samples
-def _(make):
-    yield make(2, 3), (0,)
-    yield make(2, 3, 4), (0, -1)
-
-
-@flip.error_samples
-def _(make):
-    yield make(2, 3), (0, 0)
-    yield make(2, 3), (2,)
 
 
 @composite(torch.fliplr, torch.Tensor.fliplr, tags=MOVES)
@@ -123,13 +92,6 @@ def roll(a, shifts, dims=()):
     return a
 
 
-@roll.samples
-def _(make):
-    yield make(4, 3), 1
-    yield make(4, 3), -1, 0
-    yield make(4, 3), (1, 2), (0, 1)
-
-
 @composite(torch.rot90, torch.Tensor.rot90, tags=MOVES)
 def rot90(a, k=1, dims=(0, 1)):
     d0, d1 = wrap_dims(dims, len(a.shape))
@@ -139,12 +101,6 @@ def rot90(a, k=1, dims=(0, 1)):
         3: lambda: transpose(flip(a, (d0,)), d0, d1),
     }
     return turns.get(k % 4, lambda: LTORCH["clone"](a))()
-
-
-@rot90.samples
-def _(make):
-    for k in range(4):
-        yield make(2, 3), k, (0, 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------- other
@@ -181,11 +137,6 @@ def view_as_real(a):
     return like(a, (*a.shape, 2), real_of(a.dtype))
 
 
-@view_as_real.samples
-def _(make):
-    yield make(2, 3, dtype=torch.complex64)
-
-
 @torch_prim(torch.view_as_complex, tags=VIEW, autocast="cpu:float32")
 def view_as_complex(a):
     if not a.shape or a.shape[-1] != 2:
@@ -193,26 +144,11 @@ def view_as_complex(a):
     return like(a, a.shape[:-1], complex_of(a.dtype))
 
 
-@view_as_complex.samples
-def _(make):
-    yield make(3, 2)
-
-
-@view_as_complex.error_samples
-def _(make):
-    yield make(3, 3)
-
-
 @torch_prim(torch.as_strided, torch.Tensor.as_strided, tags=VIEW)
 def as_strided(a, size, stride, storage_offset=None):
     if len(size) != len(stride):
         raise RuntimeError("mismatch in length of strides and shape")
     return like(a, tuple(size))
-
-
-@as_strided.samples
-def _(make):
-    yield make(4, 3), (2, 2), (1, 2), 1
 
 
 @torch_prim(torch.Tensor.unfold, tags=VIEW)
@@ -224,17 +160,6 @@ def unfold(a, dimension, size, step):
     return like(a, (*a.shape[:d], (n - size) // step + 1, *a.shape[d + 1 :], size) if a.shape else (size,))
 
 
-@unfold.samples
-def _(make):
-    yield make(7, 2), 0, 3, 2
-    yield make(2, 5), -1, 2, 1
-
-
-@unfold.error_samples
-def _(make):
-    yield make(3, 2), 0, 4, 1
-
-
 def _diagonal_length(rows, columns, offset):
     return max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
 
@@ -244,13 +169,6 @@ def diagonal(a, offset=0, dim1=0, dim2=1):
     d1, d2 = wrap_dims((dim1, dim2), len(a.shape))
     rest = tuple(n for i, n in enumerate(a.shape) if i not in (d1, d2))
     return like(a, (*rest, _diagonal_length(a.shape[d1], a.shape[d2], offset)))
-
-
-@diagonal.samples
-def _(make):
-    yield make(3, 4)
-    yield make(3, 4), 2
-    yield make(2, 3, 4), -1, 0, 2
 
 
 @alias(torch.linalg.diagonal)
@@ -267,12 +185,6 @@ def diag_embed(a, offset=0, dim1=-2, dim2=-1):
     return like(a, tuple(n if i in (d1, d2) else next(rest) for i in range(rank)))
 
 
-@diag_embed.samples
-def _(make):
-    yield make(2, 3)
-    yield make(2, 3), 1, 0, 2
-
-
 @torch_prim(torch.diag, torch.Tensor.diag)
 def diag(a, diagonal=0):
     if len(a.shape) not in (1, 2):
@@ -282,26 +194,9 @@ def diag(a, diagonal=0):
     return like(a, (_diagonal_length(*a.shape, diagonal),))
 
 
-@diag.samples
-def _(make):
-    yield make(3)
-    yield make(3, 4), 1
-
-
-@diag.error_samples
-def _(make):
-    yield make(2, 3, 4)
-
-
 @composite(torch.diagflat, torch.Tensor.diagflat)
 def diagflat(a, offset=0):
     return diag(LTORCH["reshape"](a, (-1,)), offset)
-
-
-@diagflat.samples
-def _(make):
-    yield make(2, 3)
-    yield make(3), -1
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -374,5 +269,7 @@ def _(a, diagonal_=0):
 
 
 # PyTorch composes these of the same operations
-for _symbol in (tile,):
-    _symbol.info["by_parts"] = True
+declare(tile, differentiate_decomposition=True)
+LTORCH["as_strided"].inductor_loops = False  # it depends on how its operand lies in memory
+diagonal_backward.layout = unfold_backward.layout = "row-major"  # written into zeros
+LTORCH["as_strided"].may_copy = True

@@ -12,6 +12,7 @@ from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user
 from thunder.errors import CaptureError
 from thunder.ops import autocast, backward, opaque
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import to_float
 
 # ---------------------------------------------------------------------------------------------------------------- cells
@@ -95,7 +96,7 @@ def _cell(name: str) -> Symbol:
             return step(x, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
 
     symbol = composite(fn=function, name=f"{name}_cell", meta=meta, autocast="cuda:lower")(decomposition)
-    symbol.info["by_parts"] = lambda x, *args, **kwargs: x.device.type == "cpu"  # elsewhere it is one kernel
+    symbol.differentiate_decomposition = lambda x, *args, **kwargs: x.device.type == "cpu"  # elsewhere it is one kernel
 
     @alias(function)
     def call(*args, **kwargs):
@@ -323,3 +324,7 @@ def _net_samples(name: str, gates: int, padded: Symbol, packed: Symbol) -> None:
 
 for _name in _STEPS:
     _net(_name)
+# PyTorch composes it of others, which autocast casts
+casts_inside(
+    *(getattr(torch, f"{kind}{cell}") for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell"))
+)

@@ -14,7 +14,7 @@ from thunder.core.proxies import TensorProxy, concrete, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import sum_to
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
+from thunder.ops.define import LTORCH, PRIMS, alias, composite, declare, prim, torch_prim
 from thunder.ops.dims import is_empty
 from thunder.ops.promotion import broadcast_shapes, same_device, to_float
 from thunder.ops.shape_prims import broadcast_in_dim
@@ -101,16 +101,6 @@ def sum(a, dim=None, keepdim=False, *, dtype=None):
     return _reduction(sum_prim, a, dim, keepdim, _sum_dtype(a, dtype))
 
 
-def _reduction_samples(make):
-    yield make(4, 3)
-    yield make(4, 3), 1
-    yield make(4, 3, 2), (0, -1), True
-    yield make()
-
-
-sum.samples(_reduction_samples)
-
-
 def _sum_to_size_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     a, *size = args
     size = kwargs["size"] if kwargs else size
@@ -143,7 +133,7 @@ def sum_to_size(a, size):
     return a if _decided(a.shape[len(a.shape) - len(size) :], size) and len(a.shape) == len(size) else sum_to(a, size)
 
 
-sum_to_size.info["autocast_when"] = lambda kind, args, kwargs: not (args[1] and same_shape(args[0].shape, args[1]))
+sum_to_size.autocast_when = lambda kind, args, kwargs: not (args[1] and same_shape(args[0].shape, args[1]))
 
 
 @sum_to_size.vjp
@@ -152,27 +142,9 @@ def _(a, size):
     return (LTORCH["expand"](g, a.shape),)
 
 
-@sum_to_size.samples
-def _(make):
-    yield make(4, 3), (1, 3)
-    yield make(2, 4, 3), 4, 1
-    yield make(4, 3), (4, 3)
-    yield make(4, 3), ()
-    yield make(), ()
-
-
-@sum_to_size.error_samples
-def _(make):
-    yield make(4, 3), (2, 3)
-    yield make(4, 3), (1, 4, 3)
-
-
 @composite(torch.nansum, torch.Tensor.nansum, meta=_sum_meta, tags=_RED)
 def nansum(a, dim=None, keepdim=False, *, dtype=None):
     return sum(where(LTORCH["isnan"](a), 0, a) if a.dtype.category >= 2 else a, dim, keepdim, dtype=dtype)
-
-
-nansum.samples(_reduction_samples)
 
 
 def _mean_meta(a, dim=None, keepdim=False, *, dtype=None):
@@ -190,16 +162,10 @@ def mean(a, dim=None, keepdim=False, *, dtype=None):
     return sum(a, dims, keepdim, dtype=dtype) / math.prod(a.shape[d] for d in dims)
 
 
-mean.samples(_reduction_samples)
-
-
 @composite(torch.nanmean, torch.Tensor.nanmean, meta=_mean_meta, tags=_RED)
 def nanmean(a, dim=None, keepdim=False, *, dtype=None):
     count = sum(LTORCH["logical_not"](LTORCH["isnan"](a)), dim, keepdim)
     return nansum(a, dim, keepdim, dtype=dtype) / count
-
-
-nanmean.samples(_reduction_samples)
 
 
 def _prod_meta(a, dim=None, keepdim=False, *, dtype=None):
@@ -209,13 +175,6 @@ def _prod_meta(a, dim=None, keepdim=False, *, dtype=None):
 @composite(torch.prod, torch.Tensor.prod, meta=_prod_meta, tags=_RED, autocast="float32")
 def prod(a, dim=None, keepdim=False, *, dtype=None):
     return _reduction(prod_prim, a, dim, keepdim, _sum_dtype(a, dtype))
-
-
-@prod.samples
-def _(make):
-    yield make(4, 3)
-    yield make(4, 3), 1
-    yield make(4, 3), 0, True
 
 
 def _check_not_empty(name: str, a: TensorProxy, dim, dims: tuple[int, ...]) -> None:
@@ -245,10 +204,6 @@ def amax(a, dim=(), keepdim=False):
 @composite(torch.amin, torch.Tensor.amin, meta=_extreme_meta, tags=_RED)
 def amin(a, dim=(), keepdim=False):
     return _reduction(amin_prim, a, dim, keepdim, a.dtype)
-
-
-amax.samples(_reduction_samples)
-amin.samples(_reduction_samples)
 
 
 # --- values with indices
@@ -301,21 +256,6 @@ def _extreme(whole: Symbol, along: Symbol, binary: Symbol | None) -> Callable:
     return function
 
 
-for _symbol in (max_dim, min_dim, median_dim, mode_dim, nanmedian_dim):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3), 1
-        yield make(4, 3), -2, True
-
-
-for _symbol in (max_all, min_all, median_all, nanmedian_all):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3)
-
-
 max = alias(torch.max, torch.Tensor.max)(_extreme(max_all, max_dim, LTORCH["maximum"]))
 min = alias(torch.min, torch.Tensor.min)(_extreme(min_all, min_dim, LTORCH["minimum"]))
 median = alias(torch.median, torch.Tensor.median)(_extreme(median_all, median_dim, None))
@@ -344,12 +284,6 @@ def aminmax(a, *, dim=None, keepdim=False):
     )
 
 
-@aminmax.samples
-def _(make):
-    yield make(4, 3)
-    yield (make(4, 3),), {"dim": 1, "keepdim": True}
-
-
 def _index_meta(a, dim=None, keepdim=False):
     dims = tuple(range(len(a.shape))) if dim is None else canonical_dims(a, dim)
     return like(a, reduced_shape(a, dims, keepdim), dtypes.int64)
@@ -363,15 +297,6 @@ def argmax(a, dim=None, keepdim=False):
 @torch_prim(torch.argmin, torch.Tensor.argmin, tags=_RED)
 def argmin(a, dim=None, keepdim=False):
     return _index_meta(a, dim, keepdim)
-
-
-for _symbol in (argmax, argmin):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3)
-        yield make(4, 3), 1
-        yield make(4, 3), -2, True
 
 
 # --- truth
@@ -392,17 +317,6 @@ def any(a, dim=None, keepdim=False):
     return convert(LTORCH["ne"](sum(LTORCH["ne"](a, 0), dim, keepdim), 0), _truth_meta(a, dim, keepdim).dtype)
 
 
-for _symbol in (all, any):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3, dtype=torch.bool)
-        yield make(4, 3, dtype=torch.bool), 1
-        yield make(4, 3), -1, True
-        yield make(0, 3)
-        yield make(4, 0), 1
-
-
 @composite(
     torch.count_nonzero,
     torch.Tensor.count_nonzero,
@@ -410,12 +324,6 @@ for _symbol in (all, any):
 )
 def count_nonzero(a, dim=None):
     return sum(LTORCH["ne"](a, 0), dim)
-
-
-@count_nonzero.samples
-def _(make):
-    yield make(4, 3, low=-1.0, high=1.0)
-    yield make(4, 3, dtype=torch.bool), 1
 
 
 # --- variance and norms
@@ -475,16 +383,6 @@ def std_mean(a, dim, *, correction, keepdim):
     return std(a, dim, correction=correction, keepdim=keepdim), mean(a, canonical_dims(a, dim), keepdim)
 
 
-for _symbol in (var, std, var_mean, std_mean):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3)
-        yield make(4, 3), 1
-        yield make(4, 3), False
-        yield (make(4, 3), (0, 1)), {"correction": 0, "keepdim": True}
-
-
 @composite(
     torch.logsumexp, torch.Tensor.logsumexp, torch.special.logsumexp, tags=_RED, autocast="cuda:float32",
     meta=lambda a, dim, keepdim=False: like(a, reduced_shape(a, canonical_dims(a, dim), keepdim), to_float(a.dtype)),
@@ -498,13 +396,6 @@ def logsumexp(a, dim, keepdim=False):
     top = where(LTORCH["isinf"](top), 0.0, top)
     total = LTORCH["log"](sum(LTORCH["exp"](a - top), dims, True)) + top
     return total if keepdim else LTORCH["squeeze"](total, dims)
-
-
-@logsumexp.samples
-def _(make):
-    yield make(4, 3), 1
-    yield make(4, 3), (0, 1), True
-    yield make(4, 0), 1
 
 
 def _vector_norm_meta(a, ord=2, dim=None, keepdim=False, *, dtype=None):
@@ -527,19 +418,6 @@ def vector_norm(a, ord=2, dim=None, keepdim=False, *, dtype=None):
     if ord == 2:
         return LTORCH["sqrt"](sum(x * x, dims, keepdim))
     return LTORCH["pow"](sum(LTORCH["pow"](x, ord), dims, keepdim), 1.0 / ord)
-
-
-@vector_norm.samples
-def _(make):
-    yield make(4, 3)
-    yield make(4, 3), 1, 1
-    yield make(4, 3), 3, 0, True
-    yield make(4, 3), math.inf, 1
-    yield make(4, 3), -math.inf
-    yield make(4, 3) * torch.tensor([1.0, 0.0, 1.0]), 0.5, 1
-    yield make(4, 3), 1.5
-    yield make(4, 3), -2.0, 0
-    yield (make(4, 3),), {"dtype": torch.float64}
 
 
 def _nuclear_meta(a, dim, keepdim, dtype):
@@ -571,18 +449,9 @@ def norm(a, p="fro", dim=None, keepdim=False, *, dtype=None):
     return vector_norm(a, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 
 
-@alias(torch.Tensor.norm)
+@alias(torch.Tensor.norm, over=norm)
 def _norm_method(a, p="fro", dim=None, keepdim=False, dtype=None):
     return norm(a, p, dim, keepdim, dtype=dtype)
-
-
-@norm.samples
-def _(make):
-    yield make(4, 3), "nuc"
-    yield make(4, 3)
-    yield make(4, 3), 2, 1, True
-    yield (make(4, 3), 1.5, 0), {"dtype": torch.float64}
-    yield (make(4, 3), "nuc"), {"dtype": torch.float64}
 
 
 def _dist_meta(a, b, p=2):
@@ -593,12 +462,6 @@ def _dist_meta(a, b, p=2):
 @composite(torch.dist, torch.Tensor.dist, meta=_dist_meta, autocast="cuda:float32")
 def dist(a, b, p=2):
     return vector_norm(a - b, p)
-
-
-@dist.samples
-def _(make):
-    yield make(4, 3), make(4, 3)
-    yield make(4, 3), make(3), 1
 
 
 # --- scans
@@ -625,14 +488,6 @@ def logcumsumexp(a, dim):
     return like(a)
 
 
-for _symbol in (cumsum, cumprod, logcumsumexp):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3), 1
-        yield make(4, 3), -2
-
-
 def _scan_pair(name: str) -> Symbol:
     def meta(a, dim):
         canonical_dims(a, dim)
@@ -642,11 +497,6 @@ def _scan_pair(name: str) -> Symbol:
 
 
 cummax, cummin = _scan_pair("cummax"), _scan_pair("cummin")
-for _symbol in (cummax, cummin):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3), 1
 
 
 @composite(torch.diff, torch.Tensor.diff, meta=None)
@@ -665,12 +515,6 @@ def diff(a, n=1, dim=-1, prepend=None, append=None):
         later, earlier = LTORCH["narrow"](out, dim, 1, size - 1), LTORCH["narrow"](out, dim, 0, size - 1)
         out = LTORCH["logical_xor"](later, earlier) if out.dtype is dtypes.bool8 else later - earlier
     return out
-
-
-@diff.samples
-def _(make):
-    yield make(4, 5)
-    yield make(4, 5), 2, 0
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -893,7 +737,7 @@ def _norm_rule(symbol: Symbol, order_of) -> None:
         return (of_a if of_a is None else convert(of_a, a.dtype),)
 
     symbol.vjp(rule)
-    symbol.info["complex_rule"] = lambda a, *args, **kwargs: order_of(*args, **kwargs)[0] == 0
+    symbol.complex_derivative = lambda a, *args, **kwargs: order_of(*args, **kwargs)[0] == 0
 
 
 def _norm_arguments(p="fro", dim=None, keepdim=False, *, dtype=None):
@@ -904,5 +748,8 @@ _norm_rule(vector_norm, lambda ord=2, dim=None, keepdim=False, *, dtype=None: (o
 _norm_rule(norm, _norm_arguments)
 
 # PyTorch composes these of the same operations
-for _symbol in (diff, nanmean):
-    _symbol.info["by_parts"] = True
+declare(diff, nanmean, differentiate_decomposition=True)
+declare(
+    *(LTORCH[name] for name in ("norm", "median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all")),
+    PRIMS["nuclear_norm"], inductor_loops=False,
+)  # fmt: skip

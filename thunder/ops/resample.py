@@ -11,6 +11,7 @@ from thunder.core.proxies import like
 from thunder.ops import backward
 from thunder.ops.define import alias, composite, lookup, torch_prim
 from thunder.ops.dims import pair
+from thunder.ops.opaque import casts_inside
 from thunder.ops.shape import MOVES, permute, reshape
 
 _RANKS = {
@@ -58,26 +59,7 @@ def interpolate(
     )
 
 
-interpolate.info["autocast_when"] = lambda kind, args, kwargs: len(args) < 4 or args[3] != "area"
-
-
-@interpolate.samples
-def _(make):
-    yield make(2, 3, 5), 8
-    yield (make(2, 3, 5, 4),), {"scale_factor": 2}
-    yield (make(2, 3, 5, 4),), {"scale_factor": (1.5, 2.5), "mode": "bilinear"}
-    yield (make(2, 3, 5, 4), (7, 9)), {"mode": "bicubic", "align_corners": True}
-    yield (make(2, 3, 5, 4), (3, 3)), {"mode": "bilinear", "antialias": True}
-    yield (make(2, 3, 4), 6), {"mode": "linear"}
-    yield (make(2, 3, 4, 4, 4), 6), {"mode": "trilinear"}
-    yield (make(2, 3, 4, 4), 2), {"mode": "area"}
-    yield (make(2, 3, 4, 4), 3), {"mode": "nearest-exact"}
-
-
-@interpolate.error_samples
-def _(make):
-    yield (make(2, 3, 4),)
-    yield (make(2, 3, 4, 4), 3), {"align_corners": True}
+interpolate.autocast_when = lambda kind, args, kwargs: len(args) < 4 or args[3] != "area"
 
 
 @alias(F.upsample)
@@ -103,11 +85,6 @@ def grid_sample(a, grid, mode="bilinear", padding_mode="zeros", align_corners=No
             f"coordinates, got {list(a.shape)} and {list(grid.shape)}"
         )
     return like(a, (*a.shape[:2], *grid.shape[1:-1]))
-
-
-@grid_sample.samples
-def _(make):
-    yield (make(2, 3, 5, 4), make(2, 6, 7, 2, low=-1.0, high=1.0)), {"align_corners": False}
 
 
 @alias(torch.grid_sampler)
@@ -177,11 +154,6 @@ def _(theta, size, align_corners=None):
     return (_affine_grid_backward(g, list(size), bool(align_corners)),)
 
 
-@affine_grid.samples
-def _(make):
-    yield (make(2, 2, 3), (2, 3, 4, 5)), {"align_corners": False}
-
-
 @composite(F.pixel_shuffle, torch.pixel_shuffle, tags=MOVES)
 def pixel_shuffle(a, upscale_factor):
     r = upscale_factor
@@ -218,22 +190,6 @@ def channel_shuffle(a, groups):
     n, c, *rest = a.shape
     x = reshape(a, (n, groups, c // groups, *rest))
     return reshape(permute(x, (0, 2, 1, *range(3, len(x.shape)))), a.shape)
-
-
-@pixel_shuffle.samples
-def _(make):
-    yield make(2, 8, 3, 4), 2
-    yield make(4, 3, 4), 2
-
-
-@pixel_unshuffle.samples
-def _(make):
-    yield make(2, 2, 6, 4), 2
-
-
-@channel_shuffle.samples
-def _(make):
-    yield make(2, 6, 3, 4), 3
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -307,3 +263,7 @@ def _(a, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
     g = yield grid_sample(a, grid, mode, padding_mode, align_corners)
     options = _MODES.index(mode), _PADDINGS.index(padding_mode), bool(align_corners)
     return _GRID_BACKWARD[rank](g, a, grid, *options, [a.requires_grad, grid.requires_grad])
+
+
+# PyTorch composes it of others, which autocast casts
+casts_inside(F.affine_grid)

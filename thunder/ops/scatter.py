@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.symbol import Symbol
 from thunder.ops import backward
-from thunder.ops.define import LTORCH, composite, prim, torch_prim
-from thunder.ops.dims import is_empty, wrap_dim
+from thunder.ops.define import LTORCH, PRIMS, composite, declare, prim, torch_prim
+from thunder.ops.dims import by_mask, is_empty, wrap_dim
 from thunder.ops.promotion import broadcast_shapes, is_number
 from thunder.ops.shape import expand, reshape
 from thunder.ops.torch_types import scalar_type
@@ -48,20 +48,6 @@ def index_select(a, dim, index):
     return take(a, wrap_dim(dim, len(a.shape)), reshape(index, (1,)) if not index.shape else index)
 
 
-@index_select.samples
-def _(make):
-    yield make(4, 3), 0, make(5, dtype=torch.int64, low=0, high=4)
-    yield make(4, 3), -1, make(2, dtype=torch.int32, low=0, high=3)
-    yield make(4, 3), 1, make(dtype=torch.int64, low=0, high=3)
-
-
-@index_select.error_samples
-def _(make):
-    yield make(4, 3), 0, make(2)
-    yield make(4, 3), 0, make(2, 2, dtype=torch.int64, low=0, high=3)
-    yield make(4, 3), 2, make(2, dtype=torch.int64, low=0, high=3)
-
-
 def _fits(a, index, d: int) -> None:
     if is_empty(index):
         return
@@ -81,20 +67,6 @@ def gather(a, dim, index, *, sparse_grad=False):
     _check_index("gather", index)
     _fits(a, index, d)
     return like(a, index.shape)
-
-
-@gather.samples
-def _(make):
-    yield make(4, 3), 0, make(2, 3, dtype=torch.int64, low=0, high=4)
-    yield make(4, 3), -1, make(4, 5, dtype=torch.int64, low=0, high=3)
-    yield make(4, 3), 1, make(2, 2, dtype=torch.int64, low=0, high=3)
-
-
-@gather.error_samples
-def _(make):
-    yield make(4, 3), 0, make(2, 4, dtype=torch.int64, low=0, high=4)
-    yield make(4, 3), 0, make(2, dtype=torch.int64, low=0, high=4)
-    yield make(4, 3), 0, make(2, 3)
 
 
 def _take_along_meta(a, indices, dim=None):
@@ -128,23 +100,11 @@ def _from_front(index, n):
     return LTORCH["where"](index < 0, index + n, index)
 
 
-@take_along_dim.samples
-def _(make):
-    yield make(4, 3), make(4, 1, dtype=torch.int64, low=0, high=3), 1
-    yield make(4, 3), make(1, 3, dtype=torch.int64, low=0, high=4), 0
-    yield make(4, 3), make(5, dtype=torch.int64, low=0, high=12)
-
-
 @composite(torch.take, torch.Tensor.take, name="take")
 def take_flat(a, index):
     if index.dtype.name != "int64":
         raise RuntimeError("take(): Expected a long tensor for index")
     return reshape(index_select(reshape(a, (-1,)), 0, _from_front(reshape(index, (-1,)), a.numel_value)), index.shape)
-
-
-@take_flat.samples
-def _(make):
-    yield make(4, 3), make(2, 2, dtype=torch.int64, low=0, high=12)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -162,12 +122,6 @@ def put(a, index, source, accumulate=False):
             f"and source.dtype = {scalar_type(source.dtype)}"
         )
     return like(a)
-
-
-@put.samples
-def _(make):
-    yield make(4, 3), torch.tensor([2, 7]), make(2)
-    yield make(4, 3), torch.tensor([[2], [-1]]), make(2, 1), True
 
 
 def _check_source(name: str, a, index, src) -> None:
@@ -199,22 +153,6 @@ def scatter(a, dim, index, src=None, *, value=None, reduce=None):
     return like(a)
 
 
-@scatter.samples
-def _(make):
-    index = make(2, 3, dtype=torch.int64, low=0, high=4)
-    yield make(4, 3), 0, index[:1], make(2, 3)
-    yield make(4, 3), 0, index, 2.0
-    yield (make(4, 3), 0, index, 2.0), {"reduce": "multiply"}
-    yield (make(4, 3), 1, make(4, 1, dtype=torch.int64, low=0, high=3)), {"value": 3.0}
-    yield (make(4, 3), 1, make(4, 1, dtype=torch.int64, low=0, high=3)), {"src": make(4, 2)}
-
-
-@scatter.error_samples
-def _(make):
-    yield make(4, 3), 0, make(2, 4, dtype=torch.int64, low=0, high=4), 2.0
-    yield make(4, 3), 0, make(2, 3, dtype=torch.int64, low=0, high=4), make(1, 3)
-
-
 @torch_prim(torch.scatter_add, torch.Tensor.scatter_add, autocast="cuda:widest")
 def scatter_add(a, dim, index, src):
     d = wrap_dim(dim, len(a.shape))
@@ -222,12 +160,6 @@ def scatter_add(a, dim, index, src):
     _fits(a, index, d)
     _check_source("scatter", a, index, src)
     return like(a)
-
-
-@scatter_add.samples
-def _(make):
-    yield make(4, 3), 0, make(2, 3, dtype=torch.int64, low=0, high=4), make(2, 3)
-    yield make(4, 3), -1, make(4, 2, dtype=torch.int64, low=0, high=3), make(4, 3)
 
 
 @torch_prim(torch.scatter_reduce, torch.Tensor.scatter_reduce)
@@ -241,14 +173,7 @@ def scatter_reduce(a, dim, index, src, reduce, *, include_self=True):
     return like(a)
 
 
-@scatter_reduce.samples
-def _(make):
-    for how in ("sum", "prod", "mean", "amax", "amin"):
-        yield make(4, 3), 0, make(2, 3, dtype=torch.int64, low=0, high=4), make(2, 3), how
-    yield (make(4, 3), 0, make(2, 3, dtype=torch.int64, low=0, high=4), make(2, 3), "amax"), {"include_self": False}
-
-
-@torch_prim(torch.segment_reduce, tags=(OpTags.DEVICE_SYNC_OP,))
+@torch_prim(torch.segment_reduce)
 def segment_reduce(data, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None):
     """Reductions of stretches of a dimension, which lengths or offsets say."""
     if (
@@ -264,20 +189,6 @@ def segment_reduce(data, reduce, *, lengths=None, indices=None, offsets=None, ax
     return like(
         data, (*segments[:axis], segments[axis] if offsets is None else segments[axis] - 1, *data.shape[axis + 1 :])
     )
-
-
-@segment_reduce.samples
-def _(make):
-    yield (make(5, 3), "max"), {"lengths": torch.tensor([2, 0, 3]), "initial": -9.0}
-    yield (make(5, 3), "sum"), {"offsets": torch.tensor([0, 1, 5])}
-    yield (make(2, 4, 3), "mean"), {"lengths": torch.tensor([[1, 3], [2, 2]]), "axis": 1}
-
-
-@segment_reduce.error_samples
-def _(make):
-    yield (make(5, 3), "sum"), {}
-    yield (make(5, 3), "sum"), {"lengths": torch.tensor([2, 3]), "axis": 1}
-    yield (make(5, 3), "median"), {"lengths": torch.tensor([2, 3])}
 
 
 def _along(name: str, a, dim, index, source) -> None:
@@ -308,32 +219,12 @@ def index_copy(a, dim, index, source):
     return like(a)
 
 
-def _two_rows(make):
-    yield make(4, 3), 0, torch.tensor([2, 0]), make(2, 3)
-    yield make(4, 3), -1, torch.tensor([1]), make(4, 1)
-
-
-def _misfits(make):
-    yield make(4, 3), 0, torch.tensor([2, 0]), make(3, 3)
-
-
-for _symbol in (index_add, index_copy):
-    _symbol.samples(_two_rows)
-    _symbol.error_samples(_misfits)
-
-
 @torch_prim(torch.index_fill, torch.Tensor.index_fill)
 def index_fill(a, dim, index, value):
     wrap_dim(dim, len(a.shape))
     if index.dtype.name != "int64":
         raise IndexError("index_fill_(): Expected dtype int64 for index.")
     return like(a)
-
-
-@index_fill.samples
-def _(make):
-    yield make(4, 3), 0, torch.tensor([2, 0]), 1.5
-    yield make(4, 3), 1, torch.tensor([2]), make()
 
 
 @torch_prim(torch.index_reduce, torch.Tensor.index_reduce)
@@ -344,11 +235,6 @@ def index_reduce(a, dim, index, source, reduce, *, include_self=True):
     return like(a)
 
 
-@index_reduce.samples
-def _(make):
-    yield make(4, 3), 0, torch.tensor([2, 0]), make(2, 3), "amax"
-
-
 @torch_prim(torch.masked_scatter, torch.Tensor.masked_scatter)
 def masked_scatter(a, mask, source):
     if mask.dtype.category != 0:
@@ -356,11 +242,6 @@ def masked_scatter(a, mask, source):
     if source.dtype is not a.dtype:
         raise RuntimeError("masked_scatter: expected self and source to have same dtypes")
     return like(a, broadcast_shapes(a.shape, mask.shape))
-
-
-@masked_scatter.samples
-def _(make):
-    yield make(4, 3), make(4, 3, dtype=torch.bool), make(4, 3)
 
 
 @torch_prim(torch.index_put, torch.Tensor.index_put, autocast="cuda:widest")
@@ -373,19 +254,6 @@ def index_put(a, indices, values, accumulate=False):
             f"destination and {scalar_type(values.dtype)} for the source."
         )
     return like(a)
-
-
-@index_put.samples
-def _(make):
-    at = torch.tensor([2, 0])
-    yield make(4, 3), (at,), make(2, 3)
-    yield make(4, 3), (at, at), make(2), True
-    yield make(4, 3), (at, at), make()
-
-
-@index_put.error_samples
-def _(make):
-    yield make(3), (torch.tensor([0]), torch.tensor([0])), make()
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -497,3 +365,9 @@ def _(a, indices, values, accumulate=False):
     of_a = g if accumulate or not a.requires_grad else index_put(g, indices, LTORCH["zeros_like"](values))
     key = tuple(slice(None) if i is None else i for i in indices)
     return of_a, None, backward.sum_to(LTORCH["getitem"](g, key), values.shape) if values.requires_grad else None
+
+
+declare(LTORCH["take"], PRIMS["take"], checks_data=True)
+declare(*(LTORCH[name] for name in ("gather", "index_select", "take_along_dim")), selects=True)
+LTORCH["index_put"].synchronises = by_mask
+LTORCH["masked_scatter"].synchronises = LTORCH["segment_reduce"].synchronises = True

@@ -10,7 +10,7 @@ from thunder.core.proxies import like
 from thunder.core.symbol import OpTags
 from thunder.core.unbacked import fresh_size
 from thunder.ops.backward import sum_to
-from thunder.ops.define import LTORCH, torch_prim
+from thunder.ops.define import LTORCH, declare, torch_prim
 from thunder.ops.dims import wrap_dim
 from thunder.ops.promotion import broadcast_shapes
 
@@ -31,21 +31,9 @@ def _nonzero_meta(a, *, as_tuple=False):
 nonzero = torch_prim(torch.nonzero, torch.Tensor.nonzero, name="nonzero")(_nonzero_meta)
 
 
-@nonzero.samples
-def _(make):
-    yield make(4, 3, dtype=torch.bool)
-    yield (make(4, 3, dtype=torch.bool),), {"as_tuple": True}
-    yield make(dtype=torch.int64, low=0, high=2)
-
-
 @torch_prim(torch.argwhere, torch.Tensor.argwhere)
 def argwhere(a):
     return like(a, (fresh_size(), len(a.shape)), dtypes.int64)
-
-
-@argwhere.samples
-def _(make):
-    yield make(4, 3, dtype=torch.bool)
 
 
 @torch_prim(torch.nonzero_static, torch.Tensor.nonzero_static, tags=(OpTags.DETACHED,))
@@ -56,13 +44,7 @@ def nonzero_static(a, *, size, fill_value=-1):
     return like(a, (size, len(a.shape)), dtypes.int64)
 
 
-@nonzero_static.samples
-def _(make):
-    yield (make(4, 3, dtype=torch.bool),), {"size": 20}
-    yield (make(4, 3),), {"size": 2, "fill_value": 7}
-
-
-@torch_prim(torch.bincount, torch.Tensor.bincount, tags=(OpTags.DEVICE_SYNC_OP,))
+@torch_prim(torch.bincount, torch.Tensor.bincount)
 def bincount(a, weights=None, minlength=0):
     """How often each number from 0 to the largest one stands in `a`, or the sums of the weights there."""
     if (
@@ -78,20 +60,6 @@ def bincount(a, weights=None, minlength=0):
         (fresh_size(),),
         dtypes.int64 if weights is None else weights.dtype if weights.dtype is dtypes.float32 else dtypes.float64,
     )
-
-
-@bincount.samples
-def _(make):
-    yield make(7, dtype=torch.int64, low=0, high=5)
-    yield make(7, dtype=torch.int64, low=0, high=5), None, 9
-    yield make(7, dtype=torch.int64, low=0, high=5), make(7)
-
-
-@bincount.error_samples
-def _(make):
-    yield make(2, 3, dtype=torch.int64, low=0, high=5)
-    yield make(7, dtype=torch.int64, low=0, high=5), make(6)
-    yield make(7, dtype=torch.int64, low=0, high=5), None, -1
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -112,19 +80,6 @@ def _(a, mask):
     shape = broadcast_shapes(a.shape, mask.shape)
     zeros = LTORCH["zeros"](shape, device=a.device, dtype=a.dtype)
     return (sum_to(LTORCH["masked_scatter"](zeros, mask, g), a.shape),)
-
-
-@masked_select.samples
-def _(make):
-    yield make(4, 3), make(4, 3, dtype=torch.bool)
-    yield make(4, 3), make(3, dtype=torch.bool)
-    yield make(3), make(4, 1, dtype=torch.bool)
-
-
-@masked_select.error_samples
-def _(make):
-    yield make(4, 3), make(4, 3)
-    yield make(4, 3), make(2, dtype=torch.bool)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -164,15 +119,6 @@ unique_consecutive = torch_prim(
 )(_unique_meta)
 
 
-for _symbol in (unique, unique_consecutive):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3, dtype=torch.int64, low=0, high=3)
-        yield (make(4, 3, dtype=torch.int64, low=0, high=3),), {"return_inverse": True, "return_counts": True}
-        yield (make(4, 2, dtype=torch.int64, low=0, high=2),), {"return_counts": True, "dim": 0}
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # packed sequences
 
@@ -190,3 +136,9 @@ def _pad_packed_sequence(a, batch_sizes, batch_first, padding_value, total_lengt
     return like(a, ((count, times) if batch_first else (times, count)) + a.shape[1:]), like(
         batch_sizes, (count,), dtypes.int64
     )
+
+
+declare(
+    *(LTORCH[name] for name in ("nonzero", "bincount", "masked_select", "unique", "unique_consecutive")),
+    synchronises=True,
+)

@@ -11,7 +11,7 @@ from thunder.core.proxies import METHODS, like, same_shape
 from thunder.core.symbol import OpTags
 from thunder.ops import shape_prims as prims
 from thunder.ops.backward import sum_to
-from thunder.ops.define import LTORCH, alias, composite, prim
+from thunder.ops.define import LTORCH, alias, composite, declare, prim
 from thunder.ops.dims import numel, packed, sizes_with_minus_one, wrap_dim, wrap_dims
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.torch_types import to_torch_dtype
@@ -46,22 +46,6 @@ def _(a, shape):
     return like(a, sizes_with_minus_one(shape, math.prod(a.shape), "input"))
 
 
-@reshape.samples
-def _(make):
-    yield make(4, 3), (2, 6)
-    yield make(4, 3), (-1,)
-    yield make(4, 3), (2, -1, 3)
-    yield make(), (1, 1)
-    yield make(0, 3), (3, 0)
-
-
-@reshape.error_samples
-def _(make):
-    yield make(4, 3), (5, 2)
-    yield make(4, 3), (-1, -1)
-    yield make(4, 3), (-1, 5)
-
-
 @prim(lambda a, dtype: a.view(to_torch_dtype(dtype)), tags=VIEW)
 def bitcast(a, dtype):
     """The same bytes as elements of another type; the last dimension shrinks or grows with the element's size."""
@@ -93,7 +77,7 @@ def view(a, size):
 
 
 # the same memory read as another type is not differentiated
-view.info["detaches"] = lambda a, size: _is_dtype(size)
+view.detaches = lambda a, size: _is_dtype(size)
 
 
 @view.typed_by
@@ -101,20 +85,6 @@ def _(a, size):
     return (
         bitcast.meta(a, size) if _is_dtype(size) else like(a, sizes_with_minus_one(size, math.prod(a.shape), "input"))
     )
-
-
-@view.samples
-def _(make):
-    yield make(4, 3), (2, 6)
-    yield make(4, 3), (-1, 2)
-    yield make(4, 3), torch.int32
-    yield make(4, 4), torch.float64
-    yield make(4, 4), torch.int16
-
-
-@view.error_samples
-def _(make):
-    yield make(4, 3), (5, 2)
 
 
 @alias(torch.Tensor.view_as)
@@ -149,20 +119,6 @@ def _(a, start_dim=0, end_dim=-1):
     return a if shape is a.shape else like(a, shape)
 
 
-@flatten.samples
-def _(make):
-    yield make(2, 3, 4)
-    yield make(2, 3, 4), 1
-    yield make(2, 3, 4, 2), 1, -2
-    yield make()
-
-
-@flatten.error_samples
-def _(make):
-    yield make(2, 3), 1, 0
-    yield make(2, 3), 5
-
-
 @alias(torch.ravel, torch.Tensor.ravel)
 def ravel(a):
     return flatten(LTORCH["contiguous"](a))
@@ -183,17 +139,6 @@ def unflatten(a, dim, sizes):
 @unflatten.typed_by
 def _(a, dim, sizes):
     return like(a, _unflat_shape(a, dim, sizes))
-
-
-@unflatten.samples
-def _(make):
-    yield make(2, 6), 1, (2, 3)
-    yield make(2, 6), -1, (-1, 2)
-
-
-@unflatten.error_samples
-def _(make):
-    yield make(2, 6), 1, (4, 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------- order
@@ -224,19 +169,6 @@ def _(a, dims):
     return like(a, tuple([shape[d] for d in _permuted(a, dims)]))
 
 
-@permute.samples
-def _(make):
-    yield make(2, 3, 4), (2, 0, 1)
-    yield make(2, 3, 4), (-1, 0, -2)
-    yield make(), ()
-
-
-@permute.error_samples
-def _(make):
-    yield make(2, 3), (0, 0)
-    yield make(2, 3), (0,)
-
-
 def _swapped(rank: int, dim0, dim1) -> list[int]:
     d0, d1 = wrap_dim(dim0, rank), wrap_dim(dim1, rank)
     order = list(range(rank))
@@ -261,18 +193,6 @@ def _(a, dim0, dim1):
     return like(a, tuple(swapped))
 
 
-@transpose.samples
-def _(make):
-    yield make(2, 3, 4), 0, 2
-    yield make(2, 3, 4), -1, -2
-    yield make(2, 3), 1, 1
-
-
-@transpose.error_samples
-def _(make):
-    yield make(2, 3), 0, 2
-
-
 @alias(torch.swapdims, torch.Tensor.swapdims)
 def swapdims(a, dim0, dim1):
     return transpose(a, dim0, dim1)
@@ -295,17 +215,6 @@ def _(a):
     if len(a.shape) > 2:
         raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {len(a.shape)}D")
     return like(a, a.shape[::-1])
-
-
-@t.samples
-def _(make):
-    yield make(2, 3)
-    yield make(3)
-
-
-@t.error_samples
-def _(make):
-    yield make(2, 3, 4)
 
 
 @property_alias("T")
@@ -358,12 +267,6 @@ def _(a, source, destination):
     return like(a, tuple(a.shape[d] for d in _moved(a, source, destination)))
 
 
-@movedim.samples
-def _(make):
-    yield make(2, 3, 4), 0, -1
-    yield make(2, 3, 4), (0, 1), (2, 0)
-
-
 def slice_dim(a, dim: int, start, stop):
     """Elements start <= i < stop of one dimension, in prims."""
     rank = len(a.shape)
@@ -389,18 +292,6 @@ def _(a, dim):
     return like(a, (*a.shape[:d], 1, *a.shape[d:]))
 
 
-@unsqueeze.samples
-def _(make):
-    yield make(2, 3), 0
-    yield make(2, 3), -1
-    yield make(), 0
-
-
-@unsqueeze.error_samples
-def _(make):
-    yield make(2, 3), 4
-
-
 def _squeezed(a, dim) -> tuple[int, ...]:
     shape = a.shape
     dims = range(len(shape)) if dim is None else wrap_dims(dim, len(shape))
@@ -416,20 +307,6 @@ def squeeze(a, dim=None):
 def _(a, dim=None):
     gone = _squeezed(a, dim)
     return like(a, tuple([n for i, n in enumerate(a.shape) if i not in gone]))
-
-
-@squeeze.samples
-def _(make):
-    yield make(1, 2, 1)
-    yield make(1, 2, 1), 0
-    yield make(1, 2, 1), 1
-    yield make(1, 2, 1), (0, -1)
-    yield make(), 0
-
-
-@squeeze.error_samples
-def _(make):
-    yield make(1, 2), 3
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -473,20 +350,6 @@ def expand(a, size):
 @expand.typed_by
 def _(a, size):
     return like(a, _expanded(a, size))
-
-
-@expand.samples
-def _(make):
-    yield make(2, 1), (2, 3)
-    yield make(2, 1), (4, -1, 3)
-    yield make(), (2,)
-
-
-@expand.error_samples
-def _(make):
-    yield make(2, 3), (2, 4)
-    yield make(2, 3), (3,)
-    yield make(3), (-1, 3)
 
 
 @alias(torch.Tensor.expand_as)
@@ -551,3 +414,7 @@ def _(a, source, destination):
 def _(a, size):
     g = yield expand(a, size)
     return (sum_to(g, a.shape),)
+
+
+declare(*(LTORCH[name] for name in ("reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze")), reshapes=True)
+declare(LTORCH["reshape"], LTORCH["flatten"], prims.reshape, may_copy=True)

@@ -21,13 +21,6 @@ def topk(a, k, dim=-1, largest=True, sorted=True):
     return values_indices("topk", a, (*a.shape[:d], k, *a.shape[d + 1 :]) if a.shape else ())
 
 
-@topk.samples
-def _(make):
-    yield make(4, 6), 3
-    yield make(4, 6), 2, 0
-    yield (make(4, 6), 2), {"largest": False}
-
-
 def _order_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The overloads of sort as one: sort(a, dim=, descending=), with stable= where it is asked for."""
     kwargs = {"dim" if k == "axis" else k: v for k, v in kwargs.items() if v is not None}
@@ -52,28 +45,9 @@ def argsort(a, *, dim, descending, stable=False):
     return like(a, dtype=dtypes.int64)
 
 
-@sort.samples
-def _(make):
-    yield make(4, 6)
-    yield (make(4, 6), 0, True), {}
-    yield (make(4, 6),), {"dim": 0, "stable": True}
-
-
-@argsort.samples
-def _(make):
-    yield make(4, 6)
-    yield (make(4, 6), 0, True), {}
-    yield (make(4, 6),), {"descending": True, "stable": True}
-
-
 @torch_prim(torch.msort, torch.Tensor.msort)
 def msort(a):
     return like(a)
-
-
-@msort.samples
-def _(make):
-    yield make(4, 6)
 
 
 @torch_prim(torch.kthvalue, torch.Tensor.kthvalue)
@@ -84,31 +58,15 @@ def kthvalue(a, k, dim=-1, keepdim=False):
     return values_indices("kthvalue", a, reduced_shape(a, dims, keepdim))
 
 
-@kthvalue.samples
-def _(make):
-    yield make(4, 6), 2
-    yield make(4, 6), 2, 0, True
-
-
 @torch_prim(torch.searchsorted)
 def searchsorted(sorted_sequence, input, *, out_int32=False, right=False, side=None, sorter=None):
     kind = dtypes.int32 if out_int32 else dtypes.int64
     return like(input, dtype=kind) if type(input) is TensorProxy else like(sorted_sequence, (), kind)
 
 
-@searchsorted.samples
-def _(make):
-    yield torch.tensor([1.0, 2.0, 3.0]), make(4)
-
-
 @torch_prim(torch.histc, torch.Tensor.histc, tags=(OpTags.DETACHED,))
 def histc(a, bins=100, min=0, max=0):
     return like(a, (bins,))
-
-
-@histc.samples
-def _(make):
-    yield make(20), 5, -1, 1
 
 
 @torch_prim(torch.bucketize)
@@ -117,11 +75,6 @@ def bucketize(a, boundaries, *, out_int32=False, right=False):
         raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({len(boundaries.shape)})")
     kind = dtypes.int32 if out_int32 else dtypes.int64
     return like(a, dtype=kind) if type(a) is TensorProxy else like(boundaries, (), kind)
-
-
-@bucketize.samples
-def _(make):
-    yield make(4), torch.tensor([-1.0, 0.0, 1.0])
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -160,3 +113,6 @@ def _(a):
     values, indices = sort(a, dim=0)
     g = yield values
     return (placed(g, indices, 0, a.shape) if a.shape else g,)
+
+
+LTORCH["histc"].synchronises = True

@@ -61,11 +61,6 @@ def mvlgamma(a, p):
     return like(a, dtype=to_float(a.dtype))
 
 
-@mvlgamma.samples
-def _(make):
-    yield make(4, 3, low=3.0, high=5.0), 2
-
-
 @alias(torch.Tensor.polygamma)
 def polygamma_method(a, n):
     return LTORCH["polygamma"](n, a)
@@ -74,12 +69,6 @@ def polygamma_method(a, n):
 @alias(torch.Tensor.polygamma_)
 def polygamma_(a, n):
     return overwrite(a, LTORCH["polygamma"](n, a), "polygamma")
-
-
-@LTORCH["polygamma"].samples
-def _(make):
-    yield 1, make(4, 3, low=0.5, high=3.0)
-    yield 2, make(4, 3, low=0.5, high=3.0)
 
 
 def _isclose_meta(a, b, rtol=1e-5, atol=1e-8, equal_nan=False):
@@ -106,12 +95,6 @@ def isclose(a, b, rtol=1e-5, atol=1e-8, equal_nan=False):
     return LTORCH["logical_or"](equal, LTORCH["logical_and"](LTORCH["isfinite"](error), error <= allowed))
 
 
-@isclose.samples
-def _(make):
-    yield make(4, 3), make(4, 3)
-    yield (make(4, 1), make(3)), {"atol": 0.5}
-
-
 def _quantile_meta(a, q, dim=None, keepdim=False, *, interpolation="linear"):
     if a.dtype not in (dtypes.float32, dtypes.float64):
         raise RuntimeError("quantile() input tensor must be either float or double dtype")
@@ -136,12 +119,6 @@ quantile = torch_prim(torch.quantile, torch.Tensor.quantile, name="quantile", au
 nanquantile = torch_prim(torch.nanquantile, torch.Tensor.nanquantile, name="nanquantile", autocast="cpu:float32")(
     _quantile_meta
 )
-for _symbol in (quantile, nanquantile):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3), 0.4
-        yield (make(4, 3), make(2, low=0.0, high=1.0), 1), {"keepdim": True}
 
 
 @torch_prim(torch.renorm, torch.Tensor.renorm, autocast="cuda:float32")
@@ -152,19 +129,8 @@ def renorm(a, p, dim, maxnorm):
     return like(a)
 
 
-@renorm.samples
-def _(make):
-    yield make(4, 3), 2, 0, 1.0
-
-
 @torch_prim(torch.isin, tags=(OpTags.DETACHED,))
 def isin(elements, test_elements, *, assume_unique=False, invert=False):
     result_type(elements, test_elements)
     t = elements if type(elements) is TensorProxy else test_elements
     return like(t, elements.shape if type(elements) is TensorProxy else (), dtypes.bool8)
-
-
-@isin.samples
-def _(make):
-    yield make(4, dtype=torch.int64), make(3, dtype=torch.int64)
-    yield (make(4, dtype=torch.int64), 1), {"invert": True}

@@ -234,7 +234,7 @@ def _transform(row: Row) -> Symbol:
         autocast=None if row.name in UNLISTED else "cpu:float32",
     )
     symbol = define(signature(row.decomposition))
-    symbol.info["by_parts"] = symbol.info["complex_rule"] = True
+    symbol.differentiate_decomposition = symbol.complex_derivative = True
 
     @symbol.samples
     def _(make):
@@ -278,7 +278,7 @@ def _shift(name: str, halved) -> None:
         )
 
     symbol = composite(getattr(torch.fft, name), name=f"fft_{name}")(shifted)
-    symbol.info["by_parts"] = True
+    symbol.differentiate_decomposition = True
 
     @symbol.samples
     def _(make):
@@ -368,21 +368,7 @@ def stft(
     return y if return_complex is not False else LTORCH["view_as_real"](y)
 
 
-stft.info["by_parts"] = stft.info["complex_rule"] = True
-
-
-@stft.samples
-def _(make):
-    yield (make(2, 40), 16), {"window": make(16), "return_complex": True}
-    yield (make(40), 16, 4, 10, make(10)), {"return_complex": True, "normalized": True, "onesided": False}
-    yield (make(2, 40), 16, 5, 10, make(10), False), {"return_complex": True, "align_to_window": True}
-
-
-@stft.error_samples
-def _(make):
-    yield (make(2, 40), 16), {"window": make(16)}
-    yield (make(2, 40), 16), {"window": make(12), "return_complex": True}
-    yield (make(2, 4), 16), {"window": make(16), "return_complex": True, "center": False}
+stft.differentiate_decomposition = stft.complex_derivative = True
 
 
 @torch_prim(torch.istft, torch.Tensor.istft)
@@ -414,20 +400,3 @@ def istft(
     if length <= 0:
         raise RuntimeError(f"istft: length {length} leaves nothing")
     return like(a, (*a.shape[:-2], length), a.dtype if return_complex else real_of(a.dtype))
-
-
-@istft.samples
-def _(make):
-    spectrum = torch.complex(make(2, 9, 6, dtype=torch.float64), make(2, 9, 6, dtype=torch.float64))
-    yield (spectrum, 16, 4), {"window": make(16, dtype=torch.float64, low=1.0)}
-    yield (spectrum[0], 16, 5, 12, make(12, dtype=torch.float64, low=1.0)), {"length": 30}
-    yield (
-        (torch.cat((spectrum, spectrum[:, 2:]), 1), 16, 4),
-        {"return_complex": True, "center": False, "window": make(16, dtype=torch.float64, low=1.0)},
-    )
-
-
-@istft.error_samples
-def _(make):
-    yield (make(9, 6), 16), {}
-    yield (torch.complex(make(8, 6), make(8, 6)), 16), {"onesided": True, "window": make(16)}

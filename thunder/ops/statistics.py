@@ -8,8 +8,9 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
-from thunder.ops.define import LTORCH, composite, torch_prim
+from thunder.ops.define import LTORCH, composite, declare, torch_prim
 from thunder.ops.dims import wrap_dim, wrap_dims
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import result_type, to_float
 from thunder.ops.torch_types import named_results
 
@@ -51,25 +52,12 @@ def _cov_meta(a, *, correction=1, fweights=None, aweights=None):
     return like(a, () if variables == 1 else (variables, variables), dtype)
 
 
-@torch_prim(torch.cov, torch.Tensor.cov, tags=(OpTags.DEVICE_SYNC_OP,))
+@torch_prim(torch.cov, torch.Tensor.cov)
 def cov(a, *, correction=1, fweights=None, aweights=None):
     return _cov_meta(a, correction=correction, fweights=fweights, aweights=aweights)
 
 
-@cov.samples
-def _(make):
-    yield make(3, 5)
-    yield (make(3, 5),), {"correction": 0}
-    yield (
-        (make(2, 4),),
-        {
-            "fweights": torch.tensor([1, 2, 1, 3]),
-            "aweights": torch.rand(4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
-        },
-    )
-
-
-@torch_prim(torch.corrcoef, torch.Tensor.corrcoef, tags=(OpTags.DEVICE_SYNC_OP,))
+@torch_prim(torch.corrcoef, torch.Tensor.corrcoef)
 def corrcoef(a):
     if len(a.shape) > 2:
         raise RuntimeError(
@@ -77,11 +65,6 @@ def corrcoef(a):
             "dimensions"
         )
     return _cov_meta(a)
-
-
-@corrcoef.samples
-def _(make):
-    yield make(3, 5)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -140,16 +123,6 @@ def cumulative_trapezoid(y, x=None, *, dx=1, dim=-1):
     return LTORCH["cumsum"](wide * _neighbours(y, d), d)
 
 
-for _symbol in (trapezoid, cumulative_trapezoid):
-
-    @_symbol.samples
-    def _(make):
-        yield make(3, 4)
-        yield (make(3, 4),), {"dx": 0.5, "dim": 0}
-        yield make(3, 4), make(4)
-        yield (make(3, 4), make(3, 4)), {"dim": 0}
-
-
 @torch_prim(torch.gradient)
 def gradient(a, *, spacing=1, dim=None, edge_order=1):
     if edge_order not in (1, 2):
@@ -173,12 +146,6 @@ def gradient(a, *, spacing=1, dim=None, edge_order=1):
     return tuple(like(a, dtype=to_float(a.dtype)) for _ in dims)
 
 
-@gradient.samples
-def _(make):
-    yield make(4, 5)
-    yield (make(4, 5),), {"spacing": 2.0, "dim": 1, "edge_order": 2}
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # counts
 
@@ -188,12 +155,6 @@ def histogram(a, bins, *, range=None, weight=None, density=False):
     if type(bins) is TensorProxy:
         return named_results("histogram", like(a, (bins.shape[0] - 1,)), like(a, bins.shape))
     return named_results("histogram", like(a, (bins,)), like(a, (bins + 1,)))
-
-
-@histogram.samples
-def _(make):
-    yield make(20), 5
-    yield (make(20), torch.linspace(-2, 2, 5, dtype=torch.float64)), {"density": True}
 
 
 @torch_prim(torch.histogramdd, tags=(OpTags.DETACHED,))
@@ -206,6 +167,15 @@ def histogramdd(a, bins, range=None, weight=None, density=False):
     return named_results("histogramdd", like(a, tuple(counts)), tuple(like(a, (n + 1,)) for n in counts))
 
 
-@histogramdd.samples
-def _(make):
-    yield make(20, 2), [3, 4]
+declare(*(LTORCH[name] for name in ("histogram", "histogramdd", "cov", "corrcoef")), synchronises=True)
+
+
+def _cov_under_autocast(lower: dict, a, **options):
+    """The product of matrices inside is cast."""
+    out = cov.meta(a, **options)  # type: ignore[misc]
+    casts = a.device.type in lower and out.dtype.category == dtypes.FLOAT and out.dtype is not dtypes.float64
+    return like(out, dtype=dtypes.to_dtype(lower[a.device.type])) if casts else out
+
+
+casts_inside(torch.cov, torch.Tensor.cov, torch.corrcoef, torch.Tensor.corrcoef, typed=_cov_under_autocast)
+casts_inside(*trapezoid.torch_functions, *cumulative_trapezoid.torch_functions)

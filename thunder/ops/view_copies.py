@@ -94,11 +94,6 @@ def detach_copy(a):
     return _copy(a)
 
 
-@detach_copy.samples
-def _(make):
-    yield make(2, 3)
-
-
 # --- what shows conjugates or negatives, written out: the tensor itself where it shows none, which its type can say
 
 
@@ -149,20 +144,9 @@ def _(a, src, offset=0, dim1=0, dim2=1):
     return diagonal_scatter(g, LTORCH["zeros_like"](src), offset, dim1, dim2), diagonal(g, offset, dim1, dim2)
 
 
-@diagonal_scatter.samples
-def _(make):
-    yield make(3, 4), make(3)
-    yield make(2, 4, 4), make(2, 3), 1, 1, 2
-
-
 @torch_prim(torch.as_strided_scatter, torch.Tensor.as_strided_scatter)
 def as_strided_scatter(a, src, size, stride, storage_offset=None):
     if len(size) != len(stride):
         raise RuntimeError("mismatch in length of strides and shape")
     _check_source(src, tuple(size))
     return like(a)
-
-
-@as_strided_scatter.samples
-def _(make):
-    yield make(4, 3), make(2, 2), (2, 2), (1, 2), 1

@@ -49,7 +49,7 @@ def _lp_pool(rank: int) -> Symbol:
         return _op("pow", _op("mul", _op("sign", out) * _op("relu", _op("abs", out)), count), 1.0 / norm_type)
 
     symbol = composite(getattr(F, f"lp_pool{rank}d"), name=f"lp_pool{rank}d")(lp_pool)
-    symbol.info["by_parts"] = True
+    symbol.differentiate_decomposition = True
     casts_inside(*symbol.torch_functions)
     extent = (7, 6, 5)[:rank]
 
@@ -96,7 +96,7 @@ def _fractional(rank: int) -> Symbol:
         return like(a, shape), like(a, shape, int64)
 
     symbol = torch_prim(function, name=name, autocast="cpu:float32")(meta)
-    symbol.info["not_differentiable"] = (1,)
+    symbol.nondifferentiable = (1,)
     kernel = backward.kernel(f"{name}_backward", "default", lambda g, a, *options: like(a))
 
     @symbol.vjp
@@ -107,7 +107,7 @@ def _fractional(rank: int) -> Symbol:
 
     @alias(getattr(F, f"{name}_with_indices"))
     def with_indices(a, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
-        """Where windows are is drawn by a line of its own."""
+        """Where windows are is drawn by an operation of its own."""
         if output_size is None and output_ratio is None:
             raise ValueError(f"{name} requires specifying either an output_size or an output_ratio")
         if output_size is None:

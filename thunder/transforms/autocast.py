@@ -9,7 +9,7 @@ Before: `t0 = ltorch.linear(x, weight, bias)`. After:
     t2 = ltorch.to(bias, dtype=torch.bfloat16)
     t3 = ltorch.linear(t0, t1, t2)
 
-The casts are recorded while the program is read, by the one set of rules there is (`thunder.ops.autocast`). So they
+The casts are recorded while the program is captured, by the one set of rules there is (`thunder.ops.autocast`). So they
 follow what the program does itself: a region under `torch.autocast(..., enabled=False)` and a function decorated with
 `no_autocast` stay as they are, a nested region has its own dtype, and the dtypes that the program asks about are those
 it gets.

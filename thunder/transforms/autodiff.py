@@ -11,8 +11,8 @@ cotangents of the arguments.
 
 After the positional arguments' cotangents may come those of keyword arguments, as a dict. A rule that returns
 NotImplemented before it yields leaves the operation to PyTorch's derivative. A rule is run once, with a placeholder for
-the cotangent; the lines it writes are sorted into those the result needs (forward) and the rest (backward). `get_grad`
-and `put_grads` are the same thing for rules written as plain functions.
+the cotangent; the operations it writes are sorted into those the result needs (forward) and the rest (backward).
+`get_grad` and `put_grads` are the same thing for rules written as plain functions.
 
 Before: `t0 = ltorch.sin(x)`, `return t0`. After: `t0 = ltorch.sin(x)`, `t2 = ltorch.cos(x)`, `t3 = ltorch.mul(t1, t2)`,
 `return (t0, t3)` with t1 the cotangent.
@@ -63,9 +63,9 @@ def get_grad(value: TensorProxy) -> TensorProxy:
         raise MissingImplementationError(
             "get_grad is called inside a grad transform, while a program is differentiated"
         )
-    for line in recorder.bound_symbols:
-        if line.sym is get_grad_symbol and line.args[0] is value:
-            return line.output
+    for operation in recorder.bound_symbols:
+        if operation.sym is get_grad_symbol and operation.args[0] is value:
+            return operation.output
     return get_grad_symbol(value)
 
 
@@ -83,12 +83,12 @@ def put_grads(values: Any, gradients: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- one
-# line
+# operation
 
 
 class Derivative:
-    """What differentiating one line gave: forward lines, backward lines, which cotangents those read, and which they
-    make.
+    """What differentiating one operation gave: forward operations, backward operations, which cotangents those read,
+    and which they make.
 
     gets: (output, placeholder) pairs. puts: (argument, gradient) pairs.
     """
@@ -99,9 +99,9 @@ class Derivative:
         self.forward, self.backward, self.gets, self.puts = forward, backward, gets, puts
 
 
-def _run_generator(rule: Callable, line: BoundSymbol):
+def _run_generator(rule: Callable, operation: BoundSymbol):
     """A generator rule as calls of get_grad and put_grads: the one form that everything below knows."""
-    steps = rule(*line.args, **line.kwargs)
+    steps = rule(*operation.args, **operation.kwargs)
     try:
         result = next(steps)
     except StopIteration:  # it declined
@@ -115,83 +115,85 @@ def _run_generator(rule: Callable, line: BoundSymbol):
         gradients = done.value if isinstance(done.value, (tuple, list)) else (done.value,)
     else:
         raise MissingImplementationError(
-            f"the derivative of {line.sym.qualified_name} yields more than once: it yields its result, and returns "
-            "the gradients"
+            f"the derivative of {operation.sym.qualified_name} yields more than once: it yields its result, and "
+            "returns the gradients"
         )
-    for argument, gradient in zip((*line.args, line.kwargs), gradients, strict=False):
-        _put(line, argument, gradient)
+    for argument, gradient in zip((*operation.args, operation.kwargs), gradients, strict=False):
+        _put(operation, argument, gradient)
     return result
 
 
-def _put(line: BoundSymbol, argument, gradient) -> None:
+def _put(operation: BoundSymbol, argument, gradient) -> None:
     if isinstance(argument, (tuple, list)) and isinstance(gradient, (tuple, list)):
         for a, g in zip(argument, gradient, strict=True):
-            _put(line, a, g)
+            _put(operation, a, g)
     elif isinstance(argument, dict) and isinstance(gradient, dict):
         for name, g in gradient.items():
-            _put(line, argument[name], g)
+            _put(operation, argument[name], g)
     elif isinstance(argument, TensorProxy) and isinstance(gradient, TensorProxy) and argument.requires_grad:
         put_grad(argument, gradient)
 
 
-def differentiate(line: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
-    """Runs the rule of a line; None where it returns NotImplemented in the place of yielding a result.
+def differentiate(operation: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
+    """Runs the rule of an operation; None where it returns NotImplemented in the place of yielding a result.
 
     Raises MissingImplementationError where it returns another number of values than the operation has.
     """
-    with recording(Recorder(line.context, lambda: line.location)) as recorder:
-        result = _run_generator(rule, line) if is_generator else rule(*line.args, **line.kwargs)
+    with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
+        result = _run_generator(rule, operation) if is_generator else rule(*operation.args, **operation.kwargs)
     if result is NotImplemented:
         return None
     marks = (get_grad_symbol, put_grad_symbol)
-    lines = [b for b in recorder.bound_symbols if b.sym not in marks]
+    operations = [b for b in recorder.bound_symbols if b.sym not in marks]
     gets = [(b.args[0], b.output) for b in recorder.bound_symbols if b.sym is get_grad_symbol]
     puts = [b.args for b in recorder.bound_symbols if b.sym is put_grad_symbol]
     try:
-        adopted, aliases = adopt(lines, result, line.output)
+        adopted, aliases = adopt(operations, result, operation.output)
     except ValueError:
         raise MissingImplementationError(
-            f"the grad transform of {line.sym.qualified_name} returned {len(proxies_in(result, []))} values where "
-            f"the operation has {len(line.outputs)}: "
+            f"the grad transform of {operation.sym.qualified_name} returned {len(proxies_in(result, []))} values where "
+            f"the operation has {len(operation.outputs)}: "
             "return what the operation returns"
         ) from None
-    renamed = dict(zip((o for b in lines for o in b.outputs), (o for b in adopted for o in b.outputs), strict=True))
+    renamed = dict(
+        zip((o for b in operations for o in b.outputs), (o for b in adopted for o in b.outputs), strict=True)
+    )
     renamed |= {
         new: old
-        for new, old in zip(proxies_in(result, []), proxies_in(line.output, []), strict=True)
+        for new, old in zip(proxies_in(result, []), proxies_in(operation.output, []), strict=True)
         if new not in renamed and new is not old
     }
     gets = [(renamed.get(o, o), g) for o, g in gets]
-    puts = [(a if any(a is i for i in line.inputs) else renamed.get(a, a), renamed.get(g, g)) for a, g in puts]
+    puts = [(a if any(a is i for i in operation.inputs) else renamed.get(a, a), renamed.get(g, g)) for a, g in puts]
     for old, new in aliases.items():  # a result that is an argument: an edge of its own
-        adopted.append(LTORCH["detach"].bind(new, output=old, context=line.context))
+        adopted.append(LTORCH["detach"].bind(new, output=old, context=operation.context))
         # what the rule does not ask for passes through
         if isinstance(new, TensorProxy) and not any(o is old for o, _ in gets):
             gets.append((old, like(old)))
             puts.append((new, gets[-1][1]))
-    _check_puts(line, puts, gets)
-    return _sorted(line, adopted, gets, puts)
+    _check_puts(operation, puts, gets)
+    return _sorted(operation, adopted, gets, puts)
 
 
-def _check_puts(line: BoundSymbol, puts: list, gets: list) -> None:
+def _check_puts(operation: BoundSymbol, puts: list, gets: list) -> None:
     """Gradients are put to arguments: to anything else they would be lost."""
     for value, _ in puts:
-        if not any(value is i for i in line.inputs):
+        if not any(value is i for i in operation.inputs):
             read = (
                 "whose gradient was read before" if any(value is o for o, _ in gets) else "which is no argument of it"
             )
             raise MissingImplementationError(
-                f"the derivative of {line.sym.qualified_name} puts a gradient to {value.name}, {read}: put gradients "
-                "to the arguments of the operation"
+                f"the derivative of {operation.sym.qualified_name} puts a gradient to {value.name}, {read}: put "
+                "gradients to the arguments of the operation"
             )
 
 
-def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list) -> Derivative:
+def _sorted(operation: BoundSymbol, operations: list[BoundSymbol], gets: list, puts: list) -> Derivative:
     """What the result needs is forward, wherever the rule writes it."""
-    needed = set(line.outputs)
+    needed = set(operation.outputs)
     forward, backward = [], []
-    for b in reversed(lines):
-        if not needed.isdisjoint(b.outputs) or OpTags.DONT_DCE in b.sym.tags and not _reads(b, lines, gets):
+    for b in reversed(operations):
+        if not needed.isdisjoint(b.outputs) or OpTags.DONT_DCE in b.sym.tags and not _reads(b, operations, gets):
             needed.update(b.inputs)
             forward.append(b)
         else:
@@ -199,13 +201,13 @@ def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list)
     return Derivative(forward[::-1], backward[::-1], gets, [(a, g) for a, g in puts if a.requires_grad])
 
 
-def _reads(line: BoundSymbol, lines: list[BoundSymbol], gets: list) -> bool:
-    """Whether cotangents flow into a line."""
+def _reads(operation: BoundSymbol, operations: list[BoundSymbol], gets: list) -> bool:
+    """Whether cotangents flow into an operation."""
     values = {g for _, g in gets}
-    for b in lines:
+    for b in operations:
         if not values.isdisjoint(b.inputs):
             values.update(b.outputs)
-            if b is line:
+            if b is operation:
                 return True
     return False
 
@@ -214,107 +216,114 @@ def _reads(line: BoundSymbol, lines: list[BoundSymbol], gets: list) -> bool:
 # choosing a rule
 
 
-def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] | None:
-    """(rule, whether it is a generator): an executor's that takes the line, in their order, then the operation's
+def _rule_for(operation: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] | None:
+    """(rule, whether it is a generator): an executor's that takes the operation, in their order, then the operation's
     own."""
     for executor in executors:
-        found = executor.implementation(line)
+        found = executor.implementation(operation)
         if found is not None and found.grad_transform is not None:
             return found.grad_transform, False
-        if found is not None or line.sym.executor is executor:
+        if found is not None or operation.sym.executor is executor:
             break
-    if line.sym.grad_rule is None or (line.sym.torch_functions and (_complex(line) or _wants_by_keyword(line))):
+    if operation.sym.grad_rule is None or (
+        operation.sym.torch_functions and (_complex(operation) or _wants_by_keyword(operation))
+    ):
         return None
-    return line.sym.grad_rule, True
+    return operation.sym.grad_rule, True
 
 
-def _complex(line: BoundSymbol) -> bool:
+def _complex(operation: BoundSymbol) -> bool:
     """The rules beside the operations are those of real types: PyTorch differentiates what is complex, but for moves of
     data and what says that its rule holds."""
-    holds = line.sym.info.get("complex_rule")
-    if OpTags.SHAPE_OP in line.sym.tags or holds is True or (holds is not None and holds(*line.args, **line.kwargs)):
+    holds = operation.sym.complex_derivative
+    if OpTags.SHAPE_OP in operation.sym.tags or holds is True or (holds and holds(*operation.args, **operation.kwargs)):
         return False
-    return any(isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
-
-
-def _wants_by_keyword(line: BoundSymbol) -> bool:
-    """Whether a keyword-only argument gets a gradient, of which the rules beside the operations know nothing."""
-    return bool(line.kwargs) and any(
-        isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in(line.kwargs, [])
+    return any(
+        isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*operation.inputs, *operation.outputs)
     )
 
 
-def _by_parts(line: BoundSymbol) -> bool:
+def _wants_by_keyword(operation: BoundSymbol) -> bool:
+    """Whether a keyword-only argument gets a gradient, of which the rules beside the operations know nothing."""
+    return bool(operation.kwargs) and any(
+        isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in(operation.kwargs, [])
+    )
+
+
+def _by_parts(operation: BoundSymbol) -> bool:
     """Whether the decomposition is what PyTorch composes the operation of, so that its parts are differentiated.
     Complex numbers take PyTorch's derivative."""
-    wanted = line.sym.info.get("by_parts")
-    return wanted is not None and not _complex(line) and (wanted is True or wanted(*line.args, **line.kwargs))
+    wanted = operation.sym.differentiate_decomposition
+    return bool(wanted) and not _complex(operation) and (wanted is True or wanted(*operation.args, **operation.kwargs))
 
 
-def _fused(line: BoundSymbol, executors: Sequence) -> bool:
-    """Whether an executor makes kernels of a line's parts: then these are differentiated, and what is saved and
-    computed again is chosen among them."""
+def _fused(operation: BoundSymbol, executors: Sequence) -> bool:
+    """Whether an executor makes kernels of an operation's parts: then these are differentiated, and what is saved and
+    recomputed is chosen among them."""
     return (
-        line.sym.decomposition is not None
-        and not _complex(line)
-        and any(executor.can_fuse(line) for executor in executors)
+        operation.sym.decomposition is not None
+        and not _complex(operation)
+        and any(executor.can_fuse(operation) for executor in executors)
     )
 
 
-def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: bool) -> None:
-    """Appends what differentiating `line` gives: by its rule, by its decomposition, or by PyTorch's own derivative."""
-    if not any(isinstance(o, TensorProxy) and o.requires_grad for o in line.outputs):
-        out.append(line)
+def _derivatives(operation: BoundSymbol, executors: Sequence, out: list, functional: bool) -> None:
+    """Appends what differentiating `operation` gives: by its rule, by its decomposition, or by PyTorch's own
+    derivative."""
+    if not any(isinstance(o, TensorProxy) and o.requires_grad for o in operation.outputs):
+        out.append(operation)
         return
-    if "differentiated_once" in line.sym.info:
-        raise MissingImplementationError(
-            f"a second derivative is asked for, but {line.sym.info['differentiated_once']}"
-        )
-    if "formula" in line.sym.info:
-        for sub in by_formula(line):
+    if operation.sym.once_differentiable:
+        raise MissingImplementationError(f"a second derivative is asked for, but {operation.sym.once_differentiable}")
+    if operation.sym.formula:
+        for sub in by_formula(operation):
             _derivatives(sub, executors, out, functional)
         return
-    rule = _rule_for(line, executors)
-    if functional and (again := line.sym.info.get("functional_rule")) is not None:
+    rule = _rule_for(operation, executors)
+    if functional and (again := operation.sym.functional_derivative) is not None:
         rule = again, True
-    if rule is not None and (made := _differentiated(line, *rule)) is not None:
+    if rule is not None and (made := _differentiated(operation, *rule)) is not None:
         out.append(made)
     elif (
-        line.sym.fn is not None
-        and line.sym.executor is None
-        and not ((_by_parts(line) or _fused(line, executors)) and line.subsymbols)
+        operation.sym.fn is not None
+        and operation.sym.executor is None
+        and not ((_by_parts(operation) or _fused(operation, executors)) and operation.subsymbols)
     ):
-        out.append(differentiate(line, opaque.derivative_of(line.sym, functional), True))
-    elif line.sym.decomposition is not None and line.subsymbols:
-        typed(line.subsymbols)  # those of a decomposition that was made later do not know what requires grad
-        for sub in line.subsymbols:
+        out.append(differentiate(operation, opaque.derivative_of(operation.sym, functional), True))
+    elif operation.sym.decomposition is not None and operation.subsymbols:
+        typed(operation.subsymbols)  # those of a decomposition that was made later do not know what requires grad
+        for sub in operation.subsymbols:
             _derivatives(sub, executors, out, functional)
-        for old, new in line.aliases.items():
-            out.append(differentiate(LTORCH["detach"].bind(new, output=old, context=line.context), _identity, True))
+        for old, new in operation.aliases.items():
+            out.append(
+                differentiate(LTORCH["detach"].bind(new, output=old, context=operation.context), _identity, True)
+            )
     else:
         raise MissingImplementationError(
-            f"{line.sym.qualified_name} has no derivative: give it one with register_implementation(..., "
+            f"{operation.sym.qualified_name} has no derivative: give it one with register_implementation(..., "
             "grad_transform=...), define it by like=, "
             "or call it under torch.no_grad()"
         )
 
 
-def _differentiated(line: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
+def _differentiated(operation: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
     """`differentiate`; None as well where the rule would have to decide by a size that data decides, which PyTorch's
     own derivative does when it runs."""
     try:
-        return differentiate(line, rule, is_generator)
+        return differentiate(operation, rule, is_generator)
     except DataDependentError:
         return None
 
 
-def by_formula(line: BoundSymbol) -> list[BoundSymbol]:
-    """The lines of the formula that stands for a kernel where it is differentiated: they compute the kernel's
+def by_formula(operation: BoundSymbol) -> list[BoundSymbol]:
+    """The operations of the formula that stands for a kernel where it is differentiated: they compute the kernel's
     results."""
-    with recording(Recorder(line.context, lambda: line.location)) as recorder:
-        result = line.sym.info["formula"](*line.args, **line.kwargs)
-    lines, aliases = adopt(recorder.bound_symbols, result, line.output)
-    return lines + [LTORCH["clone"].bind(new, output=old, context=line.context) for old, new in aliases.items()]
+    with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
+        result = operation.sym.formula(*operation.args, **operation.kwargs)
+    operations, aliases = adopt(recorder.bound_symbols, result, operation.output)
+    return operations + [
+        LTORCH["clone"].bind(new, output=old, context=operation.context) for old, new in aliases.items()
+    ]
 
 
 def _identity(a):
@@ -345,12 +354,12 @@ class _Gradients:
 
 
 class Linearization:
-    """A program with the derivative of each of its lines: `forward` are the lines that compute what the program does,
-    and what its backward reads.
+    """A program with the derivative of each of its operations: `forward` are the operations that compute what the
+    program does, and what its backward reads.
 
-    functional: every line that it makes can be differentiated again; without it, what PyTorch differentiates saves a
-    graph that is run once. needed: the lines that are differentiated, where others stand between them. known: lines
-    that earlier derivatives made, which stand for these derivatives.
+    functional: every operation that it makes can be differentiated again; without it, what PyTorch differentiates saves
+    a graph that is run once. needed: the operations that are differentiated, where others stand between them. known:
+    operations that earlier derivatives made, which stand for these derivatives.
 
     Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see
     `differentiate`.
@@ -360,7 +369,7 @@ class Linearization:
 
     def __init__(
         self,
-        lines: Iterable[BoundSymbol],
+        operations: Iterable[BoundSymbol],
         executors: Sequence,
         *,
         functional: bool = False,
@@ -368,18 +377,18 @@ class Linearization:
         known: dict | None = None,
     ):
         self.steps: list = []
-        line = None
+        operation = None
         try:
-            for line in lines:
-                if known and line in known:
-                    if not self.steps or self.steps[-1] is not known[line]:
-                        self.steps.append(known[line])
-                elif needed is not None and line not in needed:
-                    self.steps.append(line)
+            for operation in operations:
+                if known and operation in known:
+                    if not self.steps or self.steps[-1] is not known[operation]:
+                        self.steps.append(known[operation])
+                elif needed is not None and operation not in needed:
+                    self.steps.append(operation)
                 else:
-                    _derivatives(line, executors, self.steps, functional)
+                    _derivatives(operation, executors, self.steps, functional)
         except ThunderError as error:
-            error.bound_symbol = error.bound_symbol or line
+            error.bound_symbol = error.bound_symbol or operation
             raise
         self.forward: list[BoundSymbol] = [
             b for s in self.steps for b in ([s] if isinstance(s, BoundSymbol) else s.forward)
@@ -400,9 +409,9 @@ class Linearization:
 def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     """A program and its backward in one trace, differentiated with respect to the arguments that require grad.
 
-    The lines of the forward come first, then `get_grad` for each output that cotangents come for, then the backward. It
-    returns a dict: "output", for each argument its gradient or None; "flat_args", the arguments; "fw_flat_out", what
-    the program returns.
+    The operations of the forward come first, then `get_grad` for each output that cotangents come for, then the
+    backward. It returns a dict: "output", for each argument its gradient or None; "flat_args", the arguments;
+    "fw_flat_out", what the program returns.
 
     Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see
     `differentiate`.
@@ -423,8 +432,8 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     wanted = (isinstance(a, TensorProxy) and a.requires_grad for a in trace.args)
     gradients = tuple(grads.get(a) if w else None for a, w in zip(trace.args, wanted, strict=True))
     output = {"output": gradients, "flat_args": trace.args, "fw_flat_out": trace.output}
-    lines = with_sizes([*linear.forward, *recorder.bound_symbols], trace.args, trace.names)
-    return trace.replace(bound_symbols=lines, output=output, name="joint")
+    operations = with_sizes([*linear.forward, *recorder.bound_symbols], trace.args, trace.names)
+    return trace.replace(bound_symbols=operations, output=output, name="joint")
 
 
 def grad_transform_on_trace(trace: Trace, /, *args, **kwargs) -> Trace:
@@ -443,7 +452,7 @@ def _cast(gradient, value: TensorProxy):
 
 
 def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
-    """Writes the backward lines of one derivative, where any of its cotangents is there."""
+    """Writes the backward operations of one derivative, where any of its cotangents is there."""
     if not any(o in grads.current for o, _ in step.gets):
         return
     table: dict = {placeholder: grads.current[o] for o, placeholder in step.gets if o in grads.current}
@@ -460,46 +469,48 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
             grads.add(argument, _cast(table.get(gradient, gradient), argument))
 
 
-def write_without(lines: Iterable[BoundSymbol], dependent: set, gone: set, table: dict, recorder: Recorder) -> None:
-    """Writes lines of a backward to `recorder`, the current one, for the case that some cotangents are missing.
+def write_without(
+    operations: Iterable[BoundSymbol], dependent: set, gone: set, table: dict, recorder: Recorder
+) -> None:
+    """Writes operations of a backward to `recorder`, the current one, for the case that some cotangents are missing.
 
-    Derivatives are linear in their cotangents: a line that reads only missing ones makes a missing one, a sum or
+    Derivatives are linear in their cotangents: an operation that reads only missing ones makes a missing one, a sum or
     difference is its other term, and what reads some that are missing and some that are not is given zeros, or None,
     for them. dependent: the cotangents; gone: the missing ones; table: what takes the place of a value. All three are
     added to.
     """
     zeros: dict = {}
-    for line in lines:
-        read = dict.fromkeys(i for i in line.inputs if i in dependent)
+    for operation in operations:
+        read = dict.fromkeys(i for i in operation.inputs if i in dependent)
         if read:
-            dependent.update(line.outputs)
+            dependent.update(operation.outputs)
         lost = [i for i in read if i in gone]
         if lost and len(lost) == len(read):
-            gone.update(line.outputs)
-        elif lost and (term := _other_term(line, gone)) is not None:
-            table[line.output] = term = table.get(term, term)
-            if line.sym is LTORCH["sub"] and line.args[0] in gone:
-                table[line.output] = LTORCH["neg"](term)
-        elif lost and "takes_none" in line.sym.info:
-            recorder.bound_symbols.append(line.swap({**table, **dict.fromkeys(lost)}))
+            gone.update(operation.outputs)
+        elif lost and (term := _other_term(operation, gone)) is not None:
+            table[operation.output] = term = table.get(term, term)
+            if operation.sym is LTORCH["sub"] and operation.args[0] in gone:
+                table[operation.output] = LTORCH["neg"](term)
+        elif lost and operation.sym.accepts_missing_cotangents:
+            recorder.bound_symbols.append(operation.swap({**table, **dict.fromkeys(lost)}))
         else:
             for i in lost:
                 if i not in zeros:
                     zeros[i] = LTORCH["zeros"](i.shape, device=i.device, dtype=i.dtype)
-            recorder.bound_symbols.append(line.swap({**table, **zeros} if lost else table))
+            recorder.bound_symbols.append(operation.swap({**table, **zeros} if lost else table))
 
 
-def _other_term(line: BoundSymbol, gone: set) -> TensorProxy | None:
+def _other_term(operation: BoundSymbol, gone: set) -> TensorProxy | None:
     """Of a sum or difference of two tensors with one missing: the other, where it is of the result's form."""
-    if line.sym not in (LTORCH["add"], LTORCH["sub"]) or line.kwargs or len(line.inputs) != 2:
+    if operation.sym not in (LTORCH["add"], LTORCH["sub"]) or operation.kwargs or len(operation.inputs) != 2:
         return None
-    term = line.inputs[0] if line.inputs[1] in gone else line.inputs[1]
-    alike = same_shape(term.shape, line.output.shape) and term.dtype is line.output.dtype  # type: ignore[attr-defined]
+    term = operation.inputs[0] if operation.inputs[1] in gone else operation.inputs[1]
+    alike = same_shape(term.shape, operation.output.shape) and term.dtype is operation.output.dtype  # type: ignore[attr-defined]
     return term if alike else None
 
 
 def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[BoundSymbol]]:
-    """The lines of a joint trace: those of the forward, the `get_grad` ones, those of the backward."""
+    """The operations of a joint trace: those of the forward, the `get_grad` ones, those of the backward."""
     border = next((i for i, b in enumerate(joint.bound_symbols) if b.sym is get_grad_symbol), len(joint.bound_symbols))
     rest = joint.bound_symbols[border:]
     return (

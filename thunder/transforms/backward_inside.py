@@ -18,29 +18,29 @@ from thunder.transforms.recompute import recompute
 __all__ = ["backwards_inside", "marked", "recompute_inside"]
 
 
-def marked(lines: Iterable[BoundSymbol], backward: int) -> list[BoundSymbol]:
+def marked(operations: Iterable[BoundSymbol], backward: int) -> list[BoundSymbol]:
     """The bound symbols, as those of this backward."""
     contexts: dict = {}
     made = []
-    for line in lines:
-        if line.context is not None and line.context.backward != backward:
-            if line.context not in contexts:
-                contexts[line.context] = line.context.replace(backward=backward)
-            line = line.replace(context=contexts[line.context])
-        made.append(line)
+    for operation in operations:
+        if operation.context is not None and operation.context.backward != backward:
+            if operation.context not in contexts:
+                contexts[operation.context] = operation.context.replace(backward=backward)
+            operation = operation.replace(context=contexts[operation.context])
+        made.append(operation)
     return made
 
 
-def backwards_inside(lines: Iterable[BoundSymbol]) -> list[int]:
+def backwards_inside(operations: Iterable[BoundSymbol]) -> list[int]:
     """The numbers of the backwards inside of a program, in order."""
-    return sorted({line.context.backward for line in lines if line.context is not None} - {0})
+    return sorted({operation.context.backward for operation in operations if operation.context is not None} - {0})
 
 
 def recompute_inside(trace: Trace, chosen: Callable[[Trace], Iterable[Proxy]]) -> Trace:
-    """A program whose backwards compute again what `chosen` says of each, given the joint trace of its forward and it.
+    """A program whose backwards recompute what `chosen` says of each, given the joint trace of its forward and it.
 
     Before: `t0 = sin(x)`, `t1 = exp(t0)`; backward: `t2 = mul(g, t1)`, `t3 = cos(x)`, `t4 = mul(t2, t3)`.
-    After, for t1: the same, with `bw_t1 = exp(t0)` right before the line that reads `bw_t1`.
+    After, for t1: the same, with `bw_t1 = exp(t0)` right before the operation that reads `bw_t1`.
     """
     for number in backwards_inside(trace.bound_symbols):
         joint, rest = _joint(trace, number)
@@ -52,10 +52,14 @@ def recompute_inside(trace: Trace, chosen: Callable[[Trace], Iterable[Proxy]]) -
 
 def _joint(trace: Trace, number: int) -> tuple[Trace, Sequence[BoundSymbol]]:
     """One of the backwards with its forward, as a joint trace that keeps all of both, and what comes behind it."""
-    lines = trace.bound_symbols
-    places = [i for i, b in enumerate(lines) if b.context is not None and b.context.backward == number]
-    forward, backward, rest = lines[: places[0]], lines[places[0] : places[-1] + 1], lines[places[-1] + 1 :]
-    made = [tuple(o for line in part for o in line.outputs) for part in (forward, backward)]
+    operations = trace.bound_symbols
+    places = [i for i, b in enumerate(operations) if b.context is not None and b.context.backward == number]
+    forward, backward, rest = (
+        operations[: places[0]],
+        operations[places[0] : places[-1] + 1],
+        operations[places[-1] + 1 :],
+    )
+    made = [tuple(o for operation in part for o in operation.outputs) for part in (forward, backward)]
     value = next(o for o in (*made[0], *trace.args) if isinstance(o, TensorProxy))
     border = get_grad_symbol.bind(value, output=like(value))
     border.outputs[0].name = trace.names.make()

@@ -56,7 +56,7 @@ class Transform:
         """
 
     def while_reading(self) -> AbstractContextManager:
-        """At each compilation: a context manager that the program is read under, for modes of PyTorch's that change
+        """At each compilation: a context manager that the program is captured under, for modes of PyTorch's that change
         what it records."""
         return nullcontext()
 
@@ -67,8 +67,8 @@ class Transform:
 
         epilogue_trace is None where the computation's value is the program's. The prologue returns the computation's
         arguments in order, so that a new argument needs both (`with_parameter` does it).
-        computation_trace.tables["parameters"] maps names of arguments to names of parameters and buffers; "held" has
-        the names of those that are parameters and buffers of other modules, too. kwargs has executors_list and model,
+        computation_trace.info.parameters maps names of arguments to names of parameters and buffers; info.held has the
+        names of those that are parameters and buffers of other modules, too. kwargs has executors_list and model,
         the compiled module that is called (None for a function): one transform may serve several.
         """
         return prologue_trace, computation_trace, epilogue_trace
@@ -190,8 +190,8 @@ def _results(prologue: Trace) -> int | None:
 # parameters in traces
 
 
-def _print_read(line: BoundSymbol, printer) -> list[str]:
-    name, table, key, check = line.args
+def _print_read(operation: BoundSymbol, printer) -> list[str]:
+    name, table, key, check = operation.args
     t, c = printer.object(table), printer.object(check)
     return [f"{name} = {t}.get({key!r})", f"if (reason := {c}({name}, {key!r})): return reason"]
 
@@ -231,11 +231,11 @@ def with_parameter(prologue: Trace, computation: Trace, model, name: str) -> tup
             requires_grad=value.requires_grad
     )  # fmt: skip
     read = prologue.names.claim(variable)
-    line = BoundSymbol(_read_parameter, (read, overrides, name, _Check(value)), {}, None, inputs=(), outputs=())
-    tables = computation.tables | {"parameters": computation.tables.get("parameters", {}) | {variable: name}}
+    operation = BoundSymbol(_read_parameter, (read, overrides, name, _Check(value)), {}, None, inputs=(), outputs=())
+    info = computation.info.replace(parameters={**computation.info.parameters, variable: name})
     return (
-        prologue.replace(bound_symbols=(*prologue.bound_symbols, line), output=(*prologue.output, Text(read))),
-        computation.replace(args=(*computation.args, proxy), tables=tables),
+        prologue.replace(bound_symbols=(*prologue.bound_symbols, operation), output=(*prologue.output, Text(read))),
+        computation.replace(args=(*computation.args, proxy), info=info),
         proxy,
     )
 
@@ -244,7 +244,7 @@ def check_replaced(computation: Trace, overrides: dict[str, tuple]) -> None:
     """Raises CaptureError where a replaced parameter is not what the computation was told that it is, so that it would
     compute with something else. overrides: (shape, dtype)."""
     for a in computation.args:
-        name = computation.tables.get("parameters", {}).get(a.name) if isinstance(a, Proxy) else None
+        name = computation.info.parameters.get(a.name) if isinstance(a, Proxy) else None
         if name not in overrides:
             continue
         shape, dtype = overrides[name]

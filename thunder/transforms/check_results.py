@@ -1,4 +1,4 @@
-"""Checked execution: every line compares what its implementation returned with what the trace says. For
+"""Checked execution: every operation compares what its implementation returned with what the trace says. For
 `DebugOptions(check_traces=True)`."""
 
 from __future__ import annotations
@@ -20,34 +20,39 @@ def check_results(trace: Trace, where: Callable) -> Trace:
     """The same program, line by line, with functions that raise TraceCheckError where a result is not what the meta
     rule said.
 
-    where: (filename, line, function, source line) of a line's location.
+    where: (filename, line, function, source line) of an operation's location.
     """
-    return trace.replace(bound_symbols=[_checked(line, where) for line in trace.bound_symbols])
+    return trace.replace(bound_symbols=[_checked(operation, where) for operation in trace.bound_symbols])
 
 
-def _checked(line: BoundSymbol, where: Callable) -> BoundSymbol:
-    function = line.sym.fn
+def _checked(operation: BoundSymbol, where: Callable) -> BoundSymbol:
+    function = operation.sym.fn
     # what is called for its effect may return anything
-    if function is None or line.sym.python_printer is not None or line.output is None:
-        return line
+    if function is None or operation.sym.python_printer is not None or operation.output is None:
+        return operation
 
     def run(*args, **kwargs):
         result = function(*args, **kwargs)
-        problem = _difference(result, line.output)
+        problem = _difference(result, operation.output)
         if problem is not None:
             error = TraceCheckError(
-                f"{line.sym.qualified_name} {problem}: correct the meta= of the operation, or the function that "
+                f"{operation.sym.qualified_name} {problem}: correct the meta= of the operation, or the function that "
                 "executes it"
             )
-            if line.location:
-                add_location(error, where(line.location))
+            if operation.location:
+                add_location(error, where(operation.location))
             raise error
         return result
 
     symbol = Symbol(
-        line.sym.name, id=line.sym.id, is_prim=True, fn=run, executor=line.sym.executor, is_fusion=line.sym.is_fusion
+        operation.sym.name,
+        id=operation.sym.id,
+        is_prim=True,
+        fn=run,
+        executor=operation.sym.executor,
+        is_fusion=operation.sym.is_fusion,
     )
-    return line.replace(sym=symbol)
+    return operation.replace(sym=symbol)
 
 
 def _difference(result, said) -> str | None:
@@ -58,7 +63,7 @@ def _difference(result, said) -> str | None:
         return next((p for r, s in zip(result, said, strict=True) if (p := _difference(r, s)) is not None), None)
     if isinstance(said, TensorProxy):
         return _tensor_difference(result, said)
-    if said is None or isinstance(said, Proxy) or result is said:  # nobody reads what a line has no name for
+    if said is None or isinstance(said, Proxy) or result is said:  # nobody reads what an operation has no name for
         return None
     return (
         None

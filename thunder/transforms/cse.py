@@ -19,11 +19,11 @@ def cse(trace: Trace) -> Trace:
     """
     seen: dict = {}
 
-    def once(line: BoundSymbol, out: Rewriter) -> None:
-        first = seen.setdefault(line.rhs, line) if _NEVER.isdisjoint(line.sym.tags) else line
-        if first is line:
-            out.write(line)
+    def once(operation: BoundSymbol, out: Rewriter) -> None:
+        first = seen.setdefault(operation.rhs, operation) if _NEVER.isdisjoint(operation.sym.tags) else operation
+        if first is operation:
+            out.write(operation)
         else:
-            out.alias(dict(zip(line.outputs, first.outputs, strict=True)))
+            out.alias(dict(zip(operation.outputs, first.outputs, strict=True)))
 
     return rewrite(trace, once)

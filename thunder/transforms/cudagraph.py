@@ -3,7 +3,7 @@
     thunder.jit(model, transforms=[CUDAGraphTransform()])
 
 Before: `t0 = torch.matmul(x, w)`, `[t1] = TritonFusion0(t0)`, `n = item(t1)`. After: `[t1] = CUDAGraph0(x, w)`, the two
-lines as comments below, `n = item(t1)`. A line that stays outside says why in a comment above it.
+operations as comments below, `n = item(t1)`. An operation that stays outside says why in a comment above it.
 
 A region runs line by line when it is called first, is recorded when it is called again like that, and replayed from
 then on. What it reads is copied to where the recording expects it, except for parameters, buffers, what it writes to,
@@ -19,61 +19,38 @@ replay:
   forwards before a backward), that call runs line by line, with memory of its own, and says so once;
 - what is saved is one object, `[t1, results0] = CUDAGraph0(x, w)` and `[t2] = CUDAGraph0(cotangent, results0)`: a
   graph knows where its tensors are, so that the host need not
-  look at each. Where lines outside of graphs read one of them, the backward unpacks them all.
-
-Which order of streams holds, and by what:
-
-- A replay, the copies to where it looks for arguments, and the copies of its results are on the caller's stream, one
-  after another.
-- It comes behind replays on other streams that use the same memory, and, as long as somebody has results of these,
-  behind whatever is launched on their streams
-  (`Memory.on_this_stream`). PyTorch's autograd runs a backward on its forward's stream. So what reads a result on the
-  stream that it was made on has read it, as in eager PyTorch, where memory is given away in the order of its stream.
-- Graphs that draw random numbers come one after another on a device, whatever their memory and streams
-  (`Memory.launch_drawing`).
-- What arguments are copied to is freed when the streams of its replays have reached that point (`record_stream`);
-  memory of the pool goes to recordings only, which wait for the
-  device first, one thread at a time.
-- What reads a result on another stream than the one it was made on has to be waited for before the result is let go
-  of: nobody tells that a tensor's `record_stream` was called.
+  look at each. Where operations outside of graphs read one of them, the backward unpacks them all.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
-import sys
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from thunder import compat
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import nbytes
+from thunder.analysis.lifetimes import Occupancy, last_uses
+from thunder.core.definition import holds
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
 from thunder.core.regions import Region, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
-from thunder.core.utils import without_collection
-from thunder.errors import warn_user
-from thunder.extend.saved import SavedTogether
 from thunder.ops.inplace import count_write, writes_back
-from thunder.ops.random import holding
 from thunder.ops.torch_types import to_torch_device
+from thunder.runtime.cudagraph import GraphedRegion, Memory
 from thunder.transforms import side_stream
 from thunder.transforms.base import Transform
 from thunder.transforms.del_last_used import del_last_used, python_del
-from thunder.transforms.memory_budget import nbytes, roots
 from thunder.transforms.partition import clear_symbol, unpack_sequence
 from thunder.transforms.reinplace import in_place_form
 
-__all__ = ["CUDAGraphTransform", "GraphedRegion", "Memory", "Results"]
+__all__ = ["CUDAGraphTransform"]
 
-RECORDINGS = 8  # of one region: for other addresses of parameters, and other strides
-# lines at least of the head of a long forward, which is a graph of its own: about as much work for a GPU as it is for
-# the host to launch the rest
+# operations at least of the head of a long forward, which is a graph of its own: about as much work for a GPU as it is
+# for the host to launch the rest
 HEAD = 32
 LARGE = 1 << 23  # bytes that are not copied where a launch helps it
 # multiplications and additions of a product on the side stream, where a graph launches it without the host
@@ -86,8 +63,8 @@ class CUDAGraphTransform(Transform):
     share_mem_pool: all recordings of the programs compiled with this transform share memory, those of forwards and
     those of backwards; otherwise each region has memory of its own.
 
-    A subclass may decide by `can_fuse(line)` what is recorded: for lines that `refusal` gives reasons against, which
-    may be too careful for an operation of the user's.
+    A subclass may decide by `can_fuse(operation)` what is recorded: for operations that `refusal` gives reasons
+    against, which may be too careful for an operation of the user's.
     """
 
     exact = True
@@ -100,18 +77,20 @@ class CUDAGraphTransform(Transform):
     def __reduce__(self):
         return type(self), (), {"share_mem_pool": self.share_mem_pool}
 
-    def can_fuse(self, line: BoundSymbol) -> bool:
-        return self.refusal(line) is None
+    def can_fuse(self, operation: BoundSymbol) -> bool:
+        return self.refusal(operation) is None
 
-    def refusal(self, line: BoundSymbol) -> str | None:
-        """Why a line is not recorded, in words; None where it is."""
-        symbol, tags = line.sym, line.sym.tags
-        original = line.subsymbols[0].sym if line.subsymbols and not symbol.is_fusion else symbol
-        if any(isinstance(n, NumberProxy) for n in numbers_in((line.args, line.kwargs, line.output), [])):
+    def refusal(self, operation: BoundSymbol) -> str | None:
+        """Why an operation is not recorded, in words; None where it is."""
+        symbol, tags = operation.sym, operation.sym.tags
+        original = operation.subsymbols[0].sym if operation.subsymbols and not symbol.is_fusion else symbol
+        if any(
+            isinstance(n, NumberProxy) for n in numbers_in((operation.args, operation.kwargs, operation.output), [])
+        ):
             return "it depends on a number that may be another one at the next call"
-        if not all(type(p) is TensorProxy for p in (*line.inputs, *line.outputs)):
+        if not all(type(p) is TensorProxy for p in (*operation.inputs, *operation.outputs)):
             return "it takes or makes something that is no tensor"
-        tensors = [p for p in (*line.inputs, *line.outputs) if not _is_seed(line, p)]
+        tensors = [p for p in (*operation.inputs, *operation.outputs) if not _is_seed(operation, p)]
         if len(devices := {p.device.name for p in tensors}) != 1 or tensors[0].device.type != self.device_type:
             return f"its tensors are on {', '.join(sorted(devices))}" if devices else "it has no tensor on a GPU"
         if (
@@ -122,18 +101,14 @@ class CUDAGraphTransform(Transform):
             or _is_foreign(symbol)
         ):
             return "it may do more than launch kernels"
-        if original.id in holding or line.kwargs.get("generator") is not None:
+        if original.holds_generator or operation.kwargs.get("generator") is not None:
             return "it uses the state of a generator"
-        if OpTags.DEVICE_SYNC_OP in tags or original.name in _WAITS or original.name.startswith("linalg_"):
-            return "it may wait for the device"
-        if original.name in _INDEXES and any(
-            p.dtype.category == 0 for p in proxies_in(line.args[1:], []) if isinstance(p, TensorProxy)
-        ):
+        if OpTags.DEVICE_SYNC_OP in tags or holds(original.synchronises, operation):
             return "it may wait for the device"
         if (
             OpTags.DONT_DCE in tags
             and not tags & {OpTags.RANDOM_OP, OpTags.IN_PLACE}
-            or "rearranges" in original.info
+            or original.changes_metadata
             or original is count_write
         ):
             return "it has an effect that is no write to a tensor's memory"
@@ -141,36 +116,36 @@ class CUDAGraphTransform(Transform):
 
     def transform_trace_post_optimization(self, computation_trace: Trace, **kwargs) -> Trace:
         trace = computation_trace
-        lines = [line for line in trace.bound_symbols if line.sym is not python_del]
-        groups = _runs(lines, self.can_fuse)
+        operations = [operation for operation in trace.bound_symbols if operation.sym is not python_del]
+        groups = _runs(operations, self.can_fuse)
         backward = TraceTag.BACKWARD in trace.tags
         saved, others = trace.output[1] if TraceTag.AUGMENTED_FORWARD in trace.tags else ((), ())
         returned = (
             set(trace.output_proxies if not saved else proxies_in(trace.output[0], [])) if not backward else set()
         )
         if saved:
-            groups = _head_apart(groups, lines, trace.output_proxies)
-        shown = roots(lines, maybe=True)
-        returned |= {shown.get(p, p) for p in returned}
-        groups = _result_apart(groups, lines, returned - {shown.get(p, p) for p in saved})
-        regions = schedule(lines, groups, trace.output_proxies)
+            groups = _head_apart(groups, operations, trace.output_proxies)
+        bases = alias_bases(operations, maybe=True)
+        returned |= {bases[p] for p in returned}
+        groups = _result_apart(groups, operations, returned - {bases[p] for p in saved})
+        regions = schedule(operations, groups, trace.output_proxies)
         recorded = [
-            self.can_fuse(r.lines[0]) and sum(OpTags.SHAPE_OP not in line.sym.tags for line in r.lines) >= 2
+            self.can_fuse(r.lines[0]) and sum(OpTags.SHAPE_OP not in operation.sym.tags for operation in r.lines) >= 2
             for r in regions
         ]
-        memory, _ = _memory(lines)
+        memory, _ = _memory(operations)
         leaving = {memory.get(p, p) for p in returned}
         kept = {o for o in saved if memory.get(o, o) not in leaving}
         gathered, unpacked = _gathered(regions, recorded, trace.output_proxies)
         taken, read = dict.fromkeys(gathered.values()), {p for r in regions for p in r.inputs}
-        parameters = trace.tables.get("parameters", {}).keys() | trace.tables.get("held", {}).keys()
+        parameters = trace.info.parameters.keys() | trace.info.held
         counter, made = itertools.count(), []
         for region, is_recorded in zip(regions, recorded, strict=True):
             if not is_recorded:
                 made += [
-                    self._explained(line)
-                    for line in region.lines
-                    if line.sym not in (unpack_sequence, clear_symbol) or line.args[-1] not in taken
+                    self._explained(operation)
+                    for operation in region.lines
+                    if operation.sym not in (unpack_sequence, clear_symbol) or operation.args[-1] not in taken
                 ]
                 continue
             name = next(n for i in counter if (n := f"CUDAGraph{i}") not in trace.names.taken)
@@ -210,10 +185,10 @@ class CUDAGraphTransform(Transform):
             trace = trace.replace(output=(trace.output[0], (tuple(p for p in saved if p not in gone), others)))
         return del_last_used(trace.replace(bound_symbols=_deleted(made, taken)))
 
-    def _explained(self, line: BoundSymbol) -> BoundSymbol:
-        if line.sym.python_printer is not None or (reason := self.refusal(line)) is None:
-            return line
-        return _with_reason(line, reason)
+    def _explained(self, operation: BoundSymbol) -> BoundSymbol:
+        if operation.sym.python_printer is not None or (reason := self.refusal(operation)) is None:
+            return operation
+        return _with_reason(operation, reason)
 
     def _memory_of(self, region: Region, backward: bool) -> Memory:
         """Gradients of the last step may be in use while a forward runs: the backward has memory of its own."""
@@ -231,21 +206,11 @@ class CUDAGraphTransform(Transform):
         return Memory(device)
 
 
-# names of operations that copy sizes or numbers to the host, or check there what came out
-_WAITS = {
-    "tensor", "as_tensor", "one_hot", "bincount", "histc", "histogram", "histogramdd", "multinomial", "masked_select",
-    "nonzero", "unique", "unique_consecutive", "inverse",
-    "cholesky", "cholesky_inverse", "cholesky_solve", "lu", "lu_solve", "svd", "qr", "ctc_loss", "masked_scatter",
-    "poisson", "pinverse", "det", "logdet", "slogdet",
-}  # fmt: skip
-_INDEXES = {"getitem", "setitem", "index_put", "index", "index_put_"}
-
-
-def _is_seed(line: BoundSymbol, value: Proxy) -> bool:
+def _is_seed(operation: BoundSymbol, value: Proxy) -> bool:
     """Whether a value is what an attention kernel keeps of the generator: on the GPU where it is recorded, else on the
     CPU."""
     return (
-        OpTags.MATMUL_OP in line.sym.tags
+        OpTags.MATMUL_OP in operation.sym.tags
         and isinstance(value, TensorProxy)
         and value.device.type == "cpu"
         and value.dtype.category == 1
@@ -259,24 +224,29 @@ def _gathered(
     """What only recorded regions read of what graphs have left, and in which collections it comes; what is unpacked of
     such collections."""
     alone = [
-        line for region, is_recorded in zip(regions, recorded, strict=True) if not is_recorded for line in region.lines
+        operation
+        for region, is_recorded in zip(regions, recorded, strict=True)
+        if not is_recorded
+        for operation in region.lines
     ]
-    outside = {p for line in alone for p in line.inputs}.union(output)
+    outside = {p for operation in alone for p in operation.inputs}.union(output)
     gathered, unpacked = dict[Proxy, CollectionProxy](), set[Proxy]()
-    for line in alone:
-        if line.sym is unpack_sequence and line.args[1].collection:
-            if outside.isdisjoint(line.outputs):
-                gathered |= dict.fromkeys(line.outputs, line.args[1])
+    for operation in alone:
+        if operation.sym is unpack_sequence and operation.args[1].collection:
+            if outside.isdisjoint(operation.outputs):
+                gathered |= dict.fromkeys(operation.outputs, operation.args[1])
             else:
-                unpacked.update(line.outputs)
+                unpacked.update(operation.outputs)
     return gathered, unpacked
 
 
-def _deleted(lines: Sequence[BoundSymbol], collections: Iterable[CollectionProxy]) -> list[BoundSymbol]:
-    """With a `del` behind the last line that reads each collection: its memory may be overwritten."""
-    found = list(lines)
+def _deleted(operations: Sequence[BoundSymbol], collections: Iterable[CollectionProxy]) -> list[BoundSymbol]:
+    """With a `del` behind the last operation that reads each collection: its memory may be overwritten."""
+    found = list(operations)
     for c in collections:
-        last = max((i for i, line in enumerate(found) if c in line.inputs or c in line.outputs), default=-1)
+        last = max(
+            (i for i, operation in enumerate(found) if c in operation.inputs or c in operation.outputs), default=-1
+        )
         found.insert(last + 1, BoundSymbol(python_del, (c,), {}, None, inputs=(c,), outputs=()))
     return found
 
@@ -290,21 +260,21 @@ def _is_foreign(symbol: Symbol) -> bool:
     )
 
 
-def _runs(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
-    """Indices of lines, those that follow each other, are taken and are on one device in one group."""
+def _runs(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
+    """Indices of operations, those that follow each other, are taken and are on one device in one group."""
     groups: list[list[int]] = []
     before: Any = None
-    for i, line in enumerate(lines):
+    for i, operation in enumerate(operations):
         device = (
             next(
                 (
                     p.device
-                    for p in (*line.inputs, *line.outputs)
-                    if isinstance(p, TensorProxy) and not _is_seed(line, p)
+                    for p in (*operation.inputs, *operation.outputs)
+                    if isinstance(p, TensorProxy) and not _is_seed(operation, p)
                 ),
                 None,
             )
-            if takes(line)
+            if takes(operation)
             else None
         )
         if device is not None and device == before:
@@ -315,542 +285,67 @@ def _runs(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) ->
     return groups
 
 
-def _head_apart(groups: list[list[int]], lines: Sequence[BoundSymbol], output: Sequence[Proxy]) -> list[list[int]]:
+def _head_apart(groups: list[list[int]], operations: Sequence[BoundSymbol], output: Sequence[Proxy]) -> list[list[int]]:
     """The first long group as two, cut where the fewest bytes have to stay for that: the device works on its head while
     the host looks at what the rest reads, and launches it."""
     at = next((n for n, group in enumerate(groups) if len(group) >= 4 * HEAD), None)
     if at is None:
         return groups
     group, returned = groups[at], set(output)
-    last = {p: n for n, i in enumerate(group) for p in lines[i].inputs}
-    staying = [0] * (2 * HEAD)
+    last, staying = last_uses([operations[i] for i in group]), Occupancy(2 * HEAD)
     for n, i in enumerate(group[: 2 * HEAD]):
-        for p in lines[i].outputs:
+        for p in operations[i].outputs:
             if isinstance(p, TensorProxy) and p not in returned:
-                for cut in range(n + 1, min(last.get(p, n) + 1, 2 * HEAD)):
-                    staying[cut] += nbytes(p)
-    cut = min(range(HEAD, 2 * HEAD), key=staying.__getitem__)
+                staying.hold(p, n + 1, min(last.get(p, n), 2 * HEAD - 1))
+    cut = min(range(HEAD, 2 * HEAD), key=staying.filled().__getitem__)
     return [*groups[:at], group[:cut], group[cut:], *groups[at + 1 :]]
 
 
-def _result_apart(groups: list[list[int]], lines: list[BoundSymbol], leaving: set[Proxy]) -> list[list[int]]:
+def _result_apart(groups: list[list[int]], operations: list[BoundSymbol], leaving: set[Proxy]) -> list[list[int]]:
     """A matrix product at the end of a group, with a large result that leaves the program, becomes a group of its own:
     it would be copied out of a graph's memory."""
     found: list[list[int]] = []
     for group in groups:
-        at = next((n for n in reversed(range(len(group))) if OpTags.SHAPE_OP not in lines[group[n]].sym.tags), 0)
-        line = lines[group[at]]
+        at = next((n for n in reversed(range(len(group))) if OpTags.SHAPE_OP not in operations[group[n]].sym.tags), 0)
+        operation = operations[group[at]]
         if (
             len(group) > 1
-            and OpTags.MATMUL_OP in line.sym.tags
-            and leaving.issuperset(line.outputs)
-            and sum(map(nbytes, line.outputs)) >= LARGE
+            and OpTags.MATMUL_OP in operation.sym.tags
+            and leaving.issuperset(operation.outputs)
+            and sum(map(nbytes, operation.outputs)) >= LARGE
         ):
-            lines[group[at]] = _with_reason(line, "its result would be copied")
+            operations[group[at]] = _with_reason(operation, "its result would be copied")
             found += [part for part in (group[:at], [group[at]], group[at + 1 :]) if part]
         else:
             found.append(group)
     return found
 
 
-def _with_reason(line: BoundSymbol, reason: str) -> BoundSymbol:
-    new = line.replace()
+def _with_reason(operation: BoundSymbol, reason: str) -> BoundSymbol:
+    new = operation.replace()
     new.header = f"not in a CUDA graph: {reason}"
     return new
 
 
-def _memory(lines: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[Proxy]]:
-    """By value, whose memory it may be in, where it is another's; and in whose memory lines write."""
-    shown, found = roots(lines, maybe=True), set()
-    for line in lines:
-        if OpTags.IN_PLACE not in line.sym.tags:
+def _memory(operations: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[Proxy]]:
+    """By value, whose memory it may be in, where it is another's; and in whose memory operations write."""
+    bases, found = alias_bases(operations, maybe=True), set()
+    for operation in operations:
+        if OpTags.IN_PLACE not in operation.sym.tags:
             continue
-        if writes_back(line):
-            targets = [line.args[0]]
+        if writes_back(operation):
+            targets = [operation.args[0]]
         else:
-            form = in_place_form(line)
-            targets = list(line.inputs if form is None else form[1].values())
+            form = in_place_form(operation)
+            targets = list(operation.inputs if form is None else form[1].values())
         for target in targets:
             # a result of it is in the memory that it writes to
-            shown |= {o: shown.get(target, target) for o in line.outputs if isinstance(target, Proxy)}
-        found |= {shown.get(t, t) for t in targets if isinstance(t, Proxy)}
+            bases |= {o: bases[target] for o in operation.outputs if isinstance(target, Proxy)}
+        found |= {bases[t] for t in targets if isinstance(t, Proxy)}
 
     def last(value: Proxy) -> Proxy:
-        while (root := shown.get(value, value)) is not value:
-            value = root
+        while (base := bases[value]) is not value:
+            value = base
         return value
 
-    return {value: last(value) for value in shown}, found
-
-
-# ---------------------------------------------------------------------------------------------------------------- when
-# a program runs
-
-
-class Refused(Exception):
-    """What cannot be replayed, in words."""
-
-
-class Memory:
-    """The memory that recordings on one device share, and who may overwrite what.
-
-    Results of a recording stay allocated. What it needs besides may be results of those that were recorded later: a
-    replay overwrites its own results and theirs.
-    """
-
-    def __init__(self, device: torch.device):
-        self.device, self.lock = device, threading.RLock()
-        self.recordings: list[Recording] = []
-        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
-        self.index = device.index if device.index is not None else torch.cuda.current_device()
-        self.streams: dict[int, torch.cuda.Stream] = {}  # that have to be waited for, by their handles
-
-    def record(self, run: Callable[..., list], inputs: Sequence[torch.Tensor]) -> tuple[Callable[[], None], list]:
-        """Records what `run(*inputs)` launches: a function that launches it, and the results, which nobody has computed
-        yet."""
-        graph, caller = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
-        side_stream.join()
-        torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()
-        # nothing may be freed while a graph is recorded
-        with torch.cuda.device(self.device), torch.cuda.stream(self.stream), without_collection():
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-            try:
-                outputs = run(*inputs)
-                graph.capture_end()
-            except BaseException:
-                with contextlib.suppress(RuntimeError):
-                    graph.capture_end()
-                side_stream.forget(self.index)
-                self._recover()
-                raise
-        caller.wait_stream(self.stream)  # where PyTorch writes, before it records, that random numbers begin at 0
-        _DRAWN[self.index] = caller
-        return graph.replay, outputs
-
-    def _recover(self) -> None:
-        """A recording that failed leaves the generator thinking that it is recorded. With another state it is another
-        one for earlier recordings."""
-        generator = torch.cuda.default_generators[self.index]
-        with contextlib.suppress(RuntimeError):
-            generator.graphsafe_set_state(generator.clone_state())
-        for recording in [r for r in _RECORDINGS if r.draws and r.memory.index == self.index]:
-            region = recording.region()
-            if region is not None:
-                region.recordings[:] = [r for r in region.recordings if r is not recording]
-
-    def launch_drawing(self, launch: Callable[[], None]) -> None:
-        """Launches a graph that draws random numbers. Where they begin is in one place for all graphs of a device,
-        which is written to at each launch."""
-        with _ONE_AT_A_TIME:
-            last = _DRAWN.get(self.index)
-            if last is None or last.cuda_stream != compat.current_stream(self.index):
-                stream = _DRAWN[self.index] = torch.cuda.current_stream(self.index)
-                if last is not None:
-                    stream.wait_stream(last)
-            launch()
-
-    def may_run(self) -> bool:
-        """Whether graphs may be recorded and replayed now: not while somebody else records."""
-        return not torch.cuda.is_current_stream_capturing()
-
-    def on_this_stream(self) -> int:
-        """Orders what comes behind replays on other streams, and behind what reads their results there. The current
-        stream's handle."""
-        handle = compat.current_stream(self.index)
-        if handle not in self.streams or len(self.streams) > 1:
-            self._join(handle, torch.cuda.current_stream(self.index))
-        return handle
-
-    def _join(self, handle: int, stream: torch.cuda.Stream) -> None:
-        """Where somebody has results of a stream, what he launches there later is to be waited for as well."""
-        read = {r.stream for r in self.recordings if r.handed_out}
-        for number, other in list(self.streams.items()):
-            if number != handle:
-                stream.wait_stream(other)
-                if number not in read:
-                    del self.streams[number]
-        self.streams[handle] = stream
-        for r in self.recordings:
-            for buffer in r.buffers:
-                buffer.record_stream(stream)  # it may be freed while a replay on this stream is under way
-
-    def in_use(self, first: Recording) -> Recording | None:
-        """A recording whose results a replay of `first` would overwrite while somebody has them."""
-        return next((r for r in self.recordings[first.number :] if r.handed_out and r.in_use()), None)
-
-    def add(self, recording: Recording) -> None:
-        """One more, in the place of those that nobody can replay or read any more."""
-        self.recordings[:] = [r for r in self.recordings if r.is_wanted() or r.in_use()] + [recording]
-        for number, r in enumerate(self.recordings):
-            r.number = number
-
-
-def _is_result(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is what some recording gave."""
-    data = tensor.untyped_storage()._cdata
-    return any(data in r.watched for r in _RECORDINGS)
-
-
-class Results(SavedTogether):
-    """What a region has made for graphs of a backward, in one piece: as long as it is there, nobody writes over it.
-
-    recording: the one that it was replayed by; None where its lines ran, for which the tensors are here.
-    """
-
-    __slots__ = ("recording", "_tensors")
-
-    def __init__(self, recording: Recording | None, tensors: list[torch.Tensor]):
-        self.recording, self._tensors = recording, tensors
-        if recording is not None:
-            recording.left = weakref.ref(self)
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        if self.recording is None:
-            return iter(self._tensors)
-        self.recording.opened = True
-        return iter([t.detach() for t in self._tensors])
-
-    def joining(self) -> Callable[[Sequence[torch.Tensor]], Results]:
-        return functools.partial(_joined, weakref.ref(self.recording) if self.recording is not None else lambda: None)
-
-
-def _joined(reference: Callable[[], Recording | None], tensors: Sequence[torch.Tensor]) -> Results:
-    """Tensors in one piece again: that of a recording if they are where it left them."""
-    recording = reference()
-    if recording is not None and [*map(torch.Tensor.data_ptr, tensors)] == [
-        *map(torch.Tensor.data_ptr, recording.kept)
-    ]:
-        return Results(recording, recording.kept)
-    return Results(None, list(tensors))
-
-
-class GraphedRegion:
-    """A region of a program: called with its inputs, it returns the list of its outputs.
-
-    trace: the lines. fixed: places of inputs whose addresses stay as a rule. expected: of inputs that other graphs
-    make. returned: which outputs of the trace leave the program and are copied out. shown: places of those that are
-    outputs of the call; kept: of those that its last output gathers, as `Results`. read: for each `Results` among the
-    inputs, which come last, the places in it of what the trace reads.
-    """
-
-    def __init__(
-        self, name: str, trace: Trace, memory: Memory, *, fixed: Sequence[int], expected: Sequence[int],
-            returned: Sequence[bool], shown: Sequence[int],
-        kept: Sequence[int], read: Sequence[Sequence[int]],
-    ):  # fmt: skip
-        self.name, self.trace, self.run, self.memory = name, trace, trace.python_callable(), memory
-        self.fixed, self.expected, self.returned = list(fixed), list(expected), list(returned)
-        self.shown, self.kept, self.read = list(shown), list(kept), list(read)
-        self.tensors = len(trace.args) - sum(map(len, read))  # how many inputs are tensors
-        self.draws = any(OpTags.RANDOM_OP in line.sym.tags for line in trace.bound_symbols)
-        self.recordings: list[Recording] = []
-        self.seen: dict[tuple, list[int]] = {}  # strides and setting -> addresses of the inputs
-        # whether arguments are copied, and not read where they are: another recording would need room for its results
-        self.moves = not all(returned)
-        self.off: str | None = None  # why it is not recorded any more
-        self.warned = False
-
-    def __call__(self, *inputs: Any) -> list:
-        tensors, given = (inputs[: self.tensors], inputs[self.tensors :]) if self.read else (inputs, ())
-        if self.off is not None or not self.memory.may_run():
-            return self._by_lines(tensors, given)
-        with self.memory.lock:
-            strides = [*map(torch.Tensor.stride, tensors)]
-            setting = [*compat.kernel_flags(), *map(torch.Tensor.data_ptr, map(tensors.__getitem__, self.fixed))]
-            sources = [results.recording for results in given]
-            recording = (
-                None
-                if None in sources
-                else next(
-                    (r for r in self.recordings if r.strides == strides and r.setting == setting and r.reads(sources)),
-                    None,
-                )
-            )
-            if recording is not None and not recording.finds(tensors):
-                self.moves = True
-                self.recordings.remove(recording)
-                recording = None
-            if recording is None:
-                with _ONE_AT_A_TIME:
-                    recording = self._record(strides, setting, tensors, given)
-            if recording is not None and recording.fits(tensors):
-                if (other := self.memory.in_use(recording)) is None:
-                    return recording.replay(tensors, given)
-                self._warn(
-                    f"ran without its CUDA graph, since results that {other.name} gave to an earlier call are still "
-                    "in use and the graph would overwrite them. "
-                    "Gradients are let go of by optimizer.zero_grad(set_to_none=True), what is saved for a backward "
-                    "by running it"
-                )
-        return self._by_lines(tensors, given)
-
-    def all_tensors(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list[torch.Tensor]:
-        """The inputs of the trace."""
-        found = list(tensors)
-        for results, places in zip(given, self.read, strict=True):
-            opened = list(results)
-            found += [opened[i] for i in places]
-        return found
-
-    def _by_lines(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list:
-        values = self.run(*self.all_tensors(tensors, given))
-        return (
-            [*(values[i] for i in self.shown), Results(None, [values[i] for i in self.kept])] if self.kept else values
-        )
-
-    def _record(
-        self, strides: list, setting: list, tensors: Sequence[torch.Tensor], given: Sequence[Results]
-    ) -> Recording | None:
-        """A recording for inputs like these, if they come in like this for the second time: what runs first may
-        compile, or choose kernels."""
-        key = (*strides, *setting)
-        addresses = [t.data_ptr() for t in tensors]
-        if key not in self.seen:
-            self.seen[key] = addresses
-            if len(self.seen) > 4 * RECORDINGS:
-                self.stop(f"its parameters, or what it writes to, were at {len(self.seen)} places in memory")
-            return None
-        if any(results.recording is None for results in given) or not all(
-            _is_result(tensors[i]) for i in self.expected
-        ):
-            return None
-        self.recordings[:] = [r for r in self.recordings if r.can_be_replayed()]
-        if len(self.recordings) == RECORDINGS:
-            self._warn(
-                f"runs without a CUDA graph for inputs like these: it was recorded for {RECORDINGS} other strides, "
-                "or addresses of parameters"
-            )
-            return None
-        try:
-            stay = (
-                []
-                if self.moves
-                else [i for i, (a, b) in enumerate(zip(addresses, self.seen[key], strict=True)) if a == b]
-            )
-            recording = Recording(self, strides, setting, tensors, stay, given)
-        except Refused as reason:
-            return self.stop(str(reason))
-        except RuntimeError as error:
-            return self.stop(
-                f"while it was recorded, PyTorch raised {type(error).__name__}: "
-                f"{str(error).splitlines()[0] if str(error) else ''}"
-            )
-        self.recordings.append(recording)
-        return recording
-
-    def stop(self, reason: str) -> None:
-        self.off = reason
-        self.recordings.clear()
-        self._warn(f"runs without a CUDA graph: {reason}")
-
-    def _warn(self, text: str) -> None:
-        if not self.warned:
-            self.warned = True
-            warn_user(f"{self.name} {text}", UserWarning)
-
-
-class Recording:
-    """What a region launches for inputs of these strides, and where it leaves its results. setting: PyTorch's flags,
-    and the addresses of fixed inputs. stay: places of inputs that are read where they are. given: results of other
-    recordings, of which it reads."""
-
-    def __init__(
-        self,
-        region: GraphedRegion,
-        strides: list,
-        setting: list,
-        tensors: Sequence[torch.Tensor],
-        stay: Sequence[int],
-        given: Sequence[Results],
-    ):
-        self.name, self.region, self.memory = region.name, weakref.ref(region), region.memory
-        self.strides, self.setting, self.number = strides, setting, 0
-        self.sources = [weakref.ref(results.recording) for results in given]
-        self.draws, self.stream = region.draws, 0  # the stream of the last replay, by its handle
-        others = [i for i in range(len(tensors)) if i not in region.fixed]
-        self.pooled = [i for i in others if _is_result(tensors[i])]
-        self.pooled_addresses = [tensors[i].data_ptr() for i in self.pooled]
-        self.stay = [i for i in others if i in stay and i not in self.pooled]
-        self.stay_addresses = [tensors[i].data_ptr() for i in self.stay]
-        copied = [i for i in others if i not in self.pooled and i not in self.stay]
-        inputs = region.all_tensors(tensors, given)
-        # place, and the part to copy where elements lie upon each other
-        self.copied: list[tuple[int, tuple | None]] = []
-        self.buffers = []
-        for i in copied:
-            buffer, part = _buffer_for(tensors[i])
-            self.buffers.append(buffer)
-            self.copied.append((i, part))
-            inputs[i] = buffer if part is None else buffer.expand(tensors[i].shape)
-        before = _versions(inputs)
-        self.launch, outputs = self.memory.record(region.run, inputs)
-        self.counted = [
-            i for i, (version, now) in enumerate(zip(before, _versions(inputs), strict=True)) if version != now
-        ]
-        if not set(self.counted).isdisjoint(copied):
-            raise Refused("it writes to a tensor that it was not known to write to")
-        self._take(outputs, inputs, region)
-        self.shows_given = any(i >= len(tensors) for i in (*self.counted, *self.shown_from))
-        del outputs, inputs
-        self.handed_out = self.opened = False
-        self.left: Callable[[], Results | None] = lambda: None  # what the last replay left, as long as somebody has it
-        self.unused = [self._uses(opened) for opened in (False, True)]
-        self.memory.add(self)
-        _RECORDINGS.add(self)
-
-    def _take(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], region: GraphedRegion) -> None:
-        """Sorts the outputs: watched where they are, copied out, or shown in the memory of an input."""
-        self.results: list[torch.Tensor | None] = [None] * len(outputs)
-        self.made: list[tuple[Sequence[int], Callable[[Sequence], Sequence]]] = []
-        self.shown_from: list[int] = []
-        sources = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(inputs)))}
-        groups: dict[int, list[int]] = {}
-        for place, o in enumerate(outputs):
-            if o.is_conj() or o.is_neg():
-                raise Refused("a result is the conjugate, or the negative, of what is in its memory")
-            groups.setdefault(o.untyped_storage()._cdata, []).append(place)
-        self.watched: dict[int, Any] = {}
-        for data, places in groups.items():
-            members = [outputs[i] for i in places]
-            if data in sources:
-                self.shown_from.append(sources[data])
-                self.made.append((places, _shown(members, sources[data], inputs)))
-            elif any(region.returned[i] for i in places):
-                self.made.append((places, _copied(members)))
-            else:
-                for i, o in zip(places, members, strict=True):
-                    self.results[i] = o
-                self.watched[data] = members[0].untyped_storage()
-        self.kept = [o for i in region.kept if (o := self.results[i]) is not None]
-        if len(self.kept) < len(region.kept):
-            raise Refused("what it leaves for a backward is in memory that others may write to")
-        shown = [o for i in region.shown if (o := self.results[i]) is not None]
-        # as tensors
-        self.handed = {data: self.watched[data] for o in shown if (data := o.untyped_storage()._cdata) in self.watched}
-        self.shown = region.shown
-
-    def _uses(self, opened: bool) -> list[int]:
-        """How often the storage of each watched result is held, by tensors and by Python: of those that are handed out
-        as tensors, or of all."""
-        watched = self.watched if opened else self.handed
-        return [*map(compat.storage_uses, watched), *map(sys.getrefcount, watched.values())]
-
-    def in_use(self) -> bool:
-        """Whether somebody has a result of an earlier replay."""
-        opened = self.opened
-        if self.handed_out and self.left() is None and self._uses(opened) == self.unused[opened]:
-            # another thread may have put tensors together, or apart, while they were counted
-            if self.left() is None and self.opened is opened:
-                self.handed_out = self.opened = False
-        return self.handed_out
-
-    def is_wanted(self) -> bool:
-        region = self.region()
-        return region is not None and any(r is self for r in region.recordings)
-
-    def reads(self, sources: Sequence[Recording]) -> bool:
-        """Whether these left what it reads."""
-        return [source() for source in self.sources] == sources
-
-    def can_be_replayed(self) -> bool:
-        """Whether somebody may still leave what it reads."""
-        return all((source := reference()) is not None and source.is_wanted() for reference in self.sources)
-
-    def finds(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether what is read where it is is there."""
-        return [tensors[i].data_ptr() for i in self.stay] == self.stay_addresses
-
-    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether what other graphs give is where this one looks for it; it is not where one of them did not run as a
-        graph."""
-        return [tensors[i].data_ptr() for i in self.pooled] == self.pooled_addresses
-
-    def replay(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list:
-        self.stream = self.memory.on_this_stream()
-        if self.buffers:
-            found = [tensors[i] if part is None else tensors[i].as_strided(*part) for i, part in self.copied]
-            if len(found) == 1:  # the host takes less time
-                self.buffers[0].copy_(found[0])
-            else:
-                compat.foreach_copy(self.buffers, found)
-        if self.draws:
-            self.memory.launch_drawing(self.launch)
-        else:
-            self.launch()
-        if self.shows_given and (region := self.region()) is not None:
-            tensors = region.all_tensors(tensors, given)
-        if self.counted:
-            torch.autograd.graph.increment_version([tensors[i] for i in self.counted])
-        made = {i: value for places, make in self.made for i, value in zip(places, make(tensors), strict=True)}
-        values: list = [made[i] if (r := self.results[i]) is None else r.detach() for i in self.shown]
-        self.handed_out = bool(self.watched)
-        if self.kept:
-            values.append(Results(self, self.kept))
-        return values
-
-
-_RECORDINGS: weakref.WeakSet[Recording] = weakref.WeakSet()
-# by device, the stream where its graphs were told last where random numbers begin
-_DRAWN: dict[int, torch.cuda.Stream] = {}
-# what one thread does before it records would end what another one records, and change where its random numbers begin
-_ONE_AT_A_TIME = threading.RLock()
-
-
-def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """How often each tensor was written to; tensors of inference mode do not count."""
-    return [0 if t.is_inference() else t._version for t in tensors]
-
-
-def _buffer_for(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple | None]:
-    """Memory for what an input holds, and (shape, strides) of the part that is copied where it is not all of it:
-    expanded dimensions are stored once."""
-    shape = [1 if step == 0 else n for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
-    buffer = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    reached = 1
-    for step, n in sorted((s, n) for s, n in zip(tensor.stride(), shape, strict=True) if n != 1):
-        if step < reached:
-            raise Refused("elements of an argument lie upon each other in memory")
-        reached = step * (n - 1) + reached
-    return buffer, None if shape == list(tensor.shape) else (shape, tensor.stride())
-
-
-def _shown(members: Sequence[torch.Tensor], source: int, inputs: Sequence[torch.Tensor]) -> Callable[[Sequence], list]:
-    """What shows outputs in the memory of the input that they share it with: as views of it, or detached from it where
-    they are."""
-    shown = inputs[source]
-    if any(o.dtype != shown.dtype for o in members):
-        raise Refused("a result shows an argument as another type")
-
-    def is_view(o):
-        return o._base is not None and (o._base is shown or o._base is shown._base)
-
-    parts = [
-        None if o is shown else (o.shape, o.stride(), o.storage_offset() - shown.storage_offset(), is_view(o))
-        for o in members
-    ]
-
-    def show(tensor, part):
-        if part is None:
-            return tensor
-        shape, strides, offset, related = part
-        return (tensor if related else tensor.detach()).as_strided(shape, strides, tensor.storage_offset() + offset)
-
-    return lambda tensors: [show(tensors[source], p) for p in parts]
-
-
-def _copied(members: Sequence[torch.Tensor]) -> Callable[[Sequence], list]:
-    """What copies outputs that share memory, which the copies share as well."""
-    first = members[0]
-    if len(members) == 1 and torch.ops.aten.is_non_overlapping_and_dense(first):
-        return lambda tensors: [first.clone()]
-    if any(o.dtype != first.dtype for o in members):
-        raise Refused("two results show the same memory as two types")
-    flat = first.as_strided((first.untyped_storage().nbytes() // first.element_size(),), (1,), 0)
-    parts = [(o.shape, o.stride(), o.storage_offset()) for o in members]
-
-    def copied(tensors):
-        new = flat.clone()
-        return [new.as_strided(*p) for p in parts]
-
-    return copied
+    return {value: last(value) for value in bases}, found

@@ -10,12 +10,12 @@ __all__ = ["dce"]
 
 
 def dce(trace: Trace) -> Trace:
-    """Drops lines whose results nobody reads and that have no effect.
+    """Drops operations whose results nobody reads and that have no effect.
 
     Before: `t0 = sin(x)`, `t1 = cos(x)`, `return t1`. After: `t1 = cos(x)`, `return t1`.
     """
     return trace.replace(
         bound_symbols=leading_to(
-            trace.bound_symbols, trace.output_proxies, lambda line: OpTags.DONT_DCE in line.sym.tags
+            trace.bound_symbols, trace.output_proxies, lambda operation: OpTags.DONT_DCE in operation.sym.tags
         )
     )

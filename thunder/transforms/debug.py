@@ -1,5 +1,5 @@
-"""`DebugTransform`: functions of the user's that are called before and after every line of a program, and whose words
-stand in its text.
+"""`DebugTransform`: functions of the user's that are called before and after every operation of a program, and whose
+words stand in its text.
 
 Before: `t0 = torch.sin(x)`. After, with a pre_callback that returned "x is fine" when the program ran last:
 
@@ -23,31 +23,35 @@ __all__ = ["DebugTransform"]
 
 @dataclasses.dataclass
 class DebugTransform(Transform):
-    """pre_callback(line, *args, **kwargs) and post_callback(line, output, *args, **kwargs) are called when a line runs;
-    what they return is printed above it."""
+    """pre_callback(operation, *args, **kwargs) and post_callback(operation, output, *args, **kwargs) are called when an
+    operation runs; what they return is printed above it."""
 
     exact: ClassVar[bool] = True
     pre_callback: Callable | None = None
     post_callback: Callable | None = None
 
     def transform_trace_post_optimization(self, computation_trace: Trace, **kwargs) -> Trace:
-        lines: list[BoundSymbol] = []
-        for line in computation_trace.bound_symbols:
-            watched = line.sym.python_printer is None
+        operations: list[BoundSymbol] = []
+        for operation in computation_trace.bound_symbols:
+            watched = operation.sym.python_printer is None
             if watched and self.pre_callback is not None:
-                lines.append(_call("pre", self.pre_callback, line, line.args))
-            lines.append(line)
+                operations.append(_call("pre", self.pre_callback, operation, operation.args))
+            operations.append(operation)
             if watched and self.post_callback is not None:
-                lines.append(_call("post", self.post_callback, line, (line.output, *line.args)))
-        return computation_trace.replace(bound_symbols=lines)
+                operations.append(_call("post", self.post_callback, operation, (operation.output, *operation.args)))
+        return computation_trace.replace(bound_symbols=operations)
 
 
-def _call(when: str, callback: Callable, line: BoundSymbol, args: tuple) -> BoundSymbol:
+def _call(when: str, callback: Callable, operation: BoundSymbol, args: tuple) -> BoundSymbol:
     def run(*args, **kwargs):
-        inserted.header = str(callback(line, *args, **kwargs) or "")
+        inserted.header = str(callback(operation, *args, **kwargs) or "")
 
     symbol = Symbol(
-        f"debug_{when}_{line.sym.name}", id=("debug", when, id(line)), is_prim=True, tags=(OpTags.DONT_DCE,), fn=run
+        f"debug_{when}_{operation.sym.name}",
+        id=("debug", when, id(operation)),
+        is_prim=True,
+        tags=(OpTags.DONT_DCE,),
+        fn=run,
     )
-    inserted = BoundSymbol(symbol, args, line.kwargs, None, context=line.context, location=line.location)
+    inserted = BoundSymbol(symbol, args, operation.kwargs, None, context=operation.context, location=operation.location)
     return inserted

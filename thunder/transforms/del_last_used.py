@@ -10,8 +10,8 @@ from thunder.core.trace import Trace
 __all__ = ["del_last_used", "python_del"]
 
 
-def _print_del(line: BoundSymbol, printer: Printer) -> list[str]:
-    return [f"del {', '.join(p.name for p in line.args)}"]
+def _print_del(operation: BoundSymbol, printer: Printer) -> list[str]:
+    return [f"del {', '.join(p.name for p in operation.args)}"]
 
 
 python_del = Symbol("python_del", module="prims", is_prim=True, python_printer=_print_del)
@@ -24,20 +24,22 @@ def del_last_used(trace: Trace) -> Trace:
     t1`.
     """
     live = set(trace.output_proxies)
-    lines: list[BoundSymbol] = []
-    for line in reversed(trace.bound_symbols):
+    operations: list[BoundSymbol] = []
+    for operation in reversed(trace.bound_symbols):
         dead = tuple(
             dict.fromkeys(
-                p for p in (*line.inputs, *line.outputs) if p not in live and not isinstance(p, CollectionProxy)
+                p
+                for p in (*operation.inputs, *operation.outputs)
+                if p not in live and not isinstance(p, CollectionProxy)
             )
         )
         live.update(dead)
         if dead:
-            lines.append(BoundSymbol(python_del, dead, {}, None, inputs=dead, outputs=()))
-        lines.append(line)
+            operations.append(BoundSymbol(python_del, dead, {}, None, inputs=dead, outputs=()))
+        operations.append(operation)
     unused: tuple[Proxy, ...] = tuple(
         a for a in trace.args if isinstance(a, Proxy) and not isinstance(a, CollectionProxy) and a not in live
     )
     if unused:
-        lines.append(BoundSymbol(python_del, unused, {}, None, inputs=unused, outputs=()))
-    return trace.replace(bound_symbols=lines[::-1])
+        operations.append(BoundSymbol(python_del, unused, {}, None, inputs=unused, outputs=()))
+    return trace.replace(bound_symbols=operations[::-1])

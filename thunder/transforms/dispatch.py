@@ -1,4 +1,4 @@
-"""Transform for execution: every line goes to the first executor that takes it."""
+"""Transform for execution: every operation goes to the first executor that takes it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["dispatch"]
 
 
 def dispatch(trace: Trace, executors: Sequence[Executor]) -> Trace:
-    """Gives every line to the first executor that takes it, and opens up composites that nobody takes.
+    """Gives every operation to the first executor that takes it, and opens up composites that nobody takes.
 
-    Before: `t0 = ltorch.mul(a, b)`. After, with the torch executor: `t0 = torch.mul(a, b)`, the line before as its
+    Before: `t0 = ltorch.mul(a, b)`. After, with the torch executor: `t0 = torch.mul(a, b)`, the operation before as its
     decomposition.
 
-    A fusion executor that may take a line gets its regions first; what it leaves goes to the others.
+    A fusion executor that may take an operation gets its regions first; what it leaves goes to the others.
 
     Raises MissingImplementationError for an operation that no executor takes and that has no decomposition.
     """
     fusers = [e for e in executors if isinstance(e, FusionExecutor)]
-    left: set[int] = set()  # ids of lines that a fusion executor may take
-    placed = rewrite(trace, lambda line, rewriter: _place(line, tuple(executors), rewriter, left))
+    left: set[int] = set()  # ids of operations that a fusion executor may take
+    placed = rewrite(trace, lambda operation, rewriter: _place(operation, tuple(executors), rewriter, left))
     if not left:
         return placed
     fused = placed
@@ -35,48 +35,48 @@ def dispatch(trace: Trace, executors: Sequence[Executor]) -> Trace:
         fused = fuser.fusion_pass(fused)
     others = tuple(e for e in executors if e not in fusers)
 
-    def rest(line: BoundSymbol, out: Rewriter) -> None:
+    def rest(operation: BoundSymbol, out: Rewriter) -> None:
         """What a fusion executor left alone goes to the first of the others."""
-        of_a_region = line.sym.is_fusion or line.sym.executor is not None and id(line) not in left
-        out.write(line) if of_a_region else _place(line, others, out, left)
+        of_a_region = operation.sym.is_fusion or operation.sym.executor is not None and id(operation) not in left
+        out.write(operation) if of_a_region else _place(operation, others, out, left)
 
     return rewrite(fused, rest)
 
 
-def _place(line: BoundSymbol, executors: tuple[Executor, ...], out: Rewriter, left: set[int]) -> None:
-    """Writes what executes `line`."""
-    symbol = line.sym
+def _place(operation: BoundSymbol, executors: tuple[Executor, ...], out: Rewriter, left: set[int]) -> None:
+    """Writes what executes `operation`."""
+    symbol = operation.sym
     for executor in executors:
-        found = executor.implementation(line)
+        found = executor.implementation(operation)
         if isinstance(executor, FusionExecutor):
             if found is not None and found.execution_transform is not None:
-                return _rewrite(line, executor, found.execution_transform, executors, out, left)
-            if executor.takes(line):
-                left.add(id(line))
-                return out.write(line)
+                return _rewrite(operation, executor, found.execution_transform, executors, out, left)
+            if executor.takes(operation):
+                left.add(id(operation))
+                return out.write(operation)
         elif found is not None and found.executes and executor.get_fuel():
-            return _implement(line, executor, found, executors, out, left)
+            return _implement(operation, executor, found, executors, out, left)
         if symbol.executor is executor:
-            return out.write(line)
+            return out.write(operation)
     if symbol.python_printer is not None:
-        return out.write(line)
-    if symbol.decomposition is None and not line.subsymbols:
+        return out.write(operation)
+    if symbol.decomposition is None and not operation.subsymbols:
         raise MissingImplementationError(
             f"no executor takes {symbol.qualified_name}: asked {', '.join(e.name for e in executors)}. Register an "
             "implementation, or a decomposition (like=)."
         )
-    if not line.subsymbols and any(o not in line.aliases for o in line.outputs):
+    if not operation.subsymbols and any(o not in operation.aliases for o in operation.outputs):
         raise MissingImplementationError(
             f"no executor takes {symbol.qualified_name}, and its decomposition depends on sizes that data decides. "
             "Register an implementation"
         )
-    for sub in line.subsymbols:
+    for sub in operation.subsymbols:
         _place(out.current(sub), executors, out, left)
-    out.alias(line.aliases)
+    out.alias(operation.aliases)
 
 
 def _implement(
-    line: BoundSymbol,
+    operation: BoundSymbol,
     executor: Executor,
     found: Implementation,
     executors: tuple[Executor, ...],
@@ -85,33 +85,36 @@ def _implement(
 ) -> None:
     if found.execution_transform is None:
         assert found.symbol is not None, "an implementation has a symbol or an execution transform"
-        return out.write(line.replace(sym=found.symbol, subsymbols=(line,)))
-    _rewrite(line, executor, found.execution_transform, executors, out, left)
+        return out.write(operation.replace(sym=found.symbol, subsymbols=(operation,)))
+    _rewrite(operation, executor, found.execution_transform, executors, out, left)
 
 
 def _rewrite(
-    line: BoundSymbol,
+    operation: BoundSymbol,
     executor: Executor,
     transform: Callable,
     executors: tuple[Executor, ...],
     out: Rewriter,
     left: set[int],
 ) -> None:
-    """Writes what an execution transform makes of a line."""
-    with recording(Recorder(line.context, lambda: line.location)) as recorder:
-        result = transform(*line.args, **line.kwargs)
+    """Writes what an execution transform makes of an operation."""
+    with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
+        result = transform(*operation.args, **operation.kwargs)
     try:
-        lines, aliases = adopt(recorder.bound_symbols, result, line.output)
+        operations, aliases = adopt(recorder.bound_symbols, result, operation.output)
     except ValueError:
         raise MissingImplementationError(
-            f"the execution transform of {executor.name} for {line.sym.qualified_name} returned another number of "
+            f"the execution transform of {executor.name} for {operation.sym.qualified_name} returned another number of "
             "values than the operation has: "
-            f"return {len(proxies_in(line.output, []))} as the operation does, with any object where nobody reads one"
+            f"return {len(proxies_in(operation.output, []))} as the operation does, with any object where nobody "
+            "reads one"
         ) from None
     # what the transform writes goes to the other executors, so that it may use the operation it implements; operations
     # of this executor stay with it
     others = tuple(e for e in executors if e is not executor)
-    for new in lines:
-        its_own = new.sym.executor is executor or isinstance(executor, FusionExecutor) and new.sym.id != line.sym.id
+    for new in operations:
+        its_own = (
+            new.sym.executor is executor or isinstance(executor, FusionExecutor) and new.sym.id != operation.sym.id
+        )
         _place(out.current(new), executors if its_own else others, out, left)
     out.alias(aliases)

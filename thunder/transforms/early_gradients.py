@@ -18,16 +18,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import nbytes
+from thunder.analysis.flow import producers
 from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
-from thunder.ops.backward import op, parts, times_cotangent
-from thunder.ops.memory import may_view
+from thunder.ops import PRIMS
+from thunder.ops.backward import op, times_cotangent
 from thunder.transforms.autodiff import sides
-from thunder.transforms.levels import renamed_line
-from thunder.transforms.memory_budget import nbytes
+from thunder.transforms.levels import renamed_operation
 
 __all__ = ["early_gradients"]
 
@@ -37,7 +39,7 @@ SMALLEST = 1 << 20  # bytes of a gradient that are worth a pass
 def early_gradients(joint: Trace, fusers: Sequence) -> Trace:
     """Moves gradients of a loss into the forward, where one of the executors fuses what computes them."""
     forward, starts, backward = sides(joint)
-    known = {o for line in forward for o in line.outputs} | {a for a in joint.args if isinstance(a, Proxy)}
+    known = {o for operation in forward for o in operation.outputs} | {a for a in joint.args if isinstance(a, Proxy)}
     for start in starts:
         if start.output.shape == () and start.output.dtype.name != "float16":
             joint = _Loss(joint, start.output, forward, backward, known, fusers).moved()
@@ -46,8 +48,8 @@ def early_gradients(joint: Trace, fusers: Sequence) -> Trace:
 
 
 class _Loss:
-    """One loss. early: lines of the backward that read its cotangent and values of the forward only. linear: those of
-    their results that are multiples of the cotangent."""
+    """One loss. early: operations of the backward that read its cotangent and values of the forward only. linear: those
+    of their results that are multiples of the cotangent."""
 
     def __init__(
         self,
@@ -68,14 +70,19 @@ class _Loss:
         self.early: dict[BoundSymbol, None] = {}
         self.linear: dict[Proxy, BoundSymbol | None] = {cotangent: None}
         there, linear = known | {cotangent}, _Linear({cotangent})
-        for line in backward:
-            if there.issuperset(line.inputs) and _is_plain(line) and self.fuses(line) and linear.holds([line]):
-                self.linear |= {o: line for o in line.outputs if o in linear.dependent}
-                self.early[line] = None
-                there.update(line.outputs)
+        for operation in backward:
+            if (
+                there.issuperset(operation.inputs)
+                and _is_plain(operation)
+                and self.fuses(operation)
+                and linear.holds([operation])
+            ):
+                self.linear |= {o: operation for o in operation.outputs if o in linear.dependent}
+                self.early[operation] = None
+                there.update(operation.outputs)
 
-    def fuses(self, line: BoundSymbol) -> bool:
-        return any(f.takes(line) for f in self.fusers)
+    def fuses(self, operation: BoundSymbol) -> bool:
+        return any(f.takes(operation) for f in self.fusers)
 
     def moved(self) -> Trace:
         chosen = [v for v in self.read_elsewhere() if self.is_worth_it(v)] if len(self.linear) > 1 else []
@@ -84,42 +91,40 @@ class _Loss:
         with recording(Recorder(next(iter(self.early)).context)) as recorder:
             one = op("full")((), 1.0, device=self.cotangent.device, dtype=self.cotangent.dtype)
         table: dict[Proxy, Proxy] = {self.cotangent: one}
-        made = {line.rhs: line for line in self.forward}
-        lines = list(recorder.bound_symbols)
-        for line in leading_to(tuple(self.early), chosen):
-            same = made.get(line.swap(table).rhs)  # what the backward would compute again
+        made = {operation.rhs: operation for operation in self.forward}
+        operations = list(recorder.bound_symbols)
+        for operation in leading_to(tuple(self.early), chosen):
+            same = made.get(operation.swap(table).rhs)  # what the backward would recompute
             if same is not None:
-                table |= dict(zip(line.outputs, same.outputs, strict=True))
+                table |= dict(zip(operation.outputs, same.outputs, strict=True))
             else:
-                lines.append(renamed_line(line, table, lambda o: self.joint.names.make()))
+                operations.append(renamed_operation(operation, table, lambda o: self.joint.names.make()))
         makers = {self.linear[v]: v for v in chosen}
         backward = [
-            times_cotangent.bind(table[v], self.cotangent, output=v, context=line.context)
-            if (v := makers.get(line)) is not None
-            else line
-            for line in self.backward
+            times_cotangent.bind(table[v], self.cotangent, output=v, context=operation.context)
+            if (v := makers.get(operation)) is not None
+            else operation
+            for operation in self.backward
         ]
         starts = self.joint.bound_symbols[len(self.forward) : len(self.joint.bound_symbols) - len(self.backward)]
-        return self.joint.replace(bound_symbols=[*self.forward, *lines, *starts, *backward])
+        return self.joint.replace(bound_symbols=[*self.forward, *operations, *starts, *backward])
 
     def read_elsewhere(self) -> list[Proxy]:
-        """What other lines read, or views of it, where no executor fuses these: there it would be computed on the
+        """What other operations read, or views of it, where no executor fuses these: there it would be computed on the
         way."""
-        shown: dict[Proxy, Proxy] = {}
-        for line in filter(may_view, self.early):
-            shown |= dict.fromkeys(line.outputs, shown.get(line.inputs[0], line.inputs[0]))
+        bases = alias_bases(self.early, maybe=True)
         readers = [
-            (i, self.fuses(line))
-            for line in self.backward
-            if line not in self.early
-            for i in line.inputs
+            (i, self.fuses(operation))
+            for operation in self.backward
+            if operation not in self.early
+            for i in operation.inputs
             if i in self.linear
         ]
         readers += [(g, False) for g in self.joint.output["output"] if isinstance(g, Proxy) and g in self.linear]
-        fused = {shown.get(value, value) for value, fused in readers if fused}
+        fused = {bases[value] for value, fused in readers if fused}
         return [
             v
-            for v in dict.fromkeys(shown.get(value, value) for value, _ in readers)
+            for v in dict.fromkeys(bases[value] for value, _ in readers)
             if v not in fused and self.linear.get(v) is not None
         ]
 
@@ -127,11 +132,11 @@ class _Loss:
         """Whether a pass over something about as large is saved: that is read where the forward reads it, and no
         reductions of long rows come first."""
         assert isinstance(value, TensorProxy), "lines that are fused make tensors"
-        made = {o for line in self.early for o in line.outputs}
+        made = {o for operation in self.early for o in operation.outputs}
         read = [
             i
-            for line in leading_to(tuple(self.early), [value])
-            for i in line.inputs
+            for operation in leading_to(tuple(self.early), [value])
+            for i in operation.inputs
             if i not in made and isinstance(i, TensorProxy)
         ]
         return (
@@ -142,25 +147,25 @@ class _Loss:
 
     def longest_row(self, values: Sequence[Proxy]) -> int:
         """The most numbers that are reduced to one of several, in what the forward fuses to make these values."""
-        makers = {o: line for line in self.forward for o in line.outputs}
+        producer = producers(self.forward)
         longest, seen, waiting = 0, set(), list(values)
         while waiting:
-            line = makers.get(waiting.pop())
-            if line is None or line in seen or not self.fuses(line):
+            operation = producer.get(waiting.pop())
+            if operation is None or operation in seen or not self.fuses(operation):
                 continue
-            seen.add(line)
-            waiting += line.inputs
-            if OpTags.REDUCTION_OP in line.sym.tags:
+            seen.add(operation)
+            waiting += operation.inputs
+            if OpTags.REDUCTION_OP in operation.sym.tags:
                 sizes = [
                     [math.prod(p.shape) for p in side if isinstance(p, TensorProxy)]
-                    for side in (line.inputs, line.outputs)
+                    for side in (operation.inputs, operation.outputs)
                 ]
                 longest = max([longest, *(max(sizes[0]) // n for n in sizes[1] if n > 1)])
         return longest
 
 
-def _is_plain(line: BoundSymbol) -> bool:
-    return all(isinstance(o, TensorProxy) and o.dtype.name != "float16" for o in line.outputs)
+def _is_plain(operation: BoundSymbol) -> bool:
+    return all(isinstance(o, TensorProxy) and o.dtype.name != "float16" for o in operation.outputs)
 
 
 class _Linear:
@@ -170,50 +175,34 @@ class _Linear:
         self.dependent = dependent
         self.zeros: set[Proxy] = set()
 
-    def holds(self, lines: Sequence[BoundSymbol]) -> bool:
-        """Whether each result of the lines is a multiple, or depends on none. Results of lines for which that holds are
-        known from then on."""
-        return all(self._holds(line) for line in lines)
+    def holds(self, operations: Sequence[BoundSymbol]) -> bool:
+        """Whether each result of the operations is a multiple, or depends on none. Results of operations for which that
+        holds are known from then on."""
+        return all(self._holds(operation) for operation in operations)
 
-    def _holds(self, line: BoundSymbol) -> bool:
-        name = line.sym.name
-        if self.dependent.isdisjoint(line.inputs):
-            if line.sym.id == "prims.full" and line.args[1] == 0:
-                self.zeros.update(line.outputs)
+    def _holds(self, operation: BoundSymbol) -> bool:
+        if self.dependent.isdisjoint(operation.inputs):
+            if operation.sym is PRIMS["full"] and operation.args[1] == 0:
+                self.zeros.update(operation.outputs)
             return True
-        if line.sym.id != f"prims.{name}":
-            lines, aliases = parts(line)
-            if not lines and not aliases or not self.holds(lines):
+        if operation.sym.module != "prims":
+            operations, aliases = operation.subsymbols, operation.aliases
+            if not operations and not aliases or not self.holds(operations):
                 return False
             self.dependent.update(
                 old for old, new in aliases.items() if isinstance(new, Proxy) and new in self.dependent
             )
             return True
-        multiples = [isinstance(x, Proxy) and x in self.dependent for x in line.args]
-        if name == "mul":
-            found = sum(multiples) == 1
-        elif name in ("add", "sub"):
-            found = all(multiples)
-        elif name == "cat":
-            found = all(x in self.dependent for x in line.args[0])
-        elif name == "where":
-            found = not multiples[0] and all(
-                m or self._is_zero(x) for m, x in zip(multiples[1:], line.args[1:], strict=True)
-            )
-        elif name == "pad":
-            found = self._is_zero(line.args[1])
-        else:
-            found = name in _OF_THE_FIRST and multiples[0] and not any(multiples[1:])
-        if found and all(o.dtype.category == FLOAT for o in line.outputs if isinstance(o, TensorProxy)):
-            self.dependent.update(line.outputs)
+        found = operation.sym.linear is not None and operation.sym.linear(
+            operation.args, self._is_multiple, self._is_zero
+        )
+        if found and all(o.dtype.category == FLOAT for o in operation.outputs if isinstance(o, TensorProxy)):
+            self.dependent.update(operation.outputs)
             return True
         return False
 
+    def _is_multiple(self, x) -> bool:
+        return isinstance(x, Proxy) and x in self.dependent
+
     def _is_zero(self, x) -> bool:
         return x in self.zeros if isinstance(x, Proxy) else isinstance(x, (int, float)) and x == 0
-
-
-_OF_THE_FIRST = {
-    "true_divide", "neg", "sum", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "transpose",
-    "slice_prim", "flip", "clone_prim", "detach_prim", "stride_order",
-}  # fmt: skip

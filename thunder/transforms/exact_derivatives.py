@@ -1,7 +1,7 @@
 """With `numerics="eager"`: operations whose rule rounds otherwise than PyTorch's derivative are differentiated by
 PyTorch.
 
-Before: `t0 = ltorch.linalg_svd(a)`, which has a rule. After: the same line, whose operation has none, so that PyTorch's
+Before: `t0 = ltorch.linalg_svd(a)`, which has a rule. After: the same, of an operation that has none, so that PyTorch's
 own graph of it is what is saved and run.
 """
 
@@ -12,18 +12,15 @@ from functools import lru_cache
 from thunder.core.symbol import Symbol
 from thunder.core.trace import Trace
 
-__all__ = ["exact_derivatives", "ROUND_OTHERWISE"]
-
-# their rules are PyTorch's formulas in another order; `tests/test_numerics_options.py` asks it of every operation
-ROUND_OTHERWISE = frozenset({"gaussian_nll_loss", "linalg_pinv", "linalg_svd", "pinverse", "svd"})
+__all__ = ["exact_derivatives"]
 
 
 def exact_derivatives(trace: Trace) -> Trace:
-    """Leaves the rules of ROUND_OTHERWISE out."""
+    """Leaves the rules out that are not exact (`Definition.exact_derivative`)."""
     return trace.replace(
         bound_symbols=[
-            line.replace(sym=_without_rule(line.sym)) if line.sym.name in ROUND_OTHERWISE else line
-            for line in trace.bound_symbols
+            operation if operation.sym.exact_derivative else operation.replace(sym=_without_rule(operation.sym))
+            for operation in trace.bound_symbols
         ]
     )
 
@@ -40,6 +37,5 @@ def _without_rule(symbol: Symbol) -> Symbol:
         tags=tuple(symbol.tags),
         fn=symbol.fn,
     )
-    # none of the ways to differentiate it
-    made.info = {k: v for k, v in symbol.info.items() if k == "not_differentiable"}
+    made.nondifferentiable = symbol.nondifferentiable
     return made

@@ -3,29 +3,27 @@
 Before: `t0 = ltorch.linear(x, w)` with x of shape (2, 512, 64). After: `t1 = ltorch.reshape(x, (1024, 64))`, `t2 =
 ltorch.linear(t1, w)`, `t0 = ltorch.view(t2, (2, 512, 96))`.
 
-A layer's gradients are products of matrices, and so is what is saved for them. Lines that give values their shapes are
-part of the kernels that fusion executors write or read these values by. What is computed elementwise of such results
-alone, and columns of them, are matrices as well, so that no view is made from layer to layer. What the program returns
-stays as it is: as PyTorch's, it is no view.
+A layer's gradients are products of matrices, and so is what is saved for them. Operations that give values their shapes
+are part of the kernels that fusion executors write or read these values by. What is computed elementwise of such
+results alone, and columns of them, are matrices as well, so that no view is made from layer to layer. What the program
+returns stays as it is: as PyTorch's, it is no view.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.flow import uses
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers, map_structure
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
 from thunder.transforms.dce import dce
-from thunder.transforms.memory_budget import roots
 
 __all__ = ["flat_products"]
 
-_SHAPES = {"reshape", "view", "flatten", "unflatten", "unsqueeze"}  # all of a tensor, in its order
-_PARTS = {"split", "chunk"}
 _EFFECTS = {OpTags.IN_PLACE, OpTags.DONT_DCE, OpTags.OPAQUE}
 
 
@@ -48,12 +46,12 @@ class _Flat:
     """
 
     def __init__(self, trace: Trace):
-        lines = trace.bound_symbols
-        shown = roots(lines, maybe=True)
-        self.returned = {shown.get(o, o) for o in trace.output_proxies}
-        self.read = Counter(i for line in lines for i in set(line.inputs)) + Counter(trace.output_proxies)
+        operations = trace.bound_symbols
+        bases = alias_bases(operations, maybe=True)
+        self.returned = {bases[o] for o in trace.output_proxies}
+        self.read = uses(operations, trace.output_proxies)
         # what is read later may be written to before
-        self.has_effects = any(line.sym.tags & _EFFECTS for line in lines)
+        self.has_effects = any(operation.sym.tags & _EFFECTS for operation in operations)
         self.matrices: dict[Proxy, TensorProxy] = {}
         self.source: dict[Proxy, TensorProxy] = {}
         self.given: dict[Proxy, TensorProxy] = {}
@@ -70,48 +68,57 @@ class _Flat:
         found = self.matrices.get(x)
         return found if found is not None and tuple(found.shape) == _flat_shape(x) else None
 
-    def rule(self, line: BoundSymbol, out: Rewriter) -> None:
-        x, name = line.args[0] if line.args else None, line.sym.name
-        if not isinstance(x, TensorProxy) or has_numbers((line.args, line.kwargs, line.output)) or 0 in x.shape:
-            return out.write(line)
-        if line.sym is LTORCH["linear"]:
-            if len(x.shape) > 2 and len(line.args[1].shape) == 2 and line.output not in self.returned:
+    def rule(self, operation: BoundSymbol, out: Rewriter) -> None:
+        x, is_view = operation.args[0] if operation.args else None, operation.sym is LTORCH["view"]
+        if (
+            not isinstance(x, TensorProxy)
+            or has_numbers((operation.args, operation.kwargs, operation.output))
+            or 0 in x.shape
+        ):
+            return out.write(operation)
+        if operation.sym is LTORCH["linear"]:
+            if len(x.shape) > 2 and len(operation.args[1].shape) == 2 and operation.output not in self.returned:
                 return out.trace(
-                    lambda x, *rest, **named: self._view(line.output, line.sym(self.matrix(x), *rest, **named)), line
+                    lambda x, *rest, **named: self._view(
+                        operation.output, operation.sym(self.matrix(x), *rest, **named)
+                    ),
+                    operation,
                 )
         elif (
-            name in _SHAPES
-            and isinstance(line.output, TensorProxy)
-            and line.output.dtype is x.dtype
-            and line.output.requires_grad is x.requires_grad
+            operation.sym.reshapes
+            and isinstance(operation.output, TensorProxy)
+            and operation.output.dtype is x.dtype
+            and operation.output.requires_grad is x.requires_grad
         ):
             if x in self.matrices:
-                root = self.matrices[line.output] = self.matrices[x]
-                shaped = LTORCH["view" if name == "view" else "reshape"]  # columns in other shapes may be a copy
-                return out.trace(lambda *args, **kwargs: shaped(root, line.output.shape), line)
+                root = self.matrices[operation.output] = self.matrices[x]
+                shaped = operation.sym if is_view else LTORCH["reshape"]  # columns in other shapes may be a copy
+                return out.trace(lambda *args, **kwargs: shaped(root, operation.output.shape), operation)
             # a view that is none is an error
-            if name != "view" and self.read[line.output] == 1 and not self.has_effects:
-                self.source[line.output] = self.source.get(x, x)
+            if not is_view and self.read[operation.output] == 1 and not self.has_effects:
+                self.source[operation.output] = self.source.get(x, x)
         elif (
-            name in _PARTS
+            operation.sym in (LTORCH["split"], LTORCH["chunk"])
             and (whole := self.columns(x)) is not None
-            and all(part.shape[:-1] == x.shape[:-1] for part in line.output)
+            and all(part.shape[:-1] == x.shape[:-1] for part in operation.output)
         ):
-            return out.trace(lambda *args, **kwargs: self._parts(line.output, whole), line)
+            return out.trace(lambda *args, **kwargs: self._parts(operation.output, whole), operation)
         elif (
-            "elementwise" in line.sym.info
-            and not line.sym.tags & {*_EFFECTS, OpTags.RANDOM_OP, OpTags.VIEW}
-            and isinstance(line.output, TensorProxy)
+            operation.sym.elementwise
+            and not operation.sym.tags & {*_EFFECTS, OpTags.RANDOM_OP, OpTags.VIEW}
+            and isinstance(operation.output, TensorProxy)
         ):
-            tensors = [i for i in line.inputs if isinstance(i, TensorProxy)]
-            if line.output not in self.returned and all(
-                i.shape == line.output.shape and self.columns(i) is not None for i in tensors
+            tensors = [i for i in operation.inputs if isinstance(i, TensorProxy)]
+            if operation.output not in self.returned and all(
+                i.shape == operation.output.shape and self.columns(i) is not None for i in tensors
             ):
                 args, kwargs = map_structure(
-                    lambda a: self.matrices[a] if isinstance(a, TensorProxy) else a, (line.args, line.kwargs)
+                    lambda a: self.matrices[a] if isinstance(a, TensorProxy) else a, (operation.args, operation.kwargs)
                 )
-                return out.trace(lambda *_, **__: self._view(line.output, line.sym(*args, **kwargs)), line)
-        return out.write(line)
+                return out.trace(
+                    lambda *_, **__: self._view(operation.output, operation.sym(*args, **kwargs)), operation
+                )
+        return out.write(operation)
 
     def _view(self, value: TensorProxy, matrix: TensorProxy) -> TensorProxy:
         self.matrices[value] = matrix

@@ -94,40 +94,40 @@ class _Layers:
     def __init__(self, options: Float8Transform, trace: Trace, model):
         self.options, self.model = options, model
         self.by_rows = options.scaling == "rowwise"
-        self.paths = trace.tables.get("parameters", {})
+        self.paths = trace.info.parameters
         self.cast_of: dict[Proxy, Proxy] = {}
         self.made: dict[tuple, Quantized] = {}
         self.refused: list[str] = []
         self.taken = 0
         self.transposed: dict[Proxy, bool] = {}
-        for line in trace.bound_symbols:
-            if line.sym is LTORCH["linear"]:
-                trains = line.output.requires_grad
-                for a, other in (line.args[:2], line.args[1::-1]):
+        for operation in trace.bound_symbols:
+            if operation.sym is LTORCH["linear"]:
+                trains = operation.output.requires_grad
+                for a, other in (operation.args[:2], operation.args[1::-1]):
                     self.transposed[a] = self.transposed.get(a, False) or trains and other.requires_grad
 
-    def rule(self, line: BoundSymbol, out: Rewriter) -> None:
-        if line.sym is LTORCH["to"] and isinstance(line.output, TensorProxy):
-            self.cast_of[line.output] = line.args[0]
-        if line.sym is not LTORCH["linear"]:
-            return out.write(line)
-        reason = self.refusal(line)
+    def rule(self, operation: BoundSymbol, out: Rewriter) -> None:
+        if operation.sym is LTORCH["to"] and isinstance(operation.output, TensorProxy):
+            self.cast_of[operation.output] = operation.args[0]
+        if operation.sym is not LTORCH["linear"]:
+            return out.write(operation)
+        reason = self.refusal(operation)
         if reason is None:
             self.taken += 1
-            return out.trace(lambda x, weight, bias=None: self.layer(line, x, weight, bias), line)
+            return out.trace(lambda x, weight, bias=None: self.layer(operation, x, weight, bias), operation)
         if reason:
             self.refused.append(reason)
-        out.write(line)
+        out.write(operation)
 
-    def refusal(self, line: BoundSymbol) -> str | None:
+    def refusal(self, operation: BoundSymbol) -> str | None:
         """Why a layer stays as it is; empty where the user says so, None where it does not."""
-        x, weight = line.args[:2]
+        x, weight = operation.args[:2]
         if len(weight.shape) != 2 or any(not isinstance(n, int) for n in (*x.shape, *weight.shape)):
             return "its sizes are symbolic, or its weight is no matrix"
         if weight.dtype not in (dtypes.bfloat16, dtypes.float16, dtypes.float32):
             return f"its type is {weight.dtype}"
         rows = math.prod(x.shape[:-1])
-        if any(n % 16 for n in weight.shape) or not rows or line.output.requires_grad and rows % 16:
+        if any(n % 16 for n in weight.shape) or not rows or operation.output.requires_grad and rows % 16:
             return f"sizes are not divisible by 16: {rows} rows, weight {list(weight.shape)}"
         device = to_torch_device(weight.device)
         if (
@@ -148,15 +148,15 @@ class _Layers:
         name = path.rpartition(".")[0]
         return self.model.get_submodule(name), name
 
-    def layer(self, line: BoundSymbol, x, weight, bias):
+    def layer(self, operation: BoundSymbol, x, weight, bias):
         matrix = x if len(x.shape) == 2 else LTORCH["reshape"](x, (math.prod(x.shape[:-1]), x.shape[-1]))
-        qx = self.quantized(line, x, matrix)
-        qw = self.quantized(line, weight, weight)
+        qx = self.quantized(operation, x, matrix)
+        qw = self.quantized(operation, weight, weight)
         return float8_linear(x, weight, bias, tuple(qx), tuple(qw), from_tensor_dtype(self.options.gradient_dtype))
 
-    def quantized(self, line: BoundSymbol, value: TensorProxy, matrix) -> Quantized:
-        """In a checkpoint what stands there is computed again, so that it is not shared with what stands outside."""
-        key = value, line.context.checkpoint if line.context is not None else ()
+    def quantized(self, operation: BoundSymbol, value: TensorProxy, matrix) -> Quantized:
+        """In a checkpoint what stands there is recomputed, so that it is not shared with what stands outside."""
+        key = value, operation.context.checkpoint if operation.context is not None else ()
         if key not in self.made:
             self.made[key] = quantized(matrix, dtypes.float8_e4m3fn, self.by_rows, self.transposed.get(value, False))
         return self.made[key]

@@ -1,7 +1,7 @@
-"""Keep: what would be computed again only to be written to memory stays in memory from the forward, as long as that
+"""Keep: what would be recomputed only to be written to memory stays in memory from the forward, as long as that
 raises the peak by no more than 15 %.
 
-What a fused kernel computes again costs nothing where the kernel itself reads it. What a matrix product or an attention
+What a fused kernel recomputes costs nothing where the kernel itself reads it. What a matrix product or an attention
 kernel of the backward reads is written once more, though the forward wrote it for a reader like that: keeping it saves
 a pass, and costs its bytes in between. At the end of a backward all gradients are in memory, often more than all that
 was saved for it: up to there, memory is taken anyway, and a little more is worth the time. What is alike is kept or not
@@ -13,14 +13,16 @@ After: the backward reads `t0`.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import nbytes
+from thunder.analysis.flow import positions
+from thunder.analysis.lifetimes import Occupancy
 from thunder.core.proxies import Proxy, TensorProxy, number_value
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.transforms.autodiff import sides
-from thunder.transforms.memory_budget import nbytes, roots
 
 __all__ = ["keep"]
 
@@ -33,44 +35,45 @@ def keep(
     joint: Trace,
     chosen: Iterable[Proxy],
     fuses: Callable[[BoundSymbol], bool],
-    at_any_peak: Callable[[BoundSymbol], bool] = lambda line: False,
+    at_any_peak: Callable[[BoundSymbol], bool] = lambda operation: False,
 ) -> frozenset[Proxy]:
-    """`chosen`, the values of the forward that the backward computes again, without those that stay in memory.
+    """`chosen`, the values of the forward that the backward recomputes, without those that stay in memory.
 
-    fuses: lines that a fusion executor takes. at_any_peak: those of them whose results stay whatever the peak is then.
+    fuses: operations that a fusion executor takes. at_any_peak: those of them whose results stay whatever the peak is
+    then.
     """
     if not (chosen := frozenset(chosen)):
         return chosen
     forward, starts, backward = sides(joint)
-    lines, half = [*forward, *starts, *backward], len(forward)
-    shown = roots(lines, maybe=True)
-    apart = [not fuses(line) and not any(o in shown for o in line.outputs) for line in lines]
-    makers: dict[TensorProxy, int] = {
-        o: i for i, line in enumerate(lines) for o in line.outputs if o not in shown and isinstance(o, TensorProxy)
-    }
-    made_of = _sources(forward, shown, chosen)
-    last: dict[Proxy, int] = {}  # the line until which a value is in memory
-    written: set[Proxy] = set()  # what a line of the forward reads that stands apart
-    again: dict[Proxy, tuple[int, int]] = {}  # what such lines of the backward read: the first and the last of them
-    for i, line in enumerate(lines):
-        for value in line.inputs:
-            root = shown.get(value, value)
+    operations, half = [*forward, *starts, *backward], len(forward)
+    bases = alias_bases(operations, maybe=True)
+    apart = [not fuses(operation) and not any(o in bases for o in operation.outputs) for operation in operations]
+    produced = {o: i for o, i in positions(operations).items() if o not in bases and isinstance(o, TensorProxy)}
+    made_of = _sources(forward, bases, chosen)
+    last: dict[Proxy, int] = {}  # the operation until which a value is in memory
+    written: set[Proxy] = set()  # what an operation of the forward reads that stands apart
+    again: dict[
+        Proxy, tuple[int, int]
+    ] = {}  # what such operations of the backward read: the first and the last of them
+    for i, operation in enumerate(operations):
+        for value in operation.inputs:
+            root = bases[value]
             last |= dict.fromkeys((root,) if i < half or root not in chosen else made_of[root], i)
             if apart[i] and i < half:
                 written.add(root)
             elif apart[i]:
                 again[root] = again.get(root, (i, i))[0], i
-    last |= dict.fromkeys((shown.get(p, p) for p in joint.output_proxies), len(lines))
-    changes = [0] * (len(lines) + 2)  # of the bytes in memory, line by line
-    for value, i in makers.items():
+    last |= dict.fromkeys((bases[p] for p in joint.output_proxies), len(operations))
+    memory = Occupancy(len(operations) + 1)
+    for value, i in produced.items():
         if apart[i] or value in written or value in again or i < half <= last.get(value, i):
-            _hold(changes, value, i, last.get(value, i))
+            memory.hold(value, i, last.get(value, i))
         if value in again and value in chosen:
-            _hold(changes, value, *again[value])
-    peak = max(itertools.accumulate(changes))
+            memory.hold(value, *again[value])
+    peak = memory.peak
     groups: dict[tuple, list[TensorProxy]] = {}
-    for value, i in makers.items():
-        context = lines[i].context
+    for value, i in produced.items():
+        context = operations[i].context
         if (
             value in chosen
             and value in written
@@ -79,42 +82,35 @@ def keep(
             and (context is None or not context.checkpoint)
         ):
             groups.setdefault(
-                (at_any_peak(lines[i]), lines[i].sym, value.dtype, *map(number_value, value.shape)), []
+                (at_any_peak(operations[i]), operations[i].sym, value.dtype, *map(number_value, value.shape)), []
             ).append(value)
     kept: set[Proxy] = set()
     for (always, *_), group in sorted(groups.items(), key=lambda item: nbytes(item[1][0])):
         spans = [(last[value] + 1, again[value][0] - 1) for value in group]
-        changed = list(changes)
+        changed = memory.copied()
         for value, span in zip(group, spans, strict=True):
-            _hold(changed, value, *span)
-        filled = list(itertools.accumulate(changed))
+            changed.hold(value, *span)
+        filled = changed.filled()
         begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
         if (
             always
             or max(filled[begin:half], default=0) <= peak
             and max(filled[half : end + 1], default=0) <= ROOM * peak
         ):
-            changes = changed
+            memory = changed
             kept.update(group)
-    shapes = {o: line.args[0] for line in forward if line.sym.name == "reshape" for o in line.outputs}
+    shapes = {o: operation.args[0] for operation in forward if operation.sym.reshapes for o in operation.outputs}
     return chosen - kept - {v for v, x in shapes.items() if x in kept}
 
 
 def _sources(
-    forward: Sequence[BoundSymbol], shown: dict[Proxy, Proxy], chosen: frozenset[Proxy]
+    forward: Sequence[BoundSymbol], bases: dict[Proxy, Proxy], chosen: frozenset[Proxy]
 ) -> dict[Proxy, frozenset[Proxy]]:
-    """For values that are computed again, what is read for that."""
+    """For values that are recomputed, what is read for that."""
     found: dict[Proxy, frozenset[Proxy]] = {}
-    for line in forward:
-        if made := [o for o in line.outputs if o in chosen]:
-            roots = {shown.get(i, i) for i in line.inputs}
-            read = frozenset().union(*(found[r] if r in found else (r,) for r in roots))
+    for operation in forward:
+        if made := [o for o in operation.outputs if o in chosen]:
+            read_from = {bases[i] for i in operation.inputs}
+            read = frozenset().union(*(found[r] if r in found else (r,) for r in read_from))
             found |= dict.fromkeys(made, read)
     return found
-
-
-def _hold(changes: list[int], value: TensorProxy, begin: int, end: int) -> None:
-    """Between the lines `begin` and `end`, both with it; nothing where that is no span."""
-    if begin <= end:
-        changes[begin] += nbytes(value)
-        changes[end + 1] -= nbytes(value)

@@ -1,9 +1,9 @@
-"""What is saved for the backward and what is computed again: a minimum cut of the forward's data flow.
+"""What is saved for the backward and what is recomputed: a minimum cut of the forward's data flow.
 
-Every value that the backward reads is either saved, which costs its bytes, or computed again, which costs time and
+Every value that the backward reads is either saved, which costs its bytes, or recomputed, which costs time and
 needs the values it is made of. For a price of time, the choice that costs least is a minimum cut: a value is an edge as
 heavy as its bytes, an operation is tied to the source by the price of its time, what the backward reads is tied to the
-sink, and what stands on the sink's side is computed again. (Min-cut rematerialization as in Chen, Moreau et al. 2018,
+sink, and what stands on the sink's side is recomputed. (Min-cut rematerialization as in Chen, Moreau et al. 2018,
 "TVM" and AOTAutograd's partitioner; the price is a Lagrange multiplier of the budget.) Lowering the price until the
 bytes fit the budget walks along the curve of least time for each amount of memory.
 """
@@ -11,20 +11,22 @@ bytes fit the budget walks along the curve of least time for each amount of memo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from thunder.core.proxies import Proxy, TensorProxy, element_count, number_value
+from thunder.analysis.aliases import alias_bases, is_view
+from thunder.analysis.cost import estimated_time, nbytes
+from thunder.analysis.flow import producers
+from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.ops.inplace import writes_back
-from thunder.ops.memory import MAY_COPY
 from thunder.options import compile_option
 from thunder.transforms.autodiff import sides
 from thunder.transforms.min_cut import sink_side
 from thunder.transforms.recompute import recompute
 
-__all__ = ["Plan", "plan", "curve", "nbytes", "roots", "multiply_adds", "MEMORY_BUDGET"]
+__all__ = ["Plan", "plan", "curve", "MEMORY_BUDGET"]
 
 MEMORY_BUDGET = compile_option(
     "memory_budget", float, 1.0,
@@ -32,17 +34,15 @@ MEMORY_BUDGET = compile_option(
     owner="memory_budget", valid="a number above 0, at most 1", check=lambda share: 0 < share <= 1,
 )  # fmt: skip
 
-# how many floating point operations take as long as moving one byte: 200 on an H200 in bfloat16, some 20 on a CPU core
-FLOPS_PER_BYTE = 100
 STEPS = 24  # halvings of the interval of prices
 
 
 @dataclass(frozen=True)
 class Plan:
-    """recomputed: the forward's values that the backward computes again. saved: those it finds saved. nbytes: of those,
+    """recomputed: the forward's values that the backward recomputes. saved: those it finds saved. nbytes: of those,
     without what belongs to arguments.
 
-    time: of what is computed again, estimated, in the time that moving one byte takes.
+    time: of what is recomputed, estimated, in the time that moving one byte takes.
     """
 
     recomputed: frozenset[Proxy]
@@ -56,7 +56,7 @@ def plan(joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None
     there is where none is that small.
 
     budget: above 0, at most 1. free: operations that a fusion executor takes. Those of them that are elementwise or
-    move data cost nothing when they are computed again: they join a region that reads their inputs. Products and
+    move data cost nothing when they are recomputed: they join a region that reads their inputs. Products and
     reductions are no part of that.
     """
     flow = _Flow(joint, free)
@@ -88,60 +88,12 @@ def curve(joint: Trace, budgets: Sequence[float]) -> list[tuple[float, Plan]]:
     return [(budget, plan(joint, budget)) for budget in budgets]
 
 
-def nbytes(value: TensorProxy) -> int:
-    """Bytes of a dense tensor of this shape; symbolic sizes count as they were at capture."""
-    return element_count(value) * value.dtype.bytes
-
-
-def _is_view(line: BoundSymbol, maybe: bool = False) -> bool:
-    return (
-        OpTags.VIEW in line.sym.tags
-        and (maybe or line.sym.name not in MAY_COPY)
-        and sum(isinstance(i, TensorProxy) for i in line.inputs) == 1
-    )
-
-
-def roots(lines: Sequence[BoundSymbol], maybe: bool = False, copies: Container[str] = ()) -> dict[Proxy, Proxy]:
-    """For views, the value whose memory they show; `maybe`: also for what is a view or a copy, which of the two the
-    strides decide, but for `copies`, which are known."""
-    found: dict[Proxy, Proxy] = {}
-    for line in lines:
-        if _is_view(line, maybe):
-            source = next(i for i in line.inputs if isinstance(i, TensorProxy))
-            found |= dict.fromkeys([o for o in line.outputs if o.name not in copies], found.get(source, source))
-    return found
-
-
-def _is_fixed(line: BoundSymbol) -> bool:
-    """Whether a line can not be computed again: it has an effect, draws numbers, or makes something that is no
+def _is_fixed(operation: BoundSymbol) -> bool:
+    """Whether an operation can not be recomputed: it has an effect, draws numbers, or makes something that is no
     tensor."""
-    return bool(line.sym.tags & {OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.IN_PLACE}) or not all(
-        isinstance(o, TensorProxy) for o in line.outputs
+    return bool(operation.sym.tags & {OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.IN_PLACE}) or not all(
+        isinstance(o, TensorProxy) for o in operation.outputs
     )
-
-
-def estimated_time(line: BoundSymbol) -> float:
-    """Bytes read and written, and for products the operations."""
-    tensors = [p for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy)]
-    return sum(map(nbytes, tensors)) + 2 * multiply_adds(line) / FLOPS_PER_BYTE
-
-
-def multiply_adds(line: BoundSymbol) -> float:
-    """Those of matrix products, convolutions and attention: a product of A (m, k) and B (k, n) has sqrt(mk kn mn) =
-    mnk. 0 of other operations.
-
-    What is no single product says how many it has: `info["multiply_adds"](line)`.
-    """
-    if (count := line.sym.info.get("multiply_adds")) is not None:
-        return count(line)
-    tensors = [p for p in line.inputs if isinstance(p, TensorProxy)]
-    if line.sym.name in ("addmm", "addmv", "addbmm", "baddbmm"):
-        tensors = tensors[1:]
-    if OpTags.MATMUL_OP not in line.sym.tags or len(tensors) < 2 or not line.outputs:
-        return 0
-    a, b, product = *tensors[:2], line.outputs[0]
-    batch = math.prod(map(number_value, product.shape[:-2])) if min(len(a.shape), len(b.shape)) > 2 else 1
-    return math.sqrt(element_count(a) * element_count(b) * element_count(product) / max(1, batch))
 
 
 class _Flow:
@@ -150,44 +102,53 @@ class _Flow:
     def __init__(self, joint: Trace, free: Callable[[BoundSymbol], bool] | None):
         self.forward, _, backward = sides(recompute(joint))
         self.free = free
-        self.maker = {o: line for line in self.forward for o in line.outputs}
-        self.root, self.shown = roots(self.forward), roots(self.forward, maybe=True)
-        written = {self.shown.get(a, a) for line in self.forward if writes_back(line) for a in line.inputs[:1]}
+        self.producer = producers(self.forward)
+        self.bases, self.maybe_bases = alias_bases(self.forward), alias_bases(self.forward, maybe=True)
+        written = {
+            self.maybe_bases[a] for operation in self.forward if writes_back(operation) for a in operation.inputs[:1]
+        }
         # what a backward would read otherwise than the forward did
         self.gone = {
-            v for line in self.forward for v in (*line.inputs, *line.outputs) if self.shown.get(v, v) in written
+            v
+            for operation in self.forward
+            for v in (*operation.inputs, *operation.outputs)
+            if self.maybe_bases[v] in written
         }
         read = [i for b in backward for i in b.inputs] + [g for g in joint.output["output"] if isinstance(g, Proxy)]
-        self.required = dict.fromkeys(v for v in read if v in self.maker)
-        apart = {i for line in self.forward if free is None or not free(line) for i in line.inputs}
+        self.required = dict.fromkeys(v for v in read if v in self.producer)
+        apart = {i for operation in self.forward if free is None or not free(operation) for i in operation.inputs}
         # views that nothing but kernels reads
-        self.inside = {v for v in self.root if v not in apart and v not in self.gone} if free is not None else set()
-        self.time = {line: estimated_time(line) for line in self.forward}
+        self.inside = {v for v in self.bases if v not in apart and v not in self.gone} if free is not None else set()
+        self.time = {operation: estimated_time(operation) for operation in self.forward}
 
     def of(self, value: Proxy) -> Proxy:
-        return self.root.get(value, value)
+        return self.bases[value]
 
-    def price(self, line: BoundSymbol, price: float) -> float:
-        if _is_fixed(line) or not self.gone.isdisjoint(line.inputs):
+    def price(self, operation: BoundSymbol, price: float) -> float:
+        if _is_fixed(operation) or not self.gone.isdisjoint(operation.inputs):
             return math.inf
-        if self.free is not None and not line.sym.tags & {OpTags.MATMUL_OP, OpTags.REDUCTION_OP} and self.free(line):
+        if (
+            self.free is not None
+            and not operation.sym.tags & {OpTags.MATMUL_OP, OpTags.REDUCTION_OP}
+            and self.free(operation)
+        ):
             return 1e-3  # bytes: not done for nothing
-        return price * self.time[line] if price < math.inf else math.inf
+        return price * self.time[operation] if price < math.inf else math.inf
 
     def cut(self, price: float) -> Plan:
         """The plan that costs least where one unit of time is worth `price` bytes."""
-        # nodes: 2i and 2i + 1 are a value before and after its edge, -1 - j is line j
-        number = {value: i for i, value in enumerate(self.maker)}
+        # nodes: 2i and 2i + 1 are a value before and after its edge, -1 - j is operation j
+        number = {value: i for i, value in enumerate(self.producer)}
         edges: list[tuple] = []
-        for j, line in enumerate(self.forward):
-            if _is_view(line) or not any(self.reaches[o] for o in line.outputs):
+        for j, operation in enumerate(self.forward):
+            if is_view(operation) or not any(self.reaches[o] for o in operation.outputs):
                 continue
-            edges.append(("source", -1 - j, self.price(line, price)))
+            edges.append(("source", -1 - j, self.price(operation, price)))
             edges += [
                 (2 * number[value] + 1, -1 - j, math.inf)
-                for value in {self.of(i) for i in line.inputs if self.of(i) in number}
+                for value in {self.of(i) for i in operation.inputs if self.of(i) in number}
             ]
-            for value in line.outputs:
+            for value in operation.outputs:
                 i = number[value]
                 edges += (
                     (-1 - j, 2 * i, math.inf),
@@ -205,25 +166,25 @@ class _Flow:
         """Whether the backward needs a value, itself or to compute another one again."""
         if not hasattr(self, "_reaches"):
             self._reaches = (
-                dict.fromkeys(self.maker, False)
+                dict.fromkeys(self.producer, False)
                 | dict.fromkeys((self.of(v) for v in self.required), True)
                 | dict.fromkeys(self.required, True)
             )
-            for line in reversed(self.forward):
-                if any(self._reaches[o] for o in line.outputs):
-                    for i in line.inputs:
+            for operation in reversed(self.forward):
+                if any(self._reaches[o] for o in operation.outputs):
+                    for i in operation.inputs:
                         if i in self._reaches:
                             self._reaches[i] = self._reaches[self.of(i)] = True
         return self._reaches
 
     def evaluate(self, chosen: frozenset[Proxy]) -> Plan:
-        """What is saved, and what it costs, when these values are computed again. Views of values are made again from
+        """What is saved, and what it costs, when these values are recomputed. Views of values are made again from
         what they show, unless that is written to, or a view is there anyway."""
         chosen |= {
             v
-            for v in self.root
-            if self.root[v] in chosen
-            or self.root[v] not in self.maker
+            for v in self.bases
+            if self.bases[v] in chosen
+            or self.bases[v] not in self.producer
             and v not in self.gone
             or v not in self.required
             or v in self.inside
@@ -232,33 +193,33 @@ class _Flow:
         seen = set()
         while stack:
             value = stack.pop()
-            if value in seen or value not in self.maker:
+            if value in seen or value not in self.producer:
                 continue
             seen.add(value)
             if value in chosen:
-                again[self.maker[value]] = None
-                stack += self.maker[value].inputs
+                again[self.producer[value]] = None
+                stack += self.producer[value].inputs
             else:
                 saved[value] = None
-        distinct = {self.of(v) for v in saved if self.of(v) in self.maker}
+        distinct = {self.of(v) for v in saved if self.of(v) in self.producer}
         size = sum(nbytes(v) for v in distinct if isinstance(v, TensorProxy))
         return Plan(
             frozenset(v for v in chosen if v in seen),
             tuple(saved),
             size,
-            sum(self.time[line] for line in again if not _is_view(line)),
+            sum(self.time[operation] for operation in again if not is_view(operation)),
         )
 
     def bytes_in(self, saved: Iterable[Proxy]) -> int:
         """Bytes of what is saved if nothing is copied that may be a view."""
         return sum(
-            nbytes(v) for v in {self.shown.get(v, v) for v in saved} if v in self.maker and isinstance(v, TensorProxy)
+            nbytes(v) for v in {self.maybe_bases[v] for v in saved} if v in self.producer and isinstance(v, TensorProxy)
         )
 
     def between(self, above: Plan, fits: Plan, target: float) -> Plan:
         """Of two plans at one price, which differ in independent parts of the program, as much of the smaller one as
         the target asks for."""
-        order = {o: i for i, line in enumerate(self.forward) for o in line.outputs}
+        order = {o: i for i, operation in enumerate(self.forward) for o in operation.outputs}
         chosen = set(above.recomputed)
         best = above
         for part in self.parts(fits.recomputed - above.recomputed, order):
@@ -269,11 +230,11 @@ class _Flow:
         return best if best.nbytes <= target else fits
 
     def parts(self, values: frozenset[Proxy], order: dict[Proxy, int]) -> list[set[Proxy]]:
-        """Values in groups that no line joins, in the order of the program."""
+        """Values in groups that no operation joins, in the order of the program."""
         group: dict[Proxy, set[Proxy]] = {}
         for value in sorted(values, key=order.__getitem__):
             joined = {value}
-            for i in (*self.maker[value].inputs, *self.maker[value].outputs):
+            for i in (*self.producer[value].inputs, *self.producer[value].outputs):
                 if i in group:
                     joined |= group[i]
             for v in joined:

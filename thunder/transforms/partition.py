@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
+from thunder.analysis.aliases import alias_bases
 from thunder.core.codegen import Printer
 from thunder.core.proxies import (
     CollectionProxy,
@@ -22,9 +23,8 @@ from thunder.core.trace import Trace, TraceTag
 from thunder.ops.inplace import also_written, write_back
 from thunder.transforms.autodiff import grad_transform_on_trace, sides
 from thunder.transforms.dce import dce
-from thunder.transforms.memory_budget import roots
 from thunder.transforms.recompute import recompute
-from thunder.transforms.reread import reread
+from thunder.transforms.unstack_saved import unstack_saved
 
 __all__ = [
     "partition",
@@ -65,12 +65,12 @@ class ForwardBackward:
 
 
 def partition(joint: Trace) -> ForwardBackward:
-    """Cuts a joint trace at its `get_grad` lines: what the backward reads of the forward is saved."""
+    """Cuts a joint trace at its `get_grad` operations: what the backward reads of the forward is saved."""
     forward_lines, starts, backward_lines = sides(joint)
     gradients, returned = joint.output["output"], joint.output["fw_flat_out"]
     cotangents = [b.output for b in starts]
     backward_lines = leading_to(backward_lines, gradients, has_effect)
-    overwritten = overwritten_before(forward_lines, backward_lines, joint.tables.get("copies", ()))
+    overwritten = overwritten_before(forward_lines, backward_lines, joint.info.copies)
     if overwritten is not None:
         backward_lines, gradients = (
             [modified_in_place.bind(overwritten.name, output=None)],
@@ -81,7 +81,7 @@ def partition(joint: Trace) -> ForwardBackward:
     read |= dict.fromkeys(g for g in gradients if isinstance(g, Proxy) and g not in made)
     tensors = [p for p in read if isinstance(p, TensorProxy)]
     arguments = set(a for a in joint.args if isinstance(a, Proxy))
-    tensors, again = reread(forward_lines, tensors, arguments)
+    tensors, again = unstack_saved(forward_lines, tensors, arguments)
     backward_lines = [*again, *backward_lines]
     others = [p for p in read if not isinstance(p, TensorProxy)] + _numbers(joint, backward_lines)
     outputs = [
@@ -116,8 +116,10 @@ def as_saved_by(forward: Trace, cut: ForwardBackward) -> ForwardBackward:
         [CollectionProxy([ours[p.name] for p in c.collection], c.name) for c in collections],
     )
     others = [*cut.saved_others, *gathered]
-    lines = [line for line in cut.backward.bound_symbols if line.sym not in (unpack_sequence, clear_symbol)]
-    backward = _backward_trace(cut.backward, lines, tensors, others, cut.cotangents, cut.backward.output)
+    operations = [
+        operation for operation in cut.backward.bound_symbols if operation.sym not in (unpack_sequence, clear_symbol)
+    ]
+    backward = _backward_trace(cut.backward, operations, tensors, others, cut.cotangents, cut.backward.output)
     return ForwardBackward(cut.forward, backward, cut.outputs, cut.cotangents, tensors, others, cut.returned)
 
 
@@ -127,23 +129,25 @@ def views_of_outputs(forward: Trace) -> list[int]:
     What a region gives may be views of each other, what an opaque operation gives of what it was given as well.
     """
     outputs, (saved, _) = forward.output
-    shown = roots(forward.bound_symbols, maybe=True)
+    bases = alias_bases(forward.bound_symbols, maybe=True)
     joined: dict[str, str] = {}
 
     def base(value: Proxy) -> str:
-        name = shown.get(value, value).name
+        name = bases[value].name
         while name in joined:
             name = joined[name]
         return name
 
-    for line in forward.bound_symbols:
-        if OpTags.OPAQUE in line.sym.tags or line.sym.is_fusion:
+    for operation in forward.bound_symbols:
+        if OpTags.OPAQUE in operation.sym.tags or operation.sym.is_fusion:
             names = list(
-                dict.fromkeys(map(base, line.outputs if line.sym.is_fusion else (*line.outputs, *line.inputs)))
+                dict.fromkeys(
+                    map(base, operation.outputs if operation.sym.is_fusion else (*operation.outputs, *operation.inputs))
+                )
             )
             joined |= {name: names[0] for name in names[1:]}
-    bases = set(map(base, outputs))
-    return [i for i, p in enumerate(saved) if base(p) in bases]
+    returned = set(map(base, outputs))
+    return [i for i, p in enumerate(saved) if base(p) in returned]
 
 
 def overwritten_before(
@@ -153,17 +157,17 @@ def overwritten_before(
     views and is none."""
     rearranged: dict[Proxy, Proxy] = {}  # what an argument is under its new shape -> the argument
     for b in forward:
-        if "rearranges" in b.sym.info:
+        if b.sym.changes_metadata:
             rearranged[b.output] = rearranged.get(b.args[0], b.args[0])
     targets = {rearranged.get(b.args[0], b.args[0]) for b in forward if b.sym in (write_back, also_written)}
     if not targets and not rearranged:
         return None
     reshaped = set(rearranged.values())
-    shown = roots(forward, maybe=True, copies=copies)
+    bases = alias_bases(forward, maybe=True, copies=copies)
     for b in backward:
-        unread = b.sym.info.get("statistics", ())  # positions of arguments that gradients do not depend on
+        unread = b.sym.statistics  # positions of arguments that gradients do not depend on
         for value in b.inputs:
-            root = shown.get(value, value)
+            root = bases[value]
             if (root in targets or value in reshaped) and not any(b.args[i] is value for i in unread):
                 return root
     return None
@@ -199,28 +203,28 @@ def forward_and_backward_from_trace(trace: Trace, torch_autograd: bool = False) 
     return ForwardBackwardTraces(*split_into_forward_and_backward(recompute(grad_transform_on_trace(trace))))
 
 
-def has_effect(line: BoundSymbol) -> bool:
-    """Whether a line of a backward is there for what it does: it has no result."""
-    return not line.outputs
+def has_effect(operation: BoundSymbol) -> bool:
+    """Whether an operation of a backward is there for what it does: it has no result."""
+    return not operation.outputs
 
 
-def _numbers(joint: Trace, lines: list[BoundSymbol]) -> list[NumberProxy]:
-    """The symbolic numbers that the prologue passes in and that sizes in `lines` are made of."""
+def _numbers(joint: Trace, operations: list[BoundSymbol]) -> list[NumberProxy]:
+    """The symbolic numbers that the prologue passes in and that sizes in `operations` are made of."""
     numbers = [a for a in joint.args if isinstance(a, NumberProxy)]
     if not numbers:
         return []
-    symbols = set().union(*(n.expression.symbols() for n in numbers_in([(b.args, b.kwargs) for b in lines], [])))
+    symbols = set().union(*(n.expression.symbols() for n in numbers_in([(b.args, b.kwargs) for b in operations], [])))
     return [n for n in numbers if n.name in symbols]
 
 
-def _print_unpack(line: BoundSymbol, printer: Printer) -> list[str]:
-    values, source = line.args
+def _print_unpack(operation: BoundSymbol, printer: Printer) -> list[str]:
+    values, source = operation.args
     names = [v.name if isinstance(v, (Proxy, NumberProxy)) else "_" for v in values]
     return [*(f"{n}, \\" for n in names), f"= {source.name}"] if names else [f"() = {source.name}"]
 
 
-def _print_clear(line: BoundSymbol, printer: Printer) -> list[str]:
-    collection = line.args[0]
+def _print_clear(operation: BoundSymbol, printer: Printer) -> list[str]:
+    collection = operation.args[0]
     # what a transform of the forward gathered is no list of this call's: a graph that is kept reads it again
     if collection.collection:
         return [f"del {collection.name}"]
@@ -246,7 +250,7 @@ def _unpack(values, source: CollectionProxy) -> list[BoundSymbol]:
 
 
 def _backward_trace(
-    trace: Trace, lines: list[BoundSymbol], tensors: list, others: list, cotangents: list, gradients: tuple
+    trace: Trace, operations: list[BoundSymbol], tensors: list, others: list, cotangents: list, gradients: tuple
 ) -> Trace:
     saved, given = CollectionProxy((), "saved_for_backward"), CollectionProxy((), "cotangents")
     c0, c1 = CollectionProxy((), "C0"), CollectionProxy((), "C1")
@@ -260,7 +264,7 @@ def _backward_trace(
     return trace.replace(
         name="backward_fn",
         args=(saved, given),
-        bound_symbols=[*head, *lines],
+        bound_symbols=[*head, *operations],
         output=gradients,
         tags={TraceTag.BACKWARD},
     )

@@ -34,11 +34,15 @@ def _check_connected(step: Derivative) -> None:
     """What a rule computes its result with has to be differentiable itself: without this a second derivative would be
     zero without a word."""
     results = {o for o, _ in step.gets}
-    for line in step.forward:
-        if line.context is not None and not line.context.grad_enabled and not results.isdisjoint(line.outputs):
+    for operation in step.forward:
+        if (
+            operation.context is not None
+            and not operation.context.grad_enabled
+            and not results.isdisjoint(operation.outputs)
+        ):
             raise MissingImplementationError(
-                f"the rule of an operation computes its result without grad ({line.sym.qualified_name}): it has no "
-                "derivative as a function"
+                f"the rule of an operation computes its result without grad ({operation.sym.qualified_name}): it has "
+                "no derivative as a function"
             )
 
 
@@ -51,8 +55,8 @@ def _writer(recorder: Recorder) -> Recorder:
 class Pullback:
     """The derivative of a level at its arguments, as a function of cotangents.
 
-    Made, it writes the level's lines to `recorder`, that of the program around it, with those that only the backward
-    reads; `arguments` are what the level's arguments are there. Each call writes the backward.
+    Made, it writes the level's operations to `recorder`, that of the program around it, with those that only the
+    backward reads; `arguments` are what the level's arguments are there. Each call writes the backward.
     """
 
     def __init__(self, level: Level, arguments: Sequence[Proxy], executors: Sequence, recorder: Recorder):
@@ -68,11 +72,11 @@ class Pullback:
         with recording(_writer(recorder)) as backward:
             grads = self.linear.backward(seeds, backward)
         found = [grads.get(a) for a in (self.level.arguments if wanted is None else wanted)]
-        table, lines = dict(self.table), leading_to(backward.bound_symbols, found)
+        table, operations = dict(self.table), leading_to(backward.bound_symbols, found)
         if self.used:
-            lines = renamed(lines, recorder.context.names, table)
+            operations = renamed(operations, recorder.context.names, table)
         self.used = True
-        write(recorder, lines, table)
+        write(recorder, operations, table)
         return [table.get(g, g) for g in found]
 
 
@@ -84,7 +88,7 @@ def pushforward(
 
     The backward is linear in its cotangents; its own backward is the derivative forward: with J the Jacobian, c -> J' c
     has v -> J v for its pullback (https://j-towns.github.io/2017/06/12/A-new-trick.html). No operation needs a second
-    rule. The level's lines are written to `recorder`, too.
+    rule. The level's operations are written to `recorder`, too.
     """
     table: dict[Proxy, Proxy] = dict(zip(level.arguments, arguments, strict=True))
     linear = _linearized(level, executors)
@@ -100,7 +104,7 @@ def pushforward(
     gradients = [(grads[a], v) for a, v in zip(level.arguments, tangents, strict=True) if v is not None and a in grads]
     backward = leading_to(writer.bound_symbols, [g for g, _ in gradients])
     _constant(level.arguments)
-    _constant(o for line in linear.forward for o in line.outputs)
+    _constant(o for operation in linear.forward for o in operation.outputs)
     for c in cotangents:
         if c is not None:
             c.requires_grad = True
@@ -121,7 +125,7 @@ def gradients_of(
     then the cotangents that are not None.
 
     outputs: the values that the cotangents belong to. Returns one gradient for each argument of `trace`, None where
-    there is none. The forward is computed again; random lines stay in their order, so that the state of the generator
+    there is none. The forward is recomputed; random operations stay in their order, so that the state of the generator
     before them gives their numbers again.
     """
     recorder = Recorder(Context(trace.names, grad_enabled=True))
@@ -131,8 +135,8 @@ def gradients_of(
         found = dict(zip(arguments, pullback(cotangents, recorder), strict=True))
     gradients = tuple(found.get(a) if isinstance(a, TensorProxy) and a.requires_grad else None for a in trace.args)
     given = [c for c in cotangents if c is not None]
-    lines = with_sizes(recorder.bound_symbols, [*trace.args, *given], trace.names)
-    return dce(trace.replace(args=[*trace.args, *given], bound_symbols=lines, output=gradients, name="gradients"))
+    operations = with_sizes(recorder.bound_symbols, [*trace.args, *given], trace.names)
+    return dce(trace.replace(args=[*trace.args, *given], bound_symbols=operations, output=gradients, name="gradients"))
 
 
 def _constant(values: Any) -> None:

@@ -1,54 +1,55 @@
-"""Recomputation: the backward computes values again that the forward does not save for it.
+"""Recomputation: the backward recomputes values that the forward does not save for it.
 
-What stands in a checkpoint (`torch.utils.checkpoint`) is computed again for the backward of the lines in the same
-checkpoint. In a checkpoint inside another one that happens twice: once while the outer one is computed again, and again
-for the inner one's own backward, as in PyTorch. Values outside of every checkpoint are computed again where a plan says
+What stands in a checkpoint (`torch.utils.checkpoint`) is recomputed for the backward of the operations in the same
+checkpoint. In a checkpoint inside another one that happens twice: once while the outer one is recomputed, and again
+for the inner one's own backward, as in PyTorch. Values outside of every checkpoint are recomputed where a plan says
 so (see `memory_budget`).
 
-Each copy stands right before its first use, so that only what the next lines need is alive. Random operations are given
-the state of the generator that the forward gave them.
+Each copy stands right before its first use, so that only what the next operations need is alive. Random operations are
+given the state of the generator that the forward gave them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from thunder.analysis.flow import producers
 from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, map_structure
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.ops import PRIMS
 from thunder.transforms.autodiff import sides
 from thunder.transforms.dce import dce
-from thunder.transforms.levels import renamed_line, renamed_value
+from thunder.transforms.levels import renamed_operation, renamed_value
 
 __all__ = ["recompute"]
 
 
 def recompute(joint: Trace, chosen: Iterable[Proxy] = ()) -> Trace:
-    """A joint trace whose backward computes again what checkpoints contain, and the values of `chosen`.
+    """A joint trace whose backward recomputes what checkpoints contain, and the values of `chosen`.
 
     Before: `t0 = sin(x)` in a checkpoint, `t1 = exp(t0)` after it; `t2 = get_grad(t1)`, `t3 = mul(t2, t1)`, `t4 =
-    cos(x)`, `t5 = mul(t3, t0)`. After: the same, with `bw_t0 = sin(x)` right before the last line, which reads `bw_t0`.
+    cos(x)`, `t5 = mul(t3, t0)`. After: the same, with `bw_t0 = sin(x)` right before the last one, which reads `bw_t0`.
     """
     chosen = frozenset(chosen)
     if not chosen and not any(b.context is not None and b.context.checkpoint for b in joint.bound_symbols):
         return joint
     forward, starts, backward = sides(dce(joint))
     copies = _Copies(forward, chosen, joint.names)
-    lines = [new for b in backward for new in copies.before(b)]
+    operations = [new for b in backward for new in copies.before(b)]
     gradients = map_structure(lambda x: copies.last(x) if isinstance(x, Proxy) else x, joint.output["output"])
-    lines += copies.pending
+    operations += copies.pending
     output = joint.output | {"output": gradients}
-    return joint.replace(bound_symbols=[*copies.forward_with_states(), *starts, *lines], output=output)
+    return joint.replace(bound_symbols=[*copies.forward_with_states(), *starts, *operations], output=output)
 
 
-def _chain(line: BoundSymbol) -> tuple:
-    """The checkpoints that a line stands in, the outermost first."""
-    return line.context.checkpoint if line.context is not None else ()
+def _chain(operation: BoundSymbol) -> tuple:
+    """The checkpoints that an operation stands in, the outermost first."""
+    return operation.context.checkpoint if operation.context is not None else ()
 
 
 def _common(a: tuple, b: tuple) -> int:
-    """How many checkpoints two lines share."""
+    """How many checkpoints two operations share."""
     n = 0
     while n < len(a) and n < len(b) and a[n] is b[n]:
         n += 1
@@ -56,24 +57,27 @@ def _common(a: tuple, b: tuple) -> int:
 
 
 class _Copies:
-    """The copies of forward lines in the backward.
+    """The copies of forward operations in the backward.
 
-    A copy of level k of a line belongs to the recomputation of its k-th checkpoint: it reads copies of level k of what
-    stands in the same k checkpoints, and copies of a lower level of the rest. Level 0 is the value itself: saved, or,
-    for what was chosen, computed again.
+    A copy of level k of an operation belongs to the recomputation of its k-th checkpoint: it reads copies of level k of
+    what stands in the same k checkpoints, and copies of a lower level of the rest. Level 0 is the value itself: saved,
+    or, for what was chosen, recomputed.
     """
 
     def __init__(self, forward: Sequence[BoundSymbol], chosen: frozenset, names):
         self.forward, self.chosen, self.names = forward, chosen, names
-        self.maker = {o: line for line in forward for o in line.outputs}
+        self.producer = producers(forward)
         self.made: dict[tuple[Proxy, int], Proxy] = {}
-        # random lines that are computed again: the state of the generator before them
+        # random operations that are recomputed: the state of the generator before them
         self.states: dict[BoundSymbol, Proxy] = {}
         self.pending: list[BoundSymbol] = []
 
-    def before(self, line: BoundSymbol) -> list[BoundSymbol]:
-        """`line` of the backward reading copies, with the copies it is the first to read before it."""
-        return [*self.lines_for(line.inputs, _chain(line)), line.swap(self.table(line.inputs, _chain(line)))]
+    def before(self, operation: BoundSymbol) -> list[BoundSymbol]:
+        """`operation` of the backward reading copies, with the copies it is the first to read before it."""
+        return [
+            *self.lines_for(operation.inputs, _chain(operation)),
+            operation.swap(self.table(operation.inputs, _chain(operation))),
+        ]
 
     def last(self, value: Proxy) -> Proxy:
         """What a result of the backward that is a value of the forward is read as."""
@@ -81,47 +85,47 @@ class _Copies:
         return self.table((value,), ()).get(value, value)
 
     def level(self, value: Proxy, chain: tuple) -> int | None:
-        """The level of the copy of a value that a line in these checkpoints reads; None for the value itself."""
-        line = self.maker.get(value)
-        if line is None or isinstance(value, UnbackedNumber):  # a size is saved
+        """The level of the copy of a value that an operation in these checkpoints reads; None for the value itself."""
+        operation = self.producer.get(value)
+        if operation is None or isinstance(value, UnbackedNumber):  # a size is saved
             return None
-        shared = _common(_chain(line), chain)
+        shared = _common(_chain(operation), chain)
         return shared if shared or value in self.chosen else None
 
     def table(self, values: Iterable[Proxy], chain: tuple) -> dict[Proxy, Proxy]:
         return {v: self.made[v, level] for v in values if (level := self.level(v, chain)) is not None}
 
     def lines_for(self, values: Iterable[Proxy], chain: tuple) -> list[BoundSymbol]:
-        """New lines that make the copies of `values`, with everything they need that is not there yet, in an order that
-        can run."""
-        lines: list[BoundSymbol] = []
+        """New operations that make the copies of `values`, with everything they need that is not there yet, in an order
+        that can run."""
+        operations: list[BoundSymbol] = []
         stack = [(v, level, False) for v in values if (level := self.level(v, chain)) is not None]
         while stack:
             value, level, inputs_are_there = stack.pop()
             if (value, level) in self.made:
                 continue
-            line = self.maker[value]
-            inside = _chain(line)[:level]
+            operation = self.producer[value]
+            inside = _chain(operation)[:level]
             if inputs_are_there:
-                lines += self.copy(line, level, self.table(line.inputs, inside))
+                operations += self.copy(operation, level, self.table(operation.inputs, inside))
                 continue
             stack.append((value, level, True))
-            stack += [(v, below, False) for v in line.inputs if (below := self.level(v, inside)) is not None]
-        return lines
+            stack += [(v, below, False) for v in operation.inputs if (below := self.level(v, inside)) is not None]
+        return operations
 
-    def copy(self, line: BoundSymbol, level: int, table: dict) -> list[BoundSymbol]:
-        new = renamed_line(line, table, lambda o: self.names.claim(f"bw_{o.name}"))
-        self.made |= {(o, level): table[o] for o in line.outputs}
-        return self.replayed(line, new) if OpTags.RANDOM_OP in line.sym.tags else [new]
+    def copy(self, operation: BoundSymbol, level: int, table: dict) -> list[BoundSymbol]:
+        new = renamed_operation(operation, table, lambda o: self.names.claim(f"bw_{o.name}"))
+        self.made |= {(o, level): table[o] for o in operation.outputs}
+        return self.replayed(operation, new) if OpTags.RANDOM_OP in operation.sym.tags else [new]
 
-    def replayed(self, line: BoundSymbol, new: BoundSymbol) -> list[BoundSymbol]:
-        """A random line between those that set the generator to what it was in the forward, and back."""
-        state = self.states.get(line)
+    def replayed(self, operation: BoundSymbol, new: BoundSymbol) -> list[BoundSymbol]:
+        """A random operation between those that set the generator to what it was in the forward, and back."""
+        state = self.states.get(operation)
         if state is None:
             drawn = PRIMS["get_rng_state"].meta(None)  # type: ignore[misc]
-            state = self.states[line] = renamed_value(drawn, self.names.make("rng"))
+            state = self.states[operation] = renamed_value(drawn, self.names.make("rng"))
         now = renamed_value(state, self.names.make("rng"))
-        where = _generator_of(line)
+        where = _generator_of(operation)
         get, put = PRIMS["get_rng_state"], PRIMS["set_rng_state"]
         return [
             get.bind(*where, output=now),
@@ -131,15 +135,15 @@ class _Copies:
         ]
 
     def forward_with_states(self) -> list[BoundSymbol]:
-        lines = []
-        for line in self.forward:
-            if line in self.states:
-                lines.append(PRIMS["get_rng_state"].bind(*_generator_of(line), output=self.states[line]))
-            lines.append(line)
-        return lines
+        operations = []
+        for operation in self.forward:
+            if operation in self.states:
+                operations.append(PRIMS["get_rng_state"].bind(*_generator_of(operation), output=self.states[operation]))
+            operations.append(operation)
+        return operations
 
 
-def _generator_of(line: BoundSymbol) -> tuple:
-    """(device, generator) that a random line draws from."""
-    device = next(o.device for o in line.outputs if isinstance(o, TensorProxy))
-    return device, line.kwargs.get("generator")
+def _generator_of(operation: BoundSymbol) -> tuple:
+    """(device, generator) that a random operation draws from."""
+    device = next(o.device for o in operation.outputs if isinstance(o, TensorProxy))
+    return device, operation.kwargs.get("generator")

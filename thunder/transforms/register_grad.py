@@ -79,7 +79,7 @@ def register_backward(sym_or_id: Symbol | str | Callable):
 
 
 def _register(operation: Symbol, place: int, function: Callable) -> Callable:
-    halves = operation.info.setdefault("vjp_halves", [None, None])
+    operation.vjp_halves = halves = operation.vjp_halves or [None, None]
     halves[place] = function
     operation.grad_rule = _joined(operation, halves)
     return function

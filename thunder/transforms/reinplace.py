@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 
+from thunder.analysis.aliases import alias_bases
+from thunder.core.paths import last_decision
 from thunder.core.proxies import Proxy, TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.ops.define import LTORCH, inplace_form, torch_path
 from thunder.ops.inplace import also_written, write_back
-from thunder.transforms.memory_budget import roots
 
 __all__ = ["in_place_form", "reinplace", "run_in_place"]
 
@@ -33,40 +34,40 @@ __all__ = ["in_place_form", "reinplace", "run_in_place"]
 def reinplace(trace: Trace) -> Trace:
     """Runs operations in place where what they overwrite is overwritten by the program, too, and not read
     afterwards."""
-    written = trace.tables.get("written", {})
+    written = trace.info.written
     if not written:
         return trace
-    lines = list(trace.bound_symbols)
-    state = _State(trace, lines, written)
+    operations = list(trace.bound_symbols)
+    state = _State(trace, operations, written)
     kept: list[BoundSymbol] = []
-    for i, line in enumerate(lines):
+    for i, operation in enumerate(operations):
         if i in state.dropped:
             continue
-        form = in_place_form(line)
-        if form is not None and state.fits(i, line, form[1]):
-            kept.append(state.in_place(i, line, *form))
+        form = in_place_form(operation)
+        if form is not None and state.fits(i, operation, form[1]):
+            kept.append(state.in_place(i, operation, *form))
         else:
-            kept += state.as_it_is(line)
+            kept += state.as_it_is(operation)
     return trace.replace(bound_symbols=kept)
 
 
-def in_place_form(line: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
+def in_place_form(operation: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
     """(callable, what each of some results overwrites) of an operation that PyTorch executes and has an in-place form
     of."""
-    if line.sym.executor is None or line.sym.executor.name != "torch" or not line.subsymbols:
+    if operation.sym.executor is None or operation.sym.executor.name != "torch" or not operation.subsymbols:
         return None
-    original = line.subsymbols[0].sym
-    if "inplace" in original.info:
-        function, pairs = original.info["inplace"]
-        found = pairs(line) if callable(pairs) else {o: line.args[a] for o, a in pairs.items()}
+    original = operation.subsymbols[0].sym
+    if original.in_place:
+        function, pairs = original.in_place
+        found = pairs(operation) if callable(pairs) else {o: operation.args[a] for o, a in pairs.items()}
         return (function, found) if found else None
     # a view computes nothing: its in-place form (detach_, t_) changes what a tensor is, and not what it holds
     function = None if original.tags & {OpTags.RANDOM_OP, OpTags.VIEW} else inplace_form(original)
-    return (function, {0: line.args[0]}) if function is not None else None
+    return (function, {0: operation.args[0]}) if function is not None else None
 
 
-def run_in_place(line: BoundSymbol, function: Callable) -> BoundSymbol:
-    """The line with the in-place form of its operation."""
+def run_in_place(operation: BoundSymbol, function: Callable) -> BoundSymbol:
+    """The bound symbol with the in-place form of its operation."""
     module, name = torch_path(function) or (None, function.__name__)
     made = Symbol(
         name,
@@ -75,57 +76,56 @@ def run_in_place(line: BoundSymbol, function: Callable) -> BoundSymbol:
         is_prim=True,
         tags=(OpTags.IN_PLACE, OpTags.DONT_DCE),
         fn=function,
-        executor=line.sym.executor,
+        executor=operation.sym.executor,
     )
-    return line.replace(sym=made, subsymbols=line.subsymbols)
+    return operation.replace(sym=made, subsymbols=operation.subsymbols)
 
 
 class _State:
-    """What is read where, and which lines write back."""
+    """What is read where, and which operations write back."""
 
-    def __init__(self, trace: Trace, lines: list[BoundSymbol], written: dict):
+    def __init__(self, trace: Trace, operations: list[BoundSymbol], written: dict):
         self.written = written
-        self.roots, self.views = roots(lines, maybe=True), roots(lines)
+        self.bases, self.views = alias_bases(operations, maybe=True), alias_bases(operations)
         self.arguments = {a for a in trace.args if isinstance(a, TensorProxy)}
         self.reads: dict[Proxy, list[int]] = {}
-        self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # argument -> (value that is written back to it, line)
+        self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # argument -> (value that is written back to it, place)
         self.home: dict[Proxy, Proxy] = {a: a for a in self.arguments}  # value -> the argument in whose memory it is
         self.dropped: set[int] = set()
         # arguments that are views of others
-        beside = {self.root(line.args[0]) for line in lines if line.sym.id == _ALSO_WRITTEN}
-        for i, line in enumerate(lines):
-            if line.sym.id == _WRITE_BACK:
-                self.copies[line.args[0]] = line.args[1], i
-                self.reads.setdefault(self.root(line.args[1]), []).append(i)
+        beside = {self.bases[operation.args[0]] for operation in operations if operation.sym.id == _ALSO_WRITTEN}
+        for i, operation in enumerate(operations):
+            if operation.sym.id == _WRITE_BACK:
+                self.copies[operation.args[0]] = operation.args[1], i
+                self.reads.setdefault(self.bases[operation.args[1]], []).append(i)
                 continue
-            for value in line.inputs:
-                self.reads.setdefault(self.root(value), []).append(i)
+            for value in operation.inputs:
+                self.reads.setdefault(self.bases[value], []).append(i)
         # what is read through them is what they are before the first write
         through = (
             [
                 i
-                for i, line in enumerate(lines)
-                if line.sym.id != _ALSO_WRITTEN and not beside.isdisjoint(map(self.root, line.inputs))
+                for i, operation in enumerate(operations)
+                if operation.sym.id != _ALSO_WRITTEN
+                and not beside.isdisjoint(map(self.bases.__getitem__, operation.inputs))
             ]
             if beside
             else []
         )
-        self.last_beside = through[-1] if through else -1
+        # and up to the last decision the program may still turn out to be another one
+        self.last_beside = max(through[-1] if through else -1, last_decision(operations))
         for value in trace.output_proxies:
-            self.reads.setdefault(self.root(value), []).append(len(lines))
+            self.reads.setdefault(self.bases[value], []).append(len(operations))
 
-    def root(self, value: Proxy) -> Proxy:
-        return self.roots.get(value, value)
-
-    def fits(self, i: int, line: BoundSymbol, pairs: dict[int, Any]) -> bool:
-        read = collections.Counter(map(self.root, line.inputs))
+    def fits(self, i: int, operation: BoundSymbol, pairs: dict[int, Any]) -> bool:
+        read = collections.Counter(map(self.bases.__getitem__, operation.inputs))
         return all(
-            self._fits(i, line, line.outputs[o], target, read)
+            self._fits(i, operation, operation.outputs[o], target, read)
             for o, target in pairs.items()
-            if o < len(line.outputs) or _raise(line)
+            if o < len(operation.outputs) or _raise(operation)
         )
 
-    def _fits(self, i: int, line: BoundSymbol, result: Proxy, target, read: collections.Counter) -> bool:
+    def _fits(self, i: int, operation: BoundSymbol, result: Proxy, target, read: collections.Counter) -> bool:
         if (
             not isinstance(target, TensorProxy)
             or not isinstance(result, TensorProxy)
@@ -133,16 +133,16 @@ class _State:
             or not same_shape(result.shape, target.shape)
         ):
             return False
-        home, reads = self.home.get(target), self.reads.get(self.root(target), ())
-        if read[self.root(target)] > 1 or target in self.views and home is None:
+        home, reads = self.home.get(target), self.reads.get(self.bases[target], ())
+        if read[self.bases[target]] > 1 or target in self.views and home is None:
             return False
         if home is None:
-            return result.name in self.written and self.root(target) not in self.home and not any(r > i for r in reads)
+            return result.name in self.written and self.bases[target] not in self.home and not any(r > i for r in reads)
         if i < self.last_beside:
             return False
         last, at = self.copies.get(home, (None, -1))  # after which the argument itself is read as what it is then
         # as what is saved: the last value is written over it
-        if last is not result and any(r > at for r in self.reads.get(self.root(result), ())):
+        if last is not result and any(r > at for r in self.reads.get(self.bases[result], ())):
             return False
         return (
             self.written.get(result.name) == home.name
@@ -150,19 +150,19 @@ class _State:
             and not any(i < r and (r < at or target is not home) for r in reads)
         )
 
-    def as_it_is(self, line: BoundSymbol) -> list[BoundSymbol]:
-        """A line that stays, and one that lays its result out as what it overwrites. A detached value is in the memory
-        of what it was detached from."""
-        if line.sym.id == _DETACH and (home := self.home.get(line.inputs[0])) is not None:
-            self._at_home(line.outputs[0], home)
-        target = _overwrites(line) if line.outputs and line.outputs[0].name in self.written else None
+    def as_it_is(self, operation: BoundSymbol) -> list[BoundSymbol]:
+        """An operation that stays, and one that lays its result out as what it overwrites. A detached value is in the
+        memory of what it was detached from."""
+        if operation.sym.id == _DETACH and (home := self.home.get(operation.inputs[0])) is not None:
+            self._at_home(operation.outputs[0], home)
+        target = _overwrites(operation) if operation.outputs and operation.outputs[0].name in self.written else None
         if target is None:
-            return [line]
-        result = line.outputs[0]
-        made = result.replace(name=line.context.names.make())  # type: ignore[union-attr]
+            return [operation]
+        result = operation.outputs[0]
+        made = result.replace(name=operation.context.names.make())  # type: ignore[union-attr]
         return [
-            line.swap({result: made}),
-            _laid_out_like(line.sym.executor).bind(made, target, output=result, context=line.context),
+            operation.swap({result: made}),
+            _laid_out_like(operation.sym.executor).bind(made, target, output=result, context=operation.context),
         ]
 
     def _at_home(self, value: Proxy, home: Proxy) -> None:
@@ -171,28 +171,28 @@ class _State:
         if last is value:
             self.dropped.add(at)
 
-    def in_place(self, i: int, line: BoundSymbol, function: Callable, pairs: dict[int, Any]) -> BoundSymbol:
+    def in_place(self, i: int, operation: BoundSymbol, function: Callable, pairs: dict[int, Any]) -> BoundSymbol:
         for o, target in pairs.items():
             home = self.home.get(target)
             if home is not None:
-                self._at_home(line.outputs[o], home)
-        return run_in_place(line, function)
+                self._at_home(operation.outputs[o], home)
+        return run_in_place(operation, function)
 
 
-def _overwrites(line: BoundSymbol) -> TensorProxy | None:
-    """What a line overwrites whose operation does not lay out its result as its first argument by itself."""
-    original, args = (line.subsymbols[0] if line.subsymbols else line).sym, line.args
+def _overwrites(operation: BoundSymbol) -> TensorProxy | None:
+    """What a bound symbol overwrites whose operation does not lay out its result as its first argument by itself."""
+    original, args = (operation.subsymbols[0] if operation.subsymbols else operation).sym, operation.args
     if type(original.id) is tuple and original.id[0] == "with_graph":
-        name, args = original.id[1], line.args[1]
+        name, args = original.id[1], operation.args[1]
         original = LTORCH.get(str(name).removeprefix("ltorch."))
     if (
         original is None
-        or "elementwise" in original.info
+        or original.elementwise
         or original.tags & {OpTags.RANDOM_OP, OpTags.VIEW}
         or inplace_form(original) is None
     ):
         return None
-    target, result = args[0] if args else None, line.outputs[0]
+    target, result = args[0] if args else None, operation.outputs[0]
     fits = (
         isinstance(target, TensorProxy)
         and isinstance(result, TensorProxy)
@@ -212,8 +212,8 @@ def _laid_out_like(executor) -> Symbol:
     return Symbol("laid_out_like", lambda made, target: like(made), is_prim=True, fn=_lay_out_like, executor=executor)
 
 
-def _raise(line: BoundSymbol):
-    raise AssertionError(f"the in-place form of {line.sym.name} names a result that it does not have")
+def _raise(operation: BoundSymbol):
+    raise AssertionError(f"the in-place form of {operation.sym.name} names a result that it does not have")
 
 
 _WRITE_BACK = f"torch.{write_back.id}"

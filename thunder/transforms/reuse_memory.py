@@ -16,71 +16,74 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable
 
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.lifetimes import last_uses
 from thunder.core.proxies import Proxy, TensorProxy, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.extend.fusion import FusionExecutor, run_by
 from thunder.transforms.del_last_used import python_del
-from thunder.transforms.memory_budget import roots
 from thunder.transforms.reinplace import in_place_form, run_in_place
 
 __all__ = ["reuse_memory"]
 
-# that PyTorch executes, into memory of their own
-PRODUCTS = frozenset(f"torch.ltorch.{name}" for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm"))
-
 
 def reuse_memory(trace: Trace) -> Trace:
     """Lets fusions and elementwise operations write over inputs that die with them."""
-    shown = roots(trace.bound_symbols, maybe=True)
-
-    def root(value: Proxy) -> Proxy:
-        return shown.get(value, value)
-
-    last: dict[Proxy, int] = {}
-    for i, line in enumerate(trace.bound_symbols):
-        if line.sym is not python_del:
-            last |= dict.fromkeys(map(root, line.inputs), i)
-    last |= dict.fromkeys(map(root, trace.output_proxies), len(trace.bound_symbols))
+    bases = alias_bases(trace.bound_symbols, maybe=True)
+    base = bases.__getitem__
+    last = last_uses(trace.bound_symbols, trace.output_proxies, base, lambda operation: operation.sym is not python_del)
     owned: set[Proxy] = set()
 
-    def dying(i: int, line: BoundSymbol) -> list[int]:
+    def dying(i: int, operation: BoundSymbol) -> list[int]:
         """The places of the inputs whose memory nobody reads afterwards. Beside a view of it, a value is read where it
         would be written over."""
-        read = collections.Counter(map(root, line.inputs))
-        return [n for n, p in enumerate(line.inputs) if p in owned and last[p] == i and read[p] == 1]
+        read = collections.Counter(map(base, operation.inputs))
+        return [n for n, p in enumerate(operation.inputs) if p in owned and last[p] == i and read[p] == 1]
 
-    lines: list[BoundSymbol] = []
-    for i, line in enumerate(trace.bound_symbols):
-        executor = line.sym.executor
+    operations: list[BoundSymbol] = []
+    for i, operation in enumerate(trace.bound_symbols):
+        executor = operation.sym.executor
         fuser = (
-            executor if isinstance(executor, FusionExecutor) and executor.owns_results and line.sym.is_fusion else None
+            executor
+            if isinstance(executor, FusionExecutor) and executor.owns_results and operation.sym.is_fusion
+            else None
         )
-        function = _in_place_function(line) if fuser is None and not owned.isdisjoint(line.inputs) else None
-        makes = fuser is not None or line.sym.id in PRODUCTS
+        function = _in_place_function(operation) if fuser is None and not owned.isdisjoint(operation.inputs) else None
+        makes = fuser is not None or _is_own(operation)
         if fuser is not None:
-            found = dying(i, line)
-            line = _writing_over(line, fuser, found) if found else line
+            found = dying(i, operation)
+            operation = _writing_over(operation, fuser, found) if found else operation
         # what a linear layer gives is a view of something that nobody has, and what leaves the program must be none
-        elif function is not None and 0 in dying(i, line) and last.get(line.outputs[0]) != len(trace.bound_symbols):
-            line, makes = run_in_place(line, function), True
-        lines.append(line)
+        elif (
+            function is not None
+            and 0 in dying(i, operation)
+            and last.get(operation.outputs[0]) != len(trace.bound_symbols)
+        ):
+            operation, makes = run_in_place(operation, function), True
+        operations.append(operation)
         if makes:
-            owned |= {o for o in line.outputs if isinstance(o, TensorProxy)}
-        elif line.sym is not python_del and not (
-            line.outputs and all(o in shown for o in line.outputs)
+            owned |= {o for o in operation.outputs if isinstance(o, TensorProxy)}
+        elif operation.sym is not python_del and not (
+            operation.outputs and all(o in bases for o in operation.outputs)
         ):  # it may keep what it reads, or give it under another name
-            owned.difference_update(map(root, line.inputs))
-    return trace.replace(bound_symbols=lines)
+            owned.difference_update(map(base, operation.inputs))
+    return trace.replace(bound_symbols=operations)
 
 
-def _in_place_function(line: BoundSymbol) -> Callable | None:
+def _is_own(operation: BoundSymbol) -> bool:
+    """Whether PyTorch executes an operation whose result has its memory to itself."""
+    by_torch = operation.sym.executor is not None and operation.sym.executor.name == "torch"
+    return by_torch and bool(operation.subsymbols) and operation.subsymbols[0].sym.owns_result
+
+
+def _in_place_function(operation: BoundSymbol) -> Callable | None:
     """What computes an elementwise operation of PyTorch's in the memory of its first operand, where that has the
     result's type and shape."""
-    form = in_place_form(line) if OpTags.IN_PLACE not in line.sym.tags else None
-    if form is None or "elementwise" not in line.subsymbols[0].sym.info:
+    form = in_place_form(operation) if OpTags.IN_PLACE not in operation.sym.tags else None
+    if form is None or not operation.subsymbols[0].sym.elementwise:
         return None
-    target, result = line.args[0], line.outputs[0]
+    target, result = operation.args[0], operation.outputs[0]
     fits = (
         isinstance(target, TensorProxy)
         and isinstance(result, TensorProxy)
@@ -90,15 +93,17 @@ def _in_place_function(line: BoundSymbol) -> Callable | None:
     return form[0] if fits else None
 
 
-def _writing_over(line: BoundSymbol, fuser: FusionExecutor, dying: list[int]) -> BoundSymbol:
-    found = fuser.writing_over(line.sym.fn, dying)
+def _writing_over(operation: BoundSymbol, fuser: FusionExecutor, dying: list[int]) -> BoundSymbol:
+    found = fuser.writing_over(operation.sym.fn, dying)
     if found is None:
-        return line
+        return operation
     function, pairs = found
     verb = "may be" if fuser.permits else "is"
     return run_by(
-        line,
+        operation,
         function,
-        ", ".join(f"{line.outputs[o].name} {verb} written over {line.inputs[i].name}" for o, i in pairs.items()),
+        ", ".join(
+            f"{operation.outputs[o].name} {verb} written over {operation.inputs[i].name}" for o, i in pairs.items()
+        ),
         OpTags.IN_PLACE,
     )

@@ -6,20 +6,19 @@ Before: `t0 = ltorch.dropout(x, 0.1, True)`. After: `t1 = ltorch.randint(0, 9223
 
 PyTorch draws the seed from the device's default generator whenever the program runs, so that `torch.manual_seed`
 decides what follows; each operation has an offset of its own. What is a function of the seed is the same when a
-backward or a checkpoint computes it again, and no mask is kept. Operations that no executor can fuse in this form, and
+backward or a checkpoint recomputes it, and no mask is kept. Operations that no executor can fuse in this form, and
 those that draw from a generator of the user's, stay as they are; so do all in a program that seeds, reads or sets a
 generator itself.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from thunder.core.dtypes import float32, int64
 from thunder.core.proxies import NumberProxy, TensorProxy, numbers_in
 from thunder.core.rewrite import Rewriter, rewrite
-from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
+from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
 from thunder.core.trace import Trace
 from thunder.extend.fusion import FusionExecutor
 from thunder.ops import LTORCH, PRIMS, random
@@ -29,11 +28,13 @@ __all__ = ["seed_random"]
 
 def seed_random(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
     """Writes the random operations of a program as functions of seeds, where one of `fusers` takes these."""
-    if any(line.sym is PRIMS["get_rng_state"] or line.sym.id in random.holding for line in trace.bound_symbols):
+    if any(
+        operation.sym is PRIMS["get_rng_state"] or operation.sym.holds_generator for operation in trace.bound_symbols
+    ):
         return trace
     seeds = _Seeds(fusers)
     made = rewrite(trace, seeds.rule)
-    read = {p for line in made.bound_symbols for p in line.inputs}
+    read = {p for operation in made.bound_symbols for p in operation.inputs}
     return made.replace(
         bound_symbols=[*(s for s in seeds.lines if not read.isdisjoint(s.outputs)), *made.bound_symbols]
     )
@@ -48,30 +49,32 @@ class _Seeds:
         self.of_device: dict = {}
         self.offset = 0
 
-    def rule(self, line: BoundSymbol, out: Rewriter) -> None:
-        form = _FORMS.get(line.sym.name) if OpTags.RANDOM_OP in line.sym.tags and line.sym.executor is None else None
+    def rule(self, operation: BoundSymbol, out: Rewriter) -> None:
+        form = operation.sym.from_uniform if operation.sym.executor is None else None
         if (
             form is None
-            or line.kwargs.get("generator") is not None
-            or any(isinstance(n, NumberProxy) for n in numbers_in((line.args, line.kwargs), []))
+            or operation.kwargs.get("generator") is not None
+            or any(isinstance(n, NumberProxy) for n in numbers_in((operation.args, operation.kwargs), []))
         ):
-            return out.write(line)
-        with recording(Recorder(line.context, lambda: line.location)) as recorder:
-            result = form(self.drawing(line), *line.args, **line.kwargs)
+            return out.write(operation)
+        with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
+            result = form(self.drawing(operation), *operation.args, **operation.kwargs)
         draws = [b for b in recorder.bound_symbols if b.sym is random.uniform_philox]
         if result is NotImplemented or not all(any(f.can_fuse(d) for f in self.fusers) for d in draws):
-            return out.write(line)
-        lines, aliases = adopt(recorder.bound_symbols, result, line.output)
-        for new in lines:
+            return out.write(operation)
+        operations, aliases = adopt(recorder.bound_symbols, result, operation.output)
+        for new in operations:
             out.write(new)
         out.alias(aliases)
 
-    def drawing(self, line: BoundSymbol) -> Callable:
+    def drawing(self, operation: BoundSymbol) -> Callable:
         """draw(shape, device): float32 numbers from [0, 1) that no other operation of the program draws."""
 
         def draw(shape, device) -> TensorProxy:
             if device not in self.of_device:
-                with recording(Recorder(line.context.replace(checkpoint=()), lambda: line.location)) as recorder:
+                with recording(
+                    Recorder(operation.context.replace(checkpoint=()), lambda: operation.location)
+                ) as recorder:
                     self.of_device[device] = LTORCH["randint"](0, 2**63 - 1, (), device=device, dtype=int64)
                 self.lines += recorder.bound_symbols
             self.offset += 1
@@ -86,68 +89,3 @@ class _Seeds:
             )
 
         return draw
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# operations as functions of uniform numbers
-
-
-def _between(u: TensorProxy, low: float, high: float):
-    return u if (low, high) == (0.0, 1.0) else LTORCH["add"](LTORCH["mul"](u, high - low), low)
-
-
-def _rand(draw, shape, *, device, dtype, generator=None):
-    return draw(shape, device) if dtype is float32 else NotImplemented
-
-
-def _rand_like(draw, a, *, device, dtype, generator=None, memory_format=None):
-    return _rand(draw, a.shape, device=device, dtype=dtype) if memory_format is None else NotImplemented
-
-
-def _uniform(draw, shape, minval=0.0, maxval=1.0, *, device, dtype):
-    return _between(draw(shape, device), minval, maxval) if dtype is float32 else NotImplemented
-
-
-def _uniform_fill(draw, a, low=0.0, high=1.0, *, generator=None):
-    return _uniform(draw, a.shape, low, high, device=a.device, dtype=a.dtype)
-
-
-def _randn(draw, shape, *, device, dtype, generator=None):
-    """Box and Muller's numbers: pairs of uniform ones, the first of them from (0, 1]."""
-    if dtype is not float32:
-        return NotImplemented
-    radius = LTORCH["sqrt"](LTORCH["mul"](LTORCH["log"](LTORCH["rsub"](draw(shape, device), 1.0)), -2.0))
-    return LTORCH["mul"](radius, LTORCH["cos"](LTORCH["mul"](draw(shape, device), 2.0 * math.pi)))
-
-
-def _randn_like(draw, a, *, device, dtype, generator=None, memory_format=None):
-    return _randn(draw, a.shape, device=device, dtype=dtype) if memory_format is None else NotImplemented
-
-
-def _normal_fill(draw, a, mean=0.0, std=1.0, *, generator=None):
-    z = _randn_like(draw, a, device=a.device, dtype=a.dtype)
-    return z if z is NotImplemented else LTORCH["add"](LTORCH["mul"](z, std), mean)
-
-
-def _bernoulli(draw, a, p=None, *, generator=None):
-    if not isinstance(p, float) or not 0.0 <= p <= 1.0:  # probabilities that PyTorch has to look at
-        return NotImplemented
-    return LTORCH["to"](LTORCH["lt"](draw(a.shape, a.device), p), dtype=a.dtype)
-
-
-def _bernoulli_fill(draw, a, p=0.5, *, generator=None):
-    return _bernoulli(draw, a, p)
-
-
-def _dropout(draw, a, p=0.5, training=True):
-    if p == 1.0:
-        return NotImplemented
-    kept = LTORCH["ge"](draw(a.shape, a.device), p)
-    return LTORCH["mul"](LTORCH["mul"](a, kept), 1.0 / (1.0 - p))
-
-
-_FORMS: dict[str, Callable] = {
-    "rand": _rand, "rand_like": _rand_like, "randn": _randn, "randn_like": _randn_like, "uniform": _uniform,
-    "bernoulli": _bernoulli, "dropout": _dropout,
-    "uniform_fill": _uniform_fill, "normal_fill": _normal_fill, "bernoulli_fill": _bernoulli_fill,
-}  # fmt: skip

@@ -33,5 +33,5 @@ def without_cotangents(backward: Trace, cotangents: Sequence[Proxy], missing: Co
         lambda g: None if isinstance(g, Proxy) and g in gone else table.get(g, g) if isinstance(g, Proxy) else g,
         backward.output,
     )
-    lines = leading_to(recorder.bound_symbols, result, has_effect)
-    return backward.replace(bound_symbols=[*head, *lines], output=result)
+    operations = leading_to(recorder.bound_symbols, result, has_effect)
+    return backward.replace(bound_symbols=[*head, *operations], output=result)

@@ -65,9 +65,7 @@ def apply(c, f, args, kwargs):
         gradients = map_structure(c.recorder.latest, c.call(_backward_of(cls), [ctx, *placeholders], {}))
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
     program = _Function(cls, inputs, forward.bound_symbols, result, backward.bound_symbols, placeholders, gradients)
-    program.symbol.info["not_differentiable"] = {
-        i for i, inner in enumerate(proxies_in(result, [])) if id(inner) in plain
-    }
+    program.symbol.nondifferentiable = {i for i, inner in enumerate(proxies_in(result, [])) if id(inner) in plain}
     line = program.line((*inputs, *program.free), outputs, c.recorder.context.afterwards)
     line.location = c.own_location()
     c.recorder.bound_symbols.append(line)
@@ -108,7 +106,7 @@ class _Function:
         self.once = _is_once(cls.backward) or _is_once(getattr(cls.backward, "__wrapped__", None))
         self.symbol = Symbol(cls.__name__, id=("autograd_function", id(self)))
         self.symbol.grad_rule = self.rule
-        self.symbol.info |= {"functional_rule": self.functional_rule, "own_derivative": True}
+        self.symbol.functional_derivative, self.symbol.own_derivative = self.functional_rule, True
 
     def line(self, args: tuple, outputs, context) -> BoundSymbol:
         """The operation as one line, the forward its decomposition."""
@@ -172,7 +170,7 @@ class _Function:
     def as_one(self, lines: list[BoundSymbol], gradients: tuple, context) -> tuple[list[BoundSymbol], tuple]:
         """A backward marked with once_differentiable as one operation, which has no derivative."""
         symbol = Symbol(f"{self.symbol.name}_backward", id=("autograd_function_backward", id(self)))
-        symbol.info["differentiated_once"] = f"the backward of {self.symbol.name} is marked with @once_differentiable"
+        symbol.once_differentiable = f"the backward of {self.symbol.name} is marked with @once_differentiable"
         made = {o for line in lines for o in line.outputs}
         read = dict.fromkeys(
             p for p in [*(p for line in lines for p in line.inputs), *proxies_in(gradients, [])] if p not in made

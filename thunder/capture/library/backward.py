@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from thunder import compat
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.flow import producers
 from thunder.capture.ask import SAME
 from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.regions import leading_to
@@ -26,7 +28,6 @@ from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch
 from thunder.transforms.autodiff import Derivative, Linearization, get_grad_symbol, sides
 from thunder.transforms.backward_inside import marked
 from thunder.transforms.levels import renamed, typed
-from thunder.transforms.memory_budget import roots
 from thunder.transforms.recompute import recompute
 
 __all__ = [
@@ -214,15 +215,15 @@ class Engine:
 
     def _passes_gone(self, c, value: TensorProxy) -> bool:
         """Whether the way from a value to its leaves, along what requires grad, leads through what is gone."""
-        maker = {o: line for line in c.recorder.bound_symbols for o in line.outputs}
+        producer = producers(c.recorder.bound_symbols)
         pending, seen = [value], {value}
         while pending:
             value = pending.pop()
             if value in self._gone:
                 return True
             inputs = (
-                {i for i in maker[value].inputs if isinstance(i, TensorProxy) and i.requires_grad}
-                if value in maker
+                {i for i in producer[value].inputs if isinstance(i, TensorProxy) and i.requires_grad}
+                if value in producer
                 else set()
             )
             pending += inputs - seen
@@ -430,13 +431,13 @@ def _check_unmodified(c, lines: Sequence[BoundSymbol]) -> None:
     memory = c.recorder.memory
     if not memory.active:
         return
-    shown = roots(c.recorder.bound_symbols)
+    bases = alias_bases(c.recorder.bound_symbols)
     for line in lines:
-        unread = line.sym.info.get("statistics", ())  # positions of arguments that gradients do not depend on
+        unread = line.sym.statistics  # positions of arguments that gradients do not depend on
         for value in line.inputs:
             if not isinstance(value, TensorProxy):
                 continue
-            root = shown.get(value, value)
+            root = bases[value]
             base = memory.base(root)
             if (
                 base in c.mutated
@@ -490,7 +491,7 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
     """Gradients go to `.grad`: added in place to what is there."""
     tensors = list(dict.fromkeys(p for p in wanted if p in pulled.grads))
     found = pulled.write(tensors)
-    shown, made, taken = roots(pulled.written), {o for line in pulled.written for o in line.outputs}, set()
+    bases, made, taken = alias_bases(pulled.written), {o for line in pulled.written for o in line.outputs}, set()
     before = torch.is_grad_enabled()
     compat.set_grad_enabled(pulled.create_graph)
     c.synchronize()
@@ -504,7 +505,7 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
             if known is None and p in c.placements and not c.placements[p].is_whole:
                 write_gradient(c, p, g)
             elif known is None:
-                root = shown.get(g, g)
+                root = bases[g]
                 own = g is not local or root in made and root not in taken and not pulled.create_graph
                 taken.add(root)
                 write_gradient(c, p, _leaf_gradient(p, g) if own else LTORCH["clone"](g))

@@ -14,13 +14,15 @@ _ANY, _NUMBERS = (BOOL, INTEGER, FLOAT), (INTEGER, FLOAT)
 
 class Function:
     """text: the expression, from those of the operands. categories: of operands' types that it is right for. in_double:
-    right to double precision as well."""
+    right to double precision as well. work: instructions for an element, about."""
 
-    __slots__ = ("text", "categories", "in_double")
+    __slots__ = ("text", "categories", "in_double", "work")
 
-    def __init__(self, text: str | Callable[..., str], categories: tuple = (FLOAT,), in_double: bool = True):
+    def __init__(
+        self, text: str | Callable[..., str], categories: tuple = (FLOAT,), in_double: bool = True, work: int = 1
+    ):
         self.text = text.format if isinstance(text, str) else text
-        self.categories, self.in_double = categories, in_double
+        self.categories, self.in_double, self.work = categories, in_double, work
 
 
 def _power(a: str, exponent: str) -> str:
@@ -48,17 +50,21 @@ FUNCTIONS: dict[str, Function] = {
     "opposite": Function("tl.program_id(2).to({0}.dtype) - {0}", (INTEGER,)),
     "add": Function("{} + {}", _NUMBERS), "sub": Function("{} - {}", _NUMBERS), "mul": Function("{} * {}", _NUMBERS),
     "multiply": Function("{} * {}", _NUMBERS),
-    "true_divide": Function(_quotient), "reciprocal": Function("1.0 / {}"), "square": Function("{0} * {0}", _NUMBERS),
+    "true_divide": Function(_quotient, work=8), "reciprocal": Function("1.0 / {}", work=8),
+    "square": Function("{0} * {0}", _NUMBERS),
     "pow": Function(_power),
     "maximum": Function("tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)"),
     "minimum": Function("tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)"),
-    "exp": Function("tl.exp({})"), "exp2": Function("tl.exp2({})"), "log": Function("tl.log({})"),
-    "log2": Function("tl.log2({})"),
-    "expm1": Function("_expm1({})", in_double=False), "log1p": Function("_log1p({})", in_double=False),
-    "tanh": Function("_tanh({})", in_double=False),
-    "sin": Function("tl.sin({})"), "cos": Function("tl.cos({})"), "erf": Function("tl.erf({})"),
-    "sigmoid": Function("1.0 / (1.0 + tl.exp(-{}))"),
-    "sqrt": Function("_sqrt({})"), "rsqrt": Function("_rsqrt({})"), "floor": Function("tl.floor({})"),
+    "exp": Function("tl.exp({})", work=6), "exp2": Function("tl.exp2({})", work=4),
+    "log": Function("tl.log({})", work=8),
+    "log2": Function("tl.log2({})", work=6),
+    "expm1": Function("_expm1({})", in_double=False, work=20),
+    "log1p": Function("_log1p({})", in_double=False, work=20),
+    "tanh": Function("_tanh({})", in_double=False, work=25),
+    "sin": Function("tl.sin({})", work=40), "cos": Function("tl.cos({})", work=40),
+    "erf": Function("tl.erf({})", work=25),
+    "sigmoid": Function("1.0 / (1.0 + tl.exp(-{}))", work=12),
+    "sqrt": Function("_sqrt({})", work=8), "rsqrt": Function("_rsqrt({})", work=6), "floor": Function("tl.floor({})"),
     "ceil": Function("tl.ceil({})"),
     "trunc": Function("tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))"),
     "sgn": Function("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0))"), "sign": Function("tl.where({0} > 0, "
@@ -74,7 +80,7 @@ FUNCTIONS: dict[str, Function] = {
     "bitwise_and": Function("{} & {}", (BOOL, INTEGER)), "bitwise_or": Function("{} | {}", (BOOL, INTEGER)),
     "bitwise_xor": Function("{} ^ {}", (BOOL, INTEGER)),
     "isposinf": Function("{} == " + _INFINITY), "isneginf": Function("{} == -" + _INFINITY),
-    "log10": Function("tl.log({}) * 0.4342944819032518"),
+    "log10": Function("tl.log({}) * 0.4342944819032518", work=8),
     "fmax": Function("tl.maximum({}, {})"), "fmin": Function("tl.minimum({}, {})"),
     "where": Function("tl.where({}, {}, {})", _ANY),
 }  # fmt: skip

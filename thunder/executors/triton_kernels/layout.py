@@ -19,7 +19,7 @@ from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import strides_of
-from thunder.executors.triton_kernels.values import parts, primitive
+from thunder.executors.triton_kernels.values import primitive
 from thunder.ops.layout import is_dense, run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -31,7 +31,7 @@ def layout_of(region: Region, strides: Sequence[tuple], fakes: bool = True) -> l
     or have gaps, and, without `fakes`, where no rule tells."""
     with compat.DisableTorchFunction(), torch.no_grad():
         values: dict[Proxy, torch.Tensor] = {p: _meta(p, s) for p, s in zip(region.inputs, strides, strict=True)}
-        if not all(_follow(line, values) for line in region.lines):
+        if not all(_follow(operation, values) for operation in region.lines):
             if not fakes:
                 return [strides_of(o.shape) for o in region.outputs if isinstance(o, TensorProxy)]
             with compat.FakeTensorMode():
@@ -39,8 +39,8 @@ def layout_of(region: Region, strides: Sequence[tuple], fakes: bool = True) -> l
                     p: torch.empty_strided(p.shape, s, dtype=to_torch_dtype(p.dtype), device=to_torch_device(p.device))
                     for p, s in zip(region.inputs, strides, strict=True)
                 }
-                for line in region.lines:
-                    run_line(line, values)
+                for operation in region.lines:
+                    run_line(operation, values)
     return [_dense(values[o]) for o in region.outputs]
 
 
@@ -48,37 +48,34 @@ def _meta(p: TensorProxy, strides: tuple) -> torch.Tensor:
     return torch.empty_strided(p.shape, strides, dtype=to_torch_dtype(p.dtype), device="meta")
 
 
-def _follow(line: BoundSymbol, values: dict[Proxy, torch.Tensor]) -> bool:
+def _follow(operation: BoundSymbol, values: dict[Proxy, torch.Tensor]) -> bool:
     """Adds what a line makes to `values`; False where no rule says how it is laid out."""
-    symbol = line.sym
-    if OpTags.VIEW in symbol.tags and sum(isinstance(i, TensorProxy) for i in line.inputs) == 1:
-        run_line(line, values)
+    symbol = operation.sym
+    if OpTags.VIEW in symbol.tags and sum(isinstance(i, TensorProxy) for i in operation.inputs) == 1:
+        run_line(operation, values)
         return True
-    if _is_cast(line):
-        if not is_dense(source := values[line.inputs[0]]):
+    if _is_cast(operation):
+        if not is_dense(source := values[operation.inputs[0]]):
             return False
-        values[line.outputs[0]] = _meta(line.outputs[0], source.stride())
+        values[operation.outputs[0]] = _meta(operation.outputs[0], source.stride())
         return True
-    if symbol.fn is None and not primitive(line):
-        return all(_follow(sub, values) for sub in line.subsymbols) and all(
-            _named(old, new, values) for old, new in line.aliases.items()
+    if symbol.fn is None and not primitive(operation):
+        return all(_follow(sub, values) for sub in operation.subsymbols) and all(
+            _named(old, new, values) for old, new in operation.aliases.items()
         )
-    if len(line.outputs) != 1:
+    if len(operation.outputs) != 1:
         return False
-    out = line.outputs[0]
-    operands = [values[i] for i in line.inputs]
+    out = operation.outputs[0]
+    operands = [values[i] for i in operation.inputs]
     if symbol.name == "cat":
         strides = strides_of(out.shape) if any(_is_row_major_format(o) for o in operands) else None
-    elif symbol.id in _NEW or symbol.name == "masked_fill":  # which fills a row-major copy
+    elif symbol.layout == "row-major":
         strides = strides_of(out.shape)
     else:
-        strides = elementwise_strides(out.shape, operands) if _elementwise(line) else None
+        strides = elementwise_strides(out.shape, operands) if _elementwise(operation) else None
     if strides is not None:
         values[out] = _meta(out, strides)
     return strides is not None
-
-
-_NEW = {f"aten.{name}_backward.default" for name in ("slice", "select", "diagonal", "unfold")}  # write into zeros
 
 
 def _named(old: Proxy, new, values: dict) -> bool:
@@ -87,13 +84,13 @@ def _named(old: Proxy, new, values: dict) -> bool:
     return new in values
 
 
-def _is_cast(line: BoundSymbol) -> bool:
+def _is_cast(operation: BoundSymbol) -> bool:
     """A conversion of the type alone."""
-    lines = parts(line)[0] if not primitive(line) else (line,)
+    operations = operation.subsymbols if not primitive(operation) else (operation,)
     return (
-        len(lines) == 1
-        and lines[0].sym.id == "prims.convert_element_type"
-        and not any(isinstance(a, Device) for a in (*line.args, *line.kwargs.values()))
+        len(operations) == 1
+        and operations[0].sym.id == "prims.convert_element_type"
+        and not any(isinstance(a, Device) for a in (*operation.args, *operation.kwargs.values()))
     )
 
 
@@ -102,19 +99,16 @@ def _is_row_major_format(t: torch.Tensor) -> bool:
     return t.dim() not in (4, 5) or t.shape[1] > 1 and t.stride(1) != 1
 
 
-def _elementwise(line: BoundSymbol) -> bool:
+def _elementwise(operation: BoundSymbol) -> bool:
     """Whether all that a line is made of computes elements from those at the same place, broadcast."""
-    if primitive(line):
-        return line.sym.name in FUNCTIONS or line.sym.id in (
+    if primitive(operation):
+        return operation.sym.name in FUNCTIONS or operation.sym.id in (
             "prims.convert_element_type",
             "prims.full",
             "prims.broadcast_in_dim",
         )
-    lines, aliases = parts(line)
-    return bool(lines) and not aliases and line.sym.name not in _OTHERWISE and all(map(_elementwise, lines))
-
-
-_OTHERWISE = {"rsub", "logsigmoid"}  # the one looks at its second operand first, the other has a kernel of its own
+    operations, aliases = operation.subsymbols, operation.aliases
+    return bool(operations) and not aliases and operation.sym.layout != "own" and all(map(_elementwise, operations))
 
 
 def elementwise_strides(shape: Sequence[int], operands: Sequence[torch.Tensor]) -> tuple:

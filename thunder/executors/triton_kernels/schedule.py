@@ -15,6 +15,7 @@ import contextlib
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 
+from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
 from thunder.executors.triton_kernels.joins import parts_of
 from thunder.executors.triton_kernels.one_hot import of_one_term
@@ -353,14 +354,6 @@ class _Scheduler:
         return True
 
 
-# instructions of an element, about; one for what is not here
-_WORK = {
-    "sin": 40, "cos": 40, "erf": 25, "tanh": 25, "expm1": 20, "log1p": 20, "exp": 6, "exp2": 4, "log": 8, "log2": 6,
-    "log10": 8, "sigmoid": 12, "sqrt": 8, "rsqrt": 6,
-    "true_divide": 8, "reciprocal": 8,
-}  # fmt: skip
-
-
 def _dear(program: Program) -> dict[Value, None]:
     """Elementwise functions of inputs that are broadcast, and cost more where each element that reads them computes
     them than a kernel of their own: tables of sines."""
@@ -388,7 +381,7 @@ def _work(value: Value, stored: Container[Value]) -> int:
         v = stack.pop()
         if v.kind in ("reduce", "partial", "gather"):
             return 0
-        total += _WORK.get(v.what, 1) if v.kind == "map" and v.numel > 1 else 0
+        total += FUNCTIONS[v.what].work if v.kind == "map" and v.numel > 1 else 0
         new = [x for x in v.operands if isinstance(x, Value) and x not in seen and x not in stored]
         seen.update(new)
         stack += new

@@ -17,7 +17,6 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels import index as places
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import Index, within
-from thunder.ops.backward import parts
 
 __all__ = ["Value", "Program", "primitive", "program_of", "sources"]
 
@@ -51,8 +50,8 @@ class Program:
 # lines
 
 
-def _tensors(line: BoundSymbol) -> list[TensorProxy]:
-    return [p for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy)]
+def _tensors(operation: BoundSymbol) -> list[TensorProxy]:
+    return [p for p in (*operation.inputs, *operation.outputs) if isinstance(p, TensorProxy)]
 
 
 def _known_type(t: TensorProxy) -> bool:
@@ -88,26 +87,26 @@ def _is_float(x) -> bool:
     return isinstance(x, (TensorProxy, Value)) and x.dtype.category == FLOAT
 
 
-def primitive(line: BoundSymbol) -> bool:
+def primitive(operation: BoundSymbol) -> bool:
     """Whether a line is computed as it is, not by its parts."""
-    maker = _MAKERS.get(line.sym.id)
-    if maker is None or not all(map(_known_type, _tensors(line))):
+    maker = _MAKERS.get(operation.sym.id)
+    if maker is None or not all(map(_known_type, _tensors(operation))):
         return False
     if maker is _map:
-        return _function(line.sym.name, line.args) is not None
+        return _function(operation.sym.name, operation.args) is not None
     if maker is _reduction:
-        return _reduces(line)
+        return _reduces(operation)
     if maker is _philox:
-        return isinstance(line.kwargs["seed"], TensorProxy) and _out(line).dtype.name == "float32"
-    return maker not in (_gather, _take) or _out(line).dtype.category == FLOAT and len(line.args[0].shape) > 0
+        return isinstance(operation.kwargs["seed"], TensorProxy) and _out(operation).dtype.name == "float32"
+    return maker not in (_gather, _take) or _out(operation).dtype.category == FLOAT and len(operation.args[0].shape) > 0
 
 
-def _reduces(line: BoundSymbol) -> bool:
+def _reduces(operation: BoundSymbol) -> bool:
     """Few long rows would leave most of the device idle; a reduction of everything is split, as one over the first
     dimensions."""
-    a, dims = line.args
+    a, dims = operation.args
     # see "opposite" in functions.py
-    if a.dtype.category == BOOL or a.dtype.category != FLOAT and line.sym.name != "sum":
+    if a.dtype.category == BOOL or a.dtype.category != FLOAT and operation.sym.name != "sum":
         return False
     columns = math.prod(a.shape[d] for d in dims)
     rows = math.prod(a.shape) // columns
@@ -125,8 +124,8 @@ def program_of(region: Region) -> Program:
         assert isinstance(p, TensorProxy), "regions of the fuser read tensors"
         values[p] = Value("input", (), p.shape, p.dtype, i)
         inputs.append(values[p])
-    for line in region.lines:
-        _lower(line, values)
+    for operation in region.lines:
+        _lower(operation, values)
     outputs: dict[Value, None] = {}
     for p in region.outputs:
         v = values[p]  # a result is a buffer of its own, whatever else holds the same numbers
@@ -134,99 +133,107 @@ def program_of(region: Region) -> Program:
     return Program(inputs, list(outputs))
 
 
-def _lower(line: BoundSymbol, values: dict[Proxy, Value]) -> None:
-    if primitive(line):
-        operands = tuple(values[x] if isinstance(x, TensorProxy) else x for x in line.args)
-        values[line.outputs[0]] = _MAKERS[line.sym.id](line, operands, values)
+def _lower(operation: BoundSymbol, values: dict[Proxy, Value]) -> None:
+    if primitive(operation):
+        operands = tuple(values[x] if isinstance(x, TensorProxy) else x for x in operation.args)
+        values[operation.outputs[0]] = _MAKERS[operation.sym.id](operation, operands, values)
         return
-    lines, aliases = parts(line)
-    for sub in lines:
+    operations, aliases = operation.subsymbols, operation.aliases
+    for sub in operations:
         _lower(sub, values)
     for old, new in aliases.items():
         if isinstance(new, Proxy):
             values[old] = values[new]
         elif isinstance(old, TensorProxy):
             values[old] = Value("number", (), old.shape, old.dtype, new)
-    for out in line.outputs:
+    for out in operation.outputs:
         if (
             (v := values[out]).kind == "cast"
             and v.dtype.bytes == 2
             and v.dtype.category == FLOAT
             and v.operands[0].dtype.name == "float32"
-            and _computes(line)
+            and _computes(operation)
         ):
             # rounded where it is stored, as elementwise results are: the program does not convert
             values[out] = Value("reshape", v.operands, v.shape, v.dtype, (v.shape,))
 
 
-def _computes(line: BoundSymbol) -> bool:
+def _computes(operation: BoundSymbol) -> bool:
     """Whether a line does more than to convert and to move data."""
-    if primitive(line):
-        return OpTags.SHAPE_OP not in line.sym.tags and line.sym.id != "prims.convert_element_type"
-    return any(map(_computes, parts(line)[0]))
+    if primitive(operation):
+        return OpTags.SHAPE_OP not in operation.sym.tags and operation.sym.id != "prims.convert_element_type"
+    return any(map(_computes, operation.subsymbols))
 
 
-def _out(line: BoundSymbol) -> TensorProxy:
-    return line.outputs[0]  # type: ignore[return-value]
+def _out(operation: BoundSymbol) -> TensorProxy:
+    return operation.outputs[0]  # type: ignore[return-value]
 
 
-def _map(line: BoundSymbol, operands: tuple, values: dict) -> Value:
-    out = _out(line)
-    return Value("map", operands, out.shape, out.dtype, _function(line.sym.name, operands))
+def _map(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
+    out = _out(operation)
+    return Value("map", operands, out.shape, out.dtype, _function(operation.sym.name, operands))
 
 
 def _view(kind: str) -> Callable:
-    def make(line: BoundSymbol, operands: tuple, values: dict) -> Value:
-        out = _out(line)
+    def make(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
+        out = _out(operation)
         return Value(kind, operands[:1], out.shape, out.dtype, operands[1:])
 
     return make
 
 
-def _same(line: BoundSymbol, operands: tuple, values: dict) -> Value:
+def _same(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
     return operands[0]
 
 
-def _cast(line: BoundSymbol, operands: tuple, values: dict) -> Value:
-    return Value("cast", operands[:1], _out(line).shape, _out(line).dtype)
+def _cast(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
+    return Value("cast", operands[:1], _out(operation).shape, _out(operation).dtype)
 
 
-def _joined(line: BoundSymbol, operands: tuple, values: dict) -> Value:
-    return Value("cat", [values[t] for t in line.args[0]], _out(line).shape, _out(line).dtype, line.args[1])
+def _joined(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
+    return Value(
+        "cat", [values[t] for t in operation.args[0]], _out(operation).shape, _out(operation).dtype, operation.args[1]
+    )
 
 
-def _full(line: BoundSymbol, operands: tuple, values: dict) -> Value:
-    return Value("number", (), _out(line).shape, _out(line).dtype, operands[1])
+def _full(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
+    return Value("number", (), _out(operation).shape, _out(operation).dtype, operands[1])
 
 
-def _iota(line: BoundSymbol, operands: tuple, values: dict) -> Value:
-    return Value("iota", (), _out(line).shape, _out(line).dtype, (line.kwargs["start"], line.kwargs["step"]))
+def _iota(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
+    return Value(
+        "iota", (), _out(operation).shape, _out(operation).dtype, (operation.kwargs["start"], operation.kwargs["step"])
+    )
 
 
-def _reduction(line: BoundSymbol, operands: tuple, values: dict) -> Value:
-    a, dims, out = operands[0], operands[1], _out(line)
+def _reduction(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
+    a, dims, out = operands[0], operands[1], _out(operation)
     if all(a.shape[d] == 1 for d in dims):  # nothing to combine
         return Value("reshape", (a,), out.shape, out.dtype)
-    return Value("reduce", (a,), out.shape, out.dtype, (line.sym.name, tuple(dims)))
+    return Value("reduce", (a,), out.shape, out.dtype, (operation.sym.name, tuple(dims)))
 
 
-def _gather(line: BoundSymbol, operands: tuple, values: dict) -> Value:
+def _gather(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
     a, dim, at = operands[:3]
     return Value("gather", (a, at), at.shape, a.dtype, dim % len(a.shape) if a.shape else 0)
 
 
-def _take(line: BoundSymbol, operands: tuple, values: dict) -> Value:
+def _take(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
     """A gather whose index is the same in all other dimensions."""
     a, dim, at = operands
-    out = _out(line)
+    out = _out(operation)
     index = Value("broadcast", (at,), out.shape, at.dtype, (out.shape, (dim,)))
     return Value("gather", (a, index), out.shape, a.dtype, dim)
 
 
-def _philox(line: BoundSymbol, operands: tuple, values: dict) -> Value:
-    low, high = (*line.args[1:], *(0.0, 1.0)[len(line.args) - 1 :])
+def _philox(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
+    low, high = (*operation.args[1:], *(0.0, 1.0)[len(operation.args) - 1 :])
     return Value(
-        "philox", (values[line.kwargs["seed"]],), _out(line).shape, _out(line).dtype, (line.kwargs["offset"], low, high)
+        "philox",
+        (values[operation.kwargs["seed"]],),
+        _out(operation).shape,
+        _out(operation).dtype,
+        (operation.kwargs["offset"], low, high),
     )
 
 

@@ -1,0 +1,330 @@
+"""Host code in programs: it runs at each call, in order, with real values, and exactly once whatever path is taken."""
+
+import collections
+import contextlib
+import io
+import json
+import logging
+import math
+import os
+import random
+import time
+import uuid
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import thunder
+from thunder.errors import CaptureError, FallbackWarning, SharpEdgeError
+
+PROGRAMS = {}
+CALLS = 6
+
+
+def program(function):
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+@program
+def printed(x, directory):
+    print("sum", x.sum(), f"{x.sum():.3f}", x.shape)
+    return x + 1
+
+
+@program
+def printed_between_decisions(x, directory):
+    print("begin")
+    if x.sum() > 0:
+        print("positive", x.sum().item())
+    else:
+        print("negative")
+    if x[0] > 0:
+        print("first is positive")
+    return x * 2
+
+
+@program
+def formatted(x, directory):
+    n = x.sum().item()
+    return "%.2f %s" % (n, "x"), "{:.3f} {}".format(n, 1), str(n), f"{x}", repr(x + 1), f"{n!r:>30}"
+
+
+@program
+def text_that_is_taken_apart(x, directory):
+    text = f"{x.sum():.2f}"
+    if text.startswith("-"):
+        return x, text[1:], len(text)
+    return -x, text.split("."), text.replace(".", ",")
+
+
+@program
+def random_numbers(x, directory):
+    noise = random.random()
+    if random.random() < 0.5:
+        return x * noise
+    return x + random.uniform(1, 2) * random.randint(1, 5)
+
+
+@program
+def random_choices(x, directory):
+    name = random.choice(["sin", "cos"])
+    return getattr(torch, name)(x) * random.gauss(0, 1)
+
+
+@program
+def numpy_random_numbers(x, directory):
+    noise = torch.from_numpy(np.random.randn(3)).float()
+    if np.random.rand() > 0.5:
+        return x + noise
+    return x * noise * np.random.uniform(0, 1)
+
+
+@program
+def random_between_torchs(x, directory):
+    y = x + torch.rand(3)
+    if random.random() > 0.5:
+        y = y * torch.rand(3)
+    if y.sum() > 1:
+        y = y - random.random()
+    return y + torch.rand(3)
+
+
+@program
+def logged_through_logging(x, directory):
+    logging.getLogger("programs").warning("loss %.2f", x.sum().item())
+    return x
+
+
+@program
+def read_from_a_file(x, directory):
+    with open(Path(directory) / "scale.json") as file:
+        scale = json.load(file)["scale"]
+    return x * scale
+
+
+@program
+def read_text(x, directory):
+    return x * len(Path(directory, "scale.json").read_text())
+
+
+@program
+def appended_to_a_file(x, directory):
+    with open(os.path.join(directory, "log.txt"), "a") as file:
+        file.write(f"{x.sum():.3f}\n")
+        if x.sum() > 0:
+            file.write("positive\n")
+    return x
+
+
+@program
+def listed_directory(x, directory):
+    return x * len(os.listdir(directory))
+
+
+@program
+def json_of_numbers(x, directory):
+    return json.dumps({"loss": x.sum().item(), "n": x.numel()})
+
+
+@program
+def mathematics_of_numbers(x, directory):
+    n = x.abs().sum().item()
+    return math.exp(n), math.log(n), math.isnan(n), math.hypot(n, 1.0)
+
+
+@program
+def effects_of_python_around(x, directory):
+    events = []
+    events.append("a")
+    print(events, x.sum().item() > 0)
+    events.append("b")
+    return events
+
+
+@program
+def values_as_arrays(x, directory):
+    a = x.numpy()
+    k = int(np.argmax(a))
+    return x[k] * float(a.mean()), torch.from_numpy(np.sort(a)), a.shape[0], np.asarray(x * 2).sum().item()
+
+
+@program
+def detached_values(x, directory):
+    weights = np.exp(x.detach().cpu().numpy())
+    weights = weights / weights.sum()
+    if weights[0] > 0.5:
+        return x * torch.from_numpy(weights)
+    return x
+
+
+LOG: list = []
+
+
+@program
+def logged_in_a_global(x, directory):
+    LOG.append(f"{x.sum():.2f}")
+    return x, len(LOG)
+
+
+TIMES: collections.deque = collections.deque(maxlen=3)
+
+
+def outcome(function, x, directory):
+    """Result, printed text, what Python's and NumPy's generators give next, files and globals."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        result = function(x, directory)
+    files = {p.name: p.read_text() for p in sorted(Path(directory).iterdir())}
+    return result, out.getvalue(), random.random(), np.random.rand(), torch.rand(2), files, list(LOG)
+
+
+def assert_same(got, want) -> None:
+    assert type(got) is type(want), (got, want)
+    if isinstance(want, torch.Tensor):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    elif isinstance(want, (tuple, list)):
+        assert len(got) == len(want), (got, want)
+        for a, b in zip(got, want):
+            assert_same(a, b)
+    else:
+        assert got == want
+
+
+def trail(function, directory, caplog) -> list:
+    directory.mkdir()
+    (directory / "scale.json").write_text('{"scale": 3}')
+    LOG.clear()
+    caplog.clear()
+    found = []
+    for call in range(CALLS):
+        for seed in (random.seed, np.random.seed, torch.manual_seed):
+            seed(call)
+        x = torch.randn(3, generator=torch.Generator().manual_seed(call % 4))
+        found.append((outcome(function, x, str(directory)), [r.getMessage() for r in caplog.records]))
+    return found
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_equals_eager(name, tmp_path, caplog):
+    function = PROGRAMS[name]
+    want = trail(function, tmp_path / "eager", caplog)
+    (tmp_path / "eager").rename(tmp_path / "before")
+    compiled = thunder.jit(function, fallback="error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = trail(compiled, tmp_path / "eager", caplog)
+    assert_same(got, want)
+
+
+def test_it_is_printed_as_a_bound_symbol():
+    compiled = thunder.jit(lambda x: x * random.random())
+    compiled(torch.ones(2))
+    assert "v0 = host_call(0, random, (), {}, 'float', None, 'random')" in str(thunder.last_traces(compiled)[0])
+
+
+def test_every_effect_happens_once_on_every_path(capsys):
+    def f(x):
+        print("one")
+        if x[0] > 0:
+            print("two")
+            if x[1] > 0:
+                print("three")
+        print("four")
+        return x
+
+    compiled, inputs = thunder.jit(f), [(1, 1), (1, -1), (-1, 1), (1, 1), (-1, -1), (1, -1)]
+    for a, b in inputs:
+        f(torch.tensor([a, b]))
+        want = capsys.readouterr().out
+        compiled(torch.tensor([a, b]))
+        assert capsys.readouterr().out == want
+
+
+def test_time_passes():
+    compiled = thunder.jit(lambda x: (x, time.time(), time.perf_counter()))
+    compiled(torch.ones(2))
+    before = time.time(), time.perf_counter()
+    _, *now = compiled(torch.ones(2))
+    assert all(b <= n <= b + 60 for b, n in zip(before, now))
+
+
+def test_other_values_at_each_call():
+    compiled = thunder.jit(lambda x: (x, uuid.uuid4().hex))
+    assert compiled(torch.ones(2))[1] != compiled(torch.ones(2))[1]
+
+
+def test_a_type_that_changes_is_another_path(tmp_path):
+    file = tmp_path / "value.json"
+
+    def f(x):
+        return x * json.loads(file.read_text())
+
+    compiled = thunder.jit(f)
+    for text in ("2", "2.5", "3", "0.5"):
+        file.write_text(text)
+        assert torch.equal(compiled(torch.ones(2)), f(torch.ones(2)))
+    assert thunder.cache_misses(compiled) == 2
+
+
+def test_under_grad():
+    def f(x):
+        print(f"{x.sum():.2f}")
+        return x * random.random()
+
+    x = torch.ones(3, requires_grad=True)
+    random.seed(0)
+    (want,) = torch.autograd.grad(f(x).sum(), x)
+    random.seed(0)
+    (got,) = torch.autograd.grad(thunder.jit(f)(x).sum(), x)
+    assert torch.equal(got, want)
+
+
+def test_what_host_code_may_change_is_refused():
+    def f(x):
+        order = [0, 1, 2]
+        random.shuffle(order)
+        return x[order]
+
+    with pytest.raises(CaptureError, match="a container, which it may change"):
+        thunder.jit(f, fallback="error")(torch.ones(3))
+
+
+WRITTEN = {
+    "tensor": lambda x: (lambda a: x.add_(1).sum() + float(a[0]))(x.numpy()),
+    "array": lambda x: (lambda a: a.fill(1.0) or x.sum())(x.numpy()),
+    "array, left": lambda x: x.numpy(),
+    "made of one": lambda x: torch.from_numpy(np.exp(x.numpy())).add_(1),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_memory_that_arrays_share(name):
+    """Not written to by the program that is captured: the original runs."""
+    compiled, x, y = thunder.jit(WRITTEN[name], fallback="eager"), torch.zeros(3), torch.zeros(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for _ in range(2):
+            np.testing.assert_array_equal(compiled(x), WRITTEN[name](y))
+            assert torch.equal(x, y)
+    assert thunder.cache_hits(compiled) == 0
+
+
+def test_no_gradient_passes_through_host_code():
+    with pytest.raises(CaptureError, match="a gradient would have to pass"):
+        thunder.jit(lambda x: x * np.random.randn(3), fallback="error")(torch.ones(3, requires_grad=True))
+
+
+EDGES = {
+    "random": lambda x: x * random.random(), "time": lambda x: x * time.time(), "print": lambda x: print(x) or x,
+    "open": lambda x: open(os.devnull).close() or x, "numpy": lambda x: x * np.random.rand(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_is_an_error_where_it_is_not_wanted(name):
+    with pytest.raises(SharpEdgeError, match=__file__):
+        thunder.jit(EDGES[name], sharp_edges="error")(torch.ones(2))

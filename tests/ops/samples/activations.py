@@ -1,0 +1,34 @@
+"""Arguments that tests call the operations of `thunder/ops/activations.py` with."""
+
+from __future__ import annotations
+
+from thunder.ops.activations import gelu, glu, prelu, rrelu, threshold
+
+
+@gelu.samples
+def _(make):
+    yield make(4, 3)
+    yield (make(4, 3),), {"approximate": "tanh"}
+
+
+@threshold.samples
+def _(make):
+    yield make(4, 3), 0.1, 20.0
+
+
+@prelu.samples
+def _(make):
+    yield make(4, 3), make(1)
+    yield make(4, 3, 2), make(3)
+    yield make(), make(1)
+
+
+@rrelu.samples
+def _(make):
+    yield make(4, 3)
+
+
+@glu.samples
+def _(make):
+    yield make(4, 6)
+    yield make(4, 6), 0

@@ -1,0 +1,136 @@
+"""Arguments that tests call the operations of `thunder/ops/factorizations.py` with."""
+
+from __future__ import annotations
+
+import torch
+
+from thunder.ops.factorizations import (
+    cholesky_inverse,
+    cholesky_solve,
+    geqrf,
+    householder_product,
+    linalg_qr,
+    linalg_svd,
+    matrix_power,
+    old_cholesky,
+    old_qr,
+    old_svd,
+    ormqr,
+    svdvals,
+)
+
+
+@matrix_power.samples
+def _(make):
+    yield make(3, 3), 3
+    yield make(2, 3, 3), 0
+    for n in (1, 5, -2):
+        yield make(3, 3) + 4 * torch.eye(3), n
+
+
+@matrix_power.error_samples
+def _(make):
+    yield make(3, 2), 2
+
+
+@old_cholesky.samples
+def _(make):
+    x = make(2, 3, 3)
+    yield (x @ x.mT + torch.eye(3),)
+    yield (x[0] @ x[0].mT + torch.eye(3), True)
+
+
+def _factors(make):
+    return torch.tril(make(2, 3, 3)) + 3 * torch.eye(3)
+
+
+@cholesky_inverse.samples
+def _(make):
+    yield (_factors(make),)
+    yield (_factors(make).mT.contiguous(), True)
+
+
+@cholesky_solve.samples
+def _(make):
+    yield make(2, 3, 4), _factors(make)
+    yield make(3, 4), _factors(make).mT.contiguous(), True
+
+
+@linalg_svd.samples
+def _(make):
+    yield make(2, 4, 3), False
+    yield make(3, 4), False
+    yield (make(4, 3),)
+
+
+@svdvals.samples
+def _(make):
+    yield (make(2, 4, 3),)
+    yield (make(3, 4),)
+
+
+@old_svd.samples
+def _(make):
+    yield (make(2, 4, 3),)
+    yield make(3, 4), False
+    yield make(3, 4), True, False
+
+
+@linalg_svd.error_samples
+def _(make):
+    yield (make(3),)
+
+
+@svdvals.error_samples
+def _(make):
+    yield (make(3),)
+
+
+@linalg_qr.samples
+def _(make):
+    yield (make(2, 4, 3),)
+    yield (make(3, 3), "complete")
+    yield (make(2, 3, 5),)
+
+
+@old_qr.samples
+def _(make):
+    yield (make(2, 4, 3),)
+    yield (make(3, 4), False)
+
+
+@linalg_qr.error_samples
+def _(make):
+    yield (make(3),)
+    yield make(3, 3), "full"
+
+
+@geqrf.samples
+def _(make):
+    yield (make(2, 4, 3),)
+
+
+@householder_product.samples
+def _(make):
+    yield make(2, 4, 3), make(2, 3)
+
+
+@ormqr.samples
+def _(make):
+    yield make(4, 3), make(3), make(4, 2)
+    yield make(4, 3), make(3), make(2, 4), False, True
+
+
+@geqrf.error_samples
+def _(make):
+    yield (make(3),)
+
+
+@householder_product.error_samples
+def _(make):
+    yield make(3, 4), make(3)
+
+
+@ormqr.error_samples
+def _(make):
+    yield make(4, 3), make(3), make(3, 2)

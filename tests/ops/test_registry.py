@@ -1,0 +1,133 @@
+"""One meaning for each function of PyTorch's, one place for each fact about an operation."""
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+import thunder
+from thunder.core.definition import Definition
+from thunder.core.symbol import Symbol
+from thunder.core.trace import TraceInfo
+from thunder.ops import LTORCH, PRIMS
+from thunder.ops.define import alias, composite, lookup
+
+ROOT = Path(thunder.__file__).parent
+SOURCES = sorted(ROOT.rglob("*.py"))
+
+
+def test_a_function_has_one_meaning():
+    before = lookup(torch.sin)
+    with pytest.raises(ValueError, match="sin is the operation .*ltorch.sin.* already"):
+        alias(torch.sin)(lambda a: a)
+    with pytest.raises(ValueError, match="sin is the operation .*ltorch.sin.* already"):
+        alias(torch.sin, over=LTORCH["cos"])(lambda a: a)
+    assert lookup(torch.sin) is before
+    with pytest.raises(AssertionError, match="sin is defined twice"):
+        composite(name="sin")(lambda a: a)
+
+
+def test_facts_have_no_names_but_those_of_fields():
+    symbol = Symbol("fresh")
+    assert {f.name for f in dataclasses.fields(Definition)} <= set(dir(symbol))
+    for made in (symbol, LTORCH["relu"], PRIMS["sin"]):
+        with pytest.raises(AttributeError):
+            made.elmentwise = True
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TraceInfo().parameters = {}
+
+
+def test_no_facts_stand_under_string_keys():
+    found = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            value = node.value if isinstance(node, ast.Subscript) else None
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("get", "setdefault")
+            ):
+                value = node.func.value
+            if isinstance(value, ast.Attribute) and value.attr in ("info", "tables"):
+                found.append(f"{path.name}:{node.lineno}")
+    assert not found
+
+
+OPERATIONS = {name for table in (LTORCH, PRIMS) for name, s in table.items() if isinstance(s, Symbol)}
+REDUCTIONS = {"mean", "sum"}  # how a loss is reduced, as PyTorch's functions are told
+
+
+def _names_operation(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+        return False
+    name = node.value.removeprefix("torch.")
+    return name.removeprefix("ltorch.").removeprefix("prims.") in OPERATIONS
+
+
+def _lists_of_operations(tree: ast.AST):
+    """Lists of names of operations, and comparisons of an operation's name with one: (line, text)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Set | ast.List | ast.Tuple):
+            names = [x.value for x in node.elts if _names_operation(x)]
+            if len(names) > 1 and not REDUCTIONS.issuperset(names):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Dict):
+            if sum(map(_names_operation, filter(None, node.keys))) > 1:
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Compare):
+            attributes = [x.attr for x in (node.left, *node.comparators) if isinstance(x, ast.Attribute)]
+            if {"name", "id"} & {*attributes} and any(map(_names_operation, (node.left, *node.comparators))):
+                yield node.lineno, ast.unparse(node)
+
+
+def test_the_search_finds_lists():
+    found = list(
+        _lists_of_operations(ast.parse("A = {'sin', 'cos'}\nif line.sym.name == 'relu': pass\nB = ('mean', 'sum')"))
+    )
+    assert [number for number, _ in found] == [1, 2]
+
+
+def test_no_lists_of_operations_outside_of_their_families():
+    """What a pass asks about an operation is a field of `Definition`; the fuser's kernels have a table of functions."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {text}"
+        for folder in ("transforms", "executors", "extend")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.parent.name != "triton_kernels"
+        for number, text in _lists_of_operations(ast.parse(path.read_text()))
+    ]
+    assert not found, "\n".join(found)
+
+
+WALKED = "relu sum index_put scaled_dot_product_attention batch_norm dropout cholesky add_".split()
+# a table of rules for slices of tensors, by operation
+TENSOR_PARALLEL = {"scaled_dot_product_attention": ["distributed/layers.py"]}
+
+
+def _mentions(tree: ast.AST, name: str) -> bool:
+    """Whether a source looks an operation up, or compares with its name, or lists it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("LTORCH", "PRIMS", "ltorch", "prims"):
+            if isinstance(node.slice, ast.Constant) and node.slice.value == name:
+                return True
+        if isinstance(node, ast.Attribute) and node.attr == name and ast.unparse(node.value) in ("ltorch", "prims"):
+            return True
+    return any(f"'{name}'" in text or f".{name}'" in text for _, text in _lists_of_operations(tree))
+
+
+def test_walks():
+    """Which files mention an operation outside of its family and of the fuser's table."""
+    found: dict = {name: [] for name in WALKED}
+    for path in SOURCES:
+        place = path.relative_to(ROOT)
+        if place.parts[0] in ("ops", "interpreter", "tests") or "triton_kernels" in place.parts:
+            continue
+        tree = ast.parse(path.read_text())
+        for name in WALKED:
+            if _mentions(tree, name):
+                found[name].append(str(place))
+    for name, files in found.items():
+        print(f"{name}: {len(files)} {' '.join(files)}")
+    assert {name: files for name, files in found.items() if files} == TENSOR_PARALLEL

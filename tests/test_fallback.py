@@ -1,0 +1,77 @@
+"""`fallback=`: what a call does whose program cannot be captured."""
+
+import warnings
+
+import pytest
+import torch
+
+import thunder
+from thunder.errors import CaptureError, FallbackWarning, OptionError
+
+
+def written(x, log):
+    """Has an effect before what cannot be captured, and one after."""
+    log.append("before")
+    y = x.untyped_storage().nbytes()
+    log.append("after")
+    return x * y
+
+
+def test_eager_runs_the_original_once_and_warns_once():
+    compiled, log, x = thunder.jit(written, fallback="eager"), [], torch.ones(3)
+    with pytest.warns(
+        FallbackWarning, match=r"untyped_storage.*(.|\n)*x\.untyped_storage\(\)(.|\n)*The original function ran"
+    ):
+        result = compiled(x, log)
+    assert torch.equal(result, x * 12) and log == ["before", "after"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(compiled(x + 1, log), (x + 1) * 12)
+    assert log == ["before", "after"] * 2
+
+
+def test_error_raises_and_runs_nothing():
+    compiled, log = thunder.jit(written, fallback="error"), []
+    with pytest.raises(CaptureError, match="untyped_storage"):
+        compiled(torch.ones(3), log)
+    assert log == []
+
+
+def test_calls_that_look_the_same_are_captured_once():
+    compiled, x = thunder.jit(lambda x: x + x.untyped_storage().nbytes(), fallback="eager"), torch.ones(3)
+    with pytest.warns(FallbackWarning):
+        compiled(x)
+    tried = thunder.cache_misses(compiled)
+    for _ in range(5):
+        assert torch.equal(compiled(x), x + 12)
+    assert thunder.cache_misses(compiled) == tried
+
+
+def test_a_program_that_never_looks_the_same_is_not_captured_at_each_call():
+    calls = []
+
+    def counted(x):
+        calls.append(0)
+        return x + (x.untyped_storage().nbytes() - 12 + len(calls))
+
+    compiled, x = thunder.jit(counted, fallback="eager"), torch.ones(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for n in range(1, 201):
+            assert torch.equal(compiled(x), x + n)
+    assert thunder.cache_misses(compiled) < 40
+
+
+def test_what_would_compute_something_else_is_an_error():
+    class Nothing(thunder.Transform):
+        def transform_traces_pre_prologue(self, prologue, computation, epilogue, **kwargs):
+            return prologue, computation, epilogue
+
+    compiled = thunder.jit(written, transforms=[Nothing()], fallback="eager")
+    with pytest.raises(CaptureError, match="untyped_storage"):
+        compiled(torch.ones(3), [])
+
+
+def test_values():
+    with pytest.raises(OptionError, match="valid: 'eager', 'error'"):
+        thunder.jit(written, fallback="graph break")

@@ -1,0 +1,46 @@
+"""Aliases: which values are views, and of what."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol, OpTags
+
+__all__ = ["Bases", "alias_bases", "is_view", "may_view"]
+
+
+class Bases(dict[Proxy, Proxy]):
+    """By view, the value whose memory it is in. Any other value is in its own."""
+
+    def __missing__(self, value: Proxy) -> Proxy:
+        return value
+
+
+def may_view(bound_symbol: BoundSymbol) -> bool:
+    """Whether an output of an operation may share memory with its first tensor; `Definition.may_view` decides by the
+    arguments."""
+    symbol = bound_symbol.sym
+    if OpTags.VIEW not in symbol.tags:
+        return False
+    return symbol.may_view is None or symbol.may_view(*bound_symbol.args, **bound_symbol.kwargs)
+
+
+def is_view(bound_symbol: BoundSymbol) -> bool:
+    """Whether the outputs of an operation share memory with its only tensor, whatever the strides are."""
+    return may_view(bound_symbol) and not bound_symbol.sym.may_copy and _only_tensor(bound_symbol) is not None
+
+
+def _only_tensor(bound_symbol: BoundSymbol) -> TensorProxy | None:
+    tensors = [i for i in bound_symbol.inputs if isinstance(i, TensorProxy)]
+    return tensors[0] if len(tensors) == 1 else None
+
+
+def alias_bases(bound_symbols: Iterable[BoundSymbol], *, maybe: bool = False, copies: Container[str] = ()) -> Bases:
+    """The bases of all views. maybe: also of results that are views or copies, as their strides decide; but for
+    `copies`, names of those that are known to be copies."""
+    found, holds = Bases(), may_view if maybe else is_view
+    for b in bound_symbols:
+        if holds(b) and (source := _only_tensor(b)) is not None:
+            found |= dict.fromkeys([o for o in b.outputs if o.name not in copies], found[source])
+    return found

@@ -1,0 +1,177 @@
+"""Cost: bytes and arithmetic of operations, and the time that a machine takes for them.
+
+An operation that computes takes the longer of its arithmetic at the machine's rate and its bytes at the rate of its
+memory (S. Williams et al. 2009, "Roofline"), a collective a time for each step of a ring and its bytes at the rate of
+the links (R. Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from thunder.core.dtypes import FLOAT
+from thunder.core.proxies import TensorProxy, element_count, number_value
+from thunder.core.symbol import BoundSymbol, OpTags
+
+__all__ = [
+    "H200", "Machine", "bytes_moved", "estimated_time", "multiply_adds", "nbytes", "original_of", "scratch_bytes",
+    "tensors_in",
+]  # fmt: skip
+
+# how many floating point operations take as long as moving one byte: 200 on an H200 in bfloat16, some 20 on a CPU core
+FLOPS_PER_BYTE = 100
+
+
+def nbytes(value: TensorProxy) -> int:
+    """Bytes of a dense tensor of this shape; symbolic sizes count as they were at capture."""
+    return element_count(value) * value.dtype.bytes
+
+
+def estimated_time(operation: BoundSymbol) -> float:
+    """Bytes read and written, and for products the operations."""
+    tensors = [p for p in (*operation.inputs, *operation.outputs) if isinstance(p, TensorProxy)]
+    return sum(map(nbytes, tensors)) + 2 * multiply_adds(operation) / FLOPS_PER_BYTE
+
+
+def multiply_adds(operation: BoundSymbol) -> float:
+    """Those of matrix products, convolutions and attention: a product of A (m, k) and B (k, n) has sqrt(mk kn mn) =
+    mnk. 0 of other operations.
+
+    What is no single product says how many it has: `Symbol.multiply_adds`.
+    """
+    if (count := operation.sym.multiply_adds) is not None:
+        return count(operation)
+    tensors = [p for p in operation.inputs if isinstance(p, TensorProxy)]
+    if OpTags.MATMUL_OP not in operation.sym.tags or len(tensors) <= operation.sym.factors[1] or not operation.outputs:
+        return 0
+    a, b, product = *(tensors[i] for i in operation.sym.factors), operation.outputs[0]
+    batch = math.prod(map(number_value, product.shape[:-2])) if min(len(a.shape), len(b.shape)) > 2 else 1
+    return math.sqrt(element_count(a) * element_count(b) * element_count(product) / max(1, batch))
+
+
+def original_of(operation: BoundSymbol) -> BoundSymbol:
+    """An operation as it was before an executor took it."""
+    return (
+        operation.subsymbols[0]
+        if operation.sym.executor is not None and not operation.sym.is_fusion and len(operation.subsymbols) == 1
+        else operation
+    )
+
+
+def schedule_of(operation: BoundSymbol):
+    """The kernels of a region of the Triton fuser."""
+    return getattr(operation.sym.fn, "schedule", None) if operation.sym.is_fusion else None
+
+
+def tensors_in(values: Iterable) -> list[TensorProxy]:
+    return [p for p in dict.fromkeys(values) if isinstance(p, TensorProxy)]
+
+
+def bytes_moved(operation: BoundSymbol) -> int:
+    """Read and written: all inputs and results; of what is looked up in, what is found."""
+    parts = operation.subsymbols if operation.sym.is_fusion else (original_of(operation),)
+    read: dict[TensorProxy, int] = {}
+    for part in parts:
+        selects = OpTags.SHAPE_OP in part.sym.tags or part.sym.selects
+        found = sum(map(nbytes, tensors_in(part.outputs)))
+        for p in tensors_in(part.inputs):
+            read[p] = read.get(p, 0) + (min(nbytes(p), found) if selects else nbytes(p))
+    return sum(min(nbytes(p), read.get(p, nbytes(p))) for p in tensors_in(operation.inputs)) + sum(
+        map(nbytes, tensors_in(operation.outputs))
+    )
+
+
+def scratch_bytes(operation: BoundSymbol) -> int:
+    """Bytes that an operation allocates beside its results."""
+    if (schedule := schedule_of(operation)) is not None:
+        return sum(v.numel * v.dtype.bytes for v in schedule.temporaries)
+    count = original_of(operation).sym.scratch
+    return count(original_of(operation)) if count is not None else 0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Kinds of GPU and of what connects them. Rates are per second and GPU, and as reached, not as published; times are
+    in seconds.
+
+    half, single, double, float8: floating point operations of matrix products of a dtype. attention,
+    attention_backward: those of attention in half precision. memory: bytes read and written; update: by an optimizer.
+    start: what a product or attention takes beyond its operations. launch: from one kernel to the next. host: of the
+    process, to issue an operation. link: bytes that a GPU sends inside of a node, network: between nodes. collective:
+    from a collective's start to its first step. hop, network_hop: of a step between GPUs of a node, and of two nodes.
+    sharing: how much longer what computes takes while a collective runs.
+    """
+
+    name: str
+    half: float
+    single: float
+    double: float
+    float8: float
+    attention: float
+    attention_backward: float
+    memory: float
+    update: float
+    link: float
+    network: float
+    gpus_per_node: int = 8
+    start: float = 3e-6
+    launch: float = 2.5e-6
+    host: float = 20e-6
+    collective: float = 25e-6
+    hop: float = 2e-6
+    network_hop: float = 5e-6
+    sharing: float = 0.2
+
+    def rate(self, operation: BoundSymbol) -> float:
+        """Of the arithmetic of an operation."""
+        original = original_of(operation)
+        kind = original.sym.rate
+        size = next(
+            (p.dtype.bytes for p in operation.inputs if isinstance(p, TensorProxy) and p.dtype.category == FLOAT), 4
+        )
+        if kind is not None and size == 2:
+            return getattr(self, kind)
+        return {1: self.float8, 2: self.half, 4: self.single}.get(size, self.double)
+
+    def seconds_of(self, operation: BoundSymbol, scratch: int) -> float:
+        """Of an operation that computes. scratch: bytes that it writes and reads beside its results."""
+        arithmetic = 2 * sum(
+            multiply_adds(original_of(part))
+            for part in (operation.subsymbols if operation.sym.is_fusion else (operation,))
+        )
+        kernels = (
+            len(schedule.kernels)
+            if (schedule := schedule_of(operation)) is not None
+            else original_of(operation).sym.kernels
+        )
+        moving = (bytes_moved(operation) + 2 * scratch) / self.memory + kernels * self.launch
+        return max(arithmetic / self.rate(operation) + kernels * self.start, moving) if arithmetic else moving
+
+    def seconds_of_collective(self, kind: str, size: int, ranks: int, stride: int) -> float:
+        """Of a collective, by a ring. size: bytes of the larger of what a rank gives and gets. ranks: of the group,
+        whose ranks are `stride` apart."""
+        if ranks == 1:
+            return self.collective + 2 * size / self.memory
+        together = min(ranks, max(1, self.gpus_per_node // stride))  # of the group, in one node
+        nodes = math.ceil(ranks / together)
+        rate = self.link if nodes == 1 else min(self.link, self.network * together)
+        rounds = 2 if kind == "all_reduce" else 1
+        steps = (ranks - nodes) * self.hop + (nodes if nodes > 1 else 0) * self.network_hop
+        if kind == "all_reduce":  # by a tree between nodes, where that has fewer steps
+            steps = min(steps, (together - 1) * self.hop + math.ceil(math.log2(nodes)) * self.network_hop)
+        share = 1.0 if kind == "broadcast" else (ranks - 1) / ranks
+        return self.collective + rounds * (steps + share * size / rate)
+
+
+# Measured on H200s of one host, as reached while a model trains. In a long run products of 17 GFLOP to 1.1 PFLOP take 3
+# us and their operations at 680 TFLOP/s (790 on a GPU that was idle before). Causal attention of 2048 and 4096 tokens;
+# kernels of the Triton fuser, three quarters of what copies reach (4.27 TB/s); fused AdamW. From profiles of steps on
+# four GPUs: rings of NCCL reach 260 GB/s beside products (318 alone), and products take a fifth longer beside them (11
+# % where nothing else runs, copies 30 %); some 30 us for each collective. Assumed: 80 % of 400 Gb/s of network for each
+# GPU, and the steps of a ring.
+H200 = Machine(
+    "H200", half=680e12, single=50e12, double=50e12, float8=1290e12, attention=470e12, attention_backward=375e12,
+    memory=3.3e12, update=2.73e12, link=260e9, network=40e9
+)  # fmt: skip

@@ -1,0 +1,22 @@
+"""Data flow: producers, consumers and uses of values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from thunder.core.proxies import Proxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.utils import consumers, producers
+
+__all__ = ["consumers", "positions", "producers", "uses"]
+
+
+def positions(bound_symbols: Sequence[BoundSymbol]) -> dict[Proxy, int]:
+    """By value, the place of the bound symbol that produces it."""
+    return {o: i for i, b in enumerate(bound_symbols) for o in b.outputs}
+
+
+def uses(bound_symbols: Iterable[BoundSymbol], outputs: Iterable[Proxy] = ()) -> Counter[Proxy]:
+    """By value, how many bound symbols use it; being among the outputs of the program is a use."""
+    return Counter(i for b in bound_symbols for i in dict.fromkeys(b.inputs)) + Counter(dict.fromkeys(outputs, 1))

@@ -1,0 +1,202 @@
+"""Python code of the user's that native code would call: it comes back to the machine, or the call is refused.
+
+Native code reaches the special methods of what it is given. What it runs there by itself is not asked, and what it does
+happens while the program is captured. So an object is given as a stand-in (`thunder/interpreter/standins.py`), and what
+cannot be stood in for is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+import types
+
+from thunder.capture.native import PRIMITIVE, native_module
+from thunder.interpreter import decode, standins
+
+__all__ = ["called_in", "reached", "stand_in", "released", "check_hashed"]
+
+_KINDS = {type, types.ModuleType, types.FunctionType}
+
+
+def called_in(c, kind: type, f=None) -> str:
+    """A special method of a class that the user wrote in Python and that native code `f` may call, or ""."""
+    found = c.called_in.get(kind)
+    if found is None:
+        found = c.called_in[kind] = _called_in(c, kind)
+    if not found or f is None:
+        return next(iter(found.values()), "")
+    names = _NAMES.get(id(f))
+    if names is None and getattr(f, "__objclass__", None) in (object, type):
+        names = _OBJECTS_OWN.get(f.__name__, ())
+    return next((found[n] for n in found if names is None or n in names), "")
+
+
+def reached(c, f, args, kwargs) -> bool:
+    """Whether native code `f` would find, in containers, an object whose special methods the user wrote."""
+    pending, seen = [*args, *kwargs.values()], set()
+    while pending:
+        value = pending.pop()
+        kind = type(value)
+        if kind in PRIMITIVE or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if called_in(c, kind, f):
+            return True
+        if kind is dict:
+            pending += value.values()
+        elif kind in (list, tuple, set):
+            pending += value
+    return False
+
+
+_NUMBERS = ("__float__", "__index__", "__int__", "__complex__")
+_NAMES = {
+    **{id(f): _NUMBERS for f in vars(math).values() if callable(f)},
+    **{id(f): (*_NUMBERS, f"__{f.__name__}__") for f in (math.floor, math.ceil, math.trunc, round)},
+    **dict.fromkeys((id(int), id(float), id(complex)), (*_NUMBERS, "__trunc__")),
+    **{id(f): ("__index__",) for f in (range, bin, hex, oct, chr, operator.index)},
+    **dict.fromkeys((id(repr), id(ascii)), ("__repr__",)), id(str): ("__str__", "__repr__", "__bytes__"),
+    id(format): ("__format__", "__str__", "__repr__"), id(hash): ("__hash__",),
+    id(type.__new__): (), id(ord): (), id(slice): (),
+    id(abs): ("__abs__",), id(len): ("__len__",), id(dir): ("__dir__",),
+    id(bytes): ("__bytes__", "__index__", "__iter__", "__len__", "__getitem__", "__next__"),
+}  # fmt: skip
+# slots of object and type, and what they call of the object that they are given
+_OBJECTS_OWN = {
+    "__str__": ("__repr__",), "__format__": ("__str__", "__repr__"), "__ne__": ("__eq__",), "__dir__": None,
+    "__reduce__": None, "__reduce_ex__": None, "__getattribute__": None, "__setattr__": None, "__delattr__": None,
+    "__getstate__": None, "__call__": None, "__instancecheck__": ("__getattribute__",),
+    "__subclasscheck__": ("__getattribute__",),
+}  # fmt: skip
+
+
+def _called_in(c, kind: type) -> dict[str, str]:
+    if kind in PRIMITIVE or kind in _KINDS or _of_library(kind.__module__) and id(kind) not in c.fresh:
+        return {}
+    found: dict[str, str] = {}
+    for base in kind.__mro__:
+        for name in standins.CALLED & base.__dict__.keys():
+            method = base.__dict__[name]
+            if type(method) is types.FunctionType and not _of_library(method.__globals__.get("__name__")):
+                found.setdefault(name, f"{base.__qualname__}.{name}")
+    return found
+
+
+def _of_library(module) -> bool:
+    """Whether code of a module is taken to have no effects where native code calls it."""
+    return isinstance(module, str) and (native_module(module) or module.split(".")[0] in _LIBRARIES)
+
+
+_LIBRARIES = {"torch", *sys.stdlib_module_names}
+
+
+def stand_in(c, value, known: dict, caller):
+    """What native code is given in the place of an object whose special methods the user wrote."""
+    if not standins.stands_alone(type(value)):
+        refuse(c, value, caller)
+    return standins.substitute(c, value, known)
+
+
+def refuse(c, value, caller):
+    """caller: native code, a callable or in words."""
+    name = called_in(c, type(value), caller)
+    c.refuse(
+        f"{getattr(caller, '__qualname__', caller)}, which runs natively, may call {name}, which thunder would not see",
+        "write this part in Python, or call it outside of the compiled function",
+    )
+
+
+def released(c, f, result, known: dict):
+    """What native code gives, with objects in the place of their stand-ins."""
+    kind = type(result)
+    if isinstance(result, standins.StandIn):
+        return result.value
+    if kind in PRIMITIVE:
+        return result
+    if kind in (list, tuple):
+        return kind(released(c, f, x, known) for x in result)
+    if not hasattr(result, "__dict__") and kind in _SETTLED:
+        return result
+    return c.refuse(
+        f"{getattr(f, '__qualname__', f)} keeps an object of a class with special methods in Python",
+        "write this part in Python, or call it outside of the compiled function",
+    )
+
+
+_SETTLED = {bytearray, types.NotImplementedType}
+
+
+def check_class(c, f, args) -> None:
+    """A class is about to be made natively, which calls what its namespace and its bases say."""
+    bases, space = args[-2:] if len(args) > 2 else ((), {})
+    hooks = [(type(value), "__set_name__") for value in (space.values() if isinstance(space, dict) else ())]
+    hooks += [
+        (base, "__init_subclass__") for base in (bases if isinstance(bases, tuple) else ()) if isinstance(base, type)
+    ]
+    for kind, name in hooks:
+        method = c.lookup(kind, name)
+        method = getattr(method, "__func__", method)
+        if type(method) is types.FunctionType and _of_users(method):
+            c.refuse(
+                f"making a class calls {kind.__qualname__}.{name} natively, which thunder would not see",
+                "make the class outside of the compiled function",
+            )
+
+
+# ---------------------------------------------------------------- hash tables
+
+_PURE = {
+    "LOAD_FAST", "LOAD_CONST", "LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_GLOBAL_CALLABLE",
+    "CALL", "COMPARE", "IS_OP", "CONTAINS_OP", "BUILD_TUPLE", "RETURN_VALUE", "POP_JUMP_IF_FALSE",
+    "POP_JUMP_IF_TRUE", "JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP", "BINARY_OP", "UNARY_NOT", "COPY", "SWAP",
+    "POP_TOP", "LOAD_DEREF",
+}  # fmt: skip
+_PURE_CALLS = {"hash", "isinstance", "type", "len", "tuple", "frozenset", "id", "str", "repr", "int", "bool", "super"}
+
+
+def check_hashed(c, keys, others=()) -> None:
+    """Keys are about to be hashed, and compared with others, by native code. A method of the user's is interpreted for
+    what it asks; where it might do something besides, the call is refused."""
+    found = [k for k in _parts((*keys, *others)) if called_in(c, type(k)) and _hashed_in_python(c, k)]
+    for k in found:
+        c.call(hash, [k], {})
+    for k in found:
+        for other in (*keys, *others):
+            if other is not k and _hash(other) == hash(k):
+                c.compare("==", k, other)
+
+
+def _parts(keys):
+    for k in keys:
+        if type(k) in (tuple, frozenset):
+            yield from _parts(k)
+        elif type(k) not in PRIMITIVE:
+            yield k
+
+
+def _hash(k):
+    try:
+        return hash(k)
+    except TypeError:
+        return None
+
+
+def _hashed_in_python(c, k) -> bool:
+    methods = [m for n in ("__hash__", "__eq__") if (m := c.slot(type(k), n)) is not None and _of_users(m)]
+    if methods and not (all(map(_is_pure, methods)) and not any(i == id(k) for i, _ in c.overlay)):
+        refuse(c, k, "a hash table")
+    return bool(methods)
+
+
+def _of_users(method) -> bool:
+    return not _of_library(method.__globals__.get("__name__"))
+
+
+def _is_pure(method) -> bool:
+    """Whether a function only looks at attributes and compares them."""
+    program = decode(method.__code__).program
+    names = [h.__name__ for h, _ in program]
+    called = {argument for h, argument in program if h.__name__ == "LOAD_GLOBAL_CALLABLE"}
+    return set(names) <= _PURE and called <= _PURE_CALLS and "LOAD_METHOD" not in names

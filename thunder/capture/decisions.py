@@ -1,0 +1,279 @@
+"""Decisions by data: which way the captured call goes, and what checks that at run time.
+
+What a decision depends on is computed from the inputs of the call that is captured, as a slice of what was recorded so
+far. The answer says which path is captured; `thunder.core.paths` checks it at each call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from thunder import compat
+from thunder.core.host_calls import HostProxy, Log, host_call, logged, taken_from_log
+from thunder.core.paths import Decision, check_decision, check_value
+from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
+from thunder.core.symbol import BoundSymbol, OpTags, current_recorder, recording
+from thunder.core.symbolic import RELATIONS
+from thunder.executors.torchex import no_autocast
+from thunder.ops.explain import as_torch
+from thunder.options import RNG_OPTIONS
+
+__all__ = ["Path"]
+
+
+class Path:
+    """The decisions of one capture, in order. It is the recorder's `decide`.
+
+    expected: the decisions of a program that a call has left at the last of them: they are answered as there.
+    """
+
+    def __init__(self, c, expected: tuple[Decision, ...] = (), log: Log | None = None):
+        self.c, self.expected = c, expected
+        self.taken: list[Decision] = []
+        self.log = Log() if log is None else log  # what host calls of this call gave
+        self.host_calls = 0
+        self.watched: list[tuple[TensorProxy, TensorProxy]] = []
+        self._settled: dict[HostProxy, Any] = {}
+        self._values = _Values(c, self.log)
+
+    def truth(self, condition: Condition) -> bool | None:
+        """Whether the program goes on as where the condition holds. None where that cannot be decided now."""
+        if not self._may_decide():
+            return None
+        a, relation, b = condition.a, condition.relation, condition.b
+        where = self.c.user_location()
+        answer = self._expected(condition.text(), where)
+        if answer is None:
+            answer = RELATIONS[relation](self._values.number(a), self._values.number(b))
+        self._take(check_decision, (a, relation, b, answer), Decision(condition.text(), answer, where))
+        condition.assume(answer)
+        return answer
+
+    def value(self, number: NumberProxy) -> int | float | None:
+        """The number that the program goes on with. None where that cannot be decided now."""
+        if not self._may_decide():
+            return None
+        where, question = self.c.user_location(), f"the value of {number.expression}"
+        answer = self._expected(question, where)
+        if answer is None:
+            answer = self._values.number(number)
+        self._take(check_value, (number, answer), Decision(question, answer, where))
+        if number.python_type is int:
+            Condition(number, "==", answer, number.unbacked).assume()
+        return answer
+
+    def host_value(self, proxy: HostProxy) -> Any:
+        """The text that the program goes on with."""
+        if proxy not in self._settled:
+            where, question = self.c.user_location(), f"the value of {proxy.name}"
+            answer = self._expected(question, where)
+            answer = self.value_of(proxy) if answer is None else answer
+            self._take(check_value, (proxy, answer), Decision(question, answer, where))
+            self._settled[proxy] = answer
+        return self._settled[proxy]
+
+    def take_kind(self, name: str, kind: str) -> int:
+        """The number of a decision by the type of what a host call gives, which the host call checks."""
+        self.taken.append(Decision(f"the type of what {name}() gives", kind, self.c.user_location()))
+        return len(self.taken) - 1
+
+    def run_host_call(self, index: int | None, function, args: tuple, kwargs: dict, effect: str) -> Any:
+        """What a host call that is not recorded yet gives, after those before it."""
+        return self._values.host_call(index, function, args, kwargs, effect)
+
+    def watch(self, p: TensorProxy) -> None:
+        """Host code has seen memory of a tensor: the program must not write to it any more."""
+        memory = self.c.recorder.memory
+        base = memory.base(memory.holder(p))
+        self.watched.append((base, memory.latest(base)))
+
+    def check_watched(self) -> None:
+        memory = self.c.recorder.memory
+        if any(memory.latest(base) is not seen for base, seen in self.watched):
+            self.c.refuse(
+                "a tensor is written to whose memory a numpy array shares, or that was made of one",
+                "write to a clone of it",
+            )
+
+    def knows(self, proxy: Proxy, value: Any) -> None:
+        self._values.known[proxy] = value
+
+    def value_of(self, proxy: Proxy) -> Any:
+        """The value of a proxy at capture."""
+        return self._values.of([proxy])[0]
+
+    def _take(self, check, args: tuple, decision: Decision) -> None:
+        check.record(self.c.recorder, (*args, len(self.taken)), {}, None)
+        self.taken.append(decision)
+
+    def _expected(self, question: str, where: tuple | None):
+        if len(self.taken) >= len(self.expected):
+            return None
+        known = self.expected[len(self.taken)]
+        if known.question == question and known.where == where:
+            return known.answer
+        self.expected = ()  # another program than the one that was left
+        return None
+
+    def _may_decide(self) -> bool:
+        c = self.c
+        if (
+            current_recorder() is not c.recorder
+            or c.outer_recorders
+            or c.recorder.typing
+            or c.options.device is not None
+        ):
+            return False
+        # libraries have a way without values, which is tried first
+        if c.asked_whether_compiling and not c.compiling:
+            return False
+        # ranks would have to decide together
+        return not c.placements and not compat.distributed_is_used()
+
+
+def _in_order(b: BoundSymbol) -> bool:
+    return OpTags.RANDOM_OP in b.sym.tags or b.sym is host_call and b.args[0] is not None
+
+
+class _Values:
+    """Values of what a capture has recorded, computed when they are asked for, each once."""
+
+    def __init__(self, c, log: Log):
+        self.c, self.log = c, log
+        self.known: dict[Proxy, Any] = {}
+        self.producer: dict[Proxy, int] = {}
+        self.ordered: list[int] = []  # places of bound symbols that run in the program's order, and have not
+        self.seen = 0  # of the bound symbols
+        self.generators: dict = {}  # device -> state of its default generator behind what was drawn
+
+    def number(self, x):
+        """The value of a number, or of a constant. Raises CaptureError where it cannot be computed yet."""
+        if not isinstance(x, NumberProxy):
+            return x
+        self.of(x.unbacked)
+        return x.expression.evaluate({u.name: self.known[u] for u in x.unbacked})
+
+    def host_call(self, index: int | None, function, args: tuple, kwargs: dict, effect: str) -> Any:
+        """What a host call that is not recorded yet gives. One with a number runs after those before it."""
+        self.of(proxies_in((args, kwargs), []), everything_before=index is not None)
+        with self._run_mode(False), logged(self.log):
+            given = map_structure(self._given, args), map_structure(self._given, kwargs)
+            return taken_from_log(index, function, *given, effect)
+
+    def of(self, values, everything_before: bool = False) -> list:
+        """Values of proxies. everything_before: host calls that were recorded and have not run do so."""
+        bound_symbols = self.c.recorder.bound_symbols
+        for i in range(self.seen, len(bound_symbols)):
+            self.producer.update(dict.fromkeys(bound_symbols[i].outputs, i))
+            if _in_order(bound_symbols[i]):
+                self.ordered.append(i)
+        self.seen = len(bound_symbols)
+        needed = self._slice(values)
+        while True:  # numbers are drawn, and host calls run, in the program's order
+            last = self.seen if everything_before else max(needed.intersection(self.ordered), default=-1)
+            before = {i for i in self.ordered if i < last} - needed
+            if everything_before:
+                before = {i for i in before if bound_symbols[i].sym is host_call}
+            if not before:
+                break
+            needed |= before
+            for i in before:
+                self._check(bound_symbols[i])
+                needed |= self._slice([p for p in bound_symbols[i].inputs])
+        with self._run_mode(any(OpTags.RANDOM_OP in bound_symbols[i].sym.tags for i in needed)), logged(self.log):
+            for i in sorted(needed):
+                self._run(bound_symbols[i])
+        self.ordered = [i for i in self.ordered if i not in needed]
+        return [self.known[v] for v in values]
+
+    def _slice(self, values) -> set[int]:
+        """The places of the bound symbols that compute values which are not known yet."""
+        needed: set[int] = set()
+        pending = [v for v in values if v not in self.known]
+        while pending:
+            value = pending.pop()
+            place = self.producer.get(value)
+            if place is None:
+                self.known[value] = self._input(value)
+            elif place not in needed:
+                needed.add(place)
+                bound_symbol = self.c.recorder.bound_symbols[place]
+                self._check(bound_symbol)
+                pending += (i for i in bound_symbol.inputs if i not in self.known)
+        return needed
+
+    def _check(self, b: BoundSymbol) -> None:
+        generator = b.kwargs.get("generator") is not None or self.c.options.rng is RNG_OPTIONS.FUSED
+        random = OpTags.RANDOM_OP in b.sym.tags
+        effect = generator if random else OpTags.DONT_DCE in b.sym.tags and b.sym is not host_call
+        if OpTags.IN_PLACE in b.sym.tags or effect:
+            self._refuse(f"on {b.sym.name}, which has an effect")
+        if b.sym.fn is None and not b.subsymbols:
+            self._refuse(f"on {b.sym.name}, which nothing runs at capture")
+
+    def _refuse(self, why: str) -> None:
+        self.c.refuse(
+            f"a decision depends {why}",
+            "use operations that go without it (torch.where, masks), or compute it outside and pass it in",
+        )
+
+    def _input(self, value: Proxy):
+        if isinstance(value, TensorProxy) and value in self.c.real:
+            real, source = self.c.real[value]
+            table, name = self.c.replaced_sources.get(source, (None, None))
+            with compat.DisableTorchFunction():
+                return (real if table is None else table[name]).detach()
+        if isinstance(value, AnyProxy):
+            return value.example
+        self._refuse(f"on {value.name}, which is not known at capture")
+
+    def _run(self, b: BoundSymbol) -> None:
+        if b.sym.fn is None:
+            for inner in b.subsymbols:
+                self._run(inner)
+            return
+        args, kwargs = map_structure(self._given, b.args), map_structure(self._given, b.kwargs)
+        if b.sym is host_call:
+            self._assign(b.output, taken_from_log(*args[:4], *args[6:]))
+            return
+        if OpTags.OPAQUE in b.sym.tags:  # it may write to what it is given
+            args = map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, args)
+        self._assign(b.output, no_autocast(b.sym.fn)(*args, **kwargs))
+
+    def _given(self, x):
+        if isinstance(x, Proxy):
+            return self.known[x]
+        if isinstance(x, NumberProxy):
+            known = {u.name: self.known[u] for u in x.unbacked}
+            return x.expression.evaluate({**self.c.decisions.values, **known})
+        return as_torch(x)
+
+    def _assign(self, output, result) -> None:
+        if isinstance(output, Proxy):
+            self.known[output] = result
+        elif isinstance(output, (tuple, list)):
+            for o, r in zip(output, result, strict=True):
+                self._assign(o, r)
+        elif isinstance(output, dict):
+            for key, o in output.items():
+                self._assign(o, result[key])
+
+    @contextlib.contextmanager
+    def _run_mode(self, random: bool) -> Iterator[None]:
+        """PyTorch as programs of ours find it; generators as the program would find them, and back."""
+        with recording(None), compat.DisableTorchFunction(), torch.no_grad():
+            if not random:
+                yield
+                return
+            devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+            with torch.random.fork_rng(devices=devices):
+                if self.generators:
+                    torch.set_rng_state(self.generators["cpu"])
+                    for i in devices:
+                        torch.cuda.set_rng_state(self.generators[i], i)
+                yield
+                self.generators = {"cpu": torch.get_rng_state(), **{i: torch.cuda.get_rng_state(i) for i in devices}}

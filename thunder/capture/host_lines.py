@@ -1,0 +1,355 @@
+"""Host lines: Python code that capture cannot run once for all calls is a bound symbol of the program
+(`thunder.core.host_calls`): what is impure, what takes values that only the run tells, the text of a tensor.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+
+from thunder import compat
+from thunder.capture.expose import expose
+from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure
+from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of
+from thunder.core.proxies import Condition, NumberProxy, Proxy, Size, TensorProxy, proxies_in
+from thunder.core.symbol import current_recorder
+from thunder.core.unbacked import made_number
+from thunder.ops.explain import stand_in
+from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
+from thunder.options import SHARP_EDGES_OPTIONS
+
+__all__ = [
+    "HostMethod",
+    "attribute",
+    "check_leaves",
+    "is_of_numpy",
+    "of_numpy",
+    "to_numpy",
+    "holds_host_values",
+    "run",
+    "run_impure",
+    "takes",
+    "text",
+]
+
+# functions whose results are of one type: they are not run at capture unless their value is asked for
+_KINDS: dict[Any, type] = {
+    getattr(f, "__func__", f): kind
+    for f, kind in {
+    int: int, float: float, bool: bool, print: type(None), input: str, format: str, repr: str, str: str, ascii: str,
+    random.random: float, random.uniform: float, random.gauss: float, random.randint: int, random.randrange: int,
+    numpy.random.rand: float, time.time: float, time.perf_counter: float, time.monotonic: float,
+    torch.Size: torch.Size, time.time_ns: int, time.perf_counter_ns: int, time.sleep: type(None),
+    }.items()
+}  # fmt: skip
+_FIXED = (str, bytes, int, float, bool, complex, type(None), torch.Size, *IMMUTABLE)  # values that no effect can change
+
+
+class HostMethod:
+    """A method of a value that a host call gives, which the program has not called yet."""
+
+    __slots__ = ("proxy", "name")
+
+    def __init__(self, proxy: HostProxy, name: str):
+        self.proxy, self.name = proxy, name
+
+
+def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect: str = ""):
+    """A call on the host, as a bound symbol. pure: it gives an equal value whenever it is repeated, and has no effect.
+    effect: what it does that others see, see `Log.note`.
+
+    Returns a number, a tensor, None, or a HostProxy. Raises CaptureError where it cannot stand in a program.
+    """
+    function = _tensor_of if function is torch.from_numpy else function
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    if current_recorder() is not c.recorder or c.outer_recorders:
+        c.refuse(f"{name}() runs on the host inside of a transform of functions", "call it outside of the transform")
+    reads = _only_reads(function)
+    args = tuple(_given(c, a, reads) for a in args)
+    kwargs = {k: _given(c, v, reads) for k, v in (kwargs or {}).items()}
+    kind = _known_kind(function, args, kwargs)
+    pure = pure and (kind is None or issubclass(kind, _FIXED))
+    index = None if pure else c.path.host_calls
+    value = None
+    if kind is None:
+        value = c.path.run_host_call(index, function, args, kwargs, effect)
+        kind = type(value)
+        if pure and not issubclass(kind, _FIXED):  # others may be changed, and are one object on all paths
+            pure, index = False, c.path.host_calls
+            c.path.log[index] = value
+        decision = c.path.take_kind(name, kind_of(value))
+    else:
+        decision = None
+    if index is not None:
+        c.path.host_calls += 1
+    out, result = _typed(c, name, kind, value, (args, kwargs))
+    described = kind_of(value) if decision is not None else kind.__qualname__
+    call = (index, function, args, kwargs, described, decision, *([effect] if effect else ()))
+    host_call.record(c.recorder, call, {}, out)
+    if decision is not None and isinstance(out, Proxy):
+        c.path.knows(out, value)
+    _share(c, out, (args, kwargs))
+    return result
+
+
+def _known_kind(function, args: tuple, kwargs: dict) -> type | None:
+    try:
+        kind = _KINDS.get(getattr(function, "__func__", function))
+    except TypeError:
+        return None
+    return None if function == numpy.random.rand and len(args) + len(kwargs) else kind
+
+
+def _typed(c, name: str, kind: type, value, given) -> tuple[Any, Any]:
+    """What the bound symbol gives, and what the program has in its hands."""
+    if kind is type(None):
+        return None, None
+    connected = c.recorder.context.grad_enabled and any(
+        type(p) is TensorProxy and p.requires_grad for p in proxies_in(given, [])
+    )
+    if issubclass(kind, torch.Tensor) and connected:
+        c.refuse(f"a gradient would have to pass through {name}(), which runs on the host", "detach what it is given")
+    if kind in (bool, int, float):
+        return made_number(c.recorder, kind, f"what {name}() gives")
+    if issubclass(kind, torch.Tensor):
+        if kind is not torch.Tensor or value.layout is not torch.strided or value.is_nested or value.requires_grad:
+            c.refuse(f"{name}() gives a {kind.__name__} that no trace describes", "make it outside and pass it in")
+        out = TensorProxy(
+            shape=tuple(value.shape), dtype=from_tensor_dtype(value.dtype), device=from_tensor_device(value.device),
+            requires_grad=False,
+        )  # fmt: skip
+        return out, out
+    made = HostProxy(c.recorder.context.names.make("h"), kind, lambda: c.path.value_of(made))
+    return made, made
+
+
+def _share(c, out, given) -> None:
+    """A tensor that Python code gives may be one that it was given, or a view of it."""
+    if type(out) is TensorProxy:
+        for p in proxies_in(given, []):
+            if type(p) is TensorProxy:
+                c.recorder.memory.share(out, p)
+            elif type(p) is HostProxy:
+                c.path.watch(out)
+
+
+# code that does not change the containers that it is given
+_READING = {print, format, repr, str, ascii, list, len}
+_READING |= {f.__func__ for f in (random.choice, random.choices, random.sample)}
+_READING_MODULES = (
+    "json",
+    "math",
+    "statistics",
+    "numpy",
+    "pprint",
+    "textwrap",
+    "re",
+    "_operator",
+    "logging",
+    "thunder",
+)
+
+
+def _only_reads(function) -> bool:
+    try:
+        if getattr(function, "__func__", function) in _READING:
+            return True
+    except TypeError:
+        pass
+    owner = getattr(function, "__self__", None)
+    module = getattr(function, "__module__", None) or type(owner).__module__
+    return module.split(".")[0] in _READING_MODULES or isinstance(owner, (str, bytes))
+
+
+def _given(c, value, reads: bool):
+    """An argument, as the bound symbol holds it. reads: containers stay what they are."""
+    t = type(value)
+    if t is Condition:
+        return bool(value)
+    if t is TensorProxy:
+        return c.recorder.latest(value)
+    if t is torch.Size or t is Size:  # which is a tuple in the text of a program
+        return run(c, torch.Size, (tuple(value),), pure=True)
+    if isinstance(value, (Proxy, NumberProxy)) or t in PRIMITIVE or isinstance(value, _FIXED):
+        return value
+    if isinstance(value, torch.Tensor):
+        return c.lift(value)
+    if t in (list, tuple, dict, set) and (reads or t is tuple):
+        expose(c, value)
+        if t is dict:
+            return {_given(c, k, reads): _given(c, v, reads) for k, v in value.items()}
+        return t(_given(c, v, reads) for v in value)
+    if t is HostMethod:
+        return run(c, getattr, (value.proxy, value.name), pure=True)
+    if t in (list, dict, set):
+        c.refuse("code that runs on the host is given a container, which it may change", "give it a copy, made inside")
+    if callable(value) or id(value) in c.sources and impure(value) is None:
+        c.refuse(
+            f"code that runs on the host is given a {t.__name__}, of which it may see what the program has not "
+            "written yet",
+            "give it tensors, numbers and text",
+        )
+    return value
+
+
+def run_impure(c, function, args, kwargs):
+    """A call of code that has effects outside of the program, or gives another value each time."""
+    if c.options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR:
+        c.sharp(impure(function))
+    return run(c, function, args, kwargs, effect=_effect(function))
+
+
+def _effect(function) -> str:
+    why = impure(function)
+    return "" if why is None else "random" if why.endswith(CHANGES) else "outside"
+
+
+# ------------------------------------------------------------------------------------- values that a host call gave
+
+
+def holds_host_values(value, numbers: bool = True, depth: int = 4) -> bool:
+    """Whether there is a value of a host call in a plain structure, or one of the numbers that only the run tells."""
+    t = type(value)
+    if t is HostProxy or t is HostMethod:
+        return True
+    if t is Condition or isinstance(value, NumberProxy):
+        return numbers and bool(value.unbacked)
+    if not depth or t not in (list, tuple, dict, set):
+        return False
+    return any(holds_host_values(v, numbers, depth - 1) for v in (value.values() if t is dict else value))
+
+
+def _values_of(tensor: torch.Tensor) -> numpy.ndarray:
+    """A tensor's values. Nobody writes to them: the tensor's memory is not theirs."""
+    found = tensor.detach().clone().numpy()
+    found.flags.writeable = False
+    return found
+
+
+def _tensor_of(array: numpy.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def to_numpy(c, p: TensorProxy) -> HostProxy:
+    """`p.numpy()`: values, for programs that write neither to them nor later to the tensor, whose memory they share."""
+    if p.requires_grad:
+        with compat.DisableTorchFunction():
+            stand_in(p).requires_grad_().numpy()  # PyTorch refuses
+    c.path.watch(p)
+    return run(c, _values_of, (p,))
+
+
+def of_numpy(c, function, args, kwargs):
+    """A function of NumPy's that is given tensors."""
+    args = [to_numpy(c, a) if type(a) is TensorProxy else a for a in args]
+    return run(c, function, args, {k: to_numpy(c, v) if type(v) is TensorProxy else v for k, v in kwargs.items()})
+
+
+def is_of_numpy(function, args, kwargs) -> bool:
+    module = getattr(function, "__module__", None) or ""
+    tensors = any(type(a) is TensorProxy for a in (*args, *kwargs.values()))
+    return tensors and module.split(".")[0] == "numpy" and not isinstance(function, numpy.ufunc)
+
+
+def check_leaves(c, value) -> None:
+    """Values of a tensor that leave the program would have to share its memory."""
+    if type(value) is HostProxy and value.kind is numpy.ndarray and not value.example.flags.writeable:
+        c.refuse("a numpy array that shares a tensor's memory leaves the program", "return the tensor")
+
+
+def takes(function, args, kwargs) -> bool:
+    """Whether native code is given such values, and does more with them than to keep them."""
+    given = (*args, *kwargs.values())
+    if not any(map(holds_host_values, given)):
+        return False
+    owner = getattr(function, "__self__", None)
+    if type(owner) in (list, dict, set, tuple) or type(function).__name__ == "method_descriptor":
+        return False
+    module = (getattr(function, "__module__", None) or type(owner).__module__).split(".")[0]
+    if module == "builtins":
+        return not isinstance(function, type) and function not in _KEEPING
+    return module not in _SYMBOLIC or any(holds_host_values(v, numbers=False) for v in given)
+
+
+_SYMBOLIC = ("torch", "thunder", "operator", "_operator", "itertools", "functools")  # take numbers for what they are
+_KEEPING = {isinstance, issubclass, id, callable, iter, next, getattr, setattr, hasattr, len, sum, min, max, sorted,
+            abs, round, divmod, pow, any, all, hash}  # fmt: skip
+
+
+def text(c, function, *args, **kwargs):
+    """What a function that makes text makes of tensors, or of numbers that only the run tells."""
+    shown = [p for p in proxies_in((args, kwargs), []) if type(p) is TensorProxy and p.requires_grad]
+    if any(not c.real or p not in c.real for p in shown) and (function is not format or args[1:] in ((), ("",))):
+        c.sharp("the text of a tensor that requires grad says nothing of its grad_fn")
+    return run(c, function, args, kwargs, pure=True)
+
+
+def attribute(c, value: HostProxy, name: str):
+    """`value.name`: a method is called later."""
+    found = getattr(value.example, name)
+    if name == "__class__":
+        return value.kind
+    if callable(found) and getattr(found, "__self__", None) is not None:
+        return HostMethod(value, name)
+    return run(c, getattr, (value, name), pure=isinstance(value.example, _FIXED))
+
+
+def call(c, function, args, kwargs):
+    """A call of a method of such a value, or of the value itself."""
+    if type(function) is HostProxy:
+        return run(c, call_function, (function, *args), kwargs)
+    value, name = function.proxy, function.name
+    example = value.example
+    effect = _effect(getattr(example, name))
+    pure = isinstance(example, _FIXED) and not effect
+    return run(c, call_method, (value, name, *args), kwargs, pure=pure, effect=effect)
+
+
+def operate(c, function: Callable, *operands):
+    """An operator with such a value among its operands. In place, or of what may be changed, it is an effect."""
+    first = operands[0]
+    fixed = not isinstance(first, HostProxy) or issubclass(first.kind, (*_FIXED, tuple))
+    return run(c, function, operands, pure=fixed)
+
+
+def settled(c, value):
+    """The value itself where only a value will do (a name, a key): the program is for this one."""
+    if type(value) is not HostProxy:
+        return value
+    if value.kind not in (str, bytes):
+        c.refuse(f"a {value.kind.__name__} that a host call gives is a key", "use a text or a number")
+    return c.path.host_value(value)
+
+
+def truth(c, value: HostProxy) -> bool:
+    return bool(run(c, operator.truth, (value,), pure=isinstance(value.example, _FIXED)))
+
+
+def elements(c, value: HostProxy):
+    """What iteration over such a value gives, as many as there are at capture."""
+    if hasattr(value.kind, "__next__"):
+        return _steps(c, value)
+    items = run(c, list, (value,))
+    count = int(run(c, len, (items,)))
+    return iter([run(c, operator.getitem, (items, i)) for i in range(count)])
+
+
+def _steps(c, iterator: HostProxy):
+    while True:
+        found = run(c, _next_or_end, (iterator,))
+        if found is None:
+            return
+        yield run(c, operator.getitem, (found, 0))
+
+
+def _next_or_end(iterator):
+    """A tuple of the next element, None at the end."""
+    for element in iterator:
+        return (element,)
+    return None

@@ -1,0 +1,186 @@
+"""Host calls: Python code that has effects or gives another value each time, as bound symbols of a program.
+
+    v0 = host_call(0, random, (), {}, 'float', 0)
+    t0 = ltorch.mul(x, v0)
+    h0 = host_call(None, format, (t1, '.2f'), {}, 'str', None)
+    host_call(1, print, (h0,), {}, 'NoneType', None)
+
+They run in the program's order, on real values. Each has a number, but those that give an equal value whenever they are
+repeated. The log of a call holds what the numbered ones gave: where a program leaves for another path
+(`thunder.core.paths`), that one takes their results from the log. So each effect happens exactly once. Capture, which
+needs values to choose a path, runs host calls as well, and the program that it makes begins with their log.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+
+from thunder.core.codegen import OBJECT_NAMES
+from thunder.core.paths import OtherPath
+from thunder.core.proxies import AnyProxy
+from thunder.core.symbol import OpTags, Symbol
+
+__all__ = [
+    "HostProxy",
+    "Log",
+    "call_function",
+    "call_method",
+    "beginning_with",
+    "host_call",
+    "kind_of",
+    "logged",
+    "taken_from_log",
+    "with_log",
+]
+
+
+for _kind in (types.BuiltinFunctionType, types.FunctionType):
+    OBJECT_NAMES[_kind] = lambda function: function.__name__
+
+
+class HostProxy(AnyProxy):
+    """A value of Python's that a host call gives: a text, a list, a file. kind: its type."""
+
+    __slots__ = ("kind", "_value")
+
+    def __init__(self, name: str, kind: type, value: Callable[[], Any]):
+        self.name, self.kind, self._value = name, kind, value
+
+    @property
+    def example(self) -> Any:
+        """The value at capture."""
+        return self._value()
+
+    @example.setter
+    def example(self, value: Any) -> None:
+        raise AssertionError("a host call gives the value")
+
+
+class Log(dict[int, Any]):
+    """What the numbered host calls of one call gave. effects: what happened that others can see, in words."""
+
+    __slots__ = ("effects", "_states")
+
+    def __init__(self):
+        super().__init__()
+        self.effects: list[str] = []
+        self._states: tuple | None = None
+
+    def note(self, effect: str, name: str) -> None:
+        """A host call is about to run. effect: "random" where it draws from Python's or NumPy's generators, "outside"
+        where it does something that cannot be undone."""
+        if effect == "outside":
+            self.effects.append(name)
+        elif self._states is None:
+            self._states = random.getstate(), numpy.random.get_state()
+
+    def undo(self) -> None:
+        """The generators are as they were before this call."""
+        if self._states is not None:
+            random.setstate(self._states[0])
+            numpy.random.set_state(self._states[1])
+            self._states = None
+
+
+class _Current(threading.local):
+    results: Log | None = None  # of the program that runs
+    next: Log | None = None  # that the next program begins with
+
+
+_LOG = _Current()
+
+
+@contextmanager
+def logged(results: Log | None) -> Iterator[None]:
+    """Host calls that run inside take their results from `results`, and add theirs."""
+    outer, _LOG.results = _LOG.results, results
+    try:
+        yield
+    finally:
+        _LOG.results = outer
+
+
+@contextmanager
+def beginning_with(results: Log | None) -> Iterator[None]:
+    """The program that runs inside begins with what host calls of its call gave already."""
+    _LOG.next = results
+    try:
+        yield
+    finally:
+        _LOG.next = None
+
+
+def with_log(program: Callable, decides: bool) -> Callable:
+    """A program with host calls, with a log of its own. Where it leaves for another path, it hands the log over.
+
+    decides: whether it may leave; else it keeps no log.
+    """
+
+    def run(*inputs):
+        results, _LOG.next = _LOG.next, None
+        if results is None and decides:
+            results = Log()
+        with logged(results):
+            try:
+                return program(*inputs)
+            except OtherPath as other:
+                other.log = results
+                raise
+
+    return run
+
+
+def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str = "") -> Any:
+    """What host call number `index` gives: what it gave before in this call, or now. effect: see `Log.note`."""
+    results = _LOG.results
+    if results is not None and index in results:
+        return results[index]
+    if results is not None and effect:
+        results.note(effect, function.__name__)
+    value = function(*args, **kwargs)
+    if results is not None and index is not None:
+        results[index] = value
+    return value
+
+
+def kind_of(value: Any) -> str:
+    """What a program is made for of a host call's value, in words: the type, and the metadata of a tensor."""
+    t = type(value)
+    if hasattr(t, "requires_grad") and hasattr(t, "stride"):
+        return f"{t.__qualname__} {value.dtype} {list(value.shape)} {value.device} {value.requires_grad}"
+    return t.__qualname__
+
+
+def call_method(value: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """`value.name(*args, **kwargs)`."""
+    return getattr(value, name)(*args, **kwargs)
+
+
+def call_function(function: Callable, *args: Any, **kwargs: Any) -> Any:
+    """`function(*args, **kwargs)`."""
+    return function(*args, **kwargs)
+
+
+def _run(
+    index: int | None, function: Callable, args: tuple, kwargs: dict, kind: str, decision: int | None, effect: str = ""
+) -> Any:
+    value = taken_from_log(index, function, args, kwargs, effect)
+    found = kind_of(value)
+    if found != kind:
+        if decision is None:
+            raise RuntimeError(f"{function.__name__}() gave a {found}, where a {kind} was expected")
+        raise OtherPath(decision, found)
+    return value
+
+
+host_call = Symbol(
+    "host_call", lambda index, function, args, kwargs, kind, decision, effect="": None, is_prim=True,
+    tags=(OpTags.DONT_DCE, OpTags.DECISION), fn=_run,
+)  # fmt: skip

@@ -1,0 +1,62 @@
+"""Paths: what a program decides by data is decided when it is captured, and checked when it runs.
+
+Capture asks how a decision is answered for the inputs that it has, goes on with that answer, and writes a check of it:
+
+    t0 = ltorch.sum(x)
+    v0 = ltorch.item(t0)
+    check_decision(v0, '>', 0, True, 0)
+
+So a program is one path through the user's function. Where a check finds another answer it raises `OtherPath`: nothing
+that the user could see has happened by then, and the program of the other path runs instead (`thunder.compiled`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from thunder.core.proxies import RELATIONS
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+
+__all__ = ["Decision", "OtherPath", "check_decision", "check_value", "last_decision"]
+
+
+class Decision(NamedTuple):
+    """question: in words. answer: True, False or a number. where: (filename, line, function, source line) of the user's
+    code, or None."""
+
+    question: str
+    answer: Any
+    where: tuple | None
+
+
+class OtherPath(Exception):
+    """A program has met a decision with another answer. index: the decision's number. answer: what it is now. log: what
+    host calls gave up to it (`thunder.core.host_calls`)."""
+
+    log: Any = None
+
+    def __init__(self, index: int, answer: Any):
+        super().__init__(f"decision {index} is {answer!r}")
+        self.index, self.answer = index, answer
+
+
+def _check_decision(a, relation: str, b, answer: bool, index: int) -> None:
+    if RELATIONS[relation](a, b) is not answer:
+        raise OtherPath(index, not answer)
+
+
+def _check_value(value, answer, index: int) -> None:
+    if repr(value) != repr(answer):  # nan is nan, and 0.0 is not -0.0
+        raise OtherPath(index, value)
+
+
+_TAGS = (OpTags.DONT_DCE, OpTags.DECISION)
+check_decision = Symbol(
+    "check_decision", lambda a, relation, b, answer, index: None, is_prim=True, tags=_TAGS, fn=_check_decision
+)  # fmt: skip
+check_value = Symbol("check_value", lambda value, answer, index: None, is_prim=True, tags=_TAGS, fn=_check_value)
+
+
+def last_decision(bound_symbols: list[BoundSymbol]) -> int:
+    """The place of the last check of a decision, -1 where there is none. Before it, no argument is written to."""
+    return max((i for i, b in enumerate(bound_symbols) if OpTags.DECISION in b.sym.tags), default=-1)

@@ -1,0 +1,262 @@
+"""Stand-ins: what native code is given in the place of objects whose special methods are written in Python.
+
+    sorted([a, b])   # list.sort would call a.__lt__ natively
+    sorted over stand-ins of a and b, whose __lt__ is host.compare("<", ...); what comes out is a and b again
+
+CPython's own code runs, so that comparisons come in its order and errors are its own. A stand-in answers to every
+special method that its object has, through the host.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import heapq
+import operator
+import types
+from collections import deque
+from typing import Any
+
+from thunder.interpreter.attributes import in_python, type_attribute
+from thunder.interpreter.instructions import NULL, PLAIN
+
+COMPARED = {"__lt__": "<", "__le__": "<=", "__eq__": "==", "__ne__": "!=", "__gt__": ">", "__ge__": ">="}
+_ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift divmod"
+# what native code calls of an object that it is given, by its class
+CALLED = frozenset(
+    {
+        *(f"__{prefix}{name}__" for name in _ARITHMETIC.split() for prefix in ("", "r", "i")),
+        *COMPARED,
+        *(f"__{name}__" for name in (
+            "neg pos invert abs round floor ceil trunc index int float complex bool len length_hint iter next contains "
+            "getitem setitem delitem reversed call format str repr hash bytes fspath missing getattr getattribute "
+            "dir instancecheck subclasscheck array buffer sizeof reduce reduce_ex getstate setstate "
+            "getnewargs getnewargs_ex copy deepcopy class_getitem").split()),
+    }
+)  # fmt: skip
+FORWARDED = sorted(CALLED - {"__getattribute__", "__getattr__", "__hash__"})
+
+
+class StandIn:
+    """The object `value` for native code; `known` has the stand-ins of one call by the ids of their objects."""
+
+    __slots__ = ("host", "value", "known")
+
+    def __init__(self, host, value, known):
+        self.host, self.value, self.known = host, value, known
+
+    def __hash__(self):
+        return self.host.call(hash, [self.value], {})
+
+    def __eq__(self, other):
+        return self.host.truth(self.host.compare("==", self.value, original(other)))
+
+    def __repr__(self):
+        return self.host.call(repr, [self.value], {})
+
+    def __lt__(self, other):
+        return self.host.truth(self.host.compare("<", self.value, original(other)))
+
+    def __gt__(self, other):
+        return self.host.truth(self.host.compare(">", self.value, original(other)))
+
+
+def stand_in(host, value, known):
+    """The stand-in of a value that native code compares or hashes."""
+    found = known.get(id(value))
+    if found is None:
+        found = known[id(value)] = StandIn(host, value, known)
+    return found
+
+
+def original(value) -> Any:
+    return value.value if isinstance(value, StandIn) else value
+
+
+# ---------------------------------------------------------------- functions that add, and that ask for the truth
+
+
+def _sum(host, function, args, kwargs):
+    if not 1 <= len(args) + len(kwargs) <= 2 or kwargs.keys() - {"start"} or not args:
+        return function(*args, **kwargs)  # raises
+    values, start = args[0], args[1] if len(args) > 1 else kwargs.get("start", 0)
+    if type(values) in (list, tuple) and set(map(type, host.materialize(values))) <= PLAIN:
+        return host.call_native(function, args, kwargs)
+    if isinstance(start, (str, bytes, bytearray)):
+        return function((), start)  # raises
+    for value in host.steps(values):
+        start = host.binary("+", start, value)
+    return start
+
+
+def _any(host, function, args, kwargs):
+    if len(args) != 1 or kwargs:
+        return host.call_native(function, args, kwargs)
+    return any(host.truth(value) for value in host.steps(args[0]))
+
+
+def _all(host, function, args, kwargs):
+    if len(args) != 1 or kwargs:
+        return host.call_native(function, args, kwargs)
+    return all(host.truth(value) for value in host.steps(args[0]))
+
+
+CALLS = {sum: _sum, any: _any, all: _all}
+
+
+# ---------------------------------------------------------------- functions that compare what they are given
+
+# function -> positions of the elements among its arguments; the first argument is what holds the others
+_COMPARING: dict[Any, tuple[int, ...]] = {
+    sorted: (), min: (), max: (), list.sort: (), list.index: (1,), list.count: (1,), list.remove: (1,),
+    tuple.index: (1,), tuple.count: (1,), deque.index: (1,), deque.count: (1,), deque.remove: (1,),
+    operator.indexOf: (1,), operator.countOf: (1,),
+    heapq.heappush: (1,), heapq.heappop: (), heapq.heapify: (), heapq.heapreplace: (1,), heapq.heappushpop: (1,),
+    bisect.bisect_left: (1,), bisect.bisect_right: (1,), bisect.insort_left: (1,), bisect.insort_right: (1,),
+}  # fmt: skip
+_BY_ID = {id(function): elements for function, elements in _COMPARING.items()}
+_HOLDERS = (list, tuple, deque)
+_OF_ITERABLES = (sorted, min, max, operator.indexOf, operator.countOf)
+
+
+def compares(f) -> bool:
+    """Whether a function does nothing with elements but compare them."""
+    return id(descriptor(f)[0]) in _BY_ID
+
+
+def descriptor(f):
+    """The method of a class in C that a bound one is, and the object; a function by itself, and NULL."""
+    if type(f) is types.BuiltinFunctionType and not isinstance(f.__self__, (types.ModuleType, type, types.NoneType)):
+        found = type_attribute(type(f.__self__), f.__name__)
+        if type(found) is types.MethodDescriptorType:
+            return found, f.__self__
+    return f, NULL
+
+
+def compares_in_python(host, values) -> bool:
+    """Whether one of the values, or something in the lists, tuples and dicts among them, compares in Python."""
+    pending, seen = list(values), set()
+    kinds = set()
+    while pending:
+        value = pending.pop()
+        kind = type(value)
+        if kind in PLAIN or id(value) in seen:
+            continue
+        if isinstance(value, (list, tuple, dict)):
+            seen.add(id(value))
+            pending += dict.values(value) if isinstance(value, dict) else tuple(value)
+        kinds.add(kind)
+    return any(in_python(host.lookup(kind, name)) for kind in kinds for name in COMPARED)
+
+
+def run(host, f, args, kwargs) -> Any:
+    """The call of a function that compares what it is given, over stand-ins; NULL where none compares in Python, or the
+    function is another. An iterator in `args` is a list afterwards."""
+    function, owner = descriptor(f)
+    elements = _BY_ID.get(id(function))
+    if elements is None or not args and owner is NULL:
+        return NULL
+    bound = owner is not NULL
+    first = owner if bound else args[0]
+    several = not bound and function in (min, max) and len(args) > 1
+    if not several and not isinstance(first, _HOLDERS) and function not in _OF_ITERABLES:
+        return NULL
+    if not several and not isinstance(first, _HOLDERS):
+        first = args[0] = list(host.steps(first))
+    given = [first, *(args if bound else args[1:])]
+    elements = range(len(given)) if several else elements
+    held = [*(() if several else host.materialize(first)), *(given[i] for i in elements if i < len(given))]
+    key = kwargs.get("key")
+    if key is None and not compares_in_python(host, held):
+        return NULL
+    known: dict[int, StandIn] = {}
+    given = [stand_in(host, a, known) if i in elements else a for i, a in enumerate(given)]
+    if not several:
+        given[0] = _copy(first, [stand_in(host, x, known) for x in first])
+    if key is not None:
+        kwargs = kwargs | {"key": _key(host, key, known)}
+    try:
+        result = function(*given, **kwargs)
+    finally:
+        if isinstance(first, (list, deque)) and not several:
+            _write_back(first, [original(x) for x in given[0]])
+    return [original(x) for x in result] if function is sorted else original(result)
+
+
+_KEY = type(functools.cmp_to_key(operator.sub))  # which compares by the program's function
+
+
+def _key(host, key, known):
+    def compared(x):
+        found = host.call(key, [original(x)], {})
+        return found if type(found) in PLAIN or type(found) is _KEY else stand_in(host, found, known)
+
+    return compared
+
+
+def _copy(holder, elements):
+    return tuple(elements) if isinstance(holder, tuple) else deque(elements) if isinstance(holder, deque) else elements
+
+
+def _write_back(holder, elements) -> None:
+    if len(holder) != len(elements) or any(map(operator.is_not, holder, elements)):
+        base = list if isinstance(holder, list) else deque
+        base.clear(holder)
+        base.extend(holder, elements)
+
+
+# ---------------------------------------------------------------- objects given to any native function
+
+
+_CLASSES: dict[tuple, type] = {}
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
+
+
+def stands_alone(kind: type) -> bool:
+    """Whether objects of a class have no part that code in C reads by itself, as a list's items."""
+    return next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE) is object
+
+
+def substitute(host, value, known):
+    """A stand-in of the name of the value's class, with the special methods of its class."""
+    kind = type(value)
+    found = known.get(id(value))
+    if found is None:
+        found = known[id(value)] = _class_for(host, kind)(host, value, known)
+    return found
+
+
+def _class_for(host, kind: type) -> type:
+    methods = {name: method for name in FORWARDED if in_python(method := host.lookup(kind, name))}
+    key = kind.__name__, *((name, method is None) for name, method in methods.items())
+    made = _CLASSES.get(key)
+    if made is None:
+        space = {name: None if method is None else _forward(name) for name, method in methods.items()}
+        made = _CLASSES[key] = type(
+            kind.__name__,
+            (_Object,),
+            {"__slots__": (), "__module__": kind.__module__, "__hash__": StandIn.__hash__, **space},
+        )
+    return made
+
+
+def _forward(name: str):
+    if name == "__iter__":
+        return lambda self: self.host.steps(self.value)
+
+    def method(self, *args, **kwargs):
+        found = self.host.load_special(self.value, name)
+        return self.host.call(found, [original(a) for a in args], kwargs)
+
+    return method
+
+
+class _Object(StandIn):
+    """A stand-in that has the methods of its object's class and no others."""
+
+    __slots__ = ()
+    __eq__, __lt__, __gt__ = object.__eq__, object.__lt__, object.__gt__
+    __hash__ = StandIn.__hash__
+
+    def __getattr__(self, name):
+        return self.host.load_attr(self.value, name)

@@ -1,0 +1,506 @@
+"""Kernels of layer, group and batch norm: each one symbol, by which programs call it and derivatives are computed.
+
+PyTorch's kernels for the backward have a second derivative at most, and that one takes saved means and deviations for
+constants where it is differentiated again. Here the kernels' formulas are differentiated, in which these are computed
+from the input, so that derivatives of any order are right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from thunder import compat
+from thunder.core import dtypes
+from thunder.core.definition import InPlaceForm
+from thunder.core.dtypes import bfloat16, float16, float32
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import OpTags, Symbol
+from thunder.ops import backward
+from thunder.ops.backward import formula, kernel, op
+from thunder.ops.data import convert
+from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.inplace import overwrite
+from thunder.ops.opaque import casts_inside
+from thunder.ops.shape import reshape
+
+
+def compute_dtype(d):
+    """What PyTorch computes in: float32 for the types below it."""
+    return dtypes.float32 if d.category == 2 and d.bytes < 4 else d
+
+
+def wanted(*parameters) -> list[bool]:
+    """Which gradients a backward kernel is asked for."""
+    return [p is not None and p.requires_grad for p in parameters]
+
+
+def normalized_dims(name: str, a, normalized_shape, *parameters) -> tuple:
+    """The dimensions normalized over."""
+    shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
+    k = len(shape)
+    if not k or len(a.shape) < k or a.shape[-k:] != shape:
+        raise RuntimeError(
+            f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], but "
+            f"got input of size{list(a.shape)}"
+        )
+    for p in parameters:
+        if p is not None and p.shape != shape:
+            raise RuntimeError(f"{name}: expected weight and bias to have shape {list(shape)}, but got {list(p.shape)}")
+    return tuple(range(len(a.shape) - k, len(a.shape)))
+
+
+def whiten(x, dims, eps):
+    """`x` less its mean, over the square root of its (biased) variance plus eps; the mean and that root's
+    reciprocal."""
+    mean = LTORCH["mean"](x, dims, True)
+    centred = x - mean
+    rstd = LTORCH["rsqrt"](LTORCH["mean"](centred * centred, dims, True) + eps)
+    return centred * rstd, mean, rstd
+
+
+def scale_and_shift(x, weight, bias):
+    x = x if weight is None else x * convert(weight, x.dtype)
+    return x if bias is None else x + convert(bias, x.dtype)
+
+
+def per_channel(a, p):
+    """A parameter with one element for each channel, with as many dimensions as `a`."""
+    return None if p is None else reshape(p, (1, p.shape[0], *(1,) * (len(a.shape) - 2)))
+
+
+def check_channels(name: str, a, *parameters) -> None:
+    for p in parameters:
+        if p is not None and p.shape != (a.shape[1],):
+            raise RuntimeError(
+                f"{name}: expected weight, bias and statistics to have {a.shape[1]} elements, but got {list(p.shape)}"
+            )
+
+
+def batch_norm_meta(
+    a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
+):
+    if len(a.shape) < 2:
+        raise RuntimeError("batch_norm: expected an input of at least 2 dimensions")
+    if not training and (running_mean is None or running_var is None):
+        raise RuntimeError("Expected running_mean and running_var to be defined when training=False")
+    check_channels("batch_norm", a, running_mean, running_var, weight, bias)
+    return like(a)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# layer norm
+
+
+def _native_layer_norm_meta(a, normalized_shape, weight, bias, eps):
+    """On a CPU, mean and deviation of a narrow type are float32 where weight and bias are, elsewhere always
+    (ATen/native/layer_norm.cpp, cuda/layer_norm_kernel.cu)."""
+    normalized_dims("layer_norm", a, normalized_shape, weight, bias)
+    outer = a.shape[: len(a.shape) - len(normalized_shape)] + (1,) * len(normalized_shape)
+    mixed = any(p is not None and p.dtype is float32 for p in (weight, bias))
+    dtype = float32 if a.dtype in (bfloat16, float16) and (mixed or a.device.type != "cpu") else a.dtype
+    return like(a), like(a, outer, dtype=dtype), like(a, outer, dtype=dtype)
+
+
+@composite(
+    *compat.operators("native_layer_norm"),
+    meta=_native_layer_norm_meta,
+    autocast="cuda:float32",
+    tags=(OpTags.REDUCTION_OP,),
+)
+def native_layer_norm(a, normalized_shape, weight, bias, eps):
+    dims = tuple(range(len(a.shape) - len(normalized_shape), len(a.shape)))
+    x, mean, rstd = whiten(convert(a, compute_dtype(a.dtype)), dims, eps)
+    kind = _native_layer_norm_meta(a, normalized_shape, weight, bias, eps)[1].dtype
+    return convert(scale_and_shift(x, weight, bias), a.dtype), convert(mean, kind), convert(rstd, kind)
+
+
+native_layer_norm.nondifferentiable = (1, 2)
+native_layer_norm_backward = kernel(
+    "native_layer_norm_backward", "default",
+    lambda g, a, normalized_shape, mean, rstd, weight, bias, mask: (
+        like(a) if mask[0] else None, like(weight) if mask[1] else None, like(bias) if mask[2] else None
+    ),
+)  # fmt: skip
+
+
+@native_layer_norm.vjp
+def _(a, normalized_shape, weight, bias, eps):
+    y, mean, rstd = native_layer_norm(a, normalized_shape, weight, bias, eps)
+    g, *_ = yield y, mean, rstd
+    ga, gw, gb = native_layer_norm_backward(g, a, normalized_shape, mean, rstd, weight, bias, wanted(a, weight, bias))
+    return ga, None, gw, gb
+
+
+@native_layer_norm_backward.decomposed_by
+def _(g, a, normalized_shape, mean, rstd, weight, bias, mask):
+    outer = len(a.shape) - len(normalized_shape)
+    dims, rows = tuple(range(outer, len(a.shape))), tuple(range(outer))
+    kind = compute_dtype(a.dtype)
+    x, g, mean, rstd = (convert(t, kind) for t in (a, g, mean, rstd))
+    normal = (x - mean) * rstd
+    of_input = of_weight = of_bias = None
+    if mask[0]:
+        weighted = g if weight is None else g * convert(weight, kind)
+        count = math.prod(normalized_shape)
+        total, along = op("sum")(weighted, dims, True) / count, op("sum")(weighted * normal, dims, True) / count
+        of_input = convert(rstd * (weighted - total - normal * along), a.dtype)
+    if mask[1]:
+        of_weight = convert(op("sum")(g * normal, rows) if rows else g * normal, weight.dtype)
+    if mask[2]:
+        of_bias = convert(op("sum")(g, rows) if rows else reshape(g, bias.shape), bias.dtype)
+    return of_input, of_weight, of_bias
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# group norm
+
+
+def _laid_out(a, others, parameters):
+    """In the layout that PyTorch's kernels of group norm, which do not look at strides, take them to be in."""
+    layout = backward.memory_format(a) if a.device.type == "cpu" else torch.contiguous_format
+    return *(t.contiguous(memory_format=layout) for t in (a, *others)), *(
+        p if p is None else p.contiguous() for p in parameters
+    )
+
+
+def _run_group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
+    a, g, mean, rstd, weight = _laid_out(a, (g,), (mean, rstd, weight))
+    return backward.aten.native_group_norm_backward.default(g, a, mean, rstd, weight, n, c, size, groups, mask)
+
+
+def _run_group_norm(a, weight, bias, n, c, size, groups, eps):
+    return backward.aten.native_group_norm.default(*_laid_out(a, (), (weight, bias)), n, c, size, groups, eps)
+
+
+def _parameters_meta(g, a, weight, bias, mask):
+    return like(a) if mask[0] else None, like(weight) if mask[1] else None, like(bias) if mask[2] else None
+
+
+def _native_group_norm_meta(a, weight, bias, N, C, HxW, group, eps):
+    if C % group or any(t is not None and t.shape != (C,) for t in (weight, bias)):
+        raise RuntimeError(
+            "Expected number of channels in input to be divisible by num_groups, but got input of shape "
+            f"{list(a.shape)} and num_groups={group}"
+        )
+    narrow = like(
+        a,
+        (N, group),
+        dtype=float32
+        if a.device.type == "cpu" and any(t is not None and t.dtype is float32 for t in (weight, bias))
+        else a.dtype,
+    )
+    return like(a), narrow, like(narrow)
+
+
+native_group_norm = torch_prim(*compat.operators("native_group_norm"), name="native_group_norm", fn=_run_group_norm)(
+    _native_group_norm_meta
+)
+native_group_norm_backward = Symbol(
+    "native_group_norm_backward", lambda g, a, mean, rstd, weight, n, c, size, groups, mask: _parameters_meta(g, a,
+    weight, weight, mask), id="native_group_norm_backward",
+    is_prim=True, fn=_run_group_norm_backward,
+)  # fmt: skip
+
+
+@native_group_norm.vjp
+def _(a, weight, bias, n, c, size, groups, eps):
+    """Unlike the other norms' kernels, it has derivatives of mean and deviation."""
+    y, mean, rstd = native_group_norm(a, weight, bias, n, c, size, groups, eps)
+    g, of_mean, of_rstd = yield y, mean, rstd
+    ga, gw, gb = native_group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, wanted(a, weight, bias))
+    if not a.requires_grad:
+        return None, gw, gb
+    count = c // groups * size
+    of_mean, of_rstd, mean, rstd = (op("unsqueeze")(convert(x, a.dtype), -1) for x in (of_mean, of_rstd, mean, rstd))
+    ga = op("reshape")(ga, (n, groups, count)) + of_mean / count
+    ga = ga - of_rstd / count * (rstd * rstd * rstd) * (op("reshape")(a, (n, groups, count)) - mean)
+    return op("reshape")(ga, a.shape), gw, gb
+
+
+native_group_norm.exact_derivative = False  # where mean and deviation have cotangents, too
+casts_inside(*native_group_norm.torch_functions)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# batch norm
+
+
+def _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps):
+    shape = (a.shape[1],) if training else (0,)
+    mixed = a.device.type != "cpu" or any(
+        t is not None and t.dtype is dtypes.float32 for t in (weight, bias, running_mean, running_var)
+    )
+    kind = compute_dtype(a.dtype) if mixed else a.dtype
+    return like(a), like(a, shape, kind), like(a, shape, kind)
+
+
+def _native_batch_norm_meta(a, weight, bias, running_mean, running_var, training, momentum, eps):
+    batch_norm_meta(a, running_mean, running_var, weight, bias, training)
+    return _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+native_batch_norm = torch_prim(torch.native_batch_norm, name="native_batch_norm")(_native_batch_norm_meta)
+native_batch_norm.nondifferentiable = (1, 2)
+native_batch_norm.explain = None  # PyTorch's kernel does not look whether there are statistics
+
+
+native_batch_norm_backward = backward.kernel(
+    "native_batch_norm_backward", "default",
+    lambda g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask: _parameters_meta(g, a, weight,
+        weight, mask),
+)  # fmt: skip
+
+
+@native_batch_norm.vjp
+def _(a, weight, bias, running_mean, running_var, training, momentum, eps):
+    y, mean, rstd = native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
+    g, _, _ = yield y, mean, rstd
+    return native_batch_norm_backward(
+        g, a, weight, running_mean, running_var, mean, rstd, training, eps, wanted(a, weight, bias)
+    )
+
+
+def _run_statistics(a, running_mean, running_var, weight, bias, momentum, eps):
+    return compat.kernel("_native_batch_norm_legit_functional")(
+        a, weight, bias, running_mean, running_var, True, momentum, eps
+    )
+
+
+def _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps):
+    out, save, _ = _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, True, momentum, eps)
+    return out, save, like(save), like(running_mean), like(running_var)
+
+
+def native_batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
+    out, mean, scale = compat.kernel("_native_batch_norm_legit")(
+        a, weight, bias, running_mean, running_var, True, momentum, eps
+    )
+    return out, mean, scale, running_mean, running_var
+
+
+native_batch_norm_functional = Symbol(
+    "native_batch_norm_functional",
+    _statistics_meta,
+    id="native_batch_norm_functional",
+    is_prim=True,
+    fn=_run_statistics,
+)
+native_batch_norm_functional.nondifferentiable = (1, 2, 3, 4)  # means and deviations, running ones too
+native_batch_norm_functional.statistics = (1, 2)
+native_batch_norm_functional.in_place = InPlaceForm(native_batch_norm_, {3: 1, 4: 2})
+
+
+@native_batch_norm_functional.vjp
+def _(a, running_mean, running_var, weight, bias, momentum, eps):
+    y, mean, rstd, new_mean, new_var = native_batch_norm_functional(
+        a, running_mean, running_var, weight, bias, momentum, eps
+    )
+    g, *_ = yield y, mean, rstd, new_mean, new_var
+    ga, gw, gb = native_batch_norm_backward(g, a, weight, None, None, mean, rstd, True, eps, wanted(a, weight, bias))
+    return ga, None, None, gw, gb
+
+
+@alias(*compat.operators("native_batch_norm"), over=native_batch_norm)
+def _native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps):
+    """In training mode the running statistics are written to."""
+    if not training or running_mean is None:
+        return native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
+    out, mean, rstd, new_mean, new_var = native_batch_norm_functional(
+        a, running_mean, running_var, weight, bias, momentum, eps
+    )
+    overwrite(running_mean, new_mean, "running_mean")
+    overwrite(running_var, new_var, "running_var")
+    return out, mean, rstd
+
+
+@alias(*compat.operators("_native_batch_norm_legit", "default", "no_stats"))
+def _native_batch_norm_legit(a, weight, bias, *args):
+    """With running statistics and without: `(training, momentum, eps)`."""
+    statistics = args[:-3] or (None, None)
+    return _native_batch_norm(a, weight, bias, *statistics, *args[-3:])
+
+
+@alias(*compat.operators("_native_batch_norm_legit_functional"))
+def _native_batch_norm_legit_functional(a, weight, bias, running_mean, running_var, training, momentum, eps):
+    if training:
+        return native_batch_norm_functional(a, running_mean, running_var, weight, bias, momentum, eps)
+    return (
+        *native_batch_norm(a, weight, bias, running_mean, running_var, False, momentum, eps),
+        running_mean,
+        running_var,
+    )
+
+
+def _channels(a, dtype=None):
+    return like(a, (a.shape[1],), compute_dtype(a.dtype) if dtype is None else dtype)
+
+
+# --- the parts of batch norm over several devices. PyTorch has all but `batch_norm_update_stats` for CUDA alone
+
+batch_norm_stats = torch_prim(torch.batch_norm_stats, name="batch_norm_stats")(
+    lambda a, eps: (_channels(a), _channels(a))
+)
+batch_norm_elemt = torch_prim(torch.batch_norm_elemt, name="batch_norm_elemt")(
+    lambda a, weight, bias, mean, invstd, eps: like(a)
+)
+batch_norm_backward_elemt = torch_prim(torch.batch_norm_backward_elemt, name="batch_norm_backward_elemt")(
+    lambda grad_out, a, mean, invstd, weight, sum_dy, sum_dy_xmu, count: like(a)
+)
+
+
+@torch_prim(torch.batch_norm_backward_reduce)
+def batch_norm_backward_reduce(grad_out, a, mean, invstd, weight, input_g, weight_g, bias_g):
+    sums = (_channels(a), _channels(a)) if input_g else (None, None)
+    return (
+        *sums,
+        (like(weight) if weight_g and weight is not None else None),
+        (like(weight) if bias_g and weight is not None else None),
+    )
+
+
+def _gathered(a, mean, invstd, running_mean, running_var, momentum, eps, counts):
+    return _channels(a, mean.dtype), _channels(a, mean.dtype)
+
+
+def _gather(name: str) -> None:
+    function = getattr(torch, name)
+
+    def run(a, mean, invstd, running_mean, running_var, momentum, eps, counts):
+        running = [None if t is None else t.clone() for t in (running_mean, running_var)]
+        return *function(a, mean, invstd, *running, momentum, eps, counts), *running
+
+    def meta(a, mean, invstd, running_mean, running_var, momentum, eps, counts):
+        return *_gathered(a, mean, invstd, running_mean, running_var, momentum, eps, counts), *(
+            None if t is None else like(t) for t in (running_mean, running_var)
+        )
+
+    symbol = torch_prim(fn=run, name=name)(meta)
+
+    @alias(function)
+    def call(a, mean, invstd, running_mean, running_var, momentum, eps, counts):
+        """The running statistics are written to."""
+        mean_, invstd_, *new = symbol(a, mean, invstd, running_mean, running_var, momentum, eps, counts)
+        for target, value in zip((running_mean, running_var), new, strict=True):
+            if target is not None:
+                overwrite(target, value, name)
+        return mean_, invstd_
+
+
+_gather("batch_norm_gather_stats")
+_gather("batch_norm_gather_stats_with_counts")
+
+
+def _run_update_stats(a, running_mean, running_var, momentum):
+    running = [None if t is None else t.clone() for t in (running_mean, running_var)]
+    return *torch.batch_norm_update_stats(a, *running, momentum), *running
+
+
+@torch_prim(fn=_run_update_stats)
+def batch_norm_update_stats(a, running_mean, running_var, momentum):
+    """Mean and variance of the batch, and what the running ones become."""
+    mixed = a.device.type != "cpu" or any(t is not None and t.dtype is float32 for t in (running_mean, running_var))
+    kept = _channels(a, None if mixed else a.dtype)
+    return kept, like(kept), *(None if t is None else like(t) for t in (running_mean, running_var))
+
+
+@alias(torch.batch_norm_update_stats)
+def _batch_norm_update_stats(a, running_mean, running_var, momentum):
+    mean, var, *new = batch_norm_update_stats(a, running_mean, running_var, momentum)
+    for target, value in zip((running_mean, running_var), new, strict=True):
+        if target is not None:
+            overwrite(target, value, "batch_norm_update_stats")
+    return mean, var
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# formulas
+
+
+def _standardized(x, dims: tuple[int, ...], epsilon: Callable):
+    """(x with mean 0 and variance 1 over dims, what it was divided by, inverted). epsilon: from the variance to what is
+    added to it."""
+    centred = x - op("mean")(x, dims, True)
+    variance = op("mean")(centred * centred, dims, True)
+    inverse = op("rsqrt")(variance + epsilon(variance))
+    return centred * inverse, inverse
+
+
+def _found(rstd) -> Callable:
+    """The epsilon that a saved deviation was computed with."""
+    return lambda variance: op("detach")(1 / (rstd * rstd) - variance)
+
+
+def _of_input(g, normal, inverse, dims: tuple[int, ...]):
+    return inverse * (g - op("mean")(g, dims, True) - normal * op("mean")(g * normal, dims, True))
+
+
+def _in_full(place: int) -> Callable:
+    """The formula in the widest type of its arguments, as the kernel computes it; its results in the types of the input
+    and of the weight, in this place."""
+
+    def define(function: Callable) -> Callable:
+        def compute(g, a, *rest):
+            kind = max((x.dtype for x in (a, *rest) if isinstance(x, TensorProxy)), key=lambda d: d.bytes)
+            wide = function(
+                *(
+                    op("to")(x, dtype=kind) if isinstance(x, TensorProxy) and x.dtype is not kind else x
+                    for x in (g, a, *rest)
+                )
+            )
+            kinds = [a.dtype, *[a.dtype if rest[place] is None else rest[place].dtype] * 2]
+            return tuple(
+                x if x is None or x.dtype is k else op("to")(x, dtype=k) for x, k in zip(wide, kinds, strict=True)
+            )
+
+        return compute
+
+    return define
+
+
+@formula(native_layer_norm_backward)
+@_in_full(3)
+def _layer_norm_backward(g, a, normalized_shape, mean, rstd, weight, bias, mask):
+    dims = tuple(range(len(a.shape) - len(normalized_shape), len(a.shape)))
+    normal, inverse = _standardized(a, dims, _found(rstd))
+    return (
+        _of_input(g if weight is None else g * weight, normal, inverse, dims) if mask[0] else None,
+        op("sum")(op("reshape")(g * normal, (-1, *normalized_shape)), 0) if mask[1] else None,
+        op("sum")(op("reshape")(g, (-1, *normalized_shape)), 0) if mask[2] else None,
+    )
+
+
+@formula(native_group_norm_backward)
+@_in_full(2)
+def _group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
+    grouped = (n, groups, c // groups * size)
+    normal, inverse = _standardized(op("reshape")(a, grouped), (2,), _found(op("reshape")(rstd, (n, groups, 1))))
+    g = op("reshape")(g, (n, c, size))
+    weighted = op("reshape")(g if weight is None else g * op("reshape")(weight, (c, 1)), grouped)
+    return (
+        op("reshape")(_of_input(weighted, normal, inverse, (2,)), a.shape) if mask[0] else None,
+        op("sum")(g * op("reshape")(normal, (n, c, size)), (0, 2)) if mask[1] else None,
+        op("sum")(g, (0, 2)) if mask[2] else None,
+    )
+
+
+@formula(native_batch_norm_backward)
+@_in_full(0)
+def _batch_norm_backward(g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask):
+    dims = (0, *range(2, len(a.shape)))
+    channel = (a.shape[1], *(1,) * (len(a.shape) - 2))
+    weighted = g if weight is None else g * op("reshape")(weight, channel)
+    if training:
+        normal, inverse = _standardized(a, dims, lambda variance: eps)
+        of_input = _of_input(weighted, normal, inverse, dims)
+    else:
+        inverse = op("rsqrt")(op("reshape")(running_var, channel) + eps)
+        normal = (a - op("reshape")(running_mean, channel)) * inverse
+        of_input = weighted * inverse
+    return (
+        of_input if mask[0] else None,
+        op("sum")(g * normal, dims) if mask[1] else None,
+        op("sum")(g, dims) if mask[2] else None,
+    )

@@ -1,0 +1,1 @@
+"""Runtime: what compiled programs call when they run. It knows no pass."""
