@@ -14,6 +14,10 @@ from typing import Any
 
 import torch
 
+import thunder.compat.batch_checks
+import thunder.compat.cuda
+import thunder.compat.distributed
+import thunder.compat.modes  # noqa: F401 - these four are what the first call would import
 from thunder import compat
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
