@@ -18,6 +18,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from thunder import compat
 from thunder.capture import Captured, FailsWithParts, capture
+from thunder.capture.decisions import RaisesBefore
 from thunder.core.host_calls import Log, beginning_with
 from thunder.core.paths import OtherPath
 from thunder.core.symbol import current_recorder
@@ -302,6 +303,10 @@ class Compiled:
                 raise error.__cause__ from None  # type: ignore[misc]
             # no effect has taken place: run, it fails with its own effects, words and traceback, if it does
             return "" if error.theirs else self._refused_for(error, modes, facts)
+        except RaisesBefore as error:
+            if not self._original_stands_in(log):
+                raise error.__cause__ from None  # type: ignore[misc]
+            return str(error)
         except (CaptureError, MissingImplementationError) as error:
             if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(log):
                 raise

@@ -244,6 +244,7 @@ class Capture(ProtocolHost):
         if (
             current[:1] == "t"
             and current[1:].isdigit()
+            and name.isidentifier()  # as names of what pytest writes are not
             and name not in names.taken
             and value not in self.recorder.memory.current
         ):
