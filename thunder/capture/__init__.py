@@ -14,6 +14,10 @@ from typing import Any
 
 import torch
 
+import thunder.compat.batch_checks
+import thunder.compat.cuda
+import thunder.compat.distributed
+import thunder.compat.modes  # noqa: F401 - these four are what the first call would import
 from thunder import compat
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
@@ -26,7 +30,7 @@ from thunder.capture.tensors import write_back
 from thunder.core.host_calls import Log
 from thunder.core.paths import Decision
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
-from thunder.core.symbol import recording
+from thunder.core.symbol import OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
 from thunder.distributed.placement import check_all_placed, placement_of, seen_as
 from thunder.distributed.synchronize import synchronize_parameters
@@ -59,6 +63,11 @@ class Captured:
         self.held_numbers = held_numbers(c)
         self.effects = frozenset(source.describe(c.parameters) for source in c.written)
         self._computation(c, output)
+        # the program may handle an error of an operation, which comes when the computation runs; nothing is lost then
+        effects = any(
+            OpTags.DONT_DCE in line.tags and OpTags.DECISION not in line.tags for line in c.recorder.bound_symbols
+        )
+        self.may_fail_over = any(record.catches for record in c.calls) and not (effects or c.mutated)
         c.ask_at_the_end()
         self._write_prologue(c)
         self.guard_count = len(c.observed) + len(c.shapes)
