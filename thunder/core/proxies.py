@@ -427,7 +427,7 @@ class NumberProxy:
         known = {u.name: values.get(symbolic.symbol(u.name)) for u in self.unbacked}
         if None in known.values() or not self.expression.symbols() <= known.keys():
             return None
-        return self.expression.evaluate(known)
+        return self.expression.evaluate(known)  # pyright: ignore[reportArgumentType]
 
     def __bool__(self) -> bool:
         return bool(_compare(self, 0, "!="))
@@ -674,7 +674,7 @@ _ESTIMATE = 64
 
 def element_count(value: TensorProxy) -> int:
     """How many elements a tensor has, for estimates: see `number_value`."""
-    return math.prod(map(number_value, value.shape))
+    return math.prod(map(number_value, value.shape))  # pyright: ignore[reportReturnType]
 
 
 def same_shape(a: tuple, b: tuple) -> bool:
