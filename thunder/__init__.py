@@ -14,7 +14,7 @@ from thunder._lazy import names_from
 __version__ = "0.1.0"
 
 _FROM = {
-    "thunder.api": ("jit", "add_transform"),
+    "thunder.api": ("jit", "add_transform", "mark_dynamic"),
     "thunder.transforms.base": ("Transform",),
     "thunder.transforms.autocast": ("autocast",),
     "thunder.extend.opaque": ("opaque",),

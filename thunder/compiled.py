@@ -8,6 +8,7 @@ import functools
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from thunder import compat
 from thunder.capture import Captured, FailsWithParts, capture
+from thunder.capture.decisions import RaisesBefore
 from thunder.core.host_calls import Log, beginning_with
 from thunder.core.paths import OtherPath
 from thunder.core.symbol import current_recorder
@@ -126,8 +128,7 @@ class Compiled:
                     except OtherPath as other:
                         return self._on_other_path(modes, entry, other, args, kwargs)
                     except Exception as error:
-                        self._point_at_user(entry, error)
-                        raise
+                        return self._failed(entry, error, args, kwargs)
                     return values if entry.epilogue_fn is None else entry.epilogue_fn(self.fn, args, kwargs, values)
         return self._miss(modes, args, kwargs)
 
@@ -186,8 +187,7 @@ class Compiled:
         except OtherPath as other:
             return self._on_other_path(modes, entry, other, args, kwargs)
         except Exception as error:
-            self._point_at_user(entry, error)
-            raise
+            return self._failed(entry, error, args, kwargs, log)
         finally:
             if compiled:
                 self.stats.times["computation execution"] = (start, time.perf_counter_ns())
@@ -227,8 +227,7 @@ class Compiled:
             except OtherPath as further:
                 other = further
             except Exception as error:
-                self._point_at_user(entry, error)
-                raise
+                return self._failed(entry, error, args, kwargs, log)
 
     def _of_path(
         self, modes: tuple, path: tuple, args: tuple, kwargs: dict, log: Log
@@ -304,6 +303,10 @@ class Compiled:
                 raise error.__cause__ from None  # type: ignore[misc]
             # no effect has taken place: run, it fails with its own effects, words and traceback, if it does
             return "" if error.theirs else self._refused_for(error, modes, facts)
+        except RaisesBefore as error:
+            if not self._original_stands_in(log):
+                raise error.__cause__ from None  # type: ignore[misc]
+            return str(error)
         except (CaptureError, MissingImplementationError) as error:
             if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(log):
                 raise
@@ -479,6 +482,16 @@ class Compiled:
         if about not in self._warned:
             self._warned.add(about)
             warn_user(text, category)
+
+    def _failed(self, entry: CacheEntry, error: Exception, args: tuple, kwargs: dict, log: Log | None = None):
+        """An operation of a program raised. Where the program may handle that, the original runs: nothing was done."""
+        eager = self.options.fallback is FALLBACK_OPTIONS.EAGER and entry.captured.may_fail_over
+        code = getattr(entry.epilogue_fn, "__code__", None)
+        inside = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        if eager and all(frame.f_code is not code for frame in inside) and self._original_stands_in(log):
+            return self._run_original("", args, kwargs)
+        self._point_at_user(entry, error)
+        raise error
 
     def _point_at_user(self, entry: CacheEntry, error: Exception) -> None:
         """An error of an operation names the user's line it came from."""

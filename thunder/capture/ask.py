@@ -173,7 +173,7 @@ def ask(c, source: Source, question: Question, operand: Any = None):
     if answer is _NEW:
         other = value_at(c, operand) if type(operand) is Source else operand
         value = value_at(c, source)
-        if isinstance(value, torch.Tensor):
+        if issubclass(type(value), torch.Tensor):
             with compat.DisableTorchFunction():  # the question is no operation of the program
                 answer = question.ask(value, other)
         else:

@@ -259,4 +259,4 @@ class _Object(StandIn):
     __hash__ = StandIn.__hash__
 
     def __getattr__(self, name):
-        return self.host.load_attr(self.value, name)
+        return self.host.handed(self.host.load_attr(self.value, name))
