@@ -413,7 +413,8 @@ class Capture(ProtocolHost):
     def hashed(self, keys, others=()):
         if any(type(k) is HostProxy for k in keys):
             self.refuse("a value that a host call gives is put into a set or a dict as a key", "use it as an index")
-        callbacks.check_hashed(self, keys, others)
+        known = dict.__iter__(others) if isinstance(others, dict) else others
+        callbacks.check_hashed(self, keys, tuple(known))
         if self.sources:
             for i, k in enumerate(keys):
                 if type(k) not in PRIMITIVE:
