@@ -15,6 +15,9 @@ from thunder.capture.sources import MISSING, Source
 __all__ = ["Rows", "attribute", "by_owner", "get", "Tensors", "Apart"]
 
 
+_VALUES = {*PRIMITIVE, tuple}  # the defaults of a function are a tuple
+
+
 class Rows:
     """Facts that are checked in one pass, each (container, key, expected, source, question). Called after a miss: the
     reason in words.
@@ -39,7 +42,7 @@ class Rows:
             now = self.get(container, key)
             if now is want:
                 continue
-            if not (self.questions[i] is VALUE or type(want) in PRIMITIVE) or not same_value(now, want):
+            if not (self.questions[i] is VALUE or type(want) in _VALUES) or not same_value(now, want):
                 return self.reason(self.sources[i], self.questions[i], want, now)
             self.expected[i] = now
         return None

@@ -340,17 +340,15 @@ def _changes(s, look: Look) -> list[tuple]:
     if isinstance(s, dict):
         return _changed_dict(dict(container_base(type(s)).items(s)), was, original, source)
     if isinstance(s, set):
-        return [("set", original, source, None, set(s))] if was is not None and s != was else []
+        now = set(set.__iter__(s))
+        return [("set", original, source, None, now)] if was is not None and now != was else []
+    s = list(container_base(type(s)).__iter__(s))
     if was is None:
-        return [("extend", original, source, None, list(s))] if s else []
+        return [("extend", original, source, None, s)] if s else []
     if len(s) == len(was) and all(map(operator.is_, s, was)):
         return []
     grown = len(s) > len(was) and all(a is b for a, b in zip(s, was, strict=False))
-    return [
-        ("extend", original, source, None, list(s)[len(was) :])
-        if grown
-        else ("replace", original, source, None, list(s))
-    ]
+    return [("extend", original, source, None, s[len(was) :]) if grown else ("replace", original, source, None, s)]
 
 
 def _changed_dict(s: dict, was: dict, original, source) -> list[tuple]:

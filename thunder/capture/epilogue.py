@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from thunder.capture import containers, host_lines
+from thunder.capture.expose import slots
 from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base
@@ -205,7 +206,7 @@ class EpilogueWriter:
             or t in _LITERAL
         ):
             return True
-        return not hasattr(value, "__dict__") and not getattr(t, "__slots__", ())
+        return not hasattr(value, "__dict__") and not slots(t)
 
     def _variable(self, value, expression: str) -> str:
         name = self.built[id(value)] = self.names.make("o")

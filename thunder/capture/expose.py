@@ -29,11 +29,11 @@ _LEAVES = PRIMITIVE | {TensorProxy, AnyProxy, HostProxy, types.BuiltinFunctionTy
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 
-def expose(c, *values, concretely: bool = False, called=None) -> None:
+def expose(c, *values, concretely: bool = False, called=None, shown: bool = False) -> None:
     """Native code may look at the values and at everything that they lead to.
 
     concretely: it also asks for types, so that numbers that stay symbolic are put into lists and dicts as what they
-    are. called: the native callable, where it may call special methods of what it meets.
+    are. called: the native callable, where it may call special methods of what it meets. shown: it makes a text.
     """
     seen: set[int] = set()
     pending = list(values)
@@ -45,6 +45,8 @@ def expose(c, *values, concretely: bool = False, called=None) -> None:
             return
         value = pending.pop()
         kind = type(value)
+        if shown and kind is TensorProxy:
+            c.refuse("the text of an object that holds a tensor is made by native code", "make a text of the tensor")
         if kind in _LEAVES or id(value) in seen or id(value) in c.data or isinstance(value, standins.StandIn):
             continue
         seen.add(id(value))
@@ -143,7 +145,7 @@ def as_operand(c, value):
 
 def as_text(c, value):
     """What goes into a string: exposed, with numbers that stay symbolic as what they are."""
-    expose(c, value)
+    expose(c, value, shown=True)
     if type(value) in CONTAINERS and isinstance(value, (dict, deque)):
         value = copy.copy(value)
         for k, x in list(value.items() if isinstance(value, dict) else enumerate(value)):

@@ -313,7 +313,7 @@ def of_torch_module(c, m, n: str):
             return d[n] if source is None else c.read(d[n], source.attr(where).item(n))
     if source is not None:
         for where in ("_parameters", "_buffers", "_modules"):
-            c.ask(source.attr(where).item(n), PRESENT)
+            c.ask(source.attr(where).item(n) if where in m.__dict__ else source.attr(where), PRESENT)
         c.ask(source.attr("__dict__").item(n), PRESENT)
     raise AttributeError(f"{type(m).__name__!r} object has no attribute {n!r}")
 
@@ -356,6 +356,8 @@ def own_store(c, o, n, v) -> None:
         else:
             object.__setattr__(o, n, v)
         return
+    if n == "__class__":
+        c.refuse("the class of an object from outside is changed", "change it outside of the compiled function")
     if issubclass(type(o), type) and not o.__flags__ & _HEAP_TYPE:
         type.__setattr__(o, n, v)  # raises
     if issubclass(type(o), types.ModuleType) and native_module(o.__name__):

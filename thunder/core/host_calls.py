@@ -141,7 +141,7 @@ def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: d
     """What host call number `index` gives: what it gave before in this call, or now. effect: see `Log.note`."""
     results = _LOG.results
     if results is not None and index in results:
-        return results[index]
+        return results[index]  # type: ignore[index]
     if results is not None and effect:
         results.note(effect, function.__name__)
     value = function(*args, **kwargs)
@@ -181,6 +181,6 @@ def _run(
 
 
 host_call = Symbol(
-    "host_call", lambda index, function, args, kwargs, kind, decision, effect="": None, is_prim=True,
+    "host_call", is_prim=True,
     tags=(OpTags.DONT_DCE, OpTags.DECISION), fn=_run,
 )  # fmt: skip

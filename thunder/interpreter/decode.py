@@ -44,7 +44,7 @@ class Record:
 
     __slots__ = (
         "program", "handlers", "offsets", "reference", "stub", "logged", "line_of",
-        "arguments", "argument_count", "parameter_count", "by_keyword", "plain", "simple", "kind", "starts",
+        "arguments", "argument_count", "parameter_count", "by_keyword", "plain", "catches", "simple", "kind", "starts",
     )  # fmt: skip
 
     def __init__(self, code, program, handlers, offsets):
@@ -56,6 +56,7 @@ class Record:
         self.arguments = code.co_varnames[: self.argument_count]
         self.by_keyword = frozenset(code.co_varnames[code.co_posonlyargcount : self.parameter_count])
         self.plain = not flags & (CO_VARARGS | CO_VARKEYWORDS)
+        self.catches = any(handlers)
         # A call with exactly the positional arguments needs no binding.
         self.simple = self.plain and not code.co_kwonlyargcount
         self.kind = flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)
