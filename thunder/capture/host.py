@@ -184,6 +184,7 @@ class Capture(ProtocolHost):
         self.called_in: dict[type, dict[str, str]] = {}  # what native code may call of a class: see `callbacks.py`
         self.outside_iterators: dict[int, Any] = {}
         self.sharp_edges: list[str] = []
+        self.interpreted: set[int] = set()  # functions that are, however they are called; `keep` holds them
         self.readers: dict[type, Callable] = {}  # how attributes of a class's objects are read
         self.looked_up: dict[tuple, Any] = {}  # (class, name, base behind which) -> what stands there
         # of variables that the program has set: what its first `set` gave
