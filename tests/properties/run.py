@@ -7,12 +7,14 @@ is shrunk and printed as a file that runs by itself. The exit status says whethe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import collections
 import dataclasses
 import io
 import os
 import random
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 
@@ -117,7 +119,8 @@ def main(arguments: list[str] | None = None) -> int:
     bad = 0
     for title, made, stop in parts:
         out = sys.stdout
-        with open(os.devnull, "w") as quiet:  # what library functions write
+        # library functions write, and make files
+        with open(os.devnull, "w") as quiet, tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             sys.stderr = quiet
             try:
                 counts = count(made, stop, out)
