@@ -128,7 +128,7 @@ class Compiled:
                         values = entry.computation_fn(*inputs)
                     except OtherPath as other:
                         return self._on_other_path(modes, entry, other, args, kwargs)
-                    except Exception as error:
+                    except Exception as error:  # noqa: BLE001 - raised again, or the original runs
                         return self._failed(entry, error, args, kwargs)
                     return values if entry.epilogue_fn is None else entry.epilogue_fn(self.fn, args, kwargs, values)
         return self._miss(modes, args, kwargs)
@@ -190,7 +190,7 @@ class Compiled:
             return self._run(entry, inputs, args, kwargs, log)
         except OtherPath as other:
             return self._on_other_path(modes, entry, other, args, kwargs)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised again, or the original runs
             return self._failed(entry, error, args, kwargs, log)
         finally:
             if compiled:
@@ -238,7 +238,7 @@ class Compiled:
                 return result
             except OtherPath as further:
                 other = further
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - raised again, or the original runs
                 return self._failed(entry, error, args, kwargs, log)
 
     def _of_path(

@@ -1317,7 +1317,7 @@ def test_values_that_depend_on_no_input_are_read_while_the_program_is_captured()
             return x * torch.tensor(2.0).item() + int(torch.tensor([3]))
         return x
 
-    compiled = thunder.jit(program, dynamic=False)  # a size that is symbolic is an input
+    compiled = thunder.jit(program, dynamic=False)
     for width in (5, 7):
         x = torch.randn(2, width)
         assert torch.equal(compiled(x), program(x))

@@ -42,6 +42,8 @@ class Question(NamedTuple):
     changed: str
     words: str | tuple[str, str]
 
+    __hash__ = object.__hash__  # a question is a key often, and hashing what it holds takes long
+
 
 # ---------------------------------------------------------------- what questions and prologues compute
 

@@ -16,7 +16,7 @@ import torch
 
 from thunder.capture.ask import CONTENT, ELEMENTS, KEYS, LENGTH, PRESENT, SAME, TYPE, content, is_data
 from thunder.capture.identities import real_id, told_apart
-from thunder.capture.native import BUFFERS, CONTAINERS, container_base
+from thunder.capture.native import BUFFERS, CONTAINERS, container_base, slots
 from thunder.capture.sources import MISSING, Source
 from thunder.core.proxies import TensorProxy
 from thunder.interpreter.attributes import type_attribute
@@ -85,6 +85,9 @@ def _empty(c, value, source: Source):
         collections.deque.__init__(s, maxlen=value.maxlen)
     if t not in CONTAINERS and hasattr(value, "__dict__"):
         s.__dict__.update(value.__dict__)
+    for name in slots(t) if t not in CONTAINERS else ():
+        if hasattr(value, name):
+            object.__setattr__(s, name, getattr(value, name))
     c.snapshots[id(value)] = s
     c.keep[id(value)], c.keep[id(s)] = value, s
     c.sources[id(s)] = source

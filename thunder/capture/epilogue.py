@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 from thunder.capture import containers, host_lines
-from thunder.capture.expose import slots
 from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
-from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base
+from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.prologue import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording

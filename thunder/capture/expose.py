@@ -14,13 +14,13 @@ import torch
 
 from thunder.capture import callbacks, containers
 from thunder.capture.ask import KEYS
-from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_base, is_iterator, native_module
+from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_base, is_iterator, native_module, slots
 from thunder.capture.sources import MISSING
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import standins, text
 
-__all__ = ["expose", "attributes", "slots", "as_operand", "as_text"]
+__all__ = ["expose", "attributes", "as_operand", "as_text"]
 
 MOST = 10_000  # objects that one call may look at
 # native code calls them, or asks torch about them
@@ -125,13 +125,6 @@ def _can_be_asked(c, value, source, name: str) -> bool:
         )
         return False
     return True
-
-
-def slots(kind: type) -> list[str]:
-    """The names of the slots of a class and its bases."""
-    found = (base.__dict__.get("__slots__", ()) for base in kind.__mro__)
-    names = [n for names in found for n in ((names,) if isinstance(names, str) else names)]
-    return [n for n in names if n not in ("__dict__", "__weakref__") and not n.startswith("__")]
 
 
 def as_operand(c, value):

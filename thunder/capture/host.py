@@ -184,6 +184,7 @@ class Capture(ProtocolHost):
         self.called_in: dict[type, dict[str, str]] = {}  # what native code may call of a class: see `callbacks.py`
         self.outside_iterators: dict[int, Any] = {}
         self.sharp_edges: list[str] = []
+        self.interpreted: set[int] = set()  # functions that are, however they are called; `keep` holds them
         self.readers: dict[type, Callable] = {}  # how attributes of a class's objects are read
         self.looked_up: dict[tuple, Any] = {}  # (class, name, base behind which) -> what stands there
         # of variables that the program has set: what its first `set` gave
@@ -413,7 +414,8 @@ class Capture(ProtocolHost):
     def hashed(self, keys, others=()):
         if any(type(k) is HostProxy for k in keys):
             self.refuse("a value that a host call gives is put into a set or a dict as a key", "use it as an index")
-        callbacks.check_hashed(self, keys, others)
+        known = dict.__iter__(others) if isinstance(others, dict) else others
+        callbacks.check_hashed(self, keys, tuple(known))
         if self.sources:
             for i, k in enumerate(keys):
                 if type(k) not in PRIMITIVE:

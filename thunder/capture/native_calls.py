@@ -131,7 +131,7 @@ def call_builtin(c, f, args, kwargs):
     s = getattr(f, "__self__", None)
     if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
         return handler(c, f, [s, *args], kwargs)
-    if (id(s) in c.origins or id(s) in c.sources) and not _is_watched(f, s):
+    if (id(s) in c.origins or id(s) in c.sources) and not _is_watched(f, s) and impure(f) is None:
         c.refuse(
             f"{f.__qualname__} looks at or changes an object from outside whose state is not watched",
             "call it outside of the compiled function",
@@ -333,12 +333,14 @@ def _check_keys(c, table, given) -> None:
             keys += [x[0] if type(x) is tuple and x else x for x in a]
         else:
             keys.append(a)
-    callbacks.check_hashed(c, keys, table)
+    callbacks.check_hashed(c, keys, list((dict if isinstance(table, dict) else set).__iter__(table)) if table else ())
 
 
 def _asks_for_types(f) -> bool:
     """Whether native code may do another thing with a symbolic number than with a number; others use numbers' own
     methods."""
+    if isinstance(getattr(f, "__self__", None), (int, float)) or getattr(f, "__objclass__", None) in (int, float):
+        return True
     module = getattr(f, "__module__", None) or type(getattr(f, "__self__", None)).__module__
     return (module or "builtins").split(".")[0] not in _NUMERIC
 

@@ -351,8 +351,10 @@ def own_store(c, o, n, v) -> None:
     ):
         if issubclass(type(o), torch.nn.Module) and type(v) is TensorProxy:
             o.__dict__[n] = v
-        elif issubclass(type(o), (torch.nn.Module, type, types.FunctionType)):
-            setattr(o, n, v)
+        elif issubclass(type(o), torch.nn.Module):
+            torch.nn.Module.__setattr__(o, n, v)
+        elif issubclass(type(o), (type, types.FunctionType)):
+            native_method(type(o), "__setattr__")(o, n, v)
         else:
             object.__setattr__(o, n, v)
         return

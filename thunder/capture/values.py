@@ -139,15 +139,15 @@ def elements(c, value) -> list:
 
 
 def _tuple(c, value: tuple, source: Source):
-    if type(value) is tuple and len(value) > containers.LARGE and is_data(value):
+    if type(value) is tuple and tuple.__len__(value) > containers.LARGE and is_data(value):
         ask(c, source, CONTENT)
         return value
-    if all(type(x) in PRIMITIVE for x in value) and not c.symbolic:
+    if all(type(x) in PRIMITIVE for x in tuple.__iter__(value)) and not c.symbolic:
         ask(c, source, VALUE)
         return value
     ask(c, source, TYPE)
     ask(c, source, LENGTH)
-    children = [read(c, x, source.item(i)) for i, x in enumerate(value)]
+    children = [read(c, x, source.item(i)) for i, x in enumerate(tuple.__iter__(value))]
     return (
         type(value)._make(children)
         if hasattr(value, "_make")
