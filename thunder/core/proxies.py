@@ -419,15 +419,15 @@ class NumberProxy:
             self.decisions.decide(self.expression, "==", symbolic.constant(value))
         return value
 
-    def known(self):
+    def known(self) -> Any:
         """The value of a number of data where the program goes on for one value only, else None."""
         values = self.unbacked[0].facts.values
         if self.expression in values or not values:
             return values.get(self.expression)
-        known = {u.name: values.get(symbolic.symbol(u.name)) for u in self.unbacked}
+        known: dict[str, Any] = {u.name: values.get(symbolic.symbol(u.name)) for u in self.unbacked}
         if None in known.values() or not self.expression.symbols() <= known.keys():
             return None
-        return self.expression.evaluate(known)  # pyright: ignore[reportArgumentType]
+        return self.expression.evaluate(known)
 
     def __bool__(self) -> bool:
         return bool(_compare(self, 0, "!="))
@@ -674,7 +674,7 @@ _ESTIMATE = 64
 
 def element_count(value: TensorProxy) -> int:
     """How many elements a tensor has, for estimates: see `number_value`."""
-    return math.prod(map(number_value, value.shape))  # pyright: ignore[reportReturnType]
+    return int(math.prod(map(number_value, value.shape)))
 
 
 def same_shape(a: tuple, b: tuple) -> bool:
