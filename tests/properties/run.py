@@ -7,8 +7,8 @@ is shrunk and printed as a file that runs by itself. The exit status says whethe
 from __future__ import annotations
 
 import argparse
-import contextlib
 import collections
+import contextlib
 import dataclasses
 import io
 import os
