@@ -48,6 +48,13 @@ __all__ = ["Compiled", "compiled_of"]
 REFUSALS = 32  # calls that could not be captured and are remembered; beyond, one call of SCANNED is tried
 
 
+def _words_of(failure: Exception) -> str:
+    try:
+        return str(failure)
+    except CaptureError:  # made of what only the run tells
+        return "..."
+
+
 class ProgramFails(CaptureError):
     """A program raised while it was captured: it does so itself, or thunder has failed, which only running it can tell.
 
@@ -56,7 +63,7 @@ class ProgramFails(CaptureError):
 
     def __init__(self, failure: Exception):
         location, self.theirs = user_line(failure)
-        reason = f"thunder fails on it, or it raises: {type(failure).__name__}: {failure}"
+        reason = f"thunder fails on it, or it raises: {type(failure).__name__}: {_words_of(failure)}"
         super().__init__(reason, location=location, remedy="please report this with the program, if it runs by itself")
 
 

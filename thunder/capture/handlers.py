@@ -251,7 +251,7 @@ def _by_name(handler):
 
 
 def _print(c, f, args, kwargs):
-    return host_lines.run_impure(c, f, args, kwargs)
+    return host_lines.run_impure(c, f, [host_lines.printable(c, a) for a in args], kwargs)
 
 
 _APPLY = vars(torch.autograd.Function)["apply"]  # a class method, from torch 2.15 on one in C

@@ -15,7 +15,7 @@ import torch
 
 from thunder import compat
 from thunder.capture.expose import expose
-from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure
+from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module
 from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of
 from thunder.core.proxies import Condition, NumberProxy, Proxy, Size, TensorProxy, proxies_in
 from thunder.core.symbol import current_recorder
@@ -189,13 +189,23 @@ def _given(c, value, reads: bool):
         return run(c, getattr, (value.proxy, value.name), pure=True)
     if t in (list, dict, set):
         c.refuse("code that runs on the host is given a container, which it may change", "give it a copy, made inside")
-    if callable(value) or id(value) in c.sources and impure(value) is None:
+    users = isinstance(value, BaseException) or not native_module(t.__module__)
+    if callable(value) or users or id(value) in c.sources and impure(value) is None:
         c.refuse(
             f"code that runs on the host is given a {t.__name__}, of which it may see what the program has not "
             "written yet",
             "give it tensors, numbers and text",
         )
     return value
+
+
+def printable(c, value):
+    """What print is given: an object's text comes from its class, which may be the user's."""
+    t = type(value)
+    plain = (
+        t in PRIMITIVE or t in (list, tuple, dict, set) or isinstance(value, (Proxy, NumberProxy, Condition, *_FIXED))
+    )
+    return value if plain else c.call(str, [value], {})
 
 
 def run_impure(c, function, args, kwargs):
