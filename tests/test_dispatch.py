@@ -47,9 +47,9 @@ class Counted:
         return self.asked / len(calls)
 
 
-def in_turn(program, calls, rounds=3, **options):
+def in_turn(program, calls, rounds=3, dynamic=False, **options):
     """Compiles for each call, and returns the prologues asked a call in turn, in the last of some rounds."""
-    compiled = thunder.jit(program, **options)
+    compiled = thunder.jit(program, dynamic=dynamic, **options)
     for call in calls:
         args, kwargs = call() if callable(call) else call
         compiled(*args, **kwargs)
@@ -347,7 +347,7 @@ def test_beyond_the_limit_the_original_runs_with_one_warning():
 
 
 def test_beyond_the_limit_a_call_asks_few_prologues():
-    compiled = thunder.jit(lambda x: x * 2, max_entries=50)
+    compiled = thunder.jit(lambda x: x * 2, max_entries=50, dynamic=False)
     for n in range(60):
         compiled(torch.ones(n + 1))
     assert len(compiled.programs) == 50
@@ -401,7 +401,7 @@ def test_how_many_programs_are_kept_by_default():
 def test_memory_of_many_shapes_is_bounded():
     """Objects and programs after 600 shapes, which a step backward goes through, are those after 100."""
     w = torch.ones(1, requires_grad=True)
-    compiled = thunder.jit(lambda x, w: (x * w).sin().sum(), max_entries=50)
+    compiled = thunder.jit(lambda x, w: (x * w).sin().sum(), max_entries=50, dynamic=False)
     counts = []
     for n in range(600):
         compiled(torch.ones(n + 1), w).backward()
@@ -411,7 +411,7 @@ def test_memory_of_many_shapes_is_bounded():
     assert len(compiled.programs) == 50 == compiled.stats.cache_misses
     assert sum(len(t.by_last_use()) for t in compiled._tables.values()) == 50
     assert counts[1] - counts[0] < 500, counts
-    evicting = thunder.jit(lambda x, w: (x * w).sin().sum(), max_entries=50, transforms=[Doubles()])
+    evicting = thunder.jit(lambda x, w: (x * w).sin().sum(), max_entries=50, transforms=[Doubles()], dynamic=False)
     counts = []
     for n in range(600):
         evicting(torch.ones(n + 1), w).backward()

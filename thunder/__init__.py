@@ -14,7 +14,7 @@ from thunder._lazy import names_from
 __version__ = "0.1.0"
 
 _FROM = {
-    "thunder.api": ("jit", "add_transform"),
+    "thunder.api": ("jit", "add_transform", "mark_dynamic"),
     "thunder.transforms.base": ("Transform",),
     "thunder.transforms.autocast": ("autocast",),
     "thunder.extend.opaque": ("opaque",),
@@ -30,7 +30,7 @@ _FROM = {
         "last_epilogue_traces", "cache_option", "cache_hits",
         "cache_misses", "list_transforms", "last_interpreted_instructions", "last_interpreter_log",
         "print_last_interpreter_log", "last_compile_options",
-        "last_recompile_reasons", "get_auto_registered_torch_op_names", "last_sharp_edges",
+        "last_recompile_reasons", "last_paths", "get_auto_registered_torch_op_names", "last_sharp_edges",
     ),
     "thunder.extend": ("get_all_executors", "get_default_executors", "get_always_executors", "get_executor",
     "resolve_executors"),

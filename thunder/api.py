@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from thunder.capture.numbers import MARK
 from thunder.compat.names import warn_of_untried_version
 from thunder.compiled import Compiled, compiled_of
 from thunder.errors import OptionError
@@ -28,6 +29,7 @@ from thunder.options import (
     check_interpretation,
     check_langctx,
     resolve_cache_option,
+    resolve_dynamic,
     resolve_fallback,
     resolve_numerics,
     resolve_rng,
@@ -35,7 +37,7 @@ from thunder.options import (
 )
 from thunder.transforms.base import asked, check_transforms, with_executors_of
 
-__all__ = ["jit", "jit_with", "add_transform"]
+__all__ = ["jit", "jit_with", "mark_dynamic", "add_transform"]
 
 
 def jit(
@@ -49,6 +51,7 @@ def jit(
     rng: RNG_OPTIONS | str | None = None,
     sharp_edges: SHARP_EDGES_OPTIONS | str | None = None,
     fallback: FALLBACK_OPTIONS | str | None = None,
+    dynamic: bool | None = None,
     disable_torch_autograd: bool = False,
     debug_options: DebugOptions | None = None,
     record_history: bool = False,
@@ -62,6 +65,9 @@ def jit(
     transforms: applied in order.
     cache: "constant values", "symbolic values", "same input" or "no caching"; where it is not given, values are
     constants but for int arguments that change from call to call.
+    dynamic: sizes of arguments stay symbolic in a program, so that it fits other sizes too: True from the first call,
+    False never; by default a size does from its second value on, unless an executor that fuses, or a transform, makes a
+    program for each size. `thunder.mark_dynamic(tensor, dim)` says it of one dimension.
     numerics: "close", or "eager" for results and gradients that are eager's bit for bit: only executors and transforms
     that say they are `exact` are used.
     rng: "torch", or "fused": fusion executors may draw random numbers of their own.
@@ -93,8 +99,8 @@ def jit(
 
 
 def _resolved(
-    *, executors, transforms, cache, numerics, rng, sharp_edges, fallback, disable_torch_autograd, debug_options,
-    record_history, interpretation, langctx, **compile_options,
+    *, executors, transforms, cache, numerics, rng, sharp_edges, fallback, dynamic, disable_torch_autograd,
+    debug_options, record_history, interpretation, langctx, **compile_options,
 ) -> JitOptions:  # fmt: skip
     """What `thunder.jit` was told, checked."""
     gone = {"early_transforms": "pass transforms=", "use_cudagraphs": "pass a CUDA graph transform in transforms="}
@@ -122,6 +128,7 @@ def _resolved(
         executors=chosen,
         cache=resolve_cache_option(cache),
         integers_may_change=cache is None,
+        dynamic=resolve_dynamic(dynamic, None if cache is None else resolve_cache_option(cache)),
         sharp_edges=resolve_sharp_edges(sharp_edges),
         fallback=resolve_fallback(fallback),
         disable_torch_autograd=disable_torch_autograd,
@@ -134,6 +141,18 @@ def _resolved(
     )
     options.executors = tuple(e.configured(options) for e in chosen)
     return options
+
+
+def mark_dynamic(tensor: torch.Tensor, *dims: int) -> None:
+    """Sizes of `tensor` in these dimensions stay symbolic in programs that are compiled for it, from the first call on.
+
+    Raises IndexError for a dimension that it does not have.
+    """
+    for dim in dims:
+        if not -tensor.dim() <= dim < tensor.dim():
+            raise IndexError(f"mark_dynamic: dim {dim} of a tensor with {tensor.dim()} dimensions")
+    known = getattr(tensor, MARK, frozenset())
+    setattr(tensor, MARK, known | {dim % tensor.dim() for dim in dims})
 
 
 def jit_with(fn: Callable, options: JitOptions):

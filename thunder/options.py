@@ -15,7 +15,7 @@ from thunder.errors import OptionError, warn_user
 
 __all__ = [
     "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "FALLBACK_OPTIONS",
-    "resolve_fallback", "NUMERICS_OPTIONS", "RNG_OPTIONS", "DebugOptions", "JitOptions",
+    "resolve_dynamic", "resolve_fallback", "NUMERICS_OPTIONS", "RNG_OPTIONS", "DebugOptions", "JitOptions",
     "resolve_cache_option", "resolve_sharp_edges",
     "resolve_numerics", "resolve_rng", "RECOMPILE_WARNING_LIMIT", "cache_directory",
     "CompileOption", "compile_option", "COMPILE_OPTIONS", "check_compile_options", "EnvironmentOption", "ENVIRONMENT",
@@ -90,7 +90,7 @@ class EnvironmentOption:
 
 
 CACHE_DIR = EnvironmentOption("THUNDER_CACHE_DIR", str, None, "where compiled kernels are kept from process to process")
-C_COMPILER = EnvironmentOption("CC", str, None, "the C compiler that Triton launches kernels with")
+C_COMPILER = EnvironmentOption("CC", str, None, "the C compiler of prologues' checks and of Triton's launches")
 CXX_COMPILER = EnvironmentOption("CXX", str, None, "the C++ compiler of Inductor's kernels on the CPU")
 SEARCH_PATH = EnvironmentOption("PATH", str, None, "where compilers are looked for")
 LOCAL_RANK = EnvironmentOption("LOCAL_RANK", str, None, "the process's number on its machine, which says its GPU")
@@ -170,7 +170,6 @@ def compile_option(
 
 _OF_TORCH_COMPILE = {
     "fullgraph": "a program is one graph here: leave it out",
-    "dynamic": 'cache="symbolic values" keeps sizes symbolic',
     "backend": "executors=[...] says who runs the operations",
     "mode": "executors=[...] and transforms=[...] say what is done",
     "options": "compile options are keywords themselves",
@@ -268,6 +267,15 @@ def resolve_numerics(
     return numerics, tuple(e for e in executors if e.exact)
 
 
+def resolve_dynamic(given: bool | None, cache: CACHE_OPTIONS | None) -> bool | None:
+    """None, which is automatic, only where `cache` was not said. Raises OptionError for anything but a bool."""
+    if given is not None and not isinstance(given, bool):
+        raise OptionError(f"dynamic={given!r} is not an option; valid: None, True, False")
+    if given is None and cache is not None:
+        return cache is CACHE_OPTIONS.SYMBOLIC_VALUES
+    return given
+
+
 def resolve_rng(given: RNG_OPTIONS | str | None, numerics: NUMERICS_OPTIONS) -> RNG_OPTIONS:
     """Raises OptionError for another value, and for "fused" together with numerics="eager"."""
     rng = RNG_OPTIONS.TORCH if given is None else _resolve(RNG_OPTIONS, given, "rng")
@@ -348,6 +356,7 @@ class JitOptions:
 
     compile_options: those of the declared options that were given; `get` reads them.
 
+    dynamic: whether sizes of arguments stay symbolic: from the first call, never, or (None) from the second value on.
     integers_may_change: an int argument that had another value before stays symbolic the second time (a position in a
     cache). So it is where `cache` was not said. default_executors: whether no executors were named. device: where
     programs see the tensors of a call and of modules, of a program that is looked at and never run; None: where they
@@ -357,6 +366,7 @@ class JitOptions:
     executors: tuple = ()
     cache: CACHE_OPTIONS = CACHE_OPTIONS.CONSTANT_VALUES
     integers_may_change: bool = False
+    dynamic: bool | None = None
     sharp_edges: SHARP_EDGES_OPTIONS = SHARP_EDGES_OPTIONS.WARN
     fallback: FALLBACK_OPTIONS = FALLBACK_OPTIONS.EAGER
     disable_torch_autograd: bool = False

@@ -131,6 +131,8 @@ class Writer:
             warnings.simplefilter("ignore")
             try:
                 exec(compile(statement, "<statement>", "exec"), self.locals())
+            except SyntaxError:  # quotes inside of an f-string, before 3.12
+                return False
             except Exception:  # noqa: BLE001 - most reads do not fit most values
                 return "try:" in statement and self.rng.random() < 0.3 or self.rng.random() < 0.03
         return True

@@ -14,6 +14,7 @@ import types
 
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.interpreter import decode, standins
+from thunder.interpreter.attributes import type_attribute
 
 __all__ = ["called_in", "reached", "stand_in", "released", "check_hashed"]
 
@@ -28,9 +29,17 @@ def called_in(c, kind: type, f=None) -> str:
     if not found or f is None:
         return next(iter(found.values()), "")
     names = _NAMES.get(id(f))
-    if names is None and getattr(f, "__objclass__", None) in (object, type):
+    if names is None and _owner(f) in (object, type):
         names = _OBJECTS_OWN.get(f.__name__, ())
     return next((found[n] for n in found if names is None or n in names), "")
+
+
+def _owner(f):
+    """The class that a method in C belongs to."""
+    owner = getattr(f, "__self__", None)
+    if type(f) is types.BuiltinFunctionType and not isinstance(owner, (types.ModuleType, types.NoneType, type)):
+        f = type_attribute(type(owner), f.__name__)
+    return getattr(f, "__objclass__", None)
 
 
 def reached(c, f, args, kwargs) -> bool:
@@ -63,10 +72,11 @@ _NAMES = {
     id(abs): ("__abs__",), id(len): ("__len__",), id(dir): ("__dir__",),
     id(bytes): ("__bytes__", "__index__", "__iter__", "__len__", "__getitem__", "__next__"),
 }  # fmt: skip
+_COPIED = ("__reduce__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
 # slots of object and type, and what they call of the object that they are given
 _OBJECTS_OWN = {
     "__str__": ("__repr__",), "__format__": ("__str__", "__repr__"), "__ne__": ("__eq__",), "__dir__": None,
-    "__reduce__": None, "__reduce_ex__": None, "__getattribute__": None, "__setattr__": None, "__delattr__": None,
+    "__reduce__": _COPIED, "__reduce_ex__": _COPIED, "__getattribute__": None, "__setattr__": None, "__delattr__": None,
     "__getstate__": None, "__call__": None, "__instancecheck__": ("__getattribute__",),
     "__subclasscheck__": ("__getattribute__",),
 }  # fmt: skip

@@ -16,7 +16,7 @@ import torch
 
 from thunder.capture.ask import CONTENT, ELEMENTS, KEYS, LENGTH, PRESENT, SAME, TYPE, content, is_data
 from thunder.capture.identities import real_id, told_apart
-from thunder.capture.native import BUFFERS, CONTAINERS, container_base
+from thunder.capture.native import BUFFERS, CONTAINERS, container_base, slots
 from thunder.capture.sources import MISSING, Source
 from thunder.core.proxies import TensorProxy
 from thunder.interpreter.attributes import type_attribute
@@ -85,6 +85,9 @@ def _empty(c, value, source: Source):
         collections.deque.__init__(s, maxlen=value.maxlen)
     if t not in CONTAINERS and hasattr(value, "__dict__"):
         s.__dict__.update(value.__dict__)
+    for name in slots(t) if t not in CONTAINERS else ():
+        if hasattr(value, name):
+            object.__setattr__(s, name, getattr(value, name))
     c.snapshots[id(value)] = s
     c.keep[id(value)], c.keep[id(s)] = value, s
     c.sources[id(s)] = source
@@ -340,17 +343,15 @@ def _changes(s, look: Look) -> list[tuple]:
     if isinstance(s, dict):
         return _changed_dict(dict(container_base(type(s)).items(s)), was, original, source)
     if isinstance(s, set):
-        return [("set", original, source, None, set(s))] if was is not None and s != was else []
+        now = set(set.__iter__(s))
+        return [("set", original, source, None, now)] if was is not None and now != was else []
+    s = list(container_base(type(s)).__iter__(s))
     if was is None:
-        return [("extend", original, source, None, list(s))] if s else []
+        return [("extend", original, source, None, s)] if s else []
     if len(s) == len(was) and all(map(operator.is_, s, was)):
         return []
     grown = len(s) > len(was) and all(a is b for a, b in zip(s, was, strict=False))
-    return [
-        ("extend", original, source, None, list(s)[len(was) :])
-        if grown
-        else ("replace", original, source, None, list(s))
-    ]
+    return [("extend", original, source, None, s[len(was) :]) if grown else ("replace", original, source, None, s)]
 
 
 def _changed_dict(s: dict, was: dict, original, source) -> list[tuple]:

@@ -20,7 +20,7 @@ import torch
 from thunder.capture import containers, host_lines
 from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
-from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base
+from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.prologue import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
@@ -205,7 +205,7 @@ class EpilogueWriter:
             or t in _LITERAL
         ):
             return True
-        return not hasattr(value, "__dict__") and not getattr(t, "__slots__", ())
+        return not hasattr(value, "__dict__") and not slots(t)
 
     def _variable(self, value, expression: str) -> str:
         name = self.built[id(value)] = self.names.make("o")

@@ -14,13 +14,13 @@ import torch
 
 from thunder.capture import callbacks, containers
 from thunder.capture.ask import KEYS
-from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_base, is_iterator, native_module
+from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_base, is_iterator, native_module, slots
 from thunder.capture.sources import MISSING
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import standins, text
 
-__all__ = ["expose", "attributes", "slots", "as_operand", "as_text"]
+__all__ = ["expose", "attributes", "as_operand", "as_text"]
 
 MOST = 10_000  # objects that one call may look at
 # native code calls them, or asks torch about them
@@ -29,11 +29,11 @@ _LEAVES = PRIMITIVE | {TensorProxy, AnyProxy, HostProxy, types.BuiltinFunctionTy
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 
-def expose(c, *values, concretely: bool = False, called=None) -> None:
+def expose(c, *values, concretely: bool = False, called=None, shown: bool = False) -> None:
     """Native code may look at the values and at everything that they lead to.
 
     concretely: it also asks for types, so that numbers that stay symbolic are put into lists and dicts as what they
-    are. called: the native callable, where it may call special methods of what it meets.
+    are. called: the native callable, where it may call special methods of what it meets. shown: it makes a text.
     """
     seen: set[int] = set()
     pending = list(values)
@@ -45,6 +45,8 @@ def expose(c, *values, concretely: bool = False, called=None) -> None:
             return
         value = pending.pop()
         kind = type(value)
+        if shown and kind is TensorProxy:
+            c.refuse("the text of an object that holds a tensor is made by native code", "make a text of the tensor")
         if kind in _LEAVES or id(value) in seen or id(value) in c.data or isinstance(value, standins.StandIn):
             continue
         seen.add(id(value))
@@ -125,13 +127,6 @@ def _can_be_asked(c, value, source, name: str) -> bool:
     return True
 
 
-def slots(kind: type) -> list[str]:
-    """The names of the slots of a class and its bases."""
-    found = (base.__dict__.get("__slots__", ()) for base in kind.__mro__)
-    names = [n for names in found for n in ((names,) if isinstance(names, str) else names)]
-    return [n for n in names if n not in ("__dict__", "__weakref__") and not n.startswith("__")]
-
-
 def as_operand(c, value):
     """A value that native code is to make a part of a string: where its text is made in Python, that comes back."""
     if type(value) not in _LEAVES and standins.stands_alone(type(value)) and text.is_in_python(c, type(value)):
@@ -143,7 +138,7 @@ def as_operand(c, value):
 
 def as_text(c, value):
     """What goes into a string: exposed, with numbers that stay symbolic as what they are."""
-    expose(c, value)
+    expose(c, value, shown=True)
     if type(value) in CONTAINERS and isinstance(value, (dict, deque)):
         value = copy.copy(value)
         for k, x in list(value.items() if isinstance(value, dict) else enumerate(value)):

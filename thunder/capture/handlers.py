@@ -170,7 +170,8 @@ BY_NAME |= {
 def _is_compiling(c, f, args, kwargs):
     """Answered as eager PyTorch answers, so that the program goes the way it goes there; with yes in a second reading,
     where that way can not be captured."""
-    c.asked_whether_compiling = True
+    if not c.asked_whether_compiling:
+        c.asked_whether_compiling, c.path.logged_when_asked = True, len(c.path.log)
     return c.compiling
 
 

@@ -104,6 +104,7 @@ class Capture(ProtocolHost):
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options
         self.symbolic = options.cache is CACHE_OPTIONS.SYMBOLIC_VALUES
+        self.symbolic_sizes = options.dynamic is True
         # paths, in words, whose numbers stay symbolic: those that earlier readings saw written, or that had other
         # values
         self.changing = changing or {}
@@ -158,6 +159,8 @@ class Capture(ProtocolHost):
         self.arrays: dict[int, tuple[numpy.ndarray, numpy.ndarray]] = {}
         self.function_sources: dict[int, Source] = {}
         self.asked_functions: set[int] = set()  # functions whose code was asked for
+        # cells from outside -> a function that has them: functions made inside share them
+        self.outside_cells: dict[int, types.FunctionType] = {}
         self.engine = backward.Engine()
         self.used: set = set()  # once the program is read: the values that its lines and its result are made of
         self.decisions = Decisions()
@@ -181,7 +184,8 @@ class Capture(ProtocolHost):
         self.called_in: dict[type, dict[str, str]] = {}  # what native code may call of a class: see `callbacks.py`
         self.outside_iterators: dict[int, Any] = {}
         self.sharp_edges: list[str] = []
-
+        self.interpreted: set[int] = set()  # functions that are, however they are called; `keep` holds them
+        self.readers: dict[type, Callable] = {}  # how attributes of a class's objects are read
         self.looked_up: dict[tuple, Any] = {}  # (class, name, base behind which) -> what stands there
         # of variables that the program has set: what its first `set` gave
         self.context_tokens: dict[contextvars.ContextVar, contextvars.Token] = {}
@@ -241,6 +245,7 @@ class Capture(ProtocolHost):
         if (
             current[:1] == "t"
             and current[1:].isdigit()
+            and name.isidentifier()  # as names of what pytest writes are not
             and name not in names.taken
             and value not in self.recorder.memory.current
         ):
@@ -311,17 +316,16 @@ class Capture(ProtocolHost):
     def load_cell(self, f, cell, name):
         if self.overlay and (id(cell), None) in self.overlay:
             return self.overlay[id(cell), None]
+        owner = self.outside_cells.get(id(cell))
         try:
             value = super().load_cell(f, cell, name)
         except NameError:
-            if id(f) not in self.fresh and name in f.__code__.co_freevars:
-                self.ask(self._cell_source(f, name), PRESENT)
+            if owner is not None:
+                self.ask(self._cell_source(owner, name), PRESENT)
             raise
-        if id(f) in self.fresh or name == "__class__" or type(value) in (TensorProxy, types.CellType):
+        if owner is None or name == "__class__" or type(value) in (TensorProxy, types.CellType):
             return value
-        if name not in f.__code__.co_freevars or native_module(f.__globals__.get("__name__")):
-            return value
-        return self.read(value, self._cell_source(f, name))
+        return self.read(value, self._cell_source(owner, name))
 
     def _cell_source(self, f, name: str) -> Source:
         source = (self.sources.get(id(f)) or self.const(f)).child("cell", f.__code__.co_freevars.index(name), name)
@@ -329,13 +333,11 @@ class Capture(ProtocolHost):
         return source
 
     def store_cell(self, f, cell, v):
-        index = name_of_cell(f, cell)
-        if id(f) in self.fresh or index is None:
+        owner = self.outside_cells.get(id(cell))
+        if owner is None:
             cell.cell_contents = v
             return
-        source = self.const(f).child("cell", index, f.__code__.co_freevars[index])
-        source.label = f.__code__.co_freevars[index]
-        self.written.add(source)
+        self.written.add(self._cell_source(owner, owner.__code__.co_freevars[name_of_cell(owner, cell)]))
         self.keep[id(cell)] = cell
         self.overlay[id(cell), None] = v
         self.effects[id(cell), None] = ("cell", cell, None)
@@ -348,6 +350,8 @@ class Capture(ProtocolHost):
         ):
             self.asked_functions.add(id(f))
             self.ask(self._part_of(f, "__code__"), IDENTITY)
+            for cell in f.__closure__ or ():
+                self.outside_cells.setdefault(id(cell), f)
         return super().enter(f, args, kwargs)
 
     def _part_of(self, f, name: str) -> Source:
@@ -410,13 +414,20 @@ class Capture(ProtocolHost):
     def hashed(self, keys, others=()):
         if any(type(k) is HostProxy for k in keys):
             self.refuse("a value that a host call gives is put into a set or a dict as a key", "use it as an index")
-        callbacks.check_hashed(self, keys, others)
+        known = dict.__iter__(others) if isinstance(others, dict) else others
+        callbacks.check_hashed(self, keys, tuple(known))
         if self.sources:
             for i, k in enumerate(keys):
                 if type(k) not in PRIMITIVE:
                     expose(self, k)
                     told_apart(self, k, others)
                     told_apart(self, k, keys[:i])
+
+    def handed(self, value):
+        if type(value) is TensorProxy:
+            self.refuse("native code reads a tensor of an object", "give it the tensor")
+        expose(self, value)
+        return value
 
     def materialize(self, value):
         if self.lazy and id(value) in self.lazy:

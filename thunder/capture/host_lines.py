@@ -252,9 +252,9 @@ def of_numpy(c, function, args, kwargs):
 
 
 def is_of_numpy(function, args, kwargs) -> bool:
-    module = getattr(function, "__module__", None) or ""
-    tensors = any(type(a) is TensorProxy for a in (*args, *kwargs.values()))
-    return tensors and module.split(".")[0] == "numpy" and not isinstance(function, numpy.ufunc)
+    if not (getattr(function, "__module__", None) or "").startswith("numpy") or isinstance(function, numpy.ufunc):
+        return False
+    return any(type(a) is TensorProxy for a in (*args, *kwargs.values()))
 
 
 def check_leaves(c, value) -> None:
@@ -263,8 +263,10 @@ def check_leaves(c, value) -> None:
         c.refuse("a numpy array that shares a tensor's memory leaves the program", "return the tensor")
 
 
-def takes(function, args, kwargs) -> bool:
+def takes(c, function, args, kwargs) -> bool:
     """Whether native code is given such values, and does more with them than to keep them."""
+    if _NAMES.isdisjoint(c.recorder.context.names.counters):
+        return False
     given = (*args, *kwargs.values())
     if not any(map(holds_host_values, given)):
         return False
@@ -277,6 +279,7 @@ def takes(function, args, kwargs) -> bool:
     return module not in _SYMBOLIC or any(holds_host_values(v, numbers=False) for v in given)
 
 
+_NAMES = frozenset("uvh")  # of numbers that only the run tells, and of values of host calls
 _SYMBOLIC = ("torch", "thunder", "operator", "_operator", "itertools", "functools")  # take numbers for what they are
 _KEEPING = {isinstance, issubclass, id, callable, iter, next, getattr, setattr, hasattr, len, sum, min, max, sorted,
             abs, round, divmod, pow, any, all, hash}  # fmt: skip

@@ -14,7 +14,7 @@ from thunder.capture import host_lines, opaque_values
 from thunder.capture.containers import dict_item, has_key, list_item, made_by_factory, materialize, write_attributes
 from thunder.capture.expose import expose
 from thunder.capture.identities import Id, real_id, told_apart
-from thunder.capture.native import PRIMITIVE
+from thunder.capture.native import CONTAINERS, PRIMITIVE
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
 from thunder.options import SHARP_EDGES_OPTIONS
@@ -116,6 +116,8 @@ def setitem(c, o, k, v) -> None:
         materialize(c, o)
     if isinstance(o, dict) and id(o) not in c.lazy:
         c.hashed((k,), o)
+    if type(k) is slice and isinstance(o, list) and (type(v) in CONTAINERS or c.slot(type(v), "__iter__")):
+        v = list(c.steps(v))
     o[k] = v
     write_attributes(c, o)
 

@@ -27,7 +27,7 @@ from thunder.compat.names import READ_MODULES
 __all__ = [
     "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
     "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "plain_base",
-    "impure", "ENUM", "CHANGES",
+    "impure", "slots", "ENUM", "CHANGES",
 ]  # fmt: skip
 
 # values that are compared by value and never tracked
@@ -55,6 +55,13 @@ def container_base(kind: type) -> type | None:
 def plain_base(kind: type) -> type | None:
     """The builtin type of numbers or text that a class is, or derives from."""
     return next((base for base in (int, float, complex, str, bytes) if issubclass(kind, base)), None)
+
+
+def slots(kind: type) -> list[str]:
+    """The names of the slots of a class and its bases."""
+    found = (base.__dict__.get("__slots__", ()) for base in kind.__mro__)
+    names = [n for names in found for n in ((names,) if isinstance(names, str) else names)]
+    return [n for n in names if n not in ("__dict__", "__weakref__") and not n.startswith("__")]
 
 
 # compared by value, like numbers
@@ -93,7 +100,7 @@ tracked_anyway = (
     type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList,
         collections.ChainMap, torch.nn.Module,
     contextlib._GeneratorContextManagerBase, contextlib.ExitStack, weakref.WeakKeyDictionary,
-    weakref.WeakValueDictionary, weakref.WeakSet, ast.AST,
+    weakref.WeakValueDictionary, weakref.WeakSet, ast.AST, io.IOBase,
 )  # fmt: skip
 ITERATING = {
     list,

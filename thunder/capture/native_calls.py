@@ -80,6 +80,8 @@ def reduced(c, f, args, kwargs):
     only those are called natively that `object.__reduce_ex__` reads attributes by."""
     o = args[0] if getattr(f, "__self__", None) is None else f.__self__
     c.materialize(o)
+    if isinstance(o, torch.nn.Module) and id(o) in c.sources:
+        c.refuse("a module from outside is copied", "copy it outside of the compiled function")
     by_class = any(c.slot(type(o), n) for n in ("__getstate__", "__reduce__", "__getnewargs__", "__getnewargs_ex__"))
     if by_class or isinstance(o, torch.nn.Module) or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
         return call_native(c, f, args, kwargs)
@@ -129,23 +131,15 @@ def call_builtin(c, f, args, kwargs):
     s = getattr(f, "__self__", None)
     if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
         return handler(c, f, [s, *args], kwargs)
-    if (id(s) in c.origins or id(s) in c.sources) and not _is_watched(f, s):
+    if (id(s) in c.origins or id(s) in c.sources) and not _is_watched(f, s) and impure(f) is None:
         c.refuse(
             f"{f.__qualname__} looks at or changes an object from outside whose state is not watched",
             "call it outside of the compiled function",
         )
-    if type(s) is contextvars.ContextVar and f.__name__ in ("get", "set", "reset"):
-        return _context_variable(c, f, args)
-    # torch.Tensor.is_contiguous(x)
-    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is compat.TensorBase:
-        return record(c, f, args, kwargs)
-    if type(s) is str and f.__name__ in ("format", "__mod__"):
-        return _formatted(c, f, args, kwargs)
-    if type(s) is torch.Generator:
-        return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
+    found = _by_receiver(c, f, s, args, kwargs)
+    if found is not NULL:
+        return found
     _note_factory(c, f, (s, *args))
-    if type(s) is TensorProxy:
-        return f(*all_lifted(c, args), **all_lifted(c, kwargs))
     if s is not None and c.lazy and id(s) in c.lazy:
         n = f.__name__
         if isinstance(s, dict) and n == "get" and args:
@@ -163,6 +157,24 @@ def call_builtin(c, f, args, kwargs):
     if c.attribute_dicts:
         containers.write_attributes(c, s)
     return result
+
+
+def _by_receiver(c, f, s, args, kwargs):
+    """Methods of context variables, text, generators of random numbers and tensors; NULL for others."""
+    if type(s) is contextvars.ContextVar and f.__name__ in ("get", "set", "reset"):
+        return _context_variable(c, f, args)
+    # torch.Tensor.is_contiguous(x)
+    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is compat.TensorBase:
+        return record(c, f, args, kwargs)
+    if type(s) is str and f.__name__ in ("format", "__mod__"):
+        return _formatted(c, f, args, kwargs)
+    if type(s) is torch.Generator:
+        return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
+    if type(s) is TensorProxy:
+        return f(*all_lifted(c, args), **all_lifted(c, kwargs))
+    if f is str.format and args and type(args[0]) is str:
+        return _formatted(c, args[0].format, args[1:], kwargs)
+    return NULL
 
 
 def _formatted(c, f, args, kwargs):
@@ -199,7 +211,8 @@ def _stepping(c, f, s, args, kwargs) -> tuple:
             for i, a in enumerate(args)
         ]
     elif s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
-        args = [_iterable(c, a) for a in args]
+        of_dict = isinstance(s, dict) and type(s) is not collections.Counter
+        args = [_iterable(c, a) if isinstance(a, dict) or not of_dict else pairs(c, a) for a in args]
     else:
         return args, kwargs
     return args, {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
@@ -236,7 +249,7 @@ def call_native(c, f, args, kwargs):
         return host_lines.run_impure(c, f, args, kwargs)
     if host_lines.is_of_numpy(f, args, kwargs):
         return host_lines.of_numpy(c, f, args, kwargs)
-    if host_lines.takes(f, args, kwargs):
+    if host_lines.takes(c, f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
     if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
         args, kwargs = [_called_back(c, a) for a in args], {k: _called_back(c, a) for k, a in kwargs.items()}
@@ -320,12 +333,14 @@ def _check_keys(c, table, given) -> None:
             keys += [x[0] if type(x) is tuple and x else x for x in a]
         else:
             keys.append(a)
-    callbacks.check_hashed(c, keys, table)
+    callbacks.check_hashed(c, keys, list((dict if isinstance(table, dict) else set).__iter__(table)) if table else ())
 
 
 def _asks_for_types(f) -> bool:
     """Whether native code may do another thing with a symbolic number than with a number; others use numbers' own
     methods."""
+    if isinstance(getattr(f, "__self__", None), (int, float)) or getattr(f, "__objclass__", None) in (int, float):
+        return True
     module = getattr(f, "__module__", None) or type(getattr(f, "__self__", None)).__module__
     return (module or "builtins").split(".")[0] not in _NUMERIC
 
@@ -421,9 +436,14 @@ def construct_object(c, cls, args, kwargs):
 
 def pairs(c, a) -> list:
     """What dict() makes of an argument that is no dict: a mapping's items, or pairs."""
-    if type(a) is TensorProxy or not hasattr(type(a), "keys"):
-        return list(c.steps(a))
+    if type(a) is TensorProxy or c.lookup(type(a), "keys") is NULL:
+        return [_pair(c, p) for p in c.steps(a)]
     return [(k, c.getitem(a, k)) for k in c.steps(c.call(c.load_attr(a, "keys"), [], {}))]
+
+
+def _pair(c, p):
+    known = c.lookup(type(p), "__iter__") is not NULL or c.lookup(type(p), "__getitem__") is not NULL
+    return tuple(c.steps(p)) if known and type(p) is not tuple else p
 
 
 HANDLERS: dict[int, object] = {}  # by the id of a function: see `handlers.py`

@@ -9,7 +9,7 @@ from thunder.capture.sources import Source
 from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy
 from thunder.core.symbolic import constant, symbol
 
-__all__ = ["primitive", "number", "held_numbers", "read_numbers"]
+__all__ = ["MARK", "primitive", "number", "size", "held_numbers", "read_numbers"]
 
 
 def primitive(c, value, t: type, source: Source):
@@ -26,6 +26,36 @@ def primitive(c, value, t: type, source: Source):
     return ask(c, source, VALUE)
 
 
+MARK = "_thunder_dynamic"  # the attribute that `thunder.mark_dynamic` sets
+
+
+def size(c, n: int, source: Source, tensor) -> int | NumberProxy:
+    """A size of an argument: symbolic where it is asked for, or was another one before."""
+    if n < 2:
+        return n
+    if c.symbolic_sizes or source.key in getattr(tensor, MARK, ()):
+        return number(c, n, source)
+    values = c.changing.get(source.describe(c.parameters)) if c.changing else None
+    return n if values is None or n in values else number(c, n, source)
+
+
+def _held_sizes(c) -> dict[str, int]:
+    """Sizes of arguments that the program holds for one value of and that are symbolic once they were another."""
+    options = c.options
+    if options.dynamic is not None or any(getattr(t, "needs_sizes", False) for t in options.transforms):
+        return {}
+    kinds = {p.device.type for p in c.real}
+    if any(e.needs_sizes and e.runs_on(kinds) for e in options.executors):
+        return {}
+    return {
+        source.child("size", i).describe(c.parameters): n
+        for source, sizes in c.shapes.items()
+        if source.root.key in ("args", "kwargs")
+        for i, n in enumerate(sizes)
+        if n is not None and n >= 2
+    }
+
+
 def held_numbers(c) -> dict[str, int | float]:
     """The numbers that the program holds for one value of and that stay symbolic once they were another, by their
     paths: int arguments, and floats that are read from objects (the learning rate of an optimizer)."""
@@ -36,11 +66,12 @@ def held_numbers(c) -> dict[str, int | float]:
             return argument and c.options.integers_may_change
         return type(value) is float and value == value and not (argument and source.base is source.root)
 
-    return {
+    found = {
         s.describe(c.parameters): v
         for (s, question, _), v in c.observed.items()
         if question is VALUE and may_change(s, v)
     }
+    return found | _held_sizes(c)
 
 
 def read_numbers(c) -> set[str]:

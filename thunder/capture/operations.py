@@ -15,7 +15,7 @@ from thunder.capture.ask import PRESENT
 from thunder.capture.expose import as_operand, expose
 from thunder.capture.library import backward, leaves
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
+from thunder.capture.native import CONTAINERS, native_module, plain_base
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, Size, TensorProxy, map_structure, proxies_in
@@ -136,6 +136,13 @@ def all_lifted(c, values, *, typed: bool = False):
     return [lifted(c, v, typed=typed) for v in values]
 
 
+def _means_nothing(c, v, t: type) -> bool:
+    """Whether a value is an object of the user's of which PyTorch can make neither a number nor a tensor."""
+    if native_module(t.__module__) or t in (AnyProxy, HostProxy) or callable(v) or plain_base(t) is not None:
+        return False
+    return all(type_attribute(t, f"__{name}__") is NULL for name in ("getitem", "array", "index", "float"))
+
+
 def lifted(c, v, *, typed: bool = False):
     t = type(v)
     if t is TensorProxy and c.recorder.memory is not None and c.recorder.memory.formed:
@@ -147,8 +154,8 @@ def lifted(c, v, *, typed: bool = False):
     if t in CONTAINERS or t is tuple or t is slice:
         expose(c, v)
         return _lifted(c, v, typed) if t in (list, tuple, dict, slice) else v
-    if t not in PRIMITIVE and not native_module(t.__module__) and type_attribute(t, "__torch_function__") is not NULL:
-        c.refuse(f"a {t.__name__}, which has a __torch_function__, goes into an operation", "call it outside")
+    if type_attribute(t, "__torch_function__") is not NULL and t is not AnyProxy or _means_nothing(c, v, t):
+        c.refuse(f"a {t.__name__} goes into an operation", "give it tensors and numbers")
     if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
         c.refuse(
             "a torch.Generator made inside the program is used: every call would go on where the last one stopped",

@@ -54,7 +54,7 @@ def native_binary(c, symbol, a, b):
     if ta is AnyProxy or tb is AnyProxy:
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], operations.all_lifted(c, (a, b)), {})
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        if _is_no_operand(a, b, symbol):
+        if _is_no_operand(c, a, b, symbol):
             return _as_python_does(ARITHMETIC[symbol], a, b)
         c.synchronize()
         return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
@@ -63,11 +63,15 @@ def native_binary(c, symbol, a, b):
     return ProtocolHost.native_binary(c, symbol, a, b)
 
 
-def _is_no_operand(a, b, symbol: str) -> bool:
+def _is_no_operand(c, a, b, symbol: str) -> bool:
     """Whether PyTorch's operators do not know what is beside a tensor, so that Python goes on and raises."""
     tensor, other = (a, b) if isinstance(a, PROXIES) else (b, a)
     if isinstance(other, _OPERANDS) or type(other) is list and other is a and symbol == "+=":
         return False
+    if c.slot(type(other), "__getattr__") is not None:
+        c.refuse(
+            f"PyTorch asks a {type(other).__name__}, which has a __getattr__, for more than is seen", "call it outside"
+        )
     repeated = symbol == "*" and isinstance(other, sequences.INDEXED)
     return type(tensor) is TensorProxy and not (repeated and tensor.dtype.category in ("int", "bool"))
 
@@ -123,7 +127,7 @@ def native_compare(c, symbol, a, b):
     if type(a) is AnyProxy or type(b) is AnyProxy:
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], operations.all_lifted(c, (a, b)), {})
     if type(a) is TensorProxy or type(b) is TensorProxy:
-        if _is_no_operand(a, b, symbol):
+        if _is_no_operand(c, a, b, symbol):
             return _as_python_does(COMPARISONS[symbol], a, b)
         c.synchronize()
         return COMPARISONS[symbol](_operand(c, a), _operand(c, b))

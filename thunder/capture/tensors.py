@@ -7,7 +7,7 @@ import torch
 from thunder import compat
 from thunder.capture import opaque_values
 from thunder.capture.ask import SAME, SHARED, ask
-from thunder.capture.numbers import number
+from thunder.capture.numbers import MARK, size
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, map_structure
 from thunder.core.symbol import recording
@@ -43,9 +43,9 @@ def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
 def _new_proxy(c, value: torch.Tensor, source: Source, is_argument: bool) -> TensorProxy:
     shape: tuple = tuple(value.shape)
     guarded = shape
-    if c.symbolic and is_argument:
-        guarded = tuple(n if n < 2 else None for n in shape)
-        shape = tuple(n if n < 2 else number(c, n, source.child("size", i)) for i, n in enumerate(shape))
+    if is_argument and (c.symbolic_sizes or c.changing or hasattr(value, MARK)):
+        shape = tuple(size(c, n, source.child("size", i), value) for i, n in enumerate(shape))
+        guarded = tuple(n if type(n) is int else None for n in shape)
     names, dtype = c.recorder.context.names, from_tensor_dtype(value.dtype)
     placement = placement_of(value)
     if placement is not None:  # whole in the program, a part of it in this process

@@ -181,6 +181,6 @@ def _run(
 
 
 host_call = Symbol(
-    "host_call", lambda index, function, args, kwargs, kind, decision, effect="": None, is_prim=True,
+    "host_call", is_prim=True,
     tags=(OpTags.DONT_DCE, OpTags.DECISION), fn=_run,
 )  # fmt: skip

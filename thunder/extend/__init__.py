@@ -66,9 +66,11 @@ class Executor:
 
     exact: its results and derivatives are PyTorch's bit for bit, so that `thunder.jit(..., numerics="eager")` may use
     it. capturable: its operations launch kernels and do nothing else on the host, so that a CUDA graph may record them.
+    needs_sizes: what it makes is for sizes that are known: those of arguments do not become symbolic by themselves.
     """
 
     capturable = False
+    needs_sizes = False
 
     def __init__(self, name: str, *, version: str | None = None, exact: bool = False):
         self.name, self.version, self.exact = name, version, exact

@@ -39,6 +39,8 @@ class FusionExecutor(Executor):
     A fused operation prints as `[t4, t5] = joining0(a, b)`, with the operations that it runs as comments below.
     """
 
+    needs_sizes = True  # regions are compiled for sizes
+
     def __init__(self, name: str, *, version: str | None = None, exact: bool = False):
         super().__init__(name, version=version, exact=exact)
         self._compiled: dict[Any, Any] = {}  # by region_key

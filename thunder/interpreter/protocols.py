@@ -51,6 +51,10 @@ class ProtocolHost(Host):
             value = self.steps(value)
         return super().unpack(value, before, after)
 
+    def handed(self, value) -> Any:
+        """What native code found through a stand-in."""
+        return value
+
     def mapping(self, value):
         if isinstance(value, dict) or self.lookup(type(value), "keys") is NULL:
             return self.materialize(value)

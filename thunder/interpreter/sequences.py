@@ -39,6 +39,10 @@ def _key(host, value, key):
     """An index of a builtin sequence as an int, where `__index__` is written in Python."""
     if isinstance(value, INDEXED) and in_python(host.lookup(type(key), "__index__")):
         return index(host, key)
+    if type(key) is slice and isinstance(value, INDEXED):
+        parts = (key.start, key.stop, key.step)
+        if any(in_python(host.lookup(type(part), "__index__")) for part in parts):
+            return slice(*(part if part is None else index(host, part) for part in parts))
     return key
 
 

@@ -172,18 +172,18 @@ def run(host, f, args, kwargs) -> Any:
     known: dict[int, StandIn] = {}
     given = [stand_in(host, a, known) if i in elements else a for i, a in enumerate(given)]
     if not several:
-        given[0] = _copy(first, [stand_in(host, x, known) for x in first])
+        given[0] = _copy(first, [stand_in(host, x, known) for x in first])  # pyright: ignore[reportGeneralTypeIssues]
     if key is not None:
         kwargs = kwargs | {"key": _key(host, key, known)}
     try:
         result = function(*given, **kwargs)
     finally:
         if isinstance(first, (list, deque)) and not several:
-            _write_back(first, [original(x) for x in given[0]])
+            _write_back(first, [original(x) for x in given[0]])  # pyright: ignore[reportGeneralTypeIssues]
     return [original(x) for x in result] if function is sorted else original(result)
 
 
-_KEY = type(functools.cmp_to_key(operator.sub))  # which compares by the program's function
+_KEY = type(functools.cmp_to_key(lambda a, b: 0))  # which compares by the program's function
 
 
 def _key(host, key, known):
@@ -200,7 +200,7 @@ def _copy(holder, elements):
 
 def _write_back(holder, elements) -> None:
     if len(holder) != len(elements) or any(map(operator.is_not, holder, elements)):
-        base = list if isinstance(holder, list) else deque
+        base: Any = list if isinstance(holder, list) else deque
         base.clear(holder)
         base.extend(holder, elements)
 
@@ -255,8 +255,8 @@ class _Object(StandIn):
     """A stand-in that has the methods of its object's class and no others."""
 
     __slots__ = ()
-    __eq__, __lt__, __gt__ = object.__eq__, object.__lt__, object.__gt__
+    __eq__, __lt__, __gt__ = (getattr(object, n) for n in ("__eq__", "__lt__", "__gt__"))
     __hash__ = StandIn.__hash__
 
     def __getattr__(self, name):
-        return self.host.load_attr(self.value, name)
+        return self.host.handed(self.host.load_attr(self.value, name))

@@ -41,11 +41,13 @@ class Transform:
     wrapped module stays as it was.
 
     exact: a program computes the same with it, bit for bit, so that `thunder.jit(..., numerics="eager")` may use it.
+    needs_sizes: it makes a program for each size of the arguments: sizes do not become symbolic by themselves.
     executors: names of those that carry out its operations, which are asked after all others.
     """
 
     exact = False
     executors: tuple[str, ...] = ()
+    needs_sizes = False
 
     def transform_module(self, model) -> None:
         """Once, when a module is compiled, in the order of the list. `model` is the `ThunderModule`;

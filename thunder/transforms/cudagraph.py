@@ -68,6 +68,7 @@ class CUDAGraphTransform(Transform):
     """
 
     exact = True
+    needs_sizes = True  # a recording is for addresses and sizes
     device_type = "cuda"
 
     def __init__(self, *, share_mem_pool: bool = True):

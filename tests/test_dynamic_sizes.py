@@ -1,0 +1,94 @@
+"""Sizes of arguments that change: a constant once, symbolic from the second value on."""
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import thunder
+from thunder.errors import OptionError
+
+
+class Net(nn.Module):
+    """Attention over a sequence of any length, with a loss."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.qkv, self.out = nn.Embedding(11, 8), nn.Linear(8, 24), nn.Linear(8, 11)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, ids, labels):
+        x = self.norm(self.embed(ids))
+        b, t, c = x.shape
+        q, k, v = (y.view(b, t, 2, 4).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, c)
+        return F.cross_entropy(self.out(y).flatten(0, 1), labels.flatten())
+
+
+def gradients(module, call, ids):
+    module.zero_grad()
+    loss = call(ids, ids)
+    loss.backward()
+    return loss, [p.grad.clone() for p in module.parameters()]
+
+
+def test_training_on_many_lengths():
+    module = Net()
+    compiled = thunder.jit(module)
+    generator = torch.Generator().manual_seed(0)
+    for n in torch.randint(2, 60, (30,), generator=generator).tolist():
+        ids = torch.randint(11, (3, n), generator=generator)
+        got, want = gradients(module, compiled, ids), gradients(module, module, ids)
+        torch.testing.assert_close(got, want)
+    assert thunder.cache_misses(compiled) == 2
+
+
+def test_images_and_batches():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
+    compiled = thunder.jit(net)
+    for size, batch in [(8, 2), (12, 2), (9, 2), (9, 5), (16, 7), (11, 3)]:
+        x = torch.randn(batch, 3, size, size + 1)
+        torch.testing.assert_close(compiled(x), net(x))
+    assert thunder.cache_misses(compiled) <= 3
+
+
+def test_from_the_first_call_and_never():
+    sizes = [2, 3, 5, 7]
+    for dynamic, misses in ((True, 1), (False, 4), (None, 2)):
+        compiled = thunder.jit(lambda x: x.sum() * x.shape[0], dynamic=dynamic)
+        for n in sizes:
+            assert torch.equal(compiled(torch.ones(n)), torch.tensor(float(n * n)))
+        assert thunder.cache_misses(compiled) == misses
+
+
+def test_one_dimension_that_is_marked():
+    compiled = thunder.jit(lambda x: x * x.shape[0], dynamic=False)
+    for n in (2, 3, 4):
+        x = torch.ones(n, 2)
+        thunder.mark_dynamic(x, 0)
+        assert torch.equal(compiled(x), x * n)
+    assert thunder.cache_misses(compiled) == 1
+    with pytest.raises(IndexError, match="dim 2 of a tensor with 2 dimensions"):
+        thunder.mark_dynamic(torch.ones(2, 2), 2)
+
+
+def test_what_a_program_decides_by_a_size_is_checked():
+    compiled = thunder.jit(lambda x: x.sum() if x.shape[0] > 4 else x.sin().sum())
+    for n in (2, 3, 4, 5, 6, 3, 9):
+        x = torch.arange(float(n))
+        assert torch.equal(compiled(x), x.sum() if n > 4 else x.sin().sum())
+    assert thunder.cache_misses(compiled) == 3
+
+
+def test_sizes_of_several_arguments():
+    compiled = thunder.jit(lambda xs, y: [x @ y for x in xs])
+    for rows, columns in [(2, 3), (4, 3), (4, 5), (7, 8)]:
+        xs, y = [torch.randn(rows, 4), torch.randn(rows + 1, 4)], torch.randn(4, columns)
+        assert all(torch.equal(a, x @ y) for a, x in zip(compiled(xs, y), xs))
+    assert thunder.cache_misses(compiled) <= 4
+
+
+def test_other_values():
+    with pytest.raises(OptionError, match="dynamic='auto' is not an option"):
+        thunder.jit(torch.sin, dynamic="auto")
