@@ -62,6 +62,8 @@ def call(c, f, args, kwargs):
             return handler(c, wrapper, [f.__self__, *args], kwargs)
         if type(f.__self__) in CONTAINERS and f.__name__ in ("__repr__", "__str__") and not args:
             return text.representation(c, f.__self__)
+    if t is types.BuiltinFunctionType and f.__name__ == "__format__" and type(f.__self__) in CONTAINERS:
+        return text.formatted(c, f.__self__, *args)
     if t in IDENTITY_CALLS:
         return (reduced if f.__name__ == "__reduce_ex__" else call_builtin)(c, f, args, kwargs)
     special = BY_TYPE.get(t)

@@ -339,12 +339,13 @@ def _check_keys(c, table, given) -> None:
 def _asks_for_types(f) -> bool:
     """Whether native code may do another thing with a symbolic number than with a number; others use numbers' own
     methods."""
-    if isinstance(getattr(f, "__self__", None), (int, float)) or getattr(f, "__objclass__", None) in (int, float):
+    if isinstance(getattr(f, "__self__", None), _PLAIN) or getattr(f, "__objclass__", None) in _PLAIN:
         return True
     module = getattr(f, "__module__", None) or type(getattr(f, "__self__", None)).__module__
     return (module or "builtins").split(".")[0] not in _NUMERIC
 
 
+_PLAIN = (int, float, complex)
 _NUMERIC = {
     "builtins",
     "operator",

@@ -48,11 +48,18 @@ class StandIn:
     def __hash__(self):
         return self.host.call(hash, [self.value], {})
 
-    def __eq__(self, other):
-        return self.host.truth(self.host.compare("==", self.value, original(other)))
-
     def __repr__(self):
         return self.host.call(repr, [self.value], {})
+
+
+class Compared(StandIn):
+    """What native code compares with others, which are stand-ins too."""
+
+    __slots__ = ()
+    __hash__ = StandIn.__hash__
+
+    def __eq__(self, other):
+        return self.host.truth(self.host.compare("==", self.value, original(other)))
 
     def __lt__(self, other):
         return self.host.truth(self.host.compare("<", self.value, original(other)))
@@ -65,7 +72,7 @@ def stand_in(host, value, known):
     """The stand-in of a value that native code compares or hashes."""
     found = known.get(id(value))
     if found is None:
-        found = known[id(value)] = StandIn(host, value, known)
+        found = known[id(value)] = Compared(host, value, known)
     return found
 
 
@@ -157,29 +164,31 @@ def run(host, f, args, kwargs) -> Any:
     if elements is None or not args and owner is NULL:
         return NULL
     bound = owner is not NULL
-    first = owner if bound else args[0]
+    first: Any = owner if bound else args[0]
     several = not bound and function in (min, max) and len(args) > 1
-    if not several and not isinstance(first, _HOLDERS) and function not in _OF_ITERABLES:
-        return NULL
-    if not several and not isinstance(first, _HOLDERS):
+    if not several and function in _OF_ITERABLES and type(first) not in _HOLDERS:
         first = args[0] = list(host.steps(first))
-    given = [first, *(args if bound else args[1:])]
+    if not several and not isinstance(first, _HOLDERS):
+        return NULL
+    base: Any = next((b for b in _HOLDERS if isinstance(first, b)), list)
+    given: list[Any] = [first, *(args if bound else args[1:])]
     elements = range(len(given)) if several else elements
-    held = [*(() if several else host.materialize(first)), *(given[i] for i in elements if i < len(given))]
+    inside = [] if several else list(base.__iter__(host.materialize(first)))
+    held = [*inside, *(given[i] for i in elements if i < len(given))]
     key = kwargs.get("key")
     if key is None and not compares_in_python(host, held):
         return NULL
     known: dict[int, StandIn] = {}
     given = [stand_in(host, a, known) if i in elements else a for i, a in enumerate(given)]
     if not several:
-        given[0] = _copy(first, [stand_in(host, x, known) for x in first])  # pyright: ignore[reportGeneralTypeIssues]
+        given[0] = base(stand_in(host, x, known) for x in inside)
     if key is not None:
         kwargs = kwargs | {"key": _key(host, key, known)}
     try:
         result = function(*given, **kwargs)
     finally:
-        if isinstance(first, (list, deque)) and not several:
-            _write_back(first, [original(x) for x in given[0]])  # pyright: ignore[reportGeneralTypeIssues]
+        if base in (list, deque) and not several:
+            _write_back(base, first, inside, [original(x) for x in given[0]])
     return [original(x) for x in result] if function is sorted else original(result)
 
 
@@ -194,13 +203,8 @@ def _key(host, key, known):
     return compared
 
 
-def _copy(holder, elements):
-    return tuple(elements) if isinstance(holder, tuple) else deque(elements) if isinstance(holder, deque) else elements
-
-
-def _write_back(holder, elements) -> None:
-    if len(holder) != len(elements) or any(map(operator.is_not, holder, elements)):
-        base: Any = list if isinstance(holder, list) else deque
+def _write_back(base: Any, holder, before: list, elements: list) -> None:
+    if len(before) != len(elements) or any(x is not y for x, y in zip(before, elements, strict=True)):
         base.clear(holder)
         base.extend(holder, elements)
 
@@ -255,8 +259,6 @@ class _Object(StandIn):
     """A stand-in that has the methods of its object's class and no others."""
 
     __slots__ = ()
-    __eq__, __lt__, __gt__ = (getattr(object, n) for n in ("__eq__", "__lt__", "__gt__"))
-    __hash__ = StandIn.__hash__
 
     def __getattr__(self, name):
         return self.host.handed(self.host.load_attr(self.value, name))
