@@ -25,7 +25,6 @@ from benchmarks.op_coverage import DTYPES, REFUSALS, kind_of, outcome, program_o
 from thunder.core.symbol import OpTags, Symbol
 from thunder.errors import CaptureError
 from thunder.ops import LTORCH, opaque
-from thunder.ops.define import inplace_form
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operators.md"
 HEAD = """# Operators
@@ -132,7 +131,7 @@ def page() -> str:
             s.name,
             kind_of(s),
             derivative_of(s),
-            getattr(inplace_form(s), "__name__", "-"),
+            getattr(s.in_place and s.in_place.function, "__name__", "-"),
             "own samples" if s.sampler else "-",
         )
         for s in others

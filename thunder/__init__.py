@@ -30,7 +30,7 @@ _FROM = {
         "last_epilogue_traces", "cache_option", "cache_hits",
         "cache_misses", "list_transforms", "last_interpreted_instructions", "last_interpreter_log",
         "print_last_interpreter_log", "last_compile_options",
-        "last_recompile_reasons", "get_auto_registered_torch_op_names", "last_sharp_edges",
+        "last_recompile_reasons", "last_paths", "get_auto_registered_torch_op_names", "last_sharp_edges",
     ),
     "thunder.extend": ("get_all_executors", "get_default_executors", "get_always_executors", "get_executor",
     "resolve_executors"),

@@ -18,6 +18,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from thunder import compat
 from thunder.capture import Captured, FailsWithParts, capture
+from thunder.capture.decisions import RaisesBefore
 from thunder.core.host_calls import Log, beginning_with
 from thunder.core.paths import OtherPath
 from thunder.core.symbol import current_recorder
@@ -47,6 +48,13 @@ __all__ = ["Compiled", "compiled_of"]
 REFUSALS = 32  # calls that could not be captured and are remembered; beyond, one call of SCANNED is tried
 
 
+def _words_of(failure: Exception) -> str:
+    try:
+        return str(failure)
+    except CaptureError:  # made of what only the run tells
+        return "..."
+
+
 class ProgramFails(CaptureError):
     """A program raised while it was captured: it does so itself, or thunder has failed, which only running it can tell.
 
@@ -55,7 +63,7 @@ class ProgramFails(CaptureError):
 
     def __init__(self, failure: Exception):
         location, self.theirs = user_line(failure)
-        reason = f"thunder fails on it, or it raises: {type(failure).__name__}: {failure}"
+        reason = f"thunder fails on it, or it raises: {type(failure).__name__}: {_words_of(failure)}"
         super().__init__(reason, location=location, remedy="please report this with the program, if it runs by itself")
 
 
@@ -122,6 +130,7 @@ class Compiled:
                     stats.cache_hits += 1
                     stats.last_entry = entry
                     entry.used = stats.calls
+                    entry.calls += 1
                     try:
                         values = entry.computation_fn(*inputs)
                     except OtherPath as other:
@@ -155,9 +164,12 @@ class Compiled:
         with self._lock:
             facts = self._facts(modes, args, kwargs)
             found = self._fitting(modes, args, kwargs, facts, [])
-            if found is not None:
+            if found is not None and not found[0].path:
                 return found
-            entry = self._compile(modes, args, kwargs)
+            entry = self._compile(modes, args, kwargs)  # which says what path the call goes
+            for known in self.programs if found is not None else ():
+                if known.path == entry.path and type(inputs := known.prologue_fn(self.fn, args, kwargs)) is tuple:
+                    return known, inputs
             self._remember(modes, entry, facts)
             return entry, self._inputs(entry, args, kwargs)
 
@@ -193,6 +205,7 @@ class Compiled:
 
     def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None = None):
         self.stats.last_entry = entry
+        entry.calls += 1
         with beginning_with(log):
             values = entry.computation_fn(*inputs)
         return values if entry.epilogue_fn is None else entry.epilogue_fn(self.fn, args, kwargs, values)
@@ -208,20 +221,27 @@ class Compiled:
         """Runs the program of the path that a call goes: a known one, or one that is compiled for it.
 
         No effect of a program has taken place when it is left, and each program that is tried agrees with the call for
-        one decision more than the one before.
+        one decision more than the one before. Where the kernels of two programs answer one question differently, so
+        that each leaves for the other, the original function runs.
         """
+        tried = [entry]
         while True:
+            entry.calls -= 1  # it was left
             path = (*entry.path[: other.index], entry.path[other.index]._replace(answer=other.answer))
             with self._lock:
                 log = Log() if other.log is None else other.log
                 found = self._of_path(modes, path, args, kwargs, log)
+                if not isinstance(found, str) and found[0] in tried:
+                    found = self._refused_path("each of two compiled paths finds that a call goes the other", path, log)
             if isinstance(found, str):
                 return self._run_original(found, args, kwargs)
             entry, inputs = found
+            tried.append(entry)
             entry.used = self.stats.calls
             try:
                 result = self._run(entry, inputs, args, kwargs, log)
-                self._to_front(self._tables[modes].tree.likely(self.fn, args, kwargs), entry)
+                if modes in self._tables:
+                    self._to_front(self._tables[modes].tree.likely(self.fn, args, kwargs), entry)
                 return result
             except OtherPath as further:
                 other = further
@@ -232,26 +252,33 @@ class Compiled:
         self, modes: tuple, path: tuple, args: tuple, kwargs: dict, log: Log
     ) -> tuple[CacheEntry, tuple] | str:
         """The program whose decisions begin with `path`, with its inputs; a str as in `_found_or_compiled`."""
-        table, others = self._tables[modes], 0
-        for entry in table.by_last_use():
-            others += bool(entry.path) and entry.path[0].where == path[0].where
-            if entry.path[: len(path)] == path:
-                inputs = entry.prologue_fn(self.fn, args, kwargs)
-                if type(inputs) is tuple:
+        others = 0
+        for entry in self._tables[modes].by_last_use() if modes in self._tables else ():
+            if not entry.path or entry.path[0].where != path[0].where:
+                continue
+            inputs = entry.prologue_fn(self.fn, args, kwargs)
+            if type(inputs) is tuple:
+                if entry.path[: len(path)] == path:
                     return entry, inputs
+                others += 1
         if others >= self.options.get(PATHS):
-            error = DataDependentError(
-                f"{self._name} has {others} compiled paths, as many as max_paths= allows, and a call goes another one: "
-                f"{path[-1].question} is {path[-1].answer}",
-                location=path[-1].where,
-                remedy="use operations that go without the decision (torch.where, masks)",
+            return self._refused_path(
+                f"{others} compiled paths, as many as max_paths= allows, are not a call's", path, log
             )
-            if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(log):
-                raise error
-            return str(error)
         reason = f"another path: {path[-1].question} is {path[-1].answer}"
         found = self._compiled_for(modes, self._facts(modes, args, kwargs), [reason], args, kwargs, path, log)
         return found if isinstance(found, str) else found[:2]
+
+    def _refused_path(self, reason: str, path: tuple, log: Log) -> str:
+        """The words of a warning. Raises where the original function does not stand in."""
+        error = DataDependentError(
+            f"{reason} ({self._name}: {path[-1].question} is {path[-1].answer})",
+            location=path[-1].where,
+            remedy="use operations that go without the decision (torch.where, masks)",
+        )
+        if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(log):
+            raise error
+        return str(error)
 
     def _found_or_compiled(
         self, modes: tuple, args: tuple, kwargs: dict, log: Log
@@ -302,6 +329,10 @@ class Compiled:
                 raise error.__cause__ from None  # type: ignore[misc]
             # no effect has taken place: run, it fails with its own effects, words and traceback, if it does
             return "" if error.theirs else self._refused_for(error, modes, facts)
+        except RaisesBefore as error:
+            if not self._original_stands_in(log):
+                raise error.__cause__ from None  # type: ignore[misc]
+            return str(error)
         except (CaptureError, MissingImplementationError) as error:
             if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(log):
                 raise

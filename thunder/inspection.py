@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from thunder.compiled import Compiled, compiled_of
+from thunder.core.paths import Decision
 from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace
 from thunder.history import CompileStats
@@ -17,7 +18,7 @@ __all__ = [
     "last_epilogue_traces", "cache_option", "cache_hits",
     "cache_misses", "list_transforms", "last_interpreted_instructions", "last_interpreter_log",
     "print_last_interpreter_log", "last_compile_options",
-    "last_recompile_reasons", "get_auto_registered_torch_op_names", "last_sharp_edges",
+    "last_recompile_reasons", "last_paths", "get_auto_registered_torch_op_names", "last_sharp_edges",
 ]  # fmt: skip
 
 
@@ -105,6 +106,34 @@ def cache_misses(fn: Any) -> int:
 def list_transforms(fn: Any) -> list:
     """The transforms given to thunder.jit."""
     return list(_compiled(fn).options.transforms)
+
+
+class CompiledPath(NamedTuple):
+    """One way through a function that decides by data. decisions: each with `question`, `answer` and `where`, the
+    user's line. calls: how many went this way to its end, or to an error. program: what they ran."""
+
+    decisions: tuple[Decision, ...]
+    calls: int
+    program: CacheEntry
+
+    def __str__(self) -> str:
+        lines = [f"{self.calls} calls"]
+        for d in self.decisions:
+            filename, line, function, source = d.where or ("?", "?", "?", "")
+            lines.append(f"  {d.question}: {d.answer}  # {filename}:{line}, in {function}: {source.strip()}")
+        return "\n".join(lines)
+
+
+class CompiledPaths(list[CompiledPath]):
+    """Paths, printed one below the other."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+
+def last_paths(fn: Any) -> CompiledPaths:
+    """The paths that `fn` was compiled to, in that order: what each decides by data, and how many calls went it."""
+    return CompiledPaths(CompiledPath(p.path, p.calls, p) for p in _compiled(fn).programs)
 
 
 def last_recompile_reasons(fn: Any) -> list[str]:

@@ -90,7 +90,7 @@ class EnvironmentOption:
 
 
 CACHE_DIR = EnvironmentOption("THUNDER_CACHE_DIR", str, None, "where compiled kernels are kept from process to process")
-C_COMPILER = EnvironmentOption("CC", str, None, "the C compiler that Triton launches kernels with")
+C_COMPILER = EnvironmentOption("CC", str, None, "the C compiler of prologues' checks and of Triton's launches")
 CXX_COMPILER = EnvironmentOption("CXX", str, None, "the C++ compiler of Inductor's kernels on the CPU")
 SEARCH_PATH = EnvironmentOption("PATH", str, None, "where compilers are looked for")
 LOCAL_RANK = EnvironmentOption("LOCAL_RANK", str, None, "the process's number on its machine, which says its GPU")

@@ -15,15 +15,15 @@ from thunder.capture import Captured
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.host_calls import with_log
 from thunder.core.paths import OtherPath
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, leaves, map_structure
 from thunder.core.symbol import OpTags
 from thunder.core.symbolic import Decisions
 from thunder.core.trace import Trace
 from thunder.distributed.agreement import check_agreement
-from thunder.errors import DataDependentError
 from thunder.executors.torch_autograd import connected, with_grad, without_grad
 from thunder.executors.torchex import no_autocast
 from thunder.extend import FusionExecutor
+from thunder.ops.torch_types import to_torch_device
 from thunder.options import JitOptions
 from thunder.pipeline import (
     asked_for,
@@ -51,8 +51,8 @@ class CacheEntry:
     """
 
     __slots__ = (
-        "captured", "path", "modes", "used", "prologue_fn", "prologue_traces", "computation_fn", "computation_traces",
-        "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces",
+        "captured", "path", "modes", "used", "calls", "prologue_fn", "prologue_traces", "computation_fn",
+        "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces",
     )  # fmt: skip
 
     def __init__(
@@ -60,7 +60,7 @@ class CacheEntry:
         backward_traces: list[Trace],
     ):  # fmt: skip
         self.captured, self.modes, self.path = captured, modes, captured.path
-        self.used = 0  # the number of the last call that ran it
+        self.used = self.calls = 0  # the number of the last call that ran it; how many did
         self.prologue_fn, self.prologue_traces = captured.prologue_fn, captured.prologue_traces
         self.computation_fn, self.computation_traces = computation_fn, computation_traces
         self.epilogue_fn, self.epilogue_traces = captured.epilogue_fn, captured.epilogue_traces
@@ -106,30 +106,29 @@ def lower_captured(captured: Captured, given: JitOptions, modes: tuple, model: A
     if captured.host_calls:
         run = with_log(run, bool(captured.path))
     if captured.path:
-        run = _with_numbers_put_back(run, random_devices(captured.computation, options))
+        run = _with_numbers_put_back(run, captured.computation)
     if compat.distributed_is_used():
         check_agreement([traces[-1], *backward[-1:]])
     captured.settle(given, model)
     return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
 
 
-def _with_numbers_put_back(function: Callable, devices: list | None) -> Callable:
+def _with_numbers_put_back(function: Callable, computation: Trace) -> Callable:
     """`function`, which draws no numbers where it leaves for another path: that draws them again."""
-    if devices is None:
-        raise DataDependentError(
-            "a program that decides by data draws numbers from a generator of its own, or in fused kernels",
-            remedy="use the default generators, and rng='torch'",
-        )
-    if not devices:
+    drawing = [b for b in computation.bound_symbols if not b.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE))]
+    devices = {to_torch_device(o.device) for b in drawing for o in b.outputs if isinstance(o, TensorProxy)}
+    own = {id(x): x for b in drawing for x in leaves((b.args, b.kwargs)) if type(x) is torch.Generator}
+    if not devices and not own:
         return function
 
     def run(*inputs):
-        states = [_default_generator(d).get_state() for d in devices]
+        generators = [*map(_default_generator, devices), *own.values()]
+        states = [g.get_state() for g in generators]
         try:
             return function(*inputs)
         except OtherPath:
-            for device, state in zip(devices, states):
-                _default_generator(device).set_state(state)
+            for generator, state in zip(generators, states):
+                generator.set_state(state)
             raise
 
     return run

@@ -420,7 +420,7 @@ def test_prologue_and_epilogue_text():
     assert "  n = args[1]\n" in prologue and "check_tensor_metadata(x)" in prologue and "return (x,)" in prologue
     assert (
         epilogue.startswith("import torch\n\ndef epilogue(fn, args, kwargs, values):\n")
-        and "args[2]['seen'] = x" in epilogue
+        and "o0 = args[2]\n  o0['seen'] = x" in epilogue
     )
 
 

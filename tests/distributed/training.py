@@ -25,10 +25,22 @@ def optimizer_of(module: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=0.05)
 
 
-def close(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
-    """Norm-relative agreement, to the bound of the dtype."""
-    bound = BOUND[wanted.dtype]
-    error = (found - wanted).norm() / wanted.norm().clamp(min=torch.finfo(wanted.dtype).tiny)
+def distance(found: torch.Tensor, wanted: torch.Tensor, whole: torch.Tensor | None = None) -> torch.Tensor:
+    """Relative to the norm of what is wanted, or of the whole that it is a part of."""
+    norm = (wanted if whole is None else whole).norm()
+    return (found - wanted).norm() / norm.clamp(min=torch.finfo(wanted.dtype).tiny)
+
+
+def close(
+    found: torch.Tensor,
+    wanted: torch.Tensor,
+    what: str,
+    bound: float | None = None,
+    whole: torch.Tensor | None = None,
+) -> None:
+    """Agreement to a bound, the one of the dtype if none is given."""
+    bound = BOUND[wanted.dtype] if bound is None else bound
+    error = distance(found, wanted, whole)
     assert found.shape == wanted.shape and error <= bound, (
         f"{what}: {tuple(found.shape)} and {tuple(wanted.shape)}, relative error {error:.2e} above {bound:.0e}"
     )
@@ -48,6 +60,9 @@ def compare(
     """Trains `prepare(a copy)` on this rank's data, and the module itself on all: losses, gradients and parameters
     agree in each step. Returns the compiled module.
 
+    In float32, where steps of AdamW magnify roundings, gradients and parameters are held against training in float64:
+    none is twice as far from it as the farthest of one process.
+
     of_rank: this rank's part of the data of all. accumulated: before the last backward of each step come so many under
     no_sync, each with data of its own.
     """
@@ -55,12 +70,15 @@ def compare(
     whole = copy.deepcopy(module)
     mine = prepare(copy.deepcopy(module))
     compiled = mine if isinstance(mine, thunder.ThunderModule) else thunder.jit(mine, **(options or {}))
-    optimizers = optimize(whole), optimize(compiled)
+    exact = copy.deepcopy(module).double() if data[0].dtype is torch.float32 else None
+    optimizers = [optimize(m) for m in (whole, compiled, exact) if m is not None]
 
     def backward(x: torch.Tensor, what: str) -> None:
         expected, found = loss(whole(x)), loss(compiled(of_rank(x)))
         expected.backward()
         found.backward()
+        if exact is not None:
+            return loss(exact(x.double())).backward()
         together = found.detach().clone()
         torch.distributed.all_reduce(together)
         close(together / size, expected.detach(), what)
@@ -71,25 +89,40 @@ def compare(
             with compiled.no_sync():
                 for x in data[at : at + accumulated]:
                     backward(x, f"loss of step {step} under no_sync")
-            agree(compiled, whole, step, gradients=True)
+            agree(compiled, whole, step, gradients=True, exact=exact)
         backward(data[at + accumulated], f"loss of step {step}")
-        agree(compiled, whole, step, gradients=True)
+        agree(compiled, whole, step, gradients=True, exact=exact)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        agree(compiled, whole, step)
+        agree(compiled, whole, step, exact=exact)
     return compiled
 
 
-def agree(mine: torch.nn.Module, whole: torch.nn.Module, step: int, gradients: bool = False) -> None:
-    """Parameters, or their gradients, are this rank's parts of the whole ones."""
+def agree(
+    mine: torch.nn.Module,
+    whole: torch.nn.Module,
+    step: int,
+    gradients: bool = False,
+    exact: torch.nn.Module | None = None,
+) -> None:
+    """Parameters, or their gradients, are this rank's parts of the whole ones, or, in float32, as near to the exact
+    ones."""
     names = [n for n, _ in whole.named_parameters()]
     assert [n for n, _ in mine.named_parameters()] == names
-    for name, p, q in zip(names, mine.parameters(), whole.parameters(), strict=True):
-        if not gradients:
-            close(p.detach(), held(p, q.detach()), f"{name} after step {step}")
-        elif q.grad is None:
+    parameters, bound = [mine.parameters(), whole.parameters()], None
+
+    def seen(p: torch.Tensor) -> torch.Tensor:
+        return p.grad if gradients else p.detach()
+
+    if exact is not None:
+        parameters[1], unit = exact.parameters(), torch.finfo(torch.float32).eps
+        apart = [distance(seen(q), seen(e)) for q, e in zip(whole.parameters(), exact.parameters(), strict=True)]
+        bound = 2 * (float(max(apart)) + unit)
+    for name, p, q in zip(names, *parameters, strict=True):
+        if gradients and q.grad is None:
             assert p.grad is None, f"{name} has a gradient in step {step}"
-        else:
-            assert p.grad is not None, f"{name} has no gradient in step {step}"
-            close(p.grad, held(p, q.grad), f"gradient of {name} in step {step}")
+            continue
+        assert seen(p) is not None, f"{name} has no gradient in step {step}"
+        what = f"gradient of {name} in step {step}" if gradients else f"{name} after step {step}"
+        close(seen(p), held(p, seen(q)), what, bound, None if exact is None else seen(q))

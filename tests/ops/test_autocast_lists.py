@@ -99,12 +99,12 @@ def typed_by_pytorch(function, args: tuple, kwargs: dict, kinds: tuple) -> list[
     def fake(x):
         return torch.empty(x.shape, dtype=x.dtype, device="cuda") if isinstance(x, torch.Tensor) else x
 
-    with FakeTensorMode(), compat.autocast_on(kinds):
-        return [
-            x.dtype
-            for x in flat(function(*map_structure(fake, args), **map_structure(fake, kwargs)))
-            if isinstance(x, torch.Tensor)
-        ]
+    try:
+        with FakeTensorMode(), compat.autocast_on(kinds):
+            results = flat(function(*map_structure(fake, args), **map_structure(fake, kwargs)))
+    except torch.AcceleratorError:
+        pytest.skip("this build of PyTorch asks the driver of a GPU, and there is none")
+    return [x.dtype for x in results if isinstance(x, torch.Tensor)]
 
 
 def typed_by_thunder(function, args: tuple, kwargs: dict, kinds: tuple) -> list[torch.dtype]:

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 import thunder
 import thunder.torch as ltorch
 from benchmarks.training import CountCalls
+from tests.ops.harness import by_decomposition
 from thunder import compat
 from thunder.errors import CaptureError
 from thunder.examine import examine
@@ -230,3 +231,18 @@ def test_attention_takes_the_kernel_that_pytorch_takes(heads, batches):
         taken = compat.attention_choice(*given, options["attn_mask"], enable_gqa=grouped)
         flash = counter.calls["aten._scaled_dot_product_flash_attention_for_cpu.default"]
         assert flash == (taken == SDPBackend.FLASH_ATTENTION.value), (mask, grouped)
+
+
+@pytest.mark.parametrize("of_weight", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("of_input", [torch.bfloat16, torch.float16, torch.float32])
+def test_rms_norm_has_the_type_of_its_input(of_input, of_weight):
+    def program(x, weight):
+        return F.rms_norm(x, (3,), weight, 1e-6) + torch.ones((), dtype=torch.float64)  # a type of the next operation
+
+    x, weight = torch.randn(4, 3).to(of_input), torch.randn(3).to(of_weight)
+    compiled = thunder.jit(program, debug_options=thunder.DebugOptions(check_traces=True))
+    assert torch.equal(compiled(x, weight), program(x, weight))
+    assert thunder.last_traces(compiled)[0].output.dtype.name == str(of_input).removeprefix("torch.")
+    opened, _ = by_decomposition(compiled, [x, weight])
+    unit = 2 * torch.finfo(of_input).eps
+    torch.testing.assert_close(opened, program(x, weight), rtol=unit, atol=unit)  # a rounding to the type of the result

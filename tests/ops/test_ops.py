@@ -31,7 +31,7 @@ pytestmark = [
         "reduction. 'mean' divides the total loss",
         "index_reduce\\(\\) is in beta",
         "Casting complex values to real",
-        "ComplexHalf support is experimental",
+        "B?Complex(Half|32) support is experimental",
         "To copy construct from a tensor",
         ".*size_average and reduce args",
         "(at|torch)\\S+ is deprecated",
@@ -195,6 +195,9 @@ def test_training_is_never_heavier_than_eager(name):
     """Bytes saved for the backward, and ATen calls of forward and backward. Where PyTorch's own graph is kept,
     detaching its ends is all that comes on top; a result that is a view of memory of its own is detached, since PyTorch
     refuses writes to views that an autograd function returns."""
+    with CountCalls() as counter:
+        torch.ones(()).detach()
+    one = counter.calls["aten.detach.default"]  # torch 2.9 tells modes of each detach twice
     for case in gradient_cases(name, (torch.float64,)):
         if case.which != "all":
             continue
@@ -209,7 +212,7 @@ def test_training_is_never_heavier_than_eager(name):
         more = calls[0].total() - calls[1].total()
         detached = calls[0]["aten.detach.default"] - calls[1]["aten.detach.default"]
         kept = any("_with_graph" in line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols)
-        more -= detached if kept else max(0, min(detached, len(case.forward)))
+        more -= detached if kept else max(0, min(detached, one * len(case.forward)))
         assert more <= 0 or (name in MORE_CALLS and more <= 4), (more, calls[0] - calls[1], calls[1] - calls[0])
 
 

@@ -1,7 +1,8 @@
 """Programs whose control flow depends on the values of tensors, as people write them.
 
-A program is a function of a `torch.Generator` that gives (function, arguments of one call). `PROGRAMS` has them by
-name; `tests/paths/test_corpus.py` runs each beside eager.
+`PROGRAMS` and `HOST` (programs that run host code as well) have by name (a function that makes the program, a function
+of a `torch.Generator` that gives the arguments of one call). Making a program gives (function, what it writes to).
+`tests/paths/test_corpus.py` runs each beside eager.
 """
 
 from __future__ import annotations
@@ -14,14 +15,25 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 PROGRAMS: dict[str, tuple[Callable, Callable]] = {}
+HOST: dict[str, tuple[Callable, Callable]] = {}
 
 
-def program(make: Callable):
-    """Registers a function with what makes the arguments of one call of it, from a random generator."""
+def program(arguments: Callable):
+    """Registers a program that keeps nothing."""
 
     def register(function: Callable) -> Callable:
-        PROGRAMS[function.__name__] = function, make
+        PROGRAMS[function.__name__] = lambda: (function, ()), arguments
         return function
+
+    return register
+
+
+def made(arguments: Callable, table: dict = PROGRAMS):
+    """Registers what makes a program."""
+
+    def register(make: Callable) -> Callable:
+        table[make.__name__] = make, arguments
+        return make
 
     return register
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import io
 import os
 import random
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 
@@ -117,7 +119,8 @@ def main(arguments: list[str] | None = None) -> int:
     bad = 0
     for title, made, stop in parts:
         out = sys.stdout
-        with open(os.devnull, "w") as quiet:  # what library functions write
+        # library functions write, and make files
+        with open(os.devnull, "w") as quiet, tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             sys.stderr = quiet
             try:
                 counts = count(made, stop, out)

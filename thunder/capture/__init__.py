@@ -14,6 +14,10 @@ from typing import Any
 
 import torch
 
+import thunder.compat.batch_checks
+import thunder.compat.cuda
+import thunder.compat.distributed
+import thunder.compat.modes  # noqa: F401 - these four are what the first call would import
 from thunder import compat
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
@@ -257,24 +261,28 @@ def capture(
     calls gave that this call has already made; those that capture makes are added.
 
     A program that asks `torch.compiler.is_compiling()` is told no, and is read the way that PyTorch runs it. Where that
-    way cannot be captured it is read again and told yes: libraries have a way without values that are known only when
-    the program runs for that case.
+    way cannot be captured, or decides by data, it is read again and told yes: libraries have a way without values that
+    are known only when the program runs for that case. Where that way decides as well, PyTorch's is taken.
 
     Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of
     the program's own leaves as it is, or as the cause of FailsWithParts.
     """
-    for compiling in (False, True):
+    # compiling, and whether it may decide by data once it has asked: a program of another path was made so
+    ways = [(False, True), (True, True)] if path else [(False, False), (True, False)]
+    for compiling, decides in ways:
         c = Capture(fn, args, kwargs, options, changing or {}, overrides, path, log)
-        c.compiling = compiling
+        c.compiling, c.path.decides = compiling, decides
         try:
             return _with_symbolic_counters(c, _read(c))
         except BaseException as error:
             release(error)
-            again = not compiling and isinstance(error, CaptureError) and c.asked_whether_compiling
+            again = isinstance(error, CaptureError) and c.path.logged_when_asked == len(c.path.log)  # what ran, ran
+            if again and c.path.refused:
+                ways.append((compiling, True))
             _close(c)
-            if not again:
+            if not again or (compiling, decides) == ways[-1]:
                 raise
-    raise AssertionError("the second capture returns or raises")
+    raise AssertionError("the last capture returns or raises")
 
 
 def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
@@ -286,7 +294,7 @@ def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
     path = tuple(c.path.taken)
     changing = {**c.changing, **counters}
     second = Capture(c.fn, c.args, c.kwargs, c.options, changing, c.overrides, path, c.path.log)
-    second.compiling = c.compiling
+    second.compiling, second.path.decides = c.compiling, c.path.decides
     try:
         found = _read(second)
     except Exception:  # noqa: BLE001 - with one value it was captured

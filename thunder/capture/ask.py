@@ -42,6 +42,8 @@ class Question(NamedTuple):
     changed: str
     words: str | tuple[str, str]
 
+    __hash__ = object.__hash__  # a question is a key often, and hashing what it holds takes long
+
 
 # ---------------------------------------------------------------- what questions and prologues compute
 
@@ -173,7 +175,7 @@ def ask(c, source: Source, question: Question, operand: Any = None):
     if answer is _NEW:
         other = value_at(c, operand) if type(operand) is Source else operand
         value = value_at(c, source)
-        if isinstance(value, torch.Tensor):
+        if issubclass(type(value), torch.Tensor):
             with compat.DisableTorchFunction():  # the question is no operation of the program
                 answer = question.ask(value, other)
         else:

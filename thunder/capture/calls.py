@@ -43,6 +43,8 @@ __all__ = [
 def call(c, f, args, kwargs):
     """Any call of the program."""
     t = type(f)
+    if t is types.FunctionType and id(f) in c.interpreted:
+        return c.enter(f, args, kwargs)
     if t is types.MethodType:
         return call(c, f.__func__, [f.__self__, *args], kwargs)
     if t is TensorMethod:
@@ -192,4 +194,6 @@ def _call_function(c, f, args, kwargs):
             return call(c, f.__wrapped__, args, kwargs)
         if impure(f) is not None or not (reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)):
             return call_native(c, f, args, kwargs)
+    elif id(f) in c.keep:
+        c.interpreted.add(id(f))
     return c.enter(f, args, kwargs)

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
-from thunder.capture.ask import same_value, say, was_is
+from thunder.capture.ask import TYPE, VALUE, Question, same_value, say, was_is
 from thunder.capture.native import PRIMITIVE
+from thunder.capture.passes import GONE
 from thunder.capture.sources import MISSING, Source
 
-__all__ = ["Rows", "get", "Tensors", "Apart"]
+__all__ = ["Rows", "attribute", "by_owner", "get", "Tensors", "Apart"]
 
 
 _VALUES = {*PRIMITIVE, tuple}  # the defaults of a function are a tuple
 
 
 class Rows:
-    """Facts that are checked in one pass, each (container, key, expected, source). Called after a miss: the reason in
-    words.
+    """Facts that are checked in one pass, each (container, key, expected, source, question). Called after a miss: the
+    reason in words.
 
-    Another object of the same type and value is no reason, for what has a value; then the answer is None.
+    Another object of the same type and value is no reason, for what has a value; then the answer is None, and the next
+    call looks for that object first.
     """
 
     def __init__(self, rows: list[tuple], get: Callable, parameters: tuple[str, ...]):
-        self.containers, self.keys, self.expected, self.sources = zip(*rows, strict=True)
-        self.get, self.parameters = get, parameters
+        self.containers, self.keys, expected, self.sources, self.questions = zip(*rows, strict=True)
+        self.expected, self.get, self.parameters = list(expected), get, parameters
 
     def __call__(self) -> str | None:
         return self._first(self.containers)
@@ -36,33 +38,51 @@ class Rows:
         return self._first(itertools.repeat(table))
 
     def _first(self, containers) -> str | None:
-        for container, key, want, source in zip(containers, self.keys, self.expected, self.sources, strict=False):
+        for i, (container, key, want) in enumerate(zip(containers, self.keys, self.expected, strict=False)):
             now = self.get(container, key)
-            if now is not want and (type(want) not in _VALUES or not same_value(now, want)):
-                return self.reason(source, want, now)
+            if now is want:
+                continue
+            if not (self.questions[i] is VALUE or type(want) in _VALUES) or not same_value(now, want):
+                return self.reason(self.sources[i], self.questions[i], want, now)
+            self.expected[i] = now
         return None
 
-    def reason(self, source: Source, want, now) -> str:
+    def reason(self, source: Source, question: Question, want, now) -> str:
         path = source.describe(self.parameters)
+        if question is TYPE:
+            return TYPE.words.format(path=path, was=say(want), now=say(now))
         if source.step == "attr" and source.key in _FUNCTION_PARTS:
             return f"{_FUNCTION_PARTS[source.key]} of {source.base.describe(self.parameters)} changed"
         if want is MISSING:
             return f"{path} exists now"
         if now is MISSING:
             return f"{path} is gone"
-        return was_is(path, say(want), now) if type(want) in PRIMITIVE else f"{path} is another object than before"
+        has_value = question is VALUE or type(want) in PRIMITIVE
+        return was_is(path, say(want), now) if has_value else f"{path} is another object than before"
 
     def comments(self) -> list[str]:
         """For reading: the names that are checked, by their owner."""
-        owners: dict[str, list] = {}
-        for source in self.sources:
-            owner, _, name = source.describe(self.parameters).rpartition(".")
-            owners.setdefault(owner, []).append(name)
-        return [f"# {owner}: {', '.join(dict.fromkeys(names))}" for owner, names in owners.items()]
+        return by_owner(self.sources, self.parameters)
+
+
+def by_owner(sources: Iterable[Source], parameters: tuple[str, ...]) -> list[str]:
+    """Comments that name what stands at sources, by their owner."""
+    owners: dict[str, list] = {}
+    for source in sources:
+        owner, _, name = source.describe(parameters).rpartition(".")
+        owners.setdefault(owner, []).append(name)
+    return [f"# {owner}: {', '.join(dict.fromkeys(names))}" for owner, names in owners.items()]
 
 
 def get(table, key):
     return table.get(key, MISSING)
+
+
+def attribute(owner, name: str):
+    try:
+        return getattr(owner, name)
+    except GONE:
+        return MISSING
 
 
 _FUNCTION_PARTS = {"__code__": "the code", "__defaults__": "a default argument"}

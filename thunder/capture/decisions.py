@@ -16,25 +16,35 @@ from thunder import compat
 from thunder.core.host_calls import HostProxy, Log, host_call, logged, taken_from_log
 from thunder.core.paths import Decision, check_decision, check_value
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
-from thunder.core.symbol import BoundSymbol, OpTags, current_recorder, recording
+from thunder.core.symbol import BoundSymbol, OpTags, current_recorder, detached, recording
 from thunder.core.symbolic import RELATIONS
+from thunder.errors import CaptureError
 from thunder.executors.torchex import no_autocast
 from thunder.ops.explain import as_torch
-from thunder.options import RNG_OPTIONS
 
-__all__ = ["Path"]
+__all__ = ["Path", "RaisesBefore"]
+
+
+class RaisesBefore(CaptureError):
+    """The program raises before a decision, with the exception that is this one's cause: it may catch that, where a
+    compiled one could not."""
 
 
 class Path:
     """The decisions of one capture, in order. It is the recorder's `decide`.
 
-    expected: the decisions of a program that a call has left at the last of them: they are answered as there.
+    expected: the decisions of a program that a call has left at the last of them: they are answered as there. decides:
+    whether it does so once the program has asked whether it is compiled, for which libraries have a way without values.
+    refused: whether it did not for that. log: what host calls of this call gave; logged_when_asked: how many then.
     """
 
     def __init__(self, c, expected: tuple[Decision, ...] = (), log: Log | None = None):
         self.c, self.expected = c, expected
         self.taken: list[Decision] = []
-        self.log = Log() if log is None else log  # what host calls of this call gave
+        self.decides, self.refused = True, False
+        self.why = ""  # it cannot decide, where that is not plain to see
+        self.log = Log() if log is None else log
+        self.logged_when_asked: int | None = None
         self.host_calls = 0
         self.watched: list[tuple[TensorProxy, TensorProxy]] = []
         self._settled: dict[HostProxy, Any] = {}
@@ -128,15 +138,20 @@ class Path:
             or c.options.device is not None
         ):
             return False
-        # libraries have a way without values, which is tried first
-        if c.asked_whether_compiling and not c.compiling:
+        if c.placements or compat.distributed_is_used():
+            self.why = "; ranks that communicate would have to decide together"
             return False
-        # ranks would have to decide together
-        return not c.placements and not compat.distributed_is_used()
+        may = self.decides or not c.asked_whether_compiling
+        self.refused |= not may
+        return may
+
+
+def _may_draw(b: BoundSymbol) -> bool:
+    return not b.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE))
 
 
 def _in_order(b: BoundSymbol) -> bool:
-    return OpTags.RANDOM_OP in b.sym.tags or b.sym is host_call and b.args[0] is not None
+    return _may_draw(b) or b.sym is host_call and b.args[0] is not None
 
 
 class _Values:
@@ -148,6 +163,7 @@ class _Values:
         self.producer: dict[Proxy, int] = {}
         self.ordered: list[int] = []  # places of bound symbols that run in the program's order, and have not
         self.seen = 0  # of the bound symbols
+        self.copies: dict[int, torch.Generator] = {}  # of the user's generators
         self.generators: dict = {}  # device -> state of its default generator behind what was drawn
 
     def number(self, x):
@@ -155,7 +171,7 @@ class _Values:
         if not isinstance(x, NumberProxy):
             return x
         self.of(x.unbacked)
-        return x.expression.evaluate({u.name: self.known[u] for u in x.unbacked})
+        return self._number(x)
 
     def host_call(self, index: int | None, function, args: tuple, kwargs: dict, effect: str) -> Any:
         """What a host call that is not recorded yet gives. One with a number runs after those before it."""
@@ -184,11 +200,19 @@ class _Values:
             for i in before:
                 self._check(bound_symbols[i])
                 needed |= self._slice([p for p in bound_symbols[i].inputs])
-        with self._run_mode(any(OpTags.RANDOM_OP in bound_symbols[i].sym.tags for i in needed)), logged(self.log):
+        with self._run_mode(any(_may_draw(bound_symbols[i]) for i in needed)), logged(self.log):
             for i in sorted(needed):
-                self._run(bound_symbols[i])
+                try:
+                    self._run(bound_symbols[i])
+                except Exception as error:
+                    reason = f"before this decision it raises {type(error).__name__}: {error}"
+                    raise RaisesBefore(reason, location=self.c.user_location()) from error
         self.ordered = [i for i in self.ordered if i not in needed]
         return [self.known[v] for v in values]
+
+    def _number(self, x: NumberProxy):
+        known = {u.name: self.known[u] for u in x.unbacked}
+        return x.expression.evaluate({**self.c.decisions.values, **known})
 
     def _slice(self, values) -> set[int]:
         """The places of the bound symbols that compute values which are not known yet."""
@@ -207,12 +231,10 @@ class _Values:
         return needed
 
     def _check(self, b: BoundSymbol) -> None:
-        generator = b.kwargs.get("generator") is not None or self.c.options.rng is RNG_OPTIONS.FUSED
-        random = OpTags.RANDOM_OP in b.sym.tags
-        effect = generator if random else OpTags.DONT_DCE in b.sym.tags and b.sym is not host_call
+        effect = OpTags.DONT_DCE in b.sym.tags and OpTags.RANDOM_OP not in b.sym.tags and b.sym is not host_call
         if OpTags.IN_PLACE in b.sym.tags or effect:
             self._refuse(f"on {b.sym.name}, which has an effect")
-        if b.sym.fn is None and not b.subsymbols:
+        if b.sym.fn is None and not b.subsymbols and b.sym.decomposition is None:
             self._refuse(f"on {b.sym.name}, which nothing runs at capture")
 
     def _refuse(self, why: str) -> None:
@@ -233,8 +255,15 @@ class _Values:
 
     def _run(self, b: BoundSymbol) -> None:
         if b.sym.fn is None:
-            for inner in b.subsymbols:
+            subsymbols, result = b.subsymbols, b.output
+            if not subsymbols:  # one that was recorded by its result alone
+                with detached(self.c.recorder.context) as recorder:
+                    result = b.sym.decomposition(*b.args, **b.kwargs)
+                subsymbols = recorder.bound_symbols
+            for inner in subsymbols:
                 self._run(inner)
+            if result is not b.output:
+                self._assign(b.output, map_structure(self._given, result))
             return
         args, kwargs = map_structure(self._given, b.args), map_structure(self._given, b.kwargs)
         if b.sym is host_call:
@@ -248,8 +277,13 @@ class _Values:
         if isinstance(x, Proxy):
             return self.known[x]
         if isinstance(x, NumberProxy):
-            known = {u.name: self.known[u] for u in x.unbacked}
-            return x.expression.evaluate({**self.c.decisions.values, **known})
+            return self._number(x)
+        if type(x) is torch.Generator:  # which only the program draws from
+            copied = self.copies.get(id(x))
+            if copied is None:
+                copied = self.copies[id(x)] = torch.Generator(x.device)
+                copied.set_state(x.get_state())
+            return copied
         return as_torch(x)
 
     def _assign(self, output, result) -> None:

@@ -170,7 +170,8 @@ BY_NAME |= {
 def _is_compiling(c, f, args, kwargs):
     """Answered as eager PyTorch answers, so that the program goes the way it goes there; with yes in a second reading,
     where that way can not be captured."""
-    c.asked_whether_compiling = True
+    if not c.asked_whether_compiling:
+        c.asked_whether_compiling, c.path.logged_when_asked = True, len(c.path.log)
     return c.compiling
 
 
@@ -250,7 +251,7 @@ def _by_name(handler):
 
 
 def _print(c, f, args, kwargs):
-    return host_lines.run_impure(c, f, args, kwargs)
+    return host_lines.run_impure(c, f, [host_lines.printable(c, a) for a in args], kwargs)
 
 
 _APPLY = vars(torch.autograd.Function)["apply"]  # a class method, from torch 2.15 on one in C

@@ -184,7 +184,8 @@ class Capture(ProtocolHost):
         self.called_in: dict[type, dict[str, str]] = {}  # what native code may call of a class: see `callbacks.py`
         self.outside_iterators: dict[int, Any] = {}
         self.sharp_edges: list[str] = []
-
+        self.interpreted: set[int] = set()  # functions that are, however they are called; `keep` holds them
+        self.readers: dict[type, Callable] = {}  # how attributes of a class's objects are read
         self.looked_up: dict[tuple, Any] = {}  # (class, name, base behind which) -> what stands there
         # of variables that the program has set: what its first `set` gave
         self.context_tokens: dict[contextvars.ContextVar, contextvars.Token] = {}
@@ -244,6 +245,7 @@ class Capture(ProtocolHost):
         if (
             current[:1] == "t"
             and current[1:].isdigit()
+            and name.isidentifier()  # as names of what pytest writes are not
             and name not in names.taken
             and value not in self.recorder.memory.current
         ):

@@ -15,7 +15,7 @@ import torch
 
 from thunder import compat
 from thunder.capture.expose import expose
-from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure
+from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module
 from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of
 from thunder.core.proxies import Condition, NumberProxy, Proxy, Size, TensorProxy, proxies_in
 from thunder.core.symbol import current_recorder
@@ -189,13 +189,23 @@ def _given(c, value, reads: bool):
         return run(c, getattr, (value.proxy, value.name), pure=True)
     if t in (list, dict, set):
         c.refuse("code that runs on the host is given a container, which it may change", "give it a copy, made inside")
-    if callable(value) or id(value) in c.sources and impure(value) is None:
+    users = isinstance(value, BaseException) or not native_module(t.__module__)
+    if callable(value) or users or id(value) in c.sources and impure(value) is None:
         c.refuse(
             f"code that runs on the host is given a {t.__name__}, of which it may see what the program has not "
             "written yet",
             "give it tensors, numbers and text",
         )
     return value
+
+
+def printable(c, value):
+    """What print is given: an object's text comes from its class, which may be the user's."""
+    t = type(value)
+    plain = (
+        t in PRIMITIVE or t in (list, tuple, dict, set) or isinstance(value, (Proxy, NumberProxy, Condition, *_FIXED))
+    )
+    return value if plain else c.call(str, [value], {})
 
 
 def run_impure(c, function, args, kwargs):
@@ -252,9 +262,9 @@ def of_numpy(c, function, args, kwargs):
 
 
 def is_of_numpy(function, args, kwargs) -> bool:
-    module = getattr(function, "__module__", None) or ""
-    tensors = any(type(a) is TensorProxy for a in (*args, *kwargs.values()))
-    return tensors and module.split(".")[0] == "numpy" and not isinstance(function, numpy.ufunc)
+    if not (getattr(function, "__module__", None) or "").startswith("numpy") or isinstance(function, numpy.ufunc):
+        return False
+    return any(type(a) is TensorProxy for a in (*args, *kwargs.values()))
 
 
 def check_leaves(c, value) -> None:
@@ -263,8 +273,10 @@ def check_leaves(c, value) -> None:
         c.refuse("a numpy array that shares a tensor's memory leaves the program", "return the tensor")
 
 
-def takes(function, args, kwargs) -> bool:
+def takes(c, function, args, kwargs) -> bool:
     """Whether native code is given such values, and does more with them than to keep them."""
+    if _NAMES.isdisjoint(c.recorder.context.names.counters):
+        return False
     given = (*args, *kwargs.values())
     if not any(map(holds_host_values, given)):
         return False
@@ -277,6 +289,7 @@ def takes(function, args, kwargs) -> bool:
     return module not in _SYMBOLIC or any(holds_host_values(v, numbers=False) for v in given)
 
 
+_NAMES = frozenset("uvh")  # of numbers that only the run tells, and of values of host calls
 _SYMBOLIC = ("torch", "thunder", "operator", "_operator", "itertools", "functools")  # take numbers for what they are
 _KEEPING = {isinstance, issubclass, id, callable, iter, next, getattr, setattr, hasattr, len, sum, min, max, sorted,
             abs, round, divmod, pow, any, all, hash}  # fmt: skip

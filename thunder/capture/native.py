@@ -177,6 +177,18 @@ _FILES = {  # methods of paths that look at files
     "iterdir", "glob", "rglob",
     "mkdir", "unlink", "touch", "rename", "cwd", "home", "resolve",
 }  # fmt: skip
+_ASKING_FILES = {
+    "exists",
+    "lexists",
+    "isfile",
+    "isdir",
+    "islink",
+    "getsize",
+    "getmtime",
+    "getatime",
+    "getctime",
+    "samefile",
+}
 _LOGGED = {"debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log"}
 CHANGES = "gives another value at each call"
 _ONCE = "runs while the program is captured and not again"
@@ -195,6 +207,8 @@ def impure(f) -> str | None:
     if module in _CHANGING or module.startswith("numpy.random") or (module, name) in _CHANGING_FUNCTIONS:
         return f"{shown} {CHANGES}"
     if module == "logging" and name in _LOGGED or (module, name) == ("warnings", "warn"):
+        return f"{shown} {_ONCE}"
+    if module in ("genericpath", "posixpath", "ntpath") and name in _ASKING_FILES:
         return f"{shown} {_ONCE}"
     if module in _OUTSIDE or module.startswith("pathlib") and name in _FILES:
         return f"{shown} {_ONCE}"

@@ -249,7 +249,7 @@ def call_native(c, f, args, kwargs):
         return host_lines.run_impure(c, f, args, kwargs)
     if host_lines.is_of_numpy(f, args, kwargs):
         return host_lines.of_numpy(c, f, args, kwargs)
-    if host_lines.takes(f, args, kwargs):
+    if host_lines.takes(c, f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
     if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
         args, kwargs = [_called_back(c, a) for a in args], {k: _called_back(c, a) for k, a in kwargs.items()}

@@ -92,7 +92,7 @@ def _depend(c, kind, name, after, found, owner, passed) -> None:
     if not _is_fixed(found):
         _absent(c, passed, name)
         return
-    if not of_library(type(found)) and not isinstance(found, type) and id(found) not in c.sources:
+    if not of_library(type(found)) and not issubclass(type(found), type) and id(found) not in c.sources:
         c.know(found, c.const(found))  # a descriptor of the user's: its methods read its attributes
     if not _by_class(c, kind, name, after, found):
         _absent(c, passed, name)
@@ -127,7 +127,7 @@ def _entry(c, owner: type, name: str) -> Source:
 def _is_fixed(found) -> bool:
     """Whether something on a class is compared by identity: what binds, and what is no value."""
     t = type(found)
-    return found is None or hasattr(t, "__get__") or t in IDENTICAL or isinstance(found, (type, types.ModuleType, ENUM))
+    return found is None or hasattr(t, "__get__") or t in IDENTICAL or issubclass(t, (type, types.ModuleType, ENUM))
 
 
 def class_value(c, kind, name, found):
@@ -152,7 +152,7 @@ def origin(c, o) -> Source | None:
         return source
     if type(o) is types.FunctionType:
         return None if native_module(o.__globals__.get("__name__")) else c.const(o)
-    return c.const(o) if isinstance(o, type) and not of_library(o) else None
+    return c.const(o) if issubclass(type(o), type) and not of_library(o) else None
 
 
 def own(c, o, name):
@@ -181,7 +181,7 @@ def own(c, o, name):
         ):
             c.ask(_entry(c, owner, name), TYPE)  # it is no data descriptor, which would come first
         return c.read(found, source.attr(name))
-    if not isinstance(o, torch.nn.Module) or said is not NULL:
+    if not issubclass(t, torch.nn.Module) or said is not NULL:
         c.ask(source.attr("__dict__").item(name), PRESENT)
     return NULL
 
@@ -211,7 +211,7 @@ def native_get(c, get, found, o, kind, name):
         source is None
         or type(o) is types.FunctionType
         and name not in ("__defaults__", "__kwdefaults__")
-        or isinstance(o, type)
+        or issubclass(type(o), type)
     ):
         return get(found, o, kind)
     try:
@@ -232,7 +232,7 @@ def missing(c, reader, o, name):
     try:
         found = reader(o, name)
     except AttributeError:
-        if not type(o).__dictoffset__ and not isinstance(o, type):
+        if not type(o).__dictoffset__ and not issubclass(type(o), type):
             c.ask(source.find(name), PRESENT)
         raise
     return c.read(found, source.attr(name))
@@ -248,25 +248,41 @@ def fallback(c, method, o, name):
 
 def load_attr(c, o, n):
     t = type(o)
+    reader = c.readers.get(t)
+    if reader is None:
+        reader = c.readers[t] = _reader(t)
+    return reader(c, o, n)
+
+
+def _reader(t: type):
+    """How attributes of objects of a class are read."""
     if t is TensorProxy:
-        return c.tensor_attribute(o, n)
+        return lambda c, o, n: c.tensor_attribute(o, n)
     if t is AnyProxy:
-        return opaque_values.attribute(c, o, n)
+        return opaque_values.attribute
     if t is HostProxy:
-        return host_lines.attribute(c, o, n)
-    if isinstance(o, types.ModuleType):
-        return _of_module(c, o, t, n)
+        return host_lines.attribute
+    if issubclass(t, types.ModuleType):
+        return _of_module
     if t in PRIMITIVE or t in CONTAINERS or t in DICT_VIEWS or t is tuple:
-        value, source = getattr(o, n), c.sources.get(id(o))
-        return value if source is None or n not in ("maxlen", "default_factory") else c.read(value, source.attr(n))
-    if isinstance(o, NumberProxy):
-        if n in ("real", "imag"):
-            return o if n == "real" else o.python_type()
-        return getattr(o.concrete() if hasattr(o.python_type, n) else o.python_type, n)
-    return getattr(o, n) if t is Condition else attributes.load_attr(c, o, n)
+        return _of_builtin
+    if issubclass(t, NumberProxy):
+        return _of_number
+    return (lambda c, o, n: getattr(o, n)) if t is Condition else attributes.load_attr
 
 
-def _of_module(c, o, t, n):
+def _of_builtin(c, o, n):
+    value, source = getattr(o, n), c.sources.get(id(o))
+    return value if source is None or n not in ("maxlen", "default_factory") else c.read(value, source.attr(n))
+
+
+def _of_number(c, o, n):
+    if n in ("real", "imag"):
+        return o if n == "real" else o.python_type()
+    return getattr(o.concrete() if hasattr(o.python_type, n) else o.python_type, n)
+
+
+def _of_module(c, o, n):
     if c.overlay and (id(o), n) in c.overlay:
         return _overlaid(c, o, n)
     try:
@@ -275,7 +291,7 @@ def _of_module(c, o, t, n):
         if not native_module(o.__name__):
             c.ask(c.const(vars(o), f"{o.__name__}.").item(n), PRESENT)
         raise
-    if t is not types.ModuleType and n not in vars(o):
+    if type(o) is not types.ModuleType and n not in vars(o):
         asked(c, o, n, value)
     return namespace_value(c, vars(o), f"{o.__name__}.", n, value, None if n in vars(o) else c.const(o).attr(n))
 
@@ -336,25 +352,25 @@ def native_set(c, found, o, n, v) -> None:
 
 def own_store(c, o, n, v) -> None:
     """An attribute write: real on objects of this capture, an effect on objects that came from outside."""
-    if isinstance(o, type):
+    if issubclass(type(o), type):
         c.looked_up.clear()
     if id(o) not in c.sources and not (
-        isinstance(o, (type, types.ModuleType, types.FunctionType)) and id(o) not in c.fresh
+        issubclass(type(o), (type, types.ModuleType, types.FunctionType)) and id(o) not in c.fresh
     ):
-        if isinstance(o, torch.nn.Module) and type(v) is TensorProxy:
+        if issubclass(type(o), torch.nn.Module) and type(v) is TensorProxy:
             o.__dict__[n] = v
-        elif isinstance(o, torch.nn.Module):
+        elif issubclass(type(o), torch.nn.Module):
             torch.nn.Module.__setattr__(o, n, v)
-        elif isinstance(o, (type, types.FunctionType)):
+        elif issubclass(type(o), (type, types.FunctionType)):
             native_method(type(o), "__setattr__")(o, n, v)
         else:
             object.__setattr__(o, n, v)
         return
     if n == "__class__":
         c.refuse("the class of an object from outside is changed", "change it outside of the compiled function")
-    if isinstance(o, type) and not o.__flags__ & _HEAP_TYPE:
+    if issubclass(type(o), type) and not o.__flags__ & _HEAP_TYPE:
         type.__setattr__(o, n, v)  # raises
-    if isinstance(o, types.ModuleType) and native_module(o.__name__):
+    if issubclass(type(o), types.ModuleType) and native_module(o.__name__):
         c.refuse(
             f"{o.__name__}.{n} is assigned, which the library's own code reads",
             "assign it outside of the compiled function",
@@ -365,7 +381,7 @@ def own_store(c, o, n, v) -> None:
         c.know(o, c.const(o))
     if (
         c.replaced
-        and isinstance(o, torch.nn.Module)
+        and issubclass(type(o), torch.nn.Module)
         and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in c.replaced
     ):
         c.refuse(
@@ -401,12 +417,16 @@ def native_delete(c, found, o, n) -> None:
 
 
 def own_delete(c, o, n) -> None:
-    if isinstance(o, type):
+    if issubclass(type(o), type):
         c.looked_up.clear()
     if id(o) not in c.sources:
         native_method(type(o), "__delattr__")(o, n)
         return
-    if not isinstance(o, type) and own(c, o, n) is NULL and not hasattr(type(type_attribute(type(o), n)), "__set__"):
+    if (
+        not issubclass(type(o), type)
+        and own(c, o, n) is NULL
+        and not hasattr(type(type_attribute(type(o), n)), "__set__")
+    ):
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}", name=n, obj=o)
     c.load_attr(o, n)
     c.overlay[id(o), n] = DELETED
@@ -425,7 +445,7 @@ def own_delete(c, o, n) -> None:
 def namespace_value(c, space: dict, label: str, n: str, value, answered: Source | None = None):
     """What a name in a module's globals means; `answered` where the module's `__getattr__` says it."""
     t = type(value)
-    if t in IDENTICAL or isinstance(value, (type, types.ModuleType)):
+    if t in IDENTICAL or issubclass(t, (type, types.ModuleType)):
         if (id(space), n) not in c.seen_names:
             c.seen_names.add((id(space), n))
             if n in space:
@@ -434,7 +454,7 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
                 if t is torch.Generator:
                     c.sources.setdefault(id(value), source)
         return value
-    if native_module(space.get("__name__")) and not isinstance(value, tracked_anyway):
+    if native_module(space.get("__name__")) and not issubclass(t, tracked_anyway):
         return value
     return c.read(value, answered or c.const(space, "global").item(n))
 

@@ -9,7 +9,6 @@ which it was asked.
 from __future__ import annotations
 
 import math
-import operator
 import re
 import types
 import weakref
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.capture import ask
+from thunder.capture import ask, passes
 from thunder.capture.ask import (
     FILLED,
     HOOKED,
@@ -30,11 +29,11 @@ from thunder.capture.ask import (
     TYPE,
     VALUE,
     Question,
-    same_value,
     say,
     was_is,
 )
-from thunder.capture.checks import Apart, Rows, Tensors, get
+from thunder.capture.checks import Apart, Rows, Tensors, attribute, by_owner, get
+from thunder.capture.groups import Groups
 from thunder.capture.native import CONTAINERS
 from thunder.capture.sources import MISSING, Source, called, cell, find, item
 from thunder.core.codegen import Printer, Text, compile_source
@@ -94,6 +93,9 @@ class PrologueWriter:
         self.names = Names()
         self.names.taken |= {"fn", "args", "kwargs", "error", "reason", "check_tensor_metadata", "apart", *_HELPERS}
         self.pins: dict[int, str] = {}
+        self.spaces: dict[int, Any] = {}
+        self.together: dict[Source, tuple[dict, Any]] = {}  # what is read in one call
+        self.start = 0  # before which statement
         self.weak: list[weakref.ref] = []  # what must be alive for the program to fit any call
         self.held = {id(v) for v in capture.constants.values()}
 
@@ -106,7 +108,7 @@ class PrologueWriter:
             self.objects[name] = value
         return name
 
-    def _is_weak(self, value) -> bool:
+    def is_weak(self, value) -> bool:
         """Modules that are not part of the compiled one, and closures, come and go: an entry does not keep them
         alive."""
         if isinstance(value, torch.nn.Module):
@@ -146,34 +148,58 @@ class PrologueWriter:
             return self.pin(self.capture.constants[source.key]) if source.step == "const" else source.key
         name = self.variables.get(source)
         if name is None:
-            read = self.read(source)
+            place = self._place(source)
+            read = self.read(source) if place is None else ""
             name = self.variables[source] = self.names.claim(source.name(self.capture.parameters))
-            parameters = self.capture.parameters  # a printed prologue outlives its capture
-            comment = (lambda: [f"# {source.describe(parameters)}"]) if source.root.key == "fn" else None
-            self.emit("unpack", f"{name} = {read}", comment=comment)
+            if place is not None:
+                self.together[source] = place
+            else:
+                self._unpack([source], f"{name} = {read}")
         return name
+
+    def _place(self, source: Source) -> tuple[dict, Any] | None:
+        """The dict that stays and holds what is at a source, and the key there."""
+        table, key = self.capture.replaced_sources.get(source) or (self.table(source), source.key)
+        return (table, key) if type(table) in (dict, types.MappingProxyType) else None
+
+    def _unpack(self, sources: list[Source], *text: str) -> None:
+        parameters = self.capture.parameters  # a printed prologue outlives its capture
+        own = [s for s in sources if s.root.key == "fn"]
+        self.emit("unpack", *text, comment=(lambda: by_owner(own, parameters)) if own else None)
+
+    def _read_together(self) -> None:
+        """Reads, before anything else, what stands in dicts that stay."""
+        sources = list(self.together)
+        after, self.lines[self.start :] = self.lines[self.start :], []
+        if len(sources) == 1:
+            self._unpack(sources, f"{self.variables[sources[0]]} = {self.read(sources[0])}")
+        elif sources:
+            tables, keys = zip(*self.together.values(), strict=True)
+            names = [f"  {self.variables[source]}," for source in sources]
+            given = f"{self.pin(tables, 'tables')}, {self.pin(keys, 'keys')}, MISSING"
+            self._unpack(sources, "(", *names, f") = passes.read_entries({given})")
+        self.lines += after
 
     def read(self, source: Source) -> str:
         """The expression of what is at a source. It does not raise: where nothing is, it gives MISSING."""
         base, key = source.base, source.key
-        replaced = self.capture.replaced_sources.get(source)
-        if replaced is not None:
-            return f"{self.pin(replaced[0], 'D')}.get({replaced[1]!r}, MISSING)"
-        table = self.table(source)
-        if type(table) is dict:
-            return f"{self.pin(table, 'D')}.get({key!r}, MISSING)"
+        place = self._place(source)
+        if place is not None:
+            return f"{self.pin(place[0], 'D')}.get({self.literal(place[1])}, MISSING)"
         if self.in_dict(source):
             return f"{self.variable(base.attr('__dict__'))}.get({key!r}, MISSING)"
-        if source.step == "attr" and key == "__dict__":
-            return f"{self.variable(base)}.__dict__"
         b = self.variable(base)
+        if source.step == "attr" and key == "__dict__":
+            kind = self.type_of(base)
+            by_user = kind is not None and type(type_attribute(kind, "__getattribute__")) is types.FunctionType
+            return f"own({b}, '__dict__')" if by_user else f"{b}.__dict__"
         if base.step == "root" and base.key != "fn":  # whose length and keys were checked first
             return f"{b}[{key!r}]"
         if source.step == "attr":
             return f"getattr({b}, {key!r}, MISSING)"
         if source.step == "size":
             return f"{b}.shape[{key}]"
-        kind = self._type_of(base)
+        kind = self.type_of(base)
         if source.step == "keyed":
             return (
                 f"{b}.get({self.variable(key)}, MISSING)" if kind in CONTAINERS else f"item({b}, {self.variable(key)})"
@@ -186,7 +212,7 @@ class PrologueWriter:
         how = {"item": "item", "find": "find", "cell": "cell", "call": "called"}[source.step]
         return f"{how}({b}, {self.literal(key)})"
 
-    def _type_of(self, source: Source) -> type | None:
+    def type_of(self, source: Source) -> type | None:
         if source.base is None:
             return type(self.capture.constants[source.key]) if source.step == "const" else None
         stated = dict if source.step == "attr" and source.key in _DICTS else None
@@ -203,11 +229,17 @@ class PrologueWriter:
             if base.step == "attr" and base.key in _MODULE_TABLES and base.base in pinned:
                 return pinned[base.base].__dict__[base.key]
             if base.step == "attr" and base.key == "__dict__" and (base.base in pinned or base.base.step == "const"):
-                owner = pinned.get(base.base) or self.capture.constants[base.base.key]
-                return getattr(owner, "__dict__", None)
+                return self._space(pinned.get(base.base) or self.capture.constants[base.base.key])
         if source.step == "attr" and base in pinned and source.key in pinned[base].__dict__:
             return pinned[base].__dict__
         return None
+
+    def _space(self, owner):
+        """The `__dict__` of an object that stays. A class makes a new view of it for whoever asks."""
+        found = self.spaces.get(id(owner))
+        if found is None:
+            found = self.spaces[id(owner)] = getattr(owner, "__dict__", None)
+        return found
 
     def in_dict(self, source: Source) -> bool:
         """Whether an attribute was read from its object's own `__dict__`: it is read there, without the class's
@@ -222,7 +254,9 @@ class PrologueWriter:
     # ---------------------------------------------------------------- the whole
 
     def write(self) -> tuple[Trace, Callable]:
+        passes.prepare()
         self._call_shape()
+        self.start = len(self.lines)
         for source, question, operand, want in self._in_passes():
             self._check(source, question, operand, want)
         self._tensors()
@@ -237,6 +271,7 @@ class PrologueWriter:
 
     def _returning_inputs(self) -> tuple[Trace, Callable]:
         inputs = tuple(Text(self._input(s)) for s in self.capture.input_sources)
+        self._read_together()
         return written("prologue", "fn, args, kwargs", self.lines, inputs, self.names, self.objects)
 
     def _input(self, source: Source) -> str:
@@ -272,75 +307,24 @@ class PrologueWriter:
 
     def _in_passes(self) -> list[tuple]:
         """Checks what stands in objects that stay, in one pass for each way to look; the other questions."""
-        entries, attributes, absent, empty, hooked, kinds, rest = [], [], [], [], [], [], []
-        own: dict[Source, list] = {}
-        capture, constants, changed = self.capture, self.capture.constants, self._settings_changed()
-        for (source, question, operand), want in capture.observed.items():
-            if source in changed:
-                continue
-            if question is TYPE and source in capture.pinned:
-                kinds.append((capture.pinned[source], None, want, source))
-            elif (
-                question is IDENTITY
-                and source.step == "attr"
-                and source.base.step == "const"
-                and not self._is_weak(want)
-            ):
-                attributes.append((constants[source.base.key], source.key, want, source))
-            elif question is FILLED and not want and source.step == "const":
-                empty.append(constants[source.key])
-            elif question is HOOKED:
-                hooked.append(source)
-            elif question is PRESENT and not want and (table := self.table(source)) is not None:
-                absent.append((table, source.key, MISSING, source))
-            elif (
-                (question is IDENTITY and not self._is_weak(want) or question is VALUE)
-                and (table := self.table(source)) is not None
-                and source.key in table
-            ):
-                entries.append((table, source.key, want, source))
-            elif question is VALUE and self.in_dict(source):
-                if source.base not in own:
-                    own[source.base] = []
-                    rest.append((source.base, None, own[source.base], None))
-                own[source.base].append((None, source.key, want, source))
-            else:
-                rest.append((source, question, operand, want))
-        self._look_at(entries, absent)
-        self._pass("entries", "getitem", get, entries)
-        self._pass("attributes", "getattr", lambda o, n: getattr(o, n, MISSING), attributes)
-        if absent:
-            rows = Rows(absent, get, capture.parameters)
-            t, k = self.pin(rows.containers, "tables"), self.pin(rows.keys, "keys")
-            condition = f"if True in map(contains, {t}, {k}) and (reason := {self.pin(rows, 'rows')}()): return reason"
-            self.emit("check_absent", condition, comment=rows.comments)
-        if empty:
-            self.miss("hooks", f"any({self.pin(tuple(empty), 'hooks')})", f"{FILLED.words!r}")
-        if hooked:
-            inside = ", ".join(map(self.variable, hooked))
+        groups = Groups(self)
+        self._look_at(groups.entries, groups.absent)
+        self._pass("entries", "entries_are", groups.entries, get)
+        self._pass("attributes", "attributes_are", groups.attributes, attribute)
+        if groups.absent:
+            rows = Rows(groups.absent, get, self.capture.parameters)
+            given = f"{self.pin(rows.containers, 'tables')}, {self.pin(rows.keys, 'keys')}"
+            self._rows("absent", f"passes.none_in({given})", f"{self.pin(rows, 'rows')}()", rows)
+        if groups.empty:
+            self.miss("hooks", f"any({self.pin(tuple(groups.empty), 'hooks')})", f"{FILLED.words!r}")
+        if groups.hooked:
+            inside = ", ".join(map(self.variable, groups.hooked))
             self.miss("hooks", f"any(map(hooked, ({inside},)))", f"{HOOKED.words!r}")
-        if kinds:
-            modules, types_ = (
-                self.pin(tuple(m for m, *_ in kinds), "modules"),
-                self.pin(tuple(t for _, _, t, _ in kinds), "types"),
-            )
-            self.miss(
-                "type",
-                f"not all(map(is_, map(type, {modules}), {types_}))",
-                "'a module is of another class than before'",
-            )
-        return rest
-
-    def _settings_changed(self) -> set[Source]:
-        """PyTorch's settings that the program changed itself after it asked for them: the next call finds what this one
-        found."""
-        found = set()
-        for source, question, _ in self.capture.observed:
-            if source in self.capture.settings and question is VALUE:
-                now = source.fetch(ask.value_at(self.capture, source.base), self.capture.values)
-                if not same_value(now, self.capture.values[source]):
-                    found.add(source)
-        return found
+        if groups.types:
+            rows = Rows(groups.types, lambda o, _: type(o), self.capture.parameters)
+            given = f"{self.pin(rows.containers, 'objects')}, {self.pin(rows.expected, 'types')}"
+            self._rows("type", f"passes.types_are({given})", f"{self.pin(rows, 'rows')}()", rows)
+        return groups.single
 
     def _look_at(self, *rows: list[tuple]) -> None:
         """Touches the tables together: those that are in no cache come from memory at the same time."""
@@ -348,27 +332,36 @@ class PrologueWriter:
         if len(tables) > CACHED:
             self.emit("look_at", f"list({self.pin((*tables.values(), *self.capture.pinned.values()), 'read')})")
 
-    def _pass(self, kind: str, how: str, get: Callable, rows: list[tuple]) -> None:
+    def _pass(self, kind: str, how: str, rows: list[tuple], get: Callable) -> None:
         """One statement that checks rows by identity first."""
-        if not rows:
+        if rows:
+            found = Rows(rows, get, self.capture.parameters)
+            t, k = self.pin(found.containers, "tables"), self.pin(found.keys, "keys")
+            given = f"{t}, {k}, {self.pin(found.expected, 'expected')}"
+            self._rows(kind, f"passes.{how}({given})", f"{self.pin(found, 'rows')}()", found)
+
+    def _held(self, container: Source, rows: list[tuple]) -> None:
+        """What one container holds that is known only when the prologue runs."""
+        if len(rows) == 1:
+            ((_, _, want, source, question),) = rows
+            self._check(source, question, None, False if question is PRESENT else want)
             return
-        found = Rows(rows, get, self.capture.parameters)
-        k, v, r = self.pin(found.keys, "keys"), self.pin(found.expected, "expected"), self.pin(found, "rows")
-        t = self.pin(found.containers, "tables")
-        self.emit(
-            f"check_{kind}", "try:", f"  if not all(map(is_, map({how}, {t}, {k}), {v})) and (reason := {r}()): "
-                                     "return reason",
-            f"except gone: return {r}()", comment=found.comments,
-        )  # fmt: skip
+        found, table = Rows(rows, get, self.capture.parameters), self.variable(container)
+        given = f"{table}, {self.pin(found.keys, 'keys')}, {self.pin(found.expected, 'expected')}, MISSING"
+        self._rows("entries", f"passes.holds({given})", f"{self.pin(found, 'rows')}.of({table})", found)
+
+    def _rows(self, kind: str, holds: str, why: str, rows: Rows) -> None:
+        """A check of many facts. That identities differ is no reason yet."""
+        self.emit(f"check_{kind}", f"if not {holds} and (reason := {why}): return reason", comment=rows.comments)
 
     # ---------------------------------------------------------------- single questions
 
     def _check(self, source: Source, question: Question | None, operand, want) -> None:
         """One question, asked again."""
-        if question is None:  # values in the own dict of an object, in one pass
-            self._own_entries(source, operand)
+        if question is None:
+            self._held(source, operand)
             return
-        if question is IDENTITY and self._is_weak(want):
+        if question is IDENTITY and self.is_weak(want):
             v, reason = self.variable(source), f"{self.describe(source)} is another object than before"
             self.miss("is", f"{v} is None or {v} is not {self.weak_pin(want)}()", repr(reason))
             return
@@ -378,7 +371,7 @@ class PrologueWriter:
             return
         k = self.variable(operand) if type(operand) is Source else self.literal(operand)
         now = question.text.format(v=v, k=k)
-        if self._type_of(source) in CONTAINERS:
+        if self.type_of(source) in CONTAINERS:
             now = now.replace("length(", "len(").replace("keys(", "tuple(")
         path, other = self.describe(source), self.describe(operand) if type(operand) is Source else operand
         words = question.words if isinstance(question.words, str) else question.words[not want]
@@ -397,20 +390,6 @@ class PrologueWriter:
         else:
             condition = changed.format(now=now, was=self.literal(want))
         self.miss(question.name, condition, reason)
-
-    def _own_entries(self, owner: Source, rows: list[tuple]) -> None:
-        table = self.variable(owner.attr("__dict__"))
-        if len(rows) == 1:
-            ((_, _, want, source),) = rows
-            self._check_value(self.variable(source), self.describe(source), want)
-            return
-        found = Rows(rows, get, self.capture.parameters)
-        k, v, r = self.pin(found.keys, "keys"), self.pin(found.expected, "expected"), self.pin(found, "rows")
-        self.emit(
-            "check_entries",
-            f"if not all(map(is_, map({table}.get, {k}), {v})) and (reason := {r}.of({table})): return reason",
-            comment=found.comments,
-        )
 
     def _check_value(self, v: str, path: str, want) -> None:
         reason = f"was_is({path!r}, {say(want)!r}, {v})"
@@ -537,7 +516,5 @@ _DICTS = ("__dict__", *_MODULE_TABLES)
 _HELPERS: dict[str, Any] = {
     f.__name__: f for f in (any, all, getattr, hasattr, id, isinstance, len, list, map, sorted, str, tuple, type, math)
 }
-_HELPERS |= {
-    f.__name__: f for f in (operator.contains, operator.getitem, operator.is_, was_is, say, called, cell, find, item)
-}
-_HELPERS |= ask.HELPERS | {"MISSING": MISSING, "gone": (KeyError, AttributeError, IndexError)}
+_HELPERS |= {f.__name__: f for f in (was_is, say, called, cell, find, item)}
+_HELPERS |= ask.HELPERS | {"MISSING": MISSING, "passes": passes, "own": object.__getattribute__}

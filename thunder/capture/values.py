@@ -41,16 +41,16 @@ def read(c, value, source: Source):
         return primitive(c, value, t, source)
     if t is TensorProxy:
         return value
-    if isinstance(value, torch.Tensor):
+    if issubclass(t, torch.Tensor):
         return tensors.read(c, value, source)
-    if t in CONTAINERS or isinstance(value, containers.MUTABLE):
+    if t in CONTAINERS or issubclass(t, containers.MUTABLE):
         return containers.snapshot(c, value, source)
     known = c.sources.get(id(value))
     if known is not None:
         if known is not source:
             ask(c, source, IDENTITY) if known.step == "const" else ask(c, source, SAME, known)
         return value
-    if isinstance(value, torch.nn.Module):
+    if issubclass(t, torch.nn.Module):
         if source.base is not None:
             ask(c, source, IDENTITY)
         if id(value) in c.rooted:
@@ -58,7 +58,7 @@ def read(c, value, source: Source):
         ask(c, source, TYPE)
         c.know(value, source)
         return value
-    rule = _tuple if isinstance(value, tuple) else _RULES.get(t)
+    rule = _tuple if issubclass(t, tuple) else _RULES.get(t)
     found = rule(c, value, source) if rule is not None else _other(c, value, t, source)
     if t is not tuple and t is not types.MethodType and id(found) not in c.sources:
         c.keep[id(found)], c.origins[id(found)] = found, source
@@ -107,17 +107,17 @@ _RULES |= dict.fromkeys(DICT_VIEWS, _view)
 
 def _other(c, value, t: type, source: Source):
     """What is neither a primitive, a tensor, a container nor a module."""
-    if isinstance(value, IMMUTABLE) or plain_base(t) is not None and not isinstance(value, ENUM):
+    if issubclass(t, IMMUTABLE) or plain_base(t) is not None and not issubclass(t, ENUM):
         ask(c, source, VALUE)
-        if not isinstance(value, IMMUTABLE):
+        if not issubclass(t, IMMUTABLE):
             c.know(value, source)
         return value
-    if isinstance(value, BUFFERS):
+    if issubclass(t, BUFFERS):
         return containers.buffer(c, value, source)
     if is_iterator(value) and not in_python(type_attribute(t, "__next__")):
         c.outside_iterators[id(value)] = value
-    by_identity = t in IDENTICAL or isinstance(value, (type, ENUM, frozenset))
-    if by_identity or native_module(t.__module__) and not isinstance(value, (*tracked_anyway, weakref.ref)):
+    by_identity = t in IDENTICAL or issubclass(t, (type, ENUM, frozenset))
+    if by_identity or native_module(t.__module__) and not issubclass(t, (*tracked_anyway, weakref.ref)):
         ask(c, source, IDENTITY)
         if t is types.FunctionType:
             c.function_sources.setdefault(id(value), source)
@@ -135,7 +135,7 @@ def _other(c, value, t: type, source: Source):
 
 def elements(c, value) -> list:
     """The elements of a set from outside: objects among them are pinned, and asked where somebody looks at them."""
-    return [x if type(x) in PRIMITIVE or isinstance(x, tuple) else read(c, x, c.const(x)) for x in value]
+    return [x if type(x) in PRIMITIVE or issubclass(type(x), tuple) else read(c, x, c.const(x)) for x in value]
 
 
 def _tuple(c, value: tuple, source: Source):

@@ -25,7 +25,8 @@ import numpy
 from thunder.core.codegen import OBJECT_NAMES
 from thunder.core.paths import OtherPath
 from thunder.core.proxies import AnyProxy
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.symbol import OpTags, Symbol, user_location
+from thunder.errors import CaptureError
 
 __all__ = [
     "HostProxy",
@@ -57,6 +58,15 @@ class HostProxy(AnyProxy):
     def example(self) -> Any:
         """The value at capture."""
         return self._value()
+
+    def _refuse(self, *args: Any) -> Any:
+        raise CaptureError(
+            f"a {self.kind.__name__} that a host call gives is used by native code that thunder does not read",
+            location=user_location(),
+            remedy="write this part in Python, or call it outside of the compiled function",
+        )
+
+    __str__ = __format__ = __len__ = __iter__ = __int__ = __float__ = __index__ = _refuse  # type: ignore[assignment]
 
     @example.setter
     def example(self, value: Any) -> None:
@@ -181,6 +191,6 @@ def _run(
 
 
 host_call = Symbol(
-    "host_call", lambda index, function, args, kwargs, kind, decision, effect="": None, is_prim=True,
+    "host_call", is_prim=True,
     tags=(OpTags.DONT_DCE, OpTags.DECISION), fn=_run,
 )  # fmt: skip

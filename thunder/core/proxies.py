@@ -19,7 +19,7 @@ from typing import Any
 from thunder.core import symbolic
 from thunder.core.devices import Device, to_device
 from thunder.core.dtypes import dtype, is_inexact, to_dtype
-from thunder.core.recording import decided_by_data, undecided, user_location
+from thunder.core.recording import decided_by_data, undecided, user_location, why_undecided
 from thunder.core.symbolic import RELATIONS
 from thunder.errors import DataDependentError
 
@@ -295,7 +295,7 @@ class UnbackedNumber(Proxy):
 def _undecided(what: str, unbacked: tuple[UnbackedNumber, ...]) -> DataDependentError:
     origins = ", ".join(f"{u.name} is {u.origin}" for u in unbacked)
     return DataDependentError(
-        f"{what} is known only when the program runs ({origins})",
+        f"{what} is known only when the program runs ({origins}{why_undecided()})",
         location=user_location(),
         remedy="use operations that go without it (torch.where, masks, torch.nonzero_static); say what holds with "
         "torch._check(...); or compute it outside and pass it in",
@@ -407,18 +407,27 @@ class NumberProxy:
         """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError
         where only the run tells it."""
         if self.unbacked:
-            values = self.unbacked[0].facts.values
-            found = values.get(self.expression)
+            found = self.known()
             if found is None:
                 found = decided_by_data("value", self)
             if found is None:
                 raise _undecided(f"the value of {self.expression}", self.unbacked)
-            values[self.expression] = found
+            self.unbacked[0].facts.values[self.expression] = found
             return found
         value = _hint(self)
         if not self.expression.is_constant:
             self.decisions.decide(self.expression, "==", symbolic.constant(value))
         return value
+
+    def known(self) -> Any:
+        """The value of a number of data where the program goes on for one value only, else None."""
+        values = self.unbacked[0].facts.values
+        if self.expression in values or not values:
+            return values.get(self.expression)
+        known: dict[str, Any] = {u.name: values.get(symbolic.symbol(u.name)) for u in self.unbacked}
+        if None in known.values() or not self.expression.symbols() <= known.keys():
+            return None
+        return self.expression.evaluate(known)
 
     def __bool__(self) -> bool:
         return bool(_compare(self, 0, "!="))
@@ -552,16 +561,20 @@ def number_of(expression: symbolic.Expression, kind: type, unbacked: tuple[Unbac
 
 
 def extreme(name: str, a, b):
-    """max(a, b) or min(a, b) of numbers one of which only the run tells, without branching."""
-    more = a >= b
-    if isinstance(more, Condition):
+    """max(a, b) or min(a, b) of numbers one of which only the run tells, without branching where one type comes out."""
+    second = b > a if name == "max" else b < a
+    if isinstance(second, Condition) and _type_of(a) is _type_of(b):
         return _arithmetic(name, a, b)
-    return a if more is (name == "max") else b
+    return b if second else a
 
 
 def _decided(a, relation: str, b, unbacked: tuple[UnbackedNumber, ...]) -> bool | None:
     """Whether a relation holds that arithmetic, or what the program has checked, decides."""
     facts = unbacked[0].facts
+    if facts.values:
+        known = [x.known() if isinstance(x, NumberProxy) and x.unbacked else x for x in (a, b)]
+        if not any(x is None or isinstance(x, NumberProxy) for x in known):
+            return RELATIONS[relation](*known)
     if float in (_type_of(a), _type_of(b)):
         return facts.known.get((_expression(a), relation, _expression(b)))
     return facts.decide(_expression(a), relation, _expression(b))
@@ -649,7 +662,11 @@ def converted(x, kind: type):
 def number_value(x):
     """The value seen at capture, without making it a guard: for messages and estimates only. A number that only the run
     tells counts as some."""
-    return x if not isinstance(x, NumberProxy) else x.python_type(_ESTIMATE) if x.unbacked else _hint(x)
+    if not isinstance(x, NumberProxy):
+        return x
+    if not x.unbacked:
+        return _hint(x)
+    return x.python_type(_ESTIMATE) if (known := x.known()) is None else known
 
 
 _ESTIMATE = 64
@@ -657,7 +674,7 @@ _ESTIMATE = 64
 
 def element_count(value: TensorProxy) -> int:
     """How many elements a tensor has, for estimates: see `number_value`."""
-    return math.prod(map(number_value, value.shape))
+    return int(math.prod(map(number_value, value.shape)))
 
 
 def same_shape(a: tuple, b: tuple) -> bool:

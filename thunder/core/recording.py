@@ -7,7 +7,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["RECORDER", "current_recorder", "decided_by_data", "recording", "undecided", "user_location"]
+__all__ = [
+    "RECORDER",
+    "current_recorder",
+    "decided_by_data",
+    "recording",
+    "undecided",
+    "user_location",
+    "why_undecided",
+]
 
 RECORDER: ContextVar[Any] = ContextVar("recorder", default=None)
 
@@ -28,6 +36,12 @@ def decided_by_data(kind: str, question: Any) -> Any:
     where it cannot. kind: "truth" of a condition, or "value" of a number."""
     recorder = RECORDER.get()
     return None if recorder is None or recorder.decide is None else getattr(recorder.decide, kind)(question)
+
+
+def why_undecided() -> str:
+    """Why the program cannot go one of its ways, in words that follow a semicolon; empty where that is plain to see."""
+    recorder = RECORDER.get()
+    return "" if recorder is None or recorder.decide is None else recorder.decide.why
 
 
 @contextmanager

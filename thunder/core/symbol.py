@@ -313,20 +313,20 @@ class Symbol(Definition):
                     o.requires_grad = True
                 elif self.executor is not None and type(o) is TensorProxy:
                     o.requires_grad = False  # TensorProxy(like=x) in a user's meta rule copied x's
-        line = BoundSymbol(
+        operation = BoundSymbol(
             self, args, kwargs, out, context=context.afterwards, inputs=tuple(inputs), outputs=tuple(outputs)
         )
         if subsymbols is not None:
-            line._subsymbols = tuple(subsymbols)
+            operation._subsymbols = tuple(subsymbols)
         if recorder.location is not None:
-            line.location = recorder.location()
+            operation.location = recorder.location()
         if self.bind_postprocess is not None:
-            line = self.bind_postprocess(line) or line
-        recorder.bound_symbols.append(line)
+            operation = self.bind_postprocess(operation) or operation
+        recorder.bound_symbols.append(operation)
         if recorder.memory is not None and OpTags.VIEW in self.tags:
-            recorder.memory.add(line)
+            recorder.memory.add(operation)
         if recorder.sizes:
-            UNBACKED["read_sizes"](recorder, line)
+            UNBACKED["read_sizes"](recorder, operation)
         # the caller's own, who may change it
         return list(out) if type(out) is list else dict(out) if type(out) is dict else out
 
@@ -339,10 +339,10 @@ class Symbol(Definition):
 
     def bind(self, *args, output, subsymbols=(), context: Context | None = None, **kwargs) -> BoundSymbol:
         """An operation for this symbol with a given output, recorded nowhere."""
-        line = BoundSymbol(self, args, kwargs, output, context=context)
+        operation = BoundSymbol(self, args, kwargs, output, context=context)
         if subsymbols:
-            line._subsymbols = tuple(subsymbols)
-        return line
+            operation._subsymbols = tuple(subsymbols)
+        return operation
 
     def _become_prim(self) -> None:
         """The decomposition made proxies without computing them: its author meant it as a meta rule."""
@@ -504,8 +504,8 @@ class BoundSymbol:
                 return ()
         if result is None and self.output is not None:
             return ()
-        lines, self.aliases = adopt(inner.bound_symbols, result, self.output)
-        return tuple(lines)
+        operations, self.aliases = adopt(inner.bound_symbols, result, self.output)
+        return tuple(operations)
 
     def replace(self, **changes) -> BoundSymbol:
         """A copy with some of sym, args, kwargs, output, subsymbols, context changed. `from_bsym` is the same."""
@@ -528,7 +528,7 @@ class BoundSymbol:
         """A copy with a decomposition of its own: what is decided while it is made is decided for the copy."""
         new = self.replace()
         if self._subsymbols is not None:
-            new._subsymbols = tuple(line.copied() for line in self._subsymbols)
+            new._subsymbols = tuple(operation.copied() for operation in self._subsymbols)
         return new
 
     def swap(self, table: dict[Proxy, Any]) -> BoundSymbol:
@@ -567,15 +567,15 @@ class BoundSymbol:
         return Printer(print_depth=print_depth).line(self, indent, commented)
 
 
-def adopt(lines: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymbol], dict[Proxy, Any]]:
-    """Lets `lines`, whose result is `result`, compute the values of `wanted`, a structure of the same form.
+def adopt(operations: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymbol], dict[Proxy, Any]]:
+    """Lets `operations`, whose result is `result`, compute the values of `wanted`, a structure of the same form.
 
     Values keep their names from pass to pass: what the operations make is renamed to what it replaces. Returns the
     operations, and for each wanted value that they do not make (it is an input, a number, or another wanted value) what
     it is. Raises ValueError where the structures differ in length.
     """
     pairs = list(zip(leaves(result), leaves(wanted), strict=True))
-    made = {o for line in lines for o in line.outputs}
+    made = {o for operation in operations for o in operation.outputs}
     table: dict[Proxy, Any] = {}
     for new, old in pairs:
         if isinstance(new, Proxy) and isinstance(old, Proxy) and new in made and new not in table:
@@ -585,7 +585,7 @@ def adopt(lines: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymbol], 
     }
     aliases = {old: new for old, new in aliases.items() if new is not old}
     changed = {new: old for new, old in table.items() if new is not old}
-    return [line.swap(changed) for line in lines] if changed else list(lines), aliases
+    return [operation.swap(changed) for operation in operations] if changed else list(operations), aliases
 
 
 def hashable(x):

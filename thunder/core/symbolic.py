@@ -161,7 +161,7 @@ def symbol(name: str) -> Expression:
 
 
 def constant(value) -> Expression:
-    return Expression({(): value} if value != 0 else {})
+    return Expression({(): value} if value != 0 or type(value) is float else {})
 
 
 def apply(name: str, *args: Expression, whole: bool = True) -> Expression:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.analysis.lifetimes import first_uses
 from thunder.core.definition import holds
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy
@@ -161,8 +162,8 @@ class InductorRegion:
         """The same region, for calls in which the inputs at these places own their memory and nobody reads them
         afterwards. On a GPU, freed memory is used again at no cost."""
         # by which operation first: what is read late, where results are made, has the better chance
-        read = {p: n for n, operation in reversed([*enumerate(self.region.lines)]) for p in operation.inputs}
-        late = sorted(dying, key=lambda i: -read.get(self.region.inputs[i], 0))
+        first = first_uses(self.region.lines)
+        late = sorted(dying, key=lambda i: -first.get(self.region.inputs[i], 0))
         over: dict[int, int] = {}
         for o, out in enumerate(self.region.outputs):
             if isinstance(out, TensorProxy) and out.device.type == "cpu":

@@ -37,6 +37,8 @@ def _execution_symbol(symbol: Symbol) -> Symbol:
     """The symbol that prints and calls the PyTorch function of an operation."""
     if symbol.module is not None and symbol.module.startswith("torch.ops"):
         path = symbol.module, symbol.name
+    elif isinstance(symbol.fn, compat.OpOverload):
+        path = "torch.ops." + symbol.fn._schema.name.replace("::", "."), symbol.fn._overloadname
     else:
         path = torch_path(symbol.fn) if symbol.module != "prims" or symbol.fn.__name__ != "<lambda>" else None
     module, name = path or (None, symbol.name if symbol.module is None else f"{symbol.name}_impl")

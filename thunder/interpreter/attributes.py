@@ -18,6 +18,7 @@ NATIVE_METHODS = frozenset({types.WrapperDescriptorType, types.MethodDescriptorT
 _DATA = {
     **dict.fromkeys((property, types.MemberDescriptorType, types.GetSetDescriptorType), True),
     **dict.fromkeys((FUNCTION, staticmethod, classmethod, types.ClassMethodDescriptorType, *NATIVE_METHODS), False),
+    **dict.fromkeys((type(None), bool, int, float, str, tuple, list, dict, set), False),
 }
 
 
@@ -152,7 +153,7 @@ def bind(host, found, value, kind, name):
     descriptor = type(found)
     if descriptor is FUNCTION:
         return found if value is None else METHOD(found, value)
-    get = host.lookup(descriptor, "__get__")
+    get = _GET[descriptor] if descriptor in _GET else host.lookup(descriptor, "__get__")
     if get is NULL:
         return host.class_value(kind, name, found)
     if get is _PROPERTY:
@@ -172,6 +173,7 @@ def bind(host, found, value, kind, name):
     return host.native_get(get, found, value, kind, name)
 
 
+_GET = {kind: type_attribute(kind, "__get__") for kind in _DATA}  # of built-in classes, which stay as they are
 _PROPERTY, _STATICMETHOD, _CLASSMETHOD, _CACHED = (
     kind.__dict__["__get__"] for kind in (property, staticmethod, classmethod, functools.cached_property)
 )

@@ -21,6 +21,7 @@ from thunder.interpreter.errors import UnsupportedError
 from thunder.interpreter.tables import JUMPS, JUMPS_FROM_CACHES, LOOP_END, TABLE, VERSION, VERSIONS, Raw, given
 
 OPNAME, EXTENDED_ARG, NOP = dis.opname, dis.opmap["EXTENDED_ARG"], dis.opmap["NOP"]
+SEND, LOAD_FAST_AND_CLEAR = (dis.opmap.get(name, -1) for name in ("SEND", "LOAD_FAST_AND_CLEAR"))
 HANDLERS = {
     name: function
     for module in (instructions, control)
@@ -90,18 +91,28 @@ def decode(code: types.CodeType) -> Record:
 def _raw_instructions(code):
     """[(offset, opcode, argument with its extensions)], without inline caches."""
     raw, code_bytes, extension = [], code.co_code, 0
-    for offset in range(0, len(code_bytes), 2):
-        opcode = code_bytes[offset]
+    for offset, opcode, argument in zip(range(0, len(code_bytes), 2), code_bytes[::2], code_bytes[1::2], strict=True):
         if opcode == 0:  # CACHE
             continue
-        argument = code_bytes[offset + 1] | extension
         if opcode == EXTENDED_ARG:
-            extension = argument << 8
+            extension = (argument | extension) << 8
             raw.append((offset, NOP, 0))
             continue
+        raw.append((offset, opcode, argument | extension))
         extension = 0
-        raw.append((offset, opcode, argument))
     return raw
+
+
+_INSTRUCTIONS = {name: (handler, name if name in JUMPS else None) for name, handler in HANDLERS.items()}
+
+
+def row_of(opname):
+    """A row of the version's table, with (handler, name of a jump or None, resolver) for each canonical instruction."""
+    row = TABLE.get(opname, (("UNSUPPORTED", given(opname)),))  # an unknown opcode fails when it is reached, not here
+    return tuple((*_INSTRUCTIONS[name], resolve) for name, resolve in row) if type(row) is tuple else row
+
+
+ROWS = [row_of(opname) for opname in OPNAME]
 
 
 def _decode(code):
@@ -111,26 +122,23 @@ def _decode(code):
     raw_instructions.append((len(code.co_code), NOP, 0))  # a last one, so that each has one that follows
     for k, (offset, opcode, argument) in enumerate(raw_instructions[:-1]):
         index[offset] = len(program)
-        opname = OPNAME[opcode]
-        row = TABLE.get(opname)
+        row = ROWS[opcode]
         if row == ():
             continue
         raw.arg = argument
         raw.after = raw_instructions[k + 1][0] if JUMPS_FROM_CACHES else offset + 2
-        if row is None:  # an unknown opcode fails when it is reached, not here
-            row = (("UNSUPPORTED", given(opname)),)
-        elif type(row) is not tuple:
-            row = row(raw)
-        for canonical, resolve in row:
-            if canonical in JUMPS:
-                jumps.append((len(program), canonical))
-            program.append((HANDLERS[canonical], resolve(raw)))
+        if type(row) is not tuple:
+            row = [(*_INSTRUCTIONS[name], resolve) for name, resolve in row(raw)]
+        for handler, jump, resolve in row:
+            if jump is not None:
+                jumps.append((len(program), jump))
+            program.append((handler, resolve(raw)))
             offsets.append(offset)
-        if opname == "SEND":
+        if opcode == SEND:
             raw.previous_jump = raw.after + 2 * argument
-        elif opname == "LOAD_FAST_AND_CLEAR":
+        elif opcode == LOAD_FAST_AND_CLEAR:
             cleared.add(raw.variables[argument])
-        raw.previous = opname
+        raw.previous = OPNAME[opcode]
     index[len(code.co_code)] = len(program)
     _resolve_jumps(program, jumps, index, _loop_exits(raw_instructions, index) if LOOP_END else index)
     if cleared:

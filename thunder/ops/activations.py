@@ -16,6 +16,7 @@ from thunder.ops.define import LTORCH, composite, declare, register_inplace
 from thunder.ops.inplace import overwriting
 from thunder.ops.promotion import to_float
 from thunder.ops.ternary import clamp, where
+from thunder.ops.torch_types import require_fit
 
 __all__ = ["activation"]
 
@@ -177,7 +178,12 @@ def logsigmoid(a):
     return clamp(a, None, 0.0) - log1p(exp(-abs(a)))
 
 
-@composite(*compat.functions_called("threshold"), meta=_float_like)
+def _threshold_meta(a, threshold, value, inplace=False):
+    require_fit(a.dtype, threshold, value)
+    return _float_like(a)
+
+
+@composite(*compat.functions_called("threshold"), meta=_threshold_meta)
 def threshold(a, threshold, value, inplace=False):
     return convert(where(a <= threshold, value, a), a.dtype)
 

@@ -1,5 +1,5 @@
-"""Which functions PyTorch differentiates, and what its derivatives are at corners: this differs from version to
-version, so PyTorch is asked, about single numbers."""
+"""Which functions PyTorch differentiates, and what functions and their derivatives are at corners: this differs from
+version to version, so PyTorch is asked, about single numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from thunder import compat
 
-__all__ = ["is_differentiated", "kept_at_bounds", "kept_at_tie", "turns_at_origin"]
+__all__ = ["drops_far_bounds", "is_differentiated", "kept_at_bounds", "kept_at_tie", "turns_at_origin"]
 
 
 def _slope(function: Callable, *values: float) -> float:
@@ -48,3 +48,11 @@ def kept_at_tie(extreme: Callable) -> float:
 def turns_at_origin() -> bool:
     """Whether the derivative of atan2 at the origin is a number. It is NaN before torch 2.10."""
     return not math.isnan(_slope(torch.atan2, 0.0, 0.0))
+
+
+@functools.cache
+def drops_far_bounds() -> bool:
+    """Whether clamp leaves out a bound that is beyond all integers of the tensor's type, as from torch 2.15 on; before,
+    it wraps around or is refused."""
+    with compat.DisableTorchFunction():
+        return torch.zeros((), dtype=torch.uint8, device="cpu").clamp(-1).item() == 0

@@ -13,7 +13,6 @@ import inspect
 import itertools
 import types
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -27,14 +26,13 @@ from thunder.ops import explain
 __all__ = [
     "prim", "composite", "torch_prim", "alias", "declare", "lookup", "operand_places", "operation_of", "register",
     "torch_path",
-    "LTORCH", "PRIMS", "inplace_of", "inplace_form",
+    "LTORCH", "PRIMS", "inplace_of",
     "register_inplace", "register_list_inplace",
 ]  # fmt: skip
 
 LTORCH: dict[str, Symbol] = {}  # operations with PyTorch's semantics, by name
 PRIMS: dict[str, Symbol] = {}  # operations without broadcasting, promotion or defaults, by name
 _BY_TORCH: dict[Callable, Callable] = {}
-_FORMS: dict[Any, Callable] = {}  # id of an operation -> torch's in-place callable
 # qualified name of an operator that a library registered with torch.library -> what it means in terms of operations
 STAND_INS: dict[str, Callable] = {}
 _INPLACE: dict[Callable, Symbol] = {}  # torch's in-place callable -> the operation whose result it writes back
@@ -67,12 +65,6 @@ def inplace_of(function) -> Symbol | None:
         return _INPLACE.get(function)
     except TypeError:
         return None
-
-
-def inplace_form(symbol: Symbol) -> Callable | None:
-    """The callable of torch that does in place, with the same arguments, what `symbol` does: a Tensor method where
-    there is one."""
-    return _FORMS.get(symbol.id)
 
 
 _NAMESPACES = [
@@ -147,7 +139,8 @@ def register_inplace(symbol: Symbol, name: str) -> None:
         if function is not None and not name.startswith("__"):
             if _INPLACE.setdefault(function, symbol) is not symbol:
                 raise ValueError(f"{name}_ is the in-place form of {_INPLACE[function]!r} already, not of {symbol!r}")
-            _FORMS.setdefault(symbol.id, function)
+            if symbol.in_place is None:
+                symbol.in_place = InPlaceForm(function, {0: 0})
 
 
 def register_list_inplace(symbol: Symbol, function: Callable | None) -> None:

@@ -20,7 +20,7 @@ from thunder.core.unbacked import check_shapes
 from thunder.errors import CaptureError, DataDependentError
 from thunder.ops import explain
 from thunder.ops.backward import sum_to
-from thunder.ops.define import LTORCH, alias, inplace_form, register_inplace, torch_prim
+from thunder.ops.define import LTORCH, alias, register_inplace, torch_prim
 from thunder.ops.dims import is_empty
 from thunder.ops.layout import is_dense
 from thunder.ops.memory import Memory, replacing
@@ -54,7 +54,7 @@ def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
         return _rearrange(symbol, *(symbol._by_position(args, kwargs) if kwargs else (args, {})))
     if (check := symbol.check_in_place) is not None:
         check(*args, **kwargs)
-    _check_overlap(inplace_form(symbol), target, args, kwargs)
+    _check_overlap(symbol.in_place and symbol.in_place.function, target, args, kwargs)
     return overwrite(target, symbol(*args, **kwargs), symbol.name)
 
 
@@ -98,7 +98,7 @@ def rearranging(symbol: Symbol) -> Symbol:
         module="Tensor",
         is_prim=True,
         tags=tags,
-        fn=inplace_form(symbol),
+        fn=symbol.in_place and symbol.in_place.function,
     )
     made.changes_metadata = True
     return made

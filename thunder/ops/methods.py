@@ -14,7 +14,6 @@ from thunder import compat
 from thunder.analysis.flow import producers
 from thunder.core.proxies import (
     METHODS,
-    NumberProxy,
     TensorProxy,
     UnbackedNumber,
     concrete,
@@ -27,7 +26,7 @@ from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
 from thunder.ops.define import LTORCH, alias, inplace_of, lookup, operand_places, torch_prim
-from thunder.ops.explain import as_torch, stand_in
+from thunder.ops.explain import as_torch
 from thunder.ops.mutating import call_mutating
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -248,23 +247,15 @@ def _needs_value(name: str, what: str, remedy: str):
     return refuse
 
 
-def _of_item(read: Callable, exact: bool) -> Callable:
+def _of_item(read: Callable) -> Callable:
     """What `read` makes of the value of a tensor of one element."""
-
-    def value(a):
-        if all(type(n) is int for n in a.shape) and math.prod(a.shape) != 1:  # PyTorch says that there is no one value
-            with compat.DisableTorchFunction():
-                return read(stand_in(a))
-        number = item(a)
-        return read(number.concrete() if exact and isinstance(number, NumberProxy) else number)
-
-    return value
+    return lambda a: read(concrete(item(a)))
 
 
 _READ_NUMBER = {
-    "__bool__": _of_item(bool, False),
-    **{f"__{t.__name__}__": _of_item(t, True) for t in (int, float, complex)},
-    "__index__": _of_item(operator.index, True),
+    "__bool__": lambda a: bool(is_nonzero(a)),
+    **{f"__{t.__name__}__": _of_item(t) for t in (int, float, complex)},
+    "__index__": _of_item(operator.index),
     "__contains__": lambda a, value: bool(LTORCH["any"](LTORCH["eq"](a, value))),
 }
 _BRANCH = (
@@ -327,7 +318,7 @@ def item(a: TensorProxy):
     if value is not None:
         with compat.DisableTorchFunction():
             return value.item()
-    if (a.numel_value != 1) is True:
+    if not _is_single(a):
         raise RuntimeError(f"a Tensor with {a.numel_value} elements cannot be converted to Scalar")
     recorder = current_recorder()
     known = _read_before(recorder, recorder.latest(a)) if recorder is not None else None
@@ -410,14 +401,27 @@ def allclose(*args, **kwargs):
     return _asked(_allclose, *args, **kwargs)
 
 
+@torch_prim(name="is_nonzero", fn=torch.is_nonzero)
+def _is_nonzero(a):
+    return _said("is_nonzero")
+
+
 @alias(torch.is_nonzero, torch.Tensor.is_nonzero)
 def is_nonzero(input):
-    if (input.numel_value != 1) is True:
+    if not _is_single(input):
         raise RuntimeError(
             f"Boolean value of Tensor with {'no values' if input.numel_value == 0 else 'more than one value'} is "
             "ambiguous"
         )
-    return item(LTORCH["ne"](input, 0))
+    return _asked(_is_nonzero, input)
+
+
+def _is_single(a: TensorProxy) -> bool:
+    """Whether a tensor has one element, as far as can be known: where it has not, PyTorch raises when it runs."""
+    try:
+        return bool(a.numel_value == 1)
+    except CaptureError:
+        return True
 
 
 def as_number(a: TensorProxy, kind: type):

@@ -184,9 +184,7 @@ def layer_norm(a, normalized_shape, weight=None, bias=None, eps=1e-5):
 
 def _rms_norm_meta(a, normalized_shape, weight=None, eps=None):
     normalized_dims("rms_norm", a, normalized_shape, weight)
-    return like(
-        a, dtype=a.dtype if weight is None or weight.dtype is a.dtype else dtypes.promote(a.dtype, weight.dtype)
-    )
+    return like(a)
 
 
 # torch 2.11 does not cast it
@@ -202,9 +200,7 @@ def rms_norm(a, normalized_shape, weight=None, eps=None):
     x = x * LTORCH["rsqrt"](
         LTORCH["mean"](LTORCH["pow"](x, 2), dims, True) + (_EPS[x.dtype.name] if eps is None else eps)
     )
-    if weight is None or weight.dtype is a.dtype:
-        return convert(x if weight is None else x * convert(weight, x.dtype), a.dtype)
-    return convert(x, a.dtype) * weight
+    return convert(x if weight is None else x * weight, a.dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------- by

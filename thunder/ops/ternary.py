@@ -10,12 +10,12 @@ from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import Symbol
 from thunder.ops.backward import logit_backward, sum_to
-from thunder.ops.corners import kept_at_bounds
+from thunder.ops.corners import drops_far_bounds, kept_at_bounds
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim
 from thunder.ops.elementwise import _pair, broadcast_to
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device, to_float
-from thunder.ops.torch_types import to_torch_dtype
+from thunder.ops.torch_types import require_fit, to_torch_dtype
 
 __all__ = ["where", "masked_fill", "clamp", "lerp"]
 
@@ -46,9 +46,9 @@ def _where_meta(condition, input=None, other=None):
             f"where expected condition to be a boolean tensor, but got a tensor with dtype {condition.dtype.name}"
         )
     tensors = [x for x in (condition, input, other) if type(x) is TensorProxy]
-    return like(
-        condition, broadcast_shapes(*(t.shape for t in tensors)), result_type(input, other), same_device(*tensors)
-    )
+    kind = result_type(input, other)
+    require_fit(kind, input, other)
+    return like(condition, broadcast_shapes(*(t.shape for t in tensors)), kind, same_device(*tensors))
 
 
 @composite(torch.where, meta=_where_meta)
@@ -85,6 +85,7 @@ def _masked_fill_meta(a, mask, value):
         )
     if kind.category == dtypes.COMPLEX and a.dtype.category < dtypes.COMPLEX:
         raise RuntimeError(f"value cannot be converted to type {a.dtype.name} without overflow")
+    require_fit(a.dtype, value)
     return like(a, broadcast_shapes(a.shape, mask.shape))
 
 
@@ -106,20 +107,37 @@ def _clamp_meta(a, min=None, max=None, *, name="clamp"):
         raise TypeError(f"{name}(): argument 'input' (position 1) must be Tensor, not {type(a).__name__}")
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
-    return _elementwise_meta(a, *(x for x in (min, max) if x is not None))
+    result = _elementwise_meta(a, *(x for x in (min, max) if x is not None))
+    if result.dtype.category == dtypes.INTEGER:
+        if not drops_far_bounds():
+            require_fit(result.dtype, min, max)
+        elif _beyond(result.dtype, min) > 0 or _beyond(result.dtype, max) < 0:
+            raise RuntimeError(f"clamp: the bounds {min}, {max} leave no number of type {result.dtype.name}")
+    return result
+
+
+def _beyond(kind: dtypes.dtype, bound) -> int:
+    """-1 for a number below all of an integer type, 1 for one above, 0 for others."""
+    if kind.category != dtypes.INTEGER or type(bound) is not int:
+        return 0
+    limits = torch.iinfo(to_torch_dtype(kind))
+    return (bound > limits.max) - (bound < limits.min)
 
 
 def _clamp(name: str) -> Symbol:
     def decomposition(a, min=None, max=None):
-        out, kind = a, _elementwise_meta(a, *(x for x in (min, max) if x is not None)).dtype
+        kind = _elementwise_meta(a, *(x for x in (min, max) if x is not None)).dtype
+        out = convert(a, kind)  # an integer would wrap a bound around that a float has
         for bound, compare, extreme in ((min, LTORCH["lt"], LTORCH["maximum"]), (max, LTORCH["gt"], LTORCH["minimum"])):
+            if _beyond(kind, bound) and drops_far_bounds():
+                continue
             if type(bound) is TensorProxy:
-                out = extreme(convert(out, kind), convert(bound, kind))
+                out = extreme(out, convert(bound, kind))
             elif type(bound) is float and math.isnan(bound):  # it is taken by all, as by the extremes
-                out = LTORCH["full_like"](out, bound, dtype=kind)
+                out = LTORCH["full_like"](out, bound)
             elif bound is not None:
                 out = where(compare(out, bound), bound, out)
-        return convert(out, kind)
+        return out
 
     return composite(*_pair(name), name=name, meta=_clamp_meta)(decomposition)
 

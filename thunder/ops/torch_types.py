@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from thunder import compat
 from thunder.core.devices import Device, to_device
-from thunder.core.dtypes import all_dtypes, dtype, to_dtype
+from thunder.core.dtypes import INTEGER, all_dtypes, dtype, to_dtype
 
 __all__ = [
     "to_torch_dtype",
     "to_torch_device",
     "from_tensor_dtype",
     "from_tensor_device",
+    "require_fit",
     "scalar_type",
     "named_results",
 ]
@@ -40,6 +42,16 @@ def to_torch_device(x) -> torch.device | None:
     if found is None:
         found = _DEVICES[device] = torch.device(device.name)  # type: ignore[index, union-attr]
     return found
+
+
+def require_fit(d: dtype, *values) -> None:
+    """Raises PyTorch's error where a Python number among `values` does not fit an integer type: it wraps around some
+    negative ones."""
+    if d.category == INTEGER:
+        with compat.DisableTorchFunction():
+            for value in values:
+                if type(value) in (int, float):
+                    torch.full((), value, dtype=to_torch_dtype(d), device="cpu")
 
 
 def from_tensor_dtype(t: torch.dtype) -> dtype:

@@ -41,7 +41,7 @@ def batched(
     outer = recorder.context, recorder.location
     try:
         for operation in operations:
-            batch.line(operation)
+            batch.operation(operation)
     finally:
         recorder.context, recorder.location = outer
     return batch.moved
@@ -113,7 +113,7 @@ class _Batch:
         differentiated = any(isinstance(o, TensorProxy) and o.requires_grad for o in operation.outputs)
         if symbol.formula and differentiated:
             for sub in by_formula(operation):
-                self.line(sub)
+                self.operation(sub)
             return None
         if (
             symbol.fn is not None
@@ -134,7 +134,7 @@ class _Batch:
                 "mapped function"
             )
         for sub in operation.subsymbols:
-            self.line(sub)
+            self.operation(sub)
         for old, new in operation.aliases.items():
             if new in self.moved:
                 self.moved[old] = self.moved[new]

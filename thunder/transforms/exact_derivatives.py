@@ -37,5 +37,6 @@ def _without_rule(symbol: Symbol) -> Symbol:
         tags=tuple(symbol.tags),
         fn=symbol.fn,
     )
-    made.nondifferentiable = symbol.nondifferentiable
+    made.take_facts(symbol)
+    made.differentiate_decomposition, made.functional_derivative, made.formula = False, None, None
     return made

@@ -99,8 +99,8 @@ def keep(
         ):
             memory = changed
             kept.update(group)
-    shapes = {o: operation.args[0] for operation in forward if operation.sym.reshapes for o in operation.outputs}
-    return chosen - kept - {v for v, x in shapes.items() if x in kept}
+    of_kept = {o for b in forward if b.sym.reshapes and b.args[0] in kept for o in b.outputs}
+    return chosen - kept - of_kept
 
 
 def _sources(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from thunder.analysis.aliases import alias_bases, is_view
 from thunder.analysis.cost import estimated_time, nbytes
-from thunder.analysis.flow import producers
+from thunder.analysis.flow import positions, producers
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
@@ -219,7 +219,7 @@ class _Flow:
     def between(self, above: Plan, fits: Plan, target: float) -> Plan:
         """Of two plans at one price, which differ in independent parts of the program, as much of the smaller one as
         the target asks for."""
-        order = {o: i for i, operation in enumerate(self.forward) for o in operation.outputs}
+        order = positions(self.forward)
         chosen = set(above.recomputed)
         best = above
         for part in self.parts(fits.recomputed - above.recomputed, order):

@@ -25,7 +25,7 @@ from thunder.core.paths import last_decision
 from thunder.core.proxies import Proxy, TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
-from thunder.ops.define import LTORCH, inplace_form, torch_path
+from thunder.ops.define import LTORCH, torch_path
 from thunder.ops.inplace import also_written, write_back
 
 __all__ = ["in_place_form", "reinplace", "run_in_place"]
@@ -56,14 +56,17 @@ def in_place_form(operation: BoundSymbol) -> tuple[Callable, dict[int, Any]] | N
     of."""
     if operation.sym.executor is None or operation.sym.executor.name != "torch" or not operation.subsymbols:
         return None
-    original = operation.subsymbols[0].sym
-    if original.in_place:
-        function, pairs = original.in_place
-        found = pairs(operation) if callable(pairs) else {o: operation.args[a] for o, a in pairs.items()}
+    symbol = operation.sym
+    if symbol.in_place is None:
+        return None
+    function, pairs = symbol.in_place
+    if callable(pairs):
+        found = pairs(operation)
         return (function, found) if found else None
     # a view computes nothing: its in-place form (detach_, t_) changes what a tensor is, and not what it holds
-    function = None if original.tags & {OpTags.RANDOM_OP, OpTags.VIEW} else inplace_form(original)
-    return (function, {0: operation.args[0]}) if function is not None else None
+    if symbol.tags & {OpTags.RANDOM_OP, OpTags.VIEW}:
+        return None
+    return function, {o: operation.args[a] for o, a in pairs.items()}
 
 
 def run_in_place(operation: BoundSymbol, function: Callable) -> BoundSymbol:
@@ -189,7 +192,8 @@ def _overwrites(operation: BoundSymbol) -> TensorProxy | None:
         original is None
         or original.elementwise
         or original.tags & {OpTags.RANDOM_OP, OpTags.VIEW}
-        or inplace_form(original) is None
+        or original.in_place is None
+        or original.in_place.overwrites != {0: 0}
     ):
         return None
     target, result = args[0] if args else None, operation.outputs[0]

@@ -50,7 +50,7 @@ def reuse_memory(trace: Trace) -> Trace:
             else None
         )
         function = _in_place_function(operation) if fuser is None and not owned.isdisjoint(operation.inputs) else None
-        makes = fuser is not None or _is_own(operation)
+        makes = fuser is not None or operation.sym.owns_result
         if fuser is not None:
             found = dying(i, operation)
             operation = _writing_over(operation, fuser, found) if found else operation
@@ -71,17 +71,11 @@ def reuse_memory(trace: Trace) -> Trace:
     return trace.replace(bound_symbols=operations)
 
 
-def _is_own(operation: BoundSymbol) -> bool:
-    """Whether PyTorch executes an operation whose result has its memory to itself."""
-    by_torch = operation.sym.executor is not None and operation.sym.executor.name == "torch"
-    return by_torch and bool(operation.subsymbols) and operation.subsymbols[0].sym.owns_result
-
-
 def _in_place_function(operation: BoundSymbol) -> Callable | None:
     """What computes an elementwise operation of PyTorch's in the memory of its first operand, where that has the
     result's type and shape."""
     form = in_place_form(operation) if OpTags.IN_PLACE not in operation.sym.tags else None
-    if form is None or not operation.subsymbols[0].sym.elementwise:
+    if form is None or not operation.sym.elementwise:
         return None
     target, result = operation.args[0], operation.outputs[0]
     fits = (

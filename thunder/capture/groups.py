@@ -1,0 +1,129 @@
+"""Which facts a prologue checks together.
+
+What stands in objects that stay (modules of the compiled one, globals, classes) is checked in one pass for each way to
+look; entries of one container, at once. Facts that others imply are left out. What is left is checked one by one, in
+the order in which it was asked.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+
+from thunder.capture.ask import (
+    FILLED,
+    HOOKED,
+    IDENTITY,
+    KEYS,
+    PRESENT,
+    TYPE,
+    VALUE,
+    Question,
+    same_value,
+    value_at,
+)
+from thunder.capture.sources import MISSING, Source
+
+__all__ = ["Groups"]
+
+DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
+TABLES = (dict, collections.OrderedDict, types.MappingProxyType)  # whose items no code of the user's answers
+
+
+class Groups:
+    """What a capture asked, sorted. A row is (container, key, expected, source, question).
+
+    entries, absent, attributes, types: rows of objects that stay. empty: dicts that must be; hooked: sources of tensors
+    that must have no hooks. single: (source, question, operand, answer), or (container, None, rows, None) for rows of
+    one container that is known only when the prologue runs, in the place of the first of them.
+    """
+
+    def __init__(self, writer):
+        self.writer, self.capture = writer, writer.capture
+        self.entries: list[tuple] = []
+        self.absent: list[tuple] = []
+        self.attributes: list[tuple] = []
+        self.types: list[tuple] = []
+        self.empty: list[dict] = []
+        self.hooked: list[Source] = []
+        self.single: list[tuple] = []
+        self._held: dict[Source, list] = {}
+        changed = self._settings_changed()
+        for (source, question, operand), want in self.capture.observed.items():
+            if source in changed or self._is_implied(source, question, want):
+                continue
+            if operand is not None or not self._is_grouped(source, question, want):
+                self.single.append((source, question, operand, want))
+
+    def _is_implied(self, source: Source, question: Question, want) -> bool:
+        """Whether another fact says this one."""
+        asked = self.capture.observed
+        if question is IDENTITY:
+            return source.step == "const"
+        if question is not PRESENT:
+            return False
+        if want and any(asked.get((source, q, None), MISSING) is not MISSING for q in (TYPE, VALUE, IDENTITY)):
+            return True
+        return source.step == "item" and (source.base, KEYS, None) in asked
+
+    def _is_grouped(self, source: Source, question: Question, want) -> bool:
+        """Puts a fact into its group; False where it has none."""
+        capture, writer, step = self.capture, self.writer, source.step
+        if question is TYPE:
+            stays = capture.constants[source.key] if step == "const" else capture.pinned.get(source, MISSING)
+            return stays is not MISSING and _add(self.types, stays, None, want, source, question)
+        if question is FILLED:
+            return not want and step == "const" and _add(self.empty, capture.constants[source.key])
+        if question is HOOKED:
+            return _add(self.hooked, source)
+        if question is PRESENT:
+            if want:
+                return False
+            rows, want = self.absent, MISSING
+        elif question is VALUE or question is IDENTITY and not writer.is_weak(want):
+            rows = self.entries
+            if question is IDENTITY and step in ("attr", "cell") and source.base.step == "const":
+                owner, name = capture.constants[source.base.key], source.key
+                if step == "cell":
+                    owner, name = owner.__closure__[name], "cell_contents"
+                return _add(self.attributes, owner, name, want, source, question)
+        else:
+            return False
+        table = writer.table(source)
+        if type(table) in TABLES and (source.key in table) is (want is not MISSING):
+            return _add(rows, table, source.key, want, source, question)
+        container = self._container(source, question)
+        if container is None:
+            return False
+        if container not in self._held:
+            self._held[container] = []
+            self.single.append((container, None, self._held[container], None))
+        return _add(self._held[container], None, source.key, want, source, question)
+
+    def _container(self, source: Source, question: Question) -> Source | None:
+        """The source of the dict that holds what is at a source: a plain one, or the `__dict__` of an object."""
+        base = source.base
+        if source.step == "attr" and self.writer.in_dict(source):
+            return base.attr("__dict__")
+        if source.step != "item":
+            return None
+        if base.step == "attr" and base.key == "__dict__":
+            return base
+        # values are compared one by one: those in a dict that is made for each call are rarely the same objects
+        return base if question is not VALUE and self.writer.type_of(base) in DICTS else None
+
+    def _settings_changed(self) -> set[Source]:
+        """PyTorch's settings that the program changed itself after it asked for them: the next call finds what this one
+        found."""
+        found = set()
+        for source, question, _ in self.capture.observed:
+            if source in self.capture.settings and question is VALUE:
+                now = source.fetch(value_at(self.capture, source.base), self.capture.values)
+                if not same_value(now, self.capture.values[source]):
+                    found.add(source)
+        return found
+
+
+def _add(rows: list, *row) -> bool:
+    rows.append(row if len(row) > 1 else row[0])
+    return True
