@@ -133,11 +133,16 @@ class Compiled:
                     entry.calls += 1
                     try:
                         values = entry.computation_fn(*inputs)
-                    except OtherPath as other:
-                        return self._on_other_path(modes, entry, other, args, kwargs)
-                    except Exception as error:  # noqa: BLE001 - raised again, or the original runs
-                        return self._failed(entry, error, args, kwargs)
-                    return values if entry.epilogue_fn is None else entry.epilogue_fn(self.fn, args, kwargs, values)
+                    except OtherPath as left:
+                        other = left.with_traceback(None)  # which holds what the program has computed
+                    except Exception as error:
+                        if not self._fails_over(entry, error):
+                            raise
+                        other = None
+                    else:
+                        run = entry.epilogue_fn
+                        return values if run is None else run(self.fn, args, kwargs, values)
+                    return self._on_other_path(modes, entry, other, args, kwargs)
         return self._miss(modes, args, kwargs)
 
     def __get__(self, instance, owner=None):
@@ -195,13 +200,16 @@ class Compiled:
         start = time.perf_counter_ns()
         try:
             return self._run(entry, inputs, args, kwargs, log)
-        except OtherPath as other:
-            return self._on_other_path(modes, entry, other, args, kwargs)
-        except Exception as error:  # noqa: BLE001 - raised again, or the original runs
-            return self._failed(entry, error, args, kwargs, log)
+        except OtherPath as left:
+            other = left.with_traceback(None)
+        except Exception as error:
+            if not self._fails_over(entry, error, log):
+                raise
+            other = None
         finally:
             if compiled:
                 self.stats.times["computation execution"] = (start, time.perf_counter_ns())
+        return self._on_other_path(modes, entry, other, args, kwargs)
 
     def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None = None):
         self.stats.last_entry = entry
@@ -217,15 +225,16 @@ class Compiled:
         return result
 
     # --- a call that leaves the path of a program
-    def _on_other_path(self, modes: tuple, entry: CacheEntry, other: OtherPath, args: tuple, kwargs: dict):
+    def _on_other_path(self, modes: tuple, entry: CacheEntry, other: OtherPath | None, args: tuple, kwargs: dict):
         """Runs the program of the path that a call goes: a known one, or one that is compiled for it.
 
         No effect of a program has taken place when it is left, and each program that is tried agrees with the call for
         one decision more than the one before. Where the kernels of two programs answer one question differently, so
-        that each leaves for the other, the original function runs.
+        that each leaves for the other, the original function runs; as where the program has failed and it may handle
+        that (other is None).
         """
         tried = [entry]
-        while True:
+        while other is not None:
             entry.calls -= 1  # it was left
             path = (*entry.path[: other.index], entry.path[other.index]._replace(answer=other.answer))
             with self._lock:
@@ -243,10 +252,13 @@ class Compiled:
                 if modes in self._tables:
                     self._to_front(self._tables[modes].tree.likely(self.fn, args, kwargs), entry)
                 return result
-            except OtherPath as further:
-                other = further
-            except Exception as error:  # noqa: BLE001 - raised again, or the original runs
-                return self._failed(entry, error, args, kwargs, log)
+            except OtherPath as left:
+                other = left.with_traceback(None)
+            except Exception as error:
+                if not self._fails_over(entry, error, log):
+                    raise
+                other = None
+        return self._run_original("", args, kwargs)
 
     def _of_path(
         self, modes: tuple, path: tuple, args: tuple, kwargs: dict, log: Log
@@ -509,15 +521,15 @@ class Compiled:
             self._warned.add(about)
             warn_user(text, category)
 
-    def _failed(self, entry: CacheEntry, error: Exception, args: tuple, kwargs: dict, log: Log | None = None):
-        """An operation of a program raised. Where the program may handle that, the original runs: nothing was done."""
+    def _fails_over(self, entry: CacheEntry, error: Exception, log: Log | None = None) -> bool:
+        """An operation of a program raised. Whether the original runs, which may handle that: nothing was done."""
         eager = self.options.fallback is FALLBACK_OPTIONS.EAGER and entry.captured.may_fail_over
         code = getattr(entry.epilogue_fn, "__code__", None)
         inside = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
         if eager and all(frame.f_code is not code for frame in inside) and self._original_stands_in(log):
-            return self._run_original("", args, kwargs)
+            return True
         self._point_at_user(entry, error)
-        raise error
+        return False
 
     def _point_at_user(self, entry: CacheEntry, error: Exception) -> None:
         """An error of an operation names the user's line it came from."""

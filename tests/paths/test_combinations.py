@@ -39,7 +39,7 @@ class Nothing(thunder.Transform):
         {"transforms": [Nothing()]}, {"disable_torch_autograd": True}, {"rng": "fused"}, {"numerics": "eager"},
         {"memory_budget": 0.5},
     ],
-    ids=str,
+    ids=lambda options: next(iter(options)) + str(next(iter(options.values())))[:16].split("<")[0],
 )  # fmt: skip
 def test_options(options):
     compiled = beside_eager(keeping_nothing(decides), CALLS, **options)
