@@ -25,29 +25,18 @@ from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
 __all__ = [
-    "HostMethod",
-    "attribute",
-    "check_leaves",
-    "is_of_numpy",
-    "of_numpy",
-    "to_numpy",
-    "holds_host_values",
-    "run",
-    "run_impure",
-    "takes",
-    "text",
-]
+    "HostMethod", "attribute", "check_leaves", "holds_host_values", "is_of_numpy", "of_numpy", "run", "run_impure",
+    "takes", "text", "to_numpy",
+]  # fmt: skip
 
 # functions whose results are of one type: they are not run at capture unless their value is asked for
-_KINDS: dict[Any, type] = {
-    getattr(f, "__func__", f): kind
-    for f, kind in {
+_RESULTS = {
     int: int, float: float, bool: bool, print: type(None), input: str, format: str, repr: str, str: str, ascii: str,
     random.random: float, random.uniform: float, random.gauss: float, random.randint: int, random.randrange: int,
     numpy.random.rand: float, time.time: float, time.perf_counter: float, time.monotonic: float,
     torch.Size: torch.Size, time.time_ns: int, time.perf_counter_ns: int, time.sleep: type(None),
-    }.items()
 }  # fmt: skip
+_KINDS: dict[Any, type] = {getattr(f, "__func__", f): kind for f, kind in _RESULTS.items()}
 _FIXED = (str, bytes, int, float, bool, complex, type(None), torch.Size, *IMMUTABLE)  # values that no effect can change
 
 
@@ -143,17 +132,8 @@ def _share(c, out, given) -> None:
 _READING = {print, format, repr, str, ascii, list, len}
 _READING |= {f.__func__ for f in (random.choice, random.choices, random.sample)}
 _READING_MODULES = (
-    "json",
-    "math",
-    "statistics",
-    "numpy",
-    "pprint",
-    "textwrap",
-    "re",
-    "_operator",
-    "logging",
-    "thunder",
-)
+    "json", "math", "statistics", "numpy", "pprint", "textwrap", "re", "_operator", "logging", "thunder",
+)  # fmt: skip
 
 
 def _only_reads(function) -> bool:
