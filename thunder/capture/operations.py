@@ -18,7 +18,17 @@ from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, native_module, plain_base
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, Size, TensorProxy, map_structure, proxies_in
+from thunder.core.proxies import (
+    METHODS,
+    AnyProxy,
+    Condition,
+    NumberProxy,
+    Proxy,
+    Size,
+    TensorProxy,
+    map_structure,
+    proxies_in,
+)
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import type_attribute
@@ -138,7 +148,7 @@ def all_lifted(c, values, *, typed: bool = False):
 
 def _means_nothing(c, v, t: type) -> bool:
     """Whether a value is an object of the user's of which PyTorch can make neither a number nor a tensor."""
-    if native_module(t.__module__) or t in (AnyProxy, HostProxy) or callable(v) or plain_base(t) is not None:
+    if native_module(t.__module__) or callable(v) or plain_base(t) is not None:
         return False
     return all(type_attribute(t, f"__{name}__") is NULL for name in ("getitem", "array", "index", "float"))
 
@@ -151,10 +161,12 @@ def lifted(c, v, *, typed: bool = False):
         return v
     if isinstance(v, torch.Tensor) or t is Condition:
         return c.lift(v)
+    if isinstance(v, Proxy):
+        return v
     if t in CONTAINERS or t is tuple or t is slice:
         expose(c, v)
         return _lifted(c, v, typed) if t in (list, tuple, dict, slice) else v
-    if type_attribute(t, "__torch_function__") is not NULL and t is not AnyProxy or _means_nothing(c, v, t):
+    if type_attribute(t, "__torch_function__") is not NULL or _means_nothing(c, v, t):
         c.refuse(f"a {t.__name__} goes into an operation", "give it tensors and numbers")
     if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
         c.refuse(
