@@ -1,6 +1,7 @@
 """Ranks that end, hang, or run something else: the others end with an error that says so."""
 
 import os
+import re
 import signal
 import time
 import types
@@ -44,10 +45,9 @@ def test_a_rank_that_is_killed_is_named(size):
     with pytest.raises(AssertionError, match=rf"rank {size - 1}: the process ended"):
         ranks(ends_in_the_second_step, size - 1)
     for rank, (text, seconds) in ranks.answers.items():
-        assert (
-            text.startswith("all_gather of float32[")
-            and f"failed on rank {rank}: rank {size - 1} has ended.\nThe backend says: " in text
-        ), text
+        # ranks that have failed for it end as well, some before others look
+        ended = rf"failed on rank {rank}: (rank \d has ended; )*rank {size - 1} has ended\.\nThe backend says: "
+        assert text.startswith("all_gather of float32[") and re.search(ended, text), text
         assert seconds < 20
     assert sorted(ranks.answers) == list(range(size - 1))
 
