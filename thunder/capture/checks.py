@@ -66,12 +66,17 @@ class Rows:
 
 
 def by_owner(sources: Iterable[Source], parameters: tuple[str, ...]) -> list[str]:
-    """Comments that name what stands at sources, by their owner."""
+    """Comments that name what stands at sources, by their owner: `# model.fc.weight, .bias`."""
     owners: dict[str, list] = {}
     for source in sources:
         owner, _, name = source.describe(parameters).rpartition(".")
         owners.setdefault(owner, []).append(name)
-    return [f"# {owner}: {', '.join(dict.fromkeys(names))}" for owner, names in owners.items()]
+    lines = []
+    for owner, names in owners.items():
+        first, *others = dict.fromkeys(names)
+        dot = "." if owner else ""
+        lines.append(f"# {', '.join([owner + dot + first, *(dot + n for n in others)])}")
+    return lines
 
 
 def get(table, key):
