@@ -244,6 +244,23 @@ def test_every_effect_happens_once_on_every_path(capsys):
         assert capsys.readouterr().out == want
 
 
+def test_no_effect_is_repeated_where_an_operation_fails(capsys):
+    """The original, which would handle the error, does not run after host code: the error is raised."""
+
+    def f(x, i):
+        print("once")
+        try:
+            return torch.ones(3)[i] + x
+        except IndexError:
+            return x
+
+    compiled = thunder.jit(f, fallback="eager")
+    compiled(torch.ones(2), torch.tensor(1))
+    with pytest.raises(IndexError):
+        compiled(torch.ones(2), torch.tensor(5))
+    assert capsys.readouterr().out == "once\n" * 2
+
+
 def test_time_passes():
     compiled = thunder.jit(lambda x: (x, time.time(), time.perf_counter()))
     compiled(torch.ones(2))

@@ -67,7 +67,9 @@ class Captured:
         effects = any(
             OpTags.DONT_DCE in line.tags and OpTags.DECISION not in line.tags for line in c.recorder.bound_symbols
         )
-        self.may_fail_over = any(record.catches for record in c.calls) and not (effects or c.mutated)
+        # what the original would do again must not have happened
+        happened = effects or c.mutated or self.host_calls
+        self.may_fail_over = any(record.catches for record in c.calls) and not happened
         c.ask_at_the_end()
         self._write_prologue(c)
         self.guard_count = len(c.observed) + len(c.shapes)

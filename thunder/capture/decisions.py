@@ -199,7 +199,7 @@ class _Values:
             needed |= before
             for i in before:
                 self._check(bound_symbols[i])
-                needed |= self._slice([p for p in bound_symbols[i].inputs])
+                needed |= self._slice(bound_symbols[i].inputs)
         with self._run_mode(any(_may_draw(bound_symbols[i]) for i in needed)), logged(self.log):
             for i in sorted(needed):
                 try:
