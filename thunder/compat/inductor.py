@@ -10,6 +10,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 from unittest import mock  # torch imports it as well
 
 import torch
@@ -22,6 +23,7 @@ def compile_with_inductor(
     tensors: Sequence[torch.Tensor],
     reused: Sequence[int] = (),
     rewritten: Callable = lambda graph: None,
+    elsewhere: Callable[[GraphJob], None] | None = None,
 ) -> tuple[Callable, list[torch.Tensor], Callable]:
     """What Inductor makes of a function of tensors, for those that are laid out as `tensors`, the results on fake
     tensors, and a function that waits until it can be called: on the CPU, C++ compilers run in the background.
@@ -30,26 +32,78 @@ def compile_with_inductor(
     tensors. What is made of it takes a list, which it empties, and returns a sequence; Inductor keeps PyTorch's strides
     where it sees them. Its caches on disk are used as torch.compile uses them. Tried on 2.13. reused: places of tensors
     on the CPU that results may be written over, as Inductor does with what only a backward has. rewritten: for the
-    graph of ATen operations that the function is, another function that does the same, or None.
+    graph of ATen operations that the function is, another function that does the same, or None. elsewhere: compiles the
+    graph in another process first, so that Inductor's caches have it.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    mode = compat.FakeTensorMode(shape_env=ShapeEnv())  # without a ShapeEnv nothing is kept on disk
+    mode = _fake_mode()
     with compat.DisableTorchFunction(), compat.without_function_modes(), torch.no_grad(), mode:
         examples = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
         results = function(*examples)
         functional = torch.func.functionalize(function, remove="mutations")
-        graph = make_fx(functional, decomposition_table=compat.select_decomp_table())(*examples)
+        graph = _traced(functional, examples)
         if (other := rewritten(graph)) is not None:
-            graph = make_fx(other)(*examples)
+            graph = _traced(other, examples)
             graph.graph.eliminate_dead_code()
+    if elsewhere is not None and not any(node.op in ("get_attr", "call_module") for node in graph.graph.nodes):
+        elsewhere(GraphJob.of(graph, examples, reused))
+    compiled, wait = _compiled(graph, examples, mode, reused)
+    return compiled, results, wait
+
+
+class GraphJob(NamedTuple):
+    """A graph of ATen operations, and all that Inductor's caches go by, for another process to compile."""
+
+    source: str
+    tensors: list[tuple]
+    reused: tuple[int, ...]
+    threads: int
+    deterministic: bool
+    folder: str | None
+
+    @classmethod
+    def of(cls, graph: Any, examples: Sequence[torch.Tensor], reused: Sequence[int]) -> GraphJob:
+        tensors = [(tuple(t.shape), t.stride(), t.dtype, t.device) for t in examples]
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        return cls(graph.code, tensors, tuple(reused), torch.get_num_threads(), deterministic, folder)
+
+    def compile(self) -> None:
+        """Leaves in Inductor's caches what it makes of the graph. For a process that does nothing else."""
+        if self.folder is not None:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = self.folder
+        torch.set_num_threads(self.threads)
+        torch.use_deterministic_algorithms(self.deterministic)
+        names: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan")}
+        exec(self.source, names)
+        forward, mode = names["forward"], _fake_mode()
+        with torch.no_grad(), mode:
+            examples = [torch.empty_strided(n, s, dtype=d, device=where) for n, s, d, where in self.tensors]
+            graph = _traced(lambda *tensors: forward(None, *tensors), examples)
+        _compiled(graph, examples, mode, self.reused)[1]()
+
+
+def _fake_mode() -> Any:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return compat.FakeTensorMode(shape_env=ShapeEnv())  # without a ShapeEnv nothing is kept on disk
+
+
+def _traced(function: Callable, examples: Sequence[torch.Tensor]) -> Any:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function, decomposition_table=compat.select_decomp_table())(*examples)
+
+
+def _compiled(
+    graph: Any, examples: Sequence[torch.Tensor], mode: Any, reused: Sequence[int]
+) -> tuple[Callable, Callable]:
+    """What runs a graph, and what waits until it can be called."""
     output = next(iter(reversed(graph.graph.nodes)))
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     _find_vectors()
     waiting: list[Callable] = []
     # shapes are guarded, and strides looked at, before a region is called
-    on_cpu = results[0].device.type == "cpu"
+    on_cpu = output.args[0][0].meta["val"].device.type == "cpu"
     left = _waits_left_to(waiting) if on_cpu else contextlib.nullcontext()
     settings = {"size_asserts": False} | (_vector_setting() if on_cpu else {})
     with compat.config.patch(settings), compat.tracing(compat.TracingContext(mode)) as context, left:
@@ -69,7 +123,7 @@ def compile_with_inductor(
         while waiting:
             waiting.pop()()
 
-    return getattr(compiled, "current_callable", None) or compiled, results, wait
+    return getattr(compiled, "current_callable", None) or compiled, wait
 
 
 def _vector_setting() -> dict[str, object]:
