@@ -16,6 +16,7 @@ from unittest import mock  # torch imports it as well
 import torch
 
 from thunder import compat
+from thunder.options import INDUCTOR_CACHE_DIR
 
 
 def compile_with_inductor(
@@ -23,7 +24,6 @@ def compile_with_inductor(
     tensors: Sequence[torch.Tensor],
     reused: Sequence[int] = (),
     rewritten: Callable = lambda graph: None,
-    elsewhere: Callable[[GraphJob], None] | None = None,
 ) -> tuple[Callable, list[torch.Tensor], Callable]:
     """What Inductor makes of a function of tensors, for those that are laid out as `tensors`, the results on fake
     tensors, and a function that waits until it can be called: on the CPU, C++ compilers run in the background.
@@ -32,9 +32,31 @@ def compile_with_inductor(
     tensors. What is made of it takes a list, which it empties, and returns a sequence; Inductor keeps PyTorch's strides
     where it sees them. Its caches on disk are used as torch.compile uses them. Tried on 2.13. reused: places of tensors
     on the CPU that results may be written over, as Inductor does with what only a backward has. rewritten: for the
-    graph of ATen operations that the function is, another function that does the same, or None. elsewhere: compiles the
-    graph in another process first, so that Inductor's caches have it.
+    graph of ATen operations that the function is, another function that does the same, or None.
     """
+    graph, examples, results, mode = _graph_of(function, tensors, rewritten)
+    compiled, wait = _compiled(graph, examples, mode, reused)
+    return compiled, results, wait
+
+
+def graph_job(
+    function: Callable,
+    tensors: Sequence[torch.Tensor],
+    reused: Sequence[int] = (),
+    rewritten: Callable = lambda graph: None,
+) -> GraphJob | None:
+    """What another process compiles so that `compile_with_inductor` finds it in Inductor's caches; None for a graph
+    that holds tensors or modules."""
+    graph, examples, _, _ = _graph_of(function, tensors, rewritten)
+    if any(node.op in ("get_attr", "call_module") for node in graph.graph.nodes):
+        return None
+    shapes = [(tuple(t.shape), t.stride(), t.dtype, t.device) for t in examples]
+    deterministic, folder = torch.are_deterministic_algorithms_enabled(), INDUCTOR_CACHE_DIR.value
+    return GraphJob(graph.code, shapes, tuple(reused), torch.get_num_threads(), deterministic, folder)
+
+
+def _graph_of(function: Callable, tensors: Sequence[torch.Tensor], rewritten: Callable) -> tuple[Any, list, list, Any]:
+    """The graph of a function on fake tensors like `tensors`, these, what it gives, and their mode."""
     mode = _fake_mode()
     with compat.DisableTorchFunction(), compat.without_function_modes(), torch.no_grad(), mode:
         examples = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
@@ -44,10 +66,7 @@ def compile_with_inductor(
         if (other := rewritten(graph)) is not None:
             graph = _traced(other, examples)
             graph.graph.eliminate_dead_code()
-    if elsewhere is not None and not any(node.op in ("get_attr", "call_module") for node in graph.graph.nodes):
-        elsewhere(GraphJob.of(graph, examples, reused))
-    compiled, wait = _compiled(graph, examples, mode, reused)
-    return compiled, results, wait
+    return graph, examples, results, mode
 
 
 class GraphJob(NamedTuple):
@@ -60,17 +79,9 @@ class GraphJob(NamedTuple):
     deterministic: bool
     folder: str | None
 
-    @classmethod
-    def of(cls, graph: Any, examples: Sequence[torch.Tensor], reused: Sequence[int]) -> GraphJob:
-        tensors = [(tuple(t.shape), t.stride(), t.dtype, t.device) for t in examples]
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-        return cls(graph.code, tensors, tuple(reused), torch.get_num_threads(), deterministic, folder)
-
     def compile(self) -> None:
         """Leaves in Inductor's caches what it makes of the graph. For a process that does nothing else."""
-        if self.folder is not None:
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = self.folder
+        INDUCTOR_CACHE_DIR.assign(self.folder)
         torch.set_num_threads(self.threads)
         torch.use_deterministic_algorithms(self.deterministic)
         names: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan")}
@@ -89,9 +100,26 @@ def _fake_mode() -> Any:
 
 
 def _traced(function: Callable, examples: Sequence[torch.Tensor]) -> Any:
+    """The graph of a function that calls no module. FX would write over methods of `nn.Module` while it traces, which
+    other threads call."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    return make_fx(function, decomposition_table=compat.select_decomp_table())(*examples)
+    symbolic_trace = compat.symbolic_trace
+    original, thread = symbolic_trace._new_patcher, threading.get_ident()
+
+    class NoPatches(symbolic_trace._Patcher):
+        def patch(self, *args, **kwargs) -> None:
+            pass
+
+        patch_method = patch
+
+    @contextlib.contextmanager
+    def patcher():
+        with contextlib.nullcontext(NoPatches()) if threading.get_ident() == thread else original() as found:
+            yield found
+
+    with mock.patch.object(symbolic_trace, "_new_patcher", patcher):
+        return make_fx(function, decomposition_table=compat.select_decomp_table())(*examples)
 
 
 def _compiled(
