@@ -5,9 +5,9 @@
     host.instructions, host.frames        # what it took
 
 The files in the order of the flow: `tables` (opcodes of each Python version -> canonical instructions), `decode` (code
-object -> program), `instructions` and `control` (what each canonical instruction does), `machine` (runs a frame),
-`host` (what touches the outside: subclass it), `attributes`, `operators`, `sequences`, `text`, `construction` and
-`standins` (CPython's protocols), `recursion`, `binding`, `matching`, `builtin_calls`, `tracebacks`, `history`.
+object -> program), `instructions`, `building` and `control` (what each canonical instruction does), `machine` (runs a
+frame), `host` (what touches the outside: subclass it), `attributes`, `operators`, `sequences`, `text`, `construction`
+and `standins` (CPython's protocols), `recursion`, `binding`, `matching`, `builtin_calls`, `tracebacks`, `history`.
 """
 
 from thunder.interpreter.control import NULL as NULL

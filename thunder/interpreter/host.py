@@ -25,12 +25,13 @@ from thunder.interpreter import attributes, construction, operators, sequences, 
 from thunder.interpreter.attributes import bind as bind_attribute
 from thunder.interpreter.attributes import call_special, in_python, native_method, type_attribute
 from thunder.interpreter.binding import bind
+from thunder.interpreter.building import unpacker
 from thunder.interpreter.builtin_calls import FRAME_CALLS
 from thunder.interpreter.control import NULL
 from thunder.interpreter.decode import decode
 from thunder.interpreter.errors import UnsupportedError
 from thunder.interpreter.history import FullLog, ShortLog
-from thunder.interpreter.instructions import builtin_namespace, name_not_defined, provides, unpacker
+from thunder.interpreter.instructions import builtin_namespace, name_not_defined, provides
 from thunder.interpreter.machine import DRIVERS, Frame, drive_awaitable
 from thunder.interpreter.recursion import FIRST_ROOM, original_limit
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
