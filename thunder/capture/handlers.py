@@ -22,7 +22,7 @@ from thunder.core.unbacked import assume
 from thunder.extend.debugging import breakpoint_line
 from thunder.interpreter import attributes
 from thunder.interpreter.builtin_calls import FRAME_CALLS
-from thunder.interpreter.protocols import PROTOCOL_CALLS
+from thunder.interpreter.host import PROTOCOL_CALLS
 from thunder.ops import random
 from thunder.ops.methods import as_number
 from thunder.ops.opaque_values import CONSTRUCTORS
