@@ -46,7 +46,7 @@ def require_grad(c, f, args, kwargs) -> TensorProxy:
     if values.requires_grad == wanted:
         return p
     _refuse_transforms(c)
-    if p in c.real or not wanted:
+    if p in c.tensors.real or not wanted:
         c.refuse(
             f"requires_grad_({wanted}) changes a tensor that was not made without grad inside of the program",
             "set requires_grad before the call, or use x.detach()",
@@ -77,13 +77,13 @@ def copied(c, f, args, kwargs) -> TensorProxy:
     """`Tensor.__deepcopy__`: of a leaf that requires grad another one, of a parameter a parameter."""
     p, memo = c.recorder.memory.holder(args[0]), args[1]
     values = c.recorder.latest(p)
-    kind = type(c.real[p][0]) if p in c.real else torch.Tensor
+    kind = type(c.tensors.real[p][0]) if p in c.tensors.real else torch.Tensor
     if kind is not torch.nn.Parameter and not values.requires_grad:
         return c.operation("__deepcopy__", p, memo)
     if id(p) not in memo:
         _refuse_transforms(c)
         with compat.DisableTorchFunction():
-            is_leaf = p in c.real and c.real[p][0].is_leaf
+            is_leaf = p in c.tensors.real and c.tensors.real[p][0].is_leaf
         if not is_leaf:
             raise RuntimeError(
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
