@@ -35,7 +35,7 @@ test-torch:
 	  $(MAKE) --no-print-directory suite VENV=".venv-torch-$$v" TORCH="torch$$([ $$v = newest ] || echo "==$$v.*")" || exit 1; done
 
 test-all: test test-versions
-	$(RUN) -m tests.properties.run --mutations 20000 --programs 10000 --library
+	$(RUN) -m tests.properties.run --mutations 20000 --programs 10000 --library --paths 5000 --processes 2
 	$(RUN) benchmarks/op_coverage.py --processes 2
 	$(RUN) benchmarks/models.py --systems eager,thunder,thunder_inductor
 
