@@ -318,6 +318,8 @@ def changes(c) -> list[tuple]:
     for sid, look in (*c.lazy.items(), *c.filled.items()):
         found += _changes(c.keep[sid], look)
     for kind, original, source, k, _ in found:
+        if id(original) in c.namespaces:
+            c.refuse("globals() is written to", "assign the global by its name (global x; x = ...)")
         if kind == "item":
             c.written.add(entry(c, source, k)[1])
         elif kind == "replace":

@@ -44,7 +44,7 @@ from thunder.capture.sources import Source
 from thunder.capture.strides import layout
 from thunder.core.host_calls import HostProxy, Log
 from thunder.core.paths import Decision
-from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
+from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, concrete
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.core.symbolic import Decisions
 from thunder.distributed.placement import Placement
@@ -181,6 +181,7 @@ class Capture(ProtocolHost):
         self.attribute_dicts: dict[int, tuple] = {}
         self.attribute_dicts_of: dict[int, dict] = {}  # id(object) -> that copy
         self.fresh: set[int] = set()
+        self.namespaces: set[int] = set()  # ids of globals that were read by `globals()`
         self.called_in: dict[type, dict[str, str]] = {}  # what native code may call of a class: see `callbacks.py`
         self.outside_iterators: dict[int, Any] = {}
         self.sharp_edges: list[str] = []
@@ -332,6 +333,11 @@ class Capture(ProtocolHost):
         source.label = name
         return source
 
+    def namespace(self, given):
+        """`globals()` given to exec or eval: code that runs there reads and writes globals by their names."""
+        look = self.lazy.get(id(given)) or self.filled.get(id(given))
+        return look.original if look is not None and id(look.original) in self.namespaces else given
+
     def store_cell(self, f, cell, v):
         owner = self.outside_cells.get(id(cell))
         if owner is None:
@@ -343,15 +349,14 @@ class Capture(ProtocolHost):
         self.effects[id(cell), None] = ("cell", cell, None)
 
     def enter(self, f, args, kwargs):
-        if (
-            id(f) not in self.asked_functions
-            and id(f) not in self.fresh
-            and not native_module(f.__globals__.get("__name__"))
-        ):
+        if id(f) not in self.asked_functions and id(f) not in self.fresh:
             self.asked_functions.add(id(f))
-            self.ask(self._part_of(f, "__code__"), IDENTITY)
+            library = native_module(f.__globals__.get("__name__"))
+            if not library:
+                self.ask(self._part_of(f, "__code__"), IDENTITY)
             for cell in f.__closure__ or ():
-                self.outside_cells.setdefault(id(cell), f)
+                if not library or _holds_state(cell):
+                    self.outside_cells.setdefault(id(cell), f)
         return super().enter(f, args, kwargs)
 
     def _part_of(self, f, name: str) -> Source:
@@ -438,6 +443,10 @@ class Capture(ProtocolHost):
         if a is b:
             return True
         ta, tb = type(a), type(b)
+        if isinstance(a, NumberProxy) and isinstance(b, (NumberProxy, int)):
+            return concrete(a) is concrete(b)
+        if isinstance(b, NumberProxy) and isinstance(a, int):
+            return a is b.concrete()
         if ta is not tb or ta in PRIMITIVE:
             return False
         if ta is TensorProxy:
@@ -544,6 +553,14 @@ class Capture(ProtocolHost):
             if s.step != "const" and not isinstance(self.keep.get(i), torch.nn.Module) and s.key != "__dict__"
         ]  # fmt: skip
         return [(leaves, "tensors"), (list(dict.fromkeys(boxes)), "objects")]
+
+
+def _holds_state(cell: types.CellType) -> bool:
+    """Whether a cell of a library's function holds what the function may change."""
+    try:
+        return isinstance(cell.cell_contents, containers.MUTABLE)
+    except ValueError:
+        return False
 
 
 def name_of_cell(f, cell) -> int | None:

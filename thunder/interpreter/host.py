@@ -111,6 +111,10 @@ class Host:
             return self.call(method, [f, *args], kwargs)
         return self.call_native(f, args, kwargs)
 
+    def namespace(self, given):
+        """The dict that code of `exec` and `eval` runs in, for the one that the program gives."""
+        return given
+
     def enter(self, f, args, kwargs):
         """Interpret a call of a Python function; generators and coroutines give their object at once."""
         code = f.__code__
