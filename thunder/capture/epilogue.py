@@ -310,13 +310,10 @@ class EpilogueWriter:
     def _attributes(self, value, name: str) -> None:
         for k, v in getattr(value, "__dict__", {}).items():
             self.lines.append(f"{name}.__dict__[{k!r}] = {self.build(v)}")
-        for cls in type(value).__mro__:
-            slots = cls.__dict__.get("__slots__", ())
-            for slot in (slots,) if isinstance(slots, str) else slots:
-                if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
-                    self.lines.append(
-                        f"{self.pin(object.__setattr__)}({name}, {slot!r}, {self.build(getattr(value, slot))})"
-                    )
+        for slot in slots(type(value)):
+            if hasattr(value, slot):
+                new = self.build(getattr(value, slot))
+                self.lines.append(f"{self.pin(object.__setattr__)}({name}, {slot!r}, {new})")
 
     # --- effects
     def effects(self) -> None:

@@ -429,8 +429,9 @@ class Capture(ProtocolHost):
                     told_apart(self, k, keys[:i])
 
     def handed(self, value):
-        if type(value) is TensorProxy:
-            self.refuse("native code reads a tensor of an object", "give it the tensor")
+        if type(value) in (TensorProxy, HostProxy):
+            what = "a tensor" if type(value) is TensorProxy else "a text with a tensor's values"
+            self.refuse(f"native code gets {what} from an object", "call the object's method in Python before")
         expose(self, value)
         return value
 
