@@ -92,3 +92,12 @@ def test_sizes_of_several_arguments():
 def test_other_values():
     with pytest.raises(OptionError, match="dynamic='auto' is not an option"):
         thunder.jit(torch.sin, dynamic="auto")
+
+
+def test_differences_along_a_size():
+    compiled = thunder.jit(lambda x: (torch.diff(x, prepend=x[:1] - 1), torch.diff(x, n=3)))
+    for n in (4, 5, 6, 7, 2):
+        x = torch.arange(float(n)) ** 3
+        ours, theirs = compiled(x), (torch.diff(x, prepend=x[:1] - 1), torch.diff(x, n=3))
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert thunder.cache_misses(compiled) == 3  # two elements have no third difference

@@ -6,7 +6,7 @@ import types
 from typing import Any
 
 from thunder.interpreter.attributes import call_special, in_python
-from thunder.interpreter.instructions import CONVERSIONS
+from thunder.interpreter.building import CONVERSIONS
 
 
 def string(host, value):
