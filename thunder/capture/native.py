@@ -107,7 +107,8 @@ def native_module(name: str | None) -> bool:
 tracked_anyway = (
     type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList,
         collections.ChainMap, torch.nn.Module,
-    BaseException, string.Template, contextlib._GeneratorContextManagerBase, contextlib.ExitStack, weakref.WeakKeyDictionary,
+    BaseException, string.Template,
+    contextlib._GeneratorContextManagerBase, contextlib.ExitStack, weakref.WeakKeyDictionary,
     weakref.WeakValueDictionary, weakref.WeakSet, ast.AST, io.IOBase,
 )  # fmt: skip
 ITERATING = {

@@ -7,6 +7,7 @@ import collections
 import contextvars
 import functools
 import io
+import itertools
 import operator
 import random
 import re
@@ -40,7 +41,7 @@ from thunder.capture.native import (
 )  # fmt: skip
 from thunder.capture.operations import all_lifted, record, size
 from thunder.capture.sources import MISSING
-from thunder.core.proxies import AnyProxy, NumberProxy, Size, TensorProxy, concrete, map_structure, settled
+from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, Size, TensorProxy, concrete, map_structure, settled
 from thunder.interpreter import NULL, Host, construction, standins
 from thunder.interpreter.attributes import type_attribute
 from thunder.ops import inplace_of, lookup
@@ -253,7 +254,9 @@ def call_native(c, f, args, kwargs):
     if host_lines.takes(c, f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
     if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
-        args, kwargs = [_called_back(c, a) for a in args], {k: _called_back(c, a) for k, a in kwargs.items()}
+        at, name = _CALLING.get(f, (None, ""))
+        args = [_callable_for_native(c, a) if i == at and callable(a) else a for i, a in enumerate(args)]
+        kwargs = {k: _callable_for_native(c, a) if k == name and callable(a) else a for k, a in kwargs.items()}
     if isinstance(f, type) and issubclass(f, type) or f is type.__new__:
         callbacks.check_class(c, f, args)
     known: dict = {}
@@ -264,7 +267,11 @@ def call_native(c, f, args, kwargs):
             {k: concrete(a) for k, a in kwargs.items()},
         )
     if not _is_torch(f):
-        result = Host.call_native(c, f, args, kwargs)
+        try:
+            result = Host.call_native(c, f, args, kwargs)
+        except TypeError as error:
+            _name_operands(c, error, args)
+            raise
         if c.arrays:
             items.check_arrays(c)
         return callbacks.released(c, f, result, known) if known else result
@@ -279,8 +286,18 @@ def call_native(c, f, args, kwargs):
     return result
 
 
-def _called_back(c, a):
-    return _callable_for_native(c, a) if callable(a) and not hasattr(type(a), "__iter__") else a
+def _name_operands(c, error: TypeError, args) -> None:
+    """Native code names the classes of its operands: those of proxies are what they stand for."""
+    for a in args:
+        if isinstance(a, Proxy) and len(error.args) == 1 and isinstance(error.args[0], str):
+            error.args = (error.args[0].replace(type(a).__name__, operations.type_of(c, a).__name__),)
+
+
+# the place and the name of the function among the arguments
+_CALLING = {
+    functools.cmp_to_key: (0, "mycmp"), itertools.accumulate: (1, "func"), itertools.groupby: (1, "key"),
+    **dict.fromkeys((itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.takewhile), (0, "")),
+}  # fmt: skip
 
 
 def _expose_to(c, f, args, kwargs, known: dict) -> tuple:

@@ -11,7 +11,7 @@ import types
 import warnings
 
 from thunder.interpreter.recursion import set_original_limit
-from thunder.interpreter.tracebacks import stub_frame
+from thunder.interpreter.tracebacks import stub_frame, swallow
 
 
 def frame_locals(host, frame):
@@ -199,7 +199,8 @@ def _getattr(host, function, args, kwargs):
         return host.load_attr(*args)
     try:
         return host.load_attr(args[0], args[1])
-    except AttributeError:
+    except AttributeError as error:
+        swallow(error)
         return args[2]
 
 
@@ -209,7 +210,8 @@ def _hasattr(host, function, args, kwargs):
     try:
         host.load_attr(*args)
         return True
-    except AttributeError:
+    except AttributeError as error:
+        swallow(error)
         return False
 
 
