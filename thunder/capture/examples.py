@@ -99,7 +99,7 @@ def _example(c, make, x):
         raise _Unknown
     found = make(shape, dtype=to_torch_dtype(x.dtype))
     if x.requires_grad:
-        real = c.real.get(c.recorder.memory.holder(x))
+        real = c.tensors.real.get(c.recorder.memory.holder(x))
         found.requires_grad_()
         if real is None or not real[0].is_leaf:
             with torch.enable_grad():
