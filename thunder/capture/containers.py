@@ -303,6 +303,8 @@ def changes(c) -> list[tuple]:
     for sid, look in (*c.containers.lazy.items(), *c.containers.filled.items()):
         found += _changes(c.keep[sid], look)
     for kind, original, source, k, _ in found:
+        if id(original) in c.outside.namespaces:
+            c.refuse("globals() is written to", "assign the global by its name (global x; x = ...)")
         if kind == "item":
             c.writes.written.add(entry(c, source, k)[1])
         elif kind == "replace":

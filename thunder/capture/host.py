@@ -41,7 +41,7 @@ from thunder.capture.sources import Source
 from thunder.capture.state import Containers, Known, Numbers, Outside, Request, Tensors, Writes
 from thunder.capture.strides import layout
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import NumberProxy, TensorProxy, concrete
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.errors import CaptureError
 from thunder.interpreter import Host, format_location
@@ -242,6 +242,11 @@ class Capture(Host):
         source.label = name
         return source
 
+    def namespace(self, given):
+        """`globals()` given to exec or eval: code that runs there reads and writes globals by their names."""
+        look = self.containers.lazy.get(id(given)) or self.containers.filled.get(id(given))
+        return look.original if look is not None and id(look.original) in self.outside.namespaces else given
+
     def store_cell(self, f, cell, v):
         owner = self.outside.cells.get(id(cell))
         if owner is None:
@@ -253,15 +258,14 @@ class Capture(Host):
         self.writes.effects[id(cell), None] = ("cell", cell, None)
 
     def enter(self, f, args, kwargs):
-        if (
-            id(f) not in self.known.asked_functions
-            and id(f) not in self.fresh
-            and not native_module(f.__globals__.get("__name__"))
-        ):
+        if id(f) not in self.known.asked_functions and id(f) not in self.fresh:
             self.known.asked_functions.add(id(f))
-            self.ask(self._part_of(f, "__code__"), IDENTITY)
+            library = native_module(f.__globals__.get("__name__"))
+            if not library:
+                self.ask(self._part_of(f, "__code__"), IDENTITY)
             for cell in f.__closure__ or ():
-                self.outside.cells.setdefault(id(cell), f)
+                if not library or _holds_state(cell):
+                    self.outside.cells.setdefault(id(cell), f)
         return super().enter(f, args, kwargs)
 
     def _part_of(self, f, name: str) -> Source:
@@ -334,8 +338,9 @@ class Capture(Host):
                     told_apart(self, k, keys[:i])
 
     def handed(self, value):
-        if type(value) is TensorProxy:
-            self.refuse("native code reads a tensor of an object", "give it the tensor")
+        if type(value) in (TensorProxy, HostProxy):
+            what = "a tensor" if type(value) is TensorProxy else "a text with a tensor's values"
+            self.refuse(f"native code gets {what} from an object", "call the object's method in Python before")
         expose(self, value)
         return value
 
@@ -348,6 +353,10 @@ class Capture(Host):
         if a is b:
             return True
         ta, tb = type(a), type(b)
+        if isinstance(a, NumberProxy) and isinstance(b, (NumberProxy, int)):
+            return concrete(a) is concrete(b)
+        if isinstance(b, NumberProxy) and isinstance(a, int):
+            return a is b.concrete()
         if ta is not tb or ta in PRIMITIVE:
             return False
         if ta is TensorProxy:
@@ -454,6 +463,14 @@ class Capture(Host):
             if s.step != "const" and not isinstance(self.keep.get(i), torch.nn.Module) and s.key != "__dict__"
         ]  # fmt: skip
         return [(leaves, "tensors"), (list(dict.fromkeys(boxes)), "objects")]
+
+
+def _holds_state(cell: types.CellType) -> bool:
+    """Whether a cell of a library's function holds what the function may change."""
+    try:
+        return isinstance(cell.cell_contents, containers.MUTABLE)
+    except ValueError:
+        return False
 
 
 def name_of_cell(f, cell) -> int | None:

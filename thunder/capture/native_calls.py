@@ -8,6 +8,7 @@ import contextvars
 import copyreg
 import functools
 import io
+import itertools
 import operator
 import random
 import re
@@ -41,7 +42,7 @@ from thunder.capture.native import (
 )  # fmt: skip
 from thunder.capture.operations import all_lifted, record, size
 from thunder.capture.sources import MISSING
-from thunder.core.proxies import AnyProxy, NumberProxy, Size, TensorProxy, concrete, map_structure, settled
+from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, Size, TensorProxy, concrete, map_structure, settled
 from thunder.interpreter import NULL, Host, construction, standins
 from thunder.interpreter.attributes import type_attribute
 from thunder.ops import inplace_of, lookup
@@ -181,6 +182,7 @@ def _by_receiver(c, f, s, args, kwargs):
 
 
 def _formatted(c, f, args, kwargs):
+    kwargs = {k: v for k, v in kwargs.items() if not isinstance(k, str) or k in f.__self__}  # which it may look at
     if operations.is_unknown_text((*args, *kwargs.values())):
         return host_lines.text(c, f, *args, **kwargs)
     return call_native(c, f, [as_operand(c, a) for a in args], {k: as_operand(c, v) for k, v in kwargs.items()})
@@ -255,7 +257,9 @@ def call_native(c, f, args, kwargs):
     if host_lines.takes(c, f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
     if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
-        args, kwargs = [_called_back(c, a) for a in args], {k: _called_back(c, a) for k, a in kwargs.items()}
+        at, name = _CALLING.get(f, (None, ""))
+        args = [_callable_for_native(c, a) if i == at and callable(a) else a for i, a in enumerate(args)]
+        kwargs = {k: _callable_for_native(c, a) if k == name and callable(a) else a for k, a in kwargs.items()}
     if isinstance(f, type) and issubclass(f, type) or f is type.__new__:
         callbacks.check_class(c, f, args)
     known: dict = {}
@@ -266,7 +270,11 @@ def call_native(c, f, args, kwargs):
             {k: concrete(a) for k, a in kwargs.items()},
         )
     if not _is_torch(f):
-        result = Host.call_native(c, f, args, kwargs)
+        try:
+            result = Host.call_native(c, f, args, kwargs)
+        except TypeError as error:
+            _name_operands(c, error, args)
+            raise
         if c.outside.arrays:
             items.check_arrays(c)
         return callbacks.released(c, f, result, known) if known else result
@@ -281,8 +289,18 @@ def call_native(c, f, args, kwargs):
     return result
 
 
-def _called_back(c, a):
-    return _callable_for_native(c, a) if callable(a) and not hasattr(type(a), "__iter__") else a
+def _name_operands(c, error: TypeError, args) -> None:
+    """Native code names the classes of its operands: those of proxies are what they stand for."""
+    for a in args:
+        if isinstance(a, Proxy) and len(error.args) == 1 and isinstance(error.args[0], str):
+            error.args = (error.args[0].replace(type(a).__name__, operations.type_of(c, a).__name__),)
+
+
+# the place and the name of the function among the arguments
+_CALLING = {
+    functools.cmp_to_key: (0, "mycmp"), itertools.accumulate: (1, "func"), itertools.groupby: (1, "key"),
+    **dict.fromkeys((itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.takewhile), (0, "")),
+}  # fmt: skip
 
 
 def _expose_to(c, f, args, kwargs, known: dict) -> tuple:

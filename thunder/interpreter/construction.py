@@ -6,6 +6,8 @@ import abc
 import sys
 import types
 
+from thunder.interpreter.tracebacks import swallow
+
 FUNCTION = types.FunctionType
 
 
@@ -69,7 +71,8 @@ def build_class(host, body, name, bases, keywords):
     namespace = {}
     try:
         prepare = host.load_attr(metaclass, "__prepare__")
-    except AttributeError:
+    except AttributeError as error:
+        swallow(error)
         prepare = None
     if prepare is not None:
         namespace = host.call(prepare, [name, resolved], keywords)
