@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import types
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 
 from thunder.compiled import Compiled
+from thunder.core.symbol import current_recorder
 from thunder.distributed.placement import Placement, placement_of, seen_as
 from thunder.transforms.base import asked
 
@@ -23,14 +26,63 @@ _SHARED = (
 )  # fmt: skip
 
 
+_OWN = (*_SHARED, "_model", "_compiled", "_seen_by_methods")
 _OF_COMPILED = ("programs", "recompilations", "lower")  # unless the wrapped module has its own
+
+
+class _Forward:
+    """The method `forward` of a compiled module, with the signature of the wrapped module's."""
+
+    def __get__(self, module: ThunderModule | None, owner: type):
+        if module is None:
+            return self
+
+        @functools.wraps(type(module._model).forward)
+        def forward(module, *args, **kwargs):
+            return module._compiled(*args, **kwargs)
+
+        return types.MethodType(forward, module)
+
+
+def _seen_by_methods(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """The class of what methods of a wrapped module are given as `self`: the wrapped module with its own `__dict__`,
+    whose calls run compiled programs. `kind`: the class of the wrapped module."""
+
+    def made(cls, *args, **kwargs):
+        return kind(*args, **kwargs)
+
+    def call(self, *args, **kwargs):
+        return self._thunder_module(*args, **kwargs)
+
+    def replace(self, forward):
+        self._thunder_module._model.forward = forward
+
+    members = {
+        "__slots__": ("_thunder_module",), "__module__": kind.__module__, "__qualname__": kind.__qualname__,
+        "__new__": made, "__call__": call, "__class__": property(lambda self: kind),
+        "__reduce_ex__": lambda self, protocol: self._thunder_module._model.__reduce_ex__(protocol),
+        "forward": property(lambda self: self._thunder_module.forward, replace),
+        **{name: _of_compiled(name) for name in ("state_dict", "load_state_dict", "named_parameters", "named_buffers")},
+    }  # fmt: skip
+    return type(kind)(kind.__name__, (kind,), members)
+
+
+def _methods_of(kind: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(kind).items() if isinstance(value, types.FunctionType)}
+
+
+def _of_compiled(name: str):
+    """A method that asks the compiled module, which knows what transforms put in the place of parameters."""
+    return lambda self, *args, **kwargs: getattr(self._thunder_module, name)(*args, **kwargs)
 
 
 class ThunderModule(torch.nn.Module):
     """A module whose calls run compiled programs. It shares parameters, buffers and mode with the module it wraps.
 
-    Attributes and methods it does not have itself are the wrapped module's, and then `programs`, `recompilations` and
-    `lower` of the compiled function. Made by `thunder.jit`, not by users.
+    `isinstance` and `__class__` say what they say of the wrapped module: libraries ask them what a model is. Attributes
+    and methods it does not have itself are the wrapped module's, and then `programs`, `recompilations` and
+    `lower` of the compiled function. A method that calls the module (`generate` of transformers) runs compiled
+    programs, too. Made by `thunder.jit`, not by users.
     """
 
     def __init__(self, model: torch.nn.Module, compiled_model_call: Any):
@@ -46,10 +98,24 @@ class ThunderModule(torch.nn.Module):
     def __call__(self, *args, **kwargs):
         if self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks:
             return super().__call__(*args, **kwargs)
-        return self.forward(*args, **kwargs)  # libraries put another one in its place
-
-    def forward(self, *args, **kwargs):
+        if "forward" in self.__dict__:  # libraries put another one in its place
+            return self.forward(*args, **kwargs)
         return self._compiled(*args, **kwargs)
+
+    forward = _Forward()
+
+    @property
+    def __class__(self) -> type:
+        kind = type(self)
+        return type(self.__dict__["_model"]) if kind is ThunderModule and "_model" in self.__dict__ else kind
+
+    @__class__.setter
+    def __class__(self, kind: type) -> None:
+        """A class that was derived from the wrapped module's, as `fully_shard` does, is derived from this one."""
+        if not issubclass(kind, ThunderModule):
+            bases = tuple(type(self) if base is self.__class__ else base for base in kind.__bases__)
+            kind = type(kind.__name__, bases, {"__module__": kind.__module__, **_methods_of(kind)})
+        vars(object)["__class__"].__set__(self, kind)
 
     _lc_cd = property(lambda self: self._compiled._lc_cd)
     _lc_cs = property(lambda self: self._compiled._lc_cs)
@@ -78,11 +144,24 @@ class ThunderModule(torch.nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return getattr(self.__dict__["_model"], name)
+            found = getattr(self.__dict__["_model"], name)
         except AttributeError:
             if name in _OF_COMPILED:
                 return getattr(self.__dict__["_compiled"], name)
             raise
+        # inside of another program calls of the wrapped module become a part of that
+        if type(found) is types.MethodType and found.__self__ is self._model and current_recorder() is None:
+            return types.MethodType(found.__func__, self._as_seen_by_methods())
+        return found
+
+    def _as_seen_by_methods(self) -> torch.nn.Module:
+        kind = self.__dict__.get("_seen_by_methods")
+        if kind is None or kind.__base__ is not type(self._model):
+            kind = self.__dict__["_seen_by_methods"] = _seen_by_methods(type(self._model))
+        made = object.__new__(kind)
+        object.__setattr__(made, "__dict__", self._model.__dict__)
+        object.__setattr__(made, "_thunder_module", self)
+        return made
 
     def __dir__(self):
         return sorted({*super().__dir__(), *dir(self._model)})
@@ -98,7 +177,8 @@ class ThunderModule(torch.nn.Module):
         return self._model[index]  # type: ignore[index]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_") or hasattr(type(self), name):  # also a method that is replaced, `forward` or `to`
+        own = name in self.__dict__ or name.startswith("_") and not hasattr(self._model, name)
+        if own or hasattr(type(self), name):  # also a method that is replaced, `forward` or `to`
             super().__setattr__(name, value)
         else:
             setattr(self._model, name, value)
@@ -319,7 +399,7 @@ class ThunderModule(torch.nn.Module):
 
     def _own(self) -> dict[str, Any]:
         """What the wrapper has besides the wrapped module's: hooks, and methods that were replaced."""
-        return {name: value for name, value in self.__dict__.items() if name not in (*_SHARED, "_model", "_compiled")}
+        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
 
 
 def _restored(model: torch.nn.Module, options, overrides: tuple[dict, ...]) -> ThunderModule:

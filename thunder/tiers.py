@@ -122,8 +122,10 @@ class Tiers:
         self.first, self.second = _Tier(), _Tier()
         self.running, self.reason = "first", "it has not run yet"
         self._lower, self._executors, self._lock = lower, executors, lock
-        self._entry: Callable[[], CacheEntry | None] = lambda: None
-        self._begun, self._failure, self._ready = threading.Lock(), "", False
+        self._entry: Callable[[], CacheEntry | None] = _nothing
+        self._kept: Lowered | None = None
+        self._choosing = threading.Lock()
+        self._begun, self._failure, self._ready = False, "", False
         self._calls = 0  # while both are measured
 
     def __str__(self) -> str:
@@ -136,23 +138,27 @@ class Tiers:
         entry.computation_fn = self
 
     def __call__(self, *inputs):
-        tier = self._chosen(inputs)
-        assert tier.program is not None, "a tier that runs was lowered"
-        return tier.program.run(*inputs)
+        with self._choosing:
+            program = self._kept or self._chosen(inputs).program
+        assert program is not None, "a tier that is chosen was lowered"
+        return program.run(*inputs)
 
     def _chosen(self, inputs: tuple) -> _Tier:
         """The tier that runs this call. Where it is known which one stays, that has the calls from now on."""
-        if self._begun.acquire(blocking=False):
-            self.reason = "the second tier is being compiled"
+        if not self._begun:
+            self._begun, self.reason = True, "the second tier is being compiled"
             arguments = self.first.program.computation_traces[-1].args  # type: ignore[union-attr]
             strides = {p.name: t.stride() for p, t in zip(arguments, inputs) if _is_plain(t)}
             background.submit(lambda: self._compile(strides))
         if self._failure:
-            return self._settle(self.first, "first", self._failure)
+            tier = self._settle(self.first, self._failure)
+            text = f"tiers='background': a program stays in its first tier, PyTorch's kernels, because {self._failure}"
+            warn_user(text, UserWarning)
+            return tier
         if not self._ready:
             return self.first
         if any(isinstance(t, torch.Tensor) and t.device.type != "cpu" for t in inputs):
-            return self._settle(self.second, "second", "its regions are compiled")
+            return self._settle(self.second, "its regions are compiled")
         self._calls += 1
         timed = [self.first.is_timed, self.second.is_timed]
         if not all(timed) and self._calls < 4 * TIMED:  # not each call need have a backward
@@ -162,22 +168,21 @@ class Tiers:
 
     def _faster(self) -> _Tier:
         backward = min(len(self.first.backward), len(self.second.backward)) > 1
-        if min(len(self.first.forward), len(self.second.forward)) < 2:
-            return self._settle(self.second, "second", "its regions are compiled")
         first, second = self.first.took(backward), self.second.took(backward)
         times = f"{1e3 * first:.3f} ms in the first tier, {1e3 * second:.3f} ms in the second"
         if second > first:
-            return self._settle(self.first, "first", f"the second is slower: {times}")
-        return self._settle(self.second, "second", f"it is faster: {times}")
+            return self._settle(self.first, f"the second is slower: {times}")
+        return self._settle(self.second, f"it is faster: {times}")
 
-    def _settle(self, tier: _Tier, name: str, reason: str) -> _Tier:
-        entry = self._entry()
-        if self._failure and self.reason != reason:
-            text = f"tiers='background': a program stays in its first tier, PyTorch's kernels, because {reason}"
-            warn_user(text, UserWarning)
-        self.running, self.reason = name, reason
+    def _settle(self, tier: _Tier, reason: str) -> _Tier:
+        self._kept, entry = tier.program, self._entry()
+        assert self._kept is not None, "a tier that stays was lowered"
+        self.running, self.reason = "first" if tier is self.first else "second", reason
         if entry is not None:
-            entry.take(tier.program)  # type: ignore[arg-type]
+            entry.take(self._kept)
+        for other in (self.first, self.second):
+            other.program = self._kept if other is tier else None
+        self._lower, self._executors = _nothing, ()  # these hold what was captured
         return tier
 
     def _compile(self, strides: dict[str, tuple]) -> None:
@@ -202,3 +207,7 @@ class Tiers:
 
 def _is_plain(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.layout is torch.strided
+
+
+def _nothing(*args) -> Any:
+    return None

@@ -13,7 +13,7 @@ import torch.utils.checkpoint
 from thunder import compat
 from thunder.capture import callbacks, host_lines
 from thunder.capture.ask import KEYS
-from thunder.capture.library import torch_func
+from thunder.capture.library import higher_order, torch_func
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, impure, native_module
 from thunder.capture.native_calls import (
@@ -43,7 +43,7 @@ __all__ = [
 def call(c, f, args, kwargs):
     """Any call of the program."""
     t = type(f)
-    if t is types.FunctionType and id(f) in c.interpreted:
+    if t is types.FunctionType and id(f) in c.known.interpreted:
         return c.enter(f, args, kwargs)
     if t is types.MethodType:
         return call(c, f.__func__, [f.__self__, *args], kwargs)
@@ -81,6 +81,8 @@ def _call_object(c, f, t: type, args, kwargs):
         return f(*args, **kwargs)  # raises
     if native_module(t.__module__) and lookup(f) is not None:
         return record(c, f, args, kwargs)
+    if (definition := higher_order.definition_of(f)) is not None:
+        return c.enter(definition, args, kwargs)
     method = c.slot(t, "__call__")
     if method is not None:
         return call(c, method, [f, *args], kwargs)
@@ -96,7 +98,7 @@ def _call_cached(c, f, args, kwargs):
     if reaches(c, args, kwargs) or id(f.__wrapped__) in c.fresh:
         return call(c, f.__wrapped__, args, kwargs)
     key = f, *map(type, args), *args, *kwargs.items()
-    asked = c.cached_calls.setdefault(key, functools.partial(f, *args, **kwargs))
+    asked = c.known.cached_calls.setdefault(key, functools.partial(f, *args, **kwargs))
     c.in_cached_call += 1
     try:
         value = call_native(c, asked, [], {})
@@ -195,5 +197,5 @@ def _call_function(c, f, args, kwargs):
         if impure(f) is not None or not (reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)):
             return call_native(c, f, args, kwargs)
     elif id(f) in c.keep:
-        c.interpreted.add(id(f))
+        c.known.interpreted.add(id(f))
     return c.enter(f, args, kwargs)

@@ -10,22 +10,29 @@ import collections
 import contextvars
 import functools
 import gc
+import io
+import operator
+import re
+import struct
 import types
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 
-from thunder.capture import containers, host_lines
+from thunder.capture import containers, host_lines, operations
 from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
-from thunder.capture.prologue import check_symbol, written
+from thunder.capture.statements import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
+from thunder.interpreter import sequences
+from thunder.interpreter.attributes import type_attribute
 
 __all__ = ["EpilogueWriter", "is_plain"]
 
@@ -62,8 +69,8 @@ class EpilogueWriter:
         # what the computation must return, in order: name and value, by id
         self.values: dict[int, tuple[str, Any]] = {}
         self.built: dict[int, str] = {}
-        self.originals = {id(s): c.sources[id(s)] for s in c.snapshots.values()}
-        self.writes = bool(c.effects or c.left or containers.changes(c))
+        self.originals = {id(s): c.sources[id(s)] for s in c.containers.snapshots.values()}
+        self.writes = bool(c.writes.effects or c.writes.left or containers.changes(c))
         self.reached: dict[Any, str] = {}  # source -> the variable that holds what stood there before the first write
 
     def pin(self, value) -> str:
@@ -75,7 +82,7 @@ class EpilogueWriter:
 
     def path(self, source) -> str:
         """An outside object, found again before anything is written."""
-        if not self.writes or source.base is None or source in self.c.pinned:
+        if not self.writes or source.base is None or source in self.c.outside.pinned:
             return self._path(source)
         if source not in self.reached:
             text = self._path(source)
@@ -85,11 +92,11 @@ class EpilogueWriter:
 
     def _path(self, source) -> str:
         """An outside object, found again from the call's arguments or pinned."""
-        pinned = self.c.pinned.get(source)
+        pinned = self.c.outside.pinned.get(source)
         if pinned is not None and source.root.key not in ("args", "kwargs"):
             return self.pin(pinned)
         if source.base is None:
-            return self.pin(self.c.constants[source.key]) if source.step == "const" else source.key
+            return self.pin(self.c.outside.constants[source.key]) if source.step == "const" else source.key
         b = self._path(source.base)
         if source.step == "attr":
             return f"{b}.{source.key}"
@@ -121,17 +128,15 @@ class EpilogueWriter:
             return self.path(self.originals[id(value)])
         if id(value) in c.sources:
             return self._outside(value, c.sources[id(value)])
-        if id(value) in c.origins:
-            return self._outside(value, c.origins[id(value)])
+        if id(value) in c.outside.origins:
+            return self._outside(value, c.outside.origins[id(value)])
         if isinstance(value, tuple):
             return self._tuple(value, t)
         if t is types.MethodType:
             return f"{self.pin(types.MethodType)}({self.build(value.__func__)}, {self.build(value.__self__)})"
         if isinstance(value, (list, dict, set, frozenset, collections.deque)):
             return self._container(value, t)
-        if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or type(
-            value
-        ).__name__ in ("map", "filter", "zip", "enumerate"):
+        if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or _goes_on(value):
             awaited = isinstance(value, (types.CoroutineType, types.AsyncGeneratorType))
             if isinstance(value, types.CoroutineType):
                 value.close()  # nobody will await it
@@ -140,7 +145,7 @@ class EpilogueWriter:
                 if awaited
                 else "return a list or a tuple: list(...) of it"
             )
-            c.refuse(f"a {type(value).__name__} leaves the compiled function", remedy)
+            c.refuse(f"a {operations.type_of(c, value).__name__} leaves the compiled function", remedy)
         if (again := self._about_outside(value, t)) is not None:
             return again
         if t is types.FunctionType:
@@ -156,14 +161,17 @@ class EpilogueWriter:
             return self._variable(value, f"{self.pin(made[0])}({', '.join(map(self.build, made[1]))})")
         if isinstance(value, torch.Tensor) or self._is_fixed(value, t):
             return self.pin(value)
-        return self._object(value, t)
+        in_c = t is not object and not hasattr(value, "__dict__") and not slots(t)
+        return self._reduced(value, t) if in_c else self._object(value, t)
 
     def _about_outside(self, value, t: type) -> str | None:
         """What is made of an outside object: its id, a method of it, a weak reference."""
         if t is Id:
-            return f"{self.pin(id)}({self.path(self.c.ids[value][0])})"
-        if t is types.BuiltinFunctionType and id(value.__self__) in self.originals:
-            return f"{self.build(value.__self__)}.{value.__name__}"
+            return f"{self.pin(id)}({self.path(self.c.outside.ids[value][0])})"
+        if t in (types.BuiltinFunctionType, types.MethodWrapperType) and not isinstance(
+            value.__self__, (types.ModuleType, types.NoneType, type)
+        ):
+            return self._variable(value, f"({self.build(value.__self__)}).{value.__name__}")
         if t in (weakref.ref, weakref.KeyedRef) and value() is not None:
             given = [value(), value.__callback__, *([value.key] if isinstance(value, weakref.KeyedRef) else [])]
             return self._variable(value, f"{self.pin(t)}({', '.join(map(self.build, given))})")
@@ -173,8 +181,8 @@ class EpilogueWriter:
         host_lines.check_leaves(self.c, value)
         if isinstance(value, TensorProxy):
             # the parameter itself, of which the program makes another tensor
-            if value in self.c.placements and self.c.placements[value].is_whole:
-                return self.path(self.c.real[value][1])
+            if value in self.c.tensors.placements and self.c.tensors.placements[value].is_whole:
+                return self.path(self.c.tensors.real[value][1])
             value = latest(self.c, value)
         found = self.values.get(id(value))
         if found is None:
@@ -184,7 +192,7 @@ class EpilogueWriter:
         return self.built.get(id(value), found[0])
 
     def _outside(self, value, source) -> str:
-        held = id(value) in self.c.rooted or isinstance(value, (type, types.FunctionType, types.ModuleType))
+        held = id(value) in self.c.outside.rooted or isinstance(value, (type, types.FunctionType, types.ModuleType))
         return self.pin(value) if held and source.root.key not in ("args", "kwargs") else self.path(source)
 
     def _is_fixed(self, value, t: type) -> bool:
@@ -197,7 +205,6 @@ class EpilogueWriter:
                     types.ModuleType,
                     types.BuiltinFunctionType,
                     torch.Generator,
-                    torch.nn.Module,
                     range,
                     torch.Size,
                     types.GenericAlias,
@@ -208,7 +215,7 @@ class EpilogueWriter:
             or t in _LITERAL
         ):
             return True
-        return not hasattr(value, "__dict__") and not slots(t)
+        return isinstance(value, _UNCHANGING) or t.__module__.startswith("torch") and not hasattr(value, "__dict__")
 
     def _variable(self, value, expression: str) -> str:
         name = self.built[id(value)] = self.names.make("o")
@@ -273,7 +280,7 @@ class EpilogueWriter:
         )
         for cell in filled:
             if _filled(cell):
-                contents = self.c.overlay.get((id(cell), None), cell.cell_contents)
+                contents = self.c.writes.overlay.get((id(cell), None), cell.cell_contents)
                 self.lines.append(f"{self.built[id(cell)]}.cell_contents = {self.build(contents)}")
         for attribute in ("__kwdefaults__", "__qualname__", "__doc__", "__module__"):
             if (v := getattr(value, attribute)) is not None:
@@ -310,25 +317,22 @@ class EpilogueWriter:
     def _attributes(self, value, name: str) -> None:
         for k, v in getattr(value, "__dict__", {}).items():
             self.lines.append(f"{name}.__dict__[{k!r}] = {self.build(v)}")
-        for cls in type(value).__mro__:
-            slots = cls.__dict__.get("__slots__", ())
-            for slot in (slots,) if isinstance(slots, str) else slots:
-                if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
-                    self.lines.append(
-                        f"{self.pin(object.__setattr__)}({name}, {slot!r}, {self.build(getattr(value, slot))})"
-                    )
+        for slot in slots(type(value)):
+            if hasattr(value, slot):
+                new = self.build(getattr(value, slot))
+                self.lines.append(f"{self.pin(object.__setattr__)}({name}, {slot!r}, {new})")
 
     # --- effects
     def effects(self) -> None:
         """Statements that write back, values first: nothing is written before everything was computed."""
         c = self.c
         writes = []
-        for key, (kind, o, n) in list(c.effects.items()):
-            writes.append(self._write(kind, o, n, c.overlay[key]))
+        for key, (kind, o, n) in list(c.writes.effects.items()):
+            writes.append(self._write(kind, o, n, c.writes.overlay[key]))
         for kind, original, source, k, v in containers.changes(c):
             writes.append(self._write_container(kind, original, self.path(source), k, v))
         self.lines += [w for w in writes if w]
-        for (setter, *given), value in c.left.items():
+        for (setter, *given), value in c.writes.left.items():
             self.lines.append(f"{self.pin(setter)}({', '.join(map(self.literal, (*given, value)))})")
 
     def _write(self, kind: str, o, n, v) -> str:
@@ -340,7 +344,8 @@ class EpilogueWriter:
         if kind == "context":
             return f"{self.pin(o)}.set({self.build(v)})"
         if kind == "grad":
-            return f"{self.path(self.c.real[o][1]) if o in self.c.placements else self.build(o)}.grad = {self.build(v)}"
+            path = self.path(self.c.tensors.real[o][1]) if o in self.c.tensors.placements else self.build(o)
+            return f"{path}.grad = {self.build(v)}"
         if kind == "delattr":
             delete = (
                 "delattr"
@@ -407,9 +412,14 @@ class EpilogueWriter:
 
 def latest(c, value: TensorProxy) -> TensorProxy:
     """What a proxy stands for in the end; views of what was written to are made again."""
+    if c.recorder.memory.base(value) in c.recorder.memory.apart:
+        c.refuse(
+            "a leaf leaves the program that was made of a tensor whose memory it would share (requires_grad_())",
+            "make it of a clone: x.detach().clone().requires_grad_()",
+        )
     with recording(c.recorder):
         found = c.recorder.latest(value)
-    return c.reshaped.get(found, found)
+    return c.tensors.reshaped.get(found, found)
 
 
 def _made_of(value, t: type) -> tuple | None:
@@ -421,6 +431,17 @@ def _made_of(value, t: type) -> tuple | None:
         return getattr(type(table), _VIEWS[t]), (table,)
     if isinstance(value, (staticmethod, classmethod)):
         return t, (value.__func__,)
+    if t is types.MappingProxyType:
+        return t, tuple(gc.get_referents(value))
+    if t is property:
+        return t, (value.fget, value.fset, value.fdel, value.__doc__)
+    if t is types.CellType:
+        return t, ((value.cell_contents,) if _filled(value) else ())
+    if t is sequences.Items:
+        return iter, (value.value,)
+    if t in _ITERATORS:
+        make, *given = value.__reduce__()
+        return make, given[0]
     if t is functools._lru_cache_wrapper:
         return functools.lru_cache(**value.cache_parameters()), (value.__wrapped__,)
     if t is weakref.WeakMethod:
@@ -430,6 +451,24 @@ def _made_of(value, t: type) -> tuple | None:
     return None
 
 
+def _goes_on(value) -> bool:
+    """Whether a value is an iterator of native code's, which goes on where it stands and cannot be made again."""
+    if type(value) in _ITERATORS:
+        return value.__reduce__()[2:] not in ((), (0,))  # somewhere inside
+    if type(value) is sequences.Items:
+        return value.position != 0
+    steps = type_attribute(type(value), "__next__")
+    return isinstance(steps, types.WrapperDescriptorType) and not isinstance(value, io.IOBase)
+
+
+# objects of classes made in C that nobody can change
+_UNCHANGING = (
+    re.Pattern, re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller,
+    types.CodeType, types.WrapperDescriptorType, types.MethodDescriptorType, types.GetSetDescriptorType,
+    types.MemberDescriptorType, types.ClassMethodDescriptorType, types.TracebackType, types.FrameType, type(...),
+    type(NotImplemented), numpy.dtype, numpy.ufunc,
+)  # fmt: skip
+_ITERATORS = {type(iter(made)) for made in ([], (), range(0))}
 _VIEWS = {
     type(made): name
     for table in ({}, collections.OrderedDict())

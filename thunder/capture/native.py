@@ -14,6 +14,7 @@ import functools
 import io
 import os
 import pathlib
+import string
 import threading
 import types
 import weakref
@@ -59,9 +60,16 @@ def plain_base(kind: type) -> type | None:
 
 def slots(kind: type) -> list[str]:
     """The names of the slots of a class and its bases."""
-    found = (base.__dict__.get("__slots__", ()) for base in kind.__mro__)
-    names = [n for names in found for n in ((names,) if isinstance(names, str) else names)]
-    return [n for n in names if n not in ("__dict__", "__weakref__") and not n.startswith("__")]
+    names = []
+    for base in kind.__mro__:
+        own = base.__dict__.get("__slots__", ())
+        private = f"_{base.__name__.lstrip('_')}"
+        for n in (own,) if isinstance(own, str) else own:
+            if not n.startswith("__"):
+                names.append(n)
+            elif not n.endswith("__"):
+                names.append(private + n)
+    return names
 
 
 # compared by value, like numbers
@@ -69,7 +77,7 @@ IMMUTABLE = (numpy.generic, pathlib.PurePath, decimal.Decimal, fractions.Fractio
 
 # Python code of these packages runs natively unless it gets a tracked object or a function of the user's
 _NATIVE = {
-    "typing", "inspect", "re", "logging", "warnings", "functools", "abc", "enum", "copy", "weakref", "importlib",
+    "typing", "inspect", "re", "logging", "warnings", "functools", "abc", "enum", "weakref", "importlib",
     "types", "math", "torch", "numpy", "operator",
     "threading", "contextvars", "random", "time", "traceback", "linecache", "packaging", "posixpath", "genericpath",
     "typing_extensions", "collections",
@@ -99,6 +107,7 @@ def native_module(name: str | None) -> bool:
 tracked_anyway = (
     type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList,
         collections.ChainMap, torch.nn.Module,
+    BaseException, string.Template,
     contextlib._GeneratorContextManagerBase, contextlib.ExitStack, weakref.WeakKeyDictionary,
     weakref.WeakValueDictionary, weakref.WeakSet, ast.AST, io.IOBase,
 )  # fmt: skip

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import copyreg
 import functools
 import io
+import itertools
 import operator
 import random
 import re
@@ -40,7 +42,7 @@ from thunder.capture.native import (
 )  # fmt: skip
 from thunder.capture.operations import all_lifted, record, size
 from thunder.capture.sources import MISSING
-from thunder.core.proxies import AnyProxy, NumberProxy, Size, TensorProxy, concrete, map_structure, settled
+from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, Size, TensorProxy, concrete, map_structure, settled
 from thunder.interpreter import NULL, Host, construction, standins
 from thunder.interpreter.attributes import type_attribute
 from thunder.ops import inplace_of, lookup
@@ -80,10 +82,11 @@ def reduced(c, f, args, kwargs):
     only those are called natively that `object.__reduce_ex__` reads attributes by."""
     o = args[0] if getattr(f, "__self__", None) is None else f.__self__
     c.materialize(o)
-    if isinstance(o, torch.nn.Module) and id(o) in c.sources:
-        c.refuse("a module from outside is copied", "copy it outside of the compiled function")
-    by_class = any(c.slot(type(o), n) for n in ("__getstate__", "__reduce__", "__getnewargs__", "__getnewargs_ex__"))
-    if by_class or isinstance(o, torch.nn.Module) or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
+    state_of = c.slot(type(o), "__getstate__")
+    by_class = any(c.slot(type(o), n) for n in ("__reduce__", "__getnewargs__", "__getnewargs_ex__"))
+    if state_of is not None and not by_class and isinstance(o, torch.nn.Module):
+        return copyreg.__newobj__, (type(o),), c.call(state_of, [o], {}), None, None
+    if by_class or state_of is not None or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
         return call_native(c, f, args, kwargs)
     found = Host.call_native(c, f, args, kwargs)
     state, own = (
@@ -92,16 +95,17 @@ def reduced(c, f, args, kwargs):
     )
     if type(state) is tuple:
         state = own, {n: c.load_attr(o, n) for n in state[1]}
-    expose(c, own)
+    if not isinstance(o, torch.nn.Module):  # of which Python's code alone reads the state
+        expose(c, own)
     return *found[:2], own if state is None or type(state) is dict else state, *found[3:]
 
 
 def _context_variable(c, f, args):
     """get, set and reset: what the program sets is set while it is captured only, and at its end by the epilogue."""
-    variable, first = f.__self__, c.context_tokens.get(f.__self__)
+    variable, first = f.__self__, c.writes.context_tokens.get(f.__self__)
     if f.__name__ == "set":
         token = f(*args)
-        c.context_tokens.setdefault(variable, token)
+        c.writes.context_tokens.setdefault(variable, token)
         c.keep[id(token)] = token
         return token
     if f.__name__ == "reset":
@@ -109,7 +113,7 @@ def _context_variable(c, f, args):
             c.refuse("a context variable is reset with a token from outside", "set and reset it on the same side")
         f(*args)
         if args[0] is first:
-            del c.context_tokens[variable]
+            del c.writes.context_tokens[variable]
         return None
     if first is not None:
         return f(*args)
@@ -131,7 +135,7 @@ def call_builtin(c, f, args, kwargs):
     s = getattr(f, "__self__", None)
     if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
         return handler(c, f, [s, *args], kwargs)
-    if (id(s) in c.origins or id(s) in c.sources) and not _is_watched(f, s) and impure(f) is None:
+    if (id(s) in c.outside.origins or id(s) in c.sources) and not _is_watched(f, s) and impure(f) is None:
         c.refuse(
             f"{f.__qualname__} looks at or changes an object from outside whose state is not watched",
             "call it outside of the compiled function",
@@ -140,7 +144,7 @@ def call_builtin(c, f, args, kwargs):
     if found is not NULL:
         return found
     _note_factory(c, f, (s, *args))
-    if s is not None and c.lazy and id(s) in c.lazy:
+    if s is not None and c.containers.lazy and id(s) in c.containers.lazy:
         n = f.__name__
         if isinstance(s, dict) and n == "get" and args:
             return containers.dict_item(c, s, args[0], args[1] if len(args) > 1 else None)
@@ -148,13 +152,13 @@ def call_builtin(c, f, args, kwargs):
             return containers.dict_item(c, s, *args)
         if n not in ("append", "extend") and not (isinstance(s, dict) and n == "__setitem__"):
             containers.materialize(c, s)
-    elif s is None and args and c.lazy and id(args[0]) in c.lazy:
+    elif s is None and args and c.containers.lazy and id(args[0]) in c.containers.lazy:
         containers.materialize(c, args[0])
     if (found := standins.run(c, f, args, kwargs)) is not NULL:
         return found
     args, kwargs = _stepping(c, f, s, args, kwargs)
     result = call_native(c, f, args, kwargs)
-    if c.attribute_dicts:
+    if c.containers.attribute_dicts:
         containers.write_attributes(c, s)
     return result
 
@@ -178,6 +182,7 @@ def _by_receiver(c, f, s, args, kwargs):
 
 
 def _formatted(c, f, args, kwargs):
+    kwargs = {k: v for k, v in kwargs.items() if not isinstance(k, str) or k in f.__self__}  # which it may look at
     if operations.is_unknown_text((*args, *kwargs.values())):
         return host_lines.text(c, f, *args, **kwargs)
     return call_native(c, f, [as_operand(c, a) for a in args], {k: as_operand(c, v) for k, v in kwargs.items()})
@@ -232,7 +237,7 @@ def _iterable(c, a):
         and (c.slot(type(a), "__iter__") or c.slot(type(a), "__getitem__"))
     ):
         return c.steps(a)
-    if id(a) in c.outside_iterators or type(a) is set:
+    if id(a) in c.outside.iterators or type(a) is set:
         return c.iterate(a)
     return c.materialize(a)
 
@@ -243,7 +248,7 @@ def _callable_for_native(c, f):
 
 
 def call_native(c, f, args, kwargs):
-    if c.outside_iterators and any(id(a) in c.outside_iterators for a in args):
+    if c.outside.iterators and any(id(a) in c.outside.iterators for a in args):
         items.advance(c)
     if impure(f) is not None:
         return host_lines.run_impure(c, f, args, kwargs)
@@ -252,7 +257,9 @@ def call_native(c, f, args, kwargs):
     if host_lines.takes(c, f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
     if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
-        args, kwargs = [_called_back(c, a) for a in args], {k: _called_back(c, a) for k, a in kwargs.items()}
+        at, name = _CALLING.get(f, (None, ""))
+        args = [_callable_for_native(c, a) if i == at and callable(a) else a for i, a in enumerate(args)]
+        kwargs = {k: _callable_for_native(c, a) if k == name and callable(a) else a for k, a in kwargs.items()}
     if isinstance(f, type) and issubclass(f, type) or f is type.__new__:
         callbacks.check_class(c, f, args)
     known: dict = {}
@@ -263,23 +270,37 @@ def call_native(c, f, args, kwargs):
             {k: concrete(a) for k, a in kwargs.items()},
         )
     if not _is_torch(f):
-        result = Host.call_native(c, f, args, kwargs)
-        if c.arrays:
+        try:
+            result = Host.call_native(c, f, args, kwargs)
+        except TypeError as error:
+            _name_operands(c, error, args)
+            raise
+        if c.outside.arrays:
             items.check_arrays(c)
         return callbacks.released(c, f, result, known) if known else result
     c.synchronize()
     if type(f) in IDENTITY_CALLS:  # which takes numbers only
         args, kwargs = map_structure(settled, list(args)), map_structure(settled, kwargs)
     result = Host.call_native(c, f, [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs)
-    if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.arrays for a in args):
+    if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.outside.arrays for a in args):
         return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
     if type(result) in _ANSWERS and not (args or kwargs) and _is_question(f):
         c.setting(c.const(f).call("__call__"), result)
     return result
 
 
-def _called_back(c, a):
-    return _callable_for_native(c, a) if callable(a) and not hasattr(type(a), "__iter__") else a
+def _name_operands(c, error: TypeError, args) -> None:
+    """Native code names the classes of its operands: those of proxies are what they stand for."""
+    for a in args:
+        if isinstance(a, Proxy) and len(error.args) == 1 and isinstance(error.args[0], str):
+            error.args = (error.args[0].replace(type(a).__name__, operations.type_of(c, a).__name__),)
+
+
+# the place and the name of the function among the arguments
+_CALLING = {
+    functools.cmp_to_key: (0, "mycmp"), itertools.accumulate: (1, "func"), itertools.groupby: (1, "key"),
+    **dict.fromkeys((itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.takewhile), (0, "")),
+}  # fmt: skip
 
 
 def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
@@ -309,6 +330,9 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
             kwargs = {k: _stand_in(c, f, a, known) for k, a in kwargs.items()}
         called = f if stands else None
         expose(c, s, *args, *kwargs.values(), concretely=_asks_for_types(f), called=called)
+        return args, kwargs
+    if f in _KEYED:  # values are put in unseen
+        c.hashed([k for a in args for k in (a if isinstance(a, dict) else (p[0] for p in a if type(p) is tuple and p))])
         return args, kwargs
     for a in given:
         c.materialize(a)
@@ -366,8 +390,9 @@ _STORING = {
     "__setitem__", "__getitem__", "__delitem__", "__init__", "__iter__", "__len__", "__ior__", "__or__", "move_to_end",
     "fromkeys", "rotate",
 }  # fmt: skip
-_COMPARING = (set, frozenset, dict, collections.OrderedDict, repr, hash)
-_HASHING = (set, frozenset, dict, collections.OrderedDict)
+_COMPARING = (set, frozenset, repr, hash)
+_HASHING = (set, frozenset)
+_KEYED = (dict, collections.OrderedDict)
 
 
 def _is_question(f) -> bool:

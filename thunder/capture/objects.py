@@ -14,7 +14,7 @@ import torch
 
 from thunder.capture import containers, host_lines, opaque_values
 from thunder.capture.ask import IDENTITY, PRESENT, TYPE
-from thunder.capture.library import backward
+from thunder.capture.library import gradients
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE, native_module, tracked_anyway
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
@@ -48,7 +48,7 @@ _SHOWN_BY_CLASSES = {
 def lookup(c, kind: type, name: str, after: type | None = None):
     """The attribute as it stands in a class or its bases, or NULL; the program depends on it, unless a library says
     it."""
-    found = c.looked_up.get((kind, name, after), _UNKNOWN)
+    found = c.known.looked_up.get((kind, name, after), _UNKNOWN)
     return _look_up(c, kind, name, after) if found is _UNKNOWN else found
 
 
@@ -59,8 +59,8 @@ def _look_up(c, kind, name, after):
     passed, found, owner, lasting = [], NULL, None, True
     for base in mro if after is None else mro[mro.index(after) + 1 :]:
         lasting = lasting and id(base) not in c.fresh
-        if c.overlay and (id(base), name) in c.overlay:
-            found, owner = c.overlay[id(base), name], None
+        if c.writes.overlay and (id(base), name) in c.writes.overlay:
+            found, owner = c.writes.overlay[id(base), name], None
             if found is DELETED:
                 found = NULL
                 continue
@@ -75,7 +75,7 @@ def _look_up(c, kind, name, after):
     else:
         _depend_on_absence(c, kind, name, after, found, passed)
     if lasting:
-        c.looked_up[kind, name, after] = found
+        c.known.looked_up[kind, name, after] = found
     return found
 
 
@@ -97,11 +97,19 @@ def _depend(c, kind, name, after, found, owner, passed) -> None:
     if not _by_class(c, kind, name, after, found):
         _absent(c, passed, name)
         c.ask(_entry(c, owner, name), IDENTITY)
+        _ask_bases(c, kind)
 
 
 def _depend_on_absence(c, kind, name, after, found, passed) -> None:
     if passed and not (found is not NULL and _by_class(c, kind, name, after, found)):
         _absent(c, passed, name)
+        _ask_bases(c, kind)
+
+
+def _ask_bases(c, kind) -> None:
+    """Where a class is looked up is what its bases were made of."""
+    if len(kind.__mro__) > 2 and id(kind) not in c.fresh:
+        c.ask(c.const(kind, kind.__qualname__).attr("__mro__"), IDENTITY)
 
 
 def _by_class(c, kind, name, after, found) -> bool:
@@ -157,8 +165,8 @@ def origin(c, o) -> Source | None:
 
 def own(c, o, name):
     """What an object holds under a name in its `__dict__`, or NULL."""
-    if c.overlay and (id(o), name) in c.overlay:
-        found = c.overlay[id(o), name]
+    if c.writes.overlay and (id(o), name) in c.writes.overlay:
+        found = c.writes.overlay[id(o), name]
         return NULL if found is DELETED else found
     t = type(o)
     if not t.__dictoffset__:
@@ -186,6 +194,15 @@ def own(c, o, name):
     return NULL
 
 
+def own_of_class(c, kind, name):
+    """What stands in a class itself, or NULL."""
+    if c.writes.overlay and (id(kind), name) in c.writes.overlay:
+        return NULL if c.writes.overlay[id(kind), name] is DELETED else c.writes.overlay[id(kind), name]
+    if id(kind) not in c.fresh:
+        c.ask(_entry(c, kind, name), PRESENT)
+    return kind.__dict__.get(name, NULL)
+
+
 def cached_outside(c, o) -> bool:
     """Whether an object is a function behind functools.lru_cache that the program did not make."""
     wrapped = getattr(o, "__wrapped__", None) if type(o) is functools._lru_cache_wrapper else None
@@ -195,37 +212,49 @@ def cached_outside(c, o) -> bool:
 def native_get(c, get, found, o, kind, name):
     """What a native descriptor gives: slots and the like of outside objects are read."""
     source = None if o is None or name == "__class__" or not attributes.is_data(c, found) else origin(c, o)
-    if c.overlay and (id(o), name) in c.overlay:
-        if c.overlay[id(o), name] is DELETED:
+    if c.writes.overlay and (id(o), name) in c.writes.overlay:
+        if c.writes.overlay[id(o), name] is DELETED:
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
-        return c.overlay[id(o), name]
+        return c.writes.overlay[id(o), name]
     if name == "__dict__" and cached_outside(c, o):
         return c.read(get(found, o, kind), c.const(o).attr(name))
     if type(o) is types.CellType and name == "cell_contents":
-        return (
-            c.overlay[id(o), None]
-            if (id(o), None) in c.overlay
-            else c.read(get(found, o, kind), c.const(o, "cell").attr(name))
-        )
-    if (
-        source is None
-        or type(o) is types.FunctionType
-        and name not in ("__defaults__", "__kwdefaults__")
-        or issubclass(type(o), type)
-    ):
+        return _cell_contents(c, o) if (id(o), None) not in c.writes.overlay else c.writes.overlay[id(o), None]
+    if source is None or name in _CONSTANT.get(type(o), ()) or issubclass(type(o), type) and id(o) in c.fresh:
         return get(found, o, kind)
+    if name == "__globals__":
+        return namespace(c, o)
+    if name == "__closure__":
+        for cell in o.__closure__ or ():
+            c.outside.cells.setdefault(id(cell), o)
+        return o.__closure__
     try:
         value = get(found, o, kind)
     except AttributeError:  # an empty slot
         c.ask(source.find(name), PRESENT)
         raise
-    return containers.attribute_dict(c, o, value, source) if name == "__dict__" else c.read(value, source.attr(name))
+    own = name == "__dict__" and isinstance(value, dict)
+    return containers.attribute_dict(c, o, value, source) if own else c.read(value, source.attr(name))
+
+
+# what never changes, or is no part of a program's meaning
+_CONSTANT = {types.FunctionType: ("__builtins__",), type: ("__flags__", "__dictoffset__", "__weakrefoffset__")}
+
+
+def _cell_contents(c, cell):
+    owner = c.outside.cells.get(id(cell))
+    if owner is None:
+        return c.read(cell.cell_contents, c.const(cell, "cell").attr("cell_contents"))
+    try:
+        return c.load_cell(owner, cell, owner.__code__.co_freevars[owner.__closure__.index(cell)])
+    except NameError:
+        raise ValueError("Cell is empty") from None
 
 
 def missing(c, reader, o, name):
     """There is no such attribute, or the type keeps it in its own way (threading.local). What the program deleted is
     still there for native code."""
-    if c.overlay and any(n == name and value is DELETED for (_, n), value in c.overlay.items()):
+    if c.writes.overlay and any(n == name and value is DELETED for (_, n), value in c.writes.overlay.items()):
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {name!r}", name=name, obj=o)
     if (source := origin(c, o)) is None:
         return reader(o, name)
@@ -248,9 +277,9 @@ def fallback(c, method, o, name):
 
 def load_attr(c, o, n):
     t = type(o)
-    reader = c.readers.get(t)
+    reader = c.known.readers.get(t)
     if reader is None:
-        reader = c.readers[t] = _reader(t)
+        reader = c.known.readers[t] = _reader(t)
     return reader(c, o, n)
 
 
@@ -283,7 +312,7 @@ def _of_number(c, o, n):
 
 
 def _of_module(c, o, n):
-    if c.overlay and (id(o), n) in c.overlay:
+    if c.writes.overlay and (id(o), n) in c.writes.overlay:
         return _overlaid(c, o, n)
     try:
         value = getattr(o, n)
@@ -297,7 +326,7 @@ def _of_module(c, o, n):
 
 
 def _overlaid(c, o, n):
-    value = c.overlay[id(o), n]
+    value = c.writes.overlay[id(o), n]
     if value is DELETED:
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}")
     return value
@@ -314,10 +343,10 @@ def of_torch_module(c, m, n: str):
     source = c.sources.get(id(m))
     for where in ("_parameters", "_buffers", "_modules"):
         d = m.__dict__.get(where)
-        written = c.snapshots.get(id(d))
+        written = c.containers.snapshots.get(id(d))
         if written is not None and n in written:
             return written[n]
-        if d is not None and n in d and (written is None or id(written) in c.lazy):
+        if d is not None and n in d and (written is None or id(written) in c.containers.lazy):
             return d[n] if source is None else c.read(d[n], source.attr(where).item(n))
     if source is not None:
         for where in ("_parameters", "_buffers", "_modules"):
@@ -333,7 +362,7 @@ def store_attr(c, o, n, v) -> None:
     if type(o) is not TensorProxy:
         attributes.store_attr(c, o, n, v)
     elif n == "grad":
-        backward.write_gradient(c, o, v)
+        gradients.write_gradient(c, o, v)
     elif n == "requires_grad":
         c.call(torch.Tensor.requires_grad_, [o, v], {})
     else:
@@ -344,7 +373,9 @@ def store_attr(c, o, n, v) -> None:
 
 def native_set(c, found, o, n, v) -> None:
     """A slot takes a value; a property without a setter raises."""
-    if isinstance(found, property):
+    if type(o) is types.CellType and id(o) in c.outside.cells:
+        c.store_cell(None, o, v)
+    elif isinstance(found, property):
         native_method(type(o), "__setattr__")(o, n, v)
     else:
         own_store(c, o, n, v)
@@ -353,10 +384,15 @@ def native_set(c, found, o, n, v) -> None:
 def own_store(c, o, n, v) -> None:
     """An attribute write: real on objects of this capture, an effect on objects that came from outside."""
     if issubclass(type(o), type):
-        c.looked_up.clear()
+        c.known.looked_up.clear()
     if id(o) not in c.sources and not (
         issubclass(type(o), (type, types.ModuleType, types.FunctionType)) and id(o) not in c.fresh
     ):
+        if id(o) in c.outside.origins:
+            c.refuse(
+                f"attribute {n!r} of a {type(o).__name__} from outside is set, which is not watched for changes",
+                "set it outside of the compiled function",
+            )
         if issubclass(type(o), torch.nn.Module) and type(v) is TensorProxy:
             o.__dict__[n] = v
         elif issubclass(type(o), torch.nn.Module):
@@ -380,29 +416,30 @@ def own_store(c, o, n, v) -> None:
     if id(o) not in c.sources:
         c.know(o, c.const(o))
     if (
-        c.replaced
+        c.tensors.replaced
         and issubclass(type(o), torch.nn.Module)
-        and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in c.replaced
+        and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in c.tensors.replaced
     ):
         c.refuse(
             f"{n!r} is assigned, for which a transform has put another tensor in the place of the module's own",
             "leave this buffer to the module",
         )
-    c.overlay[id(o), n] = v
+    c.writes.overlay[id(o), n] = v
     found = type_attribute(type(o), n)
     hidden = hasattr(type(found), "__set__") and type(found) not in (
         types.MemberDescriptorType,
         types.GetSetDescriptorType,
     )
-    c.effects[id(o), n] = ("entry" if hidden else "attr", o, n)
-    if (copy := c.attribute_dicts_of.get(id(o))) is not None and type(found) is not types.MemberDescriptorType:
-        copy[n] = c.attribute_dicts[id(copy)][2][n] = v
-    c.written.add(c.sources[id(o)].attr(n))
+    c.writes.effects[id(o), n] = ("entry" if hidden else "attr", o, n)
+    copy = c.containers.attribute_dicts_of.get(id(o))
+    if copy is not None and type(found) is not types.MemberDescriptorType:
+        copy[n] = c.containers.attribute_dicts[id(copy)].was[n] = v
+    c.writes.written.add(c.sources[id(o)].attr(n))
 
 
 def delete_attr(c, o, n) -> None:
     if type(o) is TensorProxy and n == "grad":
-        backward.write_gradient(c, o, None)
+        gradients.write_gradient(c, o, None)
     elif type(o) is TensorProxy:
         delattr(torch.empty(()), n)  # raises
     else:
@@ -418,25 +455,25 @@ def native_delete(c, found, o, n) -> None:
 
 def own_delete(c, o, n) -> None:
     if issubclass(type(o), type):
-        c.looked_up.clear()
+        c.known.looked_up.clear()
     if id(o) not in c.sources:
         native_method(type(o), "__delattr__")(o, n)
         return
-    if (
-        not issubclass(type(o), type)
-        and own(c, o, n) is NULL
-        and not hasattr(type(type_attribute(type(o), n)), "__set__")
-    ):
+    if issubclass(type(o), type):
+        if own_of_class(c, o, n) is NULL:
+            raise AttributeError(f"type object {o.__name__!r} has no attribute {n!r}", name=n, obj=o)
+    elif own(c, o, n) is NULL and not hasattr(type(type_attribute(type(o), n)), "__set__"):
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}", name=n, obj=o)
-    c.load_attr(o, n)
-    c.overlay[id(o), n] = DELETED
-    if (copy := c.attribute_dicts_of.get(id(o))) is not None:
+    else:
+        c.load_attr(o, n)
+    c.writes.overlay[id(o), n] = DELETED
+    if (copy := c.containers.attribute_dicts_of.get(id(o))) is not None:
         copy.pop(n, None)
-        c.attribute_dicts[id(copy)][2].pop(n, None)
+        c.containers.attribute_dicts[id(copy)].was.pop(n, None)
     if hasattr(o, n):
-        c.effects[id(o), n] = ("delattr", o, n)
+        c.writes.effects[id(o), n] = ("delattr", o, n)
     else:  # the program made it
-        del c.effects[id(o), n]
+        del c.writes.effects[id(o), n]
 
 
 # ---------------------------------------------------------------- globals
@@ -446,8 +483,8 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
     """What a name in a module's globals means; `answered` where the module's `__getattr__` says it."""
     t = type(value)
     if t in IDENTICAL or issubclass(t, (type, types.ModuleType)):
-        if (id(space), n) not in c.seen_names:
-            c.seen_names.add((id(space), n))
+        if (id(space), n) not in c.known.seen_names:
+            c.known.seen_names.add((id(space), n))
             if n in space:
                 source = c.const(space, label).item(n)
                 c.ask(source, IDENTITY)
@@ -459,9 +496,24 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
     return c.read(value, answered or c.const(space, "global").item(n))
 
 
+def namespace(c, f):
+    """`globals()`: read name by name; nobody may write through it."""
+    space = f.__globals__
+    if native_module(space.get("__name__")) or id(f) in c.fresh:
+        return space
+    c.outside.namespaces.add(id(space))
+    _check_namespace(c, space)
+    return c.read(space, c.const(space, "global"))
+
+
+def _check_namespace(c, space) -> None:
+    if id(space) in c.outside.namespaces and any(i == id(space) for i, _ in c.writes.overlay):
+        c.refuse("globals() is read in a program that assigns globals", "read the global by its name")
+
+
 def load_global(c, f, n):
     space = f.__globals__
-    written = c.overlay.get((id(space), n), _UNKNOWN) if c.overlay else _UNKNOWN
+    written = c.writes.overlay.get((id(space), n), _UNKNOWN) if c.writes.overlay else _UNKNOWN
     if written is not _UNKNOWN and written is not DELETED:
         return written
     if n in space and written is _UNKNOWN:
@@ -473,15 +525,16 @@ def load_global(c, f, n):
 
 def store_global(c, f, n, v) -> None:
     space = f.__globals__
-    c.written.add(c.const(space, "global").item(n))
-    c.overlay[id(space), n] = v
-    c.effects[id(space), n] = ("global", space, n)
+    c.writes.written.add(c.const(space, "global").item(n))
+    c.writes.overlay[id(space), n] = v
+    _check_namespace(c, space)
+    c.writes.effects[id(space), n] = ("global", space, n)
 
 
 def delete_global(c, f, n) -> None:
     load_global(c, f, n)
     store_global(c, f, n, DELETED)
     if n in f.__globals__:
-        c.effects[id(f.__globals__), n] = ("delglobal", f.__globals__, n)
+        c.writes.effects[id(f.__globals__), n] = ("delglobal", f.__globals__, n)
     else:  # the program made it
-        del c.effects[id(f.__globals__), n]
+        del c.writes.effects[id(f.__globals__), n]

@@ -11,6 +11,7 @@ import types
 from typing import Any
 
 from thunder.interpreter.instructions import NULL
+from thunder.interpreter.tracebacks import swallow
 
 FUNCTION, METHOD = types.FunctionType, types.MethodType
 # Types of special methods that native code implements. They take the object first, and need no binding.
@@ -60,9 +61,10 @@ def load_attr(host, value, name):
         found = _read(host, reader, value, name)
         if found is not NULL:
             return found
-    except AttributeError:
+    except AttributeError as error:
         if host.lookup(kind, "__getattr__") is NULL:
             raise
+        swallow(error)
     fallback = host.lookup(kind, "__getattr__")
     return host.missing(reader, value, name) if fallback is NULL else host.fallback(fallback, value, name)
 

@@ -6,6 +6,8 @@ import abc
 import sys
 import types
 
+from thunder.interpreter.tracebacks import swallow
+
 FUNCTION = types.FunctionType
 
 
@@ -48,9 +50,6 @@ def type_call(host, cls, args, kwargs):
     return made
 
 
-_TYPE_CALL = type.__dict__["__call__"]
-
-
 def _type_call(host, function, args, kwargs):
     """type.__call__ called by name: `super().__call__(...)` in a metaclass."""
     return type_call(host, args[0], args[1:], kwargs)
@@ -72,7 +71,8 @@ def build_class(host, body, name, bases, keywords):
     namespace = {}
     try:
         prepare = host.load_attr(metaclass, "__prepare__")
-    except AttributeError:
+    except AttributeError as error:
+        swallow(error)
         prepare = None
     if prepare is not None:
         namespace = host.call(prepare, [name, resolved], keywords)

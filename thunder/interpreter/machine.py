@@ -10,7 +10,7 @@ import types
 from thunder.interpreter.control import RETURN, YIELD, AsyncYield, set_context, stop_iteration_error
 from thunder.interpreter.recursion import run_deeper
 from thunder.interpreter.tables import ITERATOR
-from thunder.interpreter.tracebacks import clean, entry, release
+from thunder.interpreter.tracebacks import clean, entry, release, swallow
 
 
 class Frame:
@@ -134,6 +134,7 @@ class Frame:
             stack[-1] = host.call(throw, [error], {})
             return YIELD
         except StopIteration as stop:
+            swallow(stop)
             stack[ITERATOR - 1 :] = [stop.value]
         return self.delegate
 

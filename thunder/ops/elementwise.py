@@ -15,12 +15,13 @@ import torch
 
 from thunder import compat
 from thunder.core import dtypes
-from thunder.core.proxies import METHODS, TensorProxy, like
+from thunder.core.proxies import METHODS, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import op, sigmoid_backward, sum_to, tanh_backward
 from thunder.ops.corners import is_differentiated, kept_at_tie, turns_at_origin
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, PRIMS, alias, composite, declare, prim
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
 from thunder.ops.shape_prims import broadcast_in_dim
 from thunder.ops.torch_types import named_results, scalar_type
@@ -30,7 +31,7 @@ __all__ = ["unary", "binary", "broadcast_to"]
 
 def broadcast_to(a: TensorProxy, shape: tuple) -> TensorProxy:
     """`a` with the shape that broadcasting gives it; `a` itself where it has it."""
-    if a.shape == shape:
+    if same_shape(a.shape, shape):
         return a
     offset = len(shape) - len(a.shape)
     return broadcast_in_dim(a, shape, tuple(range(offset, len(shape))))
@@ -403,7 +404,7 @@ def binary(
 
     def meta(a, b):
         if type(a) is TensorProxy and type(b) is TensorProxy:
-            if a.shape == b.shape and a.dtype is b.dtype and a.device is b.device:
+            if a.dtype is b.dtype and a.device is b.device and same_shape(a.shape, b.shape):
                 return like(a, dtype=promotes(a.dtype)[1])
             return like(a, broadcast_shapes(a.shape, b.shape), promotes(result_type(a, b))[1], same_device(a, b))
         if numbers != "none" and type(a) is TensorProxy and is_number(b):
@@ -583,6 +584,8 @@ BINARY: dict[str, dict] = {
 for _name, _options in BINARY.items():
     _extra = [f for f in (getattr(torch.special, _name, None),) if f is not None]
     binary(_name, *_pair(_name), *_extra, **_options)
+if compat.composed("ldexp.Tensor"):  # of pow, which autocast casts on CUDA
+    casts_inside(*LTORCH["ldexp"].torch_functions)
 
 
 def _double_in_place(a, b):
