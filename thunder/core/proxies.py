@@ -49,6 +49,7 @@ __all__ = [
     "extreme",
     "converted",
     "Size",
+    "equal_counts",
     "same_shape",
     "map_structure",
 ]
@@ -403,6 +404,10 @@ class NumberProxy:
             unbacked,
         )
 
+    def symbol(self, name: str) -> NumberProxy:
+        """One of the integers that this one is an expression of."""
+        return self if name == self.name and self.expression == symbolic.symbol(name) else IntegerProxy(name, self.decisions)
+
     def concrete(self) -> Any:
         """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError
         where only the run tells it."""
@@ -675,6 +680,11 @@ _ESTIMATE = 64
 def element_count(value: TensorProxy) -> int:
     """How many elements a tensor has, for estimates: see `number_value`."""
     return int(math.prod(map(number_value, value.shape)))
+
+
+def equal_counts(a: TensorProxy, b: TensorProxy) -> bool:
+    """Whether two tensors have as many elements as each other, whatever the sizes that stay symbolic."""
+    return _expression(math.prod(a.shape)) == _expression(math.prod(b.shape))
 
 
 def same_shape(a: tuple, b: tuple) -> bool:

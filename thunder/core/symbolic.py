@@ -207,6 +207,18 @@ class Decisions:
             self.relations[a, relation, b] = outcome
         return outcome
 
+    def equal(self, name: str) -> str:
+        """One name for all symbols that are equal where the program fits."""
+        pairs = [
+            sorted(m[0] for m in terms)
+            for (a, relation, b), outcome in self.relations.items()
+            if relation == "==" and outcome and _is_difference(terms := (a - b).terms)
+        ]
+        found = name
+        while lower := next((first for first, second in pairs if second == found and first != found), None):
+            found = lower
+        return found
+
     def close(self) -> None:
         self.closed = True
 
@@ -222,6 +234,11 @@ class Decisions:
                     del made[known]
             finally:
                 self.values, self.relations, self.closed = before
+
+
+def _is_difference(terms: dict) -> bool:
+    """Whether a polynomial is a multiple of the difference of two symbols."""
+    return len(terms) == 2 and not sum(terms.values()) and all(len(m) == 1 and isinstance(m[0], str) for m in terms)
 
 
 def hold(relations: dict[tuple, bool], values: dict[str, int | float]) -> bool:
