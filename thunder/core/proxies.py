@@ -50,6 +50,7 @@ __all__ = [
     "converted",
     "Size",
     "equal_counts",
+    "equal_shapes",
     "same_shape",
     "map_structure",
 ]
@@ -406,7 +407,7 @@ class NumberProxy:
 
     def symbol(self, name: str) -> NumberProxy:
         """One of the integers that this one is an expression of."""
-        return self if name == self.name and self.expression == symbolic.symbol(name) else IntegerProxy(name, self.decisions)
+        return self if self.expression == symbolic.symbol(name) else IntegerProxy(name, self.decisions)
 
     def concrete(self) -> Any:
         """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError
@@ -682,13 +683,27 @@ def element_count(value: TensorProxy) -> int:
     return int(math.prod(map(number_value, value.shape)))
 
 
+def _are_equal(a, b) -> bool:
+    """Whether two sizes are equal by arithmetic alone, which decides nothing."""
+    return a is b or _expression(a) == _expression(b)
+
+
+def equal_shapes(a: tuple, b: tuple) -> bool:
+    """Whether two shapes are equal by arithmetic alone."""
+    return len(a) == len(b) and all(map(_are_equal, a, b))
+
+
 def equal_counts(a: TensorProxy, b: TensorProxy) -> bool:
     """Whether two tensors have as many elements as each other, whatever the sizes that stay symbolic."""
-    return _expression(math.prod(a.shape)) == _expression(math.prod(b.shape))
+    return _are_equal(math.prod(a.shape), math.prod(b.shape))
 
 
 def same_shape(a: tuple, b: tuple) -> bool:
     """Whether two shapes are certainly equal, whatever sizes data decides."""
+    if len(a) != len(b):
+        return False
+    if all(map(_are_equal, a, b)):
+        return True
     try:
         with undecided():
             return a == b

@@ -110,7 +110,11 @@ class TritonFuser(FusionExecutor):
         except Undecided:  # kernels would have to know more of sizes
             return None
         return self.register_temporary_operation(
-            f"TritonFusion{counter}", run, inputs=(*region.inputs, *region.numbers), outputs=region.outputs, bsyms=region.lines
+            f"TritonFusion{counter}",
+            run,
+            inputs=(*region.inputs, *region.numbers),
+            outputs=region.outputs,
+            bsyms=region.lines,
         )
 
     def made_of(self, region: Region, device) -> Callable:

@@ -12,7 +12,6 @@ import torch
 
 from thunder import compat
 from thunder.core.codegen import compile_source
-from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels.autotune import tuned
@@ -342,8 +341,8 @@ class _Interpreted(_Variant):
 
     def function(self) -> Callable:
         lines = [*self.allocations]
-        for i, (source, text) in enumerate(zip(self.sources, self.texts, strict=True)):
-            self.context[f"kernel{i}"] = compile_source(text, source.name, {"__name__": "kernels"})
+        for i, (source, whole) in enumerate(zip(self.sources, self.texts, strict=True)):
+            self.context[f"kernel{i}"] = compile_source(whole, source.name, {"__name__": "kernels"})
             arguments = [*(self.names[b] for b in source.buffers), *(atom.name for atom in source.sizes)]
             lines.append(
                 f"kernel{i}[({source.grid[0]}, {source.grid[1]})]({', '.join(arguments)}, num_warps={source.warps})"

@@ -18,8 +18,8 @@ _ANY = -(2**63)  # the least number there is
 class Numbers:
     """names: what the numbers that a region is called with are called in kernels, whatever a program calls them.
 
-    A polynomial of sizes is itself. Any other expression, and one of which it is not plain that it is large enough, is an
-    atom of its own; `derived` are those that the sizes alone tell, as text.
+    A polynomial of sizes is itself. Any other expression, and one of which it is not plain that it is large enough, is
+    an atom of its own; see `derived`.
     """
 
     def __init__(self, region: Region):

@@ -40,6 +40,7 @@ __all__ = [
 ON_CHIP = 16384  # elements of a row that one program holds
 WHOLE = 8192  # elements that one program reduces to one number
 FEW_ROWS = 64  # rows that are reduced without a partial
+MANY_ROWS = 1024  # that are expected at least where their number changes
 LIMIT = 4000  # values at places, in all kernels of a region
 LAUNCH = 1 << 23  # bytes that are moved in the time that a kernel takes to start
 WORK = 1 << 27  # instructions of elements that are done in that time, about
@@ -173,7 +174,7 @@ def _one_term(reduction: Value) -> Value | None:
 def _cut(reduction: Value, programs: int, spaces: set[Space]) -> Value:
     kept, reduced = space_of(reduction)
     how, dims = reduction.what
-    rows, columns = hint(reduced), hint(kept)
+    rows, columns = hint(reduced) if isinstance(reduced, int) else max(MANY_ROWS, hint(reduced)), hint(kept)
     if _is_outer(reduction) and rows > FEW_ROWS:
         with_rows = (reduced, kept) in spaces and fits(kept)
         blocks = (
@@ -444,4 +445,6 @@ def _early(order: Sequence[Value]) -> list[Value]:
     for v in order:
         below = max((depth[x] for x in v.operands if isinstance(x, Value)), default=0)
         depth[v] = below + (v.kind in ("reduce", "partial"))
-    return sorted((v for v in order if v.kind in ("reduce", "partial")), key=lambda v: (depth[v], hint(v.operands[0].numel)))
+    return sorted(
+        (v for v in order if v.kind in ("reduce", "partial")), key=lambda v: (depth[v], hint(v.operands[0].numel))
+    )

@@ -1,8 +1,8 @@
 """Sizes that kernels are given when they run: polynomials over named numbers, beside plain ints.
 
-An `Extent` is no int: it equals another one if they are equal for all numbers, and has no order. What is computed must be
-right for every size, so a rule asks what is certain (`at_least`, `divides`), and does without where that is unknown. What
-is only faster asks for the `hint`: the size that came in when kernels were made.
+An `Extent` is no int: it equals another one if they are equal for all numbers, and has no order. What is computed must
+be right for every size, so a rule asks what is certain (`at_least`, `divides`), and does without where that is unknown.
+What is only faster asks for the `hint`: the size that came in when kernels were made.
 """
 
 from __future__ import annotations
@@ -10,8 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = ["Atom", "Extent", "Undecided", "at_least", "divides", "floor", "common", "hint", "quotient", "text", "tuple_text",
-           "value_of"]  # fmt: skip
+__all__ = [
+    "Atom",
+    "Extent",
+    "Undecided",
+    "at_least",
+    "divides",
+    "floor",
+    "common",
+    "hint",
+    "quotient",
+    "text",
+    "tuple_text",
+    "value_of",
+]
 
 
 class Undecided(Exception):

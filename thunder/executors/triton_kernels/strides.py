@@ -23,7 +23,10 @@ def strides_in_words(
     for d in sorted(range(len(shape)), key=lambda d: (strides[d], -d)):
         if not strides[d]:
             continue
-        candidates = [step, *(n * (s // value_of(n, values)) for n in sizes if (s := strides[d]) >= value_of(n, values))]
+        candidates = [
+            step,
+            *(n * (s // value_of(n, values)) for n in sizes if (s := strides[d]) >= value_of(n, values)),
+        ]
         for candidate in candidates:
             times, rest = divmod(strides[d], value_of(candidate, values))
             if not rest:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from thunder.core.dtypes import BOOL, FLOAT, dtype
-from thunder.core.proxies import FloatProxy, NumberProxy, Proxy, TensorProxy, element_count, has_numbers, number_value
+from thunder.core.proxies import FloatProxy, Proxy, TensorProxy, element_count, has_numbers, number_value
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels import index as places
