@@ -109,7 +109,7 @@ def _cuts(v: Value, d: int, known: dict) -> set[int]:
         known[key] = set()
         size = v.shape[d]
         if isinstance(size, int):
-            known[key] = {c for c in _found_cuts(v, d, known) if 0 <= c <= size}
+            known[key] = {c for c in _found_cuts(v, d, known) if isinstance(c, int) and 0 <= c <= size}
     return known[key]
 
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from thunder.core.dtypes import BOOL, FLOAT, dtype
-from thunder.core.proxies import FloatProxy, Proxy, TensorProxy, element_count, has_numbers, number_value
+from thunder.core.proxies import FloatProxy, NumberProxy, Proxy, TensorProxy, element_count, has_numbers, number_value
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels import index as places
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import Index, within
 from thunder.executors.triton_kernels.numbers import Numbers
-from thunder.executors.triton_kernels.sizes import Extent
+from thunder.executors.triton_kernels.sizes import Extent, at_least
 
 __all__ = ["Value", "Program", "primitive", "program_of", "sources"]
 
@@ -129,6 +129,10 @@ def _known_numbers(operation: BoundSymbol) -> bool:
         return not has_numbers((what[1:], operation.kwargs))
     if operation.sym.id == "prims.slice_prim":
         return not has_numbers((what[2:], operation.kwargs))
+    if operation.sym.id == "prims.pad":
+        return not has_numbers((what[0], operation.kwargs)) and all(
+            n >= 0 for pair in what[1] for n in pair if isinstance(n, NumberProxy)
+        )
     return not has_numbers((what, operation.kwargs)) or _MAKERS[operation.sym.id] is _map
 
 
@@ -231,6 +235,11 @@ def _slice(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
     return _made("slice", operation, operands[:1], values, (starts, *operands[2:]))
 
 
+def _pad(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
+    padding = tuple((values.numbers.extent(low, 0), values.numbers.extent(high, 0)) for low, high in operands[2])
+    return _made("pad", operation, operands[:1], values, (operands[1], padding))
+
+
 def _same(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
     return operands[0]
 
@@ -281,9 +290,9 @@ _MAKERS: dict[Any, Callable] = {
     **{f"prims.{name}": _map for name in FUNCTIONS},
     **{f"prims.{name}": _view(kind) for name, kind in {
         "broadcast_in_dim": "broadcast", "reshape": "reshape", "squeeze": "reshape", "transpose": "permute",
-        "flip": "flip", "pad": "pad",
+        "flip": "flip",
     }.items()},
-    "prims.slice_prim": _slice,
+    "prims.slice_prim": _slice, "prims.pad": _pad,
     **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "stride_order", "positive")},
     **{f"prims.{name}": _reduction for name in ("sum", "amax", "amin")},
     "prims.convert_element_type": _cast, "prims.cat": _joined, "prims.full": _full, "prims.iota": _iota,
@@ -338,7 +347,9 @@ def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
         assert kind == "pad", f"{kind} says nothing about places"
         there = tuple(p + -low for p, (low, _) in zip(place, what[1], strict=True))
         conditions = [
-            (p, 0, n) for p, n, (low, high) in zip(there, operand.shape, what[1], strict=True) if low > 0 or high > 0
+            (p, 0, n)
+            for p, n, (low, high) in zip(there, operand.shape, what[1], strict=True)
+            if not (at_least(0, low) and at_least(0, high))
         ]
         there = tuple(within(p, n) for p, n in zip(there, operand.shape, strict=True))
     return [(operand, there, conditions)]
