@@ -46,6 +46,7 @@ _FROM = {
 _MODULES = (
     "core",
     "distributed",
+    "dynamo",
     "errors",
     "examine",
     "executors",
