@@ -377,5 +377,5 @@ def region_key(region: Region):
         (line.sym, *(hashable(map_structure(number, part)) for part in (line.args, line.kwargs, line.output)))
         for line in region.lines
     ]
-    sizes = tuple(n.name in n.decisions.sizes for n in region.numbers)
+    sizes = tuple(n.decisions.is_size(n.name) for n in region.numbers)
     return (tuple(lines), tuple(map(number, region.inputs)), tuple(map(number, region.outputs)), sizes)

@@ -202,6 +202,10 @@ class Decisions:
         self.decide(symbol(name), ">", constant(1))
         self._of_sizes.least[name] = 2
 
+    def is_size(self, name: str) -> bool:
+        """Whether a symbol is a size, which is at least 2."""
+        return name in self._of_sizes.least
+
     def decide(self, a: Expression, relation: str, b: Expression) -> bool:
         """Whether a relation holds, from now on for the whole program."""
         known = self._of_sizes.decide(a, relation, b)

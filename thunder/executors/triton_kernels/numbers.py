@@ -28,7 +28,7 @@ class Numbers:
         place = {n.name: name for n, name in zip(numbers, self.names, strict=True)}
         self._new = {name: place[n.name] for name, n in region.number_names.items()}
         self._seen = {name: number_value(n) for name, n in region.number_names.items()}
-        atoms = {n.name: Atom(place[n.name], 2, number_value(n)) for n in numbers if n.name in n.decisions.sizes}
+        atoms = {n.name: Atom(place[n.name], 2, number_value(n)) for n in numbers if n.decisions.is_size(n.name)}
         self.sizes = [Extent.of(atom) for atom in atoms.values()]
         self._sizes = {name: atoms[n.name] for name, n in region.number_names.items() if n.name in atoms}
         self._atoms: dict[tuple[Expression, int], Atom] = {}
