@@ -22,7 +22,7 @@ from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
 from thunder.executors.triton_kernels.numbers import Numbers
 from thunder.executors.triton_kernels.schedule import in_order, schedule
-from thunder.executors.triton_kernels.sizes import Extent, hint, text, tuple_text, value_of
+from thunder.executors.triton_kernels.sizes import Extent, at_least, hint, text, tuple_text, value_of
 from thunder.executors.triton_kernels.strides import ordered_like, strides_in_words
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.executors.triton_kernels.values import Value, program_of
@@ -201,7 +201,10 @@ class FusedRegion:
         if not self.numbers.names:
             return compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
         names = [f"in{i}" for i in range(len(tensors))]
-        tests = [f"{name}.stride() == {tuple_text(strides)}" for name, strides in zip(names, key, strict=True)]
+        tests = [
+            f"{name}.is_contiguous()" if s == strides_of(v.shape) else f"{name}.stride() == {tuple_text(s)}"
+            for name, s, v in zip(names, key, self.schedule.program.inputs, strict=True)
+        ]
         lines = [*self.derived(), f"return {' and '.join(tests)}"]
         return compile_source(_function_text("fits", [*names, *self.numbers.names], lines), "fits", {"math": math})
 
@@ -327,12 +330,11 @@ class _Variant:
     def first(self) -> list[str]:
         """The lines that find out what kernels are given beside tensors, and whether 32 bits are enough for places."""
         lines = self.region.derived()
-        limits = dict.fromkeys(text(n) for s in self.sources for n in s.limits)
-        if limits:
-            lines.append(
-                f"if max({', '.join(limits)}, 0) >= {LIMIT} or min({', '.join(limits)}, 0) < -{LIMIT}: "
-                f"return wide({', '.join(self.parameters)})"
-            )
+        limits = dict.fromkeys(n for s in self.sources for n in s.limits)
+        tests = [f"{text(n)} >= {LIMIT}" for n in limits if not any(m != n and at_least(m, n) for m in limits)]
+        tests += [f"{text(n)} < -{LIMIT}" for n in limits if not at_least(n, 0)]
+        if tests:
+            lines.append(f"if {' or '.join(tests)}: return wide({', '.join(self.parameters)})")
         return lines
 
 

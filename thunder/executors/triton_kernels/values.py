@@ -124,6 +124,8 @@ def _known_numbers(operation: BoundSymbol) -> bool:
     combined with."""
     if not has_numbers((operation.args, operation.kwargs)):
         return True
+    if operation.sym.id == "prims.cat":
+        return True
     what = [x for x in operation.args if not isinstance(x, TensorProxy)]
     if operation.sym.id in _OF_A_SHAPE:
         return not has_numbers((what[1:], operation.kwargs))
