@@ -116,7 +116,7 @@ def test_one_program_of_all_sizes():
         return torch.softmax(x.transpose(0, 2), 0).sum(1)
 
     compiled, executor = compiled_for(program, dynamic=True)
-    for shape in [(2, 3, 4), (5, 3, 4), (5, 70, 9), (33, 2, 2)]:
+    for shape in [(2, 3, 4), (5, 3, 4), (5, 7, 9), (13, 2, 2)]:
         check(compiled, program, torch.randn(shape, device=DEVICE))
     assert thunder.cache_misses(compiled) == 1
 
@@ -147,7 +147,20 @@ def test_strides_follow_from_sizes():
         rows = torch.randn(3, n + 1, 8, device=DEVICE)
         turned = torch.randn(8, n, 3, device=DEVICE).permute(2, 1, 0)
         check(compiled, program, rows[:, :-1], rows[:, 1:], turned)
-    assert thunder.cache_misses(compiled) == 2 and len(region._variants) <= 4
+    assert thunder.cache_misses(compiled) == 2 and len(region._variants) <= 3
+
+
+def test_strides_that_follow_from_nothing_are_arguments():
+    def program(x):
+        return x.exp() + x.transpose(0, 1)
+
+    compiled, _ = compiled_for(program, dynamic=True)
+    for n, padded in ((6, 7), (9, 16), (70, 73), (31, 45), (12, 32), (13, 13)):
+        whole = torch.randn(n, padded, device=DEVICE)
+        check(compiled, program, whole[:, :n])
+        check(compiled, program, whole[:, :n].t())
+    (region,) = fusions(compiled)
+    assert thunder.cache_misses(compiled) == 1 and 4 <= len(region._variants) <= 7
 
 
 def test_places_beyond_32_bits(monkeypatch):
@@ -175,7 +188,7 @@ def test_regions_that_are_alike_are_compiled_once():
     assert executor.compilations == before + 1, "s + 1 is new"
 
 
-@pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.parametrize("first", range(0, 40, 20))
 def test_random_regions_on_other_sizes(first):
     fused = missed = recompiled = 0
     for seed in range(first, first + 20):

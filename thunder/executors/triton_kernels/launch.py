@@ -22,8 +22,8 @@ from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
 from thunder.executors.triton_kernels.numbers import Numbers
 from thunder.executors.triton_kernels.schedule import in_order, schedule
-from thunder.executors.triton_kernels.sizes import Extent, at_least, hint, text, tuple_text, value_of
-from thunder.executors.triton_kernels.strides import ordered_like, strides_in_words
+from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, hint, text, tuple_text
+from thunder.executors.triton_kernels.strides import fit, fits_text, ordered_like, stride_atoms, strides_in_words
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.executors.triton_kernels.values import Value, program_of
 from thunder.ops.torch_types import to_torch_dtype
@@ -31,6 +31,7 @@ from thunder.options import TRITON_INTERPRET
 
 __all__ = ["FusedRegion", "interpreting"]
 
+GUESSES = 2  # of how an input's strides follow from sizes, before they are numbers that kernels are given
 ALIGNMENT = 16  # bytes; what the caching allocator gives is, what a view begins at may not be
 
 
@@ -187,13 +188,24 @@ class FusedRegion:
         strides = tuple([t.stride() for t in tensors])
         if not numbers:
             return strides
-        values = self.numbers.values(numbers)
+        values = dict(self.numbers.values(numbers))
+        values |= {f"s{i}_{d}": n for i, each in enumerate(strides) for d, n in enumerate(each)}
         for known in self._variants:
-            if all(value_of(n, values) == s for k, of in zip(known, strides, strict=True) for n, s in zip(k, of)):
+            if all(fit(k, s, values) for k, s in zip(known, strides, strict=True)):
                 return known
         inputs = self.schedule.program.inputs
         sizes = [*self.numbers.sizes, *dict.fromkeys(n for v in inputs for n in v.shape if isinstance(n, Extent))]
-        return tuple(strides_in_words(v.shape, s, values, sizes) for v, s in zip(inputs, strides, strict=True))
+
+        def number(i: int) -> Callable[[int], Extent] | None:
+            guesses = {known[i] for known in self._variants}
+            if len(guesses) < GUESSES:
+                return None
+            return lambda d: Extent.of(Atom(f"s{i}_{d}", 1, strides[i][d]))
+
+        return tuple(
+            strides_in_words(v.shape, s, values, sizes, number(i))
+            for i, (v, s) in enumerate(zip(inputs, strides, strict=True))
+        )
 
     def _check(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Callable | None:
         """Whether a call fits the kernels for some strides, as a function of its arguments; None where PyTorch has
@@ -202,15 +214,19 @@ class FusedRegion:
             return compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
         names = [f"in{i}" for i in range(len(tensors))]
         tests = [
-            f"{name}.is_contiguous()" if s == strides_of(v.shape) else f"{name}.stride() == {tuple_text(s)}"
+            f"{name}.is_contiguous()" if s == strides_of(v.shape) else fits_text(name, s)
             for name, s, v in zip(names, key, self.schedule.program.inputs, strict=True)
         ]
-        lines = [*self.derived(), f"return {' and '.join(tests)}"]
+        lines = [*self.derived(key), f"return {' and '.join(tests)}"]
         return compile_source(_function_text("fits", [*names, *self.numbers.names], lines), "fits", {"math": math})
 
-    def derived(self) -> list[str]:
-        """Python's lines for what kernels are given beside the sizes."""
-        return [f"{name} = {expression}" for name, expression in self.numbers.derived()]
+    def derived(self, key: tuple) -> list[str]:
+        """Python's lines for what kernels for some strides are given beside the sizes."""
+        own = [name for strides in key for name in stride_atoms(strides)]
+        return [
+            *(f"{name} = {expression}" for name, expression in self.numbers.derived()),
+            *(f"{name} = in{name[1:].replace('_', '.stride(')})" for name in own),
+        ]
 
     def _first(self, key: tuple) -> Callable:
         """The function for strides that did not come in before."""
@@ -329,7 +345,7 @@ class _Variant:
     @property
     def first(self) -> list[str]:
         """The lines that find out what kernels are given beside tensors, and whether 32 bits are enough for places."""
-        lines = self.region.derived()
+        lines = self.region.derived(self.strides)
         limits = dict.fromkeys(n for s in self.sources for n in s.limits)
         tests = [f"{text(n)} >= {LIMIT}" for n in limits if not any(m != n and at_least(m, n) for m in limits)]
         tests += [f"{text(n)} < -{LIMIT}" for n in limits if not at_least(n, 0)]
