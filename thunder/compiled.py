@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from thunder import compat
-from thunder.capture import Captured, FailsWithParts, capture
+from thunder.capture import Captured, FailsWithParts, Request, capture
 from thunder.capture.decisions import RaisesBefore
 from thunder.core.host_calls import Log, beginning_with
 from thunder.core.paths import OtherPath
@@ -459,7 +459,11 @@ class Compiled:
 
     def _capture(self, args: tuple, kwargs: dict, changing: dict, path: tuple, log: Log | None) -> Captured:
         try:
-            return capture(self.fn, args, kwargs, self.options, changing, self.overrides, path, log)
+            return capture(
+                Request(
+                    self.fn, args, kwargs, self.options, changing, self.overrides, path, Log() if log is None else log
+                )
+            )
         except (ThunderError, SharpEdgeWarning):
             raise
         except FailsWithParts as failure:

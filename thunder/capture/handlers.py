@@ -59,7 +59,7 @@ def _module_call(c, f, args, kwargs):
     """nn.Module.__call__: without hooks it goes straight to forward."""
     m = args[0]
     d = m.__dict__
-    has_hooks = any(c.snapshots.get(id(d[n])) or d[n] for n in HOOKS)
+    has_hooks = any(c.containers.snapshots.get(id(d[n])) or d[n] for n in HOOKS)
     has_global = (
         compat.global_forward_hooks
         or compat.global_forward_pre_hooks
@@ -87,17 +87,17 @@ def _module_call(c, f, args, kwargs):
 
 def _watch_hooks(c, m) -> None:
     """The hook dicts of a module without hooks are checked to stay empty."""
-    if id(m) not in c.sources or id(m) in c.seen_hooks:
+    if id(m) not in c.sources or id(m) in c.known.seen_hooks:
         return
     found = [m.__dict__[n] for n in HOOKS]
-    if not c.seen_hooks:
+    if not c.known.seen_hooks:
         found += [
             compat.global_forward_hooks,
             compat.global_forward_pre_hooks,
             compat.global_backward_hooks,
             compat.global_backward_pre_hooks,
         ]
-    c.seen_hooks.add(id(m))
+    c.known.seen_hooks.add(id(m))
     for hooks in found:
         c.ask(c.const(hooks, "hooks"), FILLED)
 
