@@ -8,12 +8,24 @@ normal form, so that two sizes that are always equal are the same expression, an
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import operator
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["Expression", "Decisions", "Facts", "symbol", "constant", "apply", "hold", "APPLICATIONS", "RELATIONS"]
+__all__ = [
+    "Expression",
+    "Computed",
+    "Decisions",
+    "Facts",
+    "symbol",
+    "constant",
+    "apply",
+    "hold",
+    "APPLICATIONS",
+    "RELATIONS",
+]
 
 RELATIONS: dict[str, Callable] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -45,6 +57,35 @@ APPLICATIONS: dict[str, tuple[Callable, str]] = {  # name -> (its meaning, how i
     "floor": (math.floor, "math.floor({})"),
     "sqrt": (math.sqrt, "math.sqrt({})"),
 }
+
+
+class Computed:
+    """A number that a program computes of symbolic numbers and constants alone, by operations: the name of an
+    application. function: of the symbols' values. What it gave is remembered."""
+
+    __slots__ = ("name", "function", "known")
+    _count = itertools.count()
+
+    def __init__(self, function: Callable[..., int]):
+        self.name, self.function = f"computed_{next(self._count)}", function
+        self.known: dict[tuple, int] = {}
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __call__(self, *values) -> int:
+        found = self.known.get(values)
+        if found is None:
+            if len(self.known) >= _REMEMBERED:
+                self.known.clear()
+            found = self.known[values] = self.function(*values)
+        return found
+
+    def of(self, names: Iterable[str]) -> Expression:
+        return Expression({((self, *map(symbol, names)),): 1})
+
+
+_REMEMBERED = 1024  # values of a computed number
 
 
 class Expression:
@@ -97,6 +138,13 @@ class Expression:
                 found.update((atom,) if isinstance(atom, str) else set().union(*(a.symbols() for a in atom[1:])))
         return found
 
+    def computed(self) -> set[Computed]:
+        """The computed numbers that occur."""
+        found: set[Computed] = set()
+        for atom in (atom for mono in self.terms for atom in mono if not isinstance(atom, str)):
+            found.update((atom[0],) if isinstance(atom[0], Computed) else (), *(a.computed() for a in atom[1:]))
+        return found
+
     def evaluate(self, values: dict[str, int | float]):
         """The number this stands for where `values` gives each symbol's."""
         total = None
@@ -105,7 +153,7 @@ class Expression:
                 c = c * (
                     values[atom]
                     if isinstance(atom, str)
-                    else APPLICATIONS[atom[0]][0](*(a.evaluate(values) for a in atom[1:]))
+                    else _meaning(atom[0])(*(a.evaluate(values) for a in atom[1:]))
                 )
             total = c if total is None else total + c  # not 0 + c, which loses the sign of -0.0
         return 0 if total is None else total
@@ -143,12 +191,21 @@ class Expression:
     __repr__ = __str__
 
 
+def _meaning(name: str | Computed) -> Callable:
+    return name if isinstance(name, Computed) else APPLICATIONS[name][0]
+
+
 def _monomial(mono: tuple, c) -> str:
-    factors = [a if isinstance(a, str) else APPLICATIONS[a[0]][1].format(*map(_operand, a[1:])) for a in mono]
+    factors = [a if isinstance(a, str) else _application(*a) for a in mono]
     if not factors:
         return repr(c) if math.isfinite(c) else f"math.{c}" if c != -math.inf else "(-math.inf)"
     product = "*".join(factors)
     return product if c == 1 else f"-{product}" if c == -1 else f"{c!r}*{product}"
+
+
+def _application(name: str | Computed, *operands: Expression) -> str:
+    texts = list(map(_operand, operands))
+    return f"{name}({', '.join(texts)})" if isinstance(name, Computed) else APPLICATIONS[name][1].format(*texts)
 
 
 def _operand(e: Expression) -> str:
