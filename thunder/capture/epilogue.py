@@ -206,7 +206,6 @@ class EpilogueWriter:
                     types.ModuleType,
                     types.BuiltinFunctionType,
                     torch.Generator,
-                    torch.nn.Module,
                     range,
                     torch.Size,
                     types.GenericAlias,
@@ -417,6 +416,11 @@ class EpilogueWriter:
 
 def latest(c, value: TensorProxy) -> TensorProxy:
     """What a proxy stands for in the end; views of what was written to are made again."""
+    if c.recorder.memory.base(value) in c.recorder.memory.apart:
+        c.refuse(
+            "a leaf leaves the program that was made of a tensor whose memory it would share (requires_grad_())",
+            "make it of a clone: x.detach().clone().requires_grad_()",
+        )
     with recording(c.recorder):
         found = c.recorder.latest(value)
     return c.tensors.reshaped.get(found, found)

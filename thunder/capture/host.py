@@ -34,7 +34,7 @@ from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE
 from thunder.capture.decisions import Path
 from thunder.capture.expose import expose
 from thunder.capture.identities import told_apart
-from thunder.capture.library import backward, collectives, triton_kernels
+from thunder.capture.library import backward, collectives, higher_order, triton_kernels
 from thunder.capture.library.functional import original
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.capture.sources import Source
@@ -91,7 +91,8 @@ class Capture(Host):
         self.recorder.is_leaf = functools.partial(tensors.is_leaf, self)
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         # of functions in modules that few programs import
-        self.handlers = {id(f): h for f, h in (triton_kernels.launchers() | collectives.handlers()).items()}
+        late = triton_kernels.launchers() | collectives.handlers() | higher_order.handlers()
+        self.handlers = {id(f): h for f, h in late.items()}
         self.replacements = options.replacements
         self.engine = backward.Engine()
         # where values come from, by their ids, and what keeps these ids theirs

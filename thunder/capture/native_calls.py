@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import copyreg
 import functools
 import io
 import itertools
@@ -81,10 +82,11 @@ def reduced(c, f, args, kwargs):
     only those are called natively that `object.__reduce_ex__` reads attributes by."""
     o = args[0] if plain_attribute(f, "__self__") is None else f.__self__
     c.materialize(o)
-    if isinstance(o, torch.nn.Module) and id(o) in c.sources:
-        c.refuse("a module from outside is copied", "copy it outside of the compiled function")
-    by_class = any(c.slot(type(o), n) for n in ("__getstate__", "__reduce__", "__getnewargs__", "__getnewargs_ex__"))
-    if by_class or isinstance(o, torch.nn.Module) or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
+    state_of = c.slot(type(o), "__getstate__")
+    by_class = any(c.slot(type(o), n) for n in ("__reduce__", "__getnewargs__", "__getnewargs_ex__"))
+    if state_of is not None and not by_class and isinstance(o, torch.nn.Module):
+        return copyreg.__newobj__, (type(o),), c.call(state_of, [o], {}), None, None
+    if by_class or state_of is not None or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
         return call_native(c, f, args, kwargs)
     found = Host.call_native(c, f, args, kwargs)
     state, own = (
@@ -93,7 +95,8 @@ def reduced(c, f, args, kwargs):
     )
     if type(state) is tuple:
         state = own, {n: c.load_attr(o, n) for n in state[1]}
-    expose(c, own)
+    if not isinstance(o, torch.nn.Module):  # of which Python's code alone reads the state
+        expose(c, own)
     return *found[:2], own if state is None or type(state) is dict else state, *found[3:]
 
 

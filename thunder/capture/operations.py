@@ -89,6 +89,7 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         return _STATED[n](c, c.recorder.latest(p))
     if n == "grad":
         return gradients.read_gradient(c, p)
+    p = c.recorder.memory.holder(p)
     real, source = c.tensors.real.get(p, (None, None))
     if real is not None:
         with compat.DisableTorchFunction():
@@ -124,6 +125,10 @@ def call_method(c, method, args, kwargs):
         return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
     if n == "backward":
         return backward.call_backward(c, torch.Tensor.backward, [p, *args], kwargs)
+    if n == "requires_grad_":
+        return leaves.require_grad(c, None, [p, *args], kwargs)
+    if n == "__deepcopy__":
+        return leaves.copied(c, None, [p, *args], kwargs)
     if n == "numpy" or n == "__array__":
         return host_lines.to_numpy(c, c.recorder.latest(p))
     if n == "size":
