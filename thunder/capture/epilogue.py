@@ -27,12 +27,13 @@ from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
+from thunder.capture.sources import MISSING
 from thunder.capture.statements import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 from thunder.interpreter import sequences
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 
 __all__ = ["EpilogueWriter", "is_plain"]
 
@@ -161,7 +162,7 @@ class EpilogueWriter:
             return self._variable(value, f"{self.pin(made[0])}({', '.join(map(self.build, made[1]))})")
         if isinstance(value, torch.Tensor) or self._is_fixed(value, t):
             return self.pin(value)
-        in_c = t is not object and not hasattr(value, "__dict__") and not slots(t)
+        in_c = t is not object and not t.__dictoffset__ and not slots(t)
         return self._reduced(value, t) if in_c else self._object(value, t)
 
     def _about_outside(self, value, t: type) -> str | None:
@@ -215,7 +216,7 @@ class EpilogueWriter:
             or t in _LITERAL
         ):
             return True
-        return isinstance(value, _UNCHANGING) or t.__module__.startswith("torch") and not hasattr(value, "__dict__")
+        return isinstance(value, _UNCHANGING) or t.__module__.startswith("torch") and not t.__dictoffset__
 
     def _variable(self, value, expression: str) -> str:
         name = self.built[id(value)] = self.names.make("o")
@@ -259,7 +260,7 @@ class EpilogueWriter:
             inside = [self.build(x) for x in value]
             if inside:
                 self.lines.append(f"{name}.{'update' if isinstance(value, set) else 'extend'}(({', '.join(inside)},))")
-        if t not in (list, dict, set) and getattr(value, "__dict__", None):
+        if t not in (list, dict, set) and plain_attribute(value, "__dict__"):
             self._attributes(value, name)
         return name
 
@@ -296,6 +297,9 @@ class EpilogueWriter:
         builtin = next(c for c in t.__mro__ if not c.__flags__ & _HEAP_TYPE)
         given = f", *{self.build(value.args)}" if isinstance(value, BaseException) else ""
         name = self._variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)}{given})")
+        if isinstance(value, property):
+            parts = ", ".join(map(self.build, (value.fget, value.fset, value.fdel, value.__doc__)))
+            self.lines.append(f"{self.pin(property.__init__)}({name}, {parts})")
         self._attributes(value, name)
         if given:
             self.lines.append(f"{name}.args = {self.build(value.args)}")
@@ -315,11 +319,11 @@ class EpilogueWriter:
         return name
 
     def _attributes(self, value, name: str) -> None:
-        for k, v in getattr(value, "__dict__", {}).items():
+        for k, v in plain_attribute(value, "__dict__", {}).items():
             self.lines.append(f"{name}.__dict__[{k!r}] = {self.build(v)}")
         for slot in slots(type(value)):
-            if hasattr(value, slot):
-                new = self.build(getattr(value, slot))
+            if (held := plain_attribute(value, slot, MISSING)) is not MISSING:
+                new = self.build(held)
                 self.lines.append(f"{self.pin(object.__setattr__)}({name}, {slot!r}, {new})")
 
     # --- effects

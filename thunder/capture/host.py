@@ -45,6 +45,7 @@ from thunder.core.proxies import NumberProxy, TensorProxy, concrete
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.errors import CaptureError
 from thunder.interpreter import Host, format_location
+from thunder.interpreter.attributes import plain_attribute
 from thunder.ops import autocast
 from thunder.ops.memory import Memory
 from thunder.ops.torch_types import from_tensor_dtype
@@ -121,7 +122,7 @@ class Capture(Host):
             name = f"K{len(self.outside.constants)}"
             self.outside.constants[name], self.keep[id(value)] = value, value
             found = self.outside.constant_sources[id(value)] = Source(
-                None, "const", name, label or getattr(value, "__name__", type(value).__name__)
+                None, "const", name, label or plain_attribute(value, "__name__", type(value).__name__)
             )
         return found
 
@@ -408,7 +409,7 @@ class Capture(Host):
         if location is None:  # the program has returned: where it is defined
             fn = original(self.request.fn)
             target = fn.forward if isinstance(fn, torch.nn.Module) else fn
-            code = getattr(getattr(target, "__func__", target), "__code__", None)
+            code = getattr(plain_attribute(target, "__func__", target), "__code__", None)
             return (
                 None
                 if code is None
@@ -487,7 +488,7 @@ def parameter_names(fn) -> tuple[str, ...]:
     fn = original(fn)
     target = fn.forward if isinstance(fn, torch.nn.Module) else fn
     bound = isinstance(target, types.MethodType)
-    target = getattr(target, "__func__", target)
+    target = plain_attribute(target, "__func__", target)
     while isinstance(target, functools.partial):
         target = target.func
     code = getattr(target, "__code__", None)

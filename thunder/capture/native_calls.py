@@ -44,7 +44,7 @@ from thunder.capture.operations import all_lifted, record, size
 from thunder.capture.sources import MISSING
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, Size, TensorProxy, concrete, map_structure, settled
 from thunder.interpreter import NULL, Host, construction, standins
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 from thunder.ops import inplace_of, lookup
 
 __all__ = [
@@ -61,10 +61,10 @@ IDENTITY_CALLS = {
 
 
 def _is_torch(f) -> bool:
-    module = getattr(f, "__module__", None)
+    module = plain_attribute(f, "__module__")
     if module is None:
-        module = getattr(getattr(f, "__objclass__", None), "__module__", None) or getattr(
-            type(getattr(f, "__self__", None)), "__module__", ""
+        module = getattr(plain_attribute(f, "__objclass__"), "__module__", None) or getattr(
+            type(plain_attribute(f, "__self__")), "__module__", ""
         )
     return module.split(".")[0] == "torch"
 
@@ -80,7 +80,7 @@ def _class_method(cls: type, name: str):
 def reduced(c, f, args, kwargs):
     """What copy makes a copy of: the attributes of an object as the program sees them. Of special methods of the user's
     only those are called natively that `object.__reduce_ex__` reads attributes by."""
-    o = args[0] if getattr(f, "__self__", None) is None else f.__self__
+    o = args[0] if plain_attribute(f, "__self__") is None else f.__self__
     c.materialize(o)
     state_of = c.slot(type(o), "__getstate__")
     by_class = any(c.slot(type(o), n) for n in ("__reduce__", "__getnewargs__", "__getnewargs_ex__"))
@@ -132,7 +132,7 @@ def _note_factory(c, f, operands) -> None:
 def call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
-    s = getattr(f, "__self__", None)
+    s = plain_attribute(f, "__self__")
     if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
         return handler(c, f, [s, *args], kwargs)
     if (id(s) in c.outside.origins or id(s) in c.sources) and not _is_watched(f, s) and impure(f) is None:
@@ -168,7 +168,7 @@ def _by_receiver(c, f, s, args, kwargs):
     if type(s) is contextvars.ContextVar and f.__name__ in ("get", "set", "reset"):
         return _context_variable(c, f, args)
     # torch.Tensor.is_contiguous(x)
-    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is compat.TensorBase:
+    if s is None and args and type(args[0]) is TensorProxy and plain_attribute(f, "__objclass__") is compat.TensorBase:
         return record(c, f, args, kwargs)
     if type(s) is str and f.__name__ in ("format", "__mod__"):
         return _formatted(c, f, args, kwargs)
@@ -256,7 +256,7 @@ def call_native(c, f, args, kwargs):
         return host_lines.of_numpy(c, f, args, kwargs)
     if host_lines.takes(c, f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
-    if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
+    if f is functools.cmp_to_key or plain_attribute(f, "__module__") == "itertools":
         at, name = _CALLING.get(f, (None, ""))
         args = [_callable_for_native(c, a) if i == at and callable(a) else a for i, a in enumerate(args)]
         kwargs = {k: _callable_for_native(c, a) if k == name and callable(a) else a for k, a in kwargs.items()}
@@ -306,11 +306,11 @@ _CALLING = {
 def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
     """What native code may look at is asked before it runs; the arguments, with stand-ins in the place of objects that
     it may call methods of."""
-    s, given = getattr(f, "__self__", None), (*args, *kwargs.values())
+    s, given = plain_attribute(f, "__self__"), (*args, *kwargs.values())
     if (
         s is None
         and args
-        and isinstance(getattr(f, "__objclass__", None), type)
+        and isinstance(plain_attribute(f, "__objclass__"), type)
         and issubclass(f.__objclass__, (tuple, *containers.MUTABLE))
     ):
         s, *given = given  # dict.__setitem__(d, k, v)
@@ -363,9 +363,9 @@ def _check_keys(c, table, given) -> None:
 def _asks_for_types(f) -> bool:
     """Whether native code may do another thing with a symbolic number than with a number; others use numbers' own
     methods."""
-    if isinstance(getattr(f, "__self__", None), _PLAIN) or getattr(f, "__objclass__", None) in _PLAIN:
+    if isinstance(plain_attribute(f, "__self__"), _PLAIN) or plain_attribute(f, "__objclass__") in _PLAIN:
         return True
-    module = getattr(f, "__module__", None) or type(getattr(f, "__self__", None)).__module__
+    module = plain_attribute(f, "__module__") or type(plain_attribute(f, "__self__")).__module__
     return (module or "builtins").split(".")[0] not in _NUMERIC
 
 
@@ -398,7 +398,7 @@ _KEYED = (dict, collections.OrderedDict)
 def _is_question(f) -> bool:
     """Whether a function of PyTorch's without arguments asks for a setting: what it may be asked again at each call."""
     asks = f.__name__.lstrip("_").startswith(("get_", "is_", "are_", "has_")) or f.__name__.endswith("_enabled")
-    return asks and getattr(f, "__self__", None) in (None, compat.C) and f not in _OF_MODES
+    return asks and plain_attribute(f, "__self__") in (None, compat.C) and f not in _OF_MODES
 
 
 _ANSWERS = (bool, int, float, str)
@@ -417,7 +417,7 @@ def _looks_inside(f) -> bool:
     if (
         f.__class__ is type
         and issubclass(f, (BaseException, weakref.ref))
-        or getattr(f, "__name__", "") == "__new__"
+        or plain_attribute(f, "__name__", "") == "__new__"
         and f.__self__ in _MADE_EMPTY
     ):
         return False
@@ -449,7 +449,7 @@ def construct_object(c, cls, args, kwargs):
             else call_native(c, cls, args, kwargs)
         )
     new, init = c.lookup(cls, "__new__"), c.lookup(cls, "__init__")
-    new = getattr(new, "__func__", new)
+    new = plain_attribute(new, "__func__", new)
     interpreted_new = type(new) is types.FunctionType and not native_module(new.__globals__.get("__name__"))
     interpreted_init = type(init) is types.FunctionType and (
         not native_module(init.__globals__.get("__name__")) or reaches(c, args, kwargs)

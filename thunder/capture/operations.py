@@ -32,7 +32,7 @@ from thunder.core.proxies import (
 )
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
 from thunder.interpreter import NULL, sequences
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 from thunder.ops import lookup
 from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -221,8 +221,13 @@ def record(c, function, args, kwargs):
         return opaque_values.apply(c, function, args, kwargs)
     if lookup(function) is not None:
         return checked(c, function, args, kwargs, lambda: call_torch(function, tuple(args), kwargs))
-    getter = getattr(function, "__self__", None)
-    if getter is not None and getattr(function, "__name__", "") == "__get__" and args and type(args[0]) is TensorProxy:
+    getter = plain_attribute(function, "__self__")
+    if (
+        getter is not None
+        and plain_attribute(function, "__name__", "") == "__get__"
+        and args
+        and type(args[0]) is TensorProxy
+    ):
         return tensor_attribute(c, args[0], getter.__name__)
     if isinstance(function, (types.MethodDescriptorType, types.BuiltinFunctionType)):
         return opaque_values.note(

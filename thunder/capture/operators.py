@@ -168,7 +168,7 @@ def type_name(c, value) -> str:
 
 def converted(c, function, kind, name, result, *more):
     """Numbers that stay symbolic are numbers."""
-    if isinstance(result, NumberProxy) and function is not bool:
+    if isinstance(result, NumberProxy) and function is not bool or type(result) is HostProxy and result.kind is str:
         return result
     return c.truth(result) if type(result) is Condition else Host.converted(c, function, kind, name, result, *more)
 

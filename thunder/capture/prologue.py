@@ -443,6 +443,7 @@ class PrologueWriter:
         """Relations between symbolic numbers that the program decided by."""
         for (a, relation, b), outcome in self.capture.numbers.decisions.relations.items():
             table = {n: self.variable(self.capture.numbers.sources[n]) for n in sorted(a.symbols() | b.symbols())}
+            self.objects |= {computed.name: computed for computed in a.computed() | b.computed()}
             text = f"{_renamed(a, table)} {relation} {_renamed(b, table)}"
             held = f"{_described(a, self)} {relation} {_described(b, self)} was {outcome}, with "
             values = " + ', ' + ".join(

@@ -42,8 +42,8 @@ def associative_scan(combine_fn, xs, dim=0, reverse=False, combine_mode="pointwi
     return compat.tree_unflatten([torch.stack(column, dim) for column in zip(*out)], spec)
 
 
-def scan(combine_fn, init, xs, *, dim=0, reverse=False):
-    """carry, y[i] = combine(carry, x[i]): the last carry, and all y stacked."""
+def scan(combine_fn, init, xs, *, dim=0, reverse=False, keeps_dim=True):
+    """carry, y[i] = combine(carry, x[i]): the last carry, and all y stacked, along `dim` where they have it."""
     leaves, spec = compat.tree_flatten(xs)
     slices = list(zip(*[torch.unbind(x, dim) for x in leaves]))
     carry, rows = init, []
@@ -52,7 +52,9 @@ def scan(combine_fn, init, xs, *, dim=0, reverse=False):
         flat, row_spec = compat.tree_flatten(y)
         rows.append(flat)
     rows = rows[::-1] if reverse else rows
-    return carry, compat.tree_unflatten([torch.stack(column, dim) for column in zip(*rows)], row_spec)
+    dim = dim % leaves[0].dim() if keeps_dim else 0
+    stacked = [torch.stack(column, dim if dim <= column[0].dim() else 0) for column in zip(*rows)]
+    return carry, compat.tree_unflatten(stacked, row_spec)
 
 
 def flex_attention(
@@ -162,6 +164,10 @@ def _defined(function):
     return lambda c, f, args, kwargs: c.enter(function, args, kwargs)
 
 
+def _scan(c, f, args, kwargs):
+    return c.enter(scan, args, {**kwargs, "keeps_dim": "dim" in kwargs and compat.scan_keeps_dim(f)})
+
+
 def _flex_attention(c, f, args, kwargs):
     given = {**kwargs}
     if given.pop("return_aux", None) is not None:
@@ -177,6 +183,7 @@ def handlers() -> dict:
 
 # functions: by module and name. Users call the first, Dynamo's graphs the others
 BY_NAME = {
-    **{(f"{HIGHER_ORDER}.{f.__name__}", f.__name__): _defined(f) for f in (cond, while_loop, associative_scan, scan)},
+    **{(f"{HIGHER_ORDER}.{f.__name__}", f.__name__): _defined(f) for f in (cond, while_loop, associative_scan)},
+    (f"{HIGHER_ORDER}.scan", "scan"): _scan,
     **{(AUTOCAST_MODE, f.__name__): _defined(f) for f in (_enter_autocast, _exit_autocast)},
 }
