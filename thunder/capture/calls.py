@@ -6,6 +6,7 @@ import functools
 import operator
 import types
 import weakref
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -43,6 +44,8 @@ __all__ = [
 def call(c, f, args, kwargs):
     """Any call of the program."""
     t = type(f)
+    if c.reading is not None:
+        c.reading.call(c, f)
     if t is types.FunctionType and id(f) in c.known.interpreted:
         return c.enter(f, args, kwargs)
     if t is types.MethodType:
@@ -136,9 +139,10 @@ def _call_reference(c, f, args, kwargs):
 def _call_operator(c, f, args, kwargs):
     """operator.attrgetter and operator.methodcaller: what they were made with stands in their pickled form."""
     (o,) = args
-    made, names, *_ = f.__reduce__()
+    reduced: Any = f.__reduce__()
+    made, names = reduced[:2]
     if type(f) is operator.attrgetter:
-        found = tuple(functools.reduce(c.load_attr, name.split("."), o) for name in names)
+        found: Any = tuple(functools.reduce(c.load_attr, name.split("."), o) for name in names)
         return found if len(found) > 1 else found[0]
     keywords = made.keywords if isinstance(made, functools.partial) else {}
     names = [*(made.args if isinstance(made, functools.partial) else ()), *names]

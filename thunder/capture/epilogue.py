@@ -143,7 +143,7 @@ class EpilogueWriter:
             c.refuse(f"a {type(value).__name__} leaves the compiled function", remedy)
         if (again := self._about_outside(value, t)) is not None:
             return again
-        if t is types.FunctionType:
+        if isinstance(value, types.FunctionType):
             return self._function(value) if id(value) in c.fresh else self.pin(value)
         return self._other(value, t)
 

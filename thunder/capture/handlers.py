@@ -195,7 +195,7 @@ def _check_is_size(c, f, args, kwargs):
     (n, *rest), most = args, kwargs.get("max")
     if not (isinstance(n, NumberProxy) and n.unbacked):
         return c.enter(f, args, kwargs)
-    for condition in (n >= 0, True if most is None else n <= most):
+    for condition in (c.compare(">=", n, 0), True if most is None else c.compare("<=", n, most)):
         _checks(c, compat.check, [condition, *rest], {k: v for k, v in kwargs.items() if k == "message"})
 
 
@@ -254,7 +254,7 @@ def install() -> None:
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
-        torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast,
+        torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast,  # pyright: ignore[reportPrivateImportUsage]
         torch.cuda.amp.autocast.__exit__: _leave_autocast,
         getattr(_APPLY, "__func__", _APPLY): autograd_function.apply,
         torch.compiler.is_compiling: _is_compiling,
@@ -262,7 +262,8 @@ def install() -> None:
         torch.overrides.has_torch_function: _constant(False),
         torch.overrides.has_torch_function_unary: _constant(False),
         torch.overrides.has_torch_function_variadic: _constant(False),
-        torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False),
+        torch.jit.is_scripting: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
+        torch.jit.is_tracing: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
         torch.Tensor.backward: backward.call_backward,
         torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k),
             torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),

@@ -10,7 +10,7 @@ import operator
 import numpy
 import torch
 
-from thunder.capture import host_lines, opaque_values
+from thunder.capture import host_lines, opaque_values, operations
 from thunder.capture.containers import dict_item, has_key, list_item, made_by_factory, materialize, write_attributes
 from thunder.capture.expose import expose
 from thunder.capture.identities import Id, real_id, told_apart
@@ -35,6 +35,8 @@ def _hashable(k) -> bool:
 
 def getitem(c, o, k):
     t = type(o)
+    if c.reading is not None:
+        c.reading.look_at(c, o)
     if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(o, dict) and _hashable(k):
             return dict_item(c, o, k)
@@ -44,7 +46,7 @@ def getitem(c, o, k):
     if t is collections.defaultdict and k not in o:
         return made_by_factory(c, o, k)
     if t is TensorProxy:
-        return c.operation("__getitem__", o, _key(c, k))
+        return operations.operation(c, "__getitem__", o, _key(c, k))
     if t is AnyProxy:
         return opaque_values.apply(c, operator.getitem, (o, k), {})
     if type(k) is HostProxy and isinstance(o, dict):
@@ -105,7 +107,7 @@ def _refuse_write(c):
 
 def setitem(c, o, k, v) -> None:
     if type(o) is TensorProxy:
-        c.operation("__setitem__", o, _key(c, k), v)
+        operations.operation(c, "__setitem__", o, _key(c, k), v)
         return
     if type(o) is HostProxy:
         host_lines.run(c, operator.setitem, (o, k, v))
@@ -123,6 +125,8 @@ def setitem(c, o, k, v) -> None:
 
 
 def contains(c, o, v) -> bool:
+    if c.reading is not None:
+        c.reading.look_at(c, o)
     if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(o, dict) and _hashable(v):
             return has_key(c, o, v)

@@ -13,14 +13,14 @@ import re
 import struct
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy
 import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import callbacks, containers, host_lines, items, operations
+from thunder.capture import ask, callbacks, containers, host_lines, items, operations
 from thunder.capture.expose import as_operand, expose
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
@@ -243,6 +243,8 @@ def _callable_for_native(c, f):
 
 
 def call_native(c, f, args, kwargs):
+    if c.reading is not None:
+        c.reading.call(c, f)
     if c.outside.iterators and any(id(a) in c.outside.iterators for a in args):
         items.advance(c)
     if impure(f) is not None:
@@ -336,7 +338,7 @@ def _check_keys(c, table, given) -> None:
             keys += [x[0] if type(x) is tuple and x else x for x in a]
         else:
             keys.append(a)
-    callbacks.check_hashed(c, keys, list((dict if isinstance(table, dict) else set).__iter__(table)) if table else ())
+    callbacks.check_hashed(c, keys, ask.keys(table) if table else ())
 
 
 def _asks_for_types(f) -> bool:
@@ -451,10 +453,10 @@ def _pair(c, p):
     return tuple(c.steps(p)) if known and type(p) is not tuple else p
 
 
-HANDLERS: dict[int, object] = {}  # by the id of a function: see `handlers.py`
-BY_TYPE: dict[type, object] = {}  # what calls an object of a type
+HANDLERS: dict[int, Callable] = {}  # by the id of a function: see `handlers.py`
+BY_TYPE: dict[type, Callable] = {}  # what calls an object of a type
 # of functions whose modules are imported only by programs that use them, by module and name
-BY_NAME: dict[tuple, object] = {}
+BY_NAME: dict[tuple, Callable] = {}
 
 
 def reaches(c, args, kwargs) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import types
+from typing import Any
 
 import torch
 
-from thunder.capture import containers, host_lines, opaque_values
+from thunder.capture import containers, host_lines, opaque_values, reads
 from thunder.capture.ask import IDENTITY, PRESENT, TYPE
 from thunder.capture.library import gradients
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE, native_module, tracked_anyway
@@ -165,7 +166,8 @@ def own(c, o, name):
         return NULL
     try:
         space = object.__getattribute__(o, "__dict__")  # of a class made in C++, a view
-        found = (dict if isinstance(space, dict) else types.MappingProxyType).get(space, name, NULL)
+        kind: Any = dict if isinstance(space, dict) else types.MappingProxyType
+        found = kind.get(space, name, NULL)
     except AttributeError:
         return NULL
     source = origin(c, o)
@@ -268,6 +270,8 @@ def _reader(t: type):
         return _of_builtin
     if issubclass(t, NumberProxy):
         return _of_number
+    if type(type_attribute(t, "__getattribute__")) is types.FunctionType:
+        return reads.load_attr
     return (lambda c, o, n: getattr(o, n)) if t is Condition else attributes.load_attr
 
 
@@ -447,8 +451,8 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
     """What a name in a module's globals means; `answered` where the module's `__getattr__` says it."""
     t = type(value)
     if t in IDENTICAL or issubclass(t, (type, types.ModuleType)):
-        if (id(space), n) not in c.known.seen_names:
-            c.known.seen_names.add((id(space), n))
+        if (id(space), n) not in c.known.names:
+            c.known.names[id(space), n] = value
             if n in space:
                 source = c.const(space, label).item(n)
                 c.ask(source, IDENTITY)
@@ -462,6 +466,8 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
 
 def load_global(c, f, n):
     space = f.__globals__
+    if not c.writes.overlay and (found := c.known.names.get((id(space), n))) is not None and space.get(n) is found:
+        return found
     written = c.writes.overlay.get((id(space), n), _UNKNOWN) if c.writes.overlay else _UNKNOWN
     if written is not _UNKNOWN and written is not DELETED:
         return written

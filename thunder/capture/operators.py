@@ -111,6 +111,9 @@ def native_unary(c, symbol, a):
 
 
 def compare(c, symbol, a, b):
+    if c.reading is not None:
+        c.reading.look_at(c, a)
+        c.reading.look_at(c, b)
     if type(a) is Id and type(b) is Id:
         told_apart(c, a, (b,))
     elif c.outside.ids:
@@ -140,7 +143,8 @@ def native_compare(c, symbol, a, b):
 
 
 def native_index(c, value):
-    return value if isinstance(value, NumberProxy) and value.python_type is int else operator.index(value)
+    symbolic = isinstance(value, NumberProxy) and value.python_type is int
+    return value if symbolic else operator.index(value)  # pyright: ignore[reportArgumentType]
 
 
 def type_name(c, value) -> str:
@@ -194,6 +198,8 @@ def native_len(c, o):
 
 
 def truth(c, o):
+    if c.reading is not None:
+        c.reading.look_at(c, o)
     c.materialize(o)
     return sequences.truth(c, o)
 

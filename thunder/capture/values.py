@@ -149,7 +149,7 @@ def _tuple(c, value: tuple, source: Source):
     ask(c, source, LENGTH)
     children = [read(c, x, source.item(i)) for i, x in enumerate(tuple.__iter__(value))]
     return (
-        type(value)._make(children)
+        type(value)._make(children)  # pyright: ignore[reportAttributeAccessIssue]
         if hasattr(value, "_make")
         else tuple(children)
         if type(value) is tuple
