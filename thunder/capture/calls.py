@@ -14,6 +14,7 @@ import torch.utils.checkpoint
 from thunder import compat
 from thunder.capture import callbacks, host_lines
 from thunder.capture.ask import KEYS
+from thunder.capture.construct import construct_object, reduced
 from thunder.capture.library import higher_order, torch_func
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, impure, native_module
@@ -24,9 +25,7 @@ from thunder.capture.native_calls import (
     IDENTITY_CALLS,
     call_builtin,
     call_native,
-    construct_object,
     reaches,
-    reduced,
 )
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH

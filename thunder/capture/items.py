@@ -10,7 +10,7 @@ import operator
 import numpy
 import torch
 
-from thunder.capture import host_lines, opaque_values, operations
+from thunder.capture import host_lines, opaque_values
 from thunder.capture.containers import dict_item, has_key, list_item, made_by_factory, materialize, write_attributes
 from thunder.capture.expose import expose
 from thunder.capture.identities import Id, real_id, told_apart
@@ -46,7 +46,7 @@ def getitem(c, o, k):
     if t is collections.defaultdict and k not in o:
         return made_by_factory(c, o, k)
     if t is TensorProxy:
-        return operations.operation(c, "__getitem__", o, _key(c, k))
+        return c.operation("__getitem__", o, _key(c, k))
     if t is AnyProxy:
         return opaque_values.apply(c, operator.getitem, (o, k), {})
     if type(k) is HostProxy and isinstance(o, dict):
@@ -107,7 +107,7 @@ def _refuse_write(c):
 
 def setitem(c, o, k, v) -> None:
     if type(o) is TensorProxy:
-        operations.operation(c, "__setitem__", o, _key(c, k), v)
+        c.operation("__setitem__", o, _key(c, k), v)
         return
     if type(o) is HostProxy:
         host_lines.run(c, operator.setitem, (o, k, v))
@@ -151,5 +151,7 @@ def iterate(c, o):
     if t is HostProxy:
         return host_lines.elements(c, o)
     if t is set and id(o) in c.containers.filled and o == c.containers.filled[id(o)].was:
-        return iter(c.elements(c.containers.filled[id(o)].original))  # a copy may have another order
+        original = c.containers.filled[id(o)].original  # a copy may have another order
+        elements = c.elements(original)
+        return iter(original if all(map(operator.is_, elements, original)) else elements)
     return iter(o)
