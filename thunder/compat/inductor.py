@@ -54,7 +54,8 @@ def compile_for_sizes(
     numbers: Sequence[int],
     described: Callable[[Sequence[Any]], Sequence[tuple]],
 ) -> tuple[Callable, Callable, Callable, Callable]:
-    """What Inductor makes of a function of integers and tensors, for all integers that it is right for.
+    """What Inductor makes of a function of integers, each at least 2, and tensors, for all integers that it is right
+    for.
 
     numbers: the integers of a call. described: for integers, those of a call or symbolic ones, (shape, strides, dtype,
     device) of each tensor. Returns what runs it, which takes a list and empties it; whether it is right for integers;
@@ -71,7 +72,7 @@ def compile_for_sizes(
     with compat.DisableTorchFunction(), compat.without_function_modes(), torch.no_grad(), mode:
         sources = [ConstantSource(f"n{i}") for i in range(len(numbers))]
         symbols = [
-            known.create_symbol(n, source, dynamic_dim=DimDynamic.DYNAMIC, do_not_specialize_zero_one=False)
+            known.create_symbol(n, source, dynamic_dim=DimDynamic.DYNAMIC)
             for n, source in zip(numbers, sources, strict=True)
         ]
         sizes = [
@@ -89,7 +90,7 @@ def compile_for_sizes(
         return (
             expression
             if isinstance(expression, int)
-            else expression.xreplace(dict(zip(symbols, map(Integer, numbers))))
+            else expression.xreplace(dict(zip(symbols, map(Integer, numbers), strict=True)))
         )
 
     def right(numbers: Sequence[int]) -> bool:

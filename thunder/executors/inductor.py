@@ -28,7 +28,7 @@ from thunder import compat
 from thunder.analysis.lifetimes import first_uses
 from thunder.core.definition import holds
 from thunder.core.dtypes import COMPLEX
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy, has_numbers, numbers_in
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
@@ -66,8 +66,10 @@ class InductorExecutor(FusionExecutor):
         return _missing("cpu")
 
     def can_fuse(self, operation: BoundSymbol) -> bool:
-        if not fusible(operation, numbers=True) or not all(
-            isinstance(p, TensorProxy) for p in (*operation.inputs, *operation.outputs)
+        if (
+            not fusible(operation, numbers=True)
+            or not _is_of_sizes(operation)
+            or not all(isinstance(p, TensorProxy) for p in (*operation.inputs, *operation.outputs))
         ):
             return False
         if torch_ex.implementation(operation) is None or not self._computes(operation):
@@ -132,6 +134,14 @@ class InductorExecutor(FusionExecutor):
     def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
         found = function.writing_over(dying) if isinstance(function, InductorRegion) else None
         return (found, found.over) if found is not None and found.over else None
+
+
+def _is_of_sizes(operation: BoundSymbol) -> bool:
+    """Whether the numbers that stay symbolic in an operation are sizes, which are at least 2."""
+    if not has_numbers((operation.args, operation.kwargs, operation.output)):
+        return True
+    found = numbers_in((operation.args, operation.kwargs, operation.output), [])
+    return all(n.decisions.is_size(name) for n in found for name in n.expression.symbols())
 
 
 def _nothing() -> None:
