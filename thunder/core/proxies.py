@@ -114,6 +114,7 @@ class AnyProxy(Proxy):
     one seen at capture."""
 
     __slots__ = ("example",)
+    requires_grad = None  # among outputs: that is a question for tensors
 
     def __init__(self, name: str, example: Any = None):
         self.name, self.example = name, example

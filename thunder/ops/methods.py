@@ -464,6 +464,8 @@ def _is_single(a: TensorProxy) -> bool:
 
 def as_number(a: TensorProxy, kind: type):
     """`int(a)`, `float(a)`."""
+    if (a.numel_value != 1) is True:
+        raise ValueError("only one element tensors can be converted to Python scalars")
     return converted(item(LTORCH["to"](a, dtype=torch.int64) if a.dtype.category == 0 else a), kind)
 
 
