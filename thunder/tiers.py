@@ -7,7 +7,7 @@ tier is a program of its own, with what it saves.
 
 On the CPU the clock decides which one stays. `TIMED` calls of each are measured, the first one of each left out: the
 median of the forward's times and that of the backward's. A second tier that is slower is given back. One that cannot be
-compiled, too, with a warning.
+compiled, too, with a warning; one whose regions can only be compiled when they run, as those of symbolic sizes, without.
 
 A forked process stays in the first tier. Programs of several ranks wait: these would not change tiers at one call.
 """
@@ -27,7 +27,7 @@ import torch
 from thunder.capture import Captured
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import Trace, TraceTag
-from thunder.errors import warn_user
+from thunder.errors import MissingImplementationError, warn_user
 from thunder.extend import add_executor_lists, get_executor
 from thunder.options import NUMERICS_OPTIONS, TIERS_OPTIONS, JitOptions
 from thunder.program import CacheEntry, Lowered, lower_captured, lowered
@@ -199,6 +199,9 @@ class Tiers:
                 executor.compile_ahead(found.computation_traces[-1], backward, strides)
         except background.Ended:
             raise
+        except MissingImplementationError as error:
+            self.reason = f"the second is not compiled: {error}"
+            return
         except Exception as error:  # noqa: BLE001  the first tier goes on; the next call warns
             self._failure = f"the second cannot be compiled: {type(error).__name__}: {error}"
             return

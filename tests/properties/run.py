@@ -32,7 +32,7 @@ import torch
 
 from tests.paths import generated
 from tests.properties import library, mutations, programs
-from tests.properties.compared import Program, Verdict, kind_of, run, script, wrong
+from tests.properties.compared import Hang, Program, Verdict, kind_of, run, script, wrong
 from tests.properties.shrink import shrink
 
 
@@ -122,7 +122,13 @@ def count(
     with open(os.devnull, "w") as quiet, tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         with contextlib.redirect_stderr(quiet):
             for number in range(first, stop):
-                for name, program in part.make(number, seed):
+                said(number)
+                try:
+                    made = part.make(number, seed)
+                except Hang:  # another program took the processor
+                    counts.calls["unstable"] += 1
+                    continue
+                for name, program in made:
                     said(name)
                     try:
                         verdicts = part.run(program)

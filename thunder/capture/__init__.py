@@ -32,7 +32,7 @@ from thunder.capture.tensors import write_back
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
-from thunder.distributed.placement import check_all_placed, placement_of, seen_as
+from thunder.distributed.placement import Placement, check_all_placed, placement_of, seen_as
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
 from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log, release
@@ -75,7 +75,7 @@ class Captured:
         self.guard_count = len(c.observed) + len(c.tensors.shapes)
 
     def _write_prologue(self, c: Capture) -> None:
-        writer = PrologueWriter(c)
+        writer = PrologueWriter(c, self._input_sources)
         unchecked = c.request.options.cache is CACHE_OPTIONS.SAME_INPUT
         prologue, self.prologue_fn = writer.write_extraction() if unchecked else writer.write()
         self.prologue_traces, self._weak, self._checked = [prologue], writer.weak, len(c.numbers.decisions.relations)
@@ -113,8 +113,8 @@ class Captured:
         others = {p: source for p, source in c.tensors.opaque.values() if p in used}
         inputs = [*tensors, *others, *numbers]
         placements = c.tensors.placements
-        self._placements = {p: placements[p] for p in tensors if p in placements} if placements else {}
-        c.input_sources = [*(c.tensors.real[p][1] for p in tensors), *others.values()] + [
+        self._placements: dict[Proxy, Placement] = {p: placements[p] for p in tensors if p in placements}
+        self._input_sources = [*(c.tensors.real[p][1] for p in tensors), *others.values()] + [
             c.numbers.sources[n.name] for n in numbers
         ]
         asked, memory = bool(c.request.options.transforms or c.tensors.replaced), c.recorder.memory
@@ -191,8 +191,10 @@ class Captured:
                 owner = line_owners(trace).get(traceback.tb_lineno)
                 if owner is None or owner.location:
                     return self.where(owner.location) if owner is not None else None
-                trace = getattr(owner.sym.fn, "trace", None)  # of a line that stands for several
-                function = trace and trace._callable
+                inner = getattr(owner.sym.fn, "trace", None)  # of a bound symbol that stands for several
+                if inner is None:
+                    return None
+                trace, function = inner, inner._callable
             traceback = traceback.tb_next
         return None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import copy
 import operator
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ from thunder.capture.native import BUFFERS, CONTAINERS, container_base, slots
 from thunder.capture.sources import MISSING, Source
 from thunder.capture.state import AttributeDict, Look
 from thunder.core.proxies import TensorProxy
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 
 __all__ = [
     "MUTABLE", "LARGE", "snapshot", "buffer", "materialize", "length", "list_item", "dict_item", "has_key",
@@ -62,17 +63,17 @@ def buffer(c, value, source: Source):
 
 
 def _empty(c, value, source: Source):
-    t = type(value)
+    t: Any = type(value)
     s = t.__new__(t)  # no __init__: a subclass's may want arguments, or do something
     if isinstance(value, collections.defaultdict):
         s.default_factory = value.default_factory
     elif isinstance(value, collections.deque):
         collections.deque.__init__(s, maxlen=value.maxlen)
-    if t not in CONTAINERS and hasattr(value, "__dict__"):
-        s.__dict__.update(value.__dict__)
+    if t not in CONTAINERS and t.__dictoffset__:
+        plain_attribute(s, "__dict__").update(plain_attribute(value, "__dict__"))
     for name in slots(t) if t not in CONTAINERS else ():
-        if hasattr(value, name):
-            object.__setattr__(s, name, getattr(value, name))
+        if (held := plain_attribute(value, name, MISSING)) is not MISSING:
+            object.__setattr__(s, name, held)
     c.containers.snapshots[id(value)] = s
     c.keep[id(value)], c.keep[id(s)] = value, s
     c.sources[id(s)] = source
@@ -84,11 +85,11 @@ def materialize(c, s) -> None:
     """Somebody looks at all of a snapshot."""
     look = c.containers.lazy.pop(id(s))
     c.containers.filled[id(s)] = look
-    value, source = look.original, look.source
-    base = container_base(type(value))
+    source, value = look.source, look.original
+    kind, base = type(value), container_base(type(value))
     if (
         base in (list, dict)
-        and type(value) is base
+        and base is kind
         and len(value) > LARGE
         and _is_settled(c, look)
         and is_data(value)

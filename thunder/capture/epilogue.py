@@ -8,18 +8,11 @@ from __future__ import annotations
 
 import collections
 import contextvars
-import functools
-import gc
-import io
-import operator
-import re
-import struct
 import types
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-import numpy
 import torch
 
 from thunder.capture import containers, host_lines, operations
@@ -27,12 +20,13 @@ from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
+from thunder.capture.remade import UNCHANGING, goes_on, made_of, native_new
+from thunder.capture.sources import MISSING
 from thunder.capture.statements import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
-from thunder.interpreter import sequences
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.attributes import plain_attribute
 
 __all__ = ["EpilogueWriter", "is_plain"]
 
@@ -136,7 +130,7 @@ class EpilogueWriter:
             return f"{self.pin(types.MethodType)}({self.build(value.__func__)}, {self.build(value.__self__)})"
         if isinstance(value, (list, dict, set, frozenset, collections.deque)):
             return self._container(value, t)
-        if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or _goes_on(value):
+        if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or goes_on(value):
             awaited = isinstance(value, (types.CoroutineType, types.AsyncGeneratorType))
             if isinstance(value, types.CoroutineType):
                 value.close()  # nobody will await it
@@ -148,7 +142,7 @@ class EpilogueWriter:
             c.refuse(f"a {operations.type_of(c, value).__name__} leaves the compiled function", remedy)
         if (again := self._about_outside(value, t)) is not None:
             return again
-        if t is types.FunctionType:
+        if isinstance(value, types.FunctionType):
             return self._function(value) if id(value) in c.fresh else self.pin(value)
         return self._other(value, t)
 
@@ -157,11 +151,11 @@ class EpilogueWriter:
             self.c.refuse("a token of a context variable leaves the compiled function", "set and reset it on one side")
         if cached_outside(self.c, value):
             return self.pin(value)
-        if (made := _made_of(value, t)) is not None:
+        if (made := made_of(value, t)) is not None:
             return self._variable(value, f"{self.pin(made[0])}({', '.join(map(self.build, made[1]))})")
         if isinstance(value, torch.Tensor) or self._is_fixed(value, t):
             return self.pin(value)
-        in_c = t is not object and not hasattr(value, "__dict__") and not slots(t)
+        in_c = t is not object and not t.__dictoffset__ and not slots(t)
         return self._reduced(value, t) if in_c else self._object(value, t)
 
     def _about_outside(self, value, t: type) -> str | None:
@@ -215,7 +209,7 @@ class EpilogueWriter:
             or t in _LITERAL
         ):
             return True
-        return isinstance(value, _UNCHANGING) or t.__module__.startswith("torch") and not hasattr(value, "__dict__")
+        return isinstance(value, UNCHANGING) or t.__module__.startswith("torch") and not t.__dictoffset__
 
     def _variable(self, value, expression: str) -> str:
         name = self.built[id(value)] = self.names.make("o")
@@ -230,7 +224,7 @@ class EpilogueWriter:
         text = f"({', '.join(inside)}{',' if len(inside) == 1 else ''})"
         if t is tuple or t is torch.Size:
             return text if t is tuple else self._variable(value, f"{self.pin(t)}({text})")
-        if not t.__flags__ & _HEAP_TYPE or tuple.__new__ is not _native_new(t):
+        if not t.__flags__ & _HEAP_TYPE or tuple.__new__ is not native_new(t):
             return self.pin(value) if all(type(x) in _LITERAL for x in value) else self._reduced(value, t)
         name = self._variable(value, f"{self.pin(tuple.__new__)}({self.pin(t)}, {text})")
         self._attributes(value, name)
@@ -259,17 +253,17 @@ class EpilogueWriter:
             inside = [self.build(x) for x in value]
             if inside:
                 self.lines.append(f"{name}.{'update' if isinstance(value, set) else 'extend'}(({', '.join(inside)},))")
-        if t not in (list, dict, set) and getattr(value, "__dict__", None):
+        if t not in (list, dict, set) and plain_attribute(value, "__dict__"):
             self._attributes(value, name)
         return name
 
     def _function(self, value: types.FunctionType) -> str:
         """A function that the program made: made again, with cells that hold this call's values."""
-        cells, filled = [], []
+        cells, made = [], []
         for cell in value.__closure__ or ():
             if id(cell) not in self.built:
                 self._variable(cell, f"{self.pin(types.CellType)}()")
-                filled.append(cell)
+                made.append(cell)
             cells.append(self.built[id(cell)])
         closure = f"({', '.join(cells)},)" if cells else "None"
         defaults = self.build(value.__defaults__)
@@ -278,8 +272,8 @@ class EpilogueWriter:
             f"{self.pin(types.FunctionType)}({self.pin(value.__code__)}, {self.pin(value.__globals__)}, "
             f"{value.__name__!r}, {defaults}, {closure})",
         )
-        for cell in filled:
-            if _filled(cell):
+        for cell in made:
+            if filled(cell):
                 contents = self.c.writes.overlay.get((id(cell), None), cell.cell_contents)
                 self.lines.append(f"{self.built[id(cell)]}.cell_contents = {self.build(contents)}")
         for attribute in ("__kwdefaults__", "__qualname__", "__doc__", "__module__"):
@@ -296,8 +290,11 @@ class EpilogueWriter:
         builtin = next(c for c in t.__mro__ if not c.__flags__ & _HEAP_TYPE)
         given = f", *{self.build(value.args)}" if isinstance(value, BaseException) else ""
         name = self._variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)}{given})")
+        if isinstance(value, property):
+            parts = ", ".join(map(self.build, (value.fget, value.fset, value.fdel, value.__doc__)))
+            self.lines.append(f"{self.pin(property.__init__)}({name}, {parts})")
         self._attributes(value, name)
-        if given:
+        if isinstance(value, BaseException):
             self.lines.append(f"{name}.args = {self.build(value.args)}")
         return name
 
@@ -315,11 +312,11 @@ class EpilogueWriter:
         return name
 
     def _attributes(self, value, name: str) -> None:
-        for k, v in getattr(value, "__dict__", {}).items():
+        for k, v in plain_attribute(value, "__dict__", {}).items():
             self.lines.append(f"{name}.__dict__[{k!r}] = {self.build(v)}")
         for slot in slots(type(value)):
-            if hasattr(value, slot):
-                new = self.build(getattr(value, slot))
+            if (held := plain_attribute(value, slot, MISSING)) is not MISSING:
+                new = self.build(held)
                 self.lines.append(f"{self.pin(object.__setattr__)}({name}, {slot!r}, {new})")
 
     # --- effects
@@ -422,67 +419,6 @@ def latest(c, value: TensorProxy) -> TensorProxy:
     return c.tensors.reshaped.get(found, found)
 
 
-def _made_of(value, t: type) -> tuple | None:
-    """(a callable, its arguments) that make an object of a library's again, where its parts do not say so."""
-    if t is slice:
-        return slice, (value.start, value.stop, value.step)
-    if t in _VIEWS:
-        (table,) = gc.get_referents(value)
-        return getattr(type(table), _VIEWS[t]), (table,)
-    if isinstance(value, (staticmethod, classmethod)):
-        return t, (value.__func__,)
-    if t is types.MappingProxyType:
-        return t, tuple(gc.get_referents(value))
-    if t is property:
-        return t, (value.fget, value.fset, value.fdel, value.__doc__)
-    if t is types.CellType:
-        return t, ((value.cell_contents,) if _filled(value) else ())
-    if t is sequences.Items:
-        return iter, (value.value,)
-    if t in _ITERATORS:
-        make, *given = value.__reduce__()
-        return make, given[0]
-    if t is functools._lru_cache_wrapper:
-        return functools.lru_cache(**value.cache_parameters()), (value.__wrapped__,)
-    if t is weakref.WeakMethod:
-        return t, (value(),)
-    if t in (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
-        return t, (set(value) if t is weakref.WeakSet else dict(value),)
-    return None
-
-
-def _goes_on(value) -> bool:
-    """Whether a value is an iterator of native code's, which goes on where it stands and cannot be made again."""
-    if type(value) in _ITERATORS:
-        return value.__reduce__()[2:] not in ((), (0,))  # somewhere inside
-    if type(value) is sequences.Items:
-        return value.position != 0
-    steps = type_attribute(type(value), "__next__")
-    return isinstance(steps, types.WrapperDescriptorType) and not isinstance(value, io.IOBase)
-
-
-# objects of classes made in C that nobody can change
-_UNCHANGING = (
-    re.Pattern, re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller,
-    types.CodeType, types.WrapperDescriptorType, types.MethodDescriptorType, types.GetSetDescriptorType,
-    types.MemberDescriptorType, types.ClassMethodDescriptorType, types.TracebackType, types.FrameType, type(...),
-    type(NotImplemented), numpy.dtype, numpy.ufunc,
-)  # fmt: skip
-_ITERATORS = {type(iter(made)) for made in ([], (), range(0))}
-_VIEWS = {
-    type(made): name
-    for table in ({}, collections.OrderedDict())
-    for name, made in (("keys", table.keys()), ("values", table.values()), ("items", table.items()))
-}
-
-
-def _native_new(t: type):
-    return next(base.__dict__["__new__"] for base in t.__mro__ if type(base.__dict__.get("__new__")) in _NATIVE_NEW)
-
-
-_NATIVE_NEW = (types.BuiltinFunctionType, types.BuiltinMethodType)
-
-
 def _latest(c, value):
     t = type(value)
     if t is TensorProxy:
@@ -492,11 +428,3 @@ def _latest(c, value):
     if t is dict:
         return {k: _latest(c, x) for k, x in value.items()}
     return value
-
-
-def _filled(cell) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - asks whether there is any
-    except ValueError:
-        return False
-    return True

@@ -13,6 +13,7 @@ from thunder import compat
 from thunder.capture.native import PRIMITIVE
 from thunder.core.proxies import NumberProxy, TensorProxy, map_structure, number_value
 from thunder.errors import ThunderError
+from thunder.interpreter.attributes import plain_attribute
 from thunder.interpreter.decode import decode
 from thunder.ops.explain import as_torch
 from thunder.ops.torch_types import to_torch_dtype
@@ -34,7 +35,7 @@ def checked(c, function, args, kwargs, run):
         raise
     except Exception as error:  # noqa: BLE001 - the program is not to handle what is thunder's own
         c.refuse(
-            f"{getattr(function, '__name__', function)}() in a `try` fails, which PyTorch does not: {error}",
+            f"{plain_attribute(function, '__name__', function)}() in a `try` fails, which PyTorch does not: {error}",
             "call it outside of the `try`",
         )
 
@@ -103,7 +104,7 @@ def _example(c, make, x):
         found.requires_grad_()
         if real is None or not real[0].is_leaf:
             with torch.enable_grad():
-                found = found.view_as(found)
+                found = found.clone()
     return found
 
 

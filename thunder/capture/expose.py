@@ -18,7 +18,8 @@ from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_
 from thunder.capture.sources import MISSING
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
-from thunder.interpreter import standins, text
+from thunder.interpreter import NULL, standins, text
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 
 __all__ = ["expose", "attributes", "as_operand", "as_text"]
 
@@ -96,7 +97,8 @@ def _inside(c, value, kind: type) -> list:
         return [] if id(value) in c.known.exposed else attributes(c, value, source)
     if native_module(kind.__module__):
         return []
-    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, n) for n in slots(kind) if hasattr(value, n))]
+    kept = (plain_attribute(value, n, MISSING) for n in slots(kind))
+    return [*plain_attribute(value, "__dict__", {}).values(), *(x for x in kept if x is not MISSING)]
 
 
 def attributes(c, o, source) -> list:
@@ -104,7 +106,7 @@ def attributes(c, o, source) -> list:
     would see unwritten."""
     c.known.exposed.add(id(o))
     c.keep[id(o)] = o
-    own = getattr(o, "__dict__", None)
+    own = plain_attribute(o, "__dict__")
     children = []
     if isinstance(own, dict):
         c.ask(source.attr("__dict__"), KEYS)
@@ -154,7 +156,7 @@ def as_text(c, value):
         for k, x in list(value.items() if isinstance(value, dict) else enumerate(value)):
             value[k] = as_operand(c, x)
         return value
-    if type(value) in (list, tuple) or hasattr(value, "_make"):
+    if type(value) in (list, tuple) or isinstance(value, tuple) and type_attribute(type(value), "_make") is not NULL:
         parts = [as_operand(c, x) for x in value]
         return parts if type(value) is list else tuple.__new__(type(value), parts)
     return concrete(value)

@@ -18,12 +18,14 @@ import string
 import threading
 import types
 import weakref
+from typing import Any
 
 import numpy
 import torch
 import torch.utils.checkpoint
 
 from thunder.compat.names import READ_MODULES
+from thunder.interpreter.attributes import plain_attribute
 
 __all__ = [
     "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
@@ -46,14 +48,19 @@ IDENTICAL = {
 CONTAINERS = {list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter}
 
 
-def container_base(kind: type) -> type | None:
+def container_base(kind: type) -> Any:
     """The builtin container that a class is, or derives from."""
+    if kind in _BUILTIN:
+        return kind
     return next(
         (base for base in (collections.OrderedDict, dict, list, set, collections.deque) if issubclass(kind, base)), None
     )
 
 
-def plain_base(kind: type) -> type | None:
+_BUILTIN = {list, dict, set, collections.OrderedDict, collections.deque}
+
+
+def plain_base(kind: type) -> Any:
     """The builtin type of numbers or text that a class is, or derives from."""
     return next((base for base in (int, float, complex, str, bytes) if issubclass(kind, base)), None)
 
@@ -205,12 +212,12 @@ _ONCE = "runs while the program is captured and not again"
 
 def impure(f) -> str | None:
     """Why calling `f` once at capture is not what calling it every time would be, or None."""
-    owner, name = getattr(f, "__self__", None), getattr(f, "__name__", "")
-    shown = f"{getattr(f, '__qualname__', f)}()"
+    owner, name = plain_attribute(f, "__self__"), plain_attribute(f, "__name__", "")
+    shown = f"{plain_attribute(f, '__qualname__', f)}()"
     if f is print or f is input or f is open:
         return f"{shown} {_ONCE}"
     kind = owner if isinstance(owner, type) else type(owner)
-    module = getattr(f, "__module__", None) or kind.__module__
+    module = plain_attribute(f, "__module__") or kind.__module__
     if name in _INSIDE or issubclass(kind, (io.StringIO, io.BytesIO)):
         return None
     if module in _CHANGING or module.startswith("numpy.random") or (module, name) in _CHANGING_FUNCTIONS:

@@ -55,8 +55,8 @@ def _literal(v) -> bool:
 class PrologueWriter:
     """Turns what a capture asked into the statements of a prologue."""
 
-    def __init__(self, capture):
-        self.capture, self.parameters = capture, capture.parameters
+    def __init__(self, capture, input_sources: list[Source]):
+        self.capture, self.parameters, self.input_sources = capture, capture.parameters, input_sources
         self.objects: dict[str, Any] = dict(_HELPERS)
         self.variables: dict[Source, str] = {}
         self.lines: list[BoundSymbol] = []
@@ -188,7 +188,7 @@ class PrologueWriter:
         stated = dict if source.step == "attr" and source.key in _DICTS else None
         return self.capture.observed.get((source, TYPE, None), stated)  # no `or`: that asks the metaclass
 
-    def table(self, source: Source):
+    def table(self, source: Source) -> Any:
         """The dict that stays and holds what is at a source: of a pinned module, of a module's globals, or of a
         class."""
         base, pinned, constants = source.base, self.capture.outside.pinned, self.capture.outside.constants
@@ -240,7 +240,7 @@ class PrologueWriter:
         return self._returning_inputs()
 
     def _returning_inputs(self) -> tuple[Trace, Callable]:
-        inputs = tuple(Text(self._input(s)) for s in self.capture.input_sources)
+        inputs = tuple(Text(self._input(s)) for s in self.input_sources)
         self._read_together()
         return written("prologue", "fn, args, kwargs", self.lines, inputs, self.names, self.objects)
 
@@ -443,6 +443,7 @@ class PrologueWriter:
         """Relations between symbolic numbers that the program decided by."""
         for (a, relation, b), outcome in self.capture.numbers.decisions.relations.items():
             table = {n: self.variable(self.capture.numbers.sources[n]) for n in sorted(a.symbols() | b.symbols())}
+            self.objects |= {computed.name: computed for computed in a.computed() | b.computed()}
             text = f"{_renamed(a, table)} {relation} {_renamed(b, table)}"
             held = f"{_described(a, self)} {relation} {_described(b, self)} was {outcome}, with "
             values = " + ', ' + ".join(

@@ -8,11 +8,13 @@ functions that run later. A view that was written to is asked as the view that i
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from thunder import compat
 from thunder.capture.ask import VALUE
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.layout import run_line
@@ -107,11 +109,11 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
                 run_line(line, c.tensors.layouts)
             else:
                 _input(c, line, with_offset, with_bits)
-        found = {base: c.tensors.layouts[value]}
+        found: dict[Proxy, object] = {base: c.tensors.layouts[value]}
         for view in reversed(views):  # a value of the trace has the name of the first view that it was
             line, shown = memory.view_of[view]
             run_line(line.swap({p: shown for p in line.inputs if memory.holder(p) is shown}), found)
-    return found[wanted]
+    return cast(torch.Tensor, found[wanted])
 
 
 def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:

@@ -35,7 +35,7 @@ def compile_with_inductor(
     graph of ATen operations that the function is, another function that does the same, or None.
     """
     graph, examples, results, mode = _graph_of(function, tensors, rewritten)
-    compiled, wait = _compiled(graph, examples, mode, reused)
+    compiled, wait = _compiled(graph, examples, mode, results[0].device.type == "cpu", reused)
     return compiled, results, wait
 
 
@@ -90,7 +90,8 @@ class GraphJob(NamedTuple):
         with torch.no_grad(), mode:
             examples = [torch.empty_strided(n, s, dtype=d, device=where) for n, s, d, where in self.tensors]
             graph = _traced(lambda *tensors: forward(None, *tensors), examples)
-        _compiled(graph, examples, mode, self.reused)[1]()
+        on_cpu = all(where.type == "cpu" for *_, where in self.tensors)
+        _compiled(graph, examples, mode, on_cpu, self.reused)[1]()
 
 
 def _fake_mode() -> Any:
@@ -99,7 +100,7 @@ def _fake_mode() -> Any:
     return compat.FakeTensorMode(shape_env=ShapeEnv())  # without a ShapeEnv nothing is kept on disk
 
 
-def _traced(function: Callable, examples: Sequence[torch.Tensor]) -> Any:
+def _traced(function: Callable, examples: Sequence[Any]) -> Any:
     """The graph of a function that calls no module. FX would write over methods of `nn.Module` while it traces, which
     other threads call."""
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -122,16 +123,67 @@ def _traced(function: Callable, examples: Sequence[torch.Tensor]) -> Any:
         return make_fx(function, decomposition_table=compat.select_decomp_table())(*examples)
 
 
+def compile_for_sizes(
+    function: Callable,
+    numbers: Sequence[int],
+    described: Callable[[Sequence[Any]], Sequence[tuple]],
+) -> tuple[Callable, Callable, Callable, Callable]:
+    """What Inductor makes of a function of integers, each at least 2, and tensors, for all integers that it is right
+    for.
+
+    numbers: the integers of a call. described: for integers, those of a call or symbolic ones, (shape, strides, dtype,
+    device) of each tensor. Returns what runs it, which takes a list and empties it; whether it is right for integers;
+    the strides that PyTorch gives its results, for integers; and a function that waits until it can be called. Tried on
+    2.13.
+    """
+    from sympy import Integer
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+    known = ShapeEnv()
+    mode = compat.FakeTensorMode(shape_env=known)
+    with compat.DisableTorchFunction(), compat.without_function_modes(), torch.no_grad(), mode:
+        sources = [ConstantSource(f"n{i}") for i in range(len(numbers))]
+        symbols = [
+            known.create_symbol(n, source, dynamic_dim=DimDynamic.DYNAMIC)
+            for n, source in zip(numbers, sources, strict=True)
+        ]
+        sizes = [
+            known.create_symintnode(symbol, hint=n, source=source)
+            for symbol, n, source in zip(symbols, numbers, sources, strict=True)
+        ]
+        tensors = [torch.empty_strided(n, s, dtype=d, device=where) for n, s, d, where in described(sizes)]
+        results = function(*sizes, *tensors)
+        functional = torch.func.functionalize(function, remove="mutations")
+        graph = _traced(functional, [*sizes, *tensors])
+    compiled, wait = _compiled(graph, [*sizes, *tensors], mode, results[0].device.type == "cpu")
+    strides = [[getattr(getattr(s, "node", None), "expr", s) for s in r.stride()] for r in results]
+
+    def at(expression: Any, numbers: Sequence[int]) -> Any:
+        return (
+            expression
+            if isinstance(expression, int)
+            else expression.xreplace(dict(zip(symbols, map(Integer, numbers), strict=True)))
+        )
+
+    def right(numbers: Sequence[int]) -> bool:
+        return all(bool(at(guard.expr, numbers)) for guard in known.guards)
+
+    def laid_out(numbers: Sequence[int]) -> list[tuple[int, ...]]:
+        return [tuple(int(at(s, numbers)) for s in each) for each in strides]
+
+    return compiled, right, laid_out, wait
+
+
 def _compiled(
-    graph: Any, examples: Sequence[torch.Tensor], mode: Any, reused: Sequence[int]
+    graph: Any, examples: Sequence[Any], mode: Any, on_cpu: bool, reused: Sequence[int] = ()
 ) -> tuple[Callable, Callable]:
-    """What runs a graph, and what waits until it can be called."""
+    """What runs a graph of ATen operations, and what waits until it can be called."""
     output = next(iter(reversed(graph.graph.nodes)))
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     _find_vectors()
     waiting: list[Callable] = []
     # shapes are guarded, and strides looked at, before a region is called
-    on_cpu = output.args[0][0].meta["val"].device.type == "cpu"
     left = _waits_left_to(waiting) if on_cpu else contextlib.nullcontext()
     settings = {"size_asserts": False} | (_vector_setting() if on_cpu else {})
     with compat.config.patch(settings), compat.tracing(compat.TracingContext(mode)) as context, left:

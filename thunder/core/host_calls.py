@@ -83,14 +83,13 @@ class Log(dict[int, Any]):
         self.effects: list[str] = []
         self._states: dict[int, tuple[Callable, Any]] = {}  # of generators: what sets a state, and the state
 
-    def note(self, effect: str, function: Callable) -> None:
+    def note(self, effect: str, function: Callable, args: tuple) -> None:
         """A host call is about to run. effect: "random" where it draws from Python's or NumPy's generators, or from the
         one that it is a method of, "outside" where it does something that cannot be undone."""
         if effect == "outside":
             self.effects.append(function.__name__)
             return
-        own = getattr(function, "__self__", None)
-        for generator in (random, numpy.random, own):
+        for generator in (random, numpy.random, getattr(function, "__self__", None), *args[:1]):
             if id(generator) not in self._states and (state := _state_of(generator)) is not None:
                 self._states[id(generator)] = state
 
@@ -167,7 +166,7 @@ def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: d
     if results is not None and index in results:
         return results[index]  # type: ignore[index]
     if results is not None and effect:
-        results.note(effect, function)
+        results.note(effect, function, args)
     value = function(*args, **kwargs)
     if results is not None and index is not None:
         results[index] = value

@@ -151,8 +151,9 @@ class Executor:
 
     def compile_ahead(self, forward: Trace, backward: Trace | None, strides: dict[str, tuple]) -> None:
         """Compiles what this executor has in a program that has not run, in a thread in the background; afterwards the
-        program runs at once. strides: of its arguments, by name. Raises RuntimeError where that fails, and
-        `thunder.runtime.background.Ended` at the end of the process."""
+        program runs at once. strides: of its arguments, by name. Raises MissingImplementationError for what can only be
+        compiled when it runs, RuntimeError where compiling fails, and `thunder.runtime.background.Ended` at the end of
+        the process."""
 
     def unavailable(self) -> str | None:
         """Why this executor can take nothing here, in words; None where it can."""

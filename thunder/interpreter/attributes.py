@@ -35,6 +35,17 @@ def type_attribute(kind, name, after=None) -> Any:
     return NULL
 
 
+def plain_attribute(value, name, default=None) -> Any:
+    """An attribute that none of the user's `__getattribute__` and `__getattr__` answers: for the machine's own use."""
+    kind = type(value)
+    if kind is METHOD:
+        return getattr(value, name, default)
+    try:
+        return (type if issubclass(kind, type) else object).__getattribute__(value, name)
+    except AttributeError:
+        return default
+
+
 def in_python(method) -> bool:
     """Whether a special method that was found on a class is not native code's: `None` and any callable count."""
     return method is not NULL and type(method) not in NATIVE_METHODS

@@ -67,11 +67,11 @@ def _container(host, value) -> str:
     host.shown.add(id(value))
     try:
         if base is dict:
-            parts = [f"{representation(host, k)}: {representation(host, x)}" for k, x in dict.items(value)]
-        elif base is type(value):
-            parts = [representation(host, x) for x in host.steps(value)]
+            items = [map(host.handed, (representation(host, k), representation(host, x))) for k, x in dict.items(value)]
+            parts = [": ".join(item) for item in items]
         else:
-            parts = [representation(host, x) for x in base.__iter__(value)]
+            inside = host.steps(value) if base is type(value) else base.__iter__(value)
+            parts = [host.handed(representation(host, x)) for x in inside]
     finally:
         host.shown.discard(id(value))
     return f"{before}{', '.join(parts)}{',' if base is tuple and len(parts) == 1 else ''}{after}"

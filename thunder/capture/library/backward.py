@@ -239,7 +239,7 @@ class _Pulled:
 
     def leaves(self) -> list[TensorProxy]:
         """The tensors from outside that have a gradient, once each."""
-        return [p for p in self.grads if p in self.c.tensors.real]
+        return [p for p in self.grads if isinstance(p, TensorProxy) and p in self.c.tensors.real]
 
     def write(self, wanted: Sequence[TensorProxy]) -> list:
         """Writes what the gradients of `wanted` are computed by; those gradients, None where there is none."""

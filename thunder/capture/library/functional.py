@@ -34,6 +34,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+vjp: Callable[..., tuple] = torch.func.vjp  # how many it gives depends on has_aux
+
+
 @contextmanager
 def separate(c, grad_enabled: bool) -> Iterator[Recorder]:
     """Lines are recorded apart, in a grad mode of their own."""
@@ -362,7 +365,7 @@ class Grad(Transformed):
             ]
             return tuple(outputs), (result, aux)
 
-        outputs, pull, (value, aux) = torch.func.vjp(function, *(leaves[i] for i in places), has_aux=True)
+        outputs, pull, (value, aux) = vjp(function, *(leaves[i] for i in places), has_aux=True)
         return self.packed(list(pull(tuple(torch.ones_like(o) for o in outputs))), value, aux)
 
 
@@ -409,9 +412,7 @@ class VJP(Transformed):
             others = iter(others)
             return [next(others) if w else x for x, w in zip(leaves, wanted, strict=True)]
 
-        result, pull = torch.func.vjp(
-            lambda chosen: self.fn(*compat.tree_unflatten(filled(chosen), spec), **kwargs), chosen
-        )
+        result, pull = vjp(lambda chosen: self.fn(*compat.tree_unflatten(filled(chosen), spec), **kwargs), chosen)
         leaves = [None] * len(leaves)
         found = compat.tree_unflatten(filled(*pull(cotangents)), spec)
         return result, found[0] if single else found
