@@ -273,7 +273,7 @@ class EpilogueWriter:
             f"{value.__name__!r}, {defaults}, {closure})",
         )
         for cell in filled:
-            if filled(cell):
+            if is_filled(cell):
                 contents = self.c.writes.overlay.get((id(cell), None), cell.cell_contents)
                 self.lines.append(f"{self.built[id(cell)]}.cell_contents = {self.build(contents)}")
         for attribute in ("__kwdefaults__", "__qualname__", "__doc__", "__module__"):
