@@ -8,7 +8,7 @@ from typing import Any
 
 from thunder.analysis.aliases import may_view
 from thunder.analysis.flow import producers
-from thunder.core.proxies import Proxy, TensorProxy, equal_counts, has_numbers, numbers_in
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, equal_counts, has_numbers, numbers_in
 from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule, with_own_copies
 from thunder.core.rewrite import decomposed
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
@@ -296,7 +296,13 @@ def fusible(operation: BoundSymbol, numbers: bool = False) -> bool:
     if not (has_numbers(operation.args) or has_numbers(operation.output) or has_numbers(operation.kwargs)):
         return True
     found = numbers_in((operation.args, operation.kwargs, operation.output), []) if numbers else None
-    return found is not None and not any(n.unbacked for n in found)
+    return found is not None and all(map(_is_of_integers, found))
+
+
+def _is_of_integers(number: NumberProxy) -> bool:
+    """Whether a symbolic number is an expression of integers that are passed in."""
+    values = number.decisions.values
+    return not number.unbacked and all(type(values[name]) is int for name in number.expression.symbols())
 
 
 _ALONE = {OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.DEVICE_SYNC_OP, OpTags.IN_PLACE, OpTags.OPAQUE}
