@@ -20,7 +20,7 @@ from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
-from thunder.capture.remade import UNCHANGING, goes_on, made_of, native_new
+from thunder.capture.remade import UNCHANGING, goes_on, is_filled, made_of, native_new
 from thunder.capture.sources import MISSING
 from thunder.capture.statements import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
