@@ -40,7 +40,7 @@ class Question(NamedTuple):
     ask: Callable[[Any, Any], Any]
     text: str
     changed: str
-    words: str | tuple[str, str]
+    words: Any  # str | tuple[str, str]
 
     __hash__ = object.__hash__  # a question is a key often, and hashing what it holds takes long
 
@@ -189,7 +189,7 @@ def value_at(c, source: Source):
     found = c.values.get(source, _NEW)
     if found is _NEW:
         if source.base is None:
-            found = c.constants[source.key]
+            found = c.outside.constants[source.key]
         else:
             with compat.DisableTorchFunction():
                 found = source.fetch(value_at(c, source.base), c.values)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextvars
-import functools
-import gc
 import types
 import weakref
 from collections.abc import Callable
@@ -17,15 +15,18 @@ from typing import Any
 
 import torch
 
-from thunder.capture import containers, host_lines
+from thunder.capture import containers, host_lines, operations
 from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
+from thunder.capture.remade import UNCHANGING, goes_on, made_of, native_new
+from thunder.capture.sources import MISSING
 from thunder.capture.statements import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
+from thunder.interpreter.attributes import plain_attribute
 
 __all__ = ["EpilogueWriter", "is_plain"]
 
@@ -62,8 +63,8 @@ class EpilogueWriter:
         # what the computation must return, in order: name and value, by id
         self.values: dict[int, tuple[str, Any]] = {}
         self.built: dict[int, str] = {}
-        self.originals = {id(s): c.sources[id(s)] for s in c.snapshots.values()}
-        self.writes = bool(c.effects or c.left or containers.changes(c))
+        self.originals = {id(s): c.sources[id(s)] for s in c.containers.snapshots.values()}
+        self.writes = bool(c.writes.effects or c.writes.left or containers.changes(c))
         self.reached: dict[Any, str] = {}  # source -> the variable that holds what stood there before the first write
 
     def pin(self, value) -> str:
@@ -75,7 +76,7 @@ class EpilogueWriter:
 
     def path(self, source) -> str:
         """An outside object, found again before anything is written."""
-        if not self.writes or source.base is None or source in self.c.pinned:
+        if not self.writes or source.base is None or source in self.c.outside.pinned:
             return self._path(source)
         if source not in self.reached:
             text = self._path(source)
@@ -85,11 +86,11 @@ class EpilogueWriter:
 
     def _path(self, source) -> str:
         """An outside object, found again from the call's arguments or pinned."""
-        pinned = self.c.pinned.get(source)
+        pinned = self.c.outside.pinned.get(source)
         if pinned is not None and source.root.key not in ("args", "kwargs"):
             return self.pin(pinned)
         if source.base is None:
-            return self.pin(self.c.constants[source.key]) if source.step == "const" else source.key
+            return self.pin(self.c.outside.constants[source.key]) if source.step == "const" else source.key
         b = self._path(source.base)
         if source.step == "attr":
             return f"{b}.{source.key}"
@@ -121,17 +122,15 @@ class EpilogueWriter:
             return self.path(self.originals[id(value)])
         if id(value) in c.sources:
             return self._outside(value, c.sources[id(value)])
-        if id(value) in c.origins:
-            return self._outside(value, c.origins[id(value)])
+        if id(value) in c.outside.origins:
+            return self._outside(value, c.outside.origins[id(value)])
         if isinstance(value, tuple):
             return self._tuple(value, t)
         if t is types.MethodType:
             return f"{self.pin(types.MethodType)}({self.build(value.__func__)}, {self.build(value.__self__)})"
         if isinstance(value, (list, dict, set, frozenset, collections.deque)):
             return self._container(value, t)
-        if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or type(
-            value
-        ).__name__ in ("map", "filter", "zip", "enumerate"):
+        if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or goes_on(value):
             awaited = isinstance(value, (types.CoroutineType, types.AsyncGeneratorType))
             if isinstance(value, types.CoroutineType):
                 value.close()  # nobody will await it
@@ -140,10 +139,10 @@ class EpilogueWriter:
                 if awaited
                 else "return a list or a tuple: list(...) of it"
             )
-            c.refuse(f"a {type(value).__name__} leaves the compiled function", remedy)
+            c.refuse(f"a {operations.type_of(c, value).__name__} leaves the compiled function", remedy)
         if (again := self._about_outside(value, t)) is not None:
             return again
-        if t is types.FunctionType:
+        if isinstance(value, types.FunctionType):
             return self._function(value) if id(value) in c.fresh else self.pin(value)
         return self._other(value, t)
 
@@ -152,18 +151,21 @@ class EpilogueWriter:
             self.c.refuse("a token of a context variable leaves the compiled function", "set and reset it on one side")
         if cached_outside(self.c, value):
             return self.pin(value)
-        if (made := _made_of(value, t)) is not None:
+        if (made := made_of(value, t)) is not None:
             return self._variable(value, f"{self.pin(made[0])}({', '.join(map(self.build, made[1]))})")
         if isinstance(value, torch.Tensor) or self._is_fixed(value, t):
             return self.pin(value)
-        return self._object(value, t)
+        in_c = t is not object and not t.__dictoffset__ and not slots(t)
+        return self._reduced(value, t) if in_c else self._object(value, t)
 
     def _about_outside(self, value, t: type) -> str | None:
         """What is made of an outside object: its id, a method of it, a weak reference."""
         if t is Id:
-            return f"{self.pin(id)}({self.path(self.c.ids[value][0])})"
-        if t is types.BuiltinFunctionType and id(value.__self__) in self.originals:
-            return f"{self.build(value.__self__)}.{value.__name__}"
+            return f"{self.pin(id)}({self.path(self.c.outside.ids[value][0])})"
+        if t in (types.BuiltinFunctionType, types.MethodWrapperType) and not isinstance(
+            value.__self__, (types.ModuleType, types.NoneType, type)
+        ):
+            return self._variable(value, f"({self.build(value.__self__)}).{value.__name__}")
         if t in (weakref.ref, weakref.KeyedRef) and value() is not None:
             given = [value(), value.__callback__, *([value.key] if isinstance(value, weakref.KeyedRef) else [])]
             return self._variable(value, f"{self.pin(t)}({', '.join(map(self.build, given))})")
@@ -173,8 +175,8 @@ class EpilogueWriter:
         host_lines.check_leaves(self.c, value)
         if isinstance(value, TensorProxy):
             # the parameter itself, of which the program makes another tensor
-            if value in self.c.placements and self.c.placements[value].is_whole:
-                return self.path(self.c.real[value][1])
+            if value in self.c.tensors.placements and self.c.tensors.placements[value].is_whole:
+                return self.path(self.c.tensors.real[value][1])
             value = latest(self.c, value)
         found = self.values.get(id(value))
         if found is None:
@@ -184,7 +186,7 @@ class EpilogueWriter:
         return self.built.get(id(value), found[0])
 
     def _outside(self, value, source) -> str:
-        held = id(value) in self.c.rooted or isinstance(value, (type, types.FunctionType, types.ModuleType))
+        held = id(value) in self.c.outside.rooted or isinstance(value, (type, types.FunctionType, types.ModuleType))
         return self.pin(value) if held and source.root.key not in ("args", "kwargs") else self.path(source)
 
     def _is_fixed(self, value, t: type) -> bool:
@@ -197,7 +199,6 @@ class EpilogueWriter:
                     types.ModuleType,
                     types.BuiltinFunctionType,
                     torch.Generator,
-                    torch.nn.Module,
                     range,
                     torch.Size,
                     types.GenericAlias,
@@ -208,7 +209,7 @@ class EpilogueWriter:
             or t in _LITERAL
         ):
             return True
-        return not hasattr(value, "__dict__") and not slots(t)
+        return isinstance(value, UNCHANGING) or t.__module__.startswith("torch") and not t.__dictoffset__
 
     def _variable(self, value, expression: str) -> str:
         name = self.built[id(value)] = self.names.make("o")
@@ -223,7 +224,7 @@ class EpilogueWriter:
         text = f"({', '.join(inside)}{',' if len(inside) == 1 else ''})"
         if t is tuple or t is torch.Size:
             return text if t is tuple else self._variable(value, f"{self.pin(t)}({text})")
-        if not t.__flags__ & _HEAP_TYPE or tuple.__new__ is not _native_new(t):
+        if not t.__flags__ & _HEAP_TYPE or tuple.__new__ is not native_new(t):
             return self.pin(value) if all(type(x) in _LITERAL for x in value) else self._reduced(value, t)
         name = self._variable(value, f"{self.pin(tuple.__new__)}({self.pin(t)}, {text})")
         self._attributes(value, name)
@@ -252,17 +253,17 @@ class EpilogueWriter:
             inside = [self.build(x) for x in value]
             if inside:
                 self.lines.append(f"{name}.{'update' if isinstance(value, set) else 'extend'}(({', '.join(inside)},))")
-        if t not in (list, dict, set) and getattr(value, "__dict__", None):
+        if t not in (list, dict, set) and plain_attribute(value, "__dict__"):
             self._attributes(value, name)
         return name
 
     def _function(self, value: types.FunctionType) -> str:
         """A function that the program made: made again, with cells that hold this call's values."""
-        cells, filled = [], []
+        cells, made = [], []
         for cell in value.__closure__ or ():
             if id(cell) not in self.built:
                 self._variable(cell, f"{self.pin(types.CellType)}()")
-                filled.append(cell)
+                made.append(cell)
             cells.append(self.built[id(cell)])
         closure = f"({', '.join(cells)},)" if cells else "None"
         defaults = self.build(value.__defaults__)
@@ -271,9 +272,9 @@ class EpilogueWriter:
             f"{self.pin(types.FunctionType)}({self.pin(value.__code__)}, {self.pin(value.__globals__)}, "
             f"{value.__name__!r}, {defaults}, {closure})",
         )
-        for cell in filled:
-            if _filled(cell):
-                contents = self.c.overlay.get((id(cell), None), cell.cell_contents)
+        for cell in made:
+            if filled(cell):
+                contents = self.c.writes.overlay.get((id(cell), None), cell.cell_contents)
                 self.lines.append(f"{self.built[id(cell)]}.cell_contents = {self.build(contents)}")
         for attribute in ("__kwdefaults__", "__qualname__", "__doc__", "__module__"):
             if (v := getattr(value, attribute)) is not None:
@@ -289,8 +290,11 @@ class EpilogueWriter:
         builtin = next(c for c in t.__mro__ if not c.__flags__ & _HEAP_TYPE)
         given = f", *{self.build(value.args)}" if isinstance(value, BaseException) else ""
         name = self._variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)}{given})")
+        if isinstance(value, property):
+            parts = ", ".join(map(self.build, (value.fget, value.fset, value.fdel, value.__doc__)))
+            self.lines.append(f"{self.pin(property.__init__)}({name}, {parts})")
         self._attributes(value, name)
-        if given:
+        if isinstance(value, BaseException):
             self.lines.append(f"{name}.args = {self.build(value.args)}")
         return name
 
@@ -308,27 +312,24 @@ class EpilogueWriter:
         return name
 
     def _attributes(self, value, name: str) -> None:
-        for k, v in getattr(value, "__dict__", {}).items():
+        for k, v in plain_attribute(value, "__dict__", {}).items():
             self.lines.append(f"{name}.__dict__[{k!r}] = {self.build(v)}")
-        for cls in type(value).__mro__:
-            slots = cls.__dict__.get("__slots__", ())
-            for slot in (slots,) if isinstance(slots, str) else slots:
-                if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
-                    self.lines.append(
-                        f"{self.pin(object.__setattr__)}({name}, {slot!r}, {self.build(getattr(value, slot))})"
-                    )
+        for slot in slots(type(value)):
+            if (held := plain_attribute(value, slot, MISSING)) is not MISSING:
+                new = self.build(held)
+                self.lines.append(f"{self.pin(object.__setattr__)}({name}, {slot!r}, {new})")
 
     # --- effects
     def effects(self) -> None:
         """Statements that write back, values first: nothing is written before everything was computed."""
         c = self.c
         writes = []
-        for key, (kind, o, n) in list(c.effects.items()):
-            writes.append(self._write(kind, o, n, c.overlay[key]))
+        for key, (kind, o, n) in list(c.writes.effects.items()):
+            writes.append(self._write(kind, o, n, c.writes.overlay[key]))
         for kind, original, source, k, v in containers.changes(c):
             writes.append(self._write_container(kind, original, self.path(source), k, v))
         self.lines += [w for w in writes if w]
-        for (setter, *given), value in c.left.items():
+        for (setter, *given), value in c.writes.left.items():
             self.lines.append(f"{self.pin(setter)}({', '.join(map(self.literal, (*given, value)))})")
 
     def _write(self, kind: str, o, n, v) -> str:
@@ -340,7 +341,8 @@ class EpilogueWriter:
         if kind == "context":
             return f"{self.pin(o)}.set({self.build(v)})"
         if kind == "grad":
-            return f"{self.path(self.c.real[o][1]) if o in self.c.placements else self.build(o)}.grad = {self.build(v)}"
+            path = self.path(self.c.tensors.real[o][1]) if o in self.c.tensors.placements else self.build(o)
+            return f"{path}.grad = {self.build(v)}"
         if kind == "delattr":
             delete = (
                 "delattr"
@@ -407,41 +409,14 @@ class EpilogueWriter:
 
 def latest(c, value: TensorProxy) -> TensorProxy:
     """What a proxy stands for in the end; views of what was written to are made again."""
+    if c.recorder.memory.base(value) in c.recorder.memory.apart:
+        c.refuse(
+            "a leaf leaves the program that was made of a tensor whose memory it would share (requires_grad_())",
+            "make it of a clone: x.detach().clone().requires_grad_()",
+        )
     with recording(c.recorder):
         found = c.recorder.latest(value)
-    return c.reshaped.get(found, found)
-
-
-def _made_of(value, t: type) -> tuple | None:
-    """(a callable, its arguments) that make an object of a library's again, where its parts do not say so."""
-    if t is slice:
-        return slice, (value.start, value.stop, value.step)
-    if t in _VIEWS:
-        (table,) = gc.get_referents(value)
-        return getattr(type(table), _VIEWS[t]), (table,)
-    if isinstance(value, (staticmethod, classmethod)):
-        return t, (value.__func__,)
-    if t is functools._lru_cache_wrapper:
-        return functools.lru_cache(**value.cache_parameters()), (value.__wrapped__,)
-    if t is weakref.WeakMethod:
-        return t, (value(),)
-    if t in (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
-        return t, (set(value) if t is weakref.WeakSet else dict(value),)
-    return None
-
-
-_VIEWS = {
-    type(made): name
-    for table in ({}, collections.OrderedDict())
-    for name, made in (("keys", table.keys()), ("values", table.values()), ("items", table.items()))
-}
-
-
-def _native_new(t: type):
-    return next(base.__dict__["__new__"] for base in t.__mro__ if type(base.__dict__.get("__new__")) in _NATIVE_NEW)
-
-
-_NATIVE_NEW = (types.BuiltinFunctionType, types.BuiltinMethodType)
+    return c.tensors.reshaped.get(found, found)
 
 
 def _latest(c, value):
@@ -453,11 +428,3 @@ def _latest(c, value):
     if t is dict:
         return {k: _latest(c, x) for k, x in value.items()}
     return value
-
-
-def _filled(cell) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - asks whether there is any
-    except ValueError:
-        return False
-    return True

@@ -18,7 +18,8 @@ from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_
 from thunder.capture.sources import MISSING
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
-from thunder.interpreter import standins, text
+from thunder.interpreter import NULL, standins, text
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 
 __all__ = ["expose", "attributes", "as_operand", "as_text"]
 
@@ -36,7 +37,7 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
     are. called: the native callable, where it may call special methods of what it meets. shown: it makes a text.
     """
     seen: set[int] = set()
-    pending = list(values)
+    pending, data, lazy = list(values), c.containers.data, c.containers.lazy
     while pending:
         if len(seen) > MOST:
             c.sharp(
@@ -47,14 +48,14 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
         kind = type(value)
         if shown and kind is TensorProxy:
             c.refuse("the text of an object that holds a tensor is made by native code", "make a text of the tensor")
-        if kind in _LEAVES or id(value) in seen or id(value) in c.data or isinstance(value, standins.StandIn):
+        if kind in _LEAVES or id(value) in seen or id(value) in data or isinstance(value, standins.StandIn):
             continue
         seen.add(id(value))
         if called is not None and callbacks.called_in(c, kind, called):
             callbacks.refuse(c, value, called)
-        if id(value) in c.lazy:
+        if id(value) in lazy:
             containers.materialize(c, value)
-            if id(value) in c.data:
+            if id(value) in data:
                 continue
         if concretely and isinstance(value, (list, dict, deque)):
             _settle_numbers(c, value)
@@ -82,7 +83,7 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
 
 
 def _settle_numbers(c, container) -> None:
-    look = c.filled.get(id(container))
+    look = c.containers.filled.get(id(container))
     for part in (container, *([look.was] if look is not None else [])):
         for k, x in list(part.items() if isinstance(part, dict) else enumerate(part)):
             if isinstance(x, NumberProxy):
@@ -93,30 +94,39 @@ def _inside(c, value, kind: type) -> list:
     """What an object holds; of one from outside, asked."""
     source = c.sources.get(id(value))
     if source is not None:
-        return [] if id(value) in c.exposed else attributes(c, value, source)
+        return [] if id(value) in c.known.exposed else attributes(c, value, source)
     if native_module(kind.__module__):
         return []
-    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, n) for n in slots(kind) if hasattr(value, n))]
+    kept = (plain_attribute(value, n, MISSING) for n in slots(kind))
+    return [*plain_attribute(value, "__dict__", {}).values(), *(x for x in kept if x is not MISSING)]
 
 
 def attributes(c, o, source) -> list:
     """All attributes of an object from outside, asked. Raises CaptureError where the program wrote to what native code
     would see unwritten."""
-    c.exposed.add(id(o))
+    c.known.exposed.add(id(o))
     c.keep[id(o)] = o
-    own = getattr(o, "__dict__", None)
+    own = plain_attribute(o, "__dict__")
     children = []
     if isinstance(own, dict):
         c.ask(source.attr("__dict__"), KEYS)
         children += [c.reach(source.attr(n)) for n, x in list(own.items()) if _can_be_asked(c, x, source, n)]
-    children += [found for n in slots(type(o)) if (found := c.reach(source.attr(n))) is not MISSING]
-    if any(i == id(o) for i, _ in c.overlay) or any(containers.is_changed(c, x) for x in children):
+    names = [*slots(type(o)), *_members(type(o))]
+    children += [found for n in names if (found := c.reach(source.attr(n))) is not MISSING]
+    if any(i == id(o) for i, _ in c.writes.overlay) or any(containers.is_changed(c, x) for x in children):
         what = (
             f"{source.describe(c.parameters)}, which the program has written to, goes to code that thunder does "
             "not read"
         )
         c.refuse(what, "use what it needs of the object")
     return [concrete(x) for x in children]
+
+
+def _members(kind: type) -> list[str]:
+    """What a class made in C keeps of its objects: the function of a partial, what an exception says."""
+    spaces = [vars(base) for base in kind.__mro__ if "__slots__" not in vars(base)]
+    found = [n for space in spaces for n, x in space.items() if type(x) is types.MemberDescriptorType]
+    return [n for n in [*found, *(["args"] * issubclass(kind, BaseException))] if not n.startswith("__")]
 
 
 def _can_be_asked(c, value, source, name: str) -> bool:
@@ -133,7 +143,7 @@ def as_operand(c, value):
     """A value that native code is to make a part of a string: where its text is made in Python, that comes back."""
     if type(value) not in _LEAVES and standins.stands_alone(type(value)) and text.is_in_python(c, type(value)):
         return standins.substitute(c, value, {})
-    if type(value) in text.BRACKETS and text.holds_python(c, value):
+    if text.holds_python(c, value):
         return standins.stand_in(c, value, {})
     return as_text(c, value)
 
@@ -144,9 +154,9 @@ def as_text(c, value):
     if type(value) in CONTAINERS and isinstance(value, (dict, deque)):
         value = copy.copy(value)
         for k, x in list(value.items() if isinstance(value, dict) else enumerate(value)):
-            value[k] = as_text(c, x)
+            value[k] = as_operand(c, x)
         return value
-    if type(value) in (list, tuple) or hasattr(value, "_make"):
-        parts = [as_text(c, x) for x in value]
+    if type(value) in (list, tuple) or isinstance(value, tuple) and type_attribute(type(value), "_make") is not NULL:
+        parts = [as_operand(c, x) for x in value]
         return parts if type(value) is list else tuple.__new__(type(value), parts)
     return concrete(value)

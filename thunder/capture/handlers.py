@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import functools
 import inspect
 import os
+import threading
+import types
 
 import torch
 import torch.utils.checkpoint
@@ -12,9 +16,10 @@ import torch.utils.checkpoint
 from thunder import compat
 from thunder.capture import host_lines, objects
 from thunder.capture.ask import FILLED
+from thunder.capture.construct import construct_object, reduced
 from thunder.capture.identities import id_of
-from thunder.capture.library import autograd_function, backward, higher_order, torch_func
-from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, construct_object, reduced
+from thunder.capture.library import autograd_function, backward, higher_order, leaves, torch_func
+from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native
 from thunder.capture.operations import kind_of, record, type_of
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import Condition, NumberProxy, TensorProxy, converted, extreme
@@ -59,7 +64,7 @@ def _module_call(c, f, args, kwargs):
     """nn.Module.__call__: without hooks it goes straight to forward."""
     m = args[0]
     d = m.__dict__
-    has_hooks = any(c.snapshots.get(id(d[n])) or d[n] for n in HOOKS)
+    has_hooks = any(c.containers.snapshots.get(id(d[n])) or d[n] for n in HOOKS)
     has_global = (
         compat.global_forward_hooks
         or compat.global_forward_pre_hooks
@@ -87,17 +92,17 @@ def _module_call(c, f, args, kwargs):
 
 def _watch_hooks(c, m) -> None:
     """The hook dicts of a module without hooks are checked to stay empty."""
-    if id(m) not in c.sources or id(m) in c.seen_hooks:
+    if id(m) not in c.sources or id(m) in c.known.seen_hooks:
         return
     found = [m.__dict__[n] for n in HOOKS]
-    if not c.seen_hooks:
+    if not c.known.seen_hooks:
         found += [
             compat.global_forward_hooks,
             compat.global_forward_pre_hooks,
             compat.global_backward_hooks,
             compat.global_backward_pre_hooks,
         ]
-    c.seen_hooks.add(id(m))
+    c.known.seen_hooks.add(id(m))
     for hooks in found:
         c.ask(c.const(hooks, "hooks"), FILLED)
 
@@ -136,9 +141,26 @@ def _leave_autocast(c, f, args, kwargs):
 
 
 def _torch_compile(c, f, args, kwargs):
-    c.refuse(
-        "torch.compile is called inside the program", "compile with one of the two: remove the inner torch.compile"
-    )
+    """A function that is compiled inside is a part of this program as it is."""
+    fn = args[0] if args else kwargs.get("model")
+    if callable(kwargs.get("backend")) or isinstance(fn, torch.nn.Module):
+        what = "a module" if isinstance(fn, torch.nn.Module) else "a backend of one's own"
+        c.refuse(
+            f"torch.compile of {what} is called inside the program",
+            "compile with one of the two: remove the inner torch.compile",
+        )
+    return functools.partial(f, **kwargs) if fn is None else fn
+
+
+def _outside_of_programs(what: str):
+    """The handler of what starts another course of events, before anything of it has happened."""
+
+    def refuse(c, f, args, kwargs):
+        for coroutine in (a for a in args if type(a) is types.CoroutineType):
+            coroutine.close()  # of which Python would warn that nobody awaits it
+        c.refuse(f"{what} inside the program", "compile the functions that it calls")
+
+    return refuse
 
 
 # handlers of functions whose modules are imported only by programs that use them
@@ -195,7 +217,7 @@ def _check_is_size(c, f, args, kwargs):
     (n, *rest), most = args, kwargs.get("max")
     if not (isinstance(n, NumberProxy) and n.unbacked):
         return c.enter(f, args, kwargs)
-    for condition in (n >= 0, True if most is None else n <= most):
+    for condition in (c.compare(">=", n, 0), True if most is None else c.compare("<=", n, most)):
         _checks(c, compat.check, [condition, *rest], {k: v for k, v in kwargs.items() if k == "message"})
 
 
@@ -253,8 +275,12 @@ def install() -> None:
         object.__reduce_ex__: reduced,
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
+        threading.Thread.start: _outside_of_programs("a thread is started"),
+        concurrent.futures.ThreadPoolExecutor.__init__: _outside_of_programs("a pool of threads is made"),
+        asyncio.run: _outside_of_programs("asyncio.run is called"),
+        asyncio.new_event_loop: _outside_of_programs("an event loop is made"),
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
-        torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast,
+        torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast,  # pyright: ignore[reportPrivateImportUsage]
         torch.cuda.amp.autocast.__exit__: _leave_autocast,
         getattr(_APPLY, "__func__", _APPLY): autograd_function.apply,
         torch.compiler.is_compiling: _is_compiling,
@@ -262,8 +288,11 @@ def install() -> None:
         torch.overrides.has_torch_function: _constant(False),
         torch.overrides.has_torch_function_unary: _constant(False),
         torch.overrides.has_torch_function_variadic: _constant(False),
-        torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False),
-        torch.Tensor.backward: backward.call_backward,
+        torch.jit.is_scripting: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
+        torch.jit.is_tracing: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
+        torch.Tensor.backward: backward.call_backward, torch.Tensor.requires_grad_: leaves.require_grad,
+        torch.nn.Parameter: leaves.parameter,
+        torch.nn.Parameter.__deepcopy__: leaves.copied, torch.Tensor.__deepcopy__: leaves.copied,
         torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k),
             torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
         os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
@@ -293,16 +322,17 @@ KEEP: list = []
 def _module_setattr(c, f, args, kwargs):
     """nn.Module.__setattr__ of an outside module: the name may be a parameter, a buffer or a child."""
     m, n, v = args
-    if id(m) in c.sources:
-        parameters = m.__dict__.get("_parameters", {})
-        if (
-            n in parameters
-            and v is not None
-            and not (type(v) is TensorProxy and kind_of(c, v) is torch.nn.Parameter)
-            and not isinstance(v, torch.nn.Parameter)
-        ):
-            raise TypeError(f"cannot assign '{_type_name(v)}' as parameter '{n}' (torch.nn.Parameter or None expected)")
-    attributes.set_attribute(c, m, n, v)
+    if id(m) not in c.sources:  # made inside
+        return c.enter(f, args, kwargs)
+    parameters = m.__dict__.get("_parameters", {})
+    if (
+        n in parameters
+        and v is not None
+        and not (type(v) is TensorProxy and kind_of(c, v) is torch.nn.Parameter)
+        and not isinstance(v, torch.nn.Parameter)
+    ):
+        raise TypeError(f"cannot assign '{_type_name(v)}' as parameter '{n}' (torch.nn.Parameter or None expected)")
+    return attributes.set_attribute(c, m, n, v)
 
 
 def _type_name(v) -> str:

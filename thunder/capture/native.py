@@ -14,15 +14,18 @@ import functools
 import io
 import os
 import pathlib
+import string
 import threading
 import types
 import weakref
+from typing import Any
 
 import numpy
 import torch
 import torch.utils.checkpoint
 
 from thunder.compat.names import READ_MODULES
+from thunder.interpreter.attributes import plain_attribute
 
 __all__ = [
     "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
@@ -45,23 +48,35 @@ IDENTICAL = {
 CONTAINERS = {list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter}
 
 
-def container_base(kind: type) -> type | None:
+def container_base(kind: type) -> Any:
     """The builtin container that a class is, or derives from."""
+    if kind in _BUILTIN:
+        return kind
     return next(
         (base for base in (collections.OrderedDict, dict, list, set, collections.deque) if issubclass(kind, base)), None
     )
 
 
-def plain_base(kind: type) -> type | None:
+_BUILTIN = {list, dict, set, collections.OrderedDict, collections.deque}
+
+
+def plain_base(kind: type) -> Any:
     """The builtin type of numbers or text that a class is, or derives from."""
     return next((base for base in (int, float, complex, str, bytes) if issubclass(kind, base)), None)
 
 
 def slots(kind: type) -> list[str]:
     """The names of the slots of a class and its bases."""
-    found = (base.__dict__.get("__slots__", ()) for base in kind.__mro__)
-    names = [n for names in found for n in ((names,) if isinstance(names, str) else names)]
-    return [n for n in names if n not in ("__dict__", "__weakref__") and not n.startswith("__")]
+    names = []
+    for base in kind.__mro__:
+        own = base.__dict__.get("__slots__", ())
+        private = f"_{base.__name__.lstrip('_')}"
+        for n in (own,) if isinstance(own, str) else own:
+            if not n.startswith("__"):
+                names.append(n)
+            elif not n.endswith("__"):
+                names.append(private + n)
+    return names
 
 
 # compared by value, like numbers
@@ -69,7 +84,7 @@ IMMUTABLE = (numpy.generic, pathlib.PurePath, decimal.Decimal, fractions.Fractio
 
 # Python code of these packages runs natively unless it gets a tracked object or a function of the user's
 _NATIVE = {
-    "typing", "inspect", "re", "logging", "warnings", "functools", "abc", "enum", "copy", "weakref", "importlib",
+    "typing", "inspect", "re", "logging", "warnings", "functools", "abc", "enum", "weakref", "importlib",
     "types", "math", "torch", "numpy", "operator",
     "threading", "contextvars", "random", "time", "traceback", "linecache", "packaging", "posixpath", "genericpath",
     "typing_extensions", "collections",
@@ -99,6 +114,7 @@ def native_module(name: str | None) -> bool:
 tracked_anyway = (
     type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList,
         collections.ChainMap, torch.nn.Module,
+    BaseException, string.Template,
     contextlib._GeneratorContextManagerBase, contextlib.ExitStack, weakref.WeakKeyDictionary,
     weakref.WeakValueDictionary, weakref.WeakSet, ast.AST, io.IOBase,
 )  # fmt: skip
@@ -196,12 +212,12 @@ _ONCE = "runs while the program is captured and not again"
 
 def impure(f) -> str | None:
     """Why calling `f` once at capture is not what calling it every time would be, or None."""
-    owner, name = getattr(f, "__self__", None), getattr(f, "__name__", "")
-    shown = f"{getattr(f, '__qualname__', f)}()"
+    owner, name = plain_attribute(f, "__self__"), plain_attribute(f, "__name__", "")
+    shown = f"{plain_attribute(f, '__qualname__', f)}()"
     if f is print or f is input or f is open:
         return f"{shown} {_ONCE}"
     kind = owner if isinstance(owner, type) else type(owner)
-    module = getattr(f, "__module__", None) or kind.__module__
+    module = plain_attribute(f, "__module__") or kind.__module__
     if name in _INSIDE or issubclass(kind, (io.StringIO, io.BytesIO)):
         return None
     if module in _CHANGING or module.startswith("numpy.random") or (module, name) in _CHANGING_FUNCTIONS:

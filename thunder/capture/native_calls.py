@@ -7,20 +7,21 @@ import collections
 import contextvars
 import functools
 import io
+import itertools
 import operator
 import random
 import re
 import struct
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy
 import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import callbacks, containers, host_lines, items, operations
+from thunder.capture import ask, callbacks, containers, host_lines, items, operations
 from thunder.capture.expose import as_operand, expose
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
@@ -38,16 +39,16 @@ from thunder.capture.native import (
     is_iterator,
     native_module,
 )  # fmt: skip
-from thunder.capture.operations import all_lifted, record, size
+from thunder.capture.operations import all_lifted, record
 from thunder.capture.sources import MISSING
-from thunder.core.proxies import AnyProxy, NumberProxy, Size, TensorProxy, concrete, map_structure, settled
-from thunder.interpreter import NULL, Host, construction, standins
-from thunder.interpreter.attributes import type_attribute
+from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure, settled
+from thunder.interpreter import NULL, Host, standins
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 from thunder.ops import inplace_of, lookup
 
 __all__ = [
-    "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native", "construct_object",
-    "reaches", "reduced", "pairs",
+    "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native",
+    "reaches", "pairs", "callable_for_native", "iterable",
 ]  # fmt: skip
 
 IDENTITY_CALLS = {
@@ -59,10 +60,10 @@ IDENTITY_CALLS = {
 
 
 def _is_torch(f) -> bool:
-    module = getattr(f, "__module__", None)
+    module = plain_attribute(f, "__module__")
     if module is None:
-        module = getattr(getattr(f, "__objclass__", None), "__module__", None) or getattr(
-            type(getattr(f, "__self__", None)), "__module__", ""
+        module = getattr(plain_attribute(f, "__objclass__"), "__module__", None) or getattr(
+            type(plain_attribute(f, "__self__")), "__module__", ""
         )
     return module.split(".")[0] == "torch"
 
@@ -75,33 +76,12 @@ def _class_method(cls: type, name: str):
     )
 
 
-def reduced(c, f, args, kwargs):
-    """What copy makes a copy of: the attributes of an object as the program sees them. Of special methods of the user's
-    only those are called natively that `object.__reduce_ex__` reads attributes by."""
-    o = args[0] if getattr(f, "__self__", None) is None else f.__self__
-    c.materialize(o)
-    if isinstance(o, torch.nn.Module) and id(o) in c.sources:
-        c.refuse("a module from outside is copied", "copy it outside of the compiled function")
-    by_class = any(c.slot(type(o), n) for n in ("__getstate__", "__reduce__", "__getnewargs__", "__getnewargs_ex__"))
-    if by_class or isinstance(o, torch.nn.Module) or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
-        return call_native(c, f, args, kwargs)
-    found = Host.call_native(c, f, args, kwargs)
-    state, own = (
-        found[2] if len(found) > 2 else None,
-        dict(c.load_attr(o, "__dict__")) if hasattr(o, "__dict__") else None,
-    )
-    if type(state) is tuple:
-        state = own, {n: c.load_attr(o, n) for n in state[1]}
-    expose(c, own)
-    return *found[:2], own if state is None or type(state) is dict else state, *found[3:]
-
-
 def _context_variable(c, f, args):
     """get, set and reset: what the program sets is set while it is captured only, and at its end by the epilogue."""
-    variable, first = f.__self__, c.context_tokens.get(f.__self__)
+    variable, first = f.__self__, c.writes.context_tokens.get(f.__self__)
     if f.__name__ == "set":
         token = f(*args)
-        c.context_tokens.setdefault(variable, token)
+        c.writes.context_tokens.setdefault(variable, token)
         c.keep[id(token)] = token
         return token
     if f.__name__ == "reset":
@@ -109,7 +89,7 @@ def _context_variable(c, f, args):
             c.refuse("a context variable is reset with a token from outside", "set and reset it on the same side")
         f(*args)
         if args[0] is first:
-            del c.context_tokens[variable]
+            del c.writes.context_tokens[variable]
         return None
     if first is not None:
         return f(*args)
@@ -128,10 +108,10 @@ def _note_factory(c, f, operands) -> None:
 def call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
-    s = getattr(f, "__self__", None)
+    s = plain_attribute(f, "__self__")
     if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
         return handler(c, f, [s, *args], kwargs)
-    if (id(s) in c.origins or id(s) in c.sources) and not _is_watched(f, s) and impure(f) is None:
+    if (id(s) in c.outside.origins or id(s) in c.sources) and not _is_watched(f, s) and impure(f) is None:
         c.refuse(
             f"{f.__qualname__} looks at or changes an object from outside whose state is not watched",
             "call it outside of the compiled function",
@@ -140,7 +120,7 @@ def call_builtin(c, f, args, kwargs):
     if found is not NULL:
         return found
     _note_factory(c, f, (s, *args))
-    if s is not None and c.lazy and id(s) in c.lazy:
+    if s is not None and c.containers.lazy and id(s) in c.containers.lazy:
         n = f.__name__
         if isinstance(s, dict) and n == "get" and args:
             return containers.dict_item(c, s, args[0], args[1] if len(args) > 1 else None)
@@ -148,13 +128,13 @@ def call_builtin(c, f, args, kwargs):
             return containers.dict_item(c, s, *args)
         if n not in ("append", "extend") and not (isinstance(s, dict) and n == "__setitem__"):
             containers.materialize(c, s)
-    elif s is None and args and c.lazy and id(args[0]) in c.lazy:
+    elif s is None and args and c.containers.lazy and id(args[0]) in c.containers.lazy:
         containers.materialize(c, args[0])
     if (found := standins.run(c, f, args, kwargs)) is not NULL:
         return found
     args, kwargs = _stepping(c, f, s, args, kwargs)
     result = call_native(c, f, args, kwargs)
-    if c.attribute_dicts:
+    if c.containers.attribute_dicts:
         containers.write_attributes(c, s)
     return result
 
@@ -164,7 +144,7 @@ def _by_receiver(c, f, s, args, kwargs):
     if type(s) is contextvars.ContextVar and f.__name__ in ("get", "set", "reset"):
         return _context_variable(c, f, args)
     # torch.Tensor.is_contiguous(x)
-    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is compat.TensorBase:
+    if s is None and args and type(args[0]) is TensorProxy and plain_attribute(f, "__objclass__") is compat.TensorBase:
         return record(c, f, args, kwargs)
     if type(s) is str and f.__name__ in ("format", "__mod__"):
         return _formatted(c, f, args, kwargs)
@@ -178,6 +158,7 @@ def _by_receiver(c, f, s, args, kwargs):
 
 
 def _formatted(c, f, args, kwargs):
+    kwargs = {k: v for k, v in kwargs.items() if not isinstance(k, str) or k in f.__self__}  # which it may look at
     if operations.is_unknown_text((*args, *kwargs.values())):
         return host_lines.text(c, f, *args, **kwargs)
     return call_native(c, f, [as_operand(c, a) for a in args], {k: as_operand(c, v) for k, v in kwargs.items()})
@@ -207,15 +188,15 @@ def _stepping(c, f, s, args, kwargs) -> tuple:
         several = f in (min, max) and len(args) > 1
         iterables = {functools.reduce: 2, sum: 1, sorted: 1, min: 1, max: 1}.get(f, len(args)) if not several else 0
         args = [
-            _callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) if i < iterables else a
+            callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else iterable(c, a) if i < iterables else a
             for i, a in enumerate(args)
         ]
     elif s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
         of_dict = isinstance(s, dict) and type(s) is not collections.Counter
-        args = [_iterable(c, a) if isinstance(a, dict) or not of_dict else pairs(c, a) for a in args]
+        args = [iterable(c, a) if isinstance(a, dict) or not of_dict else pairs(c, a) for a in args]
     else:
         return args, kwargs
-    return args, {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
+    return args, {k: callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
 
 
 def _is_iterating(f) -> bool:
@@ -225,25 +206,27 @@ def _is_iterating(f) -> bool:
         return False
 
 
-def _iterable(c, a):
+def iterable(c, a):
     if (
         type(a) is not TensorProxy
         and not isinstance(a, dict)
         and (c.slot(type(a), "__iter__") or c.slot(type(a), "__getitem__"))
     ):
         return c.steps(a)
-    if id(a) in c.outside_iterators or type(a) is set:
+    if id(a) in c.outside.iterators or type(a) is set:
         return c.iterate(a)
     return c.materialize(a)
 
 
-def _callable_for_native(c, f):
+def callable_for_native(c, f):
     """Native code will call `f`: it comes back to the machine."""
     return f if f is None else lambda *a, **k: c.call(f, list(a), k)
 
 
 def call_native(c, f, args, kwargs):
-    if c.outside_iterators and any(id(a) in c.outside_iterators for a in args):
+    if c.reading is not None:
+        c.reading.call(c, f)
+    if c.outside.iterators and any(id(a) in c.outside.iterators for a in args):
         items.advance(c)
     if impure(f) is not None:
         return host_lines.run_impure(c, f, args, kwargs)
@@ -251,8 +234,10 @@ def call_native(c, f, args, kwargs):
         return host_lines.of_numpy(c, f, args, kwargs)
     if host_lines.takes(c, f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
-    if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
-        args, kwargs = [_called_back(c, a) for a in args], {k: _called_back(c, a) for k, a in kwargs.items()}
+    if f is functools.cmp_to_key or plain_attribute(f, "__module__") == "itertools":
+        at, name = _CALLING.get(f, (None, ""))
+        args = [callable_for_native(c, a) if i == at and callable(a) else a for i, a in enumerate(args)]
+        kwargs = {k: callable_for_native(c, a) if k == name and callable(a) else a for k, a in kwargs.items()}
     if isinstance(f, type) and issubclass(f, type) or f is type.__new__:
         callbacks.check_class(c, f, args)
     known: dict = {}
@@ -263,33 +248,47 @@ def call_native(c, f, args, kwargs):
             {k: concrete(a) for k, a in kwargs.items()},
         )
     if not _is_torch(f):
-        result = Host.call_native(c, f, args, kwargs)
-        if c.arrays:
+        try:
+            result = Host.call_native(c, f, args, kwargs)
+        except TypeError as error:
+            _name_operands(c, error, args)
+            raise
+        if c.outside.arrays:
             items.check_arrays(c)
         return callbacks.released(c, f, result, known) if known else result
     c.synchronize()
     if type(f) in IDENTITY_CALLS:  # which takes numbers only
         args, kwargs = map_structure(settled, list(args)), map_structure(settled, kwargs)
     result = Host.call_native(c, f, [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs)
-    if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.arrays for a in args):
+    if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.outside.arrays for a in args):
         return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
     if type(result) in _ANSWERS and not (args or kwargs) and _is_question(f):
         c.setting(c.const(f).call("__call__"), result)
     return result
 
 
-def _called_back(c, a):
-    return _callable_for_native(c, a) if callable(a) and not hasattr(type(a), "__iter__") else a
+def _name_operands(c, error: TypeError, args) -> None:
+    """Native code names the classes of its operands: those of proxies are what they stand for."""
+    for a in args:
+        if isinstance(a, Proxy) and len(error.args) == 1 and isinstance(error.args[0], str):
+            error.args = (error.args[0].replace(type(a).__name__, operations.type_of(c, a).__name__),)
+
+
+# the place and the name of the function among the arguments
+_CALLING = {
+    functools.cmp_to_key: (0, "mycmp"), itertools.accumulate: (1, "func"), itertools.groupby: (1, "key"),
+    **dict.fromkeys((itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.takewhile), (0, "")),
+}  # fmt: skip
 
 
 def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
     """What native code may look at is asked before it runs; the arguments, with stand-ins in the place of objects that
     it may call methods of."""
-    s, given = getattr(f, "__self__", None), (*args, *kwargs.values())
+    s, given = plain_attribute(f, "__self__"), (*args, *kwargs.values())
     if (
         s is None
         and args
-        and isinstance(getattr(f, "__objclass__", None), type)
+        and isinstance(plain_attribute(f, "__objclass__"), type)
         and issubclass(f.__objclass__, (tuple, *containers.MUTABLE))
     ):
         s, *given = given  # dict.__setitem__(d, k, v)
@@ -336,15 +335,15 @@ def _check_keys(c, table, given) -> None:
             keys += [x[0] if type(x) is tuple and x else x for x in a]
         else:
             keys.append(a)
-    callbacks.check_hashed(c, keys, list((dict if isinstance(table, dict) else set).__iter__(table)) if table else ())
+    callbacks.check_hashed(c, keys, ask.keys(table) if table else ())
 
 
 def _asks_for_types(f) -> bool:
     """Whether native code may do another thing with a symbolic number than with a number; others use numbers' own
     methods."""
-    if isinstance(getattr(f, "__self__", None), _PLAIN) or getattr(f, "__objclass__", None) in _PLAIN:
+    if isinstance(plain_attribute(f, "__self__"), _PLAIN) or plain_attribute(f, "__objclass__") in _PLAIN:
         return True
-    module = getattr(f, "__module__", None) or type(getattr(f, "__self__", None)).__module__
+    module = plain_attribute(f, "__module__") or type(plain_attribute(f, "__self__")).__module__
     return (module or "builtins").split(".")[0] not in _NUMERIC
 
 
@@ -377,7 +376,7 @@ _KEYED = (dict, collections.OrderedDict)
 def _is_question(f) -> bool:
     """Whether a function of PyTorch's without arguments asks for a setting: what it may be asked again at each call."""
     asks = f.__name__.lstrip("_").startswith(("get_", "is_", "are_", "has_")) or f.__name__.endswith("_enabled")
-    return asks and getattr(f, "__self__", None) in (None, compat.C) and f not in _OF_MODES
+    return asks and plain_attribute(f, "__self__") in (None, compat.C) and f not in _OF_MODES
 
 
 _ANSWERS = (bool, int, float, str)
@@ -396,7 +395,7 @@ def _looks_inside(f) -> bool:
     if (
         f.__class__ is type
         and issubclass(f, (BaseException, weakref.ref))
-        or getattr(f, "__name__", "") == "__new__"
+        or plain_attribute(f, "__name__", "") == "__new__"
         and f.__self__ in _MADE_EMPTY
     ):
         return False
@@ -404,39 +403,6 @@ def _looks_inside(f) -> bool:
         return f not in HARMLESS
     except TypeError:
         return True
-
-
-def construct_object(c, cls, args, kwargs):
-    if lookup(cls) is not None:
-        return record(c, cls, args, kwargs)
-    if cls in ITERATING:
-        args = [
-            _callable_for_native(c, a) if cls in CALLABLE_FIRST and i == 0 else _iterable(c, a)
-            for i, a in enumerate(args)
-        ]
-        return call_native(c, cls, args, kwargs)
-    if cls is dict or cls is collections.OrderedDict:
-        return call_native(c, cls, [c.materialize(a) if isinstance(a, dict) else pairs(c, a) for a in args], kwargs)
-    if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, Size)):
-        return c.call(torch.empty, args, {"device": "cpu"})
-    if cls is torch.Size and args:
-        return size(tuple(c.iterate(args[0])))
-    if issubclass(cls, (ENUM, torch.Tensor)) or cls is torch.Size:
-        return (
-            record(c, cls, args, kwargs)
-            if issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter
-            else call_native(c, cls, args, kwargs)
-        )
-    new, init = c.lookup(cls, "__new__"), c.lookup(cls, "__init__")
-    new = getattr(new, "__func__", new)
-    interpreted_new = type(new) is types.FunctionType and not native_module(new.__globals__.get("__name__"))
-    interpreted_init = type(init) is types.FunctionType and (
-        not native_module(init.__globals__.get("__name__")) or reaches(c, args, kwargs)
-    )
-    custom_meta = c.slot(type(cls), "__call__") is not None and not native_module(type(cls).__module__)
-    if not (interpreted_new or interpreted_init or custom_meta):
-        return call_native(c, cls, args, kwargs)
-    return construction.construct(c, cls, args, kwargs)
 
 
 def pairs(c, a) -> list:
@@ -451,10 +417,10 @@ def _pair(c, p):
     return tuple(c.steps(p)) if known and type(p) is not tuple else p
 
 
-HANDLERS: dict[int, object] = {}  # by the id of a function: see `handlers.py`
-BY_TYPE: dict[type, object] = {}  # what calls an object of a type
+HANDLERS: dict[int, Callable] = {}  # by the id of a function: see `handlers.py`
+BY_TYPE: dict[type, Callable] = {}  # what calls an object of a type
 # of functions whose modules are imported only by programs that use them, by module and name
-BY_NAME: dict[tuple, object] = {}
+BY_NAME: dict[tuple, Callable] = {}
 
 
 def reaches(c, args, kwargs) -> bool:

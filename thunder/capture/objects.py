@@ -9,137 +9,25 @@ from __future__ import annotations
 
 import functools
 import types
+from typing import Any
 
 import torch
 
-from thunder.capture import containers, host_lines, opaque_values
+from thunder.capture import containers, host_lines, opaque_values, reads
 from thunder.capture.ask import IDENTITY, PRESENT, TYPE
+from thunder.capture.classes import DELETED, UNKNOWN, entry, is_fixed, lookup, of_library, owner_of
 from thunder.capture.library import gradients
-from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE, native_module, tracked_anyway
+from thunder.capture.native import CONTAINERS, DICT_VIEWS, IDENTICAL, PRIMITIVE, native_module, tracked_anyway
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy
 from thunder.interpreter import NULL, attributes
 from thunder.interpreter.attributes import call_special, native_method, type_attribute
 
-__all__ = ["DELETED", "PROXIES", "cached_outside"]
-
-PROXIES = (TensorProxy, AnyProxy, Condition, NumberProxy)
+__all__ = ["cached_outside"]
 
 
-class _Deleted:
-    """What an attribute or name is after the program deleted it."""
-
-
-DELETED = _Deleted()
-_UNKNOWN = object()
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
-# What a class gives as it stands in it, or the function inside: whoever asks the class sees what an object's bases say.
-_SHOWN_BY_CLASSES = {
-    types.FunctionType, property, staticmethod, functools.cached_property, types.WrapperDescriptorType,
-    types.MethodDescriptorType, type,
-    types.MemberDescriptorType, types.GetSetDescriptorType, types.BuiltinFunctionType, types.ClassMethodDescriptorType,
-}  # fmt: skip
-
-
-# ---------------------------------------------------------------- classes
-
-
-def lookup(c, kind: type, name: str, after: type | None = None):
-    """The attribute as it stands in a class or its bases, or NULL; the program depends on it, unless a library says
-    it."""
-    found = c.looked_up.get((kind, name, after), _UNKNOWN)
-    return _look_up(c, kind, name, after) if found is _UNKNOWN else found
-
-
-def _look_up(c, kind, name, after):
-    if issubclass(kind, PROXIES):  # what tensors and numbers do with each other is not Python's to say
-        return NULL
-    mro = kind.__mro__
-    passed, found, owner, lasting = [], NULL, None, True
-    for base in mro if after is None else mro[mro.index(after) + 1 :]:
-        lasting = lasting and id(base) not in c.fresh
-        if c.overlay and (id(base), name) in c.overlay:
-            found, owner = c.overlay[id(base), name], None
-            if found is DELETED:
-                found = NULL
-                continue
-            break
-        if name in base.__dict__:
-            found, owner = base.__dict__[name], base
-            break
-        if id(base) not in c.fresh and not of_library(base) and not base.__module__.startswith("torch."):
-            passed.append(base)
-    if owner is not None and id(owner) not in c.fresh and not of_library(owner):
-        _depend(c, kind, name, after, found, owner, passed)
-    else:
-        _depend_on_absence(c, kind, name, after, found, passed)
-    if lasting:
-        c.looked_up[kind, name, after] = found
-    return found
-
-
-def of_library(kind: type) -> bool:
-    """Whether a class is taken to stay as it is. Classes of modules are patched by other libraries, whoever wrote
-    them."""
-    module = kind.__module__
-    return not isinstance(module, str) or native_module(module) and not issubclass(kind, torch.nn.Module)
-
-
-def _depend(c, kind, name, after, found, owner, passed) -> None:
-    """What a user's class says: descriptors, functions and classes stay the same objects; other values are asked where
-    they are used."""
-    if not _is_fixed(found):
-        _absent(c, passed, name)
-        return
-    if not of_library(type(found)) and not issubclass(type(found), type) and id(found) not in c.sources:
-        c.know(found, c.const(found))  # a descriptor of the user's: its methods read its attributes
-    if not _by_class(c, kind, name, after, found):
-        _absent(c, passed, name)
-        c.ask(_entry(c, owner, name), IDENTITY)
-
-
-def _depend_on_absence(c, kind, name, after, found, passed) -> None:
-    if passed and not (found is not NULL and _by_class(c, kind, name, after, found)):
-        _absent(c, passed, name)
-
-
-def _by_class(c, kind, name, after, found) -> bool:
-    """One question to the class for all of its bases, where the class gives the same object whenever it is asked."""
-    made = type(found)
-    if after is not None or id(kind) in c.fresh or not of_library(type(kind)) or made not in _SHOWN_BY_CLASSES:
-        return False
-    if type.__getattribute__(kind, name) is not (found.__func__ if made is staticmethod else found):
-        return False
-    c.ask(c.const(kind, kind.__qualname__).attr(name), IDENTITY)
-    return True
-
-
-def _absent(c, classes, name) -> None:
-    for base in classes:
-        c.ask(_entry(c, base, name), PRESENT)
-
-
-def _entry(c, owner: type, name: str) -> Source:
-    return c.const(owner, owner.__qualname__).attr("__dict__").item(name)
-
-
-def _is_fixed(found) -> bool:
-    """Whether something on a class is compared by identity: what binds, and what is no value."""
-    t = type(found)
-    return found is None or hasattr(t, "__get__") or t in IDENTICAL or issubclass(t, (type, types.ModuleType, ENUM))
-
-
-def class_value(c, kind, name, found):
-    """A class attribute that is no descriptor: read like anything from outside."""
-    owner = _owner(kind, name, found)
-    if owner is None or id(owner) in c.fresh or of_library(owner) or _is_fixed(found):
-        return found
-    return c.read(found, _entry(c, owner, name))
-
-
-def _owner(kind: type, name: str, found) -> type | None:
-    return next((base for base in kind.__mro__ if base.__dict__.get(name, NULL) is found), None)
 
 
 # ---------------------------------------------------------------- objects
@@ -157,15 +45,16 @@ def origin(c, o) -> Source | None:
 
 def own(c, o, name):
     """What an object holds under a name in its `__dict__`, or NULL."""
-    if c.overlay and (id(o), name) in c.overlay:
-        found = c.overlay[id(o), name]
+    if c.writes.overlay and (id(o), name) in c.writes.overlay:
+        found = c.writes.overlay[id(o), name]
         return NULL if found is DELETED else found
     t = type(o)
     if not t.__dictoffset__:
         return NULL
     try:
         space = object.__getattribute__(o, "__dict__")  # of a class made in C++, a view
-        found = (dict if isinstance(space, dict) else types.MappingProxyType).get(space, name, NULL)
+        kind: Any = dict if isinstance(space, dict) else types.MappingProxyType
+        found = kind.get(space, name, NULL)
     except AttributeError:
         return NULL
     source = origin(c, o)
@@ -175,15 +64,24 @@ def own(c, o, name):
     if found is not NULL:
         if (
             said is not NULL
-            and not _is_fixed(said)
-            and (owner := _owner(t, name, said)) is not None
+            and not is_fixed(said)
+            and (owner := owner_of(t, name, said)) is not None
             and id(owner) not in c.fresh
         ):
-            c.ask(_entry(c, owner, name), TYPE)  # it is no data descriptor, which would come first
+            c.ask(entry(c, owner, name), TYPE)  # it is no data descriptor, which would come first
         return c.read(found, source.attr(name))
     if not issubclass(t, torch.nn.Module) or said is not NULL:
         c.ask(source.attr("__dict__").item(name), PRESENT)
     return NULL
+
+
+def own_of_class(c, kind, name):
+    """What stands in a class itself, or NULL."""
+    if c.writes.overlay and (id(kind), name) in c.writes.overlay:
+        return NULL if c.writes.overlay[id(kind), name] is DELETED else c.writes.overlay[id(kind), name]
+    if id(kind) not in c.fresh:
+        c.ask(entry(c, kind, name), PRESENT)
+    return kind.__dict__.get(name, NULL)
 
 
 def cached_outside(c, o) -> bool:
@@ -195,37 +93,49 @@ def cached_outside(c, o) -> bool:
 def native_get(c, get, found, o, kind, name):
     """What a native descriptor gives: slots and the like of outside objects are read."""
     source = None if o is None or name == "__class__" or not attributes.is_data(c, found) else origin(c, o)
-    if c.overlay and (id(o), name) in c.overlay:
-        if c.overlay[id(o), name] is DELETED:
+    if c.writes.overlay and (id(o), name) in c.writes.overlay:
+        if c.writes.overlay[id(o), name] is DELETED:
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
-        return c.overlay[id(o), name]
+        return c.writes.overlay[id(o), name]
     if name == "__dict__" and cached_outside(c, o):
         return c.read(get(found, o, kind), c.const(o).attr(name))
     if type(o) is types.CellType and name == "cell_contents":
-        return (
-            c.overlay[id(o), None]
-            if (id(o), None) in c.overlay
-            else c.read(get(found, o, kind), c.const(o, "cell").attr(name))
-        )
-    if (
-        source is None
-        or type(o) is types.FunctionType
-        and name not in ("__defaults__", "__kwdefaults__")
-        or issubclass(type(o), type)
-    ):
+        return _cell_contents(c, o) if (id(o), None) not in c.writes.overlay else c.writes.overlay[id(o), None]
+    if source is None or name in _CONSTANT.get(type(o), ()) or issubclass(type(o), type) and id(o) in c.fresh:
         return get(found, o, kind)
+    if name == "__globals__":
+        return namespace(c, o)
+    if name == "__closure__" and type(o) is types.FunctionType:
+        for cell in o.__closure__ or ():
+            c.outside.cells.setdefault(id(cell), o)
+        return o.__closure__
     try:
         value = get(found, o, kind)
     except AttributeError:  # an empty slot
         c.ask(source.find(name), PRESENT)
         raise
-    return containers.attribute_dict(c, o, value, source) if name == "__dict__" else c.read(value, source.attr(name))
+    own = name == "__dict__" and isinstance(value, dict)
+    return containers.attribute_dict(c, o, value, source) if own else c.read(value, source.attr(name))
+
+
+# what never changes, or is no part of a program's meaning
+_CONSTANT = {types.FunctionType: ("__builtins__",), type: ("__flags__", "__dictoffset__", "__weakrefoffset__")}
+
+
+def _cell_contents(c, cell):
+    owner = c.outside.cells.get(id(cell))
+    if owner is None:
+        return c.read(cell.cell_contents, c.const(cell, "cell").attr("cell_contents"))
+    try:
+        return c.load_cell(owner, cell, owner.__code__.co_freevars[owner.__closure__.index(cell)])
+    except NameError:
+        raise ValueError("Cell is empty") from None
 
 
 def missing(c, reader, o, name):
     """There is no such attribute, or the type keeps it in its own way (threading.local). What the program deleted is
     still there for native code."""
-    if c.overlay and any(n == name and value is DELETED for (_, n), value in c.overlay.items()):
+    if c.writes.overlay and any(n == name and value is DELETED for (_, n), value in c.writes.overlay.items()):
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {name!r}", name=name, obj=o)
     if (source := origin(c, o)) is None:
         return reader(o, name)
@@ -248,9 +158,9 @@ def fallback(c, method, o, name):
 
 def load_attr(c, o, n):
     t = type(o)
-    reader = c.readers.get(t)
+    reader = c.known.readers.get(t)
     if reader is None:
-        reader = c.readers[t] = _reader(t)
+        reader = c.known.readers[t] = _reader(t)
     return reader(c, o, n)
 
 
@@ -268,6 +178,8 @@ def _reader(t: type):
         return _of_builtin
     if issubclass(t, NumberProxy):
         return _of_number
+    if type(type_attribute(t, "__getattribute__")) is types.FunctionType:
+        return reads.load_attr
     return (lambda c, o, n: getattr(o, n)) if t is Condition else attributes.load_attr
 
 
@@ -283,7 +195,7 @@ def _of_number(c, o, n):
 
 
 def _of_module(c, o, n):
-    if c.overlay and (id(o), n) in c.overlay:
+    if c.writes.overlay and (id(o), n) in c.writes.overlay:
         return _overlaid(c, o, n)
     try:
         value = getattr(o, n)
@@ -297,7 +209,7 @@ def _of_module(c, o, n):
 
 
 def _overlaid(c, o, n):
-    value = c.overlay[id(o), n]
+    value = c.writes.overlay[id(o), n]
     if value is DELETED:
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}")
     return value
@@ -314,10 +226,10 @@ def of_torch_module(c, m, n: str):
     source = c.sources.get(id(m))
     for where in ("_parameters", "_buffers", "_modules"):
         d = m.__dict__.get(where)
-        written = c.snapshots.get(id(d))
+        written = c.containers.snapshots.get(id(d))
         if written is not None and n in written:
             return written[n]
-        if d is not None and n in d and (written is None or id(written) in c.lazy):
+        if d is not None and n in d and (written is None or id(written) in c.containers.lazy):
             return d[n] if source is None else c.read(d[n], source.attr(where).item(n))
     if source is not None:
         for where in ("_parameters", "_buffers", "_modules"):
@@ -344,7 +256,9 @@ def store_attr(c, o, n, v) -> None:
 
 def native_set(c, found, o, n, v) -> None:
     """A slot takes a value; a property without a setter raises."""
-    if isinstance(found, property):
+    if type(o) is types.CellType and id(o) in c.outside.cells:
+        c.store_cell(None, o, v)
+    elif isinstance(found, property):
         native_method(type(o), "__setattr__")(o, n, v)
     else:
         own_store(c, o, n, v)
@@ -353,10 +267,15 @@ def native_set(c, found, o, n, v) -> None:
 def own_store(c, o, n, v) -> None:
     """An attribute write: real on objects of this capture, an effect on objects that came from outside."""
     if issubclass(type(o), type):
-        c.looked_up.clear()
+        c.known.looked_up.clear()
     if id(o) not in c.sources and not (
         issubclass(type(o), (type, types.ModuleType, types.FunctionType)) and id(o) not in c.fresh
     ):
+        if id(o) in c.outside.origins:
+            c.refuse(
+                f"attribute {n!r} of a {type(o).__name__} from outside is set, which is not watched for changes",
+                "set it outside of the compiled function",
+            )
         if issubclass(type(o), torch.nn.Module) and type(v) is TensorProxy:
             o.__dict__[n] = v
         elif issubclass(type(o), torch.nn.Module):
@@ -380,24 +299,25 @@ def own_store(c, o, n, v) -> None:
     if id(o) not in c.sources:
         c.know(o, c.const(o))
     if (
-        c.replaced
+        c.tensors.replaced
         and issubclass(type(o), torch.nn.Module)
-        and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in c.replaced
+        and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in c.tensors.replaced
     ):
         c.refuse(
             f"{n!r} is assigned, for which a transform has put another tensor in the place of the module's own",
             "leave this buffer to the module",
         )
-    c.overlay[id(o), n] = v
+    c.writes.overlay[id(o), n] = v
     found = type_attribute(type(o), n)
     hidden = hasattr(type(found), "__set__") and type(found) not in (
         types.MemberDescriptorType,
         types.GetSetDescriptorType,
     )
-    c.effects[id(o), n] = ("entry" if hidden else "attr", o, n)
-    if (copy := c.attribute_dicts_of.get(id(o))) is not None and type(found) is not types.MemberDescriptorType:
-        copy[n] = c.attribute_dicts[id(copy)][2][n] = v
-    c.written.add(c.sources[id(o)].attr(n))
+    c.writes.effects[id(o), n] = ("entry" if hidden else "attr", o, n)
+    copy = c.containers.attribute_dicts_of.get(id(o))
+    if copy is not None and type(found) is not types.MemberDescriptorType:
+        copy[n] = c.containers.attribute_dicts[id(copy)].was[n] = v
+    c.writes.written.add(c.sources[id(o)].attr(n))
 
 
 def delete_attr(c, o, n) -> None:
@@ -418,25 +338,25 @@ def native_delete(c, found, o, n) -> None:
 
 def own_delete(c, o, n) -> None:
     if issubclass(type(o), type):
-        c.looked_up.clear()
+        c.known.looked_up.clear()
     if id(o) not in c.sources:
         native_method(type(o), "__delattr__")(o, n)
         return
-    if (
-        not issubclass(type(o), type)
-        and own(c, o, n) is NULL
-        and not hasattr(type(type_attribute(type(o), n)), "__set__")
-    ):
+    if issubclass(type(o), type):
+        if own_of_class(c, o, n) is NULL:
+            raise AttributeError(f"type object {o.__name__!r} has no attribute {n!r}", name=n, obj=o)
+    elif own(c, o, n) is NULL and not hasattr(type(type_attribute(type(o), n)), "__set__"):
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}", name=n, obj=o)
-    c.load_attr(o, n)
-    c.overlay[id(o), n] = DELETED
-    if (copy := c.attribute_dicts_of.get(id(o))) is not None:
+    else:
+        c.load_attr(o, n)
+    c.writes.overlay[id(o), n] = DELETED
+    if (copy := c.containers.attribute_dicts_of.get(id(o))) is not None:
         copy.pop(n, None)
-        c.attribute_dicts[id(copy)][2].pop(n, None)
+        c.containers.attribute_dicts[id(copy)].was.pop(n, None)
     if hasattr(o, n):
-        c.effects[id(o), n] = ("delattr", o, n)
+        c.writes.effects[id(o), n] = ("delattr", o, n)
     else:  # the program made it
-        del c.effects[id(o), n]
+        del c.writes.effects[id(o), n]
 
 
 # ---------------------------------------------------------------- globals
@@ -446,8 +366,8 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
     """What a name in a module's globals means; `answered` where the module's `__getattr__` says it."""
     t = type(value)
     if t in IDENTICAL or issubclass(t, (type, types.ModuleType)):
-        if (id(space), n) not in c.seen_names:
-            c.seen_names.add((id(space), n))
+        if (id(space), n) not in c.known.names:
+            c.known.names[id(space), n] = value
             if n in space:
                 source = c.const(space, label).item(n)
                 c.ask(source, IDENTITY)
@@ -459,29 +379,47 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
     return c.read(value, answered or c.const(space, "global").item(n))
 
 
+def namespace(c, f):
+    """`globals()`: read name by name; nobody may write through it."""
+    space = f.__globals__
+    if native_module(space.get("__name__")) or id(f) in c.fresh:
+        return space
+    c.outside.namespaces.add(id(space))
+    _check_namespace(c, space)
+    return c.read(space, c.const(space, "global"))
+
+
+def _check_namespace(c, space) -> None:
+    if id(space) in c.outside.namespaces and any(i == id(space) for i, _ in c.writes.overlay):
+        c.refuse("globals() is read in a program that assigns globals", "read the global by its name")
+
+
 def load_global(c, f, n):
     space = f.__globals__
-    written = c.overlay.get((id(space), n), _UNKNOWN) if c.overlay else _UNKNOWN
-    if written is not _UNKNOWN and written is not DELETED:
+    if not c.writes.overlay and (found := c.known.names.get((id(space), n))) is not None and space.get(n) is found:
+        return found
+    written = c.writes.overlay.get((id(space), n), UNKNOWN) if c.writes.overlay else UNKNOWN
+    if written is not UNKNOWN and written is not DELETED:
         return written
-    if n in space and written is _UNKNOWN:
+    if n in space and written is UNKNOWN:
         return namespace_value(c, space, "global", n, space[n])
-    if not native_module(space.get("__name__")) and written is _UNKNOWN:
+    if not native_module(space.get("__name__")) and written is UNKNOWN:
         c.ask(c.const(space, "global").item(n), PRESENT)
     return c.load_builtin(space, n)
 
 
 def store_global(c, f, n, v) -> None:
     space = f.__globals__
-    c.written.add(c.const(space, "global").item(n))
-    c.overlay[id(space), n] = v
-    c.effects[id(space), n] = ("global", space, n)
+    c.writes.written.add(c.const(space, "global").item(n))
+    c.writes.overlay[id(space), n] = v
+    _check_namespace(c, space)
+    c.writes.effects[id(space), n] = ("global", space, n)
 
 
 def delete_global(c, f, n) -> None:
     load_global(c, f, n)
     store_global(c, f, n, DELETED)
     if n in f.__globals__:
-        c.effects[id(f.__globals__), n] = ("delglobal", f.__globals__, n)
+        c.writes.effects[id(f.__globals__), n] = ("delglobal", f.__globals__, n)
     else:  # the program made it
-        del c.effects[id(f.__globals__), n]
+        del c.writes.effects[id(f.__globals__), n]

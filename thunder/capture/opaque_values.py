@@ -10,7 +10,7 @@ import torch
 from thunder import compat
 from thunder.capture.ask import KIND, SAME
 from thunder.capture.methods import TensorMethod
-from thunder.capture.sources import Source
+from thunder.capture.sources import MISSING, Source
 from thunder.core.proxies import AnyProxy
 from thunder.ops import opaque
 from thunder.ops.opaque_values import from_unusual, holds_unusual
@@ -36,7 +36,7 @@ _ASKED = {"numel", "nelement", "element_size", "sparse_dim", "dense_dim", "get_d
 
 def read(c, value: torch.Tensor, source: Source) -> AnyProxy:
     """The proxy of such a tensor from outside. Raises CaptureError where it requires grad."""
-    found = c.opaque_inputs.get(id(value))
+    found = c.tensors.opaque.get(id(value))
     if found is None:
         if type(value).__module__.startswith("torch.distributed.tensor"):
             c.refuse(
@@ -51,8 +51,8 @@ def read(c, value: torch.Tensor, source: Source) -> AnyProxy:
                 "call it under torch.no_grad(), or pass a dense tensor and convert it inside",
             )
         proxy = AnyProxy(c.recorder.context.names.claim(source.name(c.parameters)), value)
-        found = c.opaque_inputs[id(value)] = (proxy, source)
-        c.has_opaque_values = True
+        found = c.tensors.opaque[id(value)] = (proxy, source)
+        c.tensors.holds_opaque = True
         c.ask(source, KIND)
     elif found[1] is not source:
         c.ask(source, SAME, found[1])
@@ -61,13 +61,13 @@ def read(c, value: torch.Tensor, source: Source) -> AnyProxy:
 
 def involved(c, values) -> bool:
     """Whether such a tensor is among the arguments of an operation."""
-    return c.has_opaque_values and holds_unusual(list(values))
+    return c.tensors.holds_opaque and holds_unusual(list(values))
 
 
 def note(c, result):
     """From an operation on dense tensors: whether it made such a tensor."""
     if type(result) is AnyProxy and isinstance(result.example, torch.Tensor):
-        c.has_opaque_values = True
+        c.tensors.holds_opaque = True
     return result
 
 
@@ -88,20 +88,18 @@ def attribute(c, p: AnyProxy, n: str):
             return getattr(p.example, n)
         if n == "__class__":
             return type(p.example)
-    found = getattr(torch.Tensor, n, None)
-    if found is None:
+    found = getattr(torch.Tensor, n, MISSING)
+    if found is MISSING:
         c.refuse(
             f"{n!r} of a {type(p.example).__name__} is read, a tensor subclass with its own rules",
             "read it outside and pass it in",
         )
-    if callable(found):
-        return TensorMethod(p, n)
-    return apply(c, found.__get__, [p], {})
+    return TensorMethod(p, n) if callable(found) else apply(c, found.__get__, [p], {})
 
 
 def method(c, p: AnyProxy, n: str, args, kwargs):
     """`p.n(...)`."""
-    if n in _ASKED and id(p.example) in c.opaque_inputs or n in ("dim", "size", "is_floating_point", "is_complex"):
+    if n in _ASKED and id(p.example) in c.tensors.opaque or n in ("dim", "size", "is_floating_point", "is_complex"):
         with compat.without_function_modes():
             return getattr(p.example, n)(*args, **kwargs)
     return apply(c, getattr(torch.Tensor, n), [p, *args], kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import warnings
+from typing import Any
 
 import numpy
 import torch
@@ -12,6 +13,7 @@ import torch.utils.checkpoint
 from thunder import compat
 from thunder.capture import host_lines, opaque_values
 from thunder.capture.ask import PRESENT
+from thunder.capture.examples import checked
 from thunder.capture.expose import as_operand, expose
 from thunder.capture.library import backward, gradients, leaves
 from thunder.capture.methods import TensorMethod
@@ -30,8 +32,8 @@ from thunder.core.proxies import (
     proxies_in,
 )
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
-from thunder.interpreter import NULL
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter import NULL, sequences
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 from thunder.ops import lookup
 from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -88,7 +90,8 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         return _STATED[n](c, c.recorder.latest(p))
     if n == "grad":
         return gradients.read_gradient(c, p)
-    real, source = c.real.get(p, (None, None))
+    p = c.recorder.memory.holder(p)
+    real, source = c.tensors.real.get(p, (None, None))
     if real is not None:
         with compat.DisableTorchFunction():
             if n in real.__dict__:
@@ -113,7 +116,7 @@ def tensor_attribute(c, p: TensorProxy, n: str):
 
 def kind_of(c, p: TensorProxy) -> type:
     """The class that user code believes a proxy has."""
-    real = c.real.get(p)
+    real = c.tensors.real.get(p)
     return type(real[0]) if real is not None else torch.Tensor
 
 
@@ -123,6 +126,10 @@ def call_method(c, method, args, kwargs):
         return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
     if n == "backward":
         return backward.call_backward(c, torch.Tensor.backward, [p, *args], kwargs)
+    if n == "requires_grad_":
+        return leaves.require_grad(c, None, [p, *args], kwargs)
+    if n == "__deepcopy__":
+        return leaves.copied(c, None, [p, *args], kwargs)
     if n == "numpy" or n == "__array__":
         return host_lines.to_numpy(c, c.recorder.latest(p))
     if n == "size":
@@ -130,14 +137,15 @@ def call_method(c, method, args, kwargs):
         dim = args[0] if args else kwargs.get("dim")
         return shape if dim is None else shape[dim]
     function = METHODS.get(n)
-    if function is None or c.has_opaque_values or "requires_grad" in kwargs:
+    if function is None or c.tensors.holds_opaque or "requires_grad" in kwargs:
         function = getattr(torch.Tensor, n)
         return record(c, function, [p, *args], kwargs)
     c.synchronize()
-    return function(lifted(c, p), *all_lifted(c, args), **all_lifted(c, kwargs))
+    args, kwargs = [lifted(c, p), *all_lifted(c, args)], all_lifted(c, kwargs)
+    return checked(c, getattr(torch.Tensor, n), args, kwargs, lambda: function(*args, **kwargs))
 
 
-def all_lifted(c, values, *, typed: bool = False):
+def all_lifted(c, values, *, typed: bool = False) -> Any:
     """Arguments: snapshots read, real tensors lifted, lists and dicts copied, since the program may change its own
     later. numpy's numbers become Python's, unless `typed`."""
     t = type(values)
@@ -190,13 +198,14 @@ def _lifted(c, v, typed: bool):
 _OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray}  # make tensors of the type of what they are given
 
 
-def operation(c, name: str, operands):
+def operation(c, name: str, *operands):
     """A special method of a tensor, by its name."""
     c.synchronize()
-    return METHODS.call(name, *all_lifted(c, operands))
+    operands = all_lifted(c, operands)
+    return checked(c, getattr(torch.Tensor, name), operands, {}, lambda: METHODS.call(name, *operands))
 
 
-def record(c, function, args, kwargs):
+def record(c, function, args, kwargs) -> Any:
     """A call of a torch function."""
     if function in NOT_OPERATIONS:
         return function(*args, **kwargs)
@@ -212,10 +221,19 @@ def record(c, function, args, kwargs):
     if opaque_values.involved(c, (args, kwargs)):
         return opaque_values.apply(c, function, args, kwargs)
     if lookup(function) is not None:
-        return call_torch(function, tuple(args), kwargs)
-    getter = getattr(function, "__self__", None)
-    if getter is not None and getattr(function, "__name__", "") == "__get__" and args and type(args[0]) is TensorProxy:
+        return checked(c, function, args, kwargs, lambda: call_torch(function, tuple(args), kwargs))
+    getter = plain_attribute(function, "__self__")
+    if (
+        getter is not None
+        and plain_attribute(function, "__name__", "") == "__get__"
+        and args
+        and type(args[0]) is TensorProxy
+    ):
         return tensor_attribute(c, args[0], getter.__name__)
+    if isinstance(function, (types.MethodDescriptorType, types.BuiltinFunctionType)):
+        return opaque_values.note(
+            c, checked(c, function, args, kwargs, lambda: call_torch(function, tuple(args), kwargs))
+        )
     return opaque_values.note(c, call_torch(function, tuple(args), kwargs))
 
 
@@ -244,7 +262,14 @@ def type_of(c, a) -> type:
         return kind_of(c, a)
     if type(a) is HostProxy:
         return a.kind
-    return a.python_type if isinstance(a, NumberProxy) else {Condition: bool, Size: torch.Size}.get(type(a), type(a))
+    return a.python_type if isinstance(a, NumberProxy) else _STANDING_FOR.get(type(a), type(a))
+
+
+class _ByItems:
+    __getitem__ = None
+
+
+_STANDING_FOR = {Condition: bool, Size: torch.Size, sequences.Items: type(iter(_ByItems()))}  # pyright: ignore
 
 
 def is_unknown_text(values) -> bool:
@@ -268,15 +293,15 @@ _WARNED: dict = {}  # once a site
 
 
 def sharp_edge(c, what: str) -> None:
+    """Something that a compiled program cannot repeat: listed, warned about, or an error, by option."""
     location = c.user_location()
     where = f"{location[0]}:{location[1]}" if location else "unknown place"
     text = f"{what}, at {where}"
-    option = c.options.sharp_edges
+    option = c.request.options.sharp_edges
     if option is SHARP_EDGES_OPTIONS.ERROR:
         raise SharpEdgeError(text)
     if text not in c.sharp_edges:
         c.sharp_edges.append(text)
         if option is SHARP_EDGES_OPTIONS.WARN:
-            warnings.warn_explicit(
-                text, SharpEdgeWarning, *(location[:2] if location else ("unknown place", 0)), registry=_WARNED
-            )
+            file, line = location[:2] if location else ("unknown place", 0)
+            warnings.warn_explicit(text, SharpEdgeWarning, file, line, registry=_WARNED)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from thunder.interpreter.attributes import plain_attribute
+
 __all__ = ["MISSING", "Source", "called", "cell", "find", "item"]
 
 _PRIVATE_STEPS = {"_lc_original", "__self__", "_parameters", "_buffers", "_modules", "__dict__"}
@@ -20,21 +22,16 @@ class _Missing:
 MISSING: Any = _Missing()
 
 
-def find(owner, name: str):
+def find(owner: Any, name: str):
     """An attribute without the class's `__getattribute__` and `__getattr__`: an object's own, or one of its class."""
-    if isinstance(owner, type):
-        return getattr(owner, name, MISSING)
-    own = getattr(owner, "__dict__", ())
-    if name in own:
-        return own[name]
-    return MISSING if getattr(type(owner), name, MISSING) is MISSING else getattr(owner, name, MISSING)
+    return plain_attribute(owner, name, MISSING)
 
 
 def item(container, key):
     """What a builtin container, or one of a subclass of it, holds under a key."""
     if isinstance(container, dict):
         return dict.get(container, key, MISSING)  # `dict.__getitem__` would call a `__missing__`
-    base = next((b for b in (list, tuple) if isinstance(container, b)), None)
+    base: Any = next((b for b in (list, tuple) if isinstance(container, b)), None)
     try:
         return container[key] if base is None else base.__getitem__(container, key)
     except (KeyError, IndexError):
@@ -69,7 +66,8 @@ class Source:
     __slots__ = ("base", "step", "key", "label", "_children")
 
     def __init__(self, base: Source | None, step: str, key, label: str = ""):
-        self.base, self.step, self.key, self.label = base, step, key, label
+        self.base: Any = base
+        self.step, self.key, self.label = step, key, label
         self._children: dict = {}
 
     def fetch(self, base, values: dict[Source, Any]):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from thunder.analysis.aliases import alias_bases
 from thunder.core.codegen import Printer
 from thunder.core.proxies import (
+    AnyProxy,
     CollectionProxy,
     NumberProxy,
     Proxy,
@@ -44,7 +45,8 @@ class ForwardBackward:
     """forward: returns (outputs, (saved tensors, saved others)). backward: `backward_fn(saved_for_backward,
     cotangents)`, one gradient or None an argument.
 
-    outputs: the distinct tensors, and numbers of data, that the forward makes and the program returns, in order.
+    outputs: the distinct tensors, numbers of data and values of host calls that the forward makes and the program
+    returns, in order.
     cotangents: what the backward is given, for those that require grad.
     """
 
@@ -87,7 +89,7 @@ def partition(joint: Trace) -> ForwardBackward:
     outputs = [
         o
         for o in dict.fromkeys(proxies_in(returned, []))
-        if isinstance(o, (TensorProxy, UnbackedNumber)) and o not in arguments
+        if isinstance(o, (TensorProxy, UnbackedNumber, AnyProxy)) and o not in arguments
     ]
     forward = joint.replace(
         name="augmented_forward_fn",

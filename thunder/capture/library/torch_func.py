@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -78,7 +78,9 @@ def _torch_jvp(c, f, args, kwargs):
         now = dict(zip(selected, values, strict=True))
         return c.call(given["func"], [now.get(i, x) for i, x in enumerate(primals)], {})
 
-    return made(c, JVP(_Called(function), given["has_aux"])).apply(c, (tuple(selected.values()), given["tangents"]), {})
+    return made(c, JVP(cast(Callable, _Called(function)), given["has_aux"])).apply(
+        c, (tuple(selected.values()), given["tangents"]), {}
+    )
 
 
 def _basis(c, f, args, kwargs):
@@ -179,11 +181,11 @@ def _replaced(c, module, wanted: dict) -> Iterator[None]:
         *path, leaf = name.split(".")
         owner = functools.reduce(c.load_attr, path, module)
         c.keep[id(owner)] = owner
-        before[id(owner), leaf] = (c.overlay.get((id(owner), leaf), missing), value)
-        c.overlay[id(owner), leaf] = value
+        before[id(owner), leaf] = (c.writes.overlay.get((id(owner), leaf), missing), value)
+        c.writes.overlay[id(owner), leaf] = value
     try:
         yield
-        if any(c.overlay.get(key) is not value for key, (_, value) in before.items()):
+        if any(c.writes.overlay.get(key) is not value for key, (_, value) in before.items()):
             c.refuse(
                 "a module called by torch.func.functional_call replaces a parameter or buffer of its own",
                 "return the new value",
@@ -191,9 +193,9 @@ def _replaced(c, module, wanted: dict) -> Iterator[None]:
     finally:
         for key, (old, _) in before.items():
             if old is missing:
-                c.overlay.pop(key, None)
+                c.writes.overlay.pop(key, None)
             else:
-                c.overlay[key] = old
+                c.writes.overlay[key] = old
 
 
 HANDLERS = {

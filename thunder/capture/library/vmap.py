@@ -9,7 +9,7 @@ import torch
 
 from thunder import compat
 from thunder.capture.library.functional import Transformed, flatten, fresh
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import recording
 from thunder.ops import LTORCH
 from thunder.transforms.batching import batched
@@ -66,7 +66,7 @@ class VMap(Transformed):
         if not all(type(x) is TensorProxy for x in leaves):
             raise ValueError("vmap: the function must only return Tensors")
         with recording(c.recorder):
-            moved = {
+            moved: dict[Proxy, Proxy] = {
                 a: x if d == 0 else LTORCH["movedim"](x, d, 0)
                 for a, x, d in zip(arguments, outer, places, strict=True)
                 if d is not None
