@@ -45,7 +45,7 @@ __all__ = ["Captured", "FailsWithParts", "Request", "capture"]
 
 
 class Captured:
-    """What a reading of a program found. It holds no tensor of the call's."""
+    """What the capture of a program found. It holds no tensor of the call's."""
 
     def __init__(self, c: Capture, result: Any):
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
@@ -65,7 +65,8 @@ class Captured:
         self._computation(c, output)
         # the program may handle an error of an operation, which comes when the computation runs; nothing is lost then
         effects = any(
-            OpTags.DONT_DCE in line.tags and OpTags.DECISION not in line.tags for line in c.recorder.bound_symbols
+            OpTags.DONT_DCE in operation.tags and OpTags.DECISION not in operation.tags
+            for operation in c.recorder.bound_symbols
         )
         # what the original would do again must not have happened
         happened = effects or c.tensors.mutated or self.host_calls
@@ -95,9 +96,9 @@ class Captured:
         _close(self._capture)
 
     def _computation(self, c: Capture, output) -> None:
-        lines = c.recorder.bound_symbols
-        used = c.tensors.used = {p for line in lines for p in line.inputs} | set(proxies_in(output, []))
-        made = {o for line in lines for o in line.outputs}
+        operations = c.recorder.bound_symbols
+        used = c.tensors.used = {p for operation in operations for p in operation.inputs} | set(proxies_in(output, []))
+        made = {o for operation in operations for o in operation.outputs}
         if any(type(p) is TensorProxy and p not in made and p not in c.tensors.real for p in used):
             c.refuse(
                 "a tensor of a function under grad, vjp, jvp or vmap is used outside of it, where it is known no "
@@ -106,7 +107,7 @@ class Captured:
             )
         symbols = set()
         if c.numbers.proxies:
-            for number in numbers_in([output, *((line.args, line.kwargs) for line in lines)], []):
+            for number in numbers_in([output, *((operation.args, operation.kwargs) for operation in operations)], []):
                 symbols |= number.expression.symbols()
         tensors = [p for p in c.tensors.real if p in used]
         numbers = [n for n in c.numbers.proxies.values() if n.name in symbols]
@@ -122,7 +123,9 @@ class Captured:
             parameters=_parameter_paths(c, tensors) if asked else {}, held=_held(c, tensors) if asked else frozenset(),
             written=memory.versions, copies=frozenset(v.name for v in memory.copies),
         )  # fmt: skip
-        self.computation_traces = [Trace("computation", inputs, lines, output, c.recorder.context.names, info=info)]
+        self.computation_traces = [
+            Trace("computation", inputs, operations, output, c.recorder.context.names, info=info)
+        ]
 
     @property
     def computation(self) -> Trace:
@@ -302,7 +305,7 @@ def _close(c: Capture) -> None:
 
 
 def _read(c: Capture) -> Captured:
-    """Runs the program in the interpreter and closes the reading."""
+    """Runs the program in the interpreter and closes the capture."""
     c.recorder.context = c.recorder.context.replace(default_dtype=from_tensor_dtype(torch.get_default_dtype()))
     c.recorder.context.names.backends = compat.attention_backends()
     try:

@@ -20,7 +20,7 @@ from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
-from thunder.capture.remade import UNCHANGING, goes_on, made_of, native_new
+from thunder.capture.remade import UNCHANGING, goes_on, is_filled, made_of, native_new
 from thunder.capture.sources import MISSING
 from thunder.capture.statements import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
@@ -259,11 +259,11 @@ class EpilogueWriter:
 
     def _function(self, value: types.FunctionType) -> str:
         """A function that the program made: made again, with cells that hold this call's values."""
-        cells, made = [], []
+        cells, filled = [], []
         for cell in value.__closure__ or ():
             if id(cell) not in self.built:
                 self._variable(cell, f"{self.pin(types.CellType)}()")
-                made.append(cell)
+                filled.append(cell)
             cells.append(self.built[id(cell)])
         closure = f"({', '.join(cells)},)" if cells else "None"
         defaults = self.build(value.__defaults__)
@@ -272,8 +272,8 @@ class EpilogueWriter:
             f"{self.pin(types.FunctionType)}({self.pin(value.__code__)}, {self.pin(value.__globals__)}, "
             f"{value.__name__!r}, {defaults}, {closure})",
         )
-        for cell in made:
-            if filled(cell):
+        for cell in filled:
+            if is_filled(cell):
                 contents = self.c.writes.overlay.get((id(cell), None), cell.cell_contents)
                 self.lines.append(f"{self.built[id(cell)]}.cell_contents = {self.build(contents)}")
         for attribute in ("__kwdefaults__", "__qualname__", "__doc__", "__module__"):

@@ -171,7 +171,7 @@ BY_NAME |= {
 
 
 def _is_compiling(c, f, args, kwargs):
-    """Answered as eager PyTorch answers, so that the program goes the way it goes there; with yes in a second reading,
+    """Answered as eager PyTorch answers, so that the program goes the way it goes there; with yes in a second capture,
     where that way can not be captured."""
     if not c.asked_whether_compiling:
         c.asked_whether_compiling, c.path.logged_when_asked = True, len(c.path.log)
@@ -183,7 +183,7 @@ def _constant(value):
 
 
 def _extreme(c, f, args, kwargs):
-    """min and max of numbers some of which only the run tells."""
+    """min and max of numbers some of which are data-dependent."""
     numbers = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
     if (
         kwargs
@@ -213,7 +213,7 @@ def _callable(c, f, args, kwargs):
 
 
 def _check_is_size(c, f, args, kwargs):
-    """torch._check_is_size: of a number that only the run tells; others are checked by PyTorch's own function."""
+    """torch._check_is_size: of a data-dependent number; others are checked by PyTorch's own function."""
     (n, *rest), most = args, kwargs.get("max")
     if not (isinstance(n, NumberProxy) and n.unbacked):
         return c.enter(f, args, kwargs)
@@ -222,7 +222,7 @@ def _check_is_size(c, f, args, kwargs):
 
 
 def _checks(c, f, args, kwargs):
-    """torch._assert and torch._check: a condition on tensors cannot be asked, one on numbers that only the run tells is
+    """torch._assert and torch._check: a condition on tensors cannot be asked, one on data-dependent numbers is
     checked when the program runs."""
     condition, *rest = args
     if type(condition) is Condition:

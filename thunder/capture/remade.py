@@ -17,7 +17,7 @@ import numpy
 from thunder.interpreter import sequences
 from thunder.interpreter.attributes import type_attribute
 
-__all__ = ["UNCHANGING", "filled", "goes_on", "made_of", "native_new"]
+__all__ = ["UNCHANGING", "is_filled", "goes_on", "made_of", "native_new"]
 
 
 def made_of(value, t: type) -> tuple | None:
@@ -34,7 +34,7 @@ def made_of(value, t: type) -> tuple | None:
     if t is property:
         return t, (value.fget, value.fset, value.fdel, value.__doc__)
     if t is types.CellType:
-        return t, ((value.cell_contents,) if filled(value) else ())
+        return t, ((value.cell_contents,) if is_filled(value) else ())
     if t is sequences.Items:
         return iter, (value.value,)
     if t in _ITERATORS:
@@ -85,7 +85,7 @@ def native_new(t: type):
 _NATIVE_NEW = (types.BuiltinFunctionType, types.BuiltinMethodType)
 
 
-def filled(cell) -> bool:
+def is_filled(cell) -> bool:
     try:
         cell.cell_contents  # noqa: B018 - asks whether there is any
     except ValueError:

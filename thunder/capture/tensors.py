@@ -160,7 +160,7 @@ def _shares(c, source: Source, other: Source) -> None:
 
 
 def write_back(c) -> None:
-    """The last lines of the program: what came from outside gets what was written to it."""
+    """The last operations of the program: what came from outside gets what was written to it."""
     memory = c.recorder.memory
     if not memory.active:
         return

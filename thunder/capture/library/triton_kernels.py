@@ -1,5 +1,5 @@
-"""Triton kernels that a program launches: `kernel[grid](x, out, n, BLOCK=128)` becomes one line, which launches the
-kernel and returns what it wrote.
+"""Triton kernels that a program launches: `kernel[grid](x, out, n, BLOCK=128)` becomes one operation, which launches
+the kernel and returns what it wrote.
 
 Which tensors a kernel writes is read off its source: those that lead to the address of a `tl.store` or an atomic
 operation. Where the source does not say (a function that is not found, inline assembly), every tensor counts as
