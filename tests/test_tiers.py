@@ -262,6 +262,18 @@ def test_inductor_compiles_in_another_process(monkeypatch, tmp_path):
     torch.testing.assert_close(torch.autograd.grad(compiled(x, w), w, cotangent)[0], want)
 
 
+@pytestmark_inductor
+def test_regions_of_symbolic_sizes_stay_in_the_first_tier():
+    compiled = thunder.jit(lambda x: (x.sin() * 2 + x.cos()).sum(0), tiers="background", dynamic=True)
+    compiled(X)
+    assert background.idle(WAIT)
+    for n in (3, 4, 5):
+        compiled(torch.randn(n, 6))
+    assert "first tier: the second is not compiled: Inductor compiles regions of symbolic sizes" in str(
+        compiled.programs[0].tiers
+    )
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # the end of the process
 

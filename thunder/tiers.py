@@ -7,7 +7,8 @@ tier is a program of its own, with what it saves.
 
 On the CPU the clock decides which one stays. `TIMED` calls of each are measured, the first one of each left out: the
 median of the forward's times and that of the backward's. A second tier that is slower is given back. One that cannot be
-compiled, too, with a warning; one whose regions can only be compiled when they run, as those of symbolic sizes, without.
+compiled, too, with a warning. Regions of symbolic sizes are compiled when they run: a program with such regions stays
+in its first tier, and says so.
 
 A forked process stays in the first tier. Programs of several ranks wait: these would not change tiers at one call.
 """
