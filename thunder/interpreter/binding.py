@@ -118,3 +118,18 @@ def _too_many(f, names, given, bound):
         also += f"{'' if keyword_given == 1 else 's'})"
     verb = "was" if given == 1 and not keyword_given else "were"
     return TypeError(f"{f.__qualname__}() takes {takes} positional argument{plural} but {given}{also} {verb} given")
+
+
+def of(*counts, named=False):
+    """Makes a handler of a builtin's calls from `run(host, *args)`, for calls with so many positional arguments; native
+    code answers others. named: the second argument is a str."""
+
+    def make(run):
+        def handler(host, function, args, kwargs):
+            if kwargs or len(args) not in counts or named and not isinstance(args[1], str):
+                return host.call_native(function, args, kwargs)
+            return run(host, *args)
+
+        return handler
+
+    return make
