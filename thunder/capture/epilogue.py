@@ -259,11 +259,11 @@ class EpilogueWriter:
 
     def _function(self, value: types.FunctionType) -> str:
         """A function that the program made: made again, with cells that hold this call's values."""
-        cells, filled = [], []
+        cells, made = [], []
         for cell in value.__closure__ or ():
             if id(cell) not in self.built:
                 self._variable(cell, f"{self.pin(types.CellType)}()")
-                filled.append(cell)
+                made.append(cell)
             cells.append(self.built[id(cell)])
         closure = f"({', '.join(cells)},)" if cells else "None"
         defaults = self.build(value.__defaults__)
@@ -272,7 +272,7 @@ class EpilogueWriter:
             f"{self.pin(types.FunctionType)}({self.pin(value.__code__)}, {self.pin(value.__globals__)}, "
             f"{value.__name__!r}, {defaults}, {closure})",
         )
-        for cell in filled:
+        for cell in made:
             if is_filled(cell):
                 contents = self.c.writes.overlay.get((id(cell), None), cell.cell_contents)
                 self.lines.append(f"{self.built[id(cell)]}.cell_contents = {self.build(contents)}")
