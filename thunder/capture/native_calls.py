@@ -349,19 +349,9 @@ def _asks_for_types(f) -> bool:
 
 _PLAIN = (int, float, complex)
 _NUMERIC = {
-    "builtins",
-    "operator",
-    "_operator",
-    "math",
-    "itertools",
-    "functools",
-    "_functools",
-    "torch",
-    "numpy",
-    "thunder",
-    "collections",
-    "_collections",
-}
+    "builtins", "operator", "_operator", "math", "itertools", "functools", "_functools", "torch", "numpy", "thunder",
+    "collections", "_collections",
+}  # fmt: skip
 _STORING = {
     "append", "extend", "insert", "appendleft", "extendleft", "pop", "popleft", "popitem", "get", "keys", "values",
     "items", "clear", "copy", "reverse", "update", "setdefault",

@@ -42,13 +42,8 @@ CO_ITERABLE_COROUTINE = 0x100
 PLACEHOLDER = getattr(functools, "Placeholder", None)
 FUNCTION, METHOD = types.FunctionType, types.MethodType
 _CALLS = {
-    **attributes.CALLS,
-    **operators.CALLS,
-    **sequences.CALLS,
-    **text.CALLS,
-    **construction.CALLS,
-    **standins.CALLS,
-}
+    **attributes.CALLS, **operators.CALLS, **sequences.CALLS, **text.CALLS, **construction.CALLS, **standins.CALLS,
+}  # fmt: skip
 PROTOCOL_CALLS = {id(function): handler for function, handler in _CALLS.items()}
 _NATIVE_CALLS = {id(function): handler for function, handler in sequences.NATIVE_CALLS.items()}
 _HANDLERS = {**FRAME_CALLS, **PROTOCOL_CALLS, **_NATIVE_CALLS}
