@@ -150,6 +150,8 @@ def missing(c, reader, o, name):
 
 def fallback(c, method, o, name):
     """The class's `__getattr__` answers. What PyTorch's objects say of settings is asked again."""
+    if method is torch.nn.Module.__getattr__ and c.reading is None:
+        return of_torch_module(c, o, name)
     value = call_special(c, method, o, [name], "__getattr__")
     if c.sources.get(id(o)) is None and of_library(type(o)):
         asked(c, o, name, value)
