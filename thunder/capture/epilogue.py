@@ -259,11 +259,11 @@ class EpilogueWriter:
 
     def _function(self, value: types.FunctionType) -> str:
         """A function that the program made: made again, with cells that hold this call's values."""
-        cells, made = [], []
+        cells, filled = [], []
         for cell in value.__closure__ or ():
             if id(cell) not in self.built:
                 self._variable(cell, f"{self.pin(types.CellType)}()")
-                made.append(cell)
+                filled.append(cell)
             cells.append(self.built[id(cell)])
         closure = f"({', '.join(cells)},)" if cells else "None"
         defaults = self.build(value.__defaults__)
