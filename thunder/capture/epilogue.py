@@ -272,7 +272,7 @@ class EpilogueWriter:
             f"{self.pin(types.FunctionType)}({self.pin(value.__code__)}, {self.pin(value.__globals__)}, "
             f"{value.__name__!r}, {defaults}, {closure})",
         )
-        for cell in made:
+        for cell in filled:
             if is_filled(cell):
                 contents = self.c.writes.overlay.get((id(cell), None), cell.cell_contents)
                 self.lines.append(f"{self.built[id(cell)]}.cell_contents = {self.build(contents)}")
