@@ -19,8 +19,7 @@ import torch.distributed as dist
 
 from thunder import compat
 from thunder.api import jit_with
-from thunder.capture import Captured, FailsWithParts, capture
-from thunder.capture.state import Request
+from thunder.capture import Captured, FailsWithParts, Request, capture
 from thunder.core.devices import Device
 from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.core.utils import without_collection
