@@ -125,6 +125,6 @@ class Groups:
         return found
 
 
-def _add(rows: list, *row) -> bool:
-    rows.append(row if len(row) > 1 else row[0])
+def _add(rows: list, first, *more) -> bool:
+    rows.append((first, *more) if more else first)
     return True

@@ -18,6 +18,7 @@ import string
 import threading
 import types
 import weakref
+from typing import Any
 
 import numpy
 import torch
@@ -47,14 +48,19 @@ IDENTICAL = {
 CONTAINERS = {list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter}
 
 
-def container_base(kind: type) -> type | None:
+def container_base(kind: type) -> Any:
     """The builtin container that a class is, or derives from."""
+    if kind in _BUILTIN:
+        return kind
     return next(
         (base for base in (collections.OrderedDict, dict, list, set, collections.deque) if issubclass(kind, base)), None
     )
 
 
-def plain_base(kind: type) -> type | None:
+_BUILTIN = {list, dict, set, collections.OrderedDict, collections.deque}
+
+
+def plain_base(kind: type) -> Any:
     """The builtin type of numbers or text that a class is, or derives from."""
     return next((base for base in (int, float, complex, str, bytes) if issubclass(kind, base)), None)
 

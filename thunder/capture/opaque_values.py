@@ -10,7 +10,7 @@ import torch
 from thunder import compat
 from thunder.capture.ask import KIND, SAME
 from thunder.capture.methods import TensorMethod
-from thunder.capture.sources import Source
+from thunder.capture.sources import MISSING, Source
 from thunder.core.proxies import AnyProxy
 from thunder.ops import opaque
 from thunder.ops.opaque_values import from_unusual, holds_unusual
@@ -88,15 +88,13 @@ def attribute(c, p: AnyProxy, n: str):
             return getattr(p.example, n)
         if n == "__class__":
             return type(p.example)
-    found = getattr(torch.Tensor, n, None)
-    if found is None:
+    found = getattr(torch.Tensor, n, MISSING)
+    if found is MISSING:
         c.refuse(
             f"{n!r} of a {type(p.example).__name__} is read, a tensor subclass with its own rules",
             "read it outside and pass it in",
         )
-    if callable(found):
-        return TensorMethod(p, n)
-    return apply(c, found.__get__, [p], {})
+    return TensorMethod(p, n) if callable(found) else apply(c, found.__get__, [p], {})
 
 
 def method(c, p: AnyProxy, n: str, args, kwargs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import types
 import warnings
+from typing import Any
 
 import numpy
 import torch
@@ -145,7 +146,7 @@ def call_method(c, method, args, kwargs):
     return checked(c, getattr(torch.Tensor, n), args, kwargs, lambda: function(*args, **kwargs))
 
 
-def all_lifted(c, values, *, typed: bool = False):
+def all_lifted(c, values, *, typed: bool = False) -> Any:
     """Arguments: snapshots read, real tensors lifted, lists and dicts copied, since the program may change its own
     later. numpy's numbers become Python's, unless `typed`."""
     t = type(values)
@@ -201,14 +202,14 @@ def _lifted(c, v, typed: bool):
 _OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray}  # make tensors of the type of what they are given
 
 
-def operation(c, name: str, operands):
+def operation(c, name: str, *operands):
     """A special method of a tensor, by its name."""
     c.synchronize()
     operands = all_lifted(c, operands)
     return checked(c, getattr(torch.Tensor, name), operands, {}, lambda: METHODS.call(name, *operands))
 
 
-def record(c, function, args, kwargs):
+def record(c, function, args, kwargs) -> Any:
     """A call of a torch function."""
     if function in NOT_OPERATIONS:
         return function(*args, **kwargs)
@@ -298,6 +299,7 @@ _WARNED: dict = {}  # once a site
 
 
 def sharp_edge(c, what: str) -> None:
+    """Something that a compiled program cannot repeat: listed, warned about, or an error, by option."""
     location = c.user_location()
     where = f"{location[0]}:{location[1]}" if location else "unknown place"
     text = f"{what}, at {where}"
@@ -307,6 +309,5 @@ def sharp_edge(c, what: str) -> None:
     if text not in c.sharp_edges:
         c.sharp_edges.append(text)
         if option is SHARP_EDGES_OPTIONS.WARN:
-            warnings.warn_explicit(
-                text, SharpEdgeWarning, *(location[:2] if location else ("unknown place", 0)), registry=_WARNED
-            )
+            file, line = location[:2] if location else ("unknown place", 0)
+            warnings.warn_explicit(text, SharpEdgeWarning, file, line, registry=_WARNED)

@@ -16,12 +16,12 @@ import torch
 
 from thunder import compat
 from thunder.capture import containers, host_lines, items, native_calls, opaque_values, operations
+from thunder.capture.classes import PROXIES
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.library import distributions
 from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
-from thunder.capture.objects import PROXIES
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Size, TensorProxy
 from thunder.interpreter import NULL, Host, operators, sequences
@@ -131,6 +131,9 @@ def native_unary(c, symbol, a):
 
 
 def compare(c, symbol, a, b):
+    if c.reading is not None:
+        c.reading.look_at(c, a)
+        c.reading.look_at(c, b)
     if type(a) is Id and type(b) is Id:
         told_apart(c, a, (b,))
     elif c.outside.ids:
@@ -159,7 +162,8 @@ def native_compare(c, symbol, a, b):
 
 
 def native_index(c, value):
-    return value if isinstance(value, NumberProxy) and value.python_type is int else operator.index(value)
+    symbolic = isinstance(value, NumberProxy) and value.python_type is int
+    return value if symbolic else operator.index(value)  # pyright: ignore[reportArgumentType]
 
 
 def type_name(c, value) -> str:
@@ -213,6 +217,8 @@ def native_len(c, o):
 
 
 def truth(c, o):
+    if c.reading is not None:
+        c.reading.look_at(c, o)
     c.materialize(o)
     return sequences.truth(c, o)
 

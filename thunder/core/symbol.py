@@ -166,7 +166,7 @@ class Recorder:
         self.context = context or Context(Names())
         self.memory: Any = None
         self.casts: dict = {}
-        self.is_leaf: Callable[[Proxy], bool] | None = None
+        self.is_leaf: Callable[[TensorProxy], bool] | None = None
         self.location, self.where = location, where
         self.sizes: list | None = None
         self.decide: Any = None
