@@ -174,6 +174,9 @@ BY_TYPE |= torch_func.KINDS
 BY_TYPE[staticmethod] = lambda c, f, args, kwargs: call(c, f.__func__, args, kwargs)
 
 
+_FRAMES = frozenset(("_getframe", "_getframemodulename"))  # functions that look at who calls them are interpreted
+
+
 def _call_function(c, f, args, kwargs):
     if lookup(f) is not None:
         return record(c, f, args, kwargs)
@@ -189,7 +192,8 @@ def _call_function(c, f, args, kwargs):
         # around what Dynamo leaves alone, once it is imported or was used
         if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
             return call(c, f.__wrapped__, args, kwargs)
-        if impure(f) is not None or not (reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)):
+        seen = reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)
+        if impure(f) is not None or not (seen or _FRAMES.intersection(f.__code__.co_names)):
             return call_native(c, f, args, kwargs)
     elif id(f) in c.keep:
         c.known.interpreted.add(id(f))
