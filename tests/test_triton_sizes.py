@@ -299,3 +299,4 @@ def test_what_cannot_be_known_of_a_size_stays_with_pytorch(monkeypatch):
     compiled, _ = compiled_for(program, dynamic=True)
     check(compiled, program, torch.randn(5, 6, device=DEVICE))
     assert not fusions(compiled)
+    assert "# not fused: a kernel would have to know more of sizes" in str(thunder.last_traces(compiled)[-1])

@@ -1,8 +1,9 @@
 """The torch side of capture: from a call of a Python program to prologue, computation and epilogue.
 
-In the order of the flow: `sources` (where values come from), `capture` (the interpreter's host), `containers`
-(snapshots), `calls` (operations, handlers), `functional` and `torch_func` (transforms of functions), `native` (tables
-of what runs natively), `guards` (the prologue), `epilogue`.
+In the order of the flow: `sources` (where values come from), `ask` (every look at the outside), `state` (what a capture
+knows), `host` (the interpreter's host), `values`, `tensors`, `numbers`, `containers`, `classes` and `objects` (what a
+program holds of the outside), `expose` (what native code may look at), `calls` and `operators` (dispatch; `handlers` by
+function, `library` for PyTorch's own), `decisions`, `prologue` with `groups`, `checks` and `passes`, `epilogue`.
 """
 
 from __future__ import annotations

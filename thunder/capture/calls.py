@@ -18,15 +18,7 @@ from thunder.capture.construct import construct_object, reduced
 from thunder.capture.library import higher_order, torch_func
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, impure, native_module
-from thunder.capture.native_calls import (
-    BY_NAME,
-    BY_TYPE,
-    HANDLERS,
-    IDENTITY_CALLS,
-    call_builtin,
-    call_native,
-    reaches,
-)
+from thunder.capture.native_calls import BY_NAME, BY_TYPE, HANDLERS, IDENTITY_CALLS, call_builtin, call_native, reaches
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
@@ -182,6 +174,9 @@ BY_TYPE |= torch_func.KINDS
 BY_TYPE[staticmethod] = lambda c, f, args, kwargs: call(c, f.__func__, args, kwargs)
 
 
+_FRAMES = frozenset(("_getframe", "_getframemodulename"))  # functions that look at who calls them are interpreted
+
+
 def _call_function(c, f, args, kwargs):
     if lookup(f) is not None:
         return record(c, f, args, kwargs)
@@ -197,7 +192,8 @@ def _call_function(c, f, args, kwargs):
         # around what Dynamo leaves alone, once it is imported or was used
         if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
             return call(c, f.__wrapped__, args, kwargs)
-        if impure(f) is not None or not (reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)):
+        seen = reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)
+        if impure(f) is not None or not (seen or _FRAMES.intersection(f.__code__.co_names)):
             return call_native(c, f, args, kwargs)
     elif id(f) in c.keep:
         c.known.interpreted.add(id(f))

@@ -10,18 +10,7 @@ from __future__ import annotations
 import collections
 import types
 
-from thunder.capture.ask import (
-    FILLED,
-    HOOKED,
-    IDENTITY,
-    KEYS,
-    PRESENT,
-    TYPE,
-    VALUE,
-    Question,
-    same_value,
-    value_at,
-)
+from thunder.capture.ask import FILLED, HOOKED, IDENTITY, KEYS, PRESENT, TYPE, VALUE, Question, same_value, value_at
 from thunder.capture.sources import MISSING, Source
 
 __all__ = ["Groups"]

@@ -164,10 +164,7 @@ def _outside_of_programs(what: str):
 
 
 # handlers of functions whose modules are imported only by programs that use them
-BY_NAME |= {
-    **higher_order.BY_NAME,
-    **torch_func.BY_NAME,
-}
+BY_NAME |= {**higher_order.BY_NAME, **torch_func.BY_NAME}
 
 
 def _is_compiling(c, f, args, kwargs):

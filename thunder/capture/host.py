@@ -279,6 +279,10 @@ class Capture(Host):
     def default(self, f, name, value):
         if type(value) is TensorProxy or id(f) in self.fresh or native_module(f.__globals__.get("__name__")):
             return value
+        if name is None:
+            self.ask(self._part_of(f, "__defaults__"), IDENTITY)
+            self.ask(self._part_of(f, "__kwdefaults__"), IDENTITY)
+            return None
         code = f.__code__
         source = self.sources.get(id(f)) or self.const(f)
         if name in (f.__kwdefaults__ or ()):

@@ -14,7 +14,7 @@ import re
 import struct
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy
 import torch
@@ -116,6 +116,8 @@ def call_builtin(c, f, args, kwargs):
             f"{f.__qualname__} looks at or changes an object from outside whose state is not watched",
             "call it outside of the compiled function",
         )
+    if type(s) is str and f.__name__ == "join" and len(args) == 1 and isinstance(args[0], Iterator):
+        args = [list(c.steps(args[0]))]  # texts that only the run tells among them
     found = _by_receiver(c, f, s, args, kwargs)
     if found is not NULL:
         return found
@@ -349,19 +351,9 @@ def _asks_for_types(f) -> bool:
 
 _PLAIN = (int, float, complex)
 _NUMERIC = {
-    "builtins",
-    "operator",
-    "_operator",
-    "math",
-    "itertools",
-    "functools",
-    "_functools",
-    "torch",
-    "numpy",
-    "thunder",
-    "collections",
-    "_collections",
-}
+    "builtins", "operator", "_operator", "math", "itertools", "functools", "_functools", "torch", "numpy", "thunder",
+    "collections", "_collections",
+}  # fmt: skip
 _STORING = {
     "append", "extend", "insert", "appendleft", "extendleft", "pop", "popleft", "popitem", "get", "keys", "values",
     "items", "clear", "copy", "reverse", "update", "setdefault",
@@ -430,7 +422,9 @@ def reaches(c, args, kwargs) -> bool:
         t = type(a)
         if t is TensorProxy or t is AnyProxy or id(a) in c.sources or isinstance(a, NumberProxy):
             return True
-        if t in VIEWS or t is types.MethodType and (id(a.__self__) in c.sources or reaches(c, (a.__func__,), {})):
+        if t in VIEWS or t is types.MappingProxyType:
+            return True
+        if t is types.MethodType and (id(a.__self__) in c.sources or reaches(c, (a.__func__,), {})):
             return True
         if t is types.FunctionType and not native_module(a.__globals__.get("__name__")):
             return True

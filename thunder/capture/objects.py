@@ -20,7 +20,7 @@ from thunder.capture.library import gradients
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, IDENTICAL, PRIMITIVE, native_module, tracked_anyway
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy
+from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import NULL, attributes
 from thunder.interpreter.attributes import call_special, native_method, type_attribute
 
@@ -150,6 +150,8 @@ def missing(c, reader, o, name):
 
 def fallback(c, method, o, name):
     """The class's `__getattr__` answers. What PyTorch's objects say of settings is asked again."""
+    if method is torch.nn.Module.__getattr__ and c.reading is None:
+        return of_torch_module(c, o, name)
     value = call_special(c, method, o, [name], "__getattr__")
     if c.sources.get(id(o)) is None and of_library(type(o)):
         asked(c, o, name, value)
@@ -242,6 +244,7 @@ def of_torch_module(c, m, n: str):
 
 
 def store_attr(c, o, n, v) -> None:
+    o = concrete(o)
     if type(o) is not TensorProxy:
         attributes.store_attr(c, o, n, v)
     elif n == "grad":
@@ -321,6 +324,7 @@ def own_store(c, o, n, v) -> None:
 
 
 def delete_attr(c, o, n) -> None:
+    o = concrete(o)
     if type(o) is TensorProxy and n == "grad":
         gradients.write_gradient(c, o, None)
     elif type(o) is TensorProxy:
@@ -373,6 +377,8 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
                 c.ask(source, IDENTITY)
                 if t is torch.Generator:
                     c.sources.setdefault(id(value), source)
+                elif t is object:
+                    c.keep[id(value)], c.outside.origins[id(value)] = value, source
         return value
     if native_module(space.get("__name__")) and not issubclass(t, tracked_anyway):
         return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 
 import torch
@@ -15,14 +14,8 @@ from thunder.core.proxies import AnyProxy
 from thunder.ops import opaque
 from thunder.ops.opaque_values import from_unusual, holds_unusual
 
-__all__ = ["read", "attribute", "method", "apply", "involved", "note", "OPERATORS", "SIGNS"]
+__all__ = ["read", "attribute", "method", "apply", "involved", "note", "SIGNS"]
 
-OPERATORS = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
-    "%": operator.mod, "**": operator.pow, "@": operator.matmul,
-    "&": operator.and_, "|": operator.or_, "^": operator.xor, "<": operator.lt, "<=": operator.le, "==": operator.eq,
-    "!=": operator.ne, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
 SIGNS = {"-": torch.neg, "~": torch.bitwise_not, "+": torch.positive}
 # what is the same for each call that an entry is made for
 _METADATA = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import warnings
 from typing import Any
@@ -33,7 +34,7 @@ from thunder.core.proxies import (
 )
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
 from thunder.interpreter import NULL, sequences
-from thunder.interpreter.attributes import plain_attribute, type_attribute
+from thunder.interpreter.attributes import in_python, plain_attribute, type_attribute
 from thunder.ops import lookup
 from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -155,9 +156,12 @@ def all_lifted(c, values, *, typed: bool = False) -> Any:
 
 
 def _means_nothing(c, v, t: type) -> bool:
-    """Whether a value is an object of the user's of which PyTorch can make neither a number nor a tensor."""
+    """Whether a value is an object of the user's of which PyTorch can make neither a number nor a tensor, or by asking
+    special methods in Python."""
     if native_module(t.__module__) or callable(v) or plain_base(t) is not None:
         return False
+    if any(in_python(type_attribute(t, f"__{name}__")) for name in ("index", "float", "int")):
+        return True
     return all(type_attribute(t, f"__{name}__") is NULL for name in ("getitem", "array", "index", "float"))
 
 
@@ -283,6 +287,8 @@ def _holds_tensors(value) -> bool:
 
 def formatted_text(c, text: str, values):
     """`text % values`."""
+    if isinstance(values, dict) and type_attribute(type(values), "__missing__") is not NULL:
+        values = {k: c.getitem(values, k) for k in re.findall(r"%\((.*?)\)", text)}
     expose(c, values)
     if is_unknown_text((values,)):
         return host_lines.text(c, text.__mod__, values)

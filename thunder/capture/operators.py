@@ -53,7 +53,9 @@ def native_binary(c, symbol, a, b):
     if ta is str and symbol == "%":
         return operations.formatted_text(c, a, b)
     if ta is AnyProxy or tb is AnyProxy:
-        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], operations.all_lifted(c, (a, b)), {})
+        if symbol.endswith("=") and ta in (AnyProxy, TensorProxy):
+            c.refuse(f"{symbol} with a tensor that is sparse, nested or of a subclass", f"write a = a {symbol[:-1]} b")
+        return opaque_values.apply(c, ARITHMETIC[symbol], operations.all_lifted(c, (a, b)), {})
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         if _is_no_operand(c, a, b, symbol):
             return _as_python_does(ARITHMETIC[symbol], a, b)
@@ -148,7 +150,7 @@ def native_compare(c, symbol, a, b):
     if type(a) is HostProxy or type(b) is HostProxy or _is_numpys(type(a), type(b)):
         return host_lines.operate(c, COMPARISONS[symbol], a, b)
     if type(a) is AnyProxy or type(b) is AnyProxy:
-        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], operations.all_lifted(c, (a, b)), {})
+        return opaque_values.apply(c, COMPARISONS[symbol], operations.all_lifted(c, (a, b)), {})
     if type(a) is TensorProxy or type(b) is TensorProxy:
         if _is_no_operand(c, a, b, symbol):
             return _as_python_does(COMPARISONS[symbol], a, b)

@@ -19,19 +19,7 @@ import torch
 
 from thunder import compat
 from thunder.capture import ask, passes
-from thunder.capture.ask import (
-    FILLED,
-    HOOKED,
-    IDENTITY,
-    PRESENT,
-    SAME,
-    SHARED,
-    TYPE,
-    VALUE,
-    Question,
-    say,
-    was_is,
-)
+from thunder.capture.ask import FILLED, HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, VALUE, Question, say, was_is
 from thunder.capture.checks import Apart, Rows, Tensors, attribute, by_owner, get
 from thunder.capture.groups import Groups
 from thunder.capture.native import CONTAINERS
