@@ -296,6 +296,7 @@ from jobs import Compiles
 background.submit(lambda: background.elsewhere(Compiles({file!r})))
 while not os.path.exists({file!r}): time.sleep(0.05)
 print("compiles", flush=True)
+input()
 {then}
 """
 
@@ -324,23 +325,24 @@ def test_no_process_outlives_the_program(tmp_path, how):
         "raises": "raise SystemExit(3)",
         "forks": "pid = os.fork()\nif not pid: sys.exit(0)\nos.waitpid(pid, 0)\n"
         "print(background._BACKGROUND.process.poll(), flush=True)",
-    }.get(how, "time.sleep(1000)")
+    }.get(how, "")
     file = str(tmp_path / "pids")
     script = SCRIPT.format(folder=str(tmp_path), file=file, then=then)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", script],
         env=os.environ | {"PYTHONPATH": ROOT},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "compiles\n"
-    pids = [int(pid) for pid in Path(file).read_text().split()]
-    assert all(map(alive, pids))
-    if how in ("interrupted", "killed"):
-        process.send_signal(signal.SIGINT if how == "interrupted" else signal.SIGKILL)
-    out, err = process.communicate(timeout=WAIT)
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "compiles\n"
+        pids = [int(pid) for pid in Path(file).read_text().split()]
+        assert all(map(alive, pids))
+        if how in ("interrupted", "killed"):
+            process.send_signal(signal.SIGINT if how == "interrupted" else signal.SIGKILL)
+        out, err = process.communicate("\n", timeout=WAIT)
     codes = {"ends": 0, "raises": 3, "interrupted": -signal.SIGINT, "killed": -signal.SIGKILL, "forks": 0}
     assert process.returncode == codes[how], err
     assert out == ("None\n" if how == "forks" else "")
