@@ -171,7 +171,7 @@ def compile_option(
 _OF_TORCH_COMPILE = {
     "fullgraph": "a program is one graph here: leave it out",
     "backend": "executors=[...] says who runs the operations",
-    "mode": "executors=[...] and transforms=[...] say what is done",
+    "mode": "thunder.compile(..., recipe=...) has recipes by name",
     "options": "compile options are keywords themselves",
     "disable": "call the function that was not compiled",
 }
