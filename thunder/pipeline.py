@@ -32,13 +32,14 @@ from thunder.transforms.dispatch import dispatch
 from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
+from thunder.transforms.joined_parts import has_parts, joined_parts
 from thunder.transforms.keep import keep
 from thunder.transforms.memory_budget import MEMORY_BUDGET, plan
 from thunder.transforms.partition import ForwardBackward, as_saved_by, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
 from thunder.transforms.recompute import recompute
 from thunder.transforms.reinplace import reinplace
-from thunder.transforms.reuse_memory import reuse_memory
+from thunder.transforms.reuse_memory import has_memory_to_reuse, reuse_memory
 from thunder.transforms.seed_random import seed_random
 from thunder.transforms.side_stream import has_side_stream, side_stream
 from thunder.transforms.without_cotangents import without_cotangents
@@ -117,8 +118,10 @@ def _combined(trace: Trace, executor: Executor) -> Trace:
 def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list[tuple]:
     """The passes that make a program which runs, and what users' transforms do to it then."""
     communicates = program.info.communicates
+    fused = any(isinstance(e, FusionExecutor) and e.owns_results for e in executors)
     return [
         *([("Communication Buckets", bucket)] if communicates else ()),
+        *([("Join Parts", joined_parts)] if has_parts(program) else ()),
         ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
         *(
             [("Overlap Communication", lambda trace: overlap(trace, options.get(COMMUNICATION_BYTES_IN_FLIGHT)))]
@@ -135,11 +138,7 @@ def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list
             if asked(t, "transform_trace_post_optimization")
         ),
         *([("Side Stream", side_stream)] if has_side_stream(program) else ()),
-        *(
-            [("Reuse Memory", reuse_memory)]
-            if any(isinstance(e, FusionExecutor) and e.owns_results for e in executors)
-            else ()
-        ),
+        *([("Reuse Memory", lambda trace: reuse_memory(trace, fused))] if has_memory_to_reuse(program, fused) else ()),
     ]
 
 
