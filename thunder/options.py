@@ -356,6 +356,7 @@ class JitOptions:
 
     compile_options: those of the declared options that were given; `get` reads them.
 
+    passes: the list of passes, a `PassList`; None: the default one.
     dynamic: whether sizes of arguments stay symbolic: from the first call, never, or (None) from the second value on.
     integers_may_change: an int argument that had another value before stays symbolic the second time (a position in a
     cache). So it is where `cache` was not said. default_executors: whether no executors were named. device: where
@@ -371,6 +372,7 @@ class JitOptions:
     fallback: FALLBACK_OPTIONS = FALLBACK_OPTIONS.EAGER
     disable_torch_autograd: bool = False
     transforms: Sequence = ()
+    passes: Any = None
     numerics: NUMERICS_OPTIONS = NUMERICS_OPTIONS.CLOSE
     rng: RNG_OPTIONS = RNG_OPTIONS.TORCH
     debug: DebugOptions = field(default_factory=DebugOptions)

@@ -120,6 +120,7 @@ class Captured:
         info = TraceInfo(
             parameters=_parameter_paths(c, tensors) if asked else {}, held=_held(c, tensors) if asked else frozenset(),
             written=memory.versions, copies=frozenset(v.name for v in memory.copies),
+            backwards=c.engine.backwards,
         )  # fmt: skip
         self.computation_traces = [Trace("computation", inputs, lines, output, c.recorder.context.names, info=info)]
 

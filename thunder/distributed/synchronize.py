@@ -23,7 +23,7 @@ from thunder.distributed.tensor_parallel import join_ranks
 from thunder.ops import LTORCH
 from thunder.ops.collectives import all_gather, all_reduce, reduce_scatter, wait
 from thunder.ops.torch_types import from_tensor_dtype
-from thunder.transforms.autodiff import sides
+from thunder.transforms.phases import phases
 
 __all__ = [
     "synchronize", "synchronize_gradient", "synchronize_parameters", "gathered_again", "prepared_shard", "whole_of",
@@ -175,11 +175,11 @@ def held_proxy(computation: Trace, whole: TensorProxy, placement: Placement) -> 
     return whole.replace(name=name, shape=placement.held_shape, dtype=from_tensor_dtype(placement.held_dtype))
 
 
-def gathered_again(joint: Trace) -> set[Proxy]:
+def gathered_again(trace: Trace, number: int | None = None) -> set[Proxy]:
     """The values that a backward under ZeRO-3 computes again: parameters, and what is computed of them alone. The
     parameter that it reads first would be gathered right after the forward let go of it, with nothing to compute
     meanwhile: it is kept."""
-    forward, _, backward = sides(joint)
+    forward, _, backward, _, _ = phases(trace, number)
     found: set[Proxy] = set()
     gathered: set[Proxy] = set()
     for line in forward:

@@ -13,24 +13,26 @@ from collections.abc import Sequence
 from thunder.core.rewrite import decomposed
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
-from thunder.transforms.autodiff import sides
+from thunder.transforms.phases import phases
 
 __all__ = ["decompose_reductions"]
 
 
-def decompose_reductions(joint: Trace, fusers: Sequence) -> Trace:
-    """Decomposes the operations of the forward that reduce inside, that one of the executors may fuse, and whose
-    results the backward reads."""
-    forward, _, backward = sides(joint)
-    read = {i for operation in backward for i in operation.inputs}
-    chosen = {
-        operation
-        for operation in forward
-        if not read.isdisjoint(operation.outputs)
-        and _reduces_inside(operation)
-        and any(f.takes(operation) for f in fusers)
-    }
-    return decomposed(joint, chosen)
+def decompose_reductions(trace: Trace, fusers: Sequence) -> Trace:
+    """Decomposes operations that reduce inside, that one of the executors may fuse, and whose results a later backward
+    reads."""
+    chosen = set[BoundSymbol]()
+    for number in range(1, trace.info.backwards + 1):
+        forward, _, backward, _, _ = phases(trace, number)
+        read = {i for operation in backward for i in operation.inputs}
+        chosen |= {
+            operation
+            for operation in forward
+            if not read.isdisjoint(operation.outputs)
+            and _reduces_inside(operation)
+            and any(f.takes(operation) for f in fusers)
+        }
+    return decomposed(trace, chosen)
 
 
 def _reduces_inside(operation: BoundSymbol) -> bool:

@@ -28,8 +28,8 @@ from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.ops import PRIMS
 from thunder.ops.backward import op, times_cotangent
-from thunder.transforms.autodiff import sides
 from thunder.transforms.levels import renamed_operation
+from thunder.transforms.phases import marked, phases
 
 __all__ = ["early_gradients"]
 
@@ -38,12 +38,12 @@ SMALLEST = 1 << 20  # bytes of a gradient that are worth a pass
 
 def early_gradients(joint: Trace, fusers: Sequence) -> Trace:
     """Moves gradients of a loss into the forward, where one of the executors fuses what computes them."""
-    forward, starts, backward = sides(joint)
+    forward, starts, backward, _, _ = phases(joint)
     known = {o for operation in forward for o in operation.outputs} | {a for a in joint.args if isinstance(a, Proxy)}
     for start in starts:
         if start.output.shape == () and start.output.dtype.name != "float16":
-            joint = _Loss(joint, start.output, forward, backward, known, fusers).moved()
-            forward, _, backward = sides(joint)
+            joint = _Loss(joint, start.output, forward, starts, backward, known, fusers).moved()
+            forward, _, backward, _, _ = phases(joint)
     return joint
 
 
@@ -56,17 +56,13 @@ class _Loss:
         joint: Trace,
         cotangent: TensorProxy,
         forward: list[BoundSymbol],
+        starts: list[BoundSymbol],
         backward: list[BoundSymbol],
         known: set,
         fusers: Sequence,
     ):
-        self.joint, self.cotangent, self.forward, self.backward, self.fusers = (
-            joint,
-            cotangent,
-            forward,
-            backward,
-            fusers,
-        )
+        self.joint, self.cotangent, self.fusers = joint, cotangent, fusers
+        self.forward, self.starts, self.backward = forward, starts, backward
         self.early: dict[BoundSymbol, None] = {}
         self.linear: dict[Proxy, BoundSymbol | None] = {cotangent: None}
         there, linear = known | {cotangent}, _Linear({cotangent})
@@ -106,8 +102,7 @@ class _Loss:
             else operation
             for operation in self.backward
         ]
-        starts = self.joint.bound_symbols[len(self.forward) : len(self.joint.bound_symbols) - len(self.backward)]
-        return self.joint.replace(bound_symbols=[*self.forward, *operations, *starts, *backward])
+        return self.joint.replace(bound_symbols=[*self.forward, *marked(operations, 0), *self.starts, *backward])
 
     def read_elsewhere(self) -> list[Proxy]:
         """What other operations read, or views of it, where no executor fuses these: there it would be computed on the

@@ -22,7 +22,7 @@ from thunder.analysis.lifetimes import Occupancy
 from thunder.core.proxies import Proxy, TensorProxy, number_value
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
-from thunder.transforms.autodiff import sides
+from thunder.transforms.phases import phases
 
 __all__ = ["keep"]
 
@@ -32,20 +32,23 @@ ROOM = 1.15
 
 
 def keep(
-    joint: Trace,
+    trace: Trace,
     chosen: Iterable[Proxy],
     fuses: Callable[[BoundSymbol], bool],
     at_any_peak: Callable[[BoundSymbol], bool] = lambda operation: False,
+    number: int | None = None,
 ) -> frozenset[Proxy]:
-    """`chosen`, the values of the forward that the backward recomputes, without those that stay in memory.
+    """`chosen`, the values of the forward that a backward recomputes, by default the last, without those that stay in
+    memory.
 
     fuses: operations that a fusion executor takes. at_any_peak: those of them whose results stay whatever the peak is
     then.
     """
     if not (chosen := frozenset(chosen)):
         return chosen
-    forward, starts, backward = sides(joint)
-    operations, half = [*forward, *starts, *backward], len(forward)
+    forward, starts, backward, update, _ = phases(trace, number)
+    operations, half = [*forward, *starts, *backward, *update], len(forward)
+    end = len(operations) - len(update)
     bases = alias_bases(operations, maybe=True)
     apart = [not fuses(operation) and not any(o in bases for o in operation.outputs) for operation in operations]
     produced = {o: i for o, i in positions(operations).items() if o not in bases and isinstance(o, TensorProxy)}
@@ -58,12 +61,12 @@ def keep(
     for i, operation in enumerate(operations):
         for value in operation.inputs:
             root = bases[value]
-            last |= dict.fromkeys((root,) if i < half or root not in chosen else made_of[root], i)
+            last |= dict.fromkeys(made_of[root] if half <= i < end and root in chosen else (root,), i)
             if apart[i] and i < half:
                 written.add(root)
-            elif apart[i]:
+            elif apart[i] and i < end:
                 again[root] = again.get(root, (i, i))[0], i
-    last |= dict.fromkeys((bases[p] for p in joint.output_proxies), len(operations))
+    last |= dict.fromkeys((bases[p] for p in trace.output_proxies), len(operations))
     memory = Occupancy(len(operations) + 1)
     for value, i in produced.items():
         if apart[i] or value in written or value in again or i < half <= last.get(value, i):

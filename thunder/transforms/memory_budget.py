@@ -22,8 +22,8 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.ops.inplace import writes_back
 from thunder.options import compile_option
-from thunder.transforms.autodiff import sides
 from thunder.transforms.min_cut import sink_side
+from thunder.transforms.phases import phases
 from thunder.transforms.recompute import recompute
 
 __all__ = ["Plan", "plan", "curve", "MEMORY_BUDGET"]
@@ -51,15 +51,17 @@ class Plan:
     time: float
 
 
-def plan(joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None = None) -> Plan:
-    """The plan that saves at most `budget` times the bytes that are saved without one, in the least time; the smallest
-    there is where none is that small.
+def plan(
+    joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None = None, number: int | None = None
+) -> Plan:
+    """The plan for a backward, by default the last, that saves at most `budget` times the bytes that are saved without
+    one, in the least time; the smallest there is where none is that small.
 
     budget: above 0, at most 1. free: operations that a fusion executor takes. Those of them that are elementwise or
     move data cost nothing when they are recomputed: they join a region that reads their inputs. Products and
     reductions are no part of that.
     """
-    flow = _Flow(joint, free)
+    flow = _Flow(joint, free, number)
     whole = flow.evaluate(frozenset())
     start = flow.cut(math.inf)
     target = budget * flow.bytes_in(whole.saved)
@@ -99,8 +101,8 @@ def _is_fixed(operation: BoundSymbol) -> bool:
 class _Flow:
     """The forward's data flow, with views counted as the values they show."""
 
-    def __init__(self, joint: Trace, free: Callable[[BoundSymbol], bool] | None):
-        self.forward, _, backward = sides(recompute(joint))
+    def __init__(self, joint: Trace, free: Callable[[BoundSymbol], bool] | None, number: int | None = None):
+        self.forward, _, backward, _, returned = phases(recompute(joint, number), number)
         self.free = free
         self.producer = producers(self.forward)
         self.bases, self.maybe_bases = alias_bases(self.forward), alias_bases(self.forward, maybe=True)
@@ -114,7 +116,7 @@ class _Flow:
             for v in (*operation.inputs, *operation.outputs)
             if self.maybe_bases[v] in written
         }
-        read = [i for b in backward for i in b.inputs] + [g for g in joint.output["output"] if isinstance(g, Proxy)]
+        read = [i for b in backward for i in b.inputs] + returned
         self.required = dict.fromkeys(v for v in read if v in self.producer)
         apart = {i for operation in self.forward if free is None or not free(operation) for i in operation.inputs}
         # views that nothing but kernels reads

@@ -25,10 +25,9 @@ from thunder.distributed.synchronize import leave_for_later, synchronize_gradien
 from thunder.ops import LTORCH
 from thunder.ops.explain import stand_in
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch_dtype
-from thunder.transforms.autodiff import Derivative, Linearization, get_grad_symbol, sides
-from thunder.transforms.backward_inside import marked
+from thunder.transforms.autodiff import Derivative, Linearization
 from thunder.transforms.levels import renamed, typed
-from thunder.transforms.recompute import recompute
+from thunder.transforms.phases import marked
 
 __all__ = [
     "read_gradient",
@@ -322,6 +321,8 @@ class _Pulled:
     def __init__(self, c, outputs: Sequence[TensorProxy], cotangents: Sequence, create_graph: bool):
         self.c, self.create_graph = c, create_graph
         engine, lines = c.engine, c.recorder.bound_symbols
+        if not create_graph:  # the second derivative starts from what the program says
+            lines[:] = _combined(c, lines, outputs)
         linear = Linearization(
             lines,
             c.options.executors,
@@ -366,8 +367,6 @@ class _Pulled:
         found = [self.grads.get(p) for p in wanted]
         lines = leading_to(self.lines, found)
         _check_unmodified(c, lines)
-        if any(line.context is not None and line.context.checkpoint for line in c.recorder.bound_symbols):
-            lines, found = self._recomputing(lines, found)
         table: dict = {}
         if self.again:
             lines = renamed(lines, c.recorder.context.names, table)
@@ -380,24 +379,14 @@ class _Pulled:
         self.written = lines
         return [table.get(g, g) for g in found]
 
-    def _recomputing(self, lines: list[BoundSymbol], found: list) -> tuple[list, list]:
-        """The backward, which computes again what checkpoints contain."""
-        forward = self.c.recorder.bound_symbols
-        names = self.c.recorder.context.names
-        # where the backward starts
-        start = get_grad_symbol.bind(forward[-1].outputs[0], output=like(forward[-1].outputs[0]))
-        start.outputs[0].name = names.make()
-        given = tuple(o for line in forward for o in line.outputs)
-        joint = Trace(
-            "joint",
-            (),
-            [*forward, start, *lines],
-            {"output": tuple(found), "flat_args": (), "fw_flat_out": given},
-            names,
-        )
-        again = recompute(joint)
-        forward[:], _, lines = sides(again)
-        return lines, list(again.output["output"])
+
+def _combined(c, operations: Sequence[BoundSymbol], outputs: Sequence[TensorProxy]) -> Sequence[BoundSymbol]:
+    """The bound symbols before a backward, with operations that executors compute together in the place of single ones
+    (`Executor.combined`). What is replaced stays: the rest of the program may read it, or else it is dead code."""
+    trace = Trace("computation", (), operations, tuple(outputs), c.recorder.context.names)
+    for executor in c.options.executors:
+        trace = executor.combined(trace)
+    return trace.bound_symbols
 
 
 def _check_leaf(c, p: TensorProxy) -> None:
