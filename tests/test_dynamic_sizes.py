@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 import thunder
 from thunder.errors import OptionError
+from thunder.tests.nanogpt_model import GPTConfig, NanoGPT
 
 
 class Net(nn.Module):
@@ -92,3 +93,40 @@ def test_sizes_of_several_arguments():
 def test_other_values():
     with pytest.raises(OptionError, match="dynamic='auto' is not an option"):
         thunder.jit(torch.sin, dynamic="auto")
+
+
+def test_differences_along_a_size():
+    compiled = thunder.jit(lambda x: (torch.diff(x, prepend=x[:1] - 1), torch.diff(x, n=3)))
+    for n in (4, 5, 6, 7, 2):
+        x = torch.arange(float(n)) ** 3
+        ours, theirs = compiled(x), (torch.diff(x, prepend=x[:1] - 1), torch.diff(x, n=3))
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert thunder.cache_misses(compiled) == 3  # two elements have no third difference
+
+
+def test_a_size_that_happens_to_be_another_dimensions():
+    """(n, 4, 3) + (4, 3), (2 * n, 3) @ (3, 8) + (8,): nothing is decided by n being 4, or 2 * n being 8."""
+
+    def f(x, y, w, b):
+        z = torch.addmm(b, x.flatten(0, 1), w)
+        return (x + y) * x.mean((1, 2), keepdim=True), z.view(x.shape[0], -1).softmax(-1)
+
+    compiled = thunder.jit(f)
+    y, w, b = torch.randn(4, 3), torch.randn(3, 8), torch.randn(8)
+    for n in (7, 5, 2, 3, 4, 8, 1):
+        x = torch.randn(n, 4, 3)
+        assert all(torch.equal(a, b) for a, b in zip(compiled(x, y, w, b), f(x, y, w, b), strict=True))
+    assert thunder.cache_misses(compiled) == 3
+    assert compiled.recompilations[-1].reason.startswith("x.shape[0] > 1 was True")
+
+
+def test_batches_of_30_sizes_through_a_gpt():
+    model = NanoGPT(GPTConfig(vocab_size=48, block_size=16, n_layer=2, n_head=4, n_embd=32))
+    compiled = thunder.jit(model)
+    for n in [28, 13, 16, 1, *torch.randint(1, 60, (26,)).tolist()]:
+        ids = torch.randint(0, 48, (n, 16))
+        losses = [m(ids, ids)[1] for m in (compiled, model)]
+        gradients = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
+        assert torch.equal(*losses)
+        assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert thunder.cache_misses(compiled) == 3

@@ -486,3 +486,36 @@ def test_freed(pair):
     del model, compiled
     gc.collect()
     assert [r() for r in references] == [None] * 4
+
+
+class Decoder(Net):
+    """Overrides a method, and keeps private state that `forward` reads."""
+
+    def forward(self, x, scale=1.0):
+        self._calls = getattr(self, "_calls", 0) + 1
+        return super().forward(x) * scale
+
+    def generate(self, x, n):
+        self._last, self.width_seen = n, self.width
+        out = super().generate(x, n)
+        return out, inspect.signature(self.forward), isinstance(self, Decoder), type(self)().k, copy.deepcopy(self)
+
+    def replaced(self, forward):
+        self.forward = forward
+        return self
+
+
+def test_methods_that_call_the_module_run_compiled_programs():
+    model = Decoder().eval()
+    with torch.no_grad():
+        compiled = thunder.jit(copy.deepcopy(model))
+        wanted, got = model.generate(X, 3), compiled.generate(X, 3)
+    assert torch.equal(wanted[0], got[0]) and wanted[1:4] == got[1:4]
+    assert type(got[4]) is Decoder and got[4].a.weight.data_ptr() != compiled.a.weight.data_ptr()
+    assert thunder.compile_stats(compiled).calls == 3 and thunder.cache_hits(compiled) > 0
+    assert compiled._model._calls == 3 and compiled._last == 3 and compiled.width_seen == 2
+    assert inspect.signature(compiled.forward) == inspect.signature(model.forward)
+    plain = thunder.jit(Net().eval())
+    inside = thunder.jit(lambda x: plain.generate(x, 2))
+    assert torch.equal(inside(X), plain._model.generate(X, 2)) and thunder.compile_stats(plain).calls == 0
+    assert compiled.replaced(lambda x: x + 1) is not model and torch.equal(compiled.generate(X, 2)[0], X + 2)

@@ -48,6 +48,7 @@ _FROM = {
 _MODULES = (
     "core",
     "distributed",
+    "dynamo",
     "errors",
     "examine",
     "executors",

@@ -195,7 +195,7 @@ class Compiled:
             log = Log()
             found = self._found_or_compiled(modes, args, kwargs, log)
         if isinstance(found, str):
-            return self._run_original(found, args, kwargs)
+            return self._run_original(found, args, kwargs, log)
         entry, inputs, compiled = found
         start = time.perf_counter_ns()
         try:
@@ -209,7 +209,7 @@ class Compiled:
         finally:
             if compiled:
                 self.stats.times["computation execution"] = (start, time.perf_counter_ns())
-        return self._on_other_path(modes, entry, other, args, kwargs)
+        return self._on_other_path(modes, entry, other, args, kwargs, log)
 
     def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None = None):
         self.stats.last_entry = entry
@@ -218,14 +218,24 @@ class Compiled:
             values = entry.computation_fn(*inputs)
         return values if entry.epilogue_fn is None else entry.epilogue_fn(self.fn, args, kwargs, values)
 
-    def _run_original(self, warning: str, args: tuple, kwargs: dict):
+    def _run_original(self, warning: str, args: tuple, kwargs: dict, log: Log | None):
+        if log is not None:
+            log.undo()  # the original draws its random numbers itself
         result = self.fn(*args, **kwargs)
         if warning:
             self._warn_once(warning, FallbackWarning, "failure")
         return result
 
     # --- a call that leaves the path of a program
-    def _on_other_path(self, modes: tuple, entry: CacheEntry, other: OtherPath | None, args: tuple, kwargs: dict):
+    def _on_other_path(
+        self,
+        modes: tuple,
+        entry: CacheEntry,
+        other: OtherPath | None,
+        args: tuple,
+        kwargs: dict,
+        log: Log | None = None,
+    ):
         """Runs the program of the path that a call goes: a known one, or one that is compiled for it.
 
         No effect of a program has taken place when it is left, and each program that is tried agrees with the call for
@@ -243,7 +253,7 @@ class Compiled:
                 if not isinstance(found, str) and found[0] in tried:
                     found = self._refused_path("each of two compiled paths finds that a call goes the other", path, log)
             if isinstance(found, str):
-                return self._run_original(found, args, kwargs)
+                return self._run_original(found, args, kwargs, log)
             entry, inputs = found
             tried.append(entry)
             entry.used = self.stats.calls
@@ -258,7 +268,7 @@ class Compiled:
                 if not self._fails_over(entry, error, log):
                     raise
                 other = None
-        return self._run_original("", args, kwargs)
+        return self._run_original("", args, kwargs, log)
 
     def _of_path(
         self, modes: tuple, path: tuple, args: tuple, kwargs: dict, log: Log
@@ -506,8 +516,6 @@ class Compiled:
         others have seen is not done again."""
         if log is not None and log.effects:
             return False
-        if log is not None:
-            log.undo()
         return not (self.options.transforms or self.options.disable_torch_autograd or any(self.overrides))
 
     def _first_reason(self, modes: tuple) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import types
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 
 from thunder.compiled import Compiled
+from thunder.core.symbol import current_recorder
 from thunder.distributed.placement import Placement, placement_of, seen_as
 from thunder.transforms.base import asked
 
@@ -23,14 +26,52 @@ _SHARED = (
 )  # fmt: skip
 
 
+_OWN = (*_SHARED, "_model", "_compiled", "_seen_by_methods")
 _OF_COMPILED = ("programs", "recompilations", "lower")  # unless the wrapped module has its own
+
+
+class _Forward:
+    """The method `forward` of a compiled module, with the signature of the wrapped module's."""
+
+    def __get__(self, module: ThunderModule | None, owner: type):
+        if module is None:
+            return self
+
+        @functools.wraps(type(module._model).forward)
+        def forward(module, *args, **kwargs):
+            return module._compiled(*args, **kwargs)
+
+        return types.MethodType(forward, module)
+
+
+def _seen_by_methods(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """The class of what methods of a wrapped module are given as `self`: the wrapped module with its own `__dict__`,
+    whose calls run compiled programs. `kind`: the class of the wrapped module."""
+
+    def made(cls, *args, **kwargs):
+        return kind(*args, **kwargs)
+
+    def call(self, *args, **kwargs):
+        return self._thunder_module(*args, **kwargs)
+
+    def replace(self, forward):
+        self._thunder_module._model.forward = forward
+
+    members = {
+        "__slots__": ("_thunder_module",), "__module__": kind.__module__, "__qualname__": kind.__qualname__,
+        "__new__": made, "__call__": call,
+        "__reduce_ex__": lambda self, protocol: self._thunder_module._model.__reduce_ex__(protocol),
+        "forward": property(lambda self: self._thunder_module.forward, replace),
+    }  # fmt: skip
+    return type(kind)(kind.__name__, (kind,), members)
 
 
 class ThunderModule(torch.nn.Module):
     """A module whose calls run compiled programs. It shares parameters, buffers and mode with the module it wraps.
 
     Attributes and methods it does not have itself are the wrapped module's, and then `programs`, `recompilations` and
-    `lower` of the compiled function. Made by `thunder.jit`, not by users.
+    `lower` of the compiled function. A method that calls the module (`generate` of transformers) runs compiled
+    programs, too. Made by `thunder.jit`, not by users.
     """
 
     def __init__(self, model: torch.nn.Module, compiled_model_call: Any):
@@ -46,10 +87,11 @@ class ThunderModule(torch.nn.Module):
     def __call__(self, *args, **kwargs):
         if self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks:
             return super().__call__(*args, **kwargs)
-        return self.forward(*args, **kwargs)  # libraries put another one in its place
-
-    def forward(self, *args, **kwargs):
+        if "forward" in self.__dict__:  # libraries put another one in its place
+            return self.forward(*args, **kwargs)
         return self._compiled(*args, **kwargs)
+
+    forward = _Forward()
 
     _lc_cd = property(lambda self: self._compiled._lc_cd)
     _lc_cs = property(lambda self: self._compiled._lc_cs)
@@ -78,11 +120,24 @@ class ThunderModule(torch.nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return getattr(self.__dict__["_model"], name)
+            found = getattr(self.__dict__["_model"], name)
         except AttributeError:
             if name in _OF_COMPILED:
                 return getattr(self.__dict__["_compiled"], name)
             raise
+        # inside of another program calls of the wrapped module become a part of that
+        if type(found) is types.MethodType and found.__self__ is self._model and current_recorder() is None:
+            return types.MethodType(found.__func__, self._as_seen_by_methods())
+        return found
+
+    def _as_seen_by_methods(self) -> torch.nn.Module:
+        kind = self.__dict__.get("_seen_by_methods")
+        if kind is None or kind.__base__ is not type(self._model):
+            kind = self.__dict__["_seen_by_methods"] = _seen_by_methods(type(self._model))
+        made = object.__new__(kind)
+        object.__setattr__(made, "__dict__", self._model.__dict__)
+        object.__setattr__(made, "_thunder_module", self)
+        return made
 
     def __dir__(self):
         return sorted({*super().__dir__(), *dir(self._model)})
@@ -319,7 +374,7 @@ class ThunderModule(torch.nn.Module):
 
     def _own(self) -> dict[str, Any]:
         """What the wrapper has besides the wrapped module's: hooks, and methods that were replaced."""
-        return {name: value for name, value in self.__dict__.items() if name not in (*_SHARED, "_model", "_compiled")}
+        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
 
 
 def _restored(model: torch.nn.Module, options, overrides: tuple[dict, ...]) -> ThunderModule:

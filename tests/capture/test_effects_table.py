@@ -1235,3 +1235,18 @@ def test_separate_objects_that_become_one():
     s = Space(n=2)
     assert_same(compiled(X, s, s), X * 5)
     assert "became one object" in thunder.last_recompile_reasons(compiled)[0]
+
+
+def test_a_dict_of_pairs_does_not_look_at_values():
+    """An object that the program has written to goes into a dict, whose values native code does not see."""
+
+    def f(x, cache):
+        cache.steps.append(x * 2)
+        cache.n += 1
+        found = dict([("cache", cache), ("x", x)]), collections.OrderedDict(zip("ab", (cache, x)))
+        return found[0]["cache"].steps[-1] * found[1]["a"].n
+
+    compiled, ours, theirs = thunder.jit(f), Space(steps=[], n=0), Space(steps=[], n=0)
+    for _ in range(4):
+        assert_same(compiled(X, ours), f(X, theirs))
+    assert ours.n == theirs.n and len(ours.steps) == 4

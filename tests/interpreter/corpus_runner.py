@@ -2,8 +2,6 @@
 
     python -m tests.interpreter.corpus_runner [word ...]
 
-Each program runs under `Host` and under `ProtocolHost`, where special methods are interpreted too.
-
 Compared: the result, printed output, the exception's type and message, its causes and contexts, and the (function, line)
 sequence of its traceback. Prints what differs, then `N passed, N failed` alone on a line; the exit status is 1 when a program
 failed or none ran. With words, only programs whose name contains one of them. Needs no pytest.
@@ -25,7 +23,7 @@ import warnings
 
 from tests.interpreter import corpus
 from tests.interpreter.corpus.kit import PROGRAMS
-from thunder.interpreter import Host, ProtocolHost
+from thunder.interpreter import Host
 
 HERE = __file__
 
@@ -103,19 +101,11 @@ def interpreted(function, arguments):
     return Host().interpret(function, arguments)
 
 
-def interpreted_deeply(function, arguments):
-    return ProtocolHost().interpret(function, arguments)
-
-
 def compare(function, arguments):
-    """The differences between CPython and the machine under each host as text lines; empty when they agree."""
-    expected, differences = observe(natively, function, arguments), []
-    for machine in (interpreted, interpreted_deeply):
-        found = observe(machine, function, arguments)
-        for key in expected:
-            if expected[key] != found[key]:
-                differences.append(f"  {key}:\n    CPython {expected[key]}\n    {machine.__name__} {found[key]}")
-    return differences
+    """The differences between CPython and the machine as text lines; empty when they agree."""
+    expected, found = observe(natively, function, arguments), observe(interpreted, function, arguments)
+    different = [key for key in expected if expected[key] != found[key]]
+    return [f"  {key}:\n    CPython {expected[key]}\n    machine {found[key]}" for key in different]
 
 
 def main(words):

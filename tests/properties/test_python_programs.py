@@ -8,7 +8,7 @@ import torch
 from tests.properties import programs
 from tests.properties.compared import run, script, wrong
 from tests.properties.run import smaller
-from thunder.interpreter import ProtocolHost
+from thunder.interpreter import Host
 
 SEEDS = range(40)
 OPEN: dict[int, str] = {}
@@ -33,7 +33,7 @@ def test_compiled(seed):
 def test_interpreted(seed):
     def interpreted(f):
         assert not isinstance(f, torch.nn.Module)
-        return lambda *args, **kwargs: ProtocolHost().interpret(f, args, kwargs)
+        return lambda *args, **kwargs: Host().interpret(f, args, kwargs)
 
     program = programs.generate(seed)
     assert not (words := wrong(program, jit=interpreted)), words + "\n" + script(program)

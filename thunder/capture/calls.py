@@ -13,7 +13,7 @@ import torch.utils.checkpoint
 from thunder import compat
 from thunder.capture import callbacks, host_lines
 from thunder.capture.ask import KEYS
-from thunder.capture.library import torch_func
+from thunder.capture.library import higher_order, torch_func
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, impure, native_module
 from thunder.capture.native_calls import (
@@ -81,6 +81,8 @@ def _call_object(c, f, t: type, args, kwargs):
         return f(*args, **kwargs)  # raises
     if native_module(t.__module__) and lookup(f) is not None:
         return record(c, f, args, kwargs)
+    if (definition := higher_order.definition_of(f)) is not None:
+        return c.enter(definition, args, kwargs)
     method = c.slot(t, "__call__")
     if method is not None:
         return call(c, method, [f, *args], kwargs)

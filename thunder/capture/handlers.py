@@ -13,17 +13,16 @@ from thunder import compat
 from thunder.capture import host_lines, objects
 from thunder.capture.ask import FILLED
 from thunder.capture.identities import id_of
-from thunder.capture.library import autograd_function, backward, torch_func
+from thunder.capture.library import autograd_function, backward, higher_order, torch_func
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, construct_object, reduced
 from thunder.capture.operations import kind_of, record, type_of
-from thunder.compat.names import ASSOCIATIVE_SCAN
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import Condition, NumberProxy, TensorProxy, converted, extreme
 from thunder.core.unbacked import assume
 from thunder.extend.debugging import breakpoint_line
 from thunder.interpreter import attributes
 from thunder.interpreter.builtin_calls import FRAME_CALLS
-from thunder.interpreter.protocols import PROTOCOL_CALLS
+from thunder.interpreter.host import PROTOCOL_CALLS
 from thunder.ops import random
 from thunder.ops.methods import as_number
 from thunder.ops.opaque_values import CONSTRUCTORS
@@ -142,27 +141,9 @@ def _torch_compile(c, f, args, kwargs):
     )
 
 
-def _associative_scan(c, f, args, kwargs):
-    """torch's associative_scan by its definition: y[0] = x[0], y[i] = combine(y[i - 1], x[i])."""
-    names = ("combine_fn", "xs", "dim", "reverse", "combine_mode")
-    given = dict(zip(names, args)) | kwargs
-    leaves, spec = compat.tree_flatten(given["xs"])
-    dim, reverse = given["dim"], given.get("reverse", False)
-    slices = list(zip(*(record(c, torch.unbind, [x, dim], {}) for x in leaves)))
-    slices = slices[::-1] if reverse else slices
-    out = [slices[0]]
-    for x in slices[1:]:
-        previous = compat.tree_unflatten(list(out[-1]), spec)
-        combined = c.call(given["combine_fn"], [previous, compat.tree_unflatten(list(x), spec)], {})
-        out.append(tuple(compat.tree_leaves(combined)))
-    out = out[::-1] if reverse else out
-    stacked = [record(c, torch.stack, [list(column), dim], {}) for column in zip(*out)]
-    return compat.tree_unflatten(stacked, spec)
-
-
 # handlers of functions whose modules are imported only by programs that use them
 BY_NAME |= {
-    (ASSOCIATIVE_SCAN, "associative_scan"): _associative_scan,
+    **higher_order.BY_NAME,
     **torch_func.BY_NAME,
 }
 

@@ -49,7 +49,7 @@ from thunder.core.symbol import Context, Names, Recorder
 from thunder.core.symbolic import Decisions
 from thunder.distributed.placement import Placement
 from thunder.errors import CaptureError
-from thunder.interpreter import ProtocolHost, format_location
+from thunder.interpreter import Host, format_location
 from thunder.ops import autocast
 from thunder.ops.memory import Memory
 from thunder.ops.torch_types import from_tensor_dtype
@@ -84,11 +84,11 @@ def _is_library(module: str | None) -> bool:
     return bool(module) and (native_module(module) or module.startswith(("torch.", "triton.")))
 
 
-class Capture(ProtocolHost):
+class Capture(Host):
     """One reading of a program. Everything named by an id here is kept alive by `keep` until the reading is over."""
 
     named_type = TensorProxy
-    uncatchable = (*ProtocolHost.uncatchable, CaptureError)
+    uncatchable = (*Host.uncatchable, CaptureError)
 
     def __init__(
         self,

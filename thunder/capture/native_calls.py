@@ -310,6 +310,9 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
         called = f if stands else None
         expose(c, s, *args, *kwargs.values(), concretely=_asks_for_types(f), called=called)
         return args, kwargs
+    if f in _KEYED:  # values are put in unseen
+        c.hashed([k for a in args for k in (a if isinstance(a, dict) else (p[0] for p in a if type(p) is tuple and p))])
+        return args, kwargs
     for a in given:
         c.materialize(a)
         if f in _COMPARING:
@@ -366,8 +369,9 @@ _STORING = {
     "__setitem__", "__getitem__", "__delitem__", "__init__", "__iter__", "__len__", "__ior__", "__or__", "move_to_end",
     "fromkeys", "rotate",
 }  # fmt: skip
-_COMPARING = (set, frozenset, dict, collections.OrderedDict, repr, hash)
-_HASHING = (set, frozenset, dict, collections.OrderedDict)
+_COMPARING = (set, frozenset, repr, hash)
+_HASHING = (set, frozenset)
+_KEYED = (dict, collections.OrderedDict)
 
 
 def _is_question(f) -> bool:

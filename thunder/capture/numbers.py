@@ -96,8 +96,7 @@ def number(c, value, source: Source) -> NumberProxy:
         if source.step != "size":
             ask(c, source, TYPE)
         if source.step == "size":
-            c.decisions.decide(symbol(name), ">", constant(1))
-            c.decisions.sizes.add(name)
+            c.decisions.add_size(name)
         elif t is int and value not in (0, 1) and source.root.key in ("args", "kwargs"):
             for special in (0, 1):
                 c.decisions.decide(symbol(name), "!=", constant(special))

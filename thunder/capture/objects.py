@@ -14,7 +14,7 @@ import torch
 
 from thunder.capture import containers, host_lines, opaque_values
 from thunder.capture.ask import IDENTITY, PRESENT, TYPE
-from thunder.capture.library import backward
+from thunder.capture.library import gradients
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE, native_module, tracked_anyway
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
@@ -333,7 +333,7 @@ def store_attr(c, o, n, v) -> None:
     if type(o) is not TensorProxy:
         attributes.store_attr(c, o, n, v)
     elif n == "grad":
-        backward.write_gradient(c, o, v)
+        gradients.write_gradient(c, o, v)
     elif n == "requires_grad":
         c.call(torch.Tensor.requires_grad_, [o, v], {})
     else:
@@ -402,7 +402,7 @@ def own_store(c, o, n, v) -> None:
 
 def delete_attr(c, o, n) -> None:
     if type(o) is TensorProxy and n == "grad":
-        backward.write_gradient(c, o, None)
+        gradients.write_gradient(c, o, None)
     elif type(o) is TensorProxy:
         delattr(torch.empty(()), n)  # raises
     else:

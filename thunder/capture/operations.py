@@ -13,7 +13,7 @@ from thunder import compat
 from thunder.capture import host_lines, opaque_values
 from thunder.capture.ask import PRESENT
 from thunder.capture.expose import as_operand, expose
-from thunder.capture.library import backward, leaves
+from thunder.capture.library import backward, gradients, leaves
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, native_module, plain_base
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
@@ -87,7 +87,7 @@ def tensor_attribute(c, p: TensorProxy, n: str):
     if n in _STATED:
         return _STATED[n](c, c.recorder.latest(p))
     if n == "grad":
-        return backward.read_gradient(c, p)
+        return gradients.read_gradient(c, p)
     real, source = c.real.get(p, (None, None))
     if real is not None:
         with compat.DisableTorchFunction():

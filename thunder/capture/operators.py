@@ -23,7 +23,7 @@ from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
 from thunder.capture.objects import PROXIES
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Size, TensorProxy
-from thunder.interpreter import NULL, ProtocolHost, operators, sequences
+from thunder.interpreter import NULL, Host, operators, sequences
 from thunder.interpreter.attributes import in_python
 from thunder.interpreter.host import UNARY
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
@@ -60,7 +60,7 @@ def native_binary(c, symbol, a, b):
         return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
     if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
         return operations.size((*a, *b))
-    return ProtocolHost.native_binary(c, symbol, a, b)
+    return Host.native_binary(c, symbol, a, b)
 
 
 def _is_no_operand(c, a, b, symbol: str) -> bool:
@@ -151,9 +151,7 @@ def converted(c, function, kind, name, result, *more):
     """Numbers that stay symbolic are numbers."""
     if isinstance(result, NumberProxy) and function is not bool:
         return result
-    return (
-        c.truth(result) if type(result) is Condition else ProtocolHost.converted(c, function, kind, name, result, *more)
-    )
+    return c.truth(result) if type(result) is Condition else Host.converted(c, function, kind, name, result, *more)
 
 
 # ---------------------------------------------------------------- items and iteration
@@ -214,7 +212,7 @@ def unpack(c, value, before, after=None):
     known = c.lookup(type(value), "__iter__") is not NULL or c.lookup(type(value), "__getitem__") is not NULL
     if type(value) in (TensorProxy, HostProxy) or known and (c.lazy or id(value) in c.outside_iterators):
         value = list(c.steps(value))
-    return ProtocolHost.unpack(c, value, before, after)
+    return Host.unpack(c, value, before, after)
 
 
 # ---------------------------------------------------------------- text and types

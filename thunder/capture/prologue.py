@@ -36,50 +36,20 @@ from thunder.capture.checks import Apart, Rows, Tensors, attribute, by_owner, ge
 from thunder.capture.groups import Groups
 from thunder.capture.native import CONTAINERS
 from thunder.capture.sources import MISSING, Source, called, cell, find, item
-from thunder.core.codegen import Printer, Text, compile_source
-from thunder.core.symbol import BoundSymbol, Names, Symbol
-from thunder.core.trace import Trace, TraceInfo
+from thunder.capture.statements import check_symbol, written
+from thunder.core.codegen import Text
+from thunder.core.symbol import BoundSymbol, Names
+from thunder.core.trace import Trace
 from thunder.interpreter.attributes import type_attribute
 
-__all__ = ["PrologueWriter", "check_symbol", "written"]
+__all__ = ["PrologueWriter"]
 
 CACHED = 32  # tables that are not worth looking at before they are read
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
-def _print_text(line: BoundSymbol, printer: Printer) -> list[str]:
-    printer.context.update(line.kwargs["objects"])
-    comment = line.kwargs.get("comment")
-    return [*(comment() if comment else ()), *line.kwargs["text"]]
-
-
-_SYMBOLS: dict[str, Symbol] = {}
-
-
-def check_symbol(kind: str) -> Symbol:
-    """The primitive of one kind of statement of a prologue or epilogue, whose text is given."""
-    symbol = _SYMBOLS.get(kind)
-    if symbol is None:
-        symbol = _SYMBOLS[kind] = Symbol(kind, module="prims", is_prim=True, python_printer=_print_text)
-    return symbol
-
-
 def _literal(v) -> bool:
     return type(v) in (int, str, bool, type(None), bytes) or (type(v) is float and v == v and abs(v) != float("inf"))
-
-
-def written(
-    name: str, signature: str, lines: list[BoundSymbol], result: str | tuple[Text, ...], names: Names, objects: dict
-) -> tuple[Trace, Callable]:
-    """A program whose statements are text: the trace that shows it, and the function."""
-    output = result if isinstance(result, tuple) else Text(result)
-    trace = Trace(name, (), lines, output, names, signature=signature, info=TraceInfo(objects=objects))
-    if isinstance(result, tuple):
-        result = Printer().value(result)
-    body = [f"  {text}" for line in lines for text in line.kwargs["text"]]
-    source = "\n".join([f"def {name}({signature}):", *body, f"  return {result}"])
-    trace._callable = compile_source(source, name, objects)
-    return trace, trace._callable
 
 
 class PrologueWriter:

@@ -114,6 +114,8 @@ PRIVATE: Sequence[Private] = (
     # --- modes
     Private("DisableTorchFunction", "torch._C.DisableTorchFunction", "questions to tensors that torch-function modes "
         "must not see", NOTHING_RUNS),
+    Private("HigherOrderOperator", "torch._ops.HigherOrderOperator", "torch.cond and other operators that take "
+        "functions", _CALLS),
     Private("set_grad_enabled", "torch._C._set_grad_enabled", "grad mode without a frame", "some time at each call",
         lambda: torch.set_grad_enabled),
     Private("function_modes", "torch._C._len_torch_function_stack", EVERY_CALL, NOTHING_RUNS),
@@ -308,7 +310,7 @@ READ_MODULES = ("torch.utils._contextlib", "torch.utils._foreach_utils")  # Pyth
 NN_BINDINGS = "torch._C._nn"
 FUNCTORCH = "torch._functorch"
 AROUND_DYNAMO = ("torch._compile", "torch._dynamo.eval_frame")  # wrappers of functions that Dynamo leaves alone
-ASSOCIATIVE_SCAN = "torch._higher_order_ops.associative_scan"
+HIGHER_ORDER, AUTOCAST_MODE = "torch._higher_order_ops", "torch.amp.autocast_mode"
 # asks for a distribution whether a check of its arguments holds, from torch 2.15 on
 DISTRIBUTION_CHECK = "_all_true_or_runtime_assert"
 FUNCTIONAL_COLLECTIVES = "torch.distributed._functional_collectives"

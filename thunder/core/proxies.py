@@ -678,7 +678,21 @@ def element_count(value: TensorProxy) -> int:
 
 
 def same_shape(a: tuple, b: tuple) -> bool:
-    """Whether two shapes are certainly equal, whatever sizes data decides."""
+    """Whether two shapes are certainly equal, whatever sizes data decides.
+
+    Where constants tell them apart, nothing is decided about symbolic sizes.
+    """
+    if a is b or len(a) != len(b):
+        return a is b
+    open_sizes = False
+    for m, n in zip(a, b):
+        if type(m) is type(n) is int:
+            if m != n:
+                return False
+        else:
+            open_sizes |= m is not n
+    if not open_sizes:
+        return True
     try:
         with undecided():
             return a == b

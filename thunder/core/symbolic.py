@@ -182,26 +182,32 @@ class Decisions:
     """The relations between symbolic numbers that a program was made by, and the only place where their values are
     known.
 
-    values: those of the input symbols, at capture. sizes: symbols that are tensor sizes, which are at least 2.
+    values: those of the input symbols, at capture.
     relations: (a, relation, b) -> whether it holds, in the order they were decided. A program fits other values where
     the same relations hold. Once `close`d, the decisions are checked by a program that is written: a new one is an
     error.
     """
 
-    __slots__ = ("values", "sizes", "relations", "closed", "_lock")
+    __slots__ = ("values", "relations", "closed", "_of_sizes", "_lock")
 
     def __init__(self, values: dict[str, int | float] | None = None):
         self.values = values or {}
-        self.sizes: set[str] = set()
         self.relations: dict[tuple, bool] = {}
         self.closed = False
+        self._of_sizes = Facts()
         self._lock = threading.RLock()
+
+    def add_size(self, name: str) -> None:
+        """A symbol is a size of a tensor that is at least 2."""
+        self.decide(symbol(name), ">", constant(1))
+        self._of_sizes.least[name] = 2
 
     def decide(self, a: Expression, relation: str, b: Expression) -> bool:
         """Whether a relation holds, from now on for the whole program."""
+        known = self._of_sizes.decide(a, relation, b)
+        if known is not None:
+            return known
         outcome = RELATIONS[relation](a.evaluate(self.values), b.evaluate(self.values))
-        if b.is_constant and b.constant < 2 and type(b.constant) is int and str(a) in self.sizes:
-            return outcome  # follows from a size being at least 2
         if (a, relation, b) not in self.relations:
             assert not self.closed, f"{a} {relation} {b} is decided after the checks of the program were written"
             self.relations[a, relation, b] = outcome

@@ -5,9 +5,9 @@
     host.instructions, host.frames        # what it took
 
 The files in the order of the flow: `tables` (opcodes of each Python version -> canonical instructions), `decode` (code
-object -> program), `instructions` and `control` (what each canonical instruction does), `machine` (runs a frame),
-`host` (what touches the outside: subclass it), `protocols` (special methods interpreted), `recursion`, `binding`,
-`construction`, `matching`, `builtin_calls`, `tracebacks`, `history`.
+object -> program), `instructions`, `building` and `control` (what each canonical instruction does), `machine` (runs a
+frame), `host` (what touches the outside: subclass it), `attributes`, `operators`, `sequences`, `text`, `construction`
+and `standins` (CPython's protocols), `recursion`, `binding`, `matching`, `builtin_calls`, `tracebacks`, `history`.
 """
 
 from thunder.interpreter.control import NULL as NULL
@@ -19,6 +19,5 @@ from thunder.interpreter.history import interpreter_log as interpreter_log
 from thunder.interpreter.history import print_log as print_log
 from thunder.interpreter.host import Host as Host
 from thunder.interpreter.machine import Frame as Frame
-from thunder.interpreter.protocols import ProtocolHost as ProtocolHost
 from thunder.interpreter.tracebacks import hide as hide
 from thunder.interpreter.tracebacks import release as release

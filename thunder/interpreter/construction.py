@@ -48,9 +48,6 @@ def type_call(host, cls, args, kwargs):
     return made
 
 
-_TYPE_CALL = type.__dict__["__call__"]
-
-
 def _type_call(host, function, args, kwargs):
     """type.__call__ called by name: `super().__call__(...)` in a metaclass."""
     return type_call(host, args[0], args[1:], kwargs)

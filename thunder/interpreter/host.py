@@ -1,11 +1,19 @@
-"""Host: what the machine asks for whenever an operation may touch provenance. Here with CPython's plain semantics.
+"""Host: what the machine asks for whenever an operation may touch provenance. Here with CPython's semantics.
 
-The torch side subclasses it and overrides what it wants to see. Operations between two values of exactly the types in
-`instructions.PLAIN` (int, float, bool, str, bytes, complex) and the truth of True and False never reach the host.
+Special methods, properties, descriptors and callbacks that are written in Python are interpreted. The algorithms stand
+in `attributes`, `operators`, `sequences`, `text` and `construction`, as functions of a host. They reach the outside
+through the methods of this class only: `lookup` for what a class says, `own` for what an object holds, and the methods
+`native_...` where native code answers. The torch side subclasses it and overrides what it wants to see. Operations
+between two values of exactly the types in `instructions.PLAIN` (int, float, bool, str, bytes, complex) and the truth of
+True and False never reach the host.
 """
+
+# The functions name their first parameter `host`; as methods of Host they override methods with `self`.
+# pyright: reportAssignmentType=false
 
 from __future__ import annotations
 
+import builtins
 import collections
 import functools
 import operator
@@ -13,15 +21,17 @@ import sys
 import types
 from typing import Any
 
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter import attributes, construction, operators, sequences, standins, text
+from thunder.interpreter.attributes import bind as bind_attribute
+from thunder.interpreter.attributes import call_special, in_python, native_method, type_attribute
 from thunder.interpreter.binding import bind
+from thunder.interpreter.building import unpacker
 from thunder.interpreter.builtin_calls import FRAME_CALLS
-from thunder.interpreter.construction import build_class, construct
 from thunder.interpreter.control import NULL
 from thunder.interpreter.decode import decode
 from thunder.interpreter.errors import UnsupportedError
 from thunder.interpreter.history import FullLog, ShortLog
-from thunder.interpreter.instructions import CONVERSIONS, builtin_namespace, name_not_defined, provides, unpacker
+from thunder.interpreter.instructions import builtin_namespace, name_not_defined, provides
 from thunder.interpreter.machine import DRIVERS, Frame, drive_awaitable
 from thunder.interpreter.recursion import FIRST_ROOM, original_limit
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
@@ -31,6 +41,17 @@ UNARY = {"-": operator.neg, "~": operator.invert, "+": operator.pos}
 CO_ITERABLE_COROUTINE = 0x100
 PLACEHOLDER = getattr(functools, "Placeholder", None)
 FUNCTION, METHOD = types.FunctionType, types.MethodType
+_CALLS = {
+    **attributes.CALLS,
+    **operators.CALLS,
+    **sequences.CALLS,
+    **text.CALLS,
+    **construction.CALLS,
+    **standins.CALLS,
+}
+PROTOCOL_CALLS = {id(function): handler for function, handler in _CALLS.items()}
+_NATIVE_CALLS = {id(function): handler for function, handler in sequences.NATIVE_CALLS.items()}
+_HANDLERS = {**FRAME_CALLS, **PROTOCOL_CALLS, **_NATIVE_CALLS}
 
 
 def _call(f, args, kwargs):
@@ -45,7 +66,7 @@ class _Unnamed:
 
 
 class Host:
-    """Plain CPython semantics, with statistics.
+    """CPython's semantics, with statistics.
 
     Attributes: `instructions` counts canonical instructions, `frames` counts calls by code object, `stack_of_frames`
     holds the running frames (innermost last), `exc` is the exception that the interpreted program is handling,
@@ -56,7 +77,7 @@ class Host:
     named_type: type = _Unnamed
     uncatchable: tuple = (UnsupportedError,)
     # Native Python frames for one interpreted call: run, the handler, call, enter, and room for a subclass's own.
-    native_frames_per_call = 8
+    native_frames_per_call = 14
 
     def __init__(self, record_history: bool = False):
         self.instructions = 0
@@ -67,7 +88,7 @@ class Host:
         self.stack_room = FIRST_ROOM
         self.log = FullLog() if record_history else None
         self.history = ShortLog()
-        self.frame_calls = FRAME_CALLS
+        self.shown: set[int] = set()  # containers whose text is being written
 
     @property
     def frames(self):
@@ -93,18 +114,18 @@ class Host:
             return self.enter(f, args, kwargs)
         if kind is METHOD:
             return self.call(f.__func__, [f.__self__, *args], kwargs)
-        special = self.frame_calls.get(id(f))
+        special = _HANDLERS.get(id(f))
         if special is not None:
             return special(self, f, args, kwargs)
         if isinstance(f, type):
-            return construct(self, f, args, kwargs)
+            return construction.construct(self, f, args, kwargs)
         if kind is staticmethod:
             return self.call(f.__func__, args, kwargs)
         if kind is functools.partial:
             return self.call(f.func, partial_arguments(f, args), {**f.keywords, **kwargs})
         if kind is types.MethodWrapperType:  # of `super().__setattr__(...)` and the like
             wrapper = type_attribute(f.__objclass__, f.__name__)
-            if (special := self.frame_calls.get(id(wrapper))) is not None:
+            if (special := _HANDLERS.get(id(wrapper))) is not None:
                 return special(self, wrapper, [f.__self__, *args], kwargs)
         method = self.lookup(kind, "__call__")
         if type(method) is FUNCTION:
@@ -185,16 +206,10 @@ class Host:
     # (class, name, after=None): the attribute as it stands in a class or its bases, not bound, or NULL. Every protocol
     # asks classes through this method.
     lookup = staticmethod(type_attribute)
-    load_attr = staticmethod(getattr)
-    store_attr = staticmethod(setattr)
-    delete_attr = staticmethod(delattr)
-    getitem = staticmethod(operator.getitem)
-    setitem = staticmethod(operator.setitem)
-    delitem = staticmethod(operator.delitem)
-    contains = staticmethod(operator.contains)
-    iterate = staticmethod(iter)
-    next = staticmethod(next)
-    truth = staticmethod(bool)
+    load_attr, store_attr, delete_attr = attributes.load_attr, attributes.store_attr, attributes.delete_attr
+    getitem, setitem, delitem = sequences.getitem, sequences.setitem, sequences.delitem
+    contains, iterate, next = sequences.contains, sequences.iterate, sequences.following
+    steps, truth = sequences.steps, sequences.truth  # `steps` is `iterate`, for native code
     same = staticmethod(operator.is_)
     pattern_type = staticmethod(type)
 
@@ -204,48 +219,119 @@ class Host:
 
     def mapping(self, value):
         """`**value`, `{**value}`: the value, or a dict of what is in it."""
-        return self.materialize(value)
-
-    def steps(self, value):
-        """`iterate`, for native code."""
-        return self.iterate(value)
+        if isinstance(value, dict) or self.lookup(type(value), "keys") is NULL:
+            return self.materialize(value)
+        return {key: self.getitem(value, key) for key in self.steps(self.call(self.load_attr(value, "keys"), [], {}))}
 
     def hashed(self, keys, others=()):
         """Keys are about to be put into a set or a dict of the program's, which holds others."""
 
     def load_special(self, value, name):
         """A special method looked up on the type, bound to the value; NULL when there is none."""
-        attribute = self.lookup(type(value), name)
-        if attribute is NULL:
-            return NULL
-        get = getattr(type(attribute), "__get__", None)
-        return attribute if get is None else get(attribute, value, type(value))
+        found = self.lookup(type(value), name)
+        return found if found is NULL else bind_attribute(self, found, value, type(value), name)
 
     def unpack(self, value, before, after=None):
         """The items of `value` in reverse: `before` of them, or with a rest and `after` more. Errors as in CPython."""
+        if in_python(self.lookup(type(value), "__iter__")) or in_python(self.lookup(type(value), "__getitem__")):
+            value = self.steps(value)
         return unpacker(before, after)(value)
 
-    # ---------------------------------------------------------------- operators
+    def handed(self, value) -> Any:
+        """What native code found through a stand-in."""
+        return value
 
-    def binary(self, symbol, a, b):
-        """`a + b`, or in place `a += b` when the symbol is "+="."""
-        return ARITHMETIC[symbol](a, b)
-
-    def unary(self, symbol, a):
-        return UNARY[symbol](a)
-
-    def compare(self, symbol, a, b):
-        return COMPARISONS[symbol](a, b)
-
-    def format_value(self, value, conversion, spec):
-        """f"{value!r:spec}"; conversion is 0 (none), 1 (str), 2 (repr) or 3 (ascii)."""
-        if conversion:
-            value = self.call(CONVERSIONS[conversion], [value], {})
-        return format(value, spec)
+    # `a + b`, or in place `a += b` when the symbol is "+="; `-a`; `a < b`
+    binary, unary, compare = operators.binary, operators.unary, operators.compare
+    format_value = text.format_value
 
     def join(self, parts):
         """The parts of an f-string."""
         return "".join(parts)
+
+    # ---------------------------------------------------------------- what objects hold
+
+    def own(self, value, name):
+        """What the object holds under a name in its `__dict__`, or NULL."""
+        if not type(value).__dictoffset__:
+            return NULL
+        try:
+            own = object.__getattribute__(value, "__dict__")
+        except AttributeError:  # native code keeps it for itself
+            return NULL
+        return dict.get(own, name, NULL)
+
+    def own_store(self, value, name, new):
+        """No descriptor takes the value: the object's `__dict__` does, or native code says why not."""
+        native_method(type(value), "__setattr__")(value, name, new)
+
+    def own_delete(self, value, name):
+        native_method(type(value), "__delattr__")(value, name)
+
+    # ---------------------------------------------------------------- what native code answers
+
+    def class_value(self, kind, name, found):
+        """Something on a class that is no descriptor is the attribute's value."""
+        return found
+
+    def native_get(self, get, found, value, kind, name) -> Any:
+        """What a descriptor's native `__get__` gives."""
+        return get(found, value, kind)
+
+    def native_set(self, found, value, name, new):
+        """A descriptor with a native `__set__` takes the value."""
+        native_method(type(value), "__setattr__")(value, name, new)
+
+    def native_delete(self, found, value, name):
+        native_method(type(value), "__delattr__")(value, name)
+
+    def fallback(self, method, value, name) -> Any:
+        """The class's `__getattr__` answers."""
+        return call_special(self, method, value, [name], "__getattr__")
+
+    def missing(self, reader, value, name) -> Any:
+        """CPython's algorithm finds no such attribute: native code words the error, or finds it in its own way."""
+        return reader(value, name)
+
+    def type_name(self, value) -> str:
+        """What an error calls the class of a value."""
+        return type(value).__name__
+
+    def converted(self, function, kind, name, result, *more) -> Any:
+        """What a builtin makes of the result of a method of `kind`: native code checks it, of an object that gives
+        it."""
+        made = type(kind.__name__, (), {name: lambda *_: result})
+        return function(made(), *more)
+
+    def native_binary(self, symbol, a, b) -> Any:
+        if symbol == "+=" and type(a) is list and in_python(self.lookup(type(b), "__iter__")):
+            b = self.steps(b)
+        return ARITHMETIC[symbol](a, b)
+
+    def native_compare(self, symbol, a, b) -> Any:
+        return COMPARISONS[symbol](a, b)
+
+    def native_unary(self, symbol, a) -> Any:
+        return UNARY[symbol](a)
+
+    def native_text(self, function, value, *spec) -> Any:
+        """str, repr or format."""
+        return function(value, *spec)
+
+    def asks_in_python(self, hook, value) -> bool:
+        """Whether `__instancecheck__` or `__subclasscheck__` of a metaclass is to be interpreted."""
+        return in_python(hook)
+
+    native_index = staticmethod(operator.index)
+    native_getitem = staticmethod(operator.getitem)
+    native_setitem = staticmethod(operator.setitem)
+    native_delitem = staticmethod(operator.delitem)
+    native_contains = staticmethod(operator.contains)
+    native_iter = staticmethod(iter)
+    native_next = staticmethod(builtins.next)
+    native_len = staticmethod(len)
+    native_truth = staticmethod(bool)
+    native_isinstance = staticmethod(isinstance)
 
     # ---------------------------------------------------------------- names
 
@@ -300,7 +386,7 @@ class Host:
 
     def build_class(self, body, name, bases, keywords):
         """A `class` statement: `body` is the function whose code fills the namespace."""
-        return build_class(self, body, name, bases, keywords)
+        return construction.build_class(self, body, name, bases, keywords)
 
     def import_name(self, f, name, names, level):
         """`import name` or `from name import names`."""

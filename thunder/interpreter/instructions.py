@@ -1,4 +1,4 @@
-"""Canonical instructions, first part: names, attributes, operators, builders, patterns, calls.
+"""Canonical instructions, first part: names, attributes, operators, calls.
 
 A handler is `handler(frame, stack, argument)`. It returns None to go on with the next instruction, or the index to go
 on at (see `control.py`). Whatever may touch provenance goes through `frame.host`. Errors are raised outside of `except`
@@ -8,12 +8,10 @@ blocks, so that the interpreted program does not see the interpreter's own excep
 from __future__ import annotations
 
 import builtins
-import functools
 import types
 import typing
 from typing import Any
 
-from thunder.interpreter.matching import match_class, match_keys
 from thunder.interpreter.tables import VERSION
 
 
@@ -27,7 +25,6 @@ class _Null:
 NULL = typing.cast(Any, _Null())
 # Operands of exactly these types never have provenance: the machine computes with them directly.
 PLAIN = frozenset({int, float, bool, str, bytes, complex})
-SEQUENCE_FLAG, MAPPING_FLAG = 1 << 5, 1 << 6  # Py_TPFLAGS_SEQUENCE, Py_TPFLAGS_MAPPING
 
 
 def take(stack, n):
@@ -312,188 +309,6 @@ def CONTAINS_OP(frame, stack, inverted):
     stack[-1] = frame.host.contains(b, stack[-1]) is not bool(inverted)
 
 
-# ---------------------------------------------------------------- builders
-
-
-def BUILD_LIST(frame, stack, n):
-    stack.append(take(stack, n))
-
-
-def BUILD_TUPLE(frame, stack, n):
-    stack.append(tuple(take(stack, n)))
-
-
-def BUILD_SET(frame, stack, n):
-    elements = take(stack, n)
-    frame.host.hashed(elements)
-    stack.append(set(elements))
-
-
-def BUILD_MAP(frame, stack, n):
-    flat = take(stack, 2 * n)
-    frame.host.hashed(flat[::2])
-    stack.append(dict(zip(flat[::2], flat[1::2])))  # noqa: B905 - the lengths are equal
-
-
-def BUILD_CONST_KEY_MAP(frame, stack, n):
-    keys = stack.pop()
-    stack.append(dict(zip(keys, take(stack, n))))  # noqa: B905 - the lengths are equal
-
-
-def BUILD_SLICE(frame, stack, n):
-    stack.append(slice(*take(stack, n)))
-
-
-def BUILD_STRING(frame, stack, n):
-    stack.append(frame.host.join(take(stack, n)))
-
-
-def LIST_EXTEND(frame, stack, n):
-    values = stack.pop()
-    if not _is_iterable(values):
-        raise TypeError(f"Value after * must be an iterable, not {type(values).__name__}")
-    stack[-n].extend(frame.host.steps(values))
-
-
-def SET_UPDATE(frame, stack, n):
-    values = stack.pop()
-    stack[-n].update(frame.host.steps(values))
-
-
-def DICT_UPDATE(frame, stack, n):
-    values = frame.host.mapping(stack.pop())
-    if not hasattr(values, "keys"):
-        raise TypeError(f"{type(values).__name__!r} object is not a mapping")
-    stack[-n].update(values)
-
-
-def before_stars(function):
-    return f"{function_text(function)} argument" if VERSION < (3, 15) else "Value"
-
-
-def DICT_MERGE(frame, stack, depths):
-    """`**values` of a call: like DICT_UPDATE, but a key may come once only."""
-    n, callable_depth = depths
-    values, target, function = frame.host.mapping(stack.pop()), stack[-n], stack[-callable_depth]
-    if not hasattr(values, "keys"):
-        raise TypeError(f"{before_stars(function)} after ** must be a mapping, not {type(values).__name__}")
-    for key in values.keys():
-        if key in target:
-            raise TypeError(f"{function_text(function)} got multiple values for keyword argument {key!r}")
-        target[key] = values[key]
-
-
-def function_text(function):
-    """How CPython names a callable in errors of calls: `module.qualname()`."""
-    qualname = getattr(function, "__qualname__", None)
-    if not isinstance(qualname, str):
-        return str(function)
-    module = getattr(function, "__module__", None)
-    prefix = f"{module}." if isinstance(module, str) and module != "builtins" else ""
-    return f"{prefix}{qualname}()"
-
-
-def LIST_TO_TUPLE(frame, stack, _):
-    stack[-1] = tuple(stack[-1])
-
-
-def LIST_APPEND(frame, stack, n):
-    value = stack.pop()
-    stack[-n].append(value)
-
-
-def SET_ADD(frame, stack, n):
-    value = stack.pop()
-    frame.host.hashed((value,), stack[-n])
-    stack[-n].add(value)
-
-
-def MAP_ADD(frame, stack, n):
-    key, value = take(stack, 2)
-    frame.host.hashed((key,), stack[-n])
-    stack[-n][key] = value
-
-
-def UNPACK_SEQUENCE(frame, stack, n):
-    stack.extend(frame.host.unpack(stack.pop(), n))
-
-
-def UNPACK_EX(frame, stack, counts):
-    stack.extend(frame.host.unpack(stack.pop(), counts & 255, counts >> 8))
-
-
-@functools.cache
-def unpacker(before, after=None):
-    """A native function that unpacks a value into `before` names, and `*rest` and `after` names unless `after` is None.
-
-    It returns them in reverse, as the stack wants them. Native code gives the errors of the running version.
-    """
-    names = [f"a{k}" for k in range(before)]
-    if after is not None:
-        names += ["*rest", *(f"b{k}" for k in range(after))]
-    returned = ", ".join(name.lstrip("*") for name in reversed(names))
-    namespace: dict = {}
-    source = f"def unpack(value):\n    [{', '.join(names)}] = value\n    return [{returned}]"
-    exec(compile(source, __file__, "exec"), namespace)  # named like this file, so that tracebacks leave it out
-    return namespace["unpack"]
-
-
-# ---------------------------------------------------------------- text
-
-CONVERSIONS = (None, str, repr, ascii)
-
-
-def FORMAT_VALUE(frame, stack, flags):
-    spec = stack.pop() if flags & 4 else ""
-    stack[-1] = frame.host.format_value(stack[-1], flags & 3, spec)
-
-
-def CONVERT_VALUE(frame, stack, conversion):
-    stack[-1] = frame.host.call(CONVERSIONS[conversion], [stack[-1]], {})
-
-
-def BUILD_INTERPOLATION(frame, stack, flags):
-    from string.templatelib import Interpolation
-
-    spec = stack.pop() if flags & 1 else ""
-    value, expression = take(stack, 2)
-    stack.append(Interpolation(value, expression, (None, "s", "r", "a")[flags >> 2], spec))
-
-
-def BUILD_TEMPLATE(frame, stack, _):
-    from string.templatelib import Template
-
-    strings, interpolations = take(stack, 2)
-    parts = [strings[0]]
-    for interpolation, text in zip(interpolations, strings[1:], strict=True):
-        parts += (interpolation, text)
-    stack.append(Template(*parts))
-
-
-# ---------------------------------------------------------------- patterns
-
-
-def GET_LEN(frame, stack, _):
-    stack.append(frame.host.call(len, [stack[-1]], {}))
-
-
-def MATCH_SEQUENCE(frame, stack, _):
-    stack.append(bool(frame.host.pattern_type(stack[-1]).__flags__ & SEQUENCE_FLAG))
-
-
-def MATCH_MAPPING(frame, stack, _):
-    stack.append(bool(frame.host.pattern_type(stack[-1]).__flags__ & MAPPING_FLAG))
-
-
-def MATCH_KEYS(frame, stack, _):
-    stack.append(match_keys(frame.host, stack[-2], stack[-1]))
-
-
-def MATCH_CLASS(frame, stack, positional):
-    subject, cls, names = take(stack, 3)
-    stack.append(match_class(frame.host, subject, cls, positional, names))
-
-
 # ---------------------------------------------------------------- calls
 
 
@@ -530,7 +345,7 @@ def CALL_FUNCTION_EX(frame, stack, flags):
     keywords = stack.pop() if flags & 1 else NULL
     arguments = stack.pop()
     function, positional = _callee(stack, [])
-    if type(arguments) is not tuple and not _is_iterable(arguments):
+    if type(arguments) is not tuple and not is_iterable(arguments):
         kind = type(arguments).__name__
         raise TypeError(f"{before_stars(function)} after * must be an iterable, not {kind}")
     positional += host.steps(arguments)
@@ -548,12 +363,26 @@ def CALL_FUNCTION_EX(frame, stack, flags):
     stack.append(host.call(function, positional, keywords))
 
 
+def before_stars(function):
+    return f"{function_text(function)} argument" if VERSION < (3, 15) else "Value"
+
+
+def function_text(function):
+    """How CPython names a callable in errors of calls: `module.qualname()`."""
+    qualname = getattr(function, "__qualname__", None)
+    if not isinstance(qualname, str):
+        return str(function)
+    module = getattr(function, "__module__", None)
+    prefix = f"{module}." if isinstance(module, str) and module != "builtins" else ""
+    return f"{prefix}{qualname}()"
+
+
 def provides(kind, name):
     """Whether a class or a base has a special method. As with CPython's type slots its metaclass has no say."""
     return any(name in base.__dict__ for base in kind.__mro__)
 
 
-def _is_iterable(value):
+def is_iterable(value):
     return provides(type(value), "__iter__") or provides(type(value), "__getitem__")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 
 from thunder.interpreter.attributes import call_special, in_python
-from thunder.interpreter.instructions import CONVERSIONS
+from thunder.interpreter.building import CONVERSIONS
 
 
 def string(host, value):

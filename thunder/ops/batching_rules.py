@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from thunder.core.dtypes import bool8
-from thunder.core.proxies import TensorProxy, map_structure, proxies_in
+from thunder.core.proxies import TensorProxy, map_structure, proxies_in, same_shape
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.attention import flash_attention, flash_attention_backward
 from thunder.ops.define import LTORCH
@@ -185,7 +185,7 @@ def _matrix(batch: Batch, x: TensorProxy, rank: int, new: int):
     shape = (*(1,) * (rank - len(shape)), *shape)
     found = batch.at(x)
     shape = (batch.size, *shape) if x in batch.moved else shape
-    return found if found.shape == shape else LTORCH["reshape"](found, shape)
+    return found if same_shape(found.shape, shape) else LTORCH["reshape"](found, shape)
 
 
 @_rule("linear")

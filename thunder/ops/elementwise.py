@@ -15,7 +15,7 @@ import torch
 
 from thunder import compat
 from thunder.core import dtypes
-from thunder.core.proxies import METHODS, TensorProxy, like
+from thunder.core.proxies import METHODS, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import op, sigmoid_backward, sum_to, tanh_backward
 from thunder.ops.corners import is_differentiated, kept_at_tie, turns_at_origin
@@ -30,7 +30,7 @@ __all__ = ["unary", "binary", "broadcast_to"]
 
 def broadcast_to(a: TensorProxy, shape: tuple) -> TensorProxy:
     """`a` with the shape that broadcasting gives it; `a` itself where it has it."""
-    if a.shape == shape:
+    if same_shape(a.shape, shape):
         return a
     offset = len(shape) - len(a.shape)
     return broadcast_in_dim(a, shape, tuple(range(offset, len(shape))))
@@ -403,7 +403,7 @@ def binary(
 
     def meta(a, b):
         if type(a) is TensorProxy and type(b) is TensorProxy:
-            if a.shape == b.shape and a.dtype is b.dtype and a.device is b.device:
+            if a.dtype is b.dtype and a.device is b.device and same_shape(a.shape, b.shape):
                 return like(a, dtype=promotes(a.dtype)[1])
             return like(a, broadcast_shapes(a.shape, b.shape), promotes(result_type(a, b))[1], same_device(a, b))
         if numbers != "none" and type(a) is TensorProxy and is_number(b):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from thunder.core import dtypes
-from thunder.core.proxies import METHODS, TensorProxy, concrete, like
+from thunder.core.proxies import METHODS, TensorProxy, concrete, like, same_shape
 from thunder.core.unbacked import as_size, fresh_size
 from thunder.ops import backward
 from thunder.ops import shape_prims as prims
@@ -401,7 +401,7 @@ def repeat_interleave(a, repeats=None, dim=None, *, output_size=None):
     if repeats is None:
         return repeated_places(a, output_size)
     shape, d, n = _interleaved(a, repeats, dim, output_size)
-    a = prims.reshape(a, shape) if shape != a.shape else a
+    a = a if same_shape(shape, a.shape) else prims.reshape(a, shape)
     if isinstance(repeats, TensorProxy):
         repeats = (
             repeats
@@ -488,7 +488,7 @@ def _(a, repeats, dim=None, *, output_size=None):
     g = yield repeat_interleave(a, repeats, dim, output_size=output_size)
     shape, d, _ = _interleaved(a, repeats, dim, output_size)
     summed = LTORCH["sum"](reshape(g, (*shape[:d], *(shape[d : d + 1] or (1,)), repeats, *shape[d + 1 :])), d + 1)
-    return (summed if summed.shape == a.shape else reshape(summed, a.shape),)
+    return (summed if same_shape(summed.shape, a.shape) else reshape(summed, a.shape),)
 
 
 # PyTorch composes these of the same operations

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from thunder import compat
 from thunder.core.dtypes import int64, to_dtype
-from thunder.core.proxies import TensorProxy, like
+from thunder.core.proxies import TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
 from thunder.ops import opaque
@@ -69,7 +69,7 @@ def _linear(input, weight, *rest, **kwargs):
         return LTORCH["addmm"](bias, input, permute(weight, (1, 0)))
     if bias is not None and len(bias.shape) > 1 and bias.dtype is input.dtype:
         product = linear(input, weight)
-        if broadcast_shapes(product.shape, bias.shape) == product.shape:
+        if same_shape(broadcast_shapes(product.shape, bias.shape), product.shape):
             return product + convert(bias, product.dtype)
     return linear(input, weight, *rest, **kwargs)
 
@@ -530,7 +530,7 @@ def _(a, tensor):
 def _folded(a, lead: tuple):
     """A batch of matrices with one batch dimension, stretched to `lead` before."""
     shape = (*lead, *a.shape[-2:])
-    a = a if a.shape == shape else LTORCH["expand"](a, shape)
+    a = a if same_shape(a.shape, shape) else LTORCH["expand"](a, shape)
     return a if len(lead) == 1 else reshape(a, (math.prod(lead), *a.shape[-2:]))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 
 from thunder.core import dtypes
-from thunder.core.proxies import like
+from thunder.core.proxies import like, same_shape
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
 from thunder.ops.backward import sum_to
@@ -59,7 +59,7 @@ def pointwise(
     def meta(a, target, *args, **kwargs):
         values = spread(args, kwargs)
         how = _reduction(values["reduction"], values.get("size_average"), values.get("reduce"))
-        shape = a.shape if a.shape == target.shape else broadcast_shapes(a.shape, target.shape)
+        shape = broadcast_shapes(a.shape, target.shape)
         found = dtypes.real_of(result_type(a, target)) if real else result_type(a, target)
         return like(a, shape if how == "none" else (), to_float(found) if floats else found)
 
@@ -248,7 +248,7 @@ def nll_loss(a, target, weight=None, size_average=None, ignore_index=-100, reduc
 
 
 def _is_index_target(a, target) -> bool:
-    return target.dtype.category < 2 or target.shape != a.shape
+    return target.dtype.category < 2 or not same_shape(target.shape, a.shape)
 
 
 def _cross_entropy_meta(
@@ -414,7 +414,7 @@ def _kernel_rule(symbol: Symbol, options: Callable, symmetric: bool = True) -> N
             return NotImplemented
         g = yield symbol(a, target, *args, **kwargs)
         shape = broadcast_shapes(a.shape, target.shape)
-        x, y = (t if t.shape == shape else LTORCH["expand"](t, shape) for t in (a, target))
+        x, y = (t if same_shape(t.shape, shape) else LTORCH["expand"](t, shape) for t in (a, target))
         found = [
             sum_to(_KERNELS[name](g, one, other, _REDUCTIONS.index(how), *extra), t.shape) if t.requires_grad else None
             for t, one, other in ((a, x, y), (target, y, x))

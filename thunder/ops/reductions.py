@@ -10,7 +10,7 @@ import torch
 
 from thunder.core import dtypes
 from thunder.core.dtypes import to_dtype
-from thunder.core.proxies import TensorProxy, concrete, like, same_shape
+from thunder.core.proxies import TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import sum_to
 from thunder.ops.data import convert
@@ -508,7 +508,7 @@ def diff(a, n=1, dim=-1, prepend=None, append=None):
     parts = [x for x in (prepend, a, append) if x is not None]
     out = LTORCH["cat"](parts, dim) if len(parts) > 1 else a
     dim = dim % len(out.shape)
-    for _i in range(builtins.min(n, concrete(out.shape[dim]))):
+    for _ in range(n):
         size = out.shape[dim]
         if size == 0:
             break

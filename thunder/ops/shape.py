@@ -110,7 +110,7 @@ def _flat_shape(a, start_dim, end_dim) -> tuple:
 @composite(torch.flatten, torch.Tensor.flatten, tags=VIEW)
 def flatten(a, start_dim=0, end_dim=-1):
     shape = _flat_shape(a, start_dim, end_dim)
-    return a if shape == a.shape else prims.reshape(a, shape)
+    return a if same_shape(shape, a.shape) else prims.reshape(a, shape)
 
 
 @flatten.typed_by

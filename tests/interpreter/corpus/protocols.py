@@ -1,4 +1,4 @@
-"""Special methods in CPython's order, and who asks whom: what `ProtocolHost` interprets natively works as natively."""
+"""Special methods in CPython's order, and who asks whom: what is interpreted works as natively."""
 
 import collections
 import dataclasses

@@ -15,136 +15,20 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.flow import producers
-from thunder.capture.ask import SAME
+from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
 from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.regions import leading_to
-from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, recording
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.distributed.placement import synchronizes
 from thunder.distributed.synchronize import leave_for_later, synchronize_gradient
 from thunder.ops import LTORCH
-from thunder.ops.explain import stand_in
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch_dtype
 from thunder.transforms.autodiff import Derivative, Linearization
 from thunder.transforms.levels import renamed, typed
 from thunder.transforms.phases import marked
 
-__all__ = [
-    "read_gradient",
-    "write_gradient",
-    "Engine",
-    "freed",
-    "run_engine",
-    "make_gradients",
-    "call_backward",
-    "group_by_device_and_dtype",
-]
-
-
-# ---------------------------------------------------------------------------------------------------------------- .grad
-
-
-def _place(c, p: TensorProxy) -> tuple:
-    """The key of a tensor's `.grad` among what the program wrote: one for all proxies of a tensor from outside."""
-    if p not in c.real:
-        return id(p), "grad"
-    real, source = c.real[p]
-    first = c.engine.leaves.setdefault(id(real), p)
-    if first is not p:
-        c.ask(source, SAME, c.real[first][1])
-    return id(real), "grad"
-
-
-def _first(c, p: TensorProxy) -> TensorProxy:
-    """The one of a tensor's proxies that gradients are kept under."""
-    return c.engine.leaves[_place(c, p)[0]] if p in c.real else p
-
-
-def read_gradient(c, p: TensorProxy):
-    """`p.grad`."""
-    p = c.recorder.memory.holder(p)
-    if (key := _place(c, p)) in c.overlay:
-        return c.overlay[key]
-    if p not in c.real:
-        return None
-    real, source = c.real[p]
-    with compat.DisableTorchFunction():
-        return c.read(real.grad, source.attr("grad"))
-
-
-def write_gradient(c, p: TensorProxy, value) -> None:
-    """`p.grad = value`. Raises TypeError and RuntimeError as PyTorch does where the value does not fit."""
-    p = c.recorder.memory.holder(p)
-    now = c.recorder.latest(value)
-    placement = c.placements.get(p)
-    shape, dtype = (
-        (tuple(p.shape), p.dtype)
-        if placement is None
-        else (placement.held_shape, from_tensor_dtype(placement.held_dtype))
-    )
-    if value is not None and (
-        type(now) is not TensorProxy or value is p or now.dtype is not dtype or tuple(now.shape) != shape
-    ):
-        with compat.DisableTorchFunction():
-            tensor = stand_in(p)
-            tensor.grad = tensor if value is p else stand_in(now) if type(now) is TensorProxy else value
-    key = _place(c, p)
-    c.keep[id(p)] = p
-    if p in c.real:
-        if (
-            value is None
-            and key not in c.overlay
-            and c.real[p][0].grad is not None
-            and (placement is None or placement.is_whole)
-        ):
-            _drop_gradient(p)
-        c.effects.setdefault(key, ("grad", p, "grad"))
-    c.overlay[key] = value
-
-
-def _dropped(tensor: torch.Tensor) -> None:
-    tensor.grad = None
-
-
-# the memory of the last step's gradients is free for this one, which the effect at the end would be too late for
-_drop_gradient = Symbol(
-    "drop_gradient",
-    lambda tensor: None,
-    module="ltorch",
-    id="drop_gradient",
-    is_prim=True,
-    tags=(OpTags.DONT_DCE,),
-    fn=_dropped,
-)
-
-
-def _as_left_by_autograd(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient itself where it is laid out as its tensor, a copy in that layout otherwise."""
-    wanted = tensor.stride()
-    if gradient.stride() == wanted and tensor.is_contiguous():
-        return gradient
-    dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
-    if (
-        dense
-        and all(a == b or n == 1 for a, b, n in zip(gradient.stride(), wanted, tensor.shape, strict=True))
-        or not dense
-        and gradient.is_contiguous()
-    ):
-        return gradient
-    return torch.empty_like(tensor, memory_format=torch.preserve_format if dense else torch.contiguous_format).copy_(
-        gradient
-    )
-
-
-_leaf_gradient = Symbol(
-    "leaf_gradient",
-    lambda tensor, gradient: like(gradient),
-    module="ltorch",
-    id="leaf_gradient",
-    is_prim=True,
-    tags=(OpTags.DETACHED,),
-    fn=_as_left_by_autograd,
-)
+__all__ = ["Engine", "freed", "run_engine", "make_gradients", "call_backward", "group_by_device_and_dtype"]
 
 
 def group_by_device_and_dtype(c, f, args, kwargs) -> dict:
@@ -312,7 +196,7 @@ def run_engine(c, f, args, kwargs):
 def _variable(c, p: TensorProxy) -> TensorProxy:
     """What a tensor of the program is to autograd: a leaf stays the leaf when it is written to without grad."""
     holder = c.recorder.memory.holder(p)
-    return _first(c, holder) if holder.requires_grad and holder in c.real else c.recorder.latest(p)
+    return first_proxy(c, holder) if holder.requires_grad and holder in c.real else c.recorder.latest(p)
 
 
 class _Pulled:
@@ -349,7 +233,7 @@ class _Pulled:
     def _join(self) -> None:
         """A tensor from outside that came in by several ways has one gradient, kept under the first of them."""
         for p in self.leaves():
-            first = _first(self.c, p)
+            first = first_proxy(self.c, p)
             if first is not p:
                 g = self.grads.pop(p)
                 self.grads[first] = LTORCH["add"](self.grads[first], g) if first in self.grads else g
@@ -497,7 +381,7 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
                 root = bases[g]
                 own = g is not local or root in made and root not in taken and not pulled.create_graph
                 taken.add(root)
-                write_gradient(c, p, _leaf_gradient(p, g) if own else LTORCH["clone"](g))
+                write_gradient(c, p, leaf_gradient(p, g) if own else LTORCH["clone"](g))
             elif pulled.create_graph:
                 write_gradient(c, p, LTORCH["add"](known, g))
             else:

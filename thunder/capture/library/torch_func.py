@@ -15,13 +15,13 @@ from thunder.capture.library.functional import (
     VJP,
     Differentiated,
     Grad,
-    VMap,
     check_like,
     flatten,
     made,
     opened,
     selected_arguments,
 )
+from thunder.capture.library.vmap import VMap
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 __all__ = ["HANDLERS", "BY_NAME", "KINDS"]

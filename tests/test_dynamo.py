@@ -1,0 +1,133 @@
+"""`torch.compile(fn, backend="thunder")`: Dynamo's graphs give eager's results and gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from thunder.dynamo import ThunderCompiler, thunderfx
+from thunder.errors import OptionError
+
+pytestmark = [  # of what Dynamo itself does
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Tripled(torch.autograd.Function):
+    """Its gradient is not that of its forward: it shows which of the two is used."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * 3 * x
+
+
+def with_autocast(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x.t()
+    return y.float().sum() + (x @ x.t()).sum()
+
+
+def without_grad(x):
+    with torch.no_grad():
+        y = x * 2
+    return y + x
+
+
+def breaking(x):
+    y = x * 2
+    torch._dynamo.graph_break()
+    return y.sin()
+
+
+def branching(x):
+    return x + 1 if x.sum() > 0 else x.exp()
+
+
+PROGRAMS = {
+    "pointwise": lambda x: torch.relu(x) * 2,
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], is_causal=True),
+    "autocast": with_autocast,
+    "no_grad": without_grad,
+    "graph_break": breaking,
+    "branch": branching,
+    "checkpoint": lambda x: checkpoint(lambda y: y.sin().cos(), x, use_reentrant=False),
+    "autograd_function": lambda x: Tripled.apply(x) + 1,
+    "cond": lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+    "several_results": lambda x: (x.sin(), {"b": x.cos()}),
+    "in_place": lambda x: x.clone().mul_(2).add_(x),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_results_and_gradients_are_eagers(name):
+    f = PROGRAMS[name]
+    compiled = torch.compile(f, backend=ThunderCompiler())
+    for sign in (1, -1):
+        torch.manual_seed(0)
+        x = (sign * torch.rand(4, 4)).requires_grad_()
+        ours, expected = (torch.utils._pytree.tree_leaves(g(x)) for g in (compiled, f))
+        torch.testing.assert_close(ours, expected)
+        (gradient,), (wanted,) = (torch.autograd.grad(sum(o.sum() for o in r), x) for r in (ours, expected))
+        torch.testing.assert_close(gradient, wanted)
+
+
+def test_a_module_trains_under_its_name_in_torch_compile():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2))
+    compiled = torch.compile(model, backend="thunder", options={"numerics": "eager"})
+    x = torch.randn(3, 4)
+    losses = []
+    for f in (model, compiled):
+        model.zero_grad()
+        f(x).square().sum().backward()
+        losses.append([p.grad.clone() for p in model.parameters()])
+    torch.testing.assert_close(losses[1], losses[0], rtol=0, atol=0)
+
+
+def test_writes_to_arguments_reach_them():
+    def f(x):
+        x.add_(1)
+        return x * 2
+
+    x = torch.ones(3)
+    y = torch.compile(f, backend=ThunderCompiler())(x)
+    assert (x.tolist(), y.tolist()) == ([2.0] * 3, [4.0] * 3)
+
+
+def test_symbolic_sizes_of_a_graph_stay_symbolic():
+    f = thunderfx(lambda x: torch.softmax(x, -1).sum(-1), dynamic=True)
+    for n in (3, 5, 6, 7):
+        torch.testing.assert_close(f(torch.ones(2, n)), torch.ones(2))
+    (graph,) = f._backend.subgraphs
+    assert len(graph.programs) == 1
+
+
+def test_thunderfx_has_the_traces_of_its_graphs():
+    model = nn.Linear(4, 4)
+    compiled = thunderfx(model, executors=["torch"])
+    compiled(torch.ones(2, 4)).sum().backward()
+    assert "torch.nn.functional.linear" in str(compiled.last_traces[0])
+    assert "def backward_fn" in str(compiled.last_backward_traces[0])
+    assert list(compiled.state_dict()) == [f"_orig_mod.{name}" for name in model.state_dict()]
+
+
+def test_options_are_checked_when_they_are_given():
+    with pytest.raises(TypeError, match="executors"):
+        ThunderCompiler(executor=["torch"])
+    with pytest.raises(OptionError, match="numerics"):
+        thunderfx(torch.sin, numerics="exact")

@@ -1,0 +1,117 @@
+"""`.grad` of tensors in a captured program: an overlay, which the epilogue writes back."""
+
+from __future__ import annotations
+
+import torch
+
+from thunder import compat
+from thunder.capture.ask import SAME
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import OpTags, Symbol
+from thunder.ops.explain import stand_in
+from thunder.ops.torch_types import from_tensor_dtype
+
+__all__ = ["read_gradient", "write_gradient", "leaf_gradient", "first_proxy"]
+
+
+def _place(c, p: TensorProxy) -> tuple:
+    """The key of a tensor's `.grad` among what the program wrote: one for all proxies of a tensor from outside."""
+    if p not in c.real:
+        return id(p), "grad"
+    real, source = c.real[p]
+    first = c.engine.leaves.setdefault(id(real), p)
+    if first is not p:
+        c.ask(source, SAME, c.real[first][1])
+    return id(real), "grad"
+
+
+def first_proxy(c, p: TensorProxy) -> TensorProxy:
+    """The one of a tensor's proxies that gradients are kept under."""
+    return c.engine.leaves[_place(c, p)[0]] if p in c.real else p
+
+
+def read_gradient(c, p: TensorProxy):
+    """`p.grad`."""
+    p = c.recorder.memory.holder(p)
+    if (key := _place(c, p)) in c.overlay:
+        return c.overlay[key]
+    if p not in c.real:
+        return None
+    real, source = c.real[p]
+    with compat.DisableTorchFunction():
+        return c.read(real.grad, source.attr("grad"))
+
+
+def write_gradient(c, p: TensorProxy, value) -> None:
+    """`p.grad = value`. Raises TypeError and RuntimeError as PyTorch does where the value does not fit."""
+    p = c.recorder.memory.holder(p)
+    now = c.recorder.latest(value)
+    placement = c.placements.get(p)
+    shape, dtype = (
+        (tuple(p.shape), p.dtype)
+        if placement is None
+        else (placement.held_shape, from_tensor_dtype(placement.held_dtype))
+    )
+    if value is not None and (
+        type(now) is not TensorProxy or value is p or now.dtype is not dtype or tuple(now.shape) != shape
+    ):
+        with compat.DisableTorchFunction():
+            tensor = stand_in(p)
+            tensor.grad = tensor if value is p else stand_in(now) if type(now) is TensorProxy else value
+    key = _place(c, p)
+    c.keep[id(p)] = p
+    if p in c.real:
+        if (
+            value is None
+            and key not in c.overlay
+            and c.real[p][0].grad is not None
+            and (placement is None or placement.is_whole)
+        ):
+            _drop_gradient(p)
+        c.effects.setdefault(key, ("grad", p, "grad"))
+    c.overlay[key] = value
+
+
+def _dropped(tensor: torch.Tensor) -> None:
+    tensor.grad = None
+
+
+# the memory of the last step's gradients is free for this one, which the effect at the end would be too late for
+_drop_gradient = Symbol(
+    "drop_gradient",
+    lambda tensor: None,
+    module="ltorch",
+    id="drop_gradient",
+    is_prim=True,
+    tags=(OpTags.DONT_DCE,),
+    fn=_dropped,
+)
+
+
+def _as_left_by_autograd(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient itself where it is laid out as its tensor, a copy in that layout otherwise."""
+    wanted = tensor.stride()
+    if gradient.stride() == wanted and tensor.is_contiguous():
+        return gradient
+    dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    if (
+        dense
+        and all(a == b or n == 1 for a, b, n in zip(gradient.stride(), wanted, tensor.shape, strict=True))
+        or not dense
+        and gradient.is_contiguous()
+    ):
+        return gradient
+    return torch.empty_like(tensor, memory_format=torch.preserve_format if dense else torch.contiguous_format).copy_(
+        gradient
+    )
+
+
+leaf_gradient = Symbol(
+    "leaf_gradient",
+    lambda tensor, gradient: like(gradient),
+    module="ltorch",
+    id="leaf_gradient",
+    is_prim=True,
+    tags=(OpTags.DETACHED,),
+    fn=_as_left_by_autograd,
+)

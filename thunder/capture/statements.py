@@ -1,0 +1,42 @@
+"""Programs whose statements are text: prologues and epilogues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from thunder.core.codegen import Printer, Text, compile_source
+from thunder.core.symbol import BoundSymbol, Names, Symbol
+from thunder.core.trace import Trace, TraceInfo
+
+__all__ = ["check_symbol", "written"]
+
+
+def _print_text(line: BoundSymbol, printer: Printer) -> list[str]:
+    printer.context.update(line.kwargs["objects"])
+    comment = line.kwargs.get("comment")
+    return [*(comment() if comment else ()), *line.kwargs["text"]]
+
+
+_SYMBOLS: dict[str, Symbol] = {}
+
+
+def check_symbol(kind: str) -> Symbol:
+    """The primitive of one kind of statement of a prologue or epilogue, whose text is given."""
+    symbol = _SYMBOLS.get(kind)
+    if symbol is None:
+        symbol = _SYMBOLS[kind] = Symbol(kind, module="prims", is_prim=True, python_printer=_print_text)
+    return symbol
+
+
+def written(
+    name: str, signature: str, lines: list[BoundSymbol], result: str | tuple[Text, ...], names: Names, objects: dict
+) -> tuple[Trace, Callable]:
+    """A program whose statements are text: the trace that shows it, and the function."""
+    output = result if isinstance(result, tuple) else Text(result)
+    trace = Trace(name, (), lines, output, names, signature=signature, info=TraceInfo(objects=objects))
+    if isinstance(result, tuple):
+        result = Printer().value(result)
+    body = [f"  {text}" for line in lines for text in line.kwargs["text"]]
+    source = "\n".join([f"def {name}({signature}):", *body, f"  return {result}"])
+    trace._callable = compile_source(source, name, objects)
+    return trace, trace._callable
