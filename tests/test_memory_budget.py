@@ -14,7 +14,7 @@ from thunder.analysis.cost import nbytes
 from thunder.core.proxies import TensorProxy
 from thunder.pipeline import joint_trace
 from thunder.transforms.dce import dce
-from thunder.transforms.memory_budget import _Flow, curve, plan
+from thunder.transforms.save_plan import _Flow, curve, plan
 
 
 def joint_of(f, *args):

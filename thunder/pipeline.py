@@ -12,7 +12,6 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.trace import ForwardBackward, Trace, TraceBuilder, headed, timed_pass
 from thunder.distributed.bucketing import bucket
 from thunder.distributed.schedule import COMMUNICATION_BYTES_IN_FLIGHT, overlap
-from thunder.distributed.synchronize import gathered_again
 from thunder.errors import OptionError
 from thunder.extend import Executor, get_always_executors
 from thunder.extend.passes import OPERATIONS, RUNS, Lowering, Pass, PassList
@@ -27,12 +26,12 @@ from thunder.transforms.dispatch import decompose_lists, dispatch, dispatch_left
 from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
-from thunder.transforms.keep import keep
-from thunder.transforms.memory_budget import MEMORY_BUDGET, plan
+from thunder.transforms.keep import keep_in_memory
 from thunder.transforms.partition import gathers_saved, partition, saved_collections
 from thunder.transforms.recompute import recompute, recomputes
 from thunder.transforms.reinplace import reinplace
 from thunder.transforms.reuse_memory import reuse_memory
+from thunder.transforms.save_plan import MEMORY_BUDGET, regathers, save_plan
 from thunder.transforms.seed_random import seed_random
 from thunder.transforms.side_stream import has_side_stream, side_stream
 from thunder.transforms.unstack_saved import unstack_saved
@@ -78,28 +77,17 @@ def _has_backward_for_fusers(trace: Trace, lowering: Lowering) -> bool:
     return trace.info.backwards > 0 and bool(lowering.fusers)
 
 
-def _with_recomputed(trace: Trace, found: dict) -> Trace:
-    return trace if found == trace.info.recomputed else trace.replace(info=trace.info.replace(recomputed=found))
+def _plans(trace: Trace, lowering: Lowering) -> bool:
+    """Whether there is something to choose: with a budget, among what is fused, or of parameters that are gathered."""
+    if not trace.info.backwards:
+        return False
+    return (
+        bool(lowering.fusers) or lowering.options.get(MEMORY_BUDGET) < 1.0 or any(map(regathers, trace.bound_symbols))
+    )
 
 
-def _save_plan(trace: Trace, lowering: Lowering) -> Trace:
-    budget, fuses = lowering.options.get(MEMORY_BUDGET), lowering.fuses
-    if budget >= 1.0 and not lowering.fusers:
-        return trace
-    numbers = range(1, trace.info.backwards + 1)
-    return _with_recomputed(trace, {n: plan(trace, budget, fuses, n).recomputed for n in numbers})
-
-
-def _keep(trace: Trace, lowering: Lowering) -> Trace:
-    if lowering.options.get(MEMORY_BUDGET) < 1.0:
-        return trace
-    found = trace.info.recomputed.items()
-    return _with_recomputed(trace, {n: keep(trace, v, lowering.fuses, lowering.keeps, n) for n, v in found})
-
-
-def _gather_again(trace: Trace, _: Lowering) -> Trace:
-    known, numbers = trace.info.recomputed, range(1, trace.info.backwards + 1)
-    return _with_recomputed(trace, {n: gathered_again(trace, n).union(known.get(n, ())) for n in numbers})
+def _keeps(trace: Trace, lowering: Lowering) -> bool:
+    return any(trace.info.recomputed.values()) and lowering.options.get(MEMORY_BUDGET) >= 1.0 and bool(lowering.fusers)
 
 
 def _recompute(trace: Trace, _: Lowering) -> Trace:
@@ -157,13 +145,13 @@ PASSES = PassList((
     Pass("Decompose Reductions", lambda trace, lowering: decompose_reductions(trace, lowering.fusers),
          needs=(OPERATIONS, JOINT), when=_has_backward_for_fusers,
          meaning="decompose fusible operations that reduce inside, so that less is saved"),
-    Pass("Save Plan", _save_plan, needs=JOINT, gives=PLAN, when=_has_backward,
-         meaning="choose by a minimum cut what backwards recompute, and what is saved for them"),
-    Pass("Keep", _keep, needs=(JOINT, PLAN), when=_has_backward_for_fusers,
+    Pass("Save Plan",
+         lambda trace, lowering: save_plan(trace, lowering.options.get(MEMORY_BUDGET), lowering.fuses),
+         needs=JOINT, gives=PLAN, when=_plans,
+         meaning="choose by a minimum cut what backwards recompute or gather again, and what is saved for them"),
+    Pass("Keep", lambda trace, lowering: keep_in_memory(trace, lowering.fuses, lowering.keeps),
+         needs=(JOINT, PLAN), when=_keeps,
          meaning="keep what backwards would write again, as far as the peak of memory allows it"),
-    Pass("Gather Again", _gather_again, needs=JOINT, gives=PLAN,
-         when=lambda trace, _: trace.info.communicates and trace.info.backwards > 0,
-         meaning="let backwards gather parameters again under ZeRO-3"),
     Pass("Recompute in Backward", _recompute, needs=JOINT, ends=PLAN, when=lambda trace, _: recomputes(trace),
          meaning="copy what checkpoints contain, and what was chosen, into backwards"),
     Pass("Early Gradients", lambda trace, lowering: early_gradients(trace, lowering.fusers), needs=(OPERATIONS, JOINT),

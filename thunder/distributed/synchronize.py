@@ -23,10 +23,9 @@ from thunder.distributed.tensor_parallel import join_ranks
 from thunder.ops import LTORCH
 from thunder.ops.collectives import all_gather, all_reduce, reduce_scatter, wait
 from thunder.ops.torch_types import from_tensor_dtype
-from thunder.transforms.phases import phases
 
 __all__ = [
-    "synchronize", "synchronize_gradient", "synchronize_parameters", "gathered_again", "prepared_shard", "whole_of",
+    "synchronize", "synchronize_gradient", "synchronize_parameters", "prepared_shard", "whole_of",
     "prepared_gradient", "reduced_part", "leave_for_later",
 ]  # fmt: skip
 
@@ -81,6 +80,7 @@ def _reduced(gradient: TensorProxy, placement: Placement, dtype) -> TensorProxy:
 
 
 synchronize = Symbol("synchronize", _typed_whole, module="ltorch", decomposition=_gathered)
+synchronize.regathers = lambda operation: operation.args[1].again
 synchronize_gradient = Symbol("synchronize_gradient", _typed_held, module="ltorch", decomposition=_reduced)
 
 
@@ -173,25 +173,3 @@ def _whole(
 def held_proxy(computation: Trace, whole: TensorProxy, placement: Placement) -> TensorProxy:
     name = computation.names.claim(f"{whole.name}_{'local' if placement.shards is None else 'shard'}")
     return whole.replace(name=name, shape=placement.held_shape, dtype=from_tensor_dtype(placement.held_dtype))
-
-
-def gathered_again(trace: Trace, number: int | None = None) -> set[Proxy]:
-    """The values that a backward under ZeRO-3 computes again: parameters, and what is computed of them alone. The
-    parameter that it reads first would be gathered right after the forward let go of it, with nothing to compute
-    meanwhile: it is kept."""
-    forward, _, backward, _, _ = phases(trace, number)
-    found: set[Proxy] = set()
-    gathered: set[Proxy] = set()
-    for line in forward:
-        if line.sym is synchronize and line.args[1].again:
-            gathered.update(line.outputs)
-            found.update(line.outputs)
-        elif (
-            found
-            and line.inputs
-            and all(i in found for i in line.inputs)
-            and line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.DONT_DCE))
-        ):
-            found.update(line.outputs)
-    first = next((i for line in backward for i in line.inputs if i in found), None)
-    return found - {first} if first in gathered else found

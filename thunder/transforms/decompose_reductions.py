@@ -2,7 +2,7 @@
 
 Before: `t0 = ltorch.softmax(x, -1)`, and a backward that reads t0. After: `t1 = ltorch.amax(x, -1, True)`, `t2 =
 ltorch.sub(x, t1)`, `t3 = ltorch.exp(t2)`, `t4 = ltorch.sum(t3, -1, True)`, `t0 = ltorch.true_divide(t3, t4)`. Now the
-planner of what is saved (`memory_budget.py`) can save the two numbers of each row, and compute the rest again in the
+planner of what is saved (`save_plan.py`) can save the two numbers of each row, and compute the rest again in the
 kernel that reads it, in one pass.
 """
 

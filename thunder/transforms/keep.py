@@ -23,12 +23,25 @@ from thunder.core.proxies import Proxy, TensorProxy, number_value
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.transforms.phases import phases
+from thunder.transforms.save_plan import regathered
 
-__all__ = ["keep"]
+__all__ = ["keep", "keep_in_memory"]
 
 # times the peak without what is kept: up to there the backward may fill the memory, where gradients come on top; the
 # forward only up to the peak
 ROOM = 1.15
+
+
+def keep_in_memory(
+    trace: Trace, fuses: Callable[[BoundSymbol], bool], at_any_peak: Callable[[BoundSymbol], bool]
+) -> Trace:
+    """The trace whose backwards recompute less (`info.recomputed`); see `keep`."""
+    found: dict[int, frozenset[Proxy]] = {}
+    for number, chosen in trace.info.recomputed.items():
+        forward, _, backward, _, returned = phases(trace, number)
+        again = regathered(forward, backward, returned).intersection(chosen)
+        found[number] = keep(trace, frozenset(chosen) - again, fuses, at_any_peak, number) | again
+    return trace.replace(info=trace.info.replace(recomputed=found))
 
 
 def keep(

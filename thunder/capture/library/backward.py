@@ -16,7 +16,7 @@ from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.flow import producers
 from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
-from thunder.core.proxies import METHODS, TensorProxy, like
+from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
