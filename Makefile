@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 TORCHES ?= 2.9 2.11 2.13 newest
 TESTS ?= tests
 
-.PHONY: demo test suite test-torch test-all test-versions lint clean
+.PHONY: demo test suite test-torch test-cpus test-all test-versions lint clean
 
 $(RUN):
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name one with make PYTHON=..."; exit 1; }
@@ -29,10 +29,15 @@ test: lint
 suite: $(VENV)/.installed
 	$(RUN) -m pytest -n 2 $(TESTS)
 
-# under the oldest PyTorch, the one of the GPU machines, 2.13 and the newest, each in an environment of its own (gigabytes each), made when missing
+# under the oldest PyTorch, the one of the GPU machines, 2.13 and the newest, each in an environment of its own (gigabytes each), made of PYTHON when missing
 test-torch:
 	@for v in $(TORCHES); do echo "PyTorch $$v"; \
 	  $(MAKE) --no-print-directory suite VENV=".venv-torch-$$v" TORCH="torch$$([ $$v = newest ] || echo "==$$v.*")" || exit 1; done
+
+# on a processor with AVX2 and no more, and on any x86, as PyTorch's libraries take this one for
+test-cpus:
+	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) --no-print-directory suite
+	ATEN_CPU_CAPABILITY=default $(MAKE) --no-print-directory suite
 
 test-all: test test-versions
 	$(RUN) -m tests.properties.run --mutations 20000 --programs 10000 --library

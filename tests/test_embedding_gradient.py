@@ -11,6 +11,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.executors import embedding_gradient as module
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("triton_interpreter")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

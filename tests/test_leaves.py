@@ -1,9 +1,12 @@
 """Leaves that a program makes itself: every factory of PyTorch's that takes `requires_grad=True`."""
 
+import copy
+
 import pytest
 import torch
 
 import thunder
+from thunder.errors import FallbackWarning
 
 LIKE = torch.linspace(-1, 1, 6).reshape(2, 3)
 SHAPE = (2, 3)
@@ -106,3 +109,113 @@ def test_integers_do_not_require_grad():
     for run in (torch.tensor, thunder.jit(torch.tensor)):
         with pytest.raises(RuntimeError, match="[Oo]nly Tensors of floating point"):
             run([1, 2], requires_grad=True)
+
+
+# ------------------------------------------------------------------------------- of tensors and modules that are there
+
+
+def attack(x, w):
+    """A perturbation along the gradient, as adversarial training makes it."""
+    x_adv = x.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad((x_adv * w).pow(3).sum(), x_adv)
+    return (x + 0.1 * gradient.sign()).detach()
+
+
+def descent(x, w):
+    y = torch.zeros(3)
+    for _ in range(3):
+        y = y.detach().clone().requires_grad_(True)
+        (g,) = torch.autograd.grad(((x @ y - 1) ** 2).sum(), y)
+        with torch.no_grad():
+            y.sub_(0.1 * g)
+    return y, y.is_leaf, y.requires_grad, w + 1
+
+
+def penalty(x, w):
+    """A gradient penalty: backward through a gradient."""
+    y = (x * 2).requires_grad_()
+    (g,) = torch.autograd.grad((y * w).sin().sum(), y, create_graph=True)
+    (g.norm() - 1).pow(2).backward()
+    grad, w.grad = w.grad, None
+    return grad, y.grad
+
+
+def probes(x, w):
+    """A module that is made for one call, and trained there."""
+    torch.manual_seed(0)
+    probe = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(probe.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = probe(x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+    return loss.detach(), [p.detach() for p in probe.parameters()], probe[1].running_mean, isinstance(
+        probe[0].weight, torch.nn.Parameter
+    )  # fmt: skip
+
+
+MODULE = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+torch.optim.SGD(MODULE.parameters())  # PyTorch wraps the step of a class that is used for the first time
+
+
+def copies(x, w):
+    """Model-agnostic meta-learning of the first order, on a copy of a module from outside."""
+    fast = copy.deepcopy(MODULE)
+    fast(x).pow(2).mean().backward()
+    with torch.no_grad():
+        for p in fast.parameters():
+            p -= 0.1 * p.grad
+    return fast(x).detach(), fast[1].running_mean, [p.grad for p in MODULE.parameters()]
+
+
+@pytest.mark.parametrize("program", [attack, descent, penalty, probes, copies])
+def test_leaves_made_of_what_is_there(program):
+    compiled = thunder.jit(program)
+    for call in range(3):
+        x, w = torch.linspace(-1, 1 + call, 6).reshape(2, 3), torch.ones(3, requires_grad=True)
+        torch.testing.assert_close(compiled(x, w), program(x, w), rtol=0, atol=0)
+    assert thunder.cache_misses(compiled) == 1
+
+
+def test_a_module_that_is_returned_is_made_by_each_call():
+    def program(x):
+        module = torch.nn.Linear(3, 2)
+        with torch.no_grad():
+            module.weight.copy_(x)
+        return module
+
+    compiled = thunder.jit(program)
+    first, second = compiled(torch.ones(2, 3)), compiled(torch.zeros(2, 3))
+    assert type(first) is torch.nn.Linear and [n for n, _ in first.named_parameters()] == ["weight", "bias"]
+    assert type(first.weight) is torch.nn.Parameter and first.weight.sum() == 6 and second.weight.sum() == 0
+    first(torch.ones(3)).sum().backward()
+    assert second.weight.grad is None and thunder.cache_misses(compiled) == 1
+
+
+def writes_to_the_leaf(x):
+    y = x.detach().requires_grad_()
+    with torch.no_grad():
+        y.add_(1)
+    return x * 1
+
+
+def writes_to_what_it_shows(x):
+    y = x * 2
+    flat = y.view(-1)
+    y.requires_grad_()
+    with torch.no_grad():
+        flat.add_(1)
+    return y.detach() * 1
+
+
+def returns_it(x):
+    return x.detach().requires_grad_()
+
+
+@pytest.mark.parametrize("program", [writes_to_the_leaf, writes_to_what_it_shows, returns_it])
+def test_leaves_that_share_memory_are_refused_where_that_shows(program):
+    x, y = torch.ones(2, 3), torch.ones(2, 3)
+    with pytest.warns(FallbackWarning, match="memory"):
+        ours = thunder.jit(program, fallback="eager")(x)
+    assert torch.equal(ours, program(y)) and torch.equal(x, y)

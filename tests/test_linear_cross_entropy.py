@@ -289,9 +289,8 @@ def test_nothing_to_average():
 
 @pytest.mark.parametrize("gradient", [True, False])
 @pytest.mark.parametrize("classes", [37, 9000])
-def test_the_kernel_over_rows(gradient, classes):
+def test_the_kernel_over_rows(triton_interpreter, gradient, classes):
     """Under Triton's interpreter, or on the GPU."""
-    pytest.importorskip("triton")
     from thunder.executors import linear_cross_entropy_kernel as kernels
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -309,8 +308,7 @@ def test_the_kernel_over_rows(gradient, classes):
 
 
 @pytest.mark.parametrize("factor", [1.0, -2.5])
-def test_the_kernel_that_multiplies(factor):
-    pytest.importorskip("triton")
+def test_the_kernel_that_multiplies(triton_interpreter, factor):
     from thunder.ops.scale_kernel import scale
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

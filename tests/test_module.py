@@ -519,3 +519,24 @@ def test_methods_that_call_the_module_run_compiled_programs():
     inside = thunder.jit(lambda x: plain.generate(x, 2))
     assert torch.equal(inside(X), plain._model.generate(X, 2)) and thunder.compile_stats(plain).calls == 0
     assert compiled.replaced(lambda x: x + 1) is not model and torch.equal(compiled.generate(X, 2)[0], X + 2)
+
+
+class Named(nn.Linear):
+    def own_class(self):
+        return self.__class__
+
+    def weights(self):
+        return self.state_dict()["weight"]
+
+
+def test_a_compiled_module_is_one_of_its_models_class_to_those_who_ask():
+    compiled = thunder.jit(Named(2, 2))
+    assert isinstance(compiled, Named) and isinstance(compiled, thunder.ThunderModule)
+    assert compiled.__class__ is Named and compiled.own_class() is Named
+    assert type(copy.deepcopy(compiled)) is thunder.ThunderModule
+
+
+def test_methods_see_the_parameters_that_transforms_put():
+    compiled = thunder.jit(Named(2, 2))
+    compiled.set_parameter("weight", nn.Parameter(torch.full((2, 2), 3.0)))
+    assert compiled.weights().tolist() == [[3.0, 3.0], [3.0, 3.0]]

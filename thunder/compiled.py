@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from thunder import compat
-from thunder.capture import Captured, FailsWithParts, capture
+from thunder.capture import Captured, FailsWithParts, Request, capture
 from thunder.capture.decisions import RaisesBefore
 from thunder.core.host_calls import Log, beginning_with
 from thunder.core.paths import OtherPath
@@ -346,6 +346,11 @@ class Compiled:
             stats.recompilations.append(record)
         try:
             entry = self._compile(modes, args, kwargs, path, log)
+            start = clock()
+            inputs = entry.prologue_fn(self.fn, args, kwargs)
+            if type(inputs) is str:  # imports of PyTorch's while a program is captured replace some of its functions
+                entry = self._compile(modes, args, kwargs, path, log)
+                inputs = self._inputs(entry, args, kwargs)
         except ProgramFails as error:
             if not self._original_stands_in(log):
                 raise error.__cause__ from None  # type: ignore[misc]
@@ -360,8 +365,6 @@ class Compiled:
                 raise
             return self._refused_for(error, modes, facts)
         self._remember(modes, entry, facts)
-        start = clock()
-        inputs = self._inputs(entry, args, kwargs)
         stats.times["prologue execution"] = (start, clock())
         return entry, inputs, True
 
@@ -459,7 +462,11 @@ class Compiled:
 
     def _capture(self, args: tuple, kwargs: dict, changing: dict, path: tuple, log: Log | None) -> Captured:
         try:
-            return capture(self.fn, args, kwargs, self.options, changing, self.overrides, path, log)
+            return capture(
+                Request(
+                    self.fn, args, kwargs, self.options, changing, self.overrides, path, Log() if log is None else log
+                )
+            )
         except (ThunderError, SharpEdgeWarning):
             raise
         except FailsWithParts as failure:

@@ -59,17 +59,28 @@ def _seen_by_methods(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
     members = {
         "__slots__": ("_thunder_module",), "__module__": kind.__module__, "__qualname__": kind.__qualname__,
-        "__new__": made, "__call__": call,
+        "__new__": made, "__call__": call, "__class__": property(lambda self: kind),
         "__reduce_ex__": lambda self, protocol: self._thunder_module._model.__reduce_ex__(protocol),
         "forward": property(lambda self: self._thunder_module.forward, replace),
+        **{name: _of_compiled(name) for name in ("state_dict", "load_state_dict", "named_parameters", "named_buffers")},
     }  # fmt: skip
     return type(kind)(kind.__name__, (kind,), members)
+
+
+def _methods_of(kind: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(kind).items() if isinstance(value, types.FunctionType)}
+
+
+def _of_compiled(name: str):
+    """A method that asks the compiled module, which knows what transforms put in the place of parameters."""
+    return lambda self, *args, **kwargs: getattr(self._thunder_module, name)(*args, **kwargs)
 
 
 class ThunderModule(torch.nn.Module):
     """A module whose calls run compiled programs. It shares parameters, buffers and mode with the module it wraps.
 
-    Attributes and methods it does not have itself are the wrapped module's, and then `programs`, `recompilations` and
+    `isinstance` and `__class__` say what they say of the wrapped module: libraries ask them what a model is. Attributes
+    and methods it does not have itself are the wrapped module's, and then `programs`, `recompilations` and
     `lower` of the compiled function. A method that calls the module (`generate` of transformers) runs compiled
     programs, too. Made by `thunder.jit`, not by users.
     """
@@ -92,6 +103,19 @@ class ThunderModule(torch.nn.Module):
         return self._compiled(*args, **kwargs)
 
     forward = _Forward()
+
+    @property
+    def __class__(self) -> type:
+        kind = type(self)
+        return type(self.__dict__["_model"]) if kind is ThunderModule and "_model" in self.__dict__ else kind
+
+    @__class__.setter
+    def __class__(self, kind: type) -> None:
+        """A class that was derived from the wrapped module's, as `fully_shard` does, is derived from this one."""
+        if not issubclass(kind, ThunderModule):
+            bases = tuple(type(self) if base is self.__class__ else base for base in kind.__bases__)
+            kind = type(kind.__name__, bases, {"__module__": kind.__module__, **_methods_of(kind)})
+        vars(object)["__class__"].__set__(self, kind)
 
     _lc_cd = property(lambda self: self._compiled._lc_cd)
     _lc_cs = property(lambda self: self._compiled._lc_cs)
@@ -153,7 +177,8 @@ class ThunderModule(torch.nn.Module):
         return self._model[index]  # type: ignore[index]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_") or hasattr(type(self), name):  # also a method that is replaced, `forward` or `to`
+        own = name in self.__dict__ or name.startswith("_") and not hasattr(self._model, name)
+        if own or hasattr(type(self), name):  # also a method that is replaced, `forward` or `to`
             super().__setattr__(name, value)
         else:
             setattr(self._model, name, value)

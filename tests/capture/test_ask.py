@@ -10,13 +10,14 @@ import torch
 import thunder
 from thunder.capture import ask
 from thunder.capture.sources import MISSING, Source
+from thunder.capture.state import Outside
 
 
 class Stands:
     """Stands in for a capture: values at sources, and the answers."""
 
     def __init__(self, **values):
-        self.observed, self.constants = {}, values
+        self.observed, self.outside = {}, Outside(rooted=set(), constants=values)
         self.sources = {name: Source(None, "const", name) for name in values}
         self.values = {}
 

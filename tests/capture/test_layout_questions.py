@@ -103,8 +103,11 @@ def test_copies_of_tensors():
     assert got[0] is got[1] and want[0] is want[1] and got[-1] is want[-1] is None
     for a, b in zip((*got[:-1], x), (*want[:-1], y), strict=True):
         assert torch.equal(a, b) and a.stride() == b.stride()
-    with pytest.raises(CaptureError, match="makes a leaf"):
-        thunder.jit(copy.deepcopy)(torch.ones(2, requires_grad=True))
+    leaf = torch.ones(2, requires_grad=True)
+    made = thunder.jit(copy.deepcopy)(leaf)
+    assert made.requires_grad and made.is_leaf and made.data_ptr() != leaf.data_ptr() and torch.equal(made, leaf)
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        thunder.jit(copy.deepcopy)(leaf * 2)
 
 
 @pytest.mark.filterwarnings("ignore:non-inplace resize")

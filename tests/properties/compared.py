@@ -76,6 +76,12 @@ _HIDDEN = {
 _ITERATORS = (types.GeneratorType, types.CoroutineType, type(iter([])), type(iter(())), type(iter({})))
 
 
+def _made_by_cpython(name: str, value: Any) -> bool:
+    """Whether CPython puts this into a class by itself: caches of abc, and, before Python 3.14, empty annotations when
+    they are asked for, as isinstance does for a runtime-checkable protocol."""
+    return name.startswith("_abc") or name == "__annotations__" and not value
+
+
 class Description:
     """Lines `path: text` that are the same for two values where no program can tell one from the other."""
 
@@ -104,7 +110,7 @@ class Description:
             self.lines.append(f"{path}: class {value.__qualname__}{number}")
             if value.__module__ == MODULE:
                 self.add(f"{path}.__bases__", value.__bases__)
-                self._named(path, {k: v for k, v in vars(value).items() if not k.startswith("_abc")}, "vars")
+                self._named(path, {k: v for k, v in vars(value).items() if not _made_by_cpython(k, v)}, "vars")
             return
         self.lines.append(f"{path}: {kind.__qualname__}{number}")
         self._content(path, value, kind)

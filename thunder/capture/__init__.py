@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,9 +27,8 @@ from thunder.capture.numbers import held_numbers, read_numbers
 from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
+from thunder.capture.state import Request
 from thunder.capture.tensors import write_back
-from thunder.core.host_calls import Log
-from thunder.core.paths import Decision
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
@@ -41,7 +41,7 @@ from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 from thunder.transforms.base import asked, check_replaced, transform_traces
 
-__all__ = ["Captured", "FailsWithParts", "capture"]
+__all__ = ["Captured", "FailsWithParts", "Request", "capture"]
 
 
 class Captured:
@@ -50,7 +50,7 @@ class Captured:
     def __init__(self, c: Capture, result: Any):
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self._host = _History(c)
-        self.parameters, self.decisions, self._capture = c.parameters, c.decisions, c
+        self.parameters, self.decisions, self._capture = c.parameters, c.numbers.decisions, c
         self.path, self.host_calls = tuple(c.path.taken), c.path.host_calls
         with recording(c.recorder):  # a future that is returned is waited for
             result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
@@ -61,24 +61,24 @@ class Captured:
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
         self.held_numbers = held_numbers(c)
-        self.effects = frozenset(source.describe(c.parameters) for source in c.written)
+        self.effects = frozenset(source.describe(c.parameters) for source in c.writes.written)
         self._computation(c, output)
         # the program may handle an error of an operation, which comes when the computation runs; nothing is lost then
         effects = any(
             OpTags.DONT_DCE in line.tags and OpTags.DECISION not in line.tags for line in c.recorder.bound_symbols
         )
         # what the original would do again must not have happened
-        happened = effects or c.mutated or self.host_calls
+        happened = effects or c.tensors.mutated or self.host_calls
         self.may_fail_over = any(record.catches for record in c.calls) and not happened
         c.ask_at_the_end()
         self._write_prologue(c)
-        self.guard_count = len(c.observed) + len(c.shapes)
+        self.guard_count = len(c.observed) + len(c.tensors.shapes)
 
     def _write_prologue(self, c: Capture) -> None:
         writer = PrologueWriter(c)
-        unchecked = c.options.cache is CACHE_OPTIONS.SAME_INPUT
+        unchecked = c.request.options.cache is CACHE_OPTIONS.SAME_INPUT
         prologue, self.prologue_fn = writer.write_extraction() if unchecked else writer.write()
-        self.prologue_traces, self._weak, self._checked = [prologue], writer.weak, len(c.decisions.relations)
+        self.prologue_traces, self._weak, self._checked = [prologue], writer.weak, len(c.numbers.decisions.relations)
 
     def settle(self, options: JitOptions, model) -> None:
         """Ends the decisions by symbolic numbers. The prologue is written again where lowering has added to them."""
@@ -96,27 +96,28 @@ class Captured:
 
     def _computation(self, c: Capture, output) -> None:
         lines = c.recorder.bound_symbols
-        used = c.used = {p for line in lines for p in line.inputs} | set(proxies_in(output, []))
+        used = c.tensors.used = {p for line in lines for p in line.inputs} | set(proxies_in(output, []))
         made = {o for line in lines for o in line.outputs}
-        if any(type(p) is TensorProxy and p not in made and p not in c.real for p in used):
+        if any(type(p) is TensorProxy and p not in made and p not in c.tensors.real for p in used):
             c.refuse(
                 "a tensor of a function under grad, vjp, jvp or vmap is used outside of it, where it is known no "
                 "more: the function stored it",
                 "return it (has_aux=True for what is not differentiated)",
             )
         symbols = set()
-        if c.numbers:
+        if c.numbers.proxies:
             for number in numbers_in([output, *((line.args, line.kwargs) for line in lines)], []):
                 symbols |= number.expression.symbols()
-        tensors = [p for p in c.real if p in used]
-        numbers = [n for n in c.numbers.values() if n.name in symbols]
-        others = {p: source for p, source in c.opaque_inputs.values() if p in used}
+        tensors = [p for p in c.tensors.real if p in used]
+        numbers = [n for n in c.numbers.proxies.values() if n.name in symbols]
+        others = {p: source for p, source in c.tensors.opaque.values() if p in used}
         inputs = [*tensors, *others, *numbers]
-        self._placements = {p: c.placements[p] for p in tensors if p in c.placements} if c.placements else {}
-        c.input_sources = [*(c.real[p][1] for p in tensors), *others.values()] + [
-            c.number_sources[n.name] for n in numbers
+        placements = c.tensors.placements
+        self._placements = {p: placements[p] for p in tensors if p in placements} if placements else {}
+        c.input_sources = [*(c.tensors.real[p][1] for p in tensors), *others.values()] + [
+            c.numbers.sources[n.name] for n in numbers
         ]
-        asked, memory = bool(c.options.transforms or c.replaced), c.recorder.memory
+        asked, memory = bool(c.request.options.transforms or c.tensors.replaced), c.recorder.memory
         info = TraceInfo(
             parameters=_parameter_paths(c, tensors) if asked else {}, held=_held(c, tensors) if asked else frozenset(),
             written=memory.versions, copies=frozenset(v.name for v in memory.copies),
@@ -214,11 +215,11 @@ class Captured:
 
 def _parameter_paths(c: Capture, tensors: list[TensorProxy]) -> dict[str, str]:
     """Argument name -> dotted path, of the arguments that are parameters or buffers of the compiled module."""
-    if not isinstance(c.fn, torch.nn.Module):
+    if not isinstance(c.request.fn, torch.nn.Module):
         return {}
-    paths = {id(t): name for name, t in [*c.fn.named_buffers(), *c.fn.named_parameters()]}
-    paths |= {id(table[name]): name for table in c.overrides for name in table}
-    return {p.name: paths[id(c.real[p][0])] for p in tensors if id(c.real[p][0]) in paths}
+    paths = {id(t): name for name, t in [*c.request.fn.named_buffers(), *c.request.fn.named_parameters()]}
+    paths |= {id(table[name]): name for table in c.request.overrides for name in table}
+    return {p.name: paths[id(c.tensors.real[p][0])] for p in tensors if id(c.tensors.real[p][0]) in paths}
 
 
 def _held(c: Capture, tensors: list[TensorProxy]) -> frozenset[str]:
@@ -226,7 +227,7 @@ def _held(c: Capture, tensors: list[TensorProxy]) -> frozenset[str]:
     return frozenset(
         p.name
         for p in tensors
-        if any(s.step == "attr" and s.key in ("_parameters", "_buffers") for s in c.real[p][1].steps())
+        if any(s.step == "attr" and s.key in ("_parameters", "_buffers") for s in c.tensors.real[p][1].steps())
     )
 
 
@@ -248,33 +249,20 @@ class FailsWithParts(Exception):
     a part: by itself, it would see the parts."""
 
 
-def capture(
-    fn: Callable,
-    args: tuple,
-    kwargs: dict,
-    options: JitOptions,
-    changing: dict | None = None,
-    overrides: tuple[dict, ...] = (),
-    path: tuple[Decision, ...] = (),
-    log: Log | None = None,
-) -> Captured:
-    """Reads one call of a program. changing: path -> None, where earlier readings saw a write, or the values that a
-    number had: numbers there stay symbolic, unless they are one of these values. overrides: what stands in the place of
-    a module's parameters and buffers, by name. path: how decisions by data are answered, see `Path`. log: what host
-    calls gave that this call has already made; those that capture makes are added.
+def capture(request: Request) -> Captured:
+    """Captures one call of a program.
 
-    A program that asks `torch.compiler.is_compiling()` is told no, and is read the way that PyTorch runs it. Where that
-    way cannot be captured, or decides by data, it is read again and told yes: libraries have a way without values that
-    are known only when the program runs for that case. Where that way decides as well, PyTorch's is taken.
+    A program that asks `torch.compiler.is_compiling()` is told no, and is captured the way that PyTorch runs it. Where
+    that way cannot be captured, or decides by data, it is captured again and told yes: for that case libraries have a
+    way without values that are known only when the program runs. Where that way decides as well, PyTorch's is taken.
 
     Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of
     the program's own leaves as it is, or as the cause of FailsWithParts.
     """
     # compiling, and whether it may decide by data once it has asked: a program of another path was made so
-    ways = [(False, True), (True, True)] if path else [(False, False), (True, False)]
+    ways = [(False, True), (True, True)] if request.path else [(False, False), (True, False)]
     for compiling, decides in ways:
-        c = Capture(fn, args, kwargs, options, changing or {}, overrides, path, log)
-        c.compiling, c.path.decides = compiling, decides
+        c = Capture(request, compiling, decides)
         try:
             return _with_symbolic_counters(c, _read(c))
         except BaseException as error:
@@ -291,13 +279,12 @@ def capture(
 def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
     """The program captured again where it writes to numbers that it was captured for one value of: the next call finds
     others there."""
-    counters = {path: None for path in captured.effects & read_numbers(c) if path not in c.changing}
+    counters = {path: None for path in captured.effects & read_numbers(c) if path not in c.request.changing}
     if not counters or c.sharp_edges:  # what runs while a program is captured runs once
         return captured
-    path = tuple(c.path.taken)
-    changing = {**c.changing, **counters}
-    second = Capture(c.fn, c.args, c.kwargs, c.options, changing, c.overrides, path, c.path.log)
-    second.compiling, second.path.decides = c.compiling, c.path.decides
+    changing = {**c.request.changing, **counters}
+    request = replace(c.request, changing=changing, path=tuple(c.path.taken))
+    second = Capture(request, c.compiling, c.path.decides)
     try:
         found = _read(second)
     except Exception:  # noqa: BLE001 - with one value it was captured
@@ -320,7 +307,7 @@ def _read(c: Capture) -> Captured:
     try:
         with compat.modes_restored():
             with contextlib.ExitStack() as modes:
-                for transform in c.options.transforms:
+                for transform in c.request.options.transforms:
                     if asked(transform, "while_reading"):
                         modes.enter_context(transform.while_reading())
                 before = compat.settings()
@@ -337,7 +324,7 @@ def _read(c: Capture) -> Captured:
                         location=c.user_location(),
                         remedy="use the context manager (with torch.device(...): ...)",
                     )
-                c.left = compat.changed_settings(before)
+                c.writes.left = compat.changed_settings(before)
             with compat.DisableTorchFunction():  # modes outside see the program's operations only
                 return Captured(c, result)
     except UnsupportedError as error:
@@ -347,17 +334,17 @@ def _read(c: Capture) -> Captured:
     except (ThunderError, SharpEdgeWarning):
         raise
     except Exception as error:
-        if any(not placement.is_whole for placement in c.placements.values()):
+        if any(not placement.is_whole for placement in c.tensors.placements.values()):
             raise FailsWithParts from error
         raise
 
 
 def _run(c: Capture):
     """Calls the program in the interpreter, with proxies in the place of tensors."""
-    fn, own = c.fn, []
+    fn, own = c.request.fn, []
     root = Source(None, "root", "fn", "model" if isinstance(fn, torch.nn.Module) else getattr(fn, "__name__", "fn"))
     arguments, keywords = Source(None, "root", "args"), Source(None, "root", "kwargs")
-    c.values |= {root: c.fn, arguments: c.args, keywords: c.kwargs}
+    c.values |= {root: c.request.fn, arguments: c.request.args, keywords: c.request.kwargs}
     if type(fn) is types.MethodType:
         root.label = "self"
         fn, own = fn.__func__, [c.read(fn.__self__, root.attr("__self__"))]
@@ -365,6 +352,6 @@ def _run(c: Capture):
         c.sources[id(fn)], c.keep[id(fn)] = root, fn
     elif isinstance(fn, torch.nn.Module) or not hasattr(fn, "__code__"):
         c.read(fn, root)
-    args = [c.read(a, arguments.item(i)) for i, a in enumerate(c.args)]
-    kwargs = {k: c.read(v, keywords.item(k)) for k, v in c.kwargs.items()}
+    args = [c.read(a, arguments.item(i)) for i, a in enumerate(c.request.args)]
+    kwargs = {k: c.read(v, keywords.item(k)) for k, v in c.request.kwargs.items()}
     return c.interpret(fn, [*own, *args], kwargs)

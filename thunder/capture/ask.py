@@ -189,7 +189,7 @@ def value_at(c, source: Source):
     found = c.values.get(source, _NEW)
     if found is _NEW:
         if source.base is None:
-            found = c.constants[source.key]
+            found = c.outside.constants[source.key]
         else:
             with compat.DisableTorchFunction():
                 found = source.fetch(value_at(c, source.base), c.values)

@@ -23,9 +23,9 @@ _KINDS = {type, types.ModuleType, types.FunctionType}
 
 def called_in(c, kind: type, f=None) -> str:
     """A special method of a class that the user wrote in Python and that native code `f` may call, or ""."""
-    found = c.called_in.get(kind)
+    found = c.known.called_in.get(kind)
     if found is None:
-        found = c.called_in[kind] = _called_in(c, kind)
+        found = c.known.called_in[kind] = _called_in(c, kind)
     if not found or f is None:
         return next(iter(found.values()), "")
     names = _NAMES.get(id(f))
@@ -195,7 +195,7 @@ def _hash(k):
 
 def _hashed_in_python(c, k) -> bool:
     methods = [m for n in ("__hash__", "__eq__") if (m := c.slot(type(k), n)) is not None and _of_users(m)]
-    if methods and not (all(map(_is_pure, methods)) and not any(i == id(k) for i, _ in c.overlay)):
+    if methods and not (all(map(_is_pure, methods)) and not any(i == id(k) for i, _ in c.writes.overlay)):
         refuse(c, k, "a hash table")
     return bool(methods)
 

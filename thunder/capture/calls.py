@@ -43,7 +43,7 @@ __all__ = [
 def call(c, f, args, kwargs):
     """Any call of the program."""
     t = type(f)
-    if t is types.FunctionType and id(f) in c.interpreted:
+    if t is types.FunctionType and id(f) in c.known.interpreted:
         return c.enter(f, args, kwargs)
     if t is types.MethodType:
         return call(c, f.__func__, [f.__self__, *args], kwargs)
@@ -98,7 +98,7 @@ def _call_cached(c, f, args, kwargs):
     if reaches(c, args, kwargs) or id(f.__wrapped__) in c.fresh:
         return call(c, f.__wrapped__, args, kwargs)
     key = f, *map(type, args), *args, *kwargs.items()
-    asked = c.cached_calls.setdefault(key, functools.partial(f, *args, **kwargs))
+    asked = c.known.cached_calls.setdefault(key, functools.partial(f, *args, **kwargs))
     c.in_cached_call += 1
     try:
         value = call_native(c, asked, [], {})
@@ -197,5 +197,5 @@ def _call_function(c, f, args, kwargs):
         if impure(f) is not None or not (reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)):
             return call_native(c, f, args, kwargs)
     elif id(f) in c.keep:
-        c.interpreted.add(id(f))
+        c.known.interpreted.add(id(f))
     return c.enter(f, args, kwargs)

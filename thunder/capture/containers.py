@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import copy
 import operator
-from typing import Any
 
 import torch
 
@@ -18,11 +17,12 @@ from thunder.capture.ask import CONTENT, ELEMENTS, KEYS, LENGTH, PRESENT, SAME, 
 from thunder.capture.identities import real_id, told_apart
 from thunder.capture.native import BUFFERS, CONTAINERS, container_base, slots
 from thunder.capture.sources import MISSING, Source
+from thunder.capture.state import AttributeDict, Look
 from thunder.core.proxies import TensorProxy
 from thunder.interpreter.attributes import type_attribute
 
 __all__ = [
-    "MUTABLE", "LARGE", "Look", "snapshot", "buffer", "materialize", "length", "list_item", "dict_item", "has_key",
+    "MUTABLE", "LARGE", "snapshot", "buffer", "materialize", "length", "list_item", "dict_item", "has_key",
     "made_by_factory", "entry",
     "attribute_dict", "write_attributes", "changes", "is_changed",
 ]  # fmt: skip
@@ -31,24 +31,9 @@ MUTABLE = (list, dict, set, collections.deque)
 LARGE = 16  # a longer list, tuple or dict of nothing but data is asked for its content
 
 
-class Look:
-    """What the program has seen of a container from outside.
-
-    items: what was read at single keys or indices, while nobody looked at the whole. was: what was read of the whole,
-    once somebody did.
-    """
-
-    __slots__ = ("original", "source", "items", "was")
-
-    def __init__(self, original, source: Source):
-        self.original, self.source = original, source
-        self.items: dict[Any, Any] = {}
-        self.was: Any = None
-
-
 def snapshot(c, value, source: Source):
     """The snapshot of a container that came in through a source."""
-    s = c.snapshots.get(id(value))
+    s = c.containers.snapshots.get(id(value))
     if s is not None:
         known = c.sources[id(s)]
         if known is not source:
@@ -63,15 +48,15 @@ def snapshot(c, value, source: Source):
 
 def buffer(c, value, source: Source):
     """A copy of a bytearray or an array of numbers that came in through a source, which stands for the original."""
-    s = c.snapshots.get(id(value))
+    s = c.containers.snapshots.get(id(value))
     if s is not None:
         if c.sources[id(s)] is not source:
             c.ask(source, SAME, c.sources[id(s)])
         return s
     s = copy.copy(value)
-    look = c.filled[id(s)] = Look(value, source)
+    look = c.containers.filled[id(s)] = Look(value, source)
     look.was = c.ask(source, CONTENT)
-    c.snapshots[id(value)], c.sources[id(s)] = s, source
+    c.containers.snapshots[id(value)], c.sources[id(s)] = s, source
     c.keep[id(value)], c.keep[id(s)] = value, s
     return s
 
@@ -88,17 +73,17 @@ def _empty(c, value, source: Source):
     for name in slots(t) if t not in CONTAINERS else ():
         if hasattr(value, name):
             object.__setattr__(s, name, getattr(value, name))
-    c.snapshots[id(value)] = s
+    c.containers.snapshots[id(value)] = s
     c.keep[id(value)], c.keep[id(s)] = value, s
     c.sources[id(s)] = source
-    c.lazy[id(s)] = Look(value, source)
+    c.containers.lazy[id(s)] = Look(value, source)
     return s
 
 
 def materialize(c, s) -> None:
     """Somebody looks at all of a snapshot."""
-    look = c.lazy.pop(id(s))
-    c.filled[id(s)] = look
+    look = c.containers.lazy.pop(id(s))
+    c.containers.filled[id(s)] = look
     value, source = look.original, look.source
     base = container_base(type(value))
     if (
@@ -110,7 +95,7 @@ def materialize(c, s) -> None:
         and _is_tree(value)
     ):
         c.ask(source, CONTENT)
-        c.data.add(id(s))
+        c.containers.data.add(id(s))
         _fill(c, s, look, base, [_data(c, x, source.item(k)) for k, x in _pairs(value)])
     elif base is set:
         c.ask(source, ELEMENTS)
@@ -159,8 +144,8 @@ def _pairs(value):
 
 def _is_settled(c, look: Look) -> bool:
     """Whether no item was read by itself, and no number in it is to stay symbolic."""
-    path = look.source.describe(c.parameters) if c.changing else ""
-    return not look.items and not c.symbolic and not any(p.startswith(path) for p in c.changing)
+    path = look.source.describe(c.parameters) if c.request.changing else ""
+    return not look.items and not c.numbers.symbolic and not any(p.startswith(path) for p in c.request.changing)
 
 
 def _is_tree(value) -> bool:
@@ -187,13 +172,13 @@ def _data(c, value, source: Source):
         return value if all(a is b for a, b in zip(inside, value, strict=True)) else tuple(inside)
     if type(value) not in (list, dict):
         return value
-    s = c.snapshots.get(id(value))
+    s = c.containers.snapshots.get(id(value))
     if s is None:
         s = _empty(c, value, source)
-        look = c.filled[id(s)] = c.lazy.pop(id(s))
-        c.data.add(id(s))
+        look = c.containers.filled[id(s)] = c.containers.lazy.pop(id(s))
+        c.containers.data.add(id(s))
         _fill(c, s, look, type(value), [_data(c, x, source.item(k)) for k, x in _pairs(value)])
-    elif id(s) in c.lazy:
+    elif id(s) in c.containers.lazy:
         materialize(c, s)
     return s
 
@@ -203,12 +188,12 @@ def _data(c, value, source: Source):
 
 def length(c, s) -> int:
     """The length of a list that nobody has looked at as a whole; the snapshot holds what the program has added."""
-    return c.ask(c.lazy[id(s)].source, LENGTH) + len(s)
+    return c.ask(c.containers.lazy[id(s)].source, LENGTH) + len(s)
 
 
 def list_item(c, s, k: int):
     """One item of a list that nobody has looked at as a whole."""
-    look = c.lazy[id(s)]
+    look = c.containers.lazy[id(s)]
     if k not in look.items:
         found = c.reach(look.source.item(k))
         if found is MISSING:
@@ -222,7 +207,7 @@ def dict_item(c, s, k, *default):
     if dict.__contains__(s, k):
         return dict.__getitem__(s, k)
     k = real_id(c, k)
-    look = c.lazy[id(s)]
+    look = c.containers.lazy[id(s)]
     outside, item = entry(c, look.source, k)
     if dict.__contains__(look.original, outside):
         child = c.read(dict.__getitem__(look.original, outside), item)
@@ -244,7 +229,7 @@ def has_key(c, s, k) -> bool:
     """`k in s`, of a dict that nobody has read as a whole."""
     if k in s:
         return True
-    return c.ask(entry(c, c.lazy[id(s)].source, k)[1], PRESENT)
+    return c.ask(entry(c, c.containers.lazy[id(s)].source, k)[1], PRESENT)
 
 
 def made_by_factory(c, s, k):
@@ -266,7 +251,7 @@ def entry(c, source: Source, k) -> tuple:
         return k, source.item(k) if known is None or known.step == "const" or type(
             k
         ) is torch.Generator else source.child("keyed", known)
-    real, found = c.real.get(c.recorder.memory.holder(k), (None, None))
+    real, found = c.tensors.real.get(c.recorder.memory.holder(k), (None, None))
     if real is None:
         c.refuse(
             "a dict from outside is asked for a tensor that the program made",
@@ -281,25 +266,25 @@ def entry(c, source: Source, k) -> tuple:
 def attribute_dict(c, o, value: dict, source):
     """`o.__dict__` of an outside object: a plain copy, each entry read through its attribute; the same one each
     time."""
-    if (known := c.attribute_dicts_of.get(id(o))) is not None:
+    if (known := c.containers.attribute_dicts_of.get(id(o))) is not None:
         return known
     c.ask(source.attr("__dict__"), KEYS)
-    names = [*value, *(n for i, n in c.overlay if i == id(o) and n not in value)]
+    names = [*value, *(n for i, n in c.writes.overlay if i == id(o) and n not in value)]
     entries = source.attr("__dict__")  # where a class's descriptor hides the attribute
     hidden = {k for k in value if hasattr(type(type_attribute(type(o), k)), "__set__")}
     copy = {
-        k: c.overlay[id(o), k] if (id(o), k) in c.overlay else c.read(value[k],
+        k: c.writes.overlay[id(o), k] if (id(o), k) in c.writes.overlay else c.read(value[k],
             entries.item(k) if k in hidden else source.attr(k)) for k in names
     }  # fmt: skip
     copy = {k: x for k, x in copy.items() if type(x).__name__ != "_Deleted"}
-    c.attribute_dicts[id(copy)] = (copy, o, dict(copy))
-    c.attribute_dicts_of[id(o)] = copy
+    c.containers.attribute_dicts[id(copy)] = AttributeDict(copy, o, dict(copy))
+    c.containers.attribute_dicts_of[id(o)] = copy
     return copy
 
 
 def write_attributes(c, d) -> None:
     """What the program did to `o.__dict__` it did to o."""
-    known = c.attribute_dicts.get(id(d))
+    known = c.containers.attribute_dicts.get(id(d))
     if known is None:
         return
     copy, o, was = known
@@ -315,19 +300,19 @@ def write_attributes(c, d) -> None:
 def changes(c) -> list[tuple]:
     """What the program did to outside containers: (kind, original, source, key, value)."""
     found: list[tuple] = []
-    for sid, look in (*c.lazy.items(), *c.filled.items()):
+    for sid, look in (*c.containers.lazy.items(), *c.containers.filled.items()):
         found += _changes(c.keep[sid], look)
     for kind, original, source, k, _ in found:
         if kind == "item":
-            c.written.add(entry(c, source, k)[1])
+            c.writes.written.add(entry(c, source, k)[1])
         elif kind == "replace":
-            c.written.update(source.item(i) for i in range(len(original)))
+            c.writes.written.update(source.item(i) for i in range(len(original)))
     return found
 
 
 def is_changed(c, s) -> bool:
     """Whether a value is a snapshot that the program has changed."""
-    look = c.lazy.get(id(s)) or c.filled.get(id(s))
+    look = c.containers.lazy.get(id(s)) or c.containers.filled.get(id(s))
     return look is not None and bool(_changes(s, look))
 
 

@@ -38,12 +38,11 @@ class Path:
     refused: whether it did not for that. log: what host calls of this call gave; logged_when_asked: how many then.
     """
 
-    def __init__(self, c, expected: tuple[Decision, ...] = (), log: Log | None = None):
-        self.c, self.expected = c, expected
+    def __init__(self, c, expected: tuple[Decision, ...], log: Log, decides: bool):
+        self.c, self.expected, self.log, self.decides = c, expected, log, decides
         self.taken: list[Decision] = []
-        self.decides, self.refused = True, False
+        self.refused = False
         self.why = ""  # it cannot decide, where that is not plain to see
-        self.log = Log() if log is None else log
         self.logged_when_asked: int | None = None
         self.host_calls = 0
         self.watched: list[tuple[TensorProxy, TensorProxy]] = []
@@ -135,10 +134,10 @@ class Path:
             current_recorder() is not c.recorder
             or c.outer_recorders
             or c.recorder.typing
-            or c.options.device is not None
+            or c.request.options.device is not None
         ):
             return False
-        if c.placements or compat.distributed_is_used():
+        if c.tensors.placements or compat.distributed_is_used():
             self.why = "; ranks that communicate would have to decide together"
             return False
         may = self.decides or not c.asked_whether_compiling
@@ -212,7 +211,7 @@ class _Values:
 
     def _number(self, x: NumberProxy):
         known = {u.name: self.known[u] for u in x.unbacked}
-        return x.expression.evaluate({**self.c.decisions.values, **known})
+        return x.expression.evaluate({**self.c.numbers.decisions.values, **known})
 
     def _slice(self, values) -> set[int]:
         """The places of the bound symbols that compute values which are not known yet."""
@@ -244,9 +243,9 @@ class _Values:
         )
 
     def _input(self, value: Proxy):
-        if isinstance(value, TensorProxy) and value in self.c.real:
-            real, source = self.c.real[value]
-            table, name = self.c.replaced_sources.get(source, (None, None))
+        if isinstance(value, TensorProxy) and value in self.c.tensors.real:
+            real, source = self.c.tensors.real[value]
+            table, name = self.c.tensors.replaced_sources.get(source, (None, None))
             with compat.DisableTorchFunction():
                 return (real if table is None else table[name]).detach()
         if isinstance(value, AnyProxy):

@@ -62,8 +62,8 @@ class EpilogueWriter:
         # what the computation must return, in order: name and value, by id
         self.values: dict[int, tuple[str, Any]] = {}
         self.built: dict[int, str] = {}
-        self.originals = {id(s): c.sources[id(s)] for s in c.snapshots.values()}
-        self.writes = bool(c.effects or c.left or containers.changes(c))
+        self.originals = {id(s): c.sources[id(s)] for s in c.containers.snapshots.values()}
+        self.writes = bool(c.writes.effects or c.writes.left or containers.changes(c))
         self.reached: dict[Any, str] = {}  # source -> the variable that holds what stood there before the first write
 
     def pin(self, value) -> str:
@@ -75,7 +75,7 @@ class EpilogueWriter:
 
     def path(self, source) -> str:
         """An outside object, found again before anything is written."""
-        if not self.writes or source.base is None or source in self.c.pinned:
+        if not self.writes or source.base is None or source in self.c.outside.pinned:
             return self._path(source)
         if source not in self.reached:
             text = self._path(source)
@@ -85,11 +85,11 @@ class EpilogueWriter:
 
     def _path(self, source) -> str:
         """An outside object, found again from the call's arguments or pinned."""
-        pinned = self.c.pinned.get(source)
+        pinned = self.c.outside.pinned.get(source)
         if pinned is not None and source.root.key not in ("args", "kwargs"):
             return self.pin(pinned)
         if source.base is None:
-            return self.pin(self.c.constants[source.key]) if source.step == "const" else source.key
+            return self.pin(self.c.outside.constants[source.key]) if source.step == "const" else source.key
         b = self._path(source.base)
         if source.step == "attr":
             return f"{b}.{source.key}"
@@ -121,8 +121,8 @@ class EpilogueWriter:
             return self.path(self.originals[id(value)])
         if id(value) in c.sources:
             return self._outside(value, c.sources[id(value)])
-        if id(value) in c.origins:
-            return self._outside(value, c.origins[id(value)])
+        if id(value) in c.outside.origins:
+            return self._outside(value, c.outside.origins[id(value)])
         if isinstance(value, tuple):
             return self._tuple(value, t)
         if t is types.MethodType:
@@ -161,7 +161,7 @@ class EpilogueWriter:
     def _about_outside(self, value, t: type) -> str | None:
         """What is made of an outside object: its id, a method of it, a weak reference."""
         if t is Id:
-            return f"{self.pin(id)}({self.path(self.c.ids[value][0])})"
+            return f"{self.pin(id)}({self.path(self.c.outside.ids[value][0])})"
         if t is types.BuiltinFunctionType and id(value.__self__) in self.originals:
             return f"{self.build(value.__self__)}.{value.__name__}"
         if t in (weakref.ref, weakref.KeyedRef) and value() is not None:
@@ -173,8 +173,8 @@ class EpilogueWriter:
         host_lines.check_leaves(self.c, value)
         if isinstance(value, TensorProxy):
             # the parameter itself, of which the program makes another tensor
-            if value in self.c.placements and self.c.placements[value].is_whole:
-                return self.path(self.c.real[value][1])
+            if value in self.c.tensors.placements and self.c.tensors.placements[value].is_whole:
+                return self.path(self.c.tensors.real[value][1])
             value = latest(self.c, value)
         found = self.values.get(id(value))
         if found is None:
@@ -184,7 +184,7 @@ class EpilogueWriter:
         return self.built.get(id(value), found[0])
 
     def _outside(self, value, source) -> str:
-        held = id(value) in self.c.rooted or isinstance(value, (type, types.FunctionType, types.ModuleType))
+        held = id(value) in self.c.outside.rooted or isinstance(value, (type, types.FunctionType, types.ModuleType))
         return self.pin(value) if held and source.root.key not in ("args", "kwargs") else self.path(source)
 
     def _is_fixed(self, value, t: type) -> bool:
@@ -197,7 +197,6 @@ class EpilogueWriter:
                     types.ModuleType,
                     types.BuiltinFunctionType,
                     torch.Generator,
-                    torch.nn.Module,
                     range,
                     torch.Size,
                     types.GenericAlias,
@@ -273,7 +272,7 @@ class EpilogueWriter:
         )
         for cell in filled:
             if _filled(cell):
-                contents = self.c.overlay.get((id(cell), None), cell.cell_contents)
+                contents = self.c.writes.overlay.get((id(cell), None), cell.cell_contents)
                 self.lines.append(f"{self.built[id(cell)]}.cell_contents = {self.build(contents)}")
         for attribute in ("__kwdefaults__", "__qualname__", "__doc__", "__module__"):
             if (v := getattr(value, attribute)) is not None:
@@ -323,12 +322,12 @@ class EpilogueWriter:
         """Statements that write back, values first: nothing is written before everything was computed."""
         c = self.c
         writes = []
-        for key, (kind, o, n) in list(c.effects.items()):
-            writes.append(self._write(kind, o, n, c.overlay[key]))
+        for key, (kind, o, n) in list(c.writes.effects.items()):
+            writes.append(self._write(kind, o, n, c.writes.overlay[key]))
         for kind, original, source, k, v in containers.changes(c):
             writes.append(self._write_container(kind, original, self.path(source), k, v))
         self.lines += [w for w in writes if w]
-        for (setter, *given), value in c.left.items():
+        for (setter, *given), value in c.writes.left.items():
             self.lines.append(f"{self.pin(setter)}({', '.join(map(self.literal, (*given, value)))})")
 
     def _write(self, kind: str, o, n, v) -> str:
@@ -340,7 +339,8 @@ class EpilogueWriter:
         if kind == "context":
             return f"{self.pin(o)}.set({self.build(v)})"
         if kind == "grad":
-            return f"{self.path(self.c.real[o][1]) if o in self.c.placements else self.build(o)}.grad = {self.build(v)}"
+            path = self.path(self.c.tensors.real[o][1]) if o in self.c.tensors.placements else self.build(o)
+            return f"{path}.grad = {self.build(v)}"
         if kind == "delattr":
             delete = (
                 "delattr"
@@ -407,9 +407,14 @@ class EpilogueWriter:
 
 def latest(c, value: TensorProxy) -> TensorProxy:
     """What a proxy stands for in the end; views of what was written to are made again."""
+    if c.recorder.memory.base(value) in c.recorder.memory.apart:
+        c.refuse(
+            "a leaf leaves the program that was made of a tensor whose memory it would share (requires_grad_())",
+            "make it of a clone: x.detach().clone().requires_grad_()",
+        )
     with recording(c.recorder):
         found = c.recorder.latest(value)
-    return c.reshaped.get(found, found)
+    return c.tensors.reshaped.get(found, found)
 
 
 def _made_of(value, t: type) -> tuple | None:

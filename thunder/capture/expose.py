@@ -36,7 +36,7 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
     are. called: the native callable, where it may call special methods of what it meets. shown: it makes a text.
     """
     seen: set[int] = set()
-    pending = list(values)
+    pending, data, lazy = list(values), c.containers.data, c.containers.lazy
     while pending:
         if len(seen) > MOST:
             c.sharp(
@@ -47,14 +47,14 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
         kind = type(value)
         if shown and kind is TensorProxy:
             c.refuse("the text of an object that holds a tensor is made by native code", "make a text of the tensor")
-        if kind in _LEAVES or id(value) in seen or id(value) in c.data or isinstance(value, standins.StandIn):
+        if kind in _LEAVES or id(value) in seen or id(value) in data or isinstance(value, standins.StandIn):
             continue
         seen.add(id(value))
         if called is not None and callbacks.called_in(c, kind, called):
             callbacks.refuse(c, value, called)
-        if id(value) in c.lazy:
+        if id(value) in lazy:
             containers.materialize(c, value)
-            if id(value) in c.data:
+            if id(value) in data:
                 continue
         if concretely and isinstance(value, (list, dict, deque)):
             _settle_numbers(c, value)
@@ -82,7 +82,7 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
 
 
 def _settle_numbers(c, container) -> None:
-    look = c.filled.get(id(container))
+    look = c.containers.filled.get(id(container))
     for part in (container, *([look.was] if look is not None else [])):
         for k, x in list(part.items() if isinstance(part, dict) else enumerate(part)):
             if isinstance(x, NumberProxy):
@@ -93,7 +93,7 @@ def _inside(c, value, kind: type) -> list:
     """What an object holds; of one from outside, asked."""
     source = c.sources.get(id(value))
     if source is not None:
-        return [] if id(value) in c.exposed else attributes(c, value, source)
+        return [] if id(value) in c.known.exposed else attributes(c, value, source)
     if native_module(kind.__module__):
         return []
     return [*getattr(value, "__dict__", {}).values(), *(getattr(value, n) for n in slots(kind) if hasattr(value, n))]
@@ -102,7 +102,7 @@ def _inside(c, value, kind: type) -> list:
 def attributes(c, o, source) -> list:
     """All attributes of an object from outside, asked. Raises CaptureError where the program wrote to what native code
     would see unwritten."""
-    c.exposed.add(id(o))
+    c.known.exposed.add(id(o))
     c.keep[id(o)] = o
     own = getattr(o, "__dict__", None)
     children = []
@@ -110,7 +110,7 @@ def attributes(c, o, source) -> list:
         c.ask(source.attr("__dict__"), KEYS)
         children += [c.reach(source.attr(n)) for n, x in list(own.items()) if _can_be_asked(c, x, source, n)]
     children += [found for n in slots(type(o)) if (found := c.reach(source.attr(n))) is not MISSING]
-    if any(i == id(o) for i, _ in c.overlay) or any(containers.is_changed(c, x) for x in children):
+    if any(i == id(o) for i, _ in c.writes.overlay) or any(containers.is_changed(c, x) for x in children):
         what = (
             f"{source.describe(c.parameters)}, which the program has written to, goes to code that thunder does "
             "not read"

@@ -70,10 +70,11 @@ class Groups:
         """Puts a fact into its group; False where it has none."""
         capture, writer, step = self.capture, self.writer, source.step
         if question is TYPE:
-            stays = capture.constants[source.key] if step == "const" else capture.pinned.get(source, MISSING)
+            outside = capture.outside
+            stays = outside.constants[source.key] if step == "const" else outside.pinned.get(source, MISSING)
             return stays is not MISSING and _add(self.types, stays, None, want, source, question)
         if question is FILLED:
-            return not want and step == "const" and _add(self.empty, capture.constants[source.key])
+            return not want and step == "const" and _add(self.empty, capture.outside.constants[source.key])
         if question is HOOKED:
             return _add(self.hooked, source)
         if question is PRESENT:
@@ -83,7 +84,7 @@ class Groups:
         elif question is VALUE or question is IDENTITY and not writer.is_weak(want):
             rows = self.entries
             if question is IDENTITY and step in ("attr", "cell") and source.base.step == "const":
-                owner, name = capture.constants[source.base.key], source.key
+                owner, name = capture.outside.constants[source.base.key], source.key
                 if step == "cell":
                     owner, name = owner.__closure__[name], "cell_contents"
                 return _add(self.attributes, owner, name, want, source, question)

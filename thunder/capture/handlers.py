@@ -13,7 +13,7 @@ from thunder import compat
 from thunder.capture import host_lines, objects
 from thunder.capture.ask import FILLED
 from thunder.capture.identities import id_of
-from thunder.capture.library import autograd_function, backward, higher_order, torch_func
+from thunder.capture.library import autograd_function, backward, higher_order, leaves, torch_func
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, construct_object, reduced
 from thunder.capture.operations import kind_of, record, type_of
 from thunder.core.host_calls import HostProxy
@@ -59,7 +59,7 @@ def _module_call(c, f, args, kwargs):
     """nn.Module.__call__: without hooks it goes straight to forward."""
     m = args[0]
     d = m.__dict__
-    has_hooks = any(c.snapshots.get(id(d[n])) or d[n] for n in HOOKS)
+    has_hooks = any(c.containers.snapshots.get(id(d[n])) or d[n] for n in HOOKS)
     has_global = (
         compat.global_forward_hooks
         or compat.global_forward_pre_hooks
@@ -87,17 +87,17 @@ def _module_call(c, f, args, kwargs):
 
 def _watch_hooks(c, m) -> None:
     """The hook dicts of a module without hooks are checked to stay empty."""
-    if id(m) not in c.sources or id(m) in c.seen_hooks:
+    if id(m) not in c.sources or id(m) in c.known.seen_hooks:
         return
     found = [m.__dict__[n] for n in HOOKS]
-    if not c.seen_hooks:
+    if not c.known.seen_hooks:
         found += [
             compat.global_forward_hooks,
             compat.global_forward_pre_hooks,
             compat.global_backward_hooks,
             compat.global_backward_pre_hooks,
         ]
-    c.seen_hooks.add(id(m))
+    c.known.seen_hooks.add(id(m))
     for hooks in found:
         c.ask(c.const(hooks, "hooks"), FILLED)
 
@@ -263,7 +263,9 @@ def install() -> None:
         torch.overrides.has_torch_function_unary: _constant(False),
         torch.overrides.has_torch_function_variadic: _constant(False),
         torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False),
-        torch.Tensor.backward: backward.call_backward,
+        torch.Tensor.backward: backward.call_backward, torch.Tensor.requires_grad_: leaves.require_grad,
+        torch.nn.Parameter: leaves.parameter,
+        torch.nn.Parameter.__deepcopy__: leaves.copied, torch.Tensor.__deepcopy__: leaves.copied,
         torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k),
             torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
         os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
@@ -293,16 +295,17 @@ KEEP: list = []
 def _module_setattr(c, f, args, kwargs):
     """nn.Module.__setattr__ of an outside module: the name may be a parameter, a buffer or a child."""
     m, n, v = args
-    if id(m) in c.sources:
-        parameters = m.__dict__.get("_parameters", {})
-        if (
-            n in parameters
-            and v is not None
-            and not (type(v) is TensorProxy and kind_of(c, v) is torch.nn.Parameter)
-            and not isinstance(v, torch.nn.Parameter)
-        ):
-            raise TypeError(f"cannot assign '{_type_name(v)}' as parameter '{n}' (torch.nn.Parameter or None expected)")
-    attributes.set_attribute(c, m, n, v)
+    if id(m) not in c.sources:  # made inside
+        return c.enter(f, args, kwargs)
+    parameters = m.__dict__.get("_parameters", {})
+    if (
+        n in parameters
+        and v is not None
+        and not (type(v) is TensorProxy and kind_of(c, v) is torch.nn.Parameter)
+        and not isinstance(v, torch.nn.Parameter)
+    ):
+        raise TypeError(f"cannot assign '{_type_name(v)}' as parameter '{n}' (torch.nn.Parameter or None expected)")
+    return attributes.set_attribute(c, m, n, v)
 
 
 def _type_name(v) -> str:

@@ -8,14 +8,11 @@ to outside objects become effects.
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import linecache
 import types
-from collections.abc import Callable
 from typing import Any
 
-import numpy
 import torch
 
 from thunder import compat
@@ -41,42 +38,25 @@ from thunder.capture.library import backward, collectives, triton_kernels
 from thunder.capture.library.functional import original
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.capture.sources import Source
+from thunder.capture.state import Containers, Known, Numbers, Outside, Request, Tensors, Writes
 from thunder.capture.strides import layout
-from thunder.core.host_calls import HostProxy, Log
-from thunder.core.paths import Decision
-from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
+from thunder.core.host_calls import HostProxy
+from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Context, Names, Recorder
-from thunder.core.symbolic import Decisions
-from thunder.distributed.placement import Placement
 from thunder.errors import CaptureError
 from thunder.interpreter import Host, format_location
 from thunder.ops import autocast
 from thunder.ops.memory import Memory
 from thunder.ops.torch_types import from_tensor_dtype
-from thunder.options import CACHE_OPTIONS, JitOptions
 
 __all__ = ["Capture"]
 
 handlers.install()
 
 _RESERVED = {
-    "torch",
-    "Tensor",
-    "ltorch",
-    "prims",
-    "dtypes",
-    "devices",
-    "math",
-    "thunder",
-    "float",
-    "complex",
-    "slice",
-    "computation",
-    "fn",
-    "args",
-    "kwargs",
-    "values",
-}
+    "torch", "Tensor", "ltorch", "prims", "dtypes", "devices", "math", "thunder", "float", "complex", "slice",
+    "computation", "fn", "args", "kwargs", "values",
+}  # fmt: skip
 
 
 @functools.cache
@@ -85,34 +65,17 @@ def _is_library(module: str | None) -> bool:
 
 
 class Capture(Host):
-    """One reading of a program. Everything named by an id here is kept alive by `keep` until the reading is over."""
+    """One capture of a program. Everything named by an id here is kept alive by `keep` until it is over."""
 
     named_type = TensorProxy
     uncatchable = (*Host.uncatchable, CaptureError)
 
-    def __init__(
-        self,
-        fn: Callable,
-        args: tuple,
-        kwargs: dict,
-        options: JitOptions,
-        changing: dict | None = None,
-        overrides: tuple[dict, ...] = (),
-        path: tuple[Decision, ...] = (),
-        log: Log | None = None,
-    ):
+    def __init__(self, request: Request, compiling: bool = False, decides: bool = False):
+        """compiling: what torch.compiler.is_compiling() says. decides: see `Path`."""
+        options = request.options
         super().__init__(record_history=options.debug.record_interpreter_history)
-        self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options
-        self.symbolic = options.cache is CACHE_OPTIONS.SYMBOLIC_VALUES
-        self.symbolic_sizes = options.dynamic is True
-        # paths, in words, whose numbers stay symbolic: those that earlier readings saw written, or that had other
-        # values
-        self.changing = changing or {}
-        self.parameters = parameter_names(fn)
-        self.overrides = overrides  # what stands in the place of a compiled module's parameters and buffers, by name
-        self.replaced = replaced_tensors(fn, overrides)
-        self.replaced_sources: dict[Source, tuple[dict, str]] = {}
-        self.replacements = options.replacements
+        self.request, self.compiling, self.asked_whether_compiling = request, compiling, False
+        self.parameters = parameter_names(request.fn)
         names = Names()
         names.taken |= _RESERVED
         for executor in options.executors:
@@ -123,81 +86,27 @@ class Capture(Host):
         self.recorder.memory = Memory(
             outside=functools.partial(tensors.written_to, self), layout=functools.partial(layout, self)
         )
-        self.path = self.recorder.decide = Path(self, path, log)
+        self.path = self.recorder.decide = Path(self, request.path, request.log, decides)
         self.recorder.is_leaf = functools.partial(tensors.is_leaf, self)
-        late = triton_kernels.launchers() | collectives.handlers()
-        # of functions in modules that few programs import
-        self.handlers = {id(f): handler for f, handler in late.items()}
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
-        # where values come from
+        # of functions in modules that few programs import
+        self.handlers = {id(f): h for f, h in (triton_kernels.launchers() | collectives.handlers()).items()}
+        self.replacements = options.replacements
+        self.engine = backward.Engine()
+        # where values come from, by their ids, and what keeps these ids theirs
         self.sources: dict[int, Source] = {}
         self.keep: dict[int, Any] = {}
-        # where values came from that are asked as a whole, and that leave as what stands there
-        self.origins: dict[int, Source] = {}
-        self.pinned: dict[Source, Any] = {}  # modules of the compiled root: the entry may hold them
-        root = original(fn)
-        root = root.__self__ if type(root) is types.MethodType else root
-        self.rooted = {id(m) for m in root.modules()} if isinstance(root, torch.nn.Module) else set()
-        self.constants: dict[str, Any] = {}
-        self.constant_sources: dict[int, Source] = {}
-        self.tensors: dict = {}  # id(tensor), or source for arguments -> proxy
-        self.real: dict[TensorProxy, tuple[torch.Tensor, Source]] = {}
-        self.placements: dict[Proxy, Placement] = {}  # of parameters that the ranks hold together
-        # id of a sparse or nested tensor, or of one of a subclass with its own rules
-        self.opaque_inputs: dict[int, tuple[AnyProxy, Source]] = {}
-        self.has_opaque_values = False
-        self.mutated: dict[TensorProxy, None] = {}  # those that the program writes to
-        self.reshaped: dict[TensorProxy, TensorProxy] = {}  # arguments under the shape they have in the end -> the same
-        self.layouts: dict = {}  # values that were asked for strides -> stand-ins that have them
-        self.fake_mode = None
+        self.fresh: set[int] = set()  # ids of functions and classes that the program made
         # what the program depends on
         self.observed: dict[tuple, Any] = {}  # (source, question, operand) -> the answer
         self.values: dict[Source, Any] = {}  # what stands there
-        self.shapes: dict[Source, tuple] = {}  # of tensors: None for a size that stays symbolic
         self.settings: set[Source] = set()  # PyTorch's settings that the program asked for
-        # from outside, whose memory tensors of them share: what stands there, and a copy
-        self.arrays: dict[int, tuple[numpy.ndarray, numpy.ndarray]] = {}
-        self.function_sources: dict[int, Source] = {}
-        self.asked_functions: set[int] = set()  # functions whose code was asked for
-        # cells from outside -> a function that has them: functions made inside share them
-        self.outside_cells: dict[int, types.FunctionType] = {}
-        self.engine = backward.Engine()
-        self.used: set = set()  # once the program is read: the values that its lines and its result are made of
-        self.decisions = Decisions()
-        self.left: dict[tuple, Any] = {}  # settings of PyTorch's that the program leaves in force
-        self.number_sources: dict[str, Source] = {}
-        self.numbers: dict[Source, NumberProxy] = {}
-        # containers, and what the program wrote
-        self.snapshots: dict[int, Any] = {}  # id(original) -> snapshot
-        # id(snapshot) -> what was seen, while nobody has looked at the whole
-        self.lazy: dict[int, containers.Look] = {}
-        self.filled: dict[int, containers.Look] = {}  # the same, once somebody has
-        self.data: set[int] = set()  # ids of snapshots that hold nothing but data, and were asked for their content
-        self.exposed: set[int] = set()  # ids of objects whose attributes were all asked
-        self.overlay: dict[tuple, Any] = {}
-        self.effects: dict[tuple, tuple] = {}
-        self.written: set[Source] = set()
-        # id(copy of an object's __dict__) -> (copy, object, what the program has seen)
-        self.attribute_dicts: dict[int, tuple] = {}
-        self.attribute_dicts_of: dict[int, dict] = {}  # id(object) -> that copy
-        self.fresh: set[int] = set()
-        self.called_in: dict[type, dict[str, str]] = {}  # what native code may call of a class: see `callbacks.py`
-        self.outside_iterators: dict[int, Any] = {}
+        self.outside = Outside(rooted_modules(request.fn))
+        self.tensors = Tensors(replaced_tensors(request.fn, request.overrides))
+        self.numbers = Numbers.of(options)
+        self.containers, self.writes, self.known = Containers(), Writes(), Known()
         self.sharp_edges: list[str] = []
-        self.interpreted: set[int] = set()  # functions that are, however they are called; `keep` holds them
-        self.readers: dict[type, Callable] = {}  # how attributes of a class's objects are read
-        self.looked_up: dict[tuple, Any] = {}  # (class, name, base behind which) -> what stands there
-        # of variables that the program has set: what its first `set` gave
-        self.context_tokens: dict[contextvars.ContextVar, contextvars.Token] = {}
-        # what torch.compiler.is_compiling() says, and whether the program asked
-        self.compiling = self.asked_whether_compiling = False
-        self.ids: dict[int, tuple] = {}  # ids that the program was told -> (source, what came in through it)
-        self.passing: set[int] = set()  # ids of objects that the program holds weakly only
-        # of functions behind functools.lru_cache, by function and arguments
-        self.cached_calls: dict[tuple, functools.partial] = {}
         self.in_cached_call = 0
-        self.seen_names: set = set()
-        self.seen_hooks: set[int] = set()
         # how many torch-function modes are active, the program's `with torch.device(...)` among them
         self.function_modes = -1
 
@@ -206,11 +115,11 @@ class Capture(Host):
 
     def const(self, value, label: str = "") -> Source:
         """A source that is the object itself, pinned in the generated code."""
-        found = self.constant_sources.get(id(value))
+        found = self.outside.constant_sources.get(id(value))
         if found is None:
-            name = f"K{len(self.constants)}"
-            self.constants[name], self.keep[id(value)] = value, value
-            found = self.constant_sources[id(value)] = Source(
+            name = f"K{len(self.outside.constants)}"
+            self.outside.constants[name], self.keep[id(value)] = value, value
+            found = self.outside.constant_sources[id(value)] = Source(
                 None, "const", name, label or getattr(value, "__name__", type(value).__name__)
             )
         return found
@@ -314,9 +223,9 @@ class Capture(Host):
     # defaults
 
     def load_cell(self, f, cell, name):
-        if self.overlay and (id(cell), None) in self.overlay:
-            return self.overlay[id(cell), None]
-        owner = self.outside_cells.get(id(cell))
+        if self.writes.overlay and (id(cell), None) in self.writes.overlay:
+            return self.writes.overlay[id(cell), None]
+        owner = self.outside.cells.get(id(cell))
         try:
             value = super().load_cell(f, cell, name)
         except NameError:
@@ -333,33 +242,33 @@ class Capture(Host):
         return source
 
     def store_cell(self, f, cell, v):
-        owner = self.outside_cells.get(id(cell))
+        owner = self.outside.cells.get(id(cell))
         if owner is None:
             cell.cell_contents = v
             return
-        self.written.add(self._cell_source(owner, owner.__code__.co_freevars[name_of_cell(owner, cell)]))
+        self.writes.written.add(self._cell_source(owner, owner.__code__.co_freevars[name_of_cell(owner, cell)]))
         self.keep[id(cell)] = cell
-        self.overlay[id(cell), None] = v
-        self.effects[id(cell), None] = ("cell", cell, None)
+        self.writes.overlay[id(cell), None] = v
+        self.writes.effects[id(cell), None] = ("cell", cell, None)
 
     def enter(self, f, args, kwargs):
         if (
-            id(f) not in self.asked_functions
+            id(f) not in self.known.asked_functions
             and id(f) not in self.fresh
             and not native_module(f.__globals__.get("__name__"))
         ):
-            self.asked_functions.add(id(f))
+            self.known.asked_functions.add(id(f))
             self.ask(self._part_of(f, "__code__"), IDENTITY)
             for cell in f.__closure__ or ():
-                self.outside_cells.setdefault(id(cell), f)
+                self.outside.cells.setdefault(id(cell), f)
         return super().enter(f, args, kwargs)
 
     def _part_of(self, f, name: str) -> Source:
         """The code or the defaults of a function. A closure is found where it came from, so that the program does not
         keep it alive."""
         known = (
-            self.function_sources.get(id(f))
-            if f.__closure__ is not None and id(f) not in self.constant_sources
+            self.outside.function_sources.get(id(f))
+            if f.__closure__ is not None and id(f) not in self.outside.constant_sources
             else None
         )
         return (known or self.const(f)).attr(name)
@@ -430,7 +339,7 @@ class Capture(Host):
         return value
 
     def materialize(self, value):
-        if self.lazy and id(value) in self.lazy:
+        if self.containers.lazy and id(value) in self.containers.lazy:
             containers.materialize(self, value)
         return value
 
@@ -448,9 +357,9 @@ class Capture(Host):
         return False
 
     def _same_tensor(self, a, b) -> bool:
-        if a not in self.real or b not in self.real:
+        if a not in self.tensors.real or b not in self.tensors.real:
             return False
-        sx, sy = self.real[a][1], self.real[b][1]
+        sx, sy = self.tensors.real[a][1], self.tensors.real[b][1]
         return True if sx is sy else self.ask(sx, SAME, sy)
 
     # ------------------------------------------------------------------------------------------------ calls
@@ -467,12 +376,12 @@ class Capture(Host):
 
     def restore_context(self) -> None:
         """Context variables that the program leaves set are as they were: the epilogue sets them."""
-        for variable, token in self.context_tokens.items():
+        for variable, token in self.writes.context_tokens.items():
             self.keep[id(variable)] = variable
-            self.overlay[id(variable), None] = variable.get()
-            self.effects[id(variable), None] = ("context", variable, None)
+            self.writes.overlay[id(variable), None] = variable.get()
+            self.writes.effects[id(variable), None] = ("context", variable, None)
             variable.reset(token)
-        self.context_tokens = {}
+        self.writes.context_tokens = {}
 
     # ------------------------------------------------------------------------------------------------ trouble
 
@@ -487,7 +396,7 @@ class Capture(Host):
         """(filename, line, function, source line) of the innermost frame that is not library code."""
         location = self.own_location()
         if location is None:  # the program has returned: where it is defined
-            fn = original(self.fn)
+            fn = original(self.request.fn)
             target = fn.forward if isinstance(fn, torch.nn.Module) else fn
             code = getattr(getattr(target, "__func__", target), "__code__", None)
             return (
@@ -515,7 +424,7 @@ class Capture(Host):
     def guarded_tensor(self, source: Source) -> torch.Tensor:
         """The tensor that the prologue checks at a source: the one that stands there, or that a transform put in its
         place."""
-        replaced = self.replaced_sources.get(source)
+        replaced = self.tensors.replaced_sources.get(source)
         return self.values[source] if replaced is None else replaced[0][replaced[1]]
 
     def ask_at_the_end(self) -> None:
@@ -528,16 +437,16 @@ class Capture(Host):
                 ),
                 names.backends,
             )
-        for table in self.overrides:
+        for table in self.request.overrides:
             self.ask(self.const(table), REPLACED)
         for p in self.engine.hooked:
-            self.ask(self.real[p][1], HOOKED)
+            self.ask(self.tensors.real[p][1], HOOKED)
 
     def distinct_groups(self) -> list[tuple[list[Source], str]]:
         """Where the program writes, what it writes to must stay apart from what it reads. Tensors with gradients are
         one each, for what is written to is checked by itself."""
-        leaves = [self.real[p][1] for p in self.engine.leaves.values() if p not in self.mutated]
-        if not self.effects and not containers.changes(self):
+        leaves = [self.tensors.real[p][1] for p in self.engine.leaves.values() if p not in self.tensors.mutated]
+        if not self.writes.effects and not containers.changes(self):
             return [(leaves, "tensors")]
         boxes = [
             s for i, s in self.sources.items()
@@ -573,6 +482,13 @@ def parameter_names(fn) -> tuple[str, ...]:
         rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
         names = (*names, *(f"{rest}_{i}" for i in range(64)))
     return tuple(names)
+
+
+def rooted_modules(fn) -> set[int]:
+    """The ids of the modules that the compiled function is, or is a method of, and of those in it."""
+    root = original(fn)
+    root = root.__self__ if type(root) is types.MethodType else root
+    return {id(m) for m in root.modules()} if isinstance(root, torch.nn.Module) else set()
 
 
 def replaced_tensors(fn, overrides: tuple[dict, ...]) -> dict[int, tuple[dict, str]]:

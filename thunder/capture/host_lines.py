@@ -190,7 +190,7 @@ def printable(c, value):
 
 def run_impure(c, function, args, kwargs):
     """A call of code that has effects outside of the program, or gives another value each time."""
-    if c.options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR:
+    if c.request.options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR:
         c.sharp(impure(function))
     return run(c, function, args, kwargs, effect=_effect(function))
 
@@ -278,7 +278,7 @@ _KEEPING = {isinstance, issubclass, id, callable, iter, next, getattr, setattr, 
 def text(c, function, *args, **kwargs):
     """What a function that makes text makes of tensors, or of numbers that only the run tells."""
     shown = [p for p in proxies_in((args, kwargs), []) if type(p) is TensorProxy and p.requires_grad]
-    if any(not c.real or p not in c.real for p in shown) and (function is not format or args[1:] in ((), ("",))):
+    if any(p not in c.tensors.real for p in shown) and (function is not format or args[1:] in ((), ("",))):
         c.sharp("the text of a tensor that requires grad says nothing of its grad_fn")
     return run(c, function, args, kwargs, pure=True)
 

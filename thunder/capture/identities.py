@@ -18,17 +18,17 @@ class Id(int):
 def id_of(c, f, args, kwargs):
     """What came from outside has an id of its own, until that meets ids from outside (`real_id`)."""
     (o,) = args
-    look = c.lazy.get(id(o)) or c.filled.get(id(o))
+    look = c.containers.lazy.get(id(o)) or c.containers.filled.get(id(o))
     known = look.original if look is not None else o
-    real, source = c.real.get(o, (None, None)) if type(o) is TensorProxy else (known, c.sources.get(id(o)))
+    real, source = c.tensors.real.get(o, (None, None)) if type(o) is TensorProxy else (known, c.sources.get(id(o)))
     if source is None:
         return id(o)
-    for k, (first, other) in c.ids.items():
+    for k, (first, other) in c.outside.ids.items():
         if other is real and first is not source:
             c.ask(source, SAME, first)
             return k
     k = Id(id(o))
-    c.ids[k] = source, real
+    c.outside.ids[k] = source, real
     return k
 
 
@@ -36,9 +36,9 @@ def real_id(c, k):
     """A number that meets ids from outside: the id of what came from outside holds as long as that is the same."""
     if type(k) is not Id:
         return k
-    source, real = c.ids[k]
+    source, real = c.outside.ids[k]
     if type(real).__weakrefoffset__:
-        c.passing.add(id(real))
+        c.outside.passing.add(id(real))
     if source.step != "const":
         c.ask(source, IDENTITY)
     return id(real)
@@ -50,7 +50,7 @@ def told_apart(c, value, others) -> None:
     if isinstance(value, weakref.ref):
         found = value()
         if id(found) in c.sources:
-            c.passing.add(id(found))
+            c.outside.passing.add(id(found))
             c.ask(c.sources[id(found)], IDENTITY)
     base = next((b for b in (dict, set, frozenset, list, tuple, deque) if isinstance(others, b)), None)
     others = others if base is None else list(base.__iter__(others))
@@ -61,4 +61,4 @@ def told_apart(c, value, others) -> None:
     elif type(value) is Id:
         for x in others:
             if type(x) is Id and x != value:
-                c.ask(c.ids[value][0], SAME, c.ids[x][0])
+                c.ask(c.outside.ids[value][0], SAME, c.outside.ids[x][0])

@@ -35,7 +35,7 @@ def _hashable(k) -> bool:
 
 def getitem(c, o, k):
     t = type(o)
-    if c.lazy and id(o) in c.lazy:
+    if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(o, dict) and _hashable(k):
             return dict_item(c, o, k)
         if type(k) is int and isinstance(o, list) and not o:
@@ -70,7 +70,7 @@ def _key(c, k):
 def advance(c) -> None:
     """An iterator from outside is about to be advanced, which no later call would repeat."""
     what = "an iterator from outside is advanced"
-    if c.options.sharp_edges is SHARP_EDGES_OPTIONS.WARN:
+    if c.request.options.sharp_edges is SHARP_EDGES_OPTIONS.WARN:
         c.refuse(what, "pass a list, or advance it outside of the compiled function")
     c.sharp(f"{what}, and stays advanced only for the call that captured the program")
 
@@ -78,14 +78,14 @@ def advance(c) -> None:
 def refuse_array(c, o) -> None:
     """Refuse a write to an array from outside, or to a view of one."""
     while isinstance(o, numpy.ndarray):
-        if id(o) in c.arrays:
+        if id(o) in c.outside.arrays:
             _refuse_write(c)
         o = o.base
 
 
 def check_arrays(c) -> None:
     """Refuse what native code has written to arrays from outside, which are as they were."""
-    for array, copy in c.arrays.values():
+    for array, copy in c.outside.arrays.values():
         if not (array.shape == copy.shape and array.dtype == copy.dtype and _same_bytes(array, copy)):
             if array.shape == copy.shape:
                 numpy.copyto(array, copy)
@@ -112,9 +112,9 @@ def setitem(c, o, k, v) -> None:
         return
     k = host_lines.settled(c, k)
     refuse_array(c, o)
-    if c.lazy and id(o) in c.lazy and not isinstance(o, dict):
+    if c.containers.lazy and id(o) in c.containers.lazy and not isinstance(o, dict):
         materialize(c, o)
-    if isinstance(o, dict) and id(o) not in c.lazy:
+    if isinstance(o, dict) and id(o) not in c.containers.lazy:
         c.hashed((k,), o)
     if type(k) is slice and isinstance(o, list) and (type(v) in CONTAINERS or c.slot(type(v), "__iter__")):
         v = list(c.steps(v))
@@ -123,7 +123,7 @@ def setitem(c, o, k, v) -> None:
 
 
 def contains(c, o, v) -> bool:
-    if c.lazy and id(o) in c.lazy:
+    if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(o, dict) and _hashable(v):
             return has_key(c, o, v)
         materialize(c, o)
@@ -139,13 +139,13 @@ def contains(c, o, v) -> bool:
 
 def iterate(c, o):
     c.materialize(o)
-    if id(o) in c.outside_iterators:
+    if id(o) in c.outside.iterators:
         advance(c)
     t = type(o)
     if t is TensorProxy:
         return iter(o)
     if t is HostProxy:
         return host_lines.elements(c, o)
-    if t is set and id(o) in c.filled and o == c.filled[id(o)].was:
-        return iter(c.elements(c.filled[id(o)].original))  # a copy may have another order
+    if t is set and id(o) in c.containers.filled and o == c.containers.filled[id(o)].was:
+        return iter(c.elements(c.containers.filled[id(o)].original))  # a copy may have another order
     return iter(o)

@@ -69,7 +69,7 @@ IMMUTABLE = (numpy.generic, pathlib.PurePath, decimal.Decimal, fractions.Fractio
 
 # Python code of these packages runs natively unless it gets a tracked object or a function of the user's
 _NATIVE = {
-    "typing", "inspect", "re", "logging", "warnings", "functools", "abc", "enum", "copy", "weakref", "importlib",
+    "typing", "inspect", "re", "logging", "warnings", "functools", "abc", "enum", "weakref", "importlib",
     "types", "math", "torch", "numpy", "operator",
     "threading", "contextvars", "random", "time", "traceback", "linecache", "packaging", "posixpath", "genericpath",
     "typing_extensions", "collections",

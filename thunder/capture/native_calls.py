@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import copyreg
 import functools
 import io
 import operator
@@ -80,10 +81,11 @@ def reduced(c, f, args, kwargs):
     only those are called natively that `object.__reduce_ex__` reads attributes by."""
     o = args[0] if getattr(f, "__self__", None) is None else f.__self__
     c.materialize(o)
-    if isinstance(o, torch.nn.Module) and id(o) in c.sources:
-        c.refuse("a module from outside is copied", "copy it outside of the compiled function")
-    by_class = any(c.slot(type(o), n) for n in ("__getstate__", "__reduce__", "__getnewargs__", "__getnewargs_ex__"))
-    if by_class or isinstance(o, torch.nn.Module) or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
+    state_of = c.slot(type(o), "__getstate__")
+    by_class = any(c.slot(type(o), n) for n in ("__reduce__", "__getnewargs__", "__getnewargs_ex__"))
+    if state_of is not None and not by_class and isinstance(o, torch.nn.Module):
+        return copyreg.__newobj__, (type(o),), c.call(state_of, [o], {}), None, None
+    if by_class or state_of is not None or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
         return call_native(c, f, args, kwargs)
     found = Host.call_native(c, f, args, kwargs)
     state, own = (
@@ -92,16 +94,17 @@ def reduced(c, f, args, kwargs):
     )
     if type(state) is tuple:
         state = own, {n: c.load_attr(o, n) for n in state[1]}
-    expose(c, own)
+    if not isinstance(o, torch.nn.Module):  # of which Python's code alone reads the state
+        expose(c, own)
     return *found[:2], own if state is None or type(state) is dict else state, *found[3:]
 
 
 def _context_variable(c, f, args):
     """get, set and reset: what the program sets is set while it is captured only, and at its end by the epilogue."""
-    variable, first = f.__self__, c.context_tokens.get(f.__self__)
+    variable, first = f.__self__, c.writes.context_tokens.get(f.__self__)
     if f.__name__ == "set":
         token = f(*args)
-        c.context_tokens.setdefault(variable, token)
+        c.writes.context_tokens.setdefault(variable, token)
         c.keep[id(token)] = token
         return token
     if f.__name__ == "reset":
@@ -109,7 +112,7 @@ def _context_variable(c, f, args):
             c.refuse("a context variable is reset with a token from outside", "set and reset it on the same side")
         f(*args)
         if args[0] is first:
-            del c.context_tokens[variable]
+            del c.writes.context_tokens[variable]
         return None
     if first is not None:
         return f(*args)
@@ -131,7 +134,7 @@ def call_builtin(c, f, args, kwargs):
     s = getattr(f, "__self__", None)
     if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
         return handler(c, f, [s, *args], kwargs)
-    if (id(s) in c.origins or id(s) in c.sources) and not _is_watched(f, s) and impure(f) is None:
+    if (id(s) in c.outside.origins or id(s) in c.sources) and not _is_watched(f, s) and impure(f) is None:
         c.refuse(
             f"{f.__qualname__} looks at or changes an object from outside whose state is not watched",
             "call it outside of the compiled function",
@@ -140,7 +143,7 @@ def call_builtin(c, f, args, kwargs):
     if found is not NULL:
         return found
     _note_factory(c, f, (s, *args))
-    if s is not None and c.lazy and id(s) in c.lazy:
+    if s is not None and c.containers.lazy and id(s) in c.containers.lazy:
         n = f.__name__
         if isinstance(s, dict) and n == "get" and args:
             return containers.dict_item(c, s, args[0], args[1] if len(args) > 1 else None)
@@ -148,13 +151,13 @@ def call_builtin(c, f, args, kwargs):
             return containers.dict_item(c, s, *args)
         if n not in ("append", "extend") and not (isinstance(s, dict) and n == "__setitem__"):
             containers.materialize(c, s)
-    elif s is None and args and c.lazy and id(args[0]) in c.lazy:
+    elif s is None and args and c.containers.lazy and id(args[0]) in c.containers.lazy:
         containers.materialize(c, args[0])
     if (found := standins.run(c, f, args, kwargs)) is not NULL:
         return found
     args, kwargs = _stepping(c, f, s, args, kwargs)
     result = call_native(c, f, args, kwargs)
-    if c.attribute_dicts:
+    if c.containers.attribute_dicts:
         containers.write_attributes(c, s)
     return result
 
@@ -232,7 +235,7 @@ def _iterable(c, a):
         and (c.slot(type(a), "__iter__") or c.slot(type(a), "__getitem__"))
     ):
         return c.steps(a)
-    if id(a) in c.outside_iterators or type(a) is set:
+    if id(a) in c.outside.iterators or type(a) is set:
         return c.iterate(a)
     return c.materialize(a)
 
@@ -243,7 +246,7 @@ def _callable_for_native(c, f):
 
 
 def call_native(c, f, args, kwargs):
-    if c.outside_iterators and any(id(a) in c.outside_iterators for a in args):
+    if c.outside.iterators and any(id(a) in c.outside.iterators for a in args):
         items.advance(c)
     if impure(f) is not None:
         return host_lines.run_impure(c, f, args, kwargs)
@@ -264,14 +267,14 @@ def call_native(c, f, args, kwargs):
         )
     if not _is_torch(f):
         result = Host.call_native(c, f, args, kwargs)
-        if c.arrays:
+        if c.outside.arrays:
             items.check_arrays(c)
         return callbacks.released(c, f, result, known) if known else result
     c.synchronize()
     if type(f) in IDENTITY_CALLS:  # which takes numbers only
         args, kwargs = map_structure(settled, list(args)), map_structure(settled, kwargs)
     result = Host.call_native(c, f, [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs)
-    if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.arrays for a in args):
+    if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.outside.arrays for a in args):
         return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
     if type(result) in _ANSWERS and not (args or kwargs) and _is_question(f):
         c.setting(c.const(f).call("__call__"), result)

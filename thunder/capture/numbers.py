@@ -14,13 +14,13 @@ __all__ = ["MARK", "primitive", "number", "size", "held_numbers", "read_numbers"
 
 def primitive(c, value, t: type, source: Source):
     plain = t is int or t is float and value != 0 and math.isfinite(value)  # what an equation says all about
-    if plain and c.symbolic and source.root.key in ("args", "kwargs") and not (t is int and value in (0, 1)):
+    if plain and c.numbers.symbolic and source.root.key in ("args", "kwargs") and not (t is int and value in (0, 1)):
         return number(c, value, source)
     if (
         plain
-        and c.changing
-        and (path := source.describe(c.parameters)) in c.changing
-        and value not in (c.changing[path] or ())
+        and c.request.changing
+        and (path := source.describe(c.parameters)) in c.request.changing
+        and value not in (c.request.changing[path] or ())
     ):
         return number(c, value, source)
     return ask(c, source, VALUE)
@@ -33,23 +33,23 @@ def size(c, n: int, source: Source, tensor) -> int | NumberProxy:
     """A size of an argument: symbolic where it is asked for, or was another one before."""
     if n < 2:
         return n
-    if c.symbolic_sizes or source.key in getattr(tensor, MARK, ()):
+    if c.numbers.symbolic_sizes or source.key in getattr(tensor, MARK, ()):
         return number(c, n, source)
-    values = c.changing.get(source.describe(c.parameters)) if c.changing else None
+    values = c.request.changing.get(source.describe(c.parameters)) if c.request.changing else None
     return n if values is None or n in values else number(c, n, source)
 
 
 def _held_sizes(c) -> dict[str, int]:
     """Sizes of arguments that the program holds for one value of and that are symbolic once they were another."""
-    options = c.options
+    options = c.request.options
     if options.dynamic is not None or any(getattr(t, "needs_sizes", False) for t in options.transforms):
         return {}
-    kinds = {p.device.type for p in c.real}
+    kinds = {p.device.type for p in c.tensors.real}
     if any(e.needs_sizes and e.runs_on(kinds) for e in options.executors):
         return {}
     return {
         source.child("size", i).describe(c.parameters): n
-        for source, sizes in c.shapes.items()
+        for source, sizes in c.tensors.shapes.items()
         if source.root.key in ("args", "kwargs")
         for i, n in enumerate(sizes)
         if n is not None and n >= 2
@@ -63,7 +63,7 @@ def held_numbers(c) -> dict[str, int | float]:
     def may_change(source: Source, value) -> bool:
         argument = source.root.key in ("args", "kwargs")
         if type(value) is int:
-            return argument and c.options.integers_may_change
+            return argument and c.request.options.integers_may_change
         return type(value) is float and value == value and not (argument and source.base is source.root)
 
     found = {
@@ -85,19 +85,19 @@ def read_numbers(c) -> set[str]:
 
 def number(c, value, source: Source) -> NumberProxy:
     """A number that stays symbolic."""
-    found = c.numbers.get(source)
+    found = c.numbers.proxies.get(source)
     if found is None:
         t = type(value)
         name = c.recorder.context.names.make("i" if t is int else "f")
-        found = c.numbers[source] = (IntegerProxy if t is int else FloatProxy)(name, c.decisions)
-        c.decisions.values[name] = value
-        c.number_sources[name] = source
+        found = c.numbers.proxies[source] = (IntegerProxy if t is int else FloatProxy)(name, c.numbers.decisions)
+        c.numbers.decisions.values[name] = value
+        c.numbers.sources[name] = source
         c.values[source] = value
         if source.step != "size":
             ask(c, source, TYPE)
         if source.step == "size":
-            c.decisions.add_size(name)
+            c.numbers.decisions.add_size(name)
         elif t is int and value not in (0, 1) and source.root.key in ("args", "kwargs"):
             for special in (0, 1):
-                c.decisions.decide(symbol(name), "!=", constant(special))
+                c.numbers.decisions.decide(symbol(name), "!=", constant(special))
     return found

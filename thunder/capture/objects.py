@@ -48,7 +48,7 @@ _SHOWN_BY_CLASSES = {
 def lookup(c, kind: type, name: str, after: type | None = None):
     """The attribute as it stands in a class or its bases, or NULL; the program depends on it, unless a library says
     it."""
-    found = c.looked_up.get((kind, name, after), _UNKNOWN)
+    found = c.known.looked_up.get((kind, name, after), _UNKNOWN)
     return _look_up(c, kind, name, after) if found is _UNKNOWN else found
 
 
@@ -59,8 +59,8 @@ def _look_up(c, kind, name, after):
     passed, found, owner, lasting = [], NULL, None, True
     for base in mro if after is None else mro[mro.index(after) + 1 :]:
         lasting = lasting and id(base) not in c.fresh
-        if c.overlay and (id(base), name) in c.overlay:
-            found, owner = c.overlay[id(base), name], None
+        if c.writes.overlay and (id(base), name) in c.writes.overlay:
+            found, owner = c.writes.overlay[id(base), name], None
             if found is DELETED:
                 found = NULL
                 continue
@@ -75,7 +75,7 @@ def _look_up(c, kind, name, after):
     else:
         _depend_on_absence(c, kind, name, after, found, passed)
     if lasting:
-        c.looked_up[kind, name, after] = found
+        c.known.looked_up[kind, name, after] = found
     return found
 
 
@@ -157,8 +157,8 @@ def origin(c, o) -> Source | None:
 
 def own(c, o, name):
     """What an object holds under a name in its `__dict__`, or NULL."""
-    if c.overlay and (id(o), name) in c.overlay:
-        found = c.overlay[id(o), name]
+    if c.writes.overlay and (id(o), name) in c.writes.overlay:
+        found = c.writes.overlay[id(o), name]
         return NULL if found is DELETED else found
     t = type(o)
     if not t.__dictoffset__:
@@ -195,16 +195,16 @@ def cached_outside(c, o) -> bool:
 def native_get(c, get, found, o, kind, name):
     """What a native descriptor gives: slots and the like of outside objects are read."""
     source = None if o is None or name == "__class__" or not attributes.is_data(c, found) else origin(c, o)
-    if c.overlay and (id(o), name) in c.overlay:
-        if c.overlay[id(o), name] is DELETED:
+    if c.writes.overlay and (id(o), name) in c.writes.overlay:
+        if c.writes.overlay[id(o), name] is DELETED:
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
-        return c.overlay[id(o), name]
+        return c.writes.overlay[id(o), name]
     if name == "__dict__" and cached_outside(c, o):
         return c.read(get(found, o, kind), c.const(o).attr(name))
     if type(o) is types.CellType and name == "cell_contents":
         return (
-            c.overlay[id(o), None]
-            if (id(o), None) in c.overlay
+            c.writes.overlay[id(o), None]
+            if (id(o), None) in c.writes.overlay
             else c.read(get(found, o, kind), c.const(o, "cell").attr(name))
         )
     if (
@@ -225,7 +225,7 @@ def native_get(c, get, found, o, kind, name):
 def missing(c, reader, o, name):
     """There is no such attribute, or the type keeps it in its own way (threading.local). What the program deleted is
     still there for native code."""
-    if c.overlay and any(n == name and value is DELETED for (_, n), value in c.overlay.items()):
+    if c.writes.overlay and any(n == name and value is DELETED for (_, n), value in c.writes.overlay.items()):
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {name!r}", name=name, obj=o)
     if (source := origin(c, o)) is None:
         return reader(o, name)
@@ -248,9 +248,9 @@ def fallback(c, method, o, name):
 
 def load_attr(c, o, n):
     t = type(o)
-    reader = c.readers.get(t)
+    reader = c.known.readers.get(t)
     if reader is None:
-        reader = c.readers[t] = _reader(t)
+        reader = c.known.readers[t] = _reader(t)
     return reader(c, o, n)
 
 
@@ -283,7 +283,7 @@ def _of_number(c, o, n):
 
 
 def _of_module(c, o, n):
-    if c.overlay and (id(o), n) in c.overlay:
+    if c.writes.overlay and (id(o), n) in c.writes.overlay:
         return _overlaid(c, o, n)
     try:
         value = getattr(o, n)
@@ -297,7 +297,7 @@ def _of_module(c, o, n):
 
 
 def _overlaid(c, o, n):
-    value = c.overlay[id(o), n]
+    value = c.writes.overlay[id(o), n]
     if value is DELETED:
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}")
     return value
@@ -314,10 +314,10 @@ def of_torch_module(c, m, n: str):
     source = c.sources.get(id(m))
     for where in ("_parameters", "_buffers", "_modules"):
         d = m.__dict__.get(where)
-        written = c.snapshots.get(id(d))
+        written = c.containers.snapshots.get(id(d))
         if written is not None and n in written:
             return written[n]
-        if d is not None and n in d and (written is None or id(written) in c.lazy):
+        if d is not None and n in d and (written is None or id(written) in c.containers.lazy):
             return d[n] if source is None else c.read(d[n], source.attr(where).item(n))
     if source is not None:
         for where in ("_parameters", "_buffers", "_modules"):
@@ -353,7 +353,7 @@ def native_set(c, found, o, n, v) -> None:
 def own_store(c, o, n, v) -> None:
     """An attribute write: real on objects of this capture, an effect on objects that came from outside."""
     if issubclass(type(o), type):
-        c.looked_up.clear()
+        c.known.looked_up.clear()
     if id(o) not in c.sources and not (
         issubclass(type(o), (type, types.ModuleType, types.FunctionType)) and id(o) not in c.fresh
     ):
@@ -380,24 +380,25 @@ def own_store(c, o, n, v) -> None:
     if id(o) not in c.sources:
         c.know(o, c.const(o))
     if (
-        c.replaced
+        c.tensors.replaced
         and issubclass(type(o), torch.nn.Module)
-        and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in c.replaced
+        and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in c.tensors.replaced
     ):
         c.refuse(
             f"{n!r} is assigned, for which a transform has put another tensor in the place of the module's own",
             "leave this buffer to the module",
         )
-    c.overlay[id(o), n] = v
+    c.writes.overlay[id(o), n] = v
     found = type_attribute(type(o), n)
     hidden = hasattr(type(found), "__set__") and type(found) not in (
         types.MemberDescriptorType,
         types.GetSetDescriptorType,
     )
-    c.effects[id(o), n] = ("entry" if hidden else "attr", o, n)
-    if (copy := c.attribute_dicts_of.get(id(o))) is not None and type(found) is not types.MemberDescriptorType:
-        copy[n] = c.attribute_dicts[id(copy)][2][n] = v
-    c.written.add(c.sources[id(o)].attr(n))
+    c.writes.effects[id(o), n] = ("entry" if hidden else "attr", o, n)
+    copy = c.containers.attribute_dicts_of.get(id(o))
+    if copy is not None and type(found) is not types.MemberDescriptorType:
+        copy[n] = c.containers.attribute_dicts[id(copy)].was[n] = v
+    c.writes.written.add(c.sources[id(o)].attr(n))
 
 
 def delete_attr(c, o, n) -> None:
@@ -418,7 +419,7 @@ def native_delete(c, found, o, n) -> None:
 
 def own_delete(c, o, n) -> None:
     if issubclass(type(o), type):
-        c.looked_up.clear()
+        c.known.looked_up.clear()
     if id(o) not in c.sources:
         native_method(type(o), "__delattr__")(o, n)
         return
@@ -429,14 +430,14 @@ def own_delete(c, o, n) -> None:
     ):
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}", name=n, obj=o)
     c.load_attr(o, n)
-    c.overlay[id(o), n] = DELETED
-    if (copy := c.attribute_dicts_of.get(id(o))) is not None:
+    c.writes.overlay[id(o), n] = DELETED
+    if (copy := c.containers.attribute_dicts_of.get(id(o))) is not None:
         copy.pop(n, None)
-        c.attribute_dicts[id(copy)][2].pop(n, None)
+        c.containers.attribute_dicts[id(copy)].was.pop(n, None)
     if hasattr(o, n):
-        c.effects[id(o), n] = ("delattr", o, n)
+        c.writes.effects[id(o), n] = ("delattr", o, n)
     else:  # the program made it
-        del c.effects[id(o), n]
+        del c.writes.effects[id(o), n]
 
 
 # ---------------------------------------------------------------- globals
@@ -446,8 +447,8 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
     """What a name in a module's globals means; `answered` where the module's `__getattr__` says it."""
     t = type(value)
     if t in IDENTICAL or issubclass(t, (type, types.ModuleType)):
-        if (id(space), n) not in c.seen_names:
-            c.seen_names.add((id(space), n))
+        if (id(space), n) not in c.known.seen_names:
+            c.known.seen_names.add((id(space), n))
             if n in space:
                 source = c.const(space, label).item(n)
                 c.ask(source, IDENTITY)
@@ -461,7 +462,7 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
 
 def load_global(c, f, n):
     space = f.__globals__
-    written = c.overlay.get((id(space), n), _UNKNOWN) if c.overlay else _UNKNOWN
+    written = c.writes.overlay.get((id(space), n), _UNKNOWN) if c.writes.overlay else _UNKNOWN
     if written is not _UNKNOWN and written is not DELETED:
         return written
     if n in space and written is _UNKNOWN:
@@ -473,15 +474,15 @@ def load_global(c, f, n):
 
 def store_global(c, f, n, v) -> None:
     space = f.__globals__
-    c.written.add(c.const(space, "global").item(n))
-    c.overlay[id(space), n] = v
-    c.effects[id(space), n] = ("global", space, n)
+    c.writes.written.add(c.const(space, "global").item(n))
+    c.writes.overlay[id(space), n] = v
+    c.writes.effects[id(space), n] = ("global", space, n)
 
 
 def delete_global(c, f, n) -> None:
     load_global(c, f, n)
     store_global(c, f, n, DELETED)
     if n in f.__globals__:
-        c.effects[id(f.__globals__), n] = ("delglobal", f.__globals__, n)
+        c.writes.effects[id(f.__globals__), n] = ("delglobal", f.__globals__, n)
     else:  # the program made it
-        del c.effects[id(f.__globals__), n]
+        del c.writes.effects[id(f.__globals__), n]

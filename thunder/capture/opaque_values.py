@@ -36,7 +36,7 @@ _ASKED = {"numel", "nelement", "element_size", "sparse_dim", "dense_dim", "get_d
 
 def read(c, value: torch.Tensor, source: Source) -> AnyProxy:
     """The proxy of such a tensor from outside. Raises CaptureError where it requires grad."""
-    found = c.opaque_inputs.get(id(value))
+    found = c.tensors.opaque.get(id(value))
     if found is None:
         if type(value).__module__.startswith("torch.distributed.tensor"):
             c.refuse(
@@ -51,8 +51,8 @@ def read(c, value: torch.Tensor, source: Source) -> AnyProxy:
                 "call it under torch.no_grad(), or pass a dense tensor and convert it inside",
             )
         proxy = AnyProxy(c.recorder.context.names.claim(source.name(c.parameters)), value)
-        found = c.opaque_inputs[id(value)] = (proxy, source)
-        c.has_opaque_values = True
+        found = c.tensors.opaque[id(value)] = (proxy, source)
+        c.tensors.holds_opaque = True
         c.ask(source, KIND)
     elif found[1] is not source:
         c.ask(source, SAME, found[1])
@@ -61,13 +61,13 @@ def read(c, value: torch.Tensor, source: Source) -> AnyProxy:
 
 def involved(c, values) -> bool:
     """Whether such a tensor is among the arguments of an operation."""
-    return c.has_opaque_values and holds_unusual(list(values))
+    return c.tensors.holds_opaque and holds_unusual(list(values))
 
 
 def note(c, result):
     """From an operation on dense tensors: whether it made such a tensor."""
     if type(result) is AnyProxy and isinstance(result.example, torch.Tensor):
-        c.has_opaque_values = True
+        c.tensors.holds_opaque = True
     return result
 
 
@@ -101,7 +101,7 @@ def attribute(c, p: AnyProxy, n: str):
 
 def method(c, p: AnyProxy, n: str, args, kwargs):
     """`p.n(...)`."""
-    if n in _ASKED and id(p.example) in c.opaque_inputs or n in ("dim", "size", "is_floating_point", "is_complex"):
+    if n in _ASKED and id(p.example) in c.tensors.opaque or n in ("dim", "size", "is_floating_point", "is_complex"):
         with compat.without_function_modes():
             return getattr(p.example, n)(*args, **kwargs)
     return apply(c, getattr(torch.Tensor, n), [p, *args], kwargs)

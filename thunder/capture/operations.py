@@ -88,7 +88,8 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         return _STATED[n](c, c.recorder.latest(p))
     if n == "grad":
         return gradients.read_gradient(c, p)
-    real, source = c.real.get(p, (None, None))
+    p = c.recorder.memory.holder(p)
+    real, source = c.tensors.real.get(p, (None, None))
     if real is not None:
         with compat.DisableTorchFunction():
             if n in real.__dict__:
@@ -113,7 +114,7 @@ def tensor_attribute(c, p: TensorProxy, n: str):
 
 def kind_of(c, p: TensorProxy) -> type:
     """The class that user code believes a proxy has."""
-    real = c.real.get(p)
+    real = c.tensors.real.get(p)
     return type(real[0]) if real is not None else torch.Tensor
 
 
@@ -123,6 +124,10 @@ def call_method(c, method, args, kwargs):
         return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
     if n == "backward":
         return backward.call_backward(c, torch.Tensor.backward, [p, *args], kwargs)
+    if n == "requires_grad_":
+        return leaves.require_grad(c, None, [p, *args], kwargs)
+    if n == "__deepcopy__":
+        return leaves.copied(c, None, [p, *args], kwargs)
     if n == "numpy" or n == "__array__":
         return host_lines.to_numpy(c, c.recorder.latest(p))
     if n == "size":
@@ -130,7 +135,7 @@ def call_method(c, method, args, kwargs):
         dim = args[0] if args else kwargs.get("dim")
         return shape if dim is None else shape[dim]
     function = METHODS.get(n)
-    if function is None or c.has_opaque_values or "requires_grad" in kwargs:
+    if function is None or c.tensors.holds_opaque or "requires_grad" in kwargs:
         function = getattr(torch.Tensor, n)
         return record(c, function, [p, *args], kwargs)
     c.synchronize()
@@ -271,7 +276,7 @@ def sharp_edge(c, what: str) -> None:
     location = c.user_location()
     where = f"{location[0]}:{location[1]}" if location else "unknown place"
     text = f"{what}, at {where}"
-    option = c.options.sharp_edges
+    option = c.request.options.sharp_edges
     if option is SHARP_EDGES_OPTIONS.ERROR:
         raise SharpEdgeError(text)
     if text not in c.sharp_edges:

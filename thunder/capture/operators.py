@@ -113,7 +113,7 @@ def native_unary(c, symbol, a):
 def compare(c, symbol, a, b):
     if type(a) is Id and type(b) is Id:
         told_apart(c, a, (b,))
-    elif c.ids:
+    elif c.outside.ids:
         a, b = real_id(c, a), real_id(c, b)
     for x in (a, b):
         if isinstance(x, (tuple, frozenset, *containers.MUTABLE)):
@@ -161,7 +161,7 @@ def getitem(c, o, k):
     t = type(o)
     if t is TensorProxy or t in CONTAINERS and t is not list:
         return items.getitem(c, o, k)
-    if c.lazy and id(o) in c.lazy and in_python(c.lookup(t, "__missing__")):
+    if c.containers.lazy and id(o) in c.containers.lazy and in_python(c.lookup(t, "__missing__")):
         c.materialize(o)
     return sequences.getitem(c, o, k)
 
@@ -176,7 +176,7 @@ def native_delitem(c, o, k):
 
 
 def native_next(c, iterator):
-    if id(iterator) in c.outside_iterators:
+    if id(iterator) in c.outside.iterators:
         items.advance(c)
     return builtins.next(iterator)
 
@@ -184,7 +184,7 @@ def native_next(c, iterator):
 def native_len(c, o):
     if type(o) is HostProxy:
         return host_lines.operate(c, len, o)
-    if c.lazy and id(o) in c.lazy and isinstance(o, list) and not o:
+    if c.containers.lazy and id(o) in c.containers.lazy and isinstance(o, list) and not o:
         return containers.length(c, o)
     c.materialize(o)
     if type(o) is TensorProxy:
@@ -210,7 +210,7 @@ def native_truth(c, o):
 
 def unpack(c, value, before, after=None):
     known = c.lookup(type(value), "__iter__") is not NULL or c.lookup(type(value), "__getitem__") is not NULL
-    if type(value) in (TensorProxy, HostProxy) or known and (c.lazy or id(value) in c.outside_iterators):
+    if type(value) in (TensorProxy, HostProxy) or known and (c.containers.lazy or id(value) in c.outside.iterators):
         value = list(c.steps(value))
     return Host.unpack(c, value, before, after)
 
@@ -229,7 +229,9 @@ def native_text(c, function, value, *spec):
 
 def native_isinstance(c, o, cls):
     if type(o) is TensorProxy:
-        return issubclass(operations.kind_of(c, o), cls) or (o in c.real and isinstance(c.real[o][0], cls))
+        return issubclass(operations.kind_of(c, o), cls) or (
+            o in c.tensors.real and isinstance(c.tensors.real[o][0], cls)
+        )
     if isinstance(o, NumberProxy):
         return issubclass(o.python_type, cls)
     if type(o) is Condition:

@@ -67,7 +67,7 @@ class PrologueWriter:
         self.together: dict[Source, tuple[dict, Any]] = {}  # what is read in one call
         self.start = 0  # before which statement
         self.weak: list[weakref.ref] = []  # what must be alive for the program to fit any call
-        self.held = {id(v) for v in capture.constants.values()}
+        self.held = {id(v) for v in capture.outside.constants.values()}
 
     # ---------------------------------------------------------------- text
 
@@ -82,8 +82,8 @@ class PrologueWriter:
         """Modules that are not part of the compiled one, and closures, come and go: an entry does not keep them
         alive."""
         if isinstance(value, torch.nn.Module):
-            return id(value) not in self.capture.rooted
-        if id(value) in self.capture.passing:
+            return id(value) not in self.capture.outside.rooted
+        if id(value) in self.capture.outside.passing:
             return True
         return type(value) is types.FunctionType and value.__closure__ is not None and id(value) not in self.held
 
@@ -111,11 +111,11 @@ class PrologueWriter:
 
     def variable(self, source: Source) -> str:
         """The variable that holds what is at a source; it is read at its first mention."""
-        pinned = self.capture.pinned.get(source)
+        pinned = self.capture.outside.pinned.get(source)
         if pinned is not None and source.step != "const":
             return self.pin(pinned, "M")
         if source.base is None:
-            return self.pin(self.capture.constants[source.key]) if source.step == "const" else source.key
+            return self.pin(self.capture.outside.constants[source.key]) if source.step == "const" else source.key
         name = self.variables.get(source)
         if name is None:
             place = self._place(source)
@@ -129,7 +129,7 @@ class PrologueWriter:
 
     def _place(self, source: Source) -> tuple[dict, Any] | None:
         """The dict that stays and holds what is at a source, and the key there."""
-        table, key = self.capture.replaced_sources.get(source) or (self.table(source), source.key)
+        table, key = self.capture.tensors.replaced_sources.get(source) or (self.table(source), source.key)
         return (table, key) if type(table) in (dict, types.MappingProxyType) else None
 
     def _unpack(self, sources: list[Source], *text: str) -> None:
@@ -184,22 +184,22 @@ class PrologueWriter:
 
     def type_of(self, source: Source) -> type | None:
         if source.base is None:
-            return type(self.capture.constants[source.key]) if source.step == "const" else None
+            return type(self.capture.outside.constants[source.key]) if source.step == "const" else None
         stated = dict if source.step == "attr" and source.key in _DICTS else None
         return self.capture.observed.get((source, TYPE, None), stated)  # no `or`: that asks the metaclass
 
     def table(self, source: Source):
         """The dict that stays and holds what is at a source: of a pinned module, of a module's globals, or of a
         class."""
-        base, pinned = source.base, self.capture.pinned
+        base, pinned = source.base, self.capture.outside.pinned
         if source.step == "item":
             if base.step == "const":
-                constant = self.capture.constants[base.key]
+                constant = self.capture.outside.constants[base.key]
                 return constant if isinstance(constant, dict) else None
             if base.step == "attr" and base.key in _MODULE_TABLES and base.base in pinned:
                 return pinned[base.base].__dict__[base.key]
             if base.step == "attr" and base.key == "__dict__" and (base.base in pinned or base.base.step == "const"):
-                return self._space(pinned.get(base.base) or self.capture.constants[base.base.key])
+                return self._space(pinned.get(base.base) or self.capture.outside.constants[base.base.key])
         if source.step == "attr" and base in pinned and source.key in pinned[base].__dict__:
             return pinned[base].__dict__
         return None
@@ -248,28 +248,27 @@ class PrologueWriter:
         """An input of the computation. What a torch.func transform that has ended left behind stands for the tensor in
         it, as for eager's operations."""
         tensor, v = self.capture.values.get(source), self.variable(source)
-        unwrap = (
-            compat.unwrap_of(tensor) if isinstance(tensor, torch.Tensor) and source in self.capture.shapes else None
-        )
+        is_tensor = isinstance(tensor, torch.Tensor) and source in self.capture.tensors.shapes
+        unwrap = compat.unwrap_of(tensor) if is_tensor else None
         return v if unwrap is None else f"{self.pin(unwrap, 'unwrap')}({v})"
 
     def _call_shape(self) -> None:
         capture = self.capture
         self.miss(
             "len",
-            f"len(args) != {len(capture.args)}",
-            f"was_is('the number of positional arguments', '{len(capture.args)}', len(args))",
+            f"len(args) != {len(capture.request.args)}",
+            f"was_is('the number of positional arguments', '{len(capture.request.args)}', len(args))",
         )
-        if not capture.kwargs:
+        if not capture.request.kwargs:
             self.miss("empty", "kwargs", "was_is('the set of keyword arguments', '[]', sorted(kwargs))")
             return
-        names = str(sorted(capture.kwargs))
-        keys = self.pin(frozenset(capture.kwargs), "keys")
+        names = str(sorted(capture.request.kwargs))
+        keys = self.pin(frozenset(capture.request.kwargs), "keys")
         self.miss(
             "keys", f"kwargs.keys() != {keys}", f"was_is('the set of keyword arguments', {names!r}, sorted(kwargs))"
         )
-        if len(capture.kwargs) > 1 and takes_keywords(capture.fn):
-            order = tuple(capture.kwargs)
+        if len(capture.request.kwargs) > 1 and takes_keywords(capture.request.fn):
+            order = tuple(capture.request.kwargs)
             reason = f"was_is('the order of keyword arguments', {str(list(order))!r}, list(kwargs))"
             self.miss("order", f"tuple(kwargs) != {self.pin(order, 'order')}", reason)
 
@@ -300,7 +299,7 @@ class PrologueWriter:
         """Touches the tables together: those that are in no cache come from memory at the same time."""
         tables = {id(table): table for part in rows for table, *_ in part}
         if len(tables) > CACHED:
-            self.emit("look_at", f"list({self.pin((*tables.values(), *self.capture.pinned.values()), 'read')})")
+            self.emit("look_at", f"list({self.pin((*tables.values(), *self.capture.outside.pinned.values()), 'read')})")
 
     def _pass(self, kind: str, how: str, rows: list[tuple], get: Callable) -> None:
         """One statement that checks rows by identity first."""
@@ -335,7 +334,8 @@ class PrologueWriter:
             v, reason = self.variable(source), f"{self.describe(source)} is another object than before"
             self.miss("is", f"{v} is None or {v} is not {self.weak_pin(want)}()", repr(reason))
             return
-        v = self.read(source) if question is IDENTITY and source in self.capture.pinned else self.variable(source)
+        pinned = question is IDENTITY and source in self.capture.outside.pinned
+        v = self.read(source) if pinned else self.variable(source)
         if question is VALUE:
             self._check_value(v, self.describe(source), want)
             return
@@ -391,11 +391,11 @@ class PrologueWriter:
     def _tensors(self) -> None:
         """All tensors in one batch: type, dtype, device, shape, requires_grad."""
         capture = self.capture
-        if not capture.shapes:
+        if not capture.tensors.shapes:
             return
-        variables = [self.variable(s) for s in capture.shapes]
+        variables = [self.variable(s) for s in capture.tensors.shapes]
         expected, tensors = [], []
-        for source, shape in capture.shapes.items():
+        for source, shape in capture.tensors.shapes.items():
             tensor = capture.guarded_tensor(source)
             was = {
                 "type": type(tensor),
@@ -412,7 +412,9 @@ class PrologueWriter:
             }
             expected.append((source, was))
             tensors.append(tensor)
-        self.objects["check_tensor_metadata"] = compat.tensor_batch_check(tensors, list(capture.shapes.values()))
+        self.objects["check_tensor_metadata"] = compat.tensor_batch_check(
+            tensors, list(capture.tensors.shapes.values())
+        )
         inside = ", ".join(variables)
         why = self.pin(Tensors(expected, capture.parameters), "expected")
         self.miss(
@@ -422,13 +424,13 @@ class PrologueWriter:
     def _apart(self) -> None:
         """What is written to shares no memory with anything else that is passed in."""
         capture = self.capture
-        if not capture.mutated:
+        if not capture.tensors.mutated:
             return
         same = {s for s, question, _ in capture.observed if question in (SAME, SHARED)}
         groups: dict[tuple, list] = {(w, m): [] for w in (True, False) for m in (True, False)}
-        for proxy, (_, source) in capture.real.items():
-            if proxy in capture.used and source not in same and source in capture.shapes:
-                groups[proxy in capture.mutated, source.root.key not in ("args", "kwargs")].append(
+        for proxy, (_, source) in capture.tensors.real.items():
+            if proxy in capture.tensors.used and source not in same and source in capture.tensors.shapes:
+                groups[proxy in capture.tensors.mutated, source.root.key not in ("args", "kwargs")].append(
                     self.variable(source)
                 )
         self.objects["apart"] = Apart()
@@ -439,18 +441,18 @@ class PrologueWriter:
 
     def _numbers(self) -> None:
         """Relations between symbolic numbers that the program decided by."""
-        for (a, relation, b), outcome in self.capture.decisions.relations.items():
-            table = {n: self.variable(self.capture.number_sources[n]) for n in sorted(a.symbols() | b.symbols())}
+        for (a, relation, b), outcome in self.capture.numbers.decisions.relations.items():
+            table = {n: self.variable(self.capture.numbers.sources[n]) for n in sorted(a.symbols() | b.symbols())}
             text = f"{_renamed(a, table)} {relation} {_renamed(b, table)}"
             held = f"{_described(a, self)} {relation} {_described(b, self)} was {outcome}, with "
             values = " + ', ' + ".join(
-                f"was_is({self.describe(self.capture.number_sources[n])!r}, '{self._hint(n)}', {v})"
+                f"was_is({self.describe(self.capture.numbers.sources[n])!r}, '{self._hint(n)}', {v})"
                 for n, v in table.items()
             )
             self.miss("relation", f"not ({text})" if outcome else text, f"{held!r} + {values}")
 
     def _hint(self, name: str):
-        return self.capture.decisions.values[name]
+        return self.capture.numbers.decisions.values[name]
 
     def _distinct(self) -> None:
         """What the program writes to must stay apart from what it reads, and tensors that had one name each must not
@@ -475,7 +477,7 @@ def _renamed(expression, table: dict[str, str]) -> str:
 
 def _described(expression, writer: PrologueWriter) -> str:
     def words(m):
-        source = writer.capture.number_sources.get(m.group())
+        source = writer.capture.numbers.sources.get(m.group())
         return writer.describe(source).replace('"', "'") if source is not None else m.group()
 
     return re.sub(r"\b[a-z]+\d+\b", words, str(expression))

@@ -69,7 +69,8 @@ class Source:
     __slots__ = ("base", "step", "key", "label", "_children")
 
     def __init__(self, base: Source | None, step: str, key, label: str = ""):
-        self.base, self.step, self.key, self.label = base, step, key, label
+        self.base: Any = base
+        self.step, self.key, self.label = step, key, label
         self._children: dict = {}
 
     def fetch(self, base, values: dict[Source, Any]):

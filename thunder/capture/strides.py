@@ -49,13 +49,13 @@ def _of_memory(c, function, value: TensorProxy) -> bool:
     """What comes from outside answers itself, and is asked again by the prologue; what the program makes is neither
     pinned nor shared, but by the operation that says so."""
     base = c.recorder.memory.base(value)
-    if base not in c.real and function in (torch.Tensor.is_inference, torch.is_inference):
+    if base not in c.tensors.real and function in (torch.Tensor.is_inference, torch.is_inference):
         return torch.is_inference_mode_enabled()
-    if base not in c.real:
+    if base not in c.tensors.real:
         return function is torch.Tensor.is_pinned and any(
             base in line.outputs and line.sym.name == "pin_memory" for line in c.recorder.bound_symbols
         )
-    real, source = c.real[base]
+    real, source = c.tensors.real[base]
     with compat.DisableTorchFunction():
         found = function(real)
     c.ask(source.call(function.__name__), VALUE)
@@ -64,12 +64,12 @@ def _of_memory(c, function, value: TensorProxy) -> bool:
 
 def _address(c, value: TensorProxy) -> int:
     """An input's own, which the prologue compares: a tensor somewhere else is another program."""
-    if value not in c.real or value in c.placements:
+    if value not in c.tensors.real or value in c.tensors.placements:
         c.refuse(
             ".data_ptr() asks for the address of what the program computes, which is known only when it runs",
             "ask for an input's, or outside of the compiled function",
         )
-    real, source = c.real[value]
+    real, source = c.tensors.real[value]
     return c.ask(source.call("data_ptr"), VALUE)
 
 
@@ -89,7 +89,7 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
     """
     memory = c.recorder.memory
     wanted = memory.holder(wanted)
-    c.fake_mode = c.fake_mode or compat.FakeTensorMode(allow_non_fake_inputs=True)
+    c.tensors.fake_mode = c.tensors.fake_mode or compat.FakeTensorMode(allow_non_fake_inputs=True)
     views = [wanted]
     while views[-1] in memory.view_of:
         views.append(memory.view_of[views[-1]][1])
@@ -97,17 +97,17 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
     value = memory.formed.get(base, base)
     with (
         compat.DisableTorchFunction(),
-        c.fake_mode,
+        c.tensors.fake_mode,
         torch.no_grad(),
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
     ):
-        for line in _slice(c, value, c.layouts):
+        for line in _slice(c, value, c.tensors.layouts):
             if isinstance(line, BoundSymbol):
-                run_line(line, c.layouts)
+                run_line(line, c.tensors.layouts)
             else:
                 _input(c, line, with_offset, with_bits)
-        found = {base: c.layouts[value]}
+        found = {base: c.tensors.layouts[value]}
         for view in reversed(views):  # a value of the trace has the name of the first view that it was
             line, shown = memory.view_of[view]
             run_line(line.swap({p: shown for p in line.inputs if memory.holder(p) is shown}), found)
@@ -115,12 +115,11 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
 
 
 def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
-    real, source = c.real[proxy]
-    # gathered anew by each call
-    if proxy in c.placements and (c.placements[proxy].shards or c.placements[proxy].slice) is not None:
-        c.layouts[proxy] = torch.empty(
-            tuple(proxy.shape), dtype=c.placements[proxy].dtype, device=to_torch_device(proxy.device)
-        )
+    real, source = c.tensors.real[proxy]
+    placement = c.tensors.placements.get(proxy)
+    if placement is not None and (placement.shards or placement.slice) is not None:  # gathered anew by each call
+        shape, device = tuple(proxy.shape), to_torch_device(proxy.device)
+        c.tensors.layouts[proxy] = torch.empty(shape, dtype=placement.dtype, device=device)
         return
     for name in (
         "stride",
@@ -128,9 +127,9 @@ def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
         *(("is_conj", "is_neg") if with_bits else ()),
     ):
         c.ask(source.call(name), VALUE)
-    if proxy not in c.layouts:
-        fake = c.fake_mode.from_tensor(real)
-        c.layouts[proxy] = fake if c.options.device is None else fake.to(to_torch_device(proxy.device))
+    if proxy not in c.tensors.layouts:
+        fake = c.tensors.fake_mode.from_tensor(real)
+        c.tensors.layouts[proxy] = fake if c.request.options.device is None else fake.to(to_torch_device(proxy.device))
 
 
 def _slice(c, wanted: TensorProxy, known: dict) -> list:
@@ -138,5 +137,5 @@ def _slice(c, wanted: TensorProxy, known: dict) -> list:
     lines = leading_to(
         [line for recorder in (*c.outer_recorders, c.recorder) for line in recorder.bound_symbols], (wanted,)
     )
-    inputs = dict.fromkeys(p for p in (wanted, *(i for line in lines for i in line.inputs)) if p in c.real)
+    inputs = dict.fromkeys(p for p in (wanted, *(i for line in lines for i in line.inputs)) if p in c.tensors.real)
     return [*inputs, *(line for line in lines if not all(o in known for o in line.outputs))]

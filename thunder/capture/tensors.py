@@ -26,24 +26,24 @@ def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
     c.values[source] = value
     is_argument = source.root.key in ("args", "kwargs")
     key = source if is_argument else id(value)
-    if c.replaced and id(value) in c.replaced:
-        c.replaced_sources[source] = c.replaced[id(value)]
-    found = c.tensors.get(key)
+    if c.tensors.replaced and id(value) in c.tensors.replaced:
+        c.tensors.replaced_sources[source] = c.tensors.replaced[id(value)]
+    found = c.tensors.proxies.get(key)
     if found is None:
         with compat.DisableTorchFunction():  # what is asked of the real tensor here is not part of the program
             if is_unusual(value):
                 return opaque_values.read(c, value, source)
-            found = c.tensors[key] = _new_proxy(c, value, source, is_argument)
+            found = c.tensors.proxies[key] = _new_proxy(c, value, source, is_argument)
         c.keep[id(value)] = value
-    elif c.real[found][1] is not source:
-        ask(c, source, SAME, c.real[found][1])
+    elif c.tensors.real[found][1] is not source:
+        ask(c, source, SAME, c.tensors.real[found][1])
     return found
 
 
 def _new_proxy(c, value: torch.Tensor, source: Source, is_argument: bool) -> TensorProxy:
     shape: tuple = tuple(value.shape)
     guarded = shape
-    if is_argument and (c.symbolic_sizes or c.changing or hasattr(value, MARK)):
+    if is_argument and (c.numbers.symbolic_sizes or c.request.changing or hasattr(value, MARK)):
         shape = tuple(size(c, n, source.child("size", i), value) for i, n in enumerate(shape))
         guarded = tuple(n if type(n) is int else None for n in shape)
     names, dtype = c.recorder.context.names, from_tensor_dtype(value.dtype)
@@ -51,8 +51,8 @@ def _new_proxy(c, value: torch.Tensor, source: Source, is_argument: bool) -> Ten
     if placement is not None:  # whole in the program, a part of it in this process
         shape, dtype = placement.seen_shape, from_tensor_dtype(placement.dtype)
     # read in the shape and dtype that the program was written for; a transform changes what reads it
-    if source in c.replaced_sources:
-        table, name = c.replaced_sources[source]
+    if source in c.tensors.replaced_sources:
+        table, name = c.tensors.replaced_sources[source]
         value = table[name]
         guarded = tuple(value.shape)
         if (found := placement_of(value)) is None and placement is not None:
@@ -62,22 +62,22 @@ def _new_proxy(c, value: torch.Tensor, source: Source, is_argument: bool) -> Ten
                 "the list",
             )
         placement = found
-    device = c.options.device or from_tensor_device(value.device)
+    device = c.request.options.device or from_tensor_device(value.device)
     name = names.claim(source.name(c.parameters))
     proxy = TensorProxy(name, shape=shape, dtype=dtype, device=device, requires_grad=value.requires_grad)
-    c.shapes[source] = guarded
-    c.real[proxy] = (value, source)
+    c.tensors.shapes[source] = guarded
+    c.tensors.real[proxy] = (value, source)
     if placement is not None:
-        c.placements[proxy] = placement
-    for base in list(c.mutated):
-        if base in c.mutated:
+        c.tensors.placements[proxy] = placement
+    for base in list(c.tensors.mutated):
+        if base in c.tensors.mutated:
             _share(c, base, proxy, value)
     return proxy
 
 
 def is_leaf(c, p: TensorProxy) -> bool:
     """Whether a proxy stands for a tensor whose casts eager's autocast keeps."""
-    real = c.real.get(p)
+    real = c.tensors.real.get(p)
     with compat.DisableTorchFunction():
         return real is not None and real[0].is_leaf and not real[0]._is_view()
 
@@ -85,15 +85,18 @@ def is_leaf(c, p: TensorProxy) -> bool:
 def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
     """An in-place operation writes to `base`, or to a view of it, which may be `detached`. Raises where the program or
     thunder can not allow it."""
-    if base not in c.real:
+    if base not in c.tensors.real:
         return
-    if base in c.placements and not c.placements[base].is_whole:
+    if base in c.tensors.placements and not c.tensors.placements[base].is_whole:
         c.refuse(
             f"{base.name} is written to, and the ranks hold a part of it each",
             "write to it outside of the compiled function: call optimizer.step() there",
         )
     with compat.DisableTorchFunction():
-        differentiable, leaf = c.real[base][0].requires_grad and torch.is_grad_enabled(), c.real[base][0].is_leaf
+        differentiable, leaf = (
+            c.tensors.real[base][0].requires_grad and torch.is_grad_enabled(),
+            c.tensors.real[base][0].is_leaf,
+        )
     if differentiable and not detached:
         if leaf:
             raise RuntimeError(
@@ -103,17 +106,17 @@ def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
             "an argument that requires grad, and is the result of another operation, is written to",
             "write to a clone of it",
         )
-    if base not in c.mutated:
-        c.mutated[base] = None
-        for other, (tensor, _) in list(c.real.items()):
-            if base in c.mutated:
+    if base not in c.tensors.mutated:
+        c.tensors.mutated[base] = None
+        for other, (tensor, _) in list(c.tensors.real.items()):
+            if base in c.tensors.mutated:
                 _share(c, base, other, tensor)
 
 
 def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> None:
     """Two tensors from outside, one of which is written to: if one of the two shows what the other holds it is a view
     of it here. A partial overlap is refused."""
-    real, source = c.real[base]
+    real, source = c.tensors.real[base]
     memory = c.recorder.memory
     with compat.DisableTorchFunction():
         if other is base or _memory_of(real) != _memory_of(tensor) or not tensor.numel() or other in memory.view_of:
@@ -124,7 +127,7 @@ def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> No
         disjoint = mine is None and others is None and are_disjoint(real, tensor)
         connected = real.requires_grad or tensor.requires_grad  # each has a history of its own
     if tensor is real:
-        ask(c, c.real[other][1], SAME, source)
+        ask(c, c.tensors.real[other][1], SAME, source)
         memory.same(other, base)
         return
     if not disjoint and (connected or mine is None and others is None):
@@ -134,15 +137,15 @@ def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> No
         )
     map_structure(concrete, (base.shape, other.shape))
     if others is None and mine is not None:
-        _shares(c, source, c.real[other][1])
+        _shares(c, source, c.tensors.real[other][1])
         value = memory.current.get(base)
-        del c.mutated[base]
+        del c.tensors.mutated[base]
         memory.same(base, other, mine)
         written_to(c, other, True, False)
         if value is not None:  # written to before the other one was read
             memory.write(base, value)
         return
-    _shares(c, c.real[other][1], source)
+    _shares(c, c.tensors.real[other][1], source)
     if others is not None:
         memory.same(other, base, others)
 
@@ -159,7 +162,7 @@ def write_back(c) -> None:
     if not memory.active:
         return
     with recording(c.recorder):
-        for base in list(c.mutated):
+        for base in list(c.tensors.mutated):
             value, target = memory.latest(base), base
             if value is base:
                 if base in memory.counted:  # a view of it changed its shape
@@ -177,10 +180,10 @@ def write_back(c) -> None:
                 copy = inplace.write_back if base in memory.counted else inplace.write_back_uncounted
                 copy.record(c.recorder, (target, value), {}, None)
                 for other in memory.below(base) if copy is inplace.write_back else ():
-                    if other in c.real:
+                    if other in c.tensors.real:
                         inplace.also_written.record(c.recorder, (other,), {}, None)
             memory.written_back(base, target)
-            c.reshaped[target] = base
+            c.tensors.reshaped[target] = base
         memory.settle()
 
 

@@ -53,15 +53,15 @@ def read(c, value, source: Source):
     if issubclass(t, torch.nn.Module):
         if source.base is not None:
             ask(c, source, IDENTITY)
-        if id(value) in c.rooted:
-            c.pinned[source] = value
+        if id(value) in c.outside.rooted:
+            c.outside.pinned[source] = value
         ask(c, source, TYPE)
         c.know(value, source)
         return value
     rule = _tuple if issubclass(t, tuple) else _RULES.get(t)
     found = rule(c, value, source) if rule is not None else _other(c, value, t, source)
     if t is not tuple and t is not types.MethodType and id(found) not in c.sources:
-        c.keep[id(found)], c.origins[id(found)] = found, source
+        c.keep[id(found)], c.outside.origins[id(found)] = found, source
     return found
 
 
@@ -92,7 +92,7 @@ def _frozenset(c, value: frozenset, source: Source):
 
 def _array(c, value: numpy.ndarray, source: Source):
     ask(c, source, CONTENT)
-    c.arrays[id(value)] = value, value.copy()
+    c.outside.arrays[id(value)] = value, value.copy()
     return value
 
 
@@ -115,12 +115,12 @@ def _other(c, value, t: type, source: Source):
     if issubclass(t, BUFFERS):
         return containers.buffer(c, value, source)
     if is_iterator(value) and not in_python(type_attribute(t, "__next__")):
-        c.outside_iterators[id(value)] = value
+        c.outside.iterators[id(value)] = value
     by_identity = t in IDENTICAL or issubclass(t, (type, ENUM, frozenset))
     if by_identity or native_module(t.__module__) and not issubclass(t, (*tracked_anyway, weakref.ref)):
         ask(c, source, IDENTITY)
         if t is types.FunctionType:
-            c.function_sources.setdefault(id(value), source)
+            c.outside.function_sources.setdefault(id(value), source)
         if (
             t in (torch.Generator, functools.partial)
             or t is types.FunctionType
@@ -142,7 +142,7 @@ def _tuple(c, value: tuple, source: Source):
     if type(value) is tuple and tuple.__len__(value) > containers.LARGE and is_data(value):
         ask(c, source, CONTENT)
         return value
-    if all(type(x) in PRIMITIVE for x in tuple.__iter__(value)) and not c.symbolic:
+    if all(type(x) in PRIMITIVE for x in tuple.__iter__(value)) and not c.numbers.symbolic:
         ask(c, source, VALUE)
         return value
     ask(c, source, TYPE)

@@ -22,7 +22,7 @@ _home, __dir__ = names_from(
             "without_function_modes", "modes_restored",
             "default_device", "foreign_tracer", "settings", "changed_settings",
         ),
-        "thunder.compat.autocast": ("autocast_state", "autocast_casts", "autocast_nesting", "autocast_on",
+        "thunder.compat.autocast": ("autocast_state", "autocast_casts", "composed", "autocast_nesting", "autocast_on",
         "autocast_off", "AUTOCAST_KINDS"),
         "thunder.compat.cuda": ("load_kernel", "kernel_flags", "attention_backends", "attention_among"),
         "thunder.compat.batch_checks": ("tensor_batch_check", "native_batch_check"),

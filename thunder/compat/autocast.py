@@ -24,6 +24,11 @@ def autocast_casts(operator: str, kind: str) -> bool:
     return compat.has_kernel_for_key(f"aten::{operator}", f"Autocast{kind.upper()}")
 
 
+def composed(operator: str) -> bool:
+    """Whether PyTorch composes an operator of aten of others, which torch.autocast casts: this, too, differs."""
+    return compat.has_kernel_for_key(f"aten::{operator}", "CompositeImplicitAutograd")
+
+
 def autocast_nesting() -> int:
     """How many `with torch.autocast(...)` are entered."""
     torch.autocast_increment_nesting()

@@ -300,7 +300,8 @@ class Host:
     def converted(self, function, kind, name, result, *more) -> Any:
         """What a builtin makes of the result of a method of `kind`: native code checks it, of an object that gives
         it."""
-        made = type(kind.__name__, (), {name: lambda *_: result})
+        named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        made = type(kind.__name__, (), {**named, name: lambda *_: result})
         return function(made(), *more)
 
     def native_binary(self, symbol, a, b) -> Any:

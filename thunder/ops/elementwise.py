@@ -21,6 +21,7 @@ from thunder.ops.backward import op, sigmoid_backward, sum_to, tanh_backward
 from thunder.ops.corners import is_differentiated, kept_at_tie, turns_at_origin
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, PRIMS, alias, composite, declare, prim
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
 from thunder.ops.shape_prims import broadcast_in_dim
 from thunder.ops.torch_types import named_results, scalar_type
@@ -583,6 +584,8 @@ BINARY: dict[str, dict] = {
 for _name, _options in BINARY.items():
     _extra = [f for f in (getattr(torch.special, _name, None),) if f is not None]
     binary(_name, *_pair(_name), *_extra, **_options)
+if compat.composed("ldexp.Tensor"):  # of pow, which autocast casts on CUDA
+    casts_inside(*LTORCH["ldexp"].torch_functions)
 
 
 def _double_in_place(a, b):

@@ -97,9 +97,17 @@ def _product_meta(a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast):
     return like(a, (a.shape[0], b.shape[1]), from_tensor_dtype(out_dtype))
 
 
+def _scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast):
+    if a.device.type == "cpu" and scale_a.ndim:  # before torch 2.13, PyTorch's kernel for CPUs takes no scales of rows
+        one = torch.ones(())
+        product = compat.scaled_mm(a, b, one, one, bias, scale_result, torch.float32, fast)
+        return (product * scale_a * scale_b).to(out_dtype)
+    return compat.scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast)
+
+
 scaled_mm = Symbol(
     "scaled_mm", _product_meta, id="ltorch.scaled_mm", module="ltorch", is_prim=True,
-    tags=(OpTags.MATMUL_OP, OpTags.DETACHED), fn=lambda *args: compat.scaled_mm(*args)
+    tags=(OpTags.MATMUL_OP, OpTags.DETACHED), fn=_scaled_mm
 )  # fmt: skip
 
 

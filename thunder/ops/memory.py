@@ -61,6 +61,7 @@ class Memory:
         self.formed: dict[Proxy, TensorProxy] = {}
         self.lost: dict[Proxy, str] = {}  # what can not be read any more -> why
         self.fixed: dict[Proxy, str] = {}  # what must not be written to -> why
+        self.apart: set[Proxy] = set()  # leaves that do not share memory here which they share in PyTorch
         self.shared: dict[Proxy, list[TensorProxy]] = {}  # values that share memory in a way that is not known
         self._deriving = False
         for operation in operations:
@@ -327,6 +328,25 @@ class Memory:
             if base in self.current:
                 self.stale.add(x)
                 self._outdate(x, None)
+
+    def become(self, x: TensorProxy, leaf: TensorProxy) -> None:
+        """The program's proxy `x` stands for a new leaf from now on, with the values that it has."""
+        x = self.holder(x)
+        self.freeze(x, leaf)
+        self.active = True
+        self.current.pop(x, None)
+        self.owner[x] = leaf
+
+    def freeze(self, x: TensorProxy, copy: TensorProxy) -> None:
+        """`copy` shares memory with `x` in PyTorch, but not in the program: nobody may write to either, unless nothing
+        else is made of `x`."""
+        x = self.holder(x)
+        self.fixed[self.base(x)] = why = (
+            "a tensor is written to that shares memory with a leaf that was made of it (requires_grad_(), Parameter)"
+        )
+        if not self.is_alone(x):
+            self.fixed[copy] = why
+            self.apart.add(copy)
 
     # --- another shape in place
     def is_alone(self, x: TensorProxy) -> bool:

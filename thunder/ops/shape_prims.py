@@ -61,12 +61,13 @@ def cat(tensors, dim):
     return like(first, (*first.shape[:dim], total, *first.shape[dim + 1 :]))
 
 
-@prim(
-    lambda a, value, padding: torch.nn.functional.pad(
-        a, [n for lo_hi in reversed(padding) for n in lo_hi], value=value
-    ),
-    tags=(OpTags.SHAPE_OP,),
-)
+def _pad(a, value, padding):
+    if not a.numel():  # before torch 2.11, PyTorch pads no dimension beside an empty one
+        return a.new_full([lo + n + hi for n, (lo, hi) in zip(a.shape, padding, strict=True)], value)
+    return torch.nn.functional.pad(a, [n for lo_hi in reversed(padding) for n in lo_hi], value=value)
+
+
+@prim(_pad, tags=(OpTags.SHAPE_OP,))
 def pad(a, value, padding):
     """`padding[i]` = (elements before, elements after) of dimension i; negative ones cut."""
     return like(a, tuple(lo + n + hi for n, (lo, hi) in zip(a.shape, padding, strict=True)))

@@ -90,7 +90,7 @@ class Engine:
     def is_freed(self, c, value: TensorProxy) -> bool:
         """Whether somebody outside of the program gets a value with a graph that the program has freed: whether the way
         to its leaves leads through what is gone."""
-        if not self.freed or value in c.real:
+        if not self.freed or value in c.tensors.real:
             return False
         if value not in self._left and value.requires_grad:
             self._left[value] = self._passes_gone(c, value)
@@ -196,7 +196,7 @@ def run_engine(c, f, args, kwargs):
 def _variable(c, p: TensorProxy) -> TensorProxy:
     """What a tensor of the program is to autograd: a leaf stays the leaf when it is written to without grad."""
     holder = c.recorder.memory.holder(p)
-    return first_proxy(c, holder) if holder.requires_grad and holder in c.real else c.recorder.latest(p)
+    return first_proxy(c, holder) if holder.requires_grad and holder in c.tensors.real else c.recorder.latest(p)
 
 
 class _Pulled:
@@ -209,7 +209,7 @@ class _Pulled:
             lines[:] = _combined(c, lines, outputs)
         linear = Linearization(
             lines,
-            c.options.executors,
+            c.request.options.executors,
             functional=create_graph,
             needed=set(leading_to(lines, outputs)),
             known=engine.known,
@@ -240,13 +240,13 @@ class _Pulled:
 
     def leaves(self) -> list[TensorProxy]:
         """The tensors from outside that have a gradient, once each."""
-        return [p for p in self.grads if p in self.c.real]
+        return [p for p in self.grads if p in self.c.tensors.real]
 
     def write(self, wanted: Sequence[TensorProxy]) -> list:
         """Writes what the gradients of `wanted` are computed by; those gradients, None where there is none."""
         c = self.c
         for p in wanted:
-            if p in c.real:
+            if p in c.tensors.real:
                 _check_leaf(c, p)
         found = [self.grads.get(p) for p in wanted]
         lines = leading_to(self.lines, found)
@@ -274,7 +274,7 @@ def _combined(c, operations: Sequence[BoundSymbol], outputs: Sequence[TensorProx
 
 
 def _check_leaf(c, p: TensorProxy) -> None:
-    real, source = c.real[p]
+    real, source = c.tensors.real[p]
     with compat.DisableTorchFunction():
         leaf, hooked = (
             real.is_leaf,
@@ -286,7 +286,7 @@ def _check_leaf(c, p: TensorProxy) -> None:
             f"a backward inside of it reaches {name}, which is itself a result of operations outside",
             "pass x.detach().requires_grad_(), or call backward outside",
         )
-    if p in c.placements and c.placements[p].slice is not None:
+    if p in c.tensors.placements and c.tensors.placements[p].slice is not None:
         c.refuse(
             f"a backward inside of it reaches {name}, of which the ranks compute with a part each",
             "call backward outside of the compiled function",
@@ -313,7 +313,7 @@ def _check_unmodified(c, lines: Sequence[BoundSymbol]) -> None:
             root = bases[value]
             base = memory.base(root)
             if (
-                base in c.mutated
+                base in c.tensors.mutated
                 and memory.current.get(memory.holder(root), root) is not root
                 and not any(line.args[i] is value for i in unread)
             ):
@@ -328,7 +328,7 @@ def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool
     wanted = [_variable(c, p) for p in inputs]
     if any(not p.requires_grad for p in wanted):
         raise RuntimeError("One of the differentiated Tensors does not require grad")
-    if any(p in c.placements and not c.placements[p].is_whole for p in wanted):
+    if any(p in c.tensors.placements and not c.tensors.placements[p].is_whole for p in wanted):
         c.refuse(
             "torch.autograd.grad inside of it asks for the gradient of a parameter that the ranks hold a part of each",
             "call loss.backward(), or torch.autograd.grad outside",
@@ -346,7 +346,7 @@ def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool
 def _synchronized(c, pulled: _Pulled, p: TensorProxy, g: TensorProxy | None) -> TensorProxy | None:
     """The gradient of what this rank holds of a parameter, averaged over the ranks; under no_sync its own, None where
     it is kept beside a shard until the block ends."""
-    placement = c.placements.get(p)
+    placement = c.tensors.placements.get(p)
     if placement is None or g is None:
         return g
     if pulled.create_graph:
@@ -375,7 +375,7 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
             if g is None:
                 continue
             known = read_gradient(c, p)
-            if known is None and p in c.placements and not c.placements[p].is_whole:
+            if known is None and p in c.tensors.placements and not c.tensors.placements[p].is_whole:
                 write_gradient(c, p, g)
             elif known is None:
                 root = bases[g]

@@ -17,6 +17,7 @@ import torch
 
 from thunder import compat
 from thunder.capture.expose import expose
+from thunder.capture.state import Tensors
 from thunder.core.proxies import TensorProxy, like, proxies_in
 from thunder.core.symbol import Recorder, current_recorder, recording, user_location
 from thunder.core.unbacked import check_shapes
@@ -58,6 +59,7 @@ class _Native:
     def __init__(self, recorder: Recorder):
         self.recorder, self.executors = recorder, resolve_executors(None)
         self.outer_recorders: list[Recorder] = []
+        self.tensors = Tensors(replaced={})
 
     def call(self, f, args, kwargs):
         return f(*args, **kwargs)
@@ -74,7 +76,7 @@ class _Native:
 
 
 def _executors(c) -> Sequence:
-    return c.executors if isinstance(c, _Native) else c.options.executors
+    return c.executors if isinstance(c, _Native) else c.request.options.executors
 
 
 def opened(c, value):
@@ -248,9 +250,7 @@ class Differentiated:
     def _read_outside(self, c, arguments: list, lines) -> None:
         """What the function reads from outside and that requires grad, parameters mostly, has gradients as well."""
         read = {p for line in lines for p in line.inputs}
-        free = [
-            p for p in getattr(c, "real", ()) if p in read and p.requires_grad and not any(p is a for a in arguments)
-        ]
+        free = [p for p in c.tensors.real if p in read and p.requires_grad and not any(p is a for a in arguments)]
         arguments += free
         self.outer += free
 

@@ -16,28 +16,28 @@ __all__ = ["read_gradient", "write_gradient", "leaf_gradient", "first_proxy"]
 
 def _place(c, p: TensorProxy) -> tuple:
     """The key of a tensor's `.grad` among what the program wrote: one for all proxies of a tensor from outside."""
-    if p not in c.real:
+    if p not in c.tensors.real:
         return id(p), "grad"
-    real, source = c.real[p]
+    real, source = c.tensors.real[p]
     first = c.engine.leaves.setdefault(id(real), p)
     if first is not p:
-        c.ask(source, SAME, c.real[first][1])
+        c.ask(source, SAME, c.tensors.real[first][1])
     return id(real), "grad"
 
 
 def first_proxy(c, p: TensorProxy) -> TensorProxy:
     """The one of a tensor's proxies that gradients are kept under."""
-    return c.engine.leaves[_place(c, p)[0]] if p in c.real else p
+    return c.engine.leaves[_place(c, p)[0]] if p in c.tensors.real else p
 
 
 def read_gradient(c, p: TensorProxy):
     """`p.grad`."""
     p = c.recorder.memory.holder(p)
-    if (key := _place(c, p)) in c.overlay:
-        return c.overlay[key]
-    if p not in c.real:
+    if (key := _place(c, p)) in c.writes.overlay:
+        return c.writes.overlay[key]
+    if p not in c.tensors.real:
         return None
-    real, source = c.real[p]
+    real, source = c.tensors.real[p]
     with compat.DisableTorchFunction():
         return c.read(real.grad, source.attr("grad"))
 
@@ -46,7 +46,7 @@ def write_gradient(c, p: TensorProxy, value) -> None:
     """`p.grad = value`. Raises TypeError and RuntimeError as PyTorch does where the value does not fit."""
     p = c.recorder.memory.holder(p)
     now = c.recorder.latest(value)
-    placement = c.placements.get(p)
+    placement = c.tensors.placements.get(p)
     shape, dtype = (
         (tuple(p.shape), p.dtype)
         if placement is None
@@ -60,16 +60,16 @@ def write_gradient(c, p: TensorProxy, value) -> None:
             tensor.grad = tensor if value is p else stand_in(now) if type(now) is TensorProxy else value
     key = _place(c, p)
     c.keep[id(p)] = p
-    if p in c.real:
+    if p in c.tensors.real:
         if (
             value is None
-            and key not in c.overlay
-            and c.real[p][0].grad is not None
+            and key not in c.writes.overlay
+            and c.tensors.real[p][0].grad is not None
             and (placement is None or placement.is_whole)
         ):
             _drop_gradient(p)
-        c.effects.setdefault(key, ("grad", p, "grad"))
-    c.overlay[key] = value
+        c.writes.effects.setdefault(key, ("grad", p, "grad"))
+    c.writes.overlay[key] = value
 
 
 def _dropped(tensor: torch.Tensor) -> None:

@@ -1,4 +1,5 @@
-"""Leaves of autograd's graph that a program makes: `torch.zeros(2, requires_grad=True)`."""
+"""Leaves of autograd's graph that a program makes: `torch.zeros(2, requires_grad=True)`, `x.detach().requires_grad_()`,
+parameters."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ from thunder.core.proxies import TensorProxy, number_value
 from thunder.ops.inplace import copy_
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
-__all__ = ["leaf"]
+__all__ = ["copied", "leaf", "parameter", "require_grad"]
 
 
-def leaf(c, values: TensorProxy) -> TensorProxy:
+def leaf(c, values: TensorProxy, kind: type = torch.Tensor, requires_grad: bool = True) -> TensorProxy:
     """A new leaf with these values. The prologue makes it at each call, so that autograd knows it as it knows
     arguments; the program fills it."""
     shape, layout = tuple(map(number_value, values.shape)), c.recorder.memory.layout
-    options = {"dtype": to_torch_dtype(values.dtype), "device": to_torch_device(values.device), "requires_grad": True}
+    options = {"dtype": to_torch_dtype(values.dtype), "device": to_torch_device(values.device)}
     strides = layout(values).stride() if layout is not None else torch.empty(shape, device="meta").stride()
-    make = functools.partial(torch.empty_strided, shape, strides, **options)
+    make = functools.partial(_make, kind, shape, strides, requires_grad, **options)
     with compat.DisableTorchFunction():
         made = make()
     proxy = c.read(made, c.const(make, "leaf").call("__call__"))
@@ -29,3 +30,70 @@ def leaf(c, values: TensorProxy) -> TensorProxy:
         copy_(proxy, values)
     c.synchronize()
     return proxy
+
+
+def _make(kind: type, shape: tuple, strides: tuple, requires_grad: bool, **options) -> torch.Tensor:
+    made = torch.empty_strided(shape, strides, **options)
+    return kind(made, requires_grad) if kind is not torch.Tensor else made.requires_grad_(requires_grad)
+
+
+def require_grad(c, f, args, kwargs) -> TensorProxy:
+    """`Tensor.requires_grad_`: a tensor of the program's is a leaf from now on."""
+    p, *rest = args
+    wanted = rest[0] if rest else kwargs.get("requires_grad", True)
+    p = c.recorder.memory.holder(p)
+    values = c.recorder.latest(p)
+    if values.requires_grad == wanted:
+        return p
+    _refuse_transforms(c)
+    if p in c.tensors.real or not wanted:
+        c.refuse(
+            f"requires_grad_({wanted}) changes a tensor that was not made without grad inside of the program",
+            "set requires_grad before the call, or use x.detach()",
+        )
+    if values.dtype.category < 2:
+        raise RuntimeError("only Tensors of floating point dtype can require gradients")
+    c.recorder.memory.become(p, leaf(c, values))
+    return p
+
+
+def parameter(c, cls, args, kwargs) -> TensorProxy:
+    """`torch.nn.Parameter(data, requires_grad)`. It does not share memory with `data`, which nobody writes to then."""
+    given = dict(zip(("data", "requires_grad"), args)) | kwargs
+    data = given.get("data")
+    if data is None:
+        data = c.call(torch.empty, [0], {})
+    data, wanted = c.lift(data), given.get("requires_grad", True)
+    _refuse_transforms(c)
+    values = c.recorder.latest(data)
+    if values.dtype.category < 2 and wanted:
+        raise RuntimeError("Only Tensors of floating point and complex dtype can require gradients")
+    made = leaf(c, values, torch.nn.Parameter, wanted)
+    c.recorder.memory.freeze(data, made)
+    return made
+
+
+def copied(c, f, args, kwargs) -> TensorProxy:
+    """`Tensor.__deepcopy__`: of a leaf that requires grad another one, of a parameter a parameter."""
+    p, memo = c.recorder.memory.holder(args[0]), args[1]
+    values = c.recorder.latest(p)
+    kind = type(c.tensors.real[p][0]) if p in c.tensors.real else torch.Tensor
+    if kind is not torch.nn.Parameter and not values.requires_grad:
+        return c.operation("__deepcopy__", p, memo)
+    if id(p) not in memo:
+        _refuse_transforms(c)
+        with compat.DisableTorchFunction():
+            is_leaf = p in c.tensors.real and c.tensors.real[p][0].is_leaf
+        if not is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+                "moment.  If you were attempting to deepcopy a module, this may be because of a torch.nn.utils."
+                "weight_norm usage, see https://github.com/pytorch/pytorch/pull/103001"
+            )
+        memo[id(p)] = leaf(c, values, kind, values.requires_grad)
+    return memo[id(p)]
+
+
+def _refuse_transforms(c) -> None:
+    if c.outer_recorders:
+        c.refuse("a leaf is made inside of a transform of functions", "make it outside of the transform")

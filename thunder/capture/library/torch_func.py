@@ -179,11 +179,11 @@ def _replaced(c, module, wanted: dict) -> Iterator[None]:
         *path, leaf = name.split(".")
         owner = functools.reduce(c.load_attr, path, module)
         c.keep[id(owner)] = owner
-        before[id(owner), leaf] = (c.overlay.get((id(owner), leaf), missing), value)
-        c.overlay[id(owner), leaf] = value
+        before[id(owner), leaf] = (c.writes.overlay.get((id(owner), leaf), missing), value)
+        c.writes.overlay[id(owner), leaf] = value
     try:
         yield
-        if any(c.overlay.get(key) is not value for key, (_, value) in before.items()):
+        if any(c.writes.overlay.get(key) is not value for key, (_, value) in before.items()):
             c.refuse(
                 "a module called by torch.func.functional_call replaces a parameter or buffer of its own",
                 "return the new value",
@@ -191,9 +191,9 @@ def _replaced(c, module, wanted: dict) -> Iterator[None]:
     finally:
         for key, (old, _) in before.items():
             if old is missing:
-                c.overlay.pop(key, None)
+                c.writes.overlay.pop(key, None)
             else:
-                c.overlay[key] = old
+                c.writes.overlay[key] = old
 
 
 HANDLERS = {

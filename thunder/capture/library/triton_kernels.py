@@ -25,7 +25,7 @@ __all__ = ["launchers", "written_parameters"]
 
 def launchers() -> dict[Callable, Callable]:
     """function of triton's -> handler; empty while no program has imported triton."""
-    found = []
+    found: dict[Callable, Callable] = {_run: _launch}
     for module, name in (
         ("jit", "JITFunction"),
         ("autotuner", "Autotuner"),
@@ -34,9 +34,15 @@ def launchers() -> dict[Callable, Callable]:
     ):
         # None as well while a thread imports triton
         kind = getattr(sys.modules.get(f"triton.runtime.{module}"), name, None)
-        # before Triton 3.6 the one of its interpreter is made for each kernel
-        found += [kind.run] if hasattr(kind, "run") else []
-    return dict.fromkeys(found, _launch)
+        if hasattr(kind, "run"):
+            found[kind.run] = _launch
+        elif kind is not None:  # Triton's interpreter makes one for each kernel, before Triton 3.6
+            found[kind.__getitem__] = lambda c, f, args, kwargs: functools.partial(_run, args[0], grid=args[1])
+    return found
+
+
+def _run(kernel, *args, grid, **kwargs) -> None:
+    kernel[grid](*args, **kwargs)
 
 
 def _launch(c, f, args, kwargs):
@@ -132,14 +138,13 @@ def _grid(given) -> tuple[int, ...]:
 
 def _with_grid(kernel, grid) -> Callable:
     def launch(*args, **kwargs):
-        kwargs.pop("grid")
-        kernel[grid](*args, **kwargs)
+        _run(kernel, *args, **kwargs | {"grid": grid})
 
     return launch
 
 
-# ---------------------------------------------------------------------------------------------------------------- what
-# a kernel writes
+# ----------------------------------------------------------------------------------------------------------------
+# what a kernel writes
 
 
 @functools.cache
