@@ -40,7 +40,7 @@ test-cpus:
 	ATEN_CPU_CAPABILITY=default $(MAKE) --no-print-directory suite
 
 test-all: test test-versions
-	$(RUN) -m tests.properties.run --mutations 20000 --programs 10000 --library
+	$(RUN) -m tests.properties.run --mutations 20000 --programs 10000 --library --paths 5000 --processes 2
 	$(RUN) benchmarks/op_coverage.py --processes 2
 	$(RUN) benchmarks/models.py --systems eager,thunder,thunder_inductor
 

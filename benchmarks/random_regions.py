@@ -122,6 +122,11 @@ class RandomRegion:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple:
         return self.function(*inputs)
 
+    def resized(self, more: int) -> RandomRegion:
+        """The same program on other inputs, laid out in memory alike, whose dimensions of more than 2 have `more`."""
+        generator = torch.Generator().manual_seed(self.seed + more)
+        return RandomRegion(self.seed, self.text, [_resized(x, more, generator) for x in self.inputs], self.unit)
+
     def exact(self, inputs: Sequence[torch.Tensor]) -> tuple:
         """The results in float64."""
         default = torch.get_default_dtype()
@@ -169,6 +174,24 @@ def _like(x: torch.Tensor, device) -> torch.Tensor:
     return torch.as_strided(whole, x.shape, x.stride(), x.storage_offset())
 
 
+def _resized(x: torch.Tensor, more: int, generator: torch.Generator) -> torch.Tensor:
+    shape = [n + more if n > 2 else n for n in x.shape]
+    order = sorted(range(x.dim()), key=lambda d: -x.stride(d))
+    gaps = 2 if x.dim() and min(x.stride()) == 2 else 1
+    stored = [1 if x.stride(d) == 0 else shape[d] * (gaps if d == order[-1] else 1) for d in order]
+    made = _of_type(torch.randn(stored, generator=generator, dtype=torch.float64), x.dtype)
+    made = made[..., ::gaps] if stored else made
+    return made.permute([order.index(d) for d in range(x.dim())]).expand(shape)
+
+
+def _of_type(values: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    if kind is torch.bool:
+        return values > 0
+    if kind.is_floating_point:
+        return values.to(kind)
+    return (values * 4).abs().to(kind) if kind is torch.uint8 else (values * 4).to(kind)
+
+
 def _function(text: str, cast: Callable) -> Callable:
     space = {"torch": torch, "F": F, "cast": cast}
     exec(text, space)  # noqa: S102
@@ -207,18 +230,13 @@ class _Writer:
         if layout == "expanded":
             stored[0] = min(stored[0], 1)
         values = torch.randn(stored, generator=self.generator, dtype=torch.float64)
-        if kind is torch.bool:
-            made = values > 0
-        elif not kind.is_floating_point:
-            made = (values * 4).abs().to(kind) if kind is torch.uint8 else (values * 4).to(kind)
-        else:
-            if self.random.random() < 0.2 and not self.smooth:
-                values = torch.where(
-                    torch.rand(stored, generator=self.generator) < 0.05,
-                    self.random.choice((0.0, -0.0, math.inf, -math.inf, math.nan)),
-                    values,
-                )
-            made = values.to(kind)
+        if kind.is_floating_point and self.random.random() < 0.2 and not self.smooth:
+            values = torch.where(
+                torch.rand(stored, generator=self.generator) < 0.05,
+                self.random.choice((0.0, -0.0, math.inf, -math.inf, math.nan)),
+                values,
+            )
+        made = _of_type(values, kind)
         if layout == "offset":
             whole = torch.zeros(made.numel() + 1, dtype=kind)
             whole[1:] = made.reshape(-1)

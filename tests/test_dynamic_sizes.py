@@ -130,3 +130,19 @@ def test_batches_of_30_sizes_through_a_gpt():
         assert torch.equal(*losses)
         assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
     assert thunder.cache_misses(compiled) == 3
+
+
+def test_values_that_are_made_of_sizes_are_checked():
+    """As transformers looks for the begin of a second text in the positions that it has made itself."""
+
+    def program(x):
+        positions = torch.arange(x.shape[0])
+        if (torch.diff(positions) == 1).all():
+            x = x.sin()
+        return x * 2 if (positions * positions).sum() > 100 else x + int(positions[-1] > 3)
+
+    compiled = thunder.jit(program, fallback="error")
+    for n in (6, 7, 5, 6, 12, 9, 3, 2, 30, 4):
+        x = torch.randn(n, 2)
+        assert torch.equal(compiled(x), program(x))
+    assert thunder.cache_misses(compiled) == 3, "6, other sizes of that way, and another way"

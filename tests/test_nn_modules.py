@@ -326,3 +326,20 @@ def test_the_quick_ways_of_evaluation_without_grad(name):
     with torch.no_grad():
         want, got = tensors(module(*given)), tensors(thunder.jit(module)(*given))
     torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_a_container_of_parameters_may_be_empty():
+    class Optional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.absent, self.present = nn.ParameterDict(), nn.ParameterDict({"w": torch.ones(3)})
+
+        def forward(self, x):
+            return x if "w" in self.absent.keys() else x * self.present["w"]
+
+    model = Optional()
+    compiled = thunder.jit(model)
+    assert compiled(torch.full((3,), 2.0)).tolist() == [2.0] * 3
+    model.absent["w"] = nn.Parameter(torch.ones(3))
+    model.present["w"] = nn.Parameter(torch.zeros(3))
+    assert compiled(torch.full((3,), 2.0)).tolist() == [2.0] * 3

@@ -3,9 +3,11 @@ function is usable after."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import linecache
 import sys
+import threading
 import traceback
 import types
 import warnings
@@ -76,9 +78,26 @@ def written_object_compared_by_native_code(x):
 # constructs
 
 
+@refused("a thread is started")
+def thread_inside(x):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(x * 2))
+    thread.start()  # here
+    thread.join()
+    return found[0]
+
+
+@refused("asyncio.run is called")
+def event_loop_inside(x):
+    async def double():
+        return x * 2
+
+    return asyncio.run(double())  # here
+
+
 @refused("torch.compile")
 def torch_compile_inside(x):
-    return torch.compile(lambda t: t + 1)(x)  # here
+    return torch.compile(torch.nn.ReLU())(x)  # here
 
 
 @refused("a generator leaves")

@@ -11,6 +11,7 @@ PROGRAMS = {
     "while_loop": lambda x: while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x)),
     "scan": lambda x: scan(lambda c, row: (c + row, c * row), x[0] * 0, x),
     "scan_from_the_end": lambda x: scan(lambda c, row: (c + row, c * row), x[0] * 0, x, dim=1, reverse=True),
+    "scan_to_numbers": lambda x: scan(lambda c, row: (c + row, row.sum()), x[0] * 0, x, dim=-1),
 }
 
 

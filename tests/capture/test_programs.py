@@ -1549,3 +1549,14 @@ def test_names_that_a_modules_getattr_answers():
         assert_same(compiled(X), X * said["scale"] + said["scale"])
         assert_same(compiled(X), X * said["scale"] + said["scale"])
     assert thunder.cache_misses(compiled) == 2
+
+
+def test_a_tensor_that_is_no_leaf_is_written_to_in_a_try():
+    def f(x):
+        try:
+            return x.clone().mul_(2)
+        except RuntimeError:
+            return x
+
+    x = torch.ones(3, requires_grad=True)
+    assert torch.equal(thunder.jit(f)(x), f(x))

@@ -214,7 +214,7 @@ def agree(ours: Outcome, theirs: Outcome, gradients: bool) -> None:
 
 def close(ours, theirs, tolerance) -> None:
     """Of the largest number there is: a reduction rounds to that."""
-    largest = float(theirs.abs().nan_to_num(0, 0, 0).max()) if theirs.numel() else 0.0
+    largest = float(theirs.detach().abs().nan_to_num(0, 0, 0).max()) if theirs.numel() else 0.0
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * max(1.0, largest), equal_nan=True)
 
 

@@ -174,7 +174,10 @@ def flat(x) -> list:
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_give_what_eager_gives(name):
     call = CALLS[name]
-    expected = flat(call(X, M, I))
+    try:
+        expected = flat(call(X, M, I))
+    except RuntimeError as error:
+        pytest.skip(f"this PyTorch refuses it, as versions before 2.11 a bias of three dimensions: {error}")
     trace = thunder.trace()(lambda x, m, i: flat(call(x, m, i)), X, M, I)
     assert not any(opaque.is_opaque(line.sym) for line in trace.bound_symbols), str(trace)
     got = flat(dispatch(trace, resolve_executors([])).python_callable()(X, M, I))

@@ -1,4 +1,4 @@
-"""Generated programs that decide by data, beside eager: those of the first seeds. `tests.paths.run` runs more."""
+"""Generated programs that decide by data, beside eager: those of the first seeds. `tests.properties.run --paths` runs more."""
 
 import pytest
 

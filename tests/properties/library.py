@@ -14,7 +14,6 @@ import io
 import random
 import types
 import warnings
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 
 from tests.properties.compared import Program, restored
@@ -342,11 +341,3 @@ def programs_of(name: str, seed: int = 0, wanted: int = 3) -> list[Program]:
         warnings.simplefilter("ignore")
         found = calls(name, rng, wanted)
     return [program(name, call, rng) for call in found]
-
-
-def generate_all(seed: int = 0, wanted: int = 3) -> Iterator[tuple[str, Program | None]]:
-    """(name, program) of each name; None where no arguments were found."""
-    for name in names():
-        if name not in LEFT_OUT:
-            for made in programs_of(name, seed, wanted) or [None]:
-                yield name, made

@@ -14,7 +14,7 @@ import types
 
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.interpreter import decode, standins
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 
 __all__ = ["called_in", "reached", "stand_in", "released", "check_hashed"]
 
@@ -36,10 +36,10 @@ def called_in(c, kind: type, f=None) -> str:
 
 def _owner(f):
     """The class that a method in C belongs to."""
-    owner = getattr(f, "__self__", None)
+    owner = plain_attribute(f, "__self__")
     if type(f) is types.BuiltinFunctionType and not isinstance(owner, (types.ModuleType, types.NoneType, type)):
         f = type_attribute(type(owner), f.__name__)
-    return getattr(f, "__objclass__", None)
+    return plain_attribute(f, "__objclass__")
 
 
 def reached(c, f, args, kwargs) -> bool:
@@ -111,9 +111,9 @@ def stand_in(c, value, known: dict, caller):
 
 def refuse(c, value, caller):
     """caller: native code, a callable or in words."""
-    name = called_in(c, type(value), caller)
+    name, shown = called_in(c, type(value), caller), plain_attribute(caller, "__qualname__", caller)
     c.refuse(
-        f"{getattr(caller, '__qualname__', caller)}, which runs natively, may call {name}, which thunder would not see",
+        f"{shown}, which runs natively, may call {name}, which thunder would not see",
         "write this part in Python, or call it outside of the compiled function",
     )
 
@@ -130,7 +130,7 @@ def released(c, f, result, known: dict):
     if not hasattr(result, "__dict__") and kind in _SETTLED:
         return result
     return c.refuse(
-        f"{getattr(f, '__qualname__', f)} keeps an object of a class with special methods in Python",
+        f"{plain_attribute(f, '__qualname__', f)} keeps an object of a class with special methods in Python",
         "write this part in Python, or call it outside of the compiled function",
     )
 
@@ -147,7 +147,7 @@ def check_class(c, f, args) -> None:
     ]
     for kind, name in hooks:
         method = c.lookup(kind, name)
-        method = getattr(method, "__func__", method)
+        method = plain_attribute(method, "__func__", method)
         if type(method) is types.FunctionType and _of_users(method):
             c.refuse(
                 f"making a class calls {kind.__qualname__}.{name} natively, which thunder would not see",

@@ -19,7 +19,7 @@ from thunder.capture.native import BUFFERS, CONTAINERS, container_base, slots
 from thunder.capture.sources import MISSING, Source
 from thunder.capture.state import AttributeDict, Look
 from thunder.core.proxies import TensorProxy
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 
 __all__ = [
     "MUTABLE", "LARGE", "snapshot", "buffer", "materialize", "length", "list_item", "dict_item", "has_key",
@@ -68,11 +68,11 @@ def _empty(c, value, source: Source):
         s.default_factory = value.default_factory
     elif isinstance(value, collections.deque):
         collections.deque.__init__(s, maxlen=value.maxlen)
-    if t not in CONTAINERS and hasattr(value, "__dict__"):
-        s.__dict__.update(value.__dict__)
+    if t not in CONTAINERS and t.__dictoffset__:
+        plain_attribute(s, "__dict__").update(plain_attribute(value, "__dict__"))
     for name in slots(t) if t not in CONTAINERS else ():
-        if hasattr(value, name):
-            object.__setattr__(s, name, getattr(value, name))
+        if (held := plain_attribute(value, name, MISSING)) is not MISSING:
+            object.__setattr__(s, name, held)
     c.containers.snapshots[id(value)] = s
     c.keep[id(value)], c.keep[id(s)] = value, s
     c.sources[id(s)] = source
@@ -303,6 +303,8 @@ def changes(c) -> list[tuple]:
     for sid, look in (*c.containers.lazy.items(), *c.containers.filled.items()):
         found += _changes(c.keep[sid], look)
     for kind, original, source, k, _ in found:
+        if id(original) in c.outside.namespaces:
+            c.refuse("globals() is written to", "assign the global by its name (global x; x = ...)")
         if kind == "item":
             c.writes.written.add(entry(c, source, k)[1])
         elif kind == "replace":

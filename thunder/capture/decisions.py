@@ -246,8 +246,7 @@ class _Values:
         if isinstance(value, TensorProxy) and value in self.c.tensors.real:
             real, source = self.c.tensors.real[value]
             table, name = self.c.tensors.replaced_sources.get(source, (None, None))
-            with compat.DisableTorchFunction():
-                return (real if table is None else table[name]).detach()
+            return real if table is None else table[name]  # as the program has it: a host call may give it back
         if isinstance(value, AnyProxy):
             return value.example
         self._refuse(f"on {value.name}, which is not known at capture")

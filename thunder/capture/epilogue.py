@@ -10,22 +10,30 @@ import collections
 import contextvars
 import functools
 import gc
+import io
+import operator
+import re
+import struct
 import types
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 
-from thunder.capture import containers, host_lines
+from thunder.capture import containers, host_lines, operations
 from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
+from thunder.capture.sources import MISSING
 from thunder.capture.statements import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
+from thunder.interpreter import sequences
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 
 __all__ = ["EpilogueWriter", "is_plain"]
 
@@ -129,9 +137,7 @@ class EpilogueWriter:
             return f"{self.pin(types.MethodType)}({self.build(value.__func__)}, {self.build(value.__self__)})"
         if isinstance(value, (list, dict, set, frozenset, collections.deque)):
             return self._container(value, t)
-        if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or type(
-            value
-        ).__name__ in ("map", "filter", "zip", "enumerate"):
+        if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or _goes_on(value):
             awaited = isinstance(value, (types.CoroutineType, types.AsyncGeneratorType))
             if isinstance(value, types.CoroutineType):
                 value.close()  # nobody will await it
@@ -140,7 +146,7 @@ class EpilogueWriter:
                 if awaited
                 else "return a list or a tuple: list(...) of it"
             )
-            c.refuse(f"a {type(value).__name__} leaves the compiled function", remedy)
+            c.refuse(f"a {operations.type_of(c, value).__name__} leaves the compiled function", remedy)
         if (again := self._about_outside(value, t)) is not None:
             return again
         if t is types.FunctionType:
@@ -156,14 +162,17 @@ class EpilogueWriter:
             return self._variable(value, f"{self.pin(made[0])}({', '.join(map(self.build, made[1]))})")
         if isinstance(value, torch.Tensor) or self._is_fixed(value, t):
             return self.pin(value)
-        return self._object(value, t)
+        in_c = t is not object and not t.__dictoffset__ and not slots(t)
+        return self._reduced(value, t) if in_c else self._object(value, t)
 
     def _about_outside(self, value, t: type) -> str | None:
         """What is made of an outside object: its id, a method of it, a weak reference."""
         if t is Id:
             return f"{self.pin(id)}({self.path(self.c.outside.ids[value][0])})"
-        if t is types.BuiltinFunctionType and id(value.__self__) in self.originals:
-            return f"{self.build(value.__self__)}.{value.__name__}"
+        if t in (types.BuiltinFunctionType, types.MethodWrapperType) and not isinstance(
+            value.__self__, (types.ModuleType, types.NoneType, type)
+        ):
+            return self._variable(value, f"({self.build(value.__self__)}).{value.__name__}")
         if t in (weakref.ref, weakref.KeyedRef) and value() is not None:
             given = [value(), value.__callback__, *([value.key] if isinstance(value, weakref.KeyedRef) else [])]
             return self._variable(value, f"{self.pin(t)}({', '.join(map(self.build, given))})")
@@ -207,7 +216,7 @@ class EpilogueWriter:
             or t in _LITERAL
         ):
             return True
-        return not hasattr(value, "__dict__") and not slots(t)
+        return isinstance(value, _UNCHANGING) or t.__module__.startswith("torch") and not t.__dictoffset__
 
     def _variable(self, value, expression: str) -> str:
         name = self.built[id(value)] = self.names.make("o")
@@ -251,7 +260,7 @@ class EpilogueWriter:
             inside = [self.build(x) for x in value]
             if inside:
                 self.lines.append(f"{name}.{'update' if isinstance(value, set) else 'extend'}(({', '.join(inside)},))")
-        if t not in (list, dict, set) and getattr(value, "__dict__", None):
+        if t not in (list, dict, set) and plain_attribute(value, "__dict__"):
             self._attributes(value, name)
         return name
 
@@ -288,6 +297,9 @@ class EpilogueWriter:
         builtin = next(c for c in t.__mro__ if not c.__flags__ & _HEAP_TYPE)
         given = f", *{self.build(value.args)}" if isinstance(value, BaseException) else ""
         name = self._variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)}{given})")
+        if isinstance(value, property):
+            parts = ", ".join(map(self.build, (value.fget, value.fset, value.fdel, value.__doc__)))
+            self.lines.append(f"{self.pin(property.__init__)}({name}, {parts})")
         self._attributes(value, name)
         if given:
             self.lines.append(f"{name}.args = {self.build(value.args)}")
@@ -307,15 +319,12 @@ class EpilogueWriter:
         return name
 
     def _attributes(self, value, name: str) -> None:
-        for k, v in getattr(value, "__dict__", {}).items():
+        for k, v in plain_attribute(value, "__dict__", {}).items():
             self.lines.append(f"{name}.__dict__[{k!r}] = {self.build(v)}")
-        for cls in type(value).__mro__:
-            slots = cls.__dict__.get("__slots__", ())
-            for slot in (slots,) if isinstance(slots, str) else slots:
-                if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
-                    self.lines.append(
-                        f"{self.pin(object.__setattr__)}({name}, {slot!r}, {self.build(getattr(value, slot))})"
-                    )
+        for slot in slots(type(value)):
+            if (held := plain_attribute(value, slot, MISSING)) is not MISSING:
+                new = self.build(held)
+                self.lines.append(f"{self.pin(object.__setattr__)}({name}, {slot!r}, {new})")
 
     # --- effects
     def effects(self) -> None:
@@ -426,6 +435,17 @@ def _made_of(value, t: type) -> tuple | None:
         return getattr(type(table), _VIEWS[t]), (table,)
     if isinstance(value, (staticmethod, classmethod)):
         return t, (value.__func__,)
+    if t is types.MappingProxyType:
+        return t, tuple(gc.get_referents(value))
+    if t is property:
+        return t, (value.fget, value.fset, value.fdel, value.__doc__)
+    if t is types.CellType:
+        return t, ((value.cell_contents,) if _filled(value) else ())
+    if t is sequences.Items:
+        return iter, (value.value,)
+    if t in _ITERATORS:
+        make, *given = value.__reduce__()
+        return make, given[0]
     if t is functools._lru_cache_wrapper:
         return functools.lru_cache(**value.cache_parameters()), (value.__wrapped__,)
     if t is weakref.WeakMethod:
@@ -435,6 +455,24 @@ def _made_of(value, t: type) -> tuple | None:
     return None
 
 
+def _goes_on(value) -> bool:
+    """Whether a value is an iterator of native code's, which goes on where it stands and cannot be made again."""
+    if type(value) in _ITERATORS:
+        return value.__reduce__()[2:] not in ((), (0,))  # somewhere inside
+    if type(value) is sequences.Items:
+        return value.position != 0
+    steps = type_attribute(type(value), "__next__")
+    return isinstance(steps, types.WrapperDescriptorType) and not isinstance(value, io.IOBase)
+
+
+# objects of classes made in C that nobody can change
+_UNCHANGING = (
+    re.Pattern, re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller,
+    types.CodeType, types.WrapperDescriptorType, types.MethodDescriptorType, types.GetSetDescriptorType,
+    types.MemberDescriptorType, types.ClassMethodDescriptorType, types.TracebackType, types.FrameType, type(...),
+    type(NotImplemented), numpy.dtype, numpy.ufunc,
+)  # fmt: skip
+_ITERATORS = {type(iter(made)) for made in ([], (), range(0))}
 _VIEWS = {
     type(made): name
     for table in ({}, collections.OrderedDict())

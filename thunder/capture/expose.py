@@ -18,7 +18,8 @@ from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_
 from thunder.capture.sources import MISSING
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
-from thunder.interpreter import standins, text
+from thunder.interpreter import NULL, standins, text
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 
 __all__ = ["expose", "attributes", "as_operand", "as_text"]
 
@@ -96,7 +97,8 @@ def _inside(c, value, kind: type) -> list:
         return [] if id(value) in c.known.exposed else attributes(c, value, source)
     if native_module(kind.__module__):
         return []
-    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, n) for n in slots(kind) if hasattr(value, n))]
+    kept = (plain_attribute(value, n, MISSING) for n in slots(kind))
+    return [*plain_attribute(value, "__dict__", {}).values(), *(x for x in kept if x is not MISSING)]
 
 
 def attributes(c, o, source) -> list:
@@ -104,12 +106,13 @@ def attributes(c, o, source) -> list:
     would see unwritten."""
     c.known.exposed.add(id(o))
     c.keep[id(o)] = o
-    own = getattr(o, "__dict__", None)
+    own = plain_attribute(o, "__dict__")
     children = []
     if isinstance(own, dict):
         c.ask(source.attr("__dict__"), KEYS)
         children += [c.reach(source.attr(n)) for n, x in list(own.items()) if _can_be_asked(c, x, source, n)]
-    children += [found for n in slots(type(o)) if (found := c.reach(source.attr(n))) is not MISSING]
+    names = [*slots(type(o)), *_members(type(o))]
+    children += [found for n in names if (found := c.reach(source.attr(n))) is not MISSING]
     if any(i == id(o) for i, _ in c.writes.overlay) or any(containers.is_changed(c, x) for x in children):
         what = (
             f"{source.describe(c.parameters)}, which the program has written to, goes to code that thunder does "
@@ -117,6 +120,13 @@ def attributes(c, o, source) -> list:
         )
         c.refuse(what, "use what it needs of the object")
     return [concrete(x) for x in children]
+
+
+def _members(kind: type) -> list[str]:
+    """What a class made in C keeps of its objects: the function of a partial, what an exception says."""
+    spaces = [vars(base) for base in kind.__mro__ if "__slots__" not in vars(base)]
+    found = [n for space in spaces for n, x in space.items() if type(x) is types.MemberDescriptorType]
+    return [n for n in [*found, *(["args"] * issubclass(kind, BaseException))] if not n.startswith("__")]
 
 
 def _can_be_asked(c, value, source, name: str) -> bool:
@@ -133,7 +143,7 @@ def as_operand(c, value):
     """A value that native code is to make a part of a string: where its text is made in Python, that comes back."""
     if type(value) not in _LEAVES and standins.stands_alone(type(value)) and text.is_in_python(c, type(value)):
         return standins.substitute(c, value, {})
-    if type(value) in text.BRACKETS and text.holds_python(c, value):
+    if text.holds_python(c, value):
         return standins.stand_in(c, value, {})
     return as_text(c, value)
 
@@ -144,9 +154,9 @@ def as_text(c, value):
     if type(value) in CONTAINERS and isinstance(value, (dict, deque)):
         value = copy.copy(value)
         for k, x in list(value.items() if isinstance(value, dict) else enumerate(value)):
-            value[k] = as_text(c, x)
+            value[k] = as_operand(c, x)
         return value
-    if type(value) in (list, tuple) or hasattr(value, "_make"):
-        parts = [as_text(c, x) for x in value]
+    if type(value) in (list, tuple) or isinstance(value, tuple) and type_attribute(type(value), "_make") is not NULL:
+        parts = [as_operand(c, x) for x in value]
         return parts if type(value) is list else tuple.__new__(type(value), parts)
     return concrete(value)

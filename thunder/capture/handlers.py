@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import functools
 import inspect
 import os
+import threading
+import types
 
 import torch
 import torch.utils.checkpoint
@@ -136,9 +140,26 @@ def _leave_autocast(c, f, args, kwargs):
 
 
 def _torch_compile(c, f, args, kwargs):
-    c.refuse(
-        "torch.compile is called inside the program", "compile with one of the two: remove the inner torch.compile"
-    )
+    """A function that is compiled inside is a part of this program as it is."""
+    fn = args[0] if args else kwargs.get("model")
+    if callable(kwargs.get("backend")) or isinstance(fn, torch.nn.Module):
+        what = "a module" if isinstance(fn, torch.nn.Module) else "a backend of one's own"
+        c.refuse(
+            f"torch.compile of {what} is called inside the program",
+            "compile with one of the two: remove the inner torch.compile",
+        )
+    return functools.partial(f, **kwargs) if fn is None else fn
+
+
+def _outside_of_programs(what: str):
+    """The handler of what starts another course of events, before anything of it has happened."""
+
+    def refuse(c, f, args, kwargs):
+        for coroutine in (a for a in args if type(a) is types.CoroutineType):
+            coroutine.close()  # of which Python would warn that nobody awaits it
+        c.refuse(f"{what} inside the program", "compile the functions that it calls")
+
+    return refuse
 
 
 # handlers of functions whose modules are imported only by programs that use them
@@ -253,6 +274,10 @@ def install() -> None:
         object.__reduce_ex__: reduced,
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
+        threading.Thread.start: _outside_of_programs("a thread is started"),
+        concurrent.futures.ThreadPoolExecutor.__init__: _outside_of_programs("a pool of threads is made"),
+        asyncio.run: _outside_of_programs("asyncio.run is called"),
+        asyncio.new_event_loop: _outside_of_programs("an event loop is made"),
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
         torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast,
         torch.cuda.amp.autocast.__exit__: _leave_autocast,

@@ -34,17 +34,18 @@ from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE
 from thunder.capture.decisions import Path
 from thunder.capture.expose import expose
 from thunder.capture.identities import told_apart
-from thunder.capture.library import backward, collectives, triton_kernels
+from thunder.capture.library import backward, collectives, higher_order, triton_kernels
 from thunder.capture.library.functional import original
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.capture.sources import Source
 from thunder.capture.state import Containers, Known, Numbers, Outside, Request, Tensors, Writes
 from thunder.capture.strides import layout
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import NumberProxy, TensorProxy, concrete
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.errors import CaptureError
 from thunder.interpreter import Host, format_location
+from thunder.interpreter.attributes import plain_attribute
 from thunder.ops import autocast
 from thunder.ops.memory import Memory
 from thunder.ops.torch_types import from_tensor_dtype
@@ -90,7 +91,8 @@ class Capture(Host):
         self.recorder.is_leaf = functools.partial(tensors.is_leaf, self)
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         # of functions in modules that few programs import
-        self.handlers = {id(f): h for f, h in (triton_kernels.launchers() | collectives.handlers()).items()}
+        late = triton_kernels.launchers() | collectives.handlers() | higher_order.handlers()
+        self.handlers = {id(f): h for f, h in late.items()}
         self.replacements = options.replacements
         self.engine = backward.Engine()
         # where values come from, by their ids, and what keeps these ids theirs
@@ -120,7 +122,7 @@ class Capture(Host):
             name = f"K{len(self.outside.constants)}"
             self.outside.constants[name], self.keep[id(value)] = value, value
             found = self.outside.constant_sources[id(value)] = Source(
-                None, "const", name, label or getattr(value, "__name__", type(value).__name__)
+                None, "const", name, label or plain_attribute(value, "__name__", type(value).__name__)
             )
         return found
 
@@ -241,6 +243,11 @@ class Capture(Host):
         source.label = name
         return source
 
+    def namespace(self, given):
+        """`globals()` given to exec or eval: code that runs there reads and writes globals by their names."""
+        look = self.containers.lazy.get(id(given)) or self.containers.filled.get(id(given))
+        return look.original if look is not None and id(look.original) in self.outside.namespaces else given
+
     def store_cell(self, f, cell, v):
         owner = self.outside.cells.get(id(cell))
         if owner is None:
@@ -252,15 +259,14 @@ class Capture(Host):
         self.writes.effects[id(cell), None] = ("cell", cell, None)
 
     def enter(self, f, args, kwargs):
-        if (
-            id(f) not in self.known.asked_functions
-            and id(f) not in self.fresh
-            and not native_module(f.__globals__.get("__name__"))
-        ):
+        if id(f) not in self.known.asked_functions and id(f) not in self.fresh:
             self.known.asked_functions.add(id(f))
-            self.ask(self._part_of(f, "__code__"), IDENTITY)
+            library = native_module(f.__globals__.get("__name__"))
+            if not library:
+                self.ask(self._part_of(f, "__code__"), IDENTITY)
             for cell in f.__closure__ or ():
-                self.outside.cells.setdefault(id(cell), f)
+                if not library or _holds_state(cell):
+                    self.outside.cells.setdefault(id(cell), f)
         return super().enter(f, args, kwargs)
 
     def _part_of(self, f, name: str) -> Source:
@@ -333,8 +339,9 @@ class Capture(Host):
                     told_apart(self, k, keys[:i])
 
     def handed(self, value):
-        if type(value) is TensorProxy:
-            self.refuse("native code reads a tensor of an object", "give it the tensor")
+        if type(value) in (TensorProxy, HostProxy):
+            what = "a tensor" if type(value) is TensorProxy else "a text with a tensor's values"
+            self.refuse(f"native code gets {what} from an object", "call the object's method in Python before")
         expose(self, value)
         return value
 
@@ -347,6 +354,10 @@ class Capture(Host):
         if a is b:
             return True
         ta, tb = type(a), type(b)
+        if isinstance(a, NumberProxy) and isinstance(b, (NumberProxy, int)):
+            return concrete(a) is concrete(b)
+        if isinstance(b, NumberProxy) and isinstance(a, int):
+            return a is b.concrete()
         if ta is not tb or ta in PRIMITIVE:
             return False
         if ta is TensorProxy:
@@ -398,7 +409,7 @@ class Capture(Host):
         if location is None:  # the program has returned: where it is defined
             fn = original(self.request.fn)
             target = fn.forward if isinstance(fn, torch.nn.Module) else fn
-            code = getattr(getattr(target, "__func__", target), "__code__", None)
+            code = getattr(plain_attribute(target, "__func__", target), "__code__", None)
             return (
                 None
                 if code is None
@@ -455,6 +466,14 @@ class Capture(Host):
         return [(leaves, "tensors"), (list(dict.fromkeys(boxes)), "objects")]
 
 
+def _holds_state(cell: types.CellType) -> bool:
+    """Whether a cell of a library's function holds what the function may change."""
+    try:
+        return isinstance(cell.cell_contents, containers.MUTABLE)
+    except ValueError:
+        return False
+
+
 def name_of_cell(f, cell) -> int | None:
     """The index of a cell in a function's closure, None for a cell of the running frame itself."""
     for i, c in enumerate(f.__closure__ or ()):
@@ -469,7 +488,7 @@ def parameter_names(fn) -> tuple[str, ...]:
     fn = original(fn)
     target = fn.forward if isinstance(fn, torch.nn.Module) else fn
     bound = isinstance(target, types.MethodType)
-    target = getattr(target, "__func__", target)
+    target = plain_attribute(target, "__func__", target)
     while isinstance(target, functools.partial):
         target = target.func
     code = getattr(target, "__code__", None)

@@ -20,6 +20,7 @@ from thunder.core.host_calls import HostProxy, call_function, call_method, host_
 from thunder.core.proxies import Condition, NumberProxy, Proxy, Size, TensorProxy, proxies_in
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import made_number
+from thunder.interpreter.attributes import plain_attribute
 from thunder.ops.explain import stand_in
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
@@ -36,7 +37,7 @@ _RESULTS = {
     numpy.random.rand: float, time.time: float, time.perf_counter: float, time.monotonic: float,
     torch.Size: torch.Size, time.time_ns: int, time.perf_counter_ns: int, time.sleep: type(None),
 }  # fmt: skip
-_KINDS: dict[Any, type] = {getattr(f, "__func__", f): kind for f, kind in _RESULTS.items()}
+_KINDS: dict[Any, type] = {plain_attribute(f, "__func__", f): kind for f, kind in _RESULTS.items()}
 _FIXED = (str, bytes, int, float, bool, complex, type(None), torch.Size, *IMMUTABLE)  # values that no effect can change
 
 
@@ -56,7 +57,7 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     Returns a number, a tensor, None, or a HostProxy. Raises CaptureError where it cannot stand in a program.
     """
     function = _tensor_of if function is torch.from_numpy else function
-    name = getattr(function, "__qualname__", type(function).__qualname__)
+    name = plain_attribute(function, "__qualname__", type(function).__qualname__)
     if current_recorder() is not c.recorder or c.outer_recorders:
         c.refuse(f"{name}() runs on the host inside of a transform of functions", "call it outside of the transform")
     reads = _only_reads(function)
@@ -88,8 +89,10 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
 
 
 def _known_kind(function, args: tuple, kwargs: dict) -> type | None:
+    if any(isinstance(a, (TensorProxy, HostProxy)) for a in (*args, *kwargs.values())):
+        return None
     try:
-        kind = _KINDS.get(getattr(function, "__func__", function))
+        kind = _KINDS.get(plain_attribute(function, "__func__", function))
     except TypeError:
         return None
     return None if function == numpy.random.rand and len(args) + len(kwargs) else kind
@@ -138,12 +141,12 @@ _READING_MODULES = (
 
 def _only_reads(function) -> bool:
     try:
-        if getattr(function, "__func__", function) in _READING:
+        if plain_attribute(function, "__func__", function) in _READING:
             return True
     except TypeError:
         pass
-    owner = getattr(function, "__self__", None)
-    module = getattr(function, "__module__", None) or type(owner).__module__
+    owner = plain_attribute(function, "__self__")
+    module = plain_attribute(function, "__module__") or type(owner).__module__
     return module.split(".")[0] in _READING_MODULES or isinstance(owner, (str, bytes))
 
 
@@ -242,7 +245,7 @@ def of_numpy(c, function, args, kwargs):
 
 
 def is_of_numpy(function, args, kwargs) -> bool:
-    if not (getattr(function, "__module__", None) or "").startswith("numpy") or isinstance(function, numpy.ufunc):
+    if not (plain_attribute(function, "__module__") or "").startswith("numpy") or isinstance(function, numpy.ufunc):
         return False
     return any(type(a) is TensorProxy for a in (*args, *kwargs.values()))
 
@@ -260,10 +263,10 @@ def takes(c, function, args, kwargs) -> bool:
     given = (*args, *kwargs.values())
     if not any(map(holds_host_values, given)):
         return False
-    owner = getattr(function, "__self__", None)
+    owner = plain_attribute(function, "__self__")
     if type(owner) in (list, dict, set, tuple) or type(function).__name__ == "method_descriptor":
         return False
-    module = (getattr(function, "__module__", None) or type(owner).__module__).split(".")[0]
+    module = (plain_attribute(function, "__module__") or type(owner).__module__).split(".")[0]
     if module == "builtins":
         return not isinstance(function, type) and function not in _KEEPING
     return module not in _SYMBOLIC or any(holds_host_values(v, numbers=False) for v in given)
@@ -288,7 +291,7 @@ def attribute(c, value: HostProxy, name: str):
     found = getattr(value.example, name)
     if name == "__class__":
         return value.kind
-    if callable(found) and getattr(found, "__self__", None) is not None:
+    if callable(found) and plain_attribute(found, "__self__") is not None:
         return HostMethod(value, name)
     return run(c, getattr, (value, name), pure=isinstance(value.example, _FIXED))
 

@@ -147,5 +147,7 @@ def iterate(c, o):
     if t is HostProxy:
         return host_lines.elements(c, o)
     if t is set and id(o) in c.containers.filled and o == c.containers.filled[id(o)].was:
-        return iter(c.elements(c.containers.filled[id(o)].original))  # a copy may have another order
+        original = c.containers.filled[id(o)].original  # a copy may have another order
+        elements = c.elements(original)
+        return iter(original if all(map(operator.is_, elements, original)) else elements)
     return iter(o)

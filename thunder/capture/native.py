@@ -14,6 +14,7 @@ import functools
 import io
 import os
 import pathlib
+import string
 import threading
 import types
 import weakref
@@ -23,6 +24,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder.compat.names import READ_MODULES
+from thunder.interpreter.attributes import plain_attribute
 
 __all__ = [
     "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
@@ -59,9 +61,16 @@ def plain_base(kind: type) -> type | None:
 
 def slots(kind: type) -> list[str]:
     """The names of the slots of a class and its bases."""
-    found = (base.__dict__.get("__slots__", ()) for base in kind.__mro__)
-    names = [n for names in found for n in ((names,) if isinstance(names, str) else names)]
-    return [n for n in names if n not in ("__dict__", "__weakref__") and not n.startswith("__")]
+    names = []
+    for base in kind.__mro__:
+        own = base.__dict__.get("__slots__", ())
+        private = f"_{base.__name__.lstrip('_')}"
+        for n in (own,) if isinstance(own, str) else own:
+            if not n.startswith("__"):
+                names.append(n)
+            elif not n.endswith("__"):
+                names.append(private + n)
+    return names
 
 
 # compared by value, like numbers
@@ -99,6 +108,7 @@ def native_module(name: str | None) -> bool:
 tracked_anyway = (
     type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList,
         collections.ChainMap, torch.nn.Module,
+    BaseException, string.Template,
     contextlib._GeneratorContextManagerBase, contextlib.ExitStack, weakref.WeakKeyDictionary,
     weakref.WeakValueDictionary, weakref.WeakSet, ast.AST, io.IOBase,
 )  # fmt: skip
@@ -196,12 +206,12 @@ _ONCE = "runs while the program is captured and not again"
 
 def impure(f) -> str | None:
     """Why calling `f` once at capture is not what calling it every time would be, or None."""
-    owner, name = getattr(f, "__self__", None), getattr(f, "__name__", "")
-    shown = f"{getattr(f, '__qualname__', f)}()"
+    owner, name = plain_attribute(f, "__self__"), plain_attribute(f, "__name__", "")
+    shown = f"{plain_attribute(f, '__qualname__', f)}()"
     if f is print or f is input or f is open:
         return f"{shown} {_ONCE}"
     kind = owner if isinstance(owner, type) else type(owner)
-    module = getattr(f, "__module__", None) or kind.__module__
+    module = plain_attribute(f, "__module__") or kind.__module__
     if name in _INSIDE or issubclass(kind, (io.StringIO, io.BytesIO)):
         return None
     if module in _CHANGING or module.startswith("numpy.random") or (module, name) in _CHANGING_FUNCTIONS:

@@ -8,6 +8,7 @@ import contextvars
 import copyreg
 import functools
 import io
+import itertools
 import operator
 import random
 import re
@@ -41,9 +42,9 @@ from thunder.capture.native import (
 )  # fmt: skip
 from thunder.capture.operations import all_lifted, record, size
 from thunder.capture.sources import MISSING
-from thunder.core.proxies import AnyProxy, NumberProxy, Size, TensorProxy, concrete, map_structure, settled
+from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, Size, TensorProxy, concrete, map_structure, settled
 from thunder.interpreter import NULL, Host, construction, standins
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 from thunder.ops import inplace_of, lookup
 
 __all__ = [
@@ -60,10 +61,10 @@ IDENTITY_CALLS = {
 
 
 def _is_torch(f) -> bool:
-    module = getattr(f, "__module__", None)
+    module = plain_attribute(f, "__module__")
     if module is None:
-        module = getattr(getattr(f, "__objclass__", None), "__module__", None) or getattr(
-            type(getattr(f, "__self__", None)), "__module__", ""
+        module = getattr(plain_attribute(f, "__objclass__"), "__module__", None) or getattr(
+            type(plain_attribute(f, "__self__")), "__module__", ""
         )
     return module.split(".")[0] == "torch"
 
@@ -79,7 +80,7 @@ def _class_method(cls: type, name: str):
 def reduced(c, f, args, kwargs):
     """What copy makes a copy of: the attributes of an object as the program sees them. Of special methods of the user's
     only those are called natively that `object.__reduce_ex__` reads attributes by."""
-    o = args[0] if getattr(f, "__self__", None) is None else f.__self__
+    o = args[0] if plain_attribute(f, "__self__") is None else f.__self__
     c.materialize(o)
     state_of = c.slot(type(o), "__getstate__")
     by_class = any(c.slot(type(o), n) for n in ("__reduce__", "__getnewargs__", "__getnewargs_ex__"))
@@ -131,7 +132,7 @@ def _note_factory(c, f, operands) -> None:
 def call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
-    s = getattr(f, "__self__", None)
+    s = plain_attribute(f, "__self__")
     if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
         return handler(c, f, [s, *args], kwargs)
     if (id(s) in c.outside.origins or id(s) in c.sources) and not _is_watched(f, s) and impure(f) is None:
@@ -167,7 +168,7 @@ def _by_receiver(c, f, s, args, kwargs):
     if type(s) is contextvars.ContextVar and f.__name__ in ("get", "set", "reset"):
         return _context_variable(c, f, args)
     # torch.Tensor.is_contiguous(x)
-    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is compat.TensorBase:
+    if s is None and args and type(args[0]) is TensorProxy and plain_attribute(f, "__objclass__") is compat.TensorBase:
         return record(c, f, args, kwargs)
     if type(s) is str and f.__name__ in ("format", "__mod__"):
         return _formatted(c, f, args, kwargs)
@@ -181,6 +182,7 @@ def _by_receiver(c, f, s, args, kwargs):
 
 
 def _formatted(c, f, args, kwargs):
+    kwargs = {k: v for k, v in kwargs.items() if not isinstance(k, str) or k in f.__self__}  # which it may look at
     if operations.is_unknown_text((*args, *kwargs.values())):
         return host_lines.text(c, f, *args, **kwargs)
     return call_native(c, f, [as_operand(c, a) for a in args], {k: as_operand(c, v) for k, v in kwargs.items()})
@@ -254,8 +256,10 @@ def call_native(c, f, args, kwargs):
         return host_lines.of_numpy(c, f, args, kwargs)
     if host_lines.takes(c, f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
-    if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
-        args, kwargs = [_called_back(c, a) for a in args], {k: _called_back(c, a) for k, a in kwargs.items()}
+    if f is functools.cmp_to_key or plain_attribute(f, "__module__") == "itertools":
+        at, name = _CALLING.get(f, (None, ""))
+        args = [_callable_for_native(c, a) if i == at and callable(a) else a for i, a in enumerate(args)]
+        kwargs = {k: _callable_for_native(c, a) if k == name and callable(a) else a for k, a in kwargs.items()}
     if isinstance(f, type) and issubclass(f, type) or f is type.__new__:
         callbacks.check_class(c, f, args)
     known: dict = {}
@@ -266,7 +270,11 @@ def call_native(c, f, args, kwargs):
             {k: concrete(a) for k, a in kwargs.items()},
         )
     if not _is_torch(f):
-        result = Host.call_native(c, f, args, kwargs)
+        try:
+            result = Host.call_native(c, f, args, kwargs)
+        except TypeError as error:
+            _name_operands(c, error, args)
+            raise
         if c.outside.arrays:
             items.check_arrays(c)
         return callbacks.released(c, f, result, known) if known else result
@@ -281,18 +289,28 @@ def call_native(c, f, args, kwargs):
     return result
 
 
-def _called_back(c, a):
-    return _callable_for_native(c, a) if callable(a) and not hasattr(type(a), "__iter__") else a
+def _name_operands(c, error: TypeError, args) -> None:
+    """Native code names the classes of its operands: those of proxies are what they stand for."""
+    for a in args:
+        if isinstance(a, Proxy) and len(error.args) == 1 and isinstance(error.args[0], str):
+            error.args = (error.args[0].replace(type(a).__name__, operations.type_of(c, a).__name__),)
+
+
+# the place and the name of the function among the arguments
+_CALLING = {
+    functools.cmp_to_key: (0, "mycmp"), itertools.accumulate: (1, "func"), itertools.groupby: (1, "key"),
+    **dict.fromkeys((itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.takewhile), (0, "")),
+}  # fmt: skip
 
 
 def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
     """What native code may look at is asked before it runs; the arguments, with stand-ins in the place of objects that
     it may call methods of."""
-    s, given = getattr(f, "__self__", None), (*args, *kwargs.values())
+    s, given = plain_attribute(f, "__self__"), (*args, *kwargs.values())
     if (
         s is None
         and args
-        and isinstance(getattr(f, "__objclass__", None), type)
+        and isinstance(plain_attribute(f, "__objclass__"), type)
         and issubclass(f.__objclass__, (tuple, *containers.MUTABLE))
     ):
         s, *given = given  # dict.__setitem__(d, k, v)
@@ -345,9 +363,9 @@ def _check_keys(c, table, given) -> None:
 def _asks_for_types(f) -> bool:
     """Whether native code may do another thing with a symbolic number than with a number; others use numbers' own
     methods."""
-    if isinstance(getattr(f, "__self__", None), _PLAIN) or getattr(f, "__objclass__", None) in _PLAIN:
+    if isinstance(plain_attribute(f, "__self__"), _PLAIN) or plain_attribute(f, "__objclass__") in _PLAIN:
         return True
-    module = getattr(f, "__module__", None) or type(getattr(f, "__self__", None)).__module__
+    module = plain_attribute(f, "__module__") or type(plain_attribute(f, "__self__")).__module__
     return (module or "builtins").split(".")[0] not in _NUMERIC
 
 
@@ -380,7 +398,7 @@ _KEYED = (dict, collections.OrderedDict)
 def _is_question(f) -> bool:
     """Whether a function of PyTorch's without arguments asks for a setting: what it may be asked again at each call."""
     asks = f.__name__.lstrip("_").startswith(("get_", "is_", "are_", "has_")) or f.__name__.endswith("_enabled")
-    return asks and getattr(f, "__self__", None) in (None, compat.C) and f not in _OF_MODES
+    return asks and plain_attribute(f, "__self__") in (None, compat.C) and f not in _OF_MODES
 
 
 _ANSWERS = (bool, int, float, str)
@@ -399,7 +417,7 @@ def _looks_inside(f) -> bool:
     if (
         f.__class__ is type
         and issubclass(f, (BaseException, weakref.ref))
-        or getattr(f, "__name__", "") == "__new__"
+        or plain_attribute(f, "__name__", "") == "__new__"
         and f.__self__ in _MADE_EMPTY
     ):
         return False
@@ -431,7 +449,7 @@ def construct_object(c, cls, args, kwargs):
             else call_native(c, cls, args, kwargs)
         )
     new, init = c.lookup(cls, "__new__"), c.lookup(cls, "__init__")
-    new = getattr(new, "__func__", new)
+    new = plain_attribute(new, "__func__", new)
     interpreted_new = type(new) is types.FunctionType and not native_module(new.__globals__.get("__name__"))
     interpreted_init = type(init) is types.FunctionType and (
         not native_module(init.__globals__.get("__name__")) or reaches(c, args, kwargs)

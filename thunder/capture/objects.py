@@ -97,11 +97,19 @@ def _depend(c, kind, name, after, found, owner, passed) -> None:
     if not _by_class(c, kind, name, after, found):
         _absent(c, passed, name)
         c.ask(_entry(c, owner, name), IDENTITY)
+        _ask_bases(c, kind)
 
 
 def _depend_on_absence(c, kind, name, after, found, passed) -> None:
     if passed and not (found is not NULL and _by_class(c, kind, name, after, found)):
         _absent(c, passed, name)
+        _ask_bases(c, kind)
+
+
+def _ask_bases(c, kind) -> None:
+    """Where a class is looked up is what its bases were made of."""
+    if len(kind.__mro__) > 2 and id(kind) not in c.fresh:
+        c.ask(c.const(kind, kind.__qualname__).attr("__mro__"), IDENTITY)
 
 
 def _by_class(c, kind, name, after, found) -> bool:
@@ -186,6 +194,15 @@ def own(c, o, name):
     return NULL
 
 
+def own_of_class(c, kind, name):
+    """What stands in a class itself, or NULL."""
+    if c.writes.overlay and (id(kind), name) in c.writes.overlay:
+        return NULL if c.writes.overlay[id(kind), name] is DELETED else c.writes.overlay[id(kind), name]
+    if id(kind) not in c.fresh:
+        c.ask(_entry(c, kind, name), PRESENT)
+    return kind.__dict__.get(name, NULL)
+
+
 def cached_outside(c, o) -> bool:
     """Whether an object is a function behind functools.lru_cache that the program did not make."""
     wrapped = getattr(o, "__wrapped__", None) if type(o) is functools._lru_cache_wrapper else None
@@ -202,24 +219,36 @@ def native_get(c, get, found, o, kind, name):
     if name == "__dict__" and cached_outside(c, o):
         return c.read(get(found, o, kind), c.const(o).attr(name))
     if type(o) is types.CellType and name == "cell_contents":
-        return (
-            c.writes.overlay[id(o), None]
-            if (id(o), None) in c.writes.overlay
-            else c.read(get(found, o, kind), c.const(o, "cell").attr(name))
-        )
-    if (
-        source is None
-        or type(o) is types.FunctionType
-        and name not in ("__defaults__", "__kwdefaults__")
-        or issubclass(type(o), type)
-    ):
+        return _cell_contents(c, o) if (id(o), None) not in c.writes.overlay else c.writes.overlay[id(o), None]
+    if source is None or name in _CONSTANT.get(type(o), ()) or issubclass(type(o), type) and id(o) in c.fresh:
         return get(found, o, kind)
+    if name == "__globals__":
+        return namespace(c, o)
+    if name == "__closure__":
+        for cell in o.__closure__ or ():
+            c.outside.cells.setdefault(id(cell), o)
+        return o.__closure__
     try:
         value = get(found, o, kind)
     except AttributeError:  # an empty slot
         c.ask(source.find(name), PRESENT)
         raise
-    return containers.attribute_dict(c, o, value, source) if name == "__dict__" else c.read(value, source.attr(name))
+    own = name == "__dict__" and isinstance(value, dict)
+    return containers.attribute_dict(c, o, value, source) if own else c.read(value, source.attr(name))
+
+
+# what never changes, or is no part of a program's meaning
+_CONSTANT = {types.FunctionType: ("__builtins__",), type: ("__flags__", "__dictoffset__", "__weakrefoffset__")}
+
+
+def _cell_contents(c, cell):
+    owner = c.outside.cells.get(id(cell))
+    if owner is None:
+        return c.read(cell.cell_contents, c.const(cell, "cell").attr("cell_contents"))
+    try:
+        return c.load_cell(owner, cell, owner.__code__.co_freevars[owner.__closure__.index(cell)])
+    except NameError:
+        raise ValueError("Cell is empty") from None
 
 
 def missing(c, reader, o, name):
@@ -344,7 +373,9 @@ def store_attr(c, o, n, v) -> None:
 
 def native_set(c, found, o, n, v) -> None:
     """A slot takes a value; a property without a setter raises."""
-    if isinstance(found, property):
+    if type(o) is types.CellType and id(o) in c.outside.cells:
+        c.store_cell(None, o, v)
+    elif isinstance(found, property):
         native_method(type(o), "__setattr__")(o, n, v)
     else:
         own_store(c, o, n, v)
@@ -357,6 +388,11 @@ def own_store(c, o, n, v) -> None:
     if id(o) not in c.sources and not (
         issubclass(type(o), (type, types.ModuleType, types.FunctionType)) and id(o) not in c.fresh
     ):
+        if id(o) in c.outside.origins:
+            c.refuse(
+                f"attribute {n!r} of a {type(o).__name__} from outside is set, which is not watched for changes",
+                "set it outside of the compiled function",
+            )
         if issubclass(type(o), torch.nn.Module) and type(v) is TensorProxy:
             o.__dict__[n] = v
         elif issubclass(type(o), torch.nn.Module):
@@ -423,13 +459,13 @@ def own_delete(c, o, n) -> None:
     if id(o) not in c.sources:
         native_method(type(o), "__delattr__")(o, n)
         return
-    if (
-        not issubclass(type(o), type)
-        and own(c, o, n) is NULL
-        and not hasattr(type(type_attribute(type(o), n)), "__set__")
-    ):
+    if issubclass(type(o), type):
+        if own_of_class(c, o, n) is NULL:
+            raise AttributeError(f"type object {o.__name__!r} has no attribute {n!r}", name=n, obj=o)
+    elif own(c, o, n) is NULL and not hasattr(type(type_attribute(type(o), n)), "__set__"):
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}", name=n, obj=o)
-    c.load_attr(o, n)
+    else:
+        c.load_attr(o, n)
     c.writes.overlay[id(o), n] = DELETED
     if (copy := c.containers.attribute_dicts_of.get(id(o))) is not None:
         copy.pop(n, None)
@@ -460,6 +496,21 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
     return c.read(value, answered or c.const(space, "global").item(n))
 
 
+def namespace(c, f):
+    """`globals()`: read name by name; nobody may write through it."""
+    space = f.__globals__
+    if native_module(space.get("__name__")) or id(f) in c.fresh:
+        return space
+    c.outside.namespaces.add(id(space))
+    _check_namespace(c, space)
+    return c.read(space, c.const(space, "global"))
+
+
+def _check_namespace(c, space) -> None:
+    if id(space) in c.outside.namespaces and any(i == id(space) for i, _ in c.writes.overlay):
+        c.refuse("globals() is read in a program that assigns globals", "read the global by its name")
+
+
 def load_global(c, f, n):
     space = f.__globals__
     written = c.writes.overlay.get((id(space), n), _UNKNOWN) if c.writes.overlay else _UNKNOWN
@@ -476,6 +527,7 @@ def store_global(c, f, n, v) -> None:
     space = f.__globals__
     c.writes.written.add(c.const(space, "global").item(n))
     c.writes.overlay[id(space), n] = v
+    _check_namespace(c, space)
     c.writes.effects[id(space), n] = ("global", space, n)
 
 

@@ -12,6 +12,7 @@ import torch.utils.checkpoint
 from thunder import compat
 from thunder.capture import host_lines, opaque_values
 from thunder.capture.ask import PRESENT
+from thunder.capture.examples import checked
 from thunder.capture.expose import as_operand, expose
 from thunder.capture.library import backward, gradients, leaves
 from thunder.capture.methods import TensorMethod
@@ -30,8 +31,8 @@ from thunder.core.proxies import (
     proxies_in,
 )
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
-from thunder.interpreter import NULL
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter import NULL, sequences
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 from thunder.ops import lookup
 from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -139,7 +140,8 @@ def call_method(c, method, args, kwargs):
         function = getattr(torch.Tensor, n)
         return record(c, function, [p, *args], kwargs)
     c.synchronize()
-    return function(lifted(c, p), *all_lifted(c, args), **all_lifted(c, kwargs))
+    args, kwargs = [lifted(c, p), *all_lifted(c, args)], all_lifted(c, kwargs)
+    return checked(c, getattr(torch.Tensor, n), args, kwargs, lambda: function(*args, **kwargs))
 
 
 def all_lifted(c, values, *, typed: bool = False):
@@ -198,7 +200,8 @@ _OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray}  # make tensors of the
 def operation(c, name: str, operands):
     """A special method of a tensor, by its name."""
     c.synchronize()
-    return METHODS.call(name, *all_lifted(c, operands))
+    operands = all_lifted(c, operands)
+    return checked(c, getattr(torch.Tensor, name), operands, {}, lambda: METHODS.call(name, *operands))
 
 
 def record(c, function, args, kwargs):
@@ -217,10 +220,19 @@ def record(c, function, args, kwargs):
     if opaque_values.involved(c, (args, kwargs)):
         return opaque_values.apply(c, function, args, kwargs)
     if lookup(function) is not None:
-        return call_torch(function, tuple(args), kwargs)
-    getter = getattr(function, "__self__", None)
-    if getter is not None and getattr(function, "__name__", "") == "__get__" and args and type(args[0]) is TensorProxy:
+        return checked(c, function, args, kwargs, lambda: call_torch(function, tuple(args), kwargs))
+    getter = plain_attribute(function, "__self__")
+    if (
+        getter is not None
+        and plain_attribute(function, "__name__", "") == "__get__"
+        and args
+        and type(args[0]) is TensorProxy
+    ):
         return tensor_attribute(c, args[0], getter.__name__)
+    if isinstance(function, (types.MethodDescriptorType, types.BuiltinFunctionType)):
+        return opaque_values.note(
+            c, checked(c, function, args, kwargs, lambda: call_torch(function, tuple(args), kwargs))
+        )
     return opaque_values.note(c, call_torch(function, tuple(args), kwargs))
 
 
@@ -249,7 +261,14 @@ def type_of(c, a) -> type:
         return kind_of(c, a)
     if type(a) is HostProxy:
         return a.kind
-    return a.python_type if isinstance(a, NumberProxy) else {Condition: bool, Size: torch.Size}.get(type(a), type(a))
+    return a.python_type if isinstance(a, NumberProxy) else _STANDING_FOR.get(type(a), type(a))
+
+
+class _ByItems:
+    __getitem__ = None
+
+
+_STANDING_FOR = {Condition: bool, Size: torch.Size, sequences.Items: type(iter(_ByItems()))}  # pyright: ignore
 
 
 def is_unknown_text(values) -> bool:

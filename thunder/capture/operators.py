@@ -16,6 +16,7 @@ import torch
 
 from thunder import compat
 from thunder.capture import containers, host_lines, items, native_calls, opaque_values, operations
+from thunder.capture.examples import checked
 from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.library import distributions
@@ -24,7 +25,7 @@ from thunder.capture.objects import PROXIES
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Size, TensorProxy
 from thunder.interpreter import NULL, Host, operators, sequences
-from thunder.interpreter.attributes import in_python
+from thunder.interpreter.attributes import in_python, type_attribute
 from thunder.interpreter.host import UNARY
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 from thunder.ops.methods import fixed_value
@@ -47,7 +48,7 @@ def binary(c, symbol, a, b):
 
 def native_binary(c, symbol, a, b):
     ta, tb = type(a), type(b)
-    if ta is HostProxy or tb is HostProxy:
+    if ta is HostProxy or tb is HostProxy or _is_numpys(ta, tb):
         return host_lines.operate(c, ARITHMETIC[symbol], a, b)
     if ta is str and symbol == "%":
         return operations.formatted_text(c, a, b)
@@ -56,15 +57,20 @@ def native_binary(c, symbol, a, b):
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         if _is_no_operand(c, a, b, symbol):
             return _as_python_does(ARITHMETIC[symbol], a, b)
-        c.synchronize()
-        return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
+        return _recorded(c, ARITHMETIC[symbol], a, b)
     if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
         return operations.size((*a, *b))
     return Host.native_binary(c, symbol, a, b)
 
 
+def _is_numpys(ta: type, tb: type) -> bool:
+    """Whether a tensor meets an array, which NumPy computes with the tensor's values."""
+    return TensorProxy in (ta, tb) and (issubclass(ta, numpy.ndarray) or issubclass(tb, numpy.ndarray))
+
+
 def _is_no_operand(c, a, b, symbol: str) -> bool:
     """Whether PyTorch's operators do not know what is beside a tensor, so that Python goes on and raises."""
+    check_override(c, a, b)
     tensor, other = (a, b) if isinstance(a, PROXIES) else (b, a)
     if isinstance(other, _OPERANDS) or type(other) is list and other is a and symbol == "+=":
         return False
@@ -79,6 +85,14 @@ def _is_no_operand(c, a, b, symbol: str) -> bool:
 _OPERANDS = (int, float, complex, torch.Tensor, numpy.generic, numpy.ndarray, *PROXIES)
 
 
+def check_override(c, *operands) -> None:
+    """Refuse an object of the user's that PyTorch's operators would ask, by its `__torch_function__`."""
+    for x in operands:
+        if type(x) not in PRIMITIVE and type_attribute(type(x), "__torch_function__") is not NULL:
+            if not isinstance(x, (torch.Tensor, *PROXIES)):
+                c.refuse(f"a {type(x).__name__} goes into an operation", "give it tensors and numbers")
+
+
 def _as_python_does(function, a, b):
     with compat.DisableTorchFunction():
         return function(_tensor_like(a), _tensor_like(b))
@@ -88,6 +102,12 @@ def _tensor_like(x):
     if type(x) is not TensorProxy:
         return x
     return torch.empty((1,) if x.shape == (1,) else (2,), dtype=to_torch_dtype(x.dtype))
+
+
+def _recorded(c, function, a, b):
+    c.synchronize()
+    operands = _operand(c, a), _operand(c, b)
+    return checked(c, function, operands, {}, lambda: function(*operands))
 
 
 def _operand(c, v):
@@ -122,15 +142,14 @@ def compare(c, symbol, a, b):
 
 
 def native_compare(c, symbol, a, b):
-    if type(a) is HostProxy or type(b) is HostProxy:
+    if type(a) is HostProxy or type(b) is HostProxy or _is_numpys(type(a), type(b)):
         return host_lines.operate(c, COMPARISONS[symbol], a, b)
     if type(a) is AnyProxy or type(b) is AnyProxy:
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], operations.all_lifted(c, (a, b)), {})
     if type(a) is TensorProxy or type(b) is TensorProxy:
         if _is_no_operand(c, a, b, symbol):
             return _as_python_does(COMPARISONS[symbol], a, b)
-        c.synchronize()
-        return COMPARISONS[symbol](_operand(c, a), _operand(c, b))
+        return _recorded(c, COMPARISONS[symbol], a, b)
     if symbol in ("==", "!=") and operators.by_identity(c, a, b):
         return c.same(a, b) is (symbol == "==")
     for x in (a, b):
@@ -149,7 +168,7 @@ def type_name(c, value) -> str:
 
 def converted(c, function, kind, name, result, *more):
     """Numbers that stay symbolic are numbers."""
-    if isinstance(result, NumberProxy) and function is not bool:
+    if isinstance(result, NumberProxy) and function is not bool or type(result) is HostProxy and result.kind is str:
         return result
     return c.truth(result) if type(result) is Condition else Host.converted(c, function, kind, name, result, *more)
 

@@ -191,15 +191,15 @@ class PrologueWriter:
     def table(self, source: Source):
         """The dict that stays and holds what is at a source: of a pinned module, of a module's globals, or of a
         class."""
-        base, pinned = source.base, self.capture.outside.pinned
+        base, pinned, constants = source.base, self.capture.outside.pinned, self.capture.outside.constants
         if source.step == "item":
             if base.step == "const":
-                constant = self.capture.outside.constants[base.key]
+                constant = constants[base.key]
                 return constant if isinstance(constant, dict) else None
             if base.step == "attr" and base.key in _MODULE_TABLES and base.base in pinned:
                 return pinned[base.base].__dict__[base.key]
             if base.step == "attr" and base.key == "__dict__" and (base.base in pinned or base.base.step == "const"):
-                return self._space(pinned.get(base.base) or self.capture.outside.constants[base.base.key])
+                return self._space(pinned[base.base] if base.base in pinned else constants[base.base.key])
         if source.step == "attr" and base in pinned and source.key in pinned[base].__dict__:
             return pinned[base].__dict__
         return None
@@ -443,6 +443,7 @@ class PrologueWriter:
         """Relations between symbolic numbers that the program decided by."""
         for (a, relation, b), outcome in self.capture.numbers.decisions.relations.items():
             table = {n: self.variable(self.capture.numbers.sources[n]) for n in sorted(a.symbols() | b.symbols())}
+            self.objects |= {computed.name: computed for computed in a.computed() | b.computed()}
             text = f"{_renamed(a, table)} {relation} {_renamed(b, table)}"
             held = f"{_described(a, self)} {relation} {_described(b, self)} was {outcome}, with "
             values = " + ', ' + ".join(

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from thunder.interpreter.attributes import plain_attribute
+
 __all__ = ["MISSING", "Source", "called", "cell", "find", "item"]
 
 _PRIVATE_STEPS = {"_lc_original", "__self__", "_parameters", "_buffers", "_modules", "__dict__"}
@@ -22,12 +24,7 @@ MISSING: Any = _Missing()
 
 def find(owner, name: str):
     """An attribute without the class's `__getattribute__` and `__getattr__`: an object's own, or one of its class."""
-    if isinstance(owner, type):
-        return getattr(owner, name, MISSING)
-    own = getattr(owner, "__dict__", ())
-    if name in own:
-        return own[name]
-    return MISSING if getattr(type(owner), name, MISSING) is MISSING else getattr(owner, name, MISSING)
+    return plain_attribute(owner, name, MISSING)
 
 
 def item(container, key):

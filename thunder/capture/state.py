@@ -56,6 +56,7 @@ class Outside:
     function_sources: dict[int, Source] = field(default_factory=dict)
     # cells from outside -> a function that has them: functions made inside share them
     cells: dict[int, types.FunctionType] = field(default_factory=dict)
+    namespaces: set[int] = field(default_factory=set)  # ids of globals that were read by `globals()`
     iterators: dict[int, Any] = field(default_factory=dict)
     # arrays whose memory tensors share -> what stands there, and a copy
     arrays: dict[int, tuple[numpy.ndarray, numpy.ndarray]] = field(default_factory=dict)

@@ -28,6 +28,7 @@ from thunder.capture.native import (
 from thunder.capture.numbers import primitive
 from thunder.capture.sources import Source
 from thunder.core.proxies import TensorProxy
+from thunder.interpreter import NULL
 from thunder.interpreter.attributes import in_python, type_attribute
 
 __all__ = ["read", "elements"]
@@ -150,7 +151,7 @@ def _tuple(c, value: tuple, source: Source):
     children = [read(c, x, source.item(i)) for i, x in enumerate(tuple.__iter__(value))]
     return (
         type(value)._make(children)
-        if hasattr(value, "_make")
+        if type_attribute(type(value), "_make") is not NULL
         else tuple(children)
         if type(value) is tuple
         else type(value)(children)

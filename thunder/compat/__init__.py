@@ -32,7 +32,7 @@ _home, __dir__ = names_from(
         "thunder.compat.fake_tensors": ("fake_mode_of_sizes", "quiet_fake_tensors"),
         "thunder.compat.inductor": ("compile_with_inductor",),
         "thunder.compat.dispatcher": ("functions_called", "operators", "kernel", "unless_removed", "foreach",
-        "existing", "scripted", "scripted_from", "children_of"),
+        "existing", "scripted", "scripted_from", "children_of", "scan_keeps_dim"),
         "thunder.compat.distributed": ("distributed_is_used", "default_store", "timeout_of"),
     },
 )  # fmt: skip

@@ -41,6 +41,15 @@ def kernel(name: str, overload: str = "default") -> Callable:
     return lacking
 
 
+@functools.cache
+def scan_keeps_dim(scan: Callable) -> bool:
+    """Whether the results of PyTorch's `scan` lie along the dimension that it runs along, as from torch 2.13 on; they
+    lay along the first before. Only a scan tells."""
+    with compat.without_function_modes():
+        _, rows = scan(lambda carry, x: (carry + x, x * 2), torch.zeros(1), torch.zeros(1, 2), dim=1)
+    return rows.shape == (1, 2)
+
+
 def unless_removed(name: str) -> tuple[Callable, ...]:
     """The function of torch and the method of tensors by a name; empty where they only raise that they are removed, as
     they do once ATen has no such operator."""

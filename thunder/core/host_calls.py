@@ -81,22 +81,35 @@ class Log(dict[int, Any]):
     def __init__(self):
         super().__init__()
         self.effects: list[str] = []
-        self._states: tuple | None = None
+        self._states: dict[int, tuple[Callable, Any]] = {}  # of generators: what sets a state, and the state
 
-    def note(self, effect: str, name: str) -> None:
-        """A host call is about to run. effect: "random" where it draws from Python's or NumPy's generators, "outside"
-        where it does something that cannot be undone."""
+    def note(self, effect: str, function: Callable, args: tuple) -> None:
+        """A host call is about to run. effect: "random" where it draws from Python's or NumPy's generators, or from the
+        one that it is a method of, "outside" where it does something that cannot be undone."""
         if effect == "outside":
-            self.effects.append(name)
-        elif self._states is None:
-            self._states = random.getstate(), numpy.random.get_state()
+            self.effects.append(function.__name__)
+            return
+        for generator in (random, numpy.random, getattr(function, "__self__", None), *args[:1]):
+            if id(generator) not in self._states and (state := _state_of(generator)) is not None:
+                self._states[id(generator)] = state
 
     def undo(self) -> None:
         """The generators are as they were before this call."""
-        if self._states is not None:
-            random.setstate(self._states[0])
-            numpy.random.set_state(self._states[1])
-            self._states = None
+        for restore, state in self._states.values():
+            restore(state)
+        self._states = {}
+
+
+def _state_of(generator: Any) -> tuple[Callable, Any] | None:
+    """What sets the state of a generator of random numbers, and its state; None for another object."""
+    if generator is random or type(generator) is random.Random:
+        return generator.setstate, generator.getstate()
+    if generator is numpy.random or isinstance(generator, numpy.random.RandomState):
+        return generator.set_state, generator.get_state()
+    if isinstance(generator, numpy.random.Generator):
+        bits = generator.bit_generator
+        return lambda state: setattr(bits, "state", state), bits.state
+    return None
 
 
 class _Current(threading.local):
@@ -153,7 +166,7 @@ def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: d
     if results is not None and index in results:
         return results[index]  # type: ignore[index]
     if results is not None and effect:
-        results.note(effect, function.__name__)
+        results.note(effect, function, args)
     value = function(*args, **kwargs)
     if results is not None and index is not None:
         results[index] = value

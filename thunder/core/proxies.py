@@ -49,6 +49,8 @@ __all__ = [
     "extreme",
     "converted",
     "Size",
+    "equal_counts",
+    "equal_shapes",
     "same_shape",
     "map_structure",
 ]
@@ -112,6 +114,7 @@ class AnyProxy(Proxy):
     one seen at capture."""
 
     __slots__ = ("example",)
+    requires_grad = None  # among outputs: that is a question for tensors
 
     def __init__(self, name: str, example: Any = None):
         self.name, self.example = name, example
@@ -403,6 +406,10 @@ class NumberProxy:
             unbacked,
         )
 
+    def symbol(self, name: str) -> NumberProxy:
+        """One of the integers that this one is an expression of."""
+        return self if self.expression == symbolic.symbol(name) else IntegerProxy(name, self.decisions)
+
     def concrete(self) -> Any:
         """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError
         where only the run tells it."""
@@ -675,6 +682,21 @@ _ESTIMATE = 64
 def element_count(value: TensorProxy) -> int:
     """How many elements a tensor has, for estimates: see `number_value`."""
     return int(math.prod(map(number_value, value.shape)))
+
+
+def _are_equal(a, b) -> bool:
+    """Whether two sizes are equal by arithmetic alone, which decides nothing."""
+    return a is b or _expression(a) == _expression(b)
+
+
+def equal_shapes(a: tuple, b: tuple) -> bool:
+    """Whether two shapes are equal by arithmetic alone."""
+    return len(a) == len(b) and all(map(_are_equal, a, b))
+
+
+def equal_counts(a: TensorProxy, b: TensorProxy) -> bool:
+    """Whether two tensors have as many elements as each other, whatever the sizes that stay symbolic."""
+    return _are_equal(math.prod(a.shape), math.prod(b.shape))
 
 
 def same_shape(a: tuple, b: tuple) -> bool:

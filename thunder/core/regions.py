@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from thunder.core.proxies import Proxy, TensorProxy, element_count, map_structure
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, element_count, has_numbers, map_structure, numbers_in
 from thunder.core.symbol import BoundSymbol, OpTags, hashable
 
 __all__ = ["Region", "convex_regions", "schedule", "region_key", "leading_to", "with_own_copies"]
@@ -30,6 +29,24 @@ class Region:
         self.outputs: tuple[Proxy, ...] = tuple(
             dict.fromkeys(o for line in lines for o in line.outputs if o in needed_after)
         )
+
+    @property
+    def numbers(self) -> tuple[NumberProxy, ...]:
+        """What stays symbolic in it: numbers that have a name and are no expressions of others, each of which is one
+        of those that are equal in this program."""
+        return tuple({n.name: n for n in self.number_names.values()}.values())
+
+    @property
+    def number_names(self) -> dict[str, NumberProxy]:
+        """By the name of each number in its expressions, the one of `numbers` that it is."""
+        found: dict[str, NumberProxy] = {}
+        of: dict[str, NumberProxy] = {}  # by the name that stands for all that are equal
+        for line in self.lines:
+            if has_numbers(line.args) or has_numbers(line.output) or has_numbers(line.kwargs):
+                for number in numbers_in((line.args, line.kwargs, line.output), []):
+                    for name in sorted(number.expression.symbols() - found.keys()):
+                        found[name] = of.setdefault(number.decisions.equal(name), number.symbol(name))
+        return found
 
 
 def leading_to(
@@ -142,7 +159,7 @@ def _tensors(lines: Sequence[BoundSymbol]) -> set[Any]:
 
 def _small_space(lines: Sequence[BoundSymbol]) -> set[Any]:
     """How many elements all that lines make has, and on which device, if they are few. On a CPU nothing is launched."""
-    spaces = {(math.prod(o.shape), o.device) for line in lines for o in line.outputs if isinstance(o, TensorProxy)}
+    spaces = {(element_count(o), o.device) for line in lines for o in line.outputs if isinstance(o, TensorProxy)}
     return spaces if len(spaces) == 1 and all(n <= SMALL and device.type != "cpu" for n, device in spaces) else set()
 
 
@@ -340,15 +357,19 @@ def _copy(value: Proxy, line: BoundSymbol) -> Proxy:
 
 def region_key(region: Region):
     """A hashable key that is equal for two regions which are the same program up to names, on values of the same
-    metadata."""
+    metadata. Sizes that stay symbolic are in it by where they occur, and not by their values."""
     numbers: dict[Proxy, _Value] = {}
+    places = {n.name: f"n{i}" for i, n in enumerate(region.numbers)}
+    names = {name: places[n.name] for name, n in region.number_names.items()}
 
     def number(x):
+        if isinstance(x, NumberProxy):
+            return _Value((x.python_type, x.expression.renamed(names)))
         if not isinstance(x, Proxy):
             return x
         found = numbers.get(x)
         if found is None:
-            facts = (tuple(x.shape), x.dtype, x.device) if isinstance(x, TensorProxy) else (type(x), id(x))
+            facts = (tuple(map(number, x.shape)), x.dtype, x.device) if isinstance(x, TensorProxy) else (type(x), id(x))
             found = numbers[x] = _Value((len(numbers), *facts))
         return found
 
@@ -356,4 +377,5 @@ def region_key(region: Region):
         (line.sym, *(hashable(map_structure(number, part)) for part in (line.args, line.kwargs, line.output)))
         for line in region.lines
     ]
-    return (tuple(lines), tuple(map(number, region.inputs)), tuple(map(number, region.outputs)))
+    sizes = tuple(n.decisions.is_size(n.name) for n in region.numbers)
+    return (tuple(lines), tuple(map(number, region.inputs)), tuple(map(number, region.outputs)), sizes)

@@ -8,12 +8,24 @@ normal form, so that two sizes that are always equal are the same expression, an
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import operator
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["Expression", "Decisions", "Facts", "symbol", "constant", "apply", "hold", "APPLICATIONS", "RELATIONS"]
+__all__ = [
+    "Expression",
+    "Computed",
+    "Decisions",
+    "Facts",
+    "symbol",
+    "constant",
+    "apply",
+    "hold",
+    "APPLICATIONS",
+    "RELATIONS",
+]
 
 RELATIONS: dict[str, Callable] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -45,6 +57,35 @@ APPLICATIONS: dict[str, tuple[Callable, str]] = {  # name -> (its meaning, how i
     "floor": (math.floor, "math.floor({})"),
     "sqrt": (math.sqrt, "math.sqrt({})"),
 }
+
+
+class Computed:
+    """A number that a program computes of symbolic numbers and constants alone, by operations: the name of an
+    application. function: of the symbols' values. What it gave is remembered."""
+
+    __slots__ = ("name", "function", "known")
+    _count = itertools.count()
+
+    def __init__(self, function: Callable[..., int]):
+        self.name, self.function = f"computed_{next(self._count)}", function
+        self.known: dict[tuple, int] = {}
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __call__(self, *values) -> int:
+        found = self.known.get(values)
+        if found is None:
+            if len(self.known) >= _REMEMBERED:
+                self.known.clear()
+            found = self.known[values] = self.function(*values)
+        return found
+
+    def of(self, names: Iterable[str]) -> Expression:
+        return Expression({((self, *map(symbol, names)),): 1})
+
+
+_REMEMBERED = 1024  # values of a computed number
 
 
 class Expression:
@@ -97,6 +138,13 @@ class Expression:
                 found.update((atom,) if isinstance(atom, str) else set().union(*(a.symbols() for a in atom[1:])))
         return found
 
+    def computed(self) -> set[Computed]:
+        """The computed numbers that occur."""
+        found: set[Computed] = set()
+        for atom in (atom for mono in self.terms for atom in mono if not isinstance(atom, str)):
+            found.update((atom[0],) if isinstance(atom[0], Computed) else (), *(a.computed() for a in atom[1:]))
+        return found
+
     def evaluate(self, values: dict[str, int | float]):
         """The number this stands for where `values` gives each symbol's."""
         total = None
@@ -105,7 +153,7 @@ class Expression:
                 c = c * (
                     values[atom]
                     if isinstance(atom, str)
-                    else APPLICATIONS[atom[0]][0](*(a.evaluate(values) for a in atom[1:]))
+                    else _meaning(atom[0])(*(a.evaluate(values) for a in atom[1:]))
                 )
             total = c if total is None else total + c  # not 0 + c, which loses the sign of -0.0
         return 0 if total is None else total
@@ -143,12 +191,21 @@ class Expression:
     __repr__ = __str__
 
 
+def _meaning(name: str | Computed) -> Callable:
+    return name if isinstance(name, Computed) else APPLICATIONS[name][0]
+
+
 def _monomial(mono: tuple, c) -> str:
-    factors = [a if isinstance(a, str) else APPLICATIONS[a[0]][1].format(*map(_operand, a[1:])) for a in mono]
+    factors = [a if isinstance(a, str) else _application(*a) for a in mono]
     if not factors:
         return repr(c) if math.isfinite(c) else f"math.{c}" if c != -math.inf else "(-math.inf)"
     product = "*".join(factors)
     return product if c == 1 else f"-{product}" if c == -1 else f"{c!r}*{product}"
+
+
+def _application(name: str | Computed, *operands: Expression) -> str:
+    texts = list(map(_operand, operands))
+    return f"{name}({', '.join(texts)})" if isinstance(name, Computed) else APPLICATIONS[name][1].format(*texts)
 
 
 def _operand(e: Expression) -> str:
@@ -202,6 +259,10 @@ class Decisions:
         self.decide(symbol(name), ">", constant(1))
         self._of_sizes.least[name] = 2
 
+    def is_size(self, name: str) -> bool:
+        """Whether a symbol is a size, which is at least 2."""
+        return name in self._of_sizes.least
+
     def decide(self, a: Expression, relation: str, b: Expression) -> bool:
         """Whether a relation holds, from now on for the whole program."""
         known = self._of_sizes.decide(a, relation, b)
@@ -212,6 +273,18 @@ class Decisions:
             assert not self.closed, f"{a} {relation} {b} is decided after the checks of the program were written"
             self.relations[a, relation, b] = outcome
         return outcome
+
+    def equal(self, name: str) -> str:
+        """One name for all symbols that are equal where the program fits."""
+        pairs = [
+            sorted(m[0] for m in terms)
+            for (a, relation, b), outcome in self.relations.items()
+            if relation == "==" and outcome and _is_difference(terms := (a - b).terms)
+        ]
+        found = name
+        while lower := next((first for first, second in pairs if second == found and first != found), None):
+            found = lower
+        return found
 
     def close(self) -> None:
         self.closed = True
@@ -228,6 +301,11 @@ class Decisions:
                     del made[known]
             finally:
                 self.values, self.relations, self.closed = before
+
+
+def _is_difference(terms: dict) -> bool:
+    """Whether a polynomial is a multiple of the difference of two symbols."""
+    return len(terms) == 2 and not sum(terms.values()) and all(len(m) == 1 and isinstance(m[0], str) for m in terms)
 
 
 def hold(relations: dict[tuple, bool], values: dict[str, int | float]) -> bool:

@@ -178,7 +178,8 @@ class ForwardBackward:
     """A joint trace in two. forward: returns (outputs, (saved tensors, saved others)). backward:
     `backward_fn(saved_for_backward, cotangents)`, one gradient or None an argument.
 
-    outputs: the distinct tensors, and numbers of data, that the forward makes and the program returns, in order.
+    outputs: the distinct tensors, numbers of data and values of host calls that the forward makes and the program
+    returns, in order.
     cotangents: what the backward is given, for those that require grad. returned: what the program returns.
     """
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from thunder import compat
 from thunder.api import jit_with
-from thunder.capture import Captured, FailsWithParts, capture
+from thunder.capture import Captured, FailsWithParts, Request, capture
 from thunder.core.devices import Device
 from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.core.utils import without_collection
@@ -272,7 +272,7 @@ def _compiled(
 def _captured(compiled, args: tuple, kwargs: dict, options: JitOptions) -> tuple[Captured, JitOptions]:
     overrides = compiled._lc_cd.overrides
     try:
-        captured = capture(compiled._lc_original, args, kwargs, options, {}, overrides)
+        captured = capture(Request(compiled._lc_original, args, kwargs, options, overrides=overrides))
     except FailsWithParts as failure:
         raise failure.__cause__ from failure.__cause__.__cause__  # type: ignore[misc,union-attr]
     captured.transform(options, overrides, compiled)

@@ -10,12 +10,10 @@ numbers of indices are taken from sizes on at which this was measured to be fast
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from thunder.core.dtypes import bfloat16, float16, float32
-from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.proxies import NumberProxy, TensorProxy, element_count
 from thunder.core.utils import has_triton
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops.backward import embedding_backward
@@ -35,10 +33,10 @@ def _gradient(g: torch.Tensor, indices: torch.Tensor, count: int, padding_idx: i
 def _checker(g: TensorProxy, indices: TensorProxy, count: int, padding_idx: int, scale: bool) -> bool:
     if scale or g.device.type != "cuda" or not has_triton() or g.dtype not in (bfloat16, float16, float32):
         return False
-    if any(isinstance(n, NumberProxy) for n in (*g.shape, *indices.shape, count)):
+    if any(isinstance(n, NumberProxy) for n in (g.shape[-1], count)):
         return False
     row = g.shape[-1] * g.dtype.bytes
-    return math.prod(indices.shape) in INDICES and row >= NARROWEST and count * row >= SMALLEST
+    return element_count(indices) in INDICES and row >= NARROWEST and count * row >= SMALLEST
 
 
 class EmbeddingGradientExecutor(OperatorExecutor):

@@ -22,7 +22,6 @@ be scaled yet.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -30,7 +29,7 @@ import torch
 
 from thunder.analysis.flow import producers, uses
 from thunder.core.dtypes import bfloat16, float32, float64
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, element_count, like, number_value
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, element_count, like, number_value, numbers_in
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
@@ -248,7 +247,8 @@ def _plain(
         len(a.shape) == 2
         and len(target.shape) == 1
         and target.dtype.name == "int64"
-        and not any(isinstance(n, NumberProxy) for n in (*a.shape, ignore_index))
+        and not any(isinstance(n, NumberProxy) for n in (a.shape[1], ignore_index))
+        and not any(n.unbacked for n in numbers_in((a, target), []))
     )
 
 
@@ -266,7 +266,7 @@ def _fits(linear: BoundSymbol, moves: list[BoundSymbol], loss: BoundSymbol) -> b
     if any(after.bytes < before.bytes for before, after in pairwise(kinds)) or hidden.device is not loss.args[1].device:
         return False
     if loss.output.requires_grad != (hidden.requires_grad or weight.requires_grad) or any(
-        isinstance(n, NumberProxy) for n in (*logits.shape, *weight.shape)
+        isinstance(n, NumberProxy) for n in (logits.shape[-1], *weight.shape)
     ):
         return False
     dense = True
@@ -274,7 +274,7 @@ def _fits(linear: BoundSymbol, moves: list[BoundSymbol], loss: BoundSymbol) -> b
         if move.sym is LTORCH["view"] and not dense:
             return False
         dense = move.sym is not LTORCH["getitem"] and (dense or move.sym is LTORCH["contiguous"])
-    return math.prod(logits.shape) * logits.dtype.bytes > LIMIT
+    return element_count(logits) * logits.dtype.bytes > LIMIT
 
 
 def _keeps_rows(operation: BoundSymbol) -> bool:

@@ -31,7 +31,7 @@ from thunder import compat
 from thunder.analysis.flow import producers
 from thunder.core.devices import cpu
 from thunder.core.dtypes import float32, int64, uint64
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like
+from thunder.core.proxies import Proxy, TensorProxy, equal_shapes, has_numbers, like, number_value, numbers_in
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
@@ -289,18 +289,23 @@ KERNELS = (
 
 def _choose(usable: Callable, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) -> Kernel | None:
     """The kernel for a call, or None where PyTorch's own call is as good. usable: says which of the kernels takes
-    tensors that are described."""
+    tensors that are described. Sizes that stay symbolic are taken to be as they were at capture: beside whether there
+    are as many queries as keys, and any, kernels do not ask for how many there are."""
     tensors = [query, key, value, *((attn_mask,) if attn_mask is not None else ())]
     if (
         query.device.type != "cuda"
         or any(len(t.shape) != 4 for t in tensors[:3])
-        or any(isinstance(n, NumberProxy) for t in tensors for n in t.shape)
+        or any(n.unbacked for n in numbers_in(tensors, []))
+        or is_causal
+        and not equal_shapes(query.shape[2:3], key.shape[2:3])
+        and has_numbers((query, key))
     ):
         return None
     if not 0.0 <= dropout_p < 1.0 or any(n == 0 for t in tensors for n in t.shape):
         return None
     described = tuple(
-        (tuple(t.shape), to_torch_dtype(t.dtype), to_torch_device(t.device), t.requires_grad) for t in tensors
+        (tuple(map(number_value, t.shape)), to_torch_dtype(t.dtype), to_torch_device(t.device), t.requires_grad)
+        for t in tensors
     )
     return usable(described, dropout_p, is_causal, enable_gqa, compat.attention_backends())
 
@@ -433,7 +438,7 @@ def _grouped(operation: BoundSymbol, producer: dict[Proxy, BoundSymbol], choose:
 def _repeated(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> tuple[TensorProxy, int] | None:
     """(what is repeated, how often) of a value each head of which is repeated."""
     operation = producer.get(x)
-    if operation is None or len(x.shape) != 4 or any(isinstance(n, NumberProxy) for n in x.shape):
+    if operation is None or len(x.shape) != 4:
         return None
     if operation.sym is LTORCH["repeat_interleave"]:
         given, times, dim = (*operation.args, None, None)[:3]
@@ -458,7 +463,9 @@ def _repeated(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> tuple[Tenso
         return None
     b, h, n, t, d = spread.output.shape
     given = inserted.args[0]
-    if not _inserts_third(inserted) or tuple(given.shape) != (b, h, t, d) or tuple(x.shape) != (b, h * n, t, d):
+    if not _inserts_third(inserted) or not (
+        equal_shapes(given.shape, (b, h, t, d)) and equal_shapes(x.shape, (b, h * n, t, d))
+    ):
         return None
     return given, n
 

@@ -21,6 +21,7 @@ from thunder.core.utils import has_triton
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
 from thunder.executors.triton_kernels.schedule import ON_CHIP
+from thunder.executors.triton_kernels.sizes import Undecided
 from thunder.executors.triton_kernels.values import primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
@@ -46,6 +47,7 @@ class TritonFuser(FusionExecutor):
     `thunder.jit(..., triton_autotune=True)`.
     """
 
+    needs_sizes = False
     capturable = True
     owns_results = True
     longest_row = ON_CHIP
@@ -86,7 +88,7 @@ class TritonFuser(FusionExecutor):
         return (
             len(devices) == 1
             and _runs_on(next(iter(devices)))
-            and fusible(operation)
+            and fusible(operation, numbers=True)
             and self.has_triton()
             and _in_primitives(operation)
         )
@@ -103,9 +105,16 @@ class TritonFuser(FusionExecutor):
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
-        run = self.once(region, lambda: self.made_of(region, to_torch_device(device)))
+        try:
+            run = self.once(region, lambda: self.made_of(region, to_torch_device(device)))
+        except Undecided:  # kernels would have to know more of sizes
+            return None
         return self.register_temporary_operation(
-            f"TritonFusion{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines
+            f"TritonFusion{counter}",
+            run,
+            inputs=(*region.inputs, *region.numbers),
+            outputs=region.outputs,
+            bsyms=region.lines,
         )
 
     def made_of(self, region: Region, device) -> Callable:
@@ -139,7 +148,7 @@ def _in_primitives(operation: BoundSymbol) -> bool:
         return False
     operations = operation.subsymbols
     # one that computes nothing is its input, of which a kernel would make a copy
-    return bool(operations) and all(fusible(sub) and _in_primitives(sub) for sub in operations)
+    return bool(operations) and all(fusible(sub, numbers=True) and _in_primitives(sub) for sub in operations)
 
 
 def _reduces(operation: BoundSymbol) -> bool:

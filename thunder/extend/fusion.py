@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from thunder.analysis.aliases import may_view
 from thunder.analysis.flow import producers
-from thunder.core.proxies import Proxy, TensorProxy, has_numbers
+from thunder.core.proxies import Proxy, TensorProxy, equal_counts, has_numbers, numbers_in
 from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule, with_own_copies
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
@@ -219,7 +218,7 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tupl
     for root, outputs in shown.items():
         if root in producer:  # the last value that all of it is seen through
             common = set(chains[outputs[0]]).intersection(*(chains[o] for o in outputs[1:]))
-            needed.add(next(v for v in chains[outputs[0]] if v in common and _size(v) == _size(root)))
+            needed.add(next(v for v in chains[outputs[0]] if v in common and _shows_all(v, root)))
         waiting += outputs
     afterwards: dict[BoundSymbol, None] = {}
     while waiting:
@@ -257,16 +256,21 @@ def _chain(value: Proxy, producer: dict[Proxy, BoundSymbol]) -> list[Proxy]:
     return chain
 
 
-def _size(value: Proxy) -> int | None:
-    return math.prod(value.shape) if isinstance(value, TensorProxy) else None
+def _shows_all(view: Proxy, root: Proxy) -> bool:
+    """Whether a view surely has all elements of what it is a view of."""
+    both_tensors = isinstance(view, TensorProxy) and isinstance(root, TensorProxy)
+    return view is root or both_tensors and equal_counts(view, root)
 
 
-def fusible(operation: BoundSymbol) -> bool:
+def fusible(operation: BoundSymbol, numbers: bool = False) -> bool:
     """What no region contains: operations with effects, those that wait for the device or draw random numbers, and what
-    depends on symbolic numbers."""
+    depends on symbolic numbers. numbers: on those that data decides only."""
     if not operation.sym.tags.isdisjoint(_ALONE) or operation.sym.python_printer is not None or operation.sym.is_fusion:
         return False
-    return not (has_numbers(operation.args) or has_numbers(operation.output) or has_numbers(operation.kwargs))
+    if not (has_numbers(operation.args) or has_numbers(operation.output) or has_numbers(operation.kwargs)):
+        return True
+    found = numbers_in((operation.args, operation.kwargs, operation.output), []) if numbers else None
+    return found is not None and not any(n.unbacked for n in found)
 
 
 _ALONE = {OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.DEVICE_SYNC_OP, OpTags.IN_PLACE, OpTags.OPAQUE}

@@ -11,6 +11,7 @@ import types
 from typing import Any
 
 from thunder.interpreter.instructions import NULL
+from thunder.interpreter.tracebacks import swallow
 
 FUNCTION, METHOD = types.FunctionType, types.MethodType
 # Types of special methods that native code implements. They take the object first, and need no binding.
@@ -32,6 +33,17 @@ def type_attribute(kind, name, after=None) -> Any:
         if name in base.__dict__:
             return base.__dict__[name]
     return NULL
+
+
+def plain_attribute(value, name, default=None) -> Any:
+    """An attribute that none of the user's `__getattribute__` and `__getattr__` answers: for the machine's own use."""
+    kind = type(value)
+    if kind is METHOD:
+        return getattr(value, name, default)
+    try:
+        return (type if issubclass(kind, type) else object).__getattribute__(value, name)
+    except AttributeError:
+        return default
 
 
 def in_python(method) -> bool:
@@ -60,9 +72,10 @@ def load_attr(host, value, name):
         found = _read(host, reader, value, name)
         if found is not NULL:
             return found
-    except AttributeError:
+    except AttributeError as error:
         if host.lookup(kind, "__getattr__") is NULL:
             raise
+        swallow(error)
     fallback = host.lookup(kind, "__getattr__")
     return host.missing(reader, value, name) if fallback is NULL else host.fallback(fallback, value, name)
 

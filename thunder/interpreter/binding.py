@@ -52,7 +52,7 @@ def _bind_keywords(f, names, total, keywords, bound, extra):
     allowed = names[positional_only:total]
     for key, value in keywords.items():
         if not isinstance(key, str):
-            raise TypeError(f"{f.__qualname__}() keywords must be strings")
+            raise TypeError("keywords must be strings")
         if key in allowed:
             if key in bound:
                 raise TypeError(f"{f.__qualname__}() got multiple values for argument '{key}'")

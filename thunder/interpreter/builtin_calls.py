@@ -11,7 +11,7 @@ import types
 import warnings
 
 from thunder.interpreter.recursion import set_original_limit
-from thunder.interpreter.tracebacks import stub_frame
+from thunder.interpreter.tracebacks import stub_frame, swallow
 
 
 def frame_locals(host, frame):
@@ -76,7 +76,7 @@ def _locals(host, function, args, kwargs):
 
 
 def _globals(host, function, args, kwargs):
-    return host.stack_of_frames[-1].fn.__globals__ if host.stack_of_frames else function()
+    return host.load_attr(host.stack_of_frames[-1].fn, "__globals__") if host.stack_of_frames else function()
 
 
 def _vars(host, function, args, kwargs):
@@ -99,8 +99,10 @@ def _namespaces(host, args):
     if given_globals is None:
         names = given_locals if given_locals is not None else frame_locals(host, frame)
         return frame.fn.__globals__, names
+    given_locals = given_globals if given_locals is None else given_locals
+    given_globals, given_locals = host.namespace(given_globals), host.namespace(given_locals)
     given_globals.setdefault("__builtins__", builtins)
-    return given_globals, given_locals if given_locals is not None else given_globals
+    return given_globals, given_locals
 
 
 def _exec_or_eval(mode):
@@ -197,7 +199,8 @@ def _getattr(host, function, args, kwargs):
         return host.load_attr(*args)
     try:
         return host.load_attr(args[0], args[1])
-    except AttributeError:
+    except AttributeError as error:
+        swallow(error)
         return args[2]
 
 
@@ -207,7 +210,8 @@ def _hasattr(host, function, args, kwargs):
     try:
         host.load_attr(*args)
         return True
-    except AttributeError:
+    except AttributeError as error:
+        swallow(error)
         return False
 
 

@@ -6,6 +6,10 @@ import abc
 import sys
 import types
 
+from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.control import NULL
+from thunder.interpreter.tracebacks import swallow
+
 FUNCTION = types.FunctionType
 
 
@@ -69,11 +73,12 @@ def build_class(host, body, name, bases, keywords):
     namespace = {}
     try:
         prepare = host.load_attr(metaclass, "__prepare__")
-    except AttributeError:
+    except AttributeError as error:
+        swallow(error)
         prepare = None
     if prepare is not None:
         namespace = host.call(prepare, [name, resolved], keywords)
-        if not hasattr(type(namespace), "__getitem__"):
+        if type_attribute(type(namespace), "__getitem__") is NULL:
             shown = metaclass.__name__ if isinstance(metaclass, type) else "<metaclass>"
             raise TypeError(f"{shown}.__prepare__() must return a mapping, not {type(namespace).__name__}")
     cell = host.run_code(body.__code__, body.__globals__, namespace, body.__closure__)

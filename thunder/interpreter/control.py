@@ -12,6 +12,7 @@ import types
 from thunder.interpreter.errors import UnsupportedError
 from thunder.interpreter.instructions import NULL, provides, take
 from thunder.interpreter.tables import ITERATOR
+from thunder.interpreter.tracebacks import swallow
 
 RETURN, YIELD = -1, -2
 CO_ITERABLE_COROUTINE = 0x100
@@ -63,7 +64,8 @@ def GET_ITER(frame, stack, _):
 def FOR_ITER(frame, stack, target):
     try:
         stack.append(frame.host.next(stack[ITERATOR]))
-    except StopIteration:
+    except StopIteration as stop:
+        swallow(stop)
         del stack[ITERATOR:]
         return target
 
@@ -113,6 +115,7 @@ def SEND(frame, stack, target):
         else:
             stack.append(host.call(host.load_attr(receiver, "send"), [value], {}))
     except StopIteration as stop:
+        swallow(stop)
         stack[ITERATOR:] = [stop.value]
         return target
 

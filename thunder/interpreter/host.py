@@ -35,7 +35,7 @@ from thunder.interpreter.instructions import builtin_namespace, name_not_defined
 from thunder.interpreter.machine import DRIVERS, Frame, drive_awaitable
 from thunder.interpreter.recursion import FIRST_ROOM, original_limit
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
-from thunder.interpreter.tracebacks import clean
+from thunder.interpreter.tracebacks import clean, swallow
 
 UNARY = {"-": operator.neg, "~": operator.invert, "+": operator.pos}
 CO_ITERABLE_COROUTINE = 0x100
@@ -131,6 +131,10 @@ class Host:
         if type(method) is FUNCTION:
             return self.call(method, [f, *args], kwargs)
         return self.call_native(f, args, kwargs)
+
+    def namespace(self, given):
+        """The dict that code of `exec` and `eval` runs in, for the one that the program gives."""
+        return given
 
     def enter(self, f, args, kwargs):
         """Interpret a call of a Python function; generators and coroutines give their object at once."""
@@ -397,8 +401,8 @@ class Host:
     def import_from(self, module, name):
         try:
             return self.load_attr(module, name)
-        except AttributeError:
-            pass
+        except AttributeError as error:
+            swallow(error)
         package = getattr(module, "__name__", None)
         submodule = sys.modules.get(f"{package}.{name}")
         if submodule is not None:

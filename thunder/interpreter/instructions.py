@@ -357,9 +357,6 @@ def CALL_FUNCTION_EX(frame, stack, flags):
             kind = type(keywords).__name__
             raise TypeError(f"{before_stars(function)} after ** must be a mapping, not {kind}")
         keywords = dict(keywords)  # pyright: ignore[reportCallIssue, reportArgumentType]
-        for key in keywords:
-            if not isinstance(key, str):
-                raise TypeError("keywords must be strings")
     stack.append(host.call(function, positional, keywords))
 
 

@@ -10,7 +10,7 @@ import types
 from thunder.interpreter.control import RETURN, YIELD, AsyncYield, set_context, stop_iteration_error
 from thunder.interpreter.recursion import run_deeper
 from thunder.interpreter.tables import ITERATOR
-from thunder.interpreter.tracebacks import clean, entry, release
+from thunder.interpreter.tracebacks import clean, entry, release, swallow
 
 
 class Frame:
@@ -116,6 +116,13 @@ class Frame:
         if self.host.exc is not None and error.__context__ is None:
             set_context(error, self.host.exc)
 
+    def _of_iterator(self, iterator, name):
+        try:
+            return self.host.load_attr(iterator, name)
+        except AttributeError as error:
+            swallow(error)
+            return None
+
     def throw(self, error):
         """Raise at the yield where the frame is suspended; an inner iterator of `yield from` or `await` comes first."""
         if self.delegate is None:
@@ -123,17 +130,18 @@ class Frame:
         host, stack = self.host, self.stack
         iterator = stack[ITERATOR - 1]
         if isinstance(error, GeneratorExit):
-            close = getattr(iterator, "close", None)
+            close = self._of_iterator(iterator, "close")
             if close is not None:
                 host.call(close, [], {})
             raise error
-        throw = getattr(iterator, "throw", None)
+        throw = self._of_iterator(iterator, "throw")
         if throw is None:
             raise error
         try:
             stack[-1] = host.call(throw, [error], {})
             return YIELD
         except StopIteration as stop:
+            swallow(stop)
             stack[ITERATOR - 1 :] = [stop.value]
         return self.delegate
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from thunder.interpreter.tracebacks import swallow
+
 MATCH_SELF_FLAG = 1 << 22  # _Py_TPFLAGS_MATCH_SELF: int(x), str(x) ... capture the subject itself
 _MISSING = object()
 
@@ -66,7 +68,8 @@ def _positional_attributes(host, cls, positional):
     """`__match_args__`, checked; None when the one positional sub-pattern is the subject itself."""
     try:
         attributes = host.load_attr(cls, "__match_args__")
-    except AttributeError:
+    except AttributeError as error:
+        swallow(error)
         attributes = None
     if attributes is None:
         if cls.__flags__ & MATCH_SELF_FLAG:
@@ -87,5 +90,6 @@ def _positional_attributes(host, cls, positional):
 def _attribute(host, subject, name):
     try:
         return host.load_attr(subject, name)
-    except AttributeError:
+    except AttributeError as error:
+        swallow(error)
         return _MISSING

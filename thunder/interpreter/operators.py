@@ -47,8 +47,20 @@ def binary(host, symbol, a, b):
                 result = call_special(host, reflected, b, [a], "__radd__")
                 return result if result is not NotImplemented else host.native_binary(symbol, a, host.steps(b))
             return host.native_binary(symbol, a, b)
+    if plain == "*":
+        a, b = _factor(host, a, b), _factor(host, b, a)
     shown = {"**": "** or pow()"}.get(symbol, symbol)
     return by_methods(host, name, a, b, shown, lambda: host.native_binary(symbol, a, b))
+
+
+def _factor(host, value, sequence):
+    """What a sequence is multiplied by, asked for its `__index__` where that is the only method that it has for it."""
+    kind = type(value)
+    if not isinstance(sequence, SEQUENCES) or in_python(host.lookup(type(sequence), "__mul__")):
+        return value
+    if any(host.lookup(kind, f"__{n}__") is not NULL for n in ("mul", "rmul")):
+        return value
+    return index(host, value) if in_python(host.lookup(kind, "__index__")) else value
 
 
 def by_methods(host, name, a, b, shown, natively):

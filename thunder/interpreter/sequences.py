@@ -11,6 +11,7 @@ from thunder.interpreter.attributes import call_special, in_python, load_attr, t
 from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.operators import index
 from thunder.interpreter.tables import VERSION
+from thunder.interpreter.tracebacks import swallow
 
 INDEXED = (list, tuple, str, bytes, bytearray, range)
 
@@ -24,7 +25,8 @@ def getitem(host, value, key):
     if isinstance(value, type) and method is NULL and value is not type:
         try:
             hook = load_attr(host, value, "__class_getitem__")
-        except AttributeError:
+        except AttributeError as error:
+            swallow(error)
             hook = None
         if hook is not None:
             return host.call(hook, [key], {})
@@ -90,7 +92,8 @@ def found_in(host, iterator, item):
     while True:
         try:
             found = host.next(iterator)
-        except StopIteration:
+        except StopIteration as stop:
+            swallow(stop)
             return False
         if found is item or host.truth(host.compare("==", found, item)):
             return True
@@ -138,7 +141,8 @@ class Items:
             raise StopIteration
         try:
             found = self.host.getitem(self.value, self.position)
-        except (IndexError, StopIteration):
+        except (IndexError, StopIteration) as error:
+            swallow(error)
             found = self.value = NULL
         if found is NULL:
             raise StopIteration
@@ -231,7 +235,8 @@ def _next(host, function, args, kwargs):
         return host.next(args[0])
     try:
         return host.next(args[0])
-    except StopIteration:
+    except StopIteration as stop:
+        swallow(stop)
         return args[1]
 
 
@@ -248,7 +253,8 @@ def _backwards(host, value, size):
     for position in range(size - 1, -1, -1):
         try:
             found = host.getitem(value, position)
-        except (IndexError, StopIteration):
+        except (IndexError, StopIteration) as error:
+            swallow(error)
             return
         yield found
 

@@ -46,10 +46,10 @@ class StandIn:
         self.host, self.value, self.known = host, value, known
 
     def __hash__(self):
-        return self.host.call(hash, [self.value], {})
+        return self.host.handed(self.host.call(hash, [self.value], {}))
 
     def __repr__(self):
-        return self.host.call(repr, [self.value], {})
+        return self.host.handed(self.host.call(repr, [self.value], {}))
 
 
 class Compared(StandIn):
@@ -250,7 +250,7 @@ def _forward(name: str):
 
     def method(self, *args, **kwargs):
         found = self.host.load_special(self.value, name)
-        return self.host.call(found, [original(a) for a in args], kwargs)
+        return self.host.handed(self.host.call(found, [original(a) for a in args], kwargs))
 
     return method
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from typing import Any
 
 from thunder.interpreter.attributes import call_special, in_python
 from thunder.interpreter.building import CONVERSIONS
@@ -18,25 +19,38 @@ def string(host, value):
 
 def representation(host, value):
     """`repr(value)`."""
-    if type(value) in BRACKETS and holds_python(host, value):
+    if holds_python(host, value):
         return _container(host, value)
     return _text(host, repr, host.lookup(type(value), "__repr__"), value, "__repr__")
 
 
-BRACKETS = {list: "[]", tuple: "()", dict: "{}", set: "{}", frozenset: ("frozenset({", "})")}
+BRACKETS: dict[Any, Any] = {list: "[]", tuple: "()", dict: "{}", set: "{}", frozenset: ("frozenset({", "})")}
+
+
+def bracketed(host, kind: type) -> Any:
+    """The builtin container whose text objects of a class have, or None."""
+    if kind in BRACKETS:
+        return kind
+    base = next((b for b in (list, tuple, dict) if issubclass(kind, b)), None)
+    return base if base is not None and host.lookup(kind, "__repr__") is base.__repr__ else None
 
 
 def holds_python(host, value) -> bool:
-    """Whether a builtin container holds something whose `__repr__` is written in Python, at any depth."""
+    """Whether a value is a container, written in brackets, of something whose `__repr__` is written in Python, at any
+    depth."""
+    if bracketed(host, type(value)) is None:
+        return False
     pending, seen, kinds = [value], set(), set()
     while pending:
         value = pending.pop()
-        if type(value) in BRACKETS and id(value) not in seen:
+        base = bracketed(host, type(value))
+        if base is None:
+            kinds.add(type(value))
+        elif id(value) not in seen:
             seen.add(id(value))
             host.materialize(value)
-            pending += (*value.keys(), *value.values()) if type(value) is dict else value
-        kinds.add(type(value))
-    return any(in_python(host.lookup(kind, "__repr__")) for kind in kinds - BRACKETS.keys())
+            pending += (*dict.keys(value), *dict.values(value)) if base is dict else base.__iter__(value)
+    return any(in_python(host.lookup(kind, "__repr__")) for kind in kinds)
 
 
 def is_in_python(host, kind: type) -> bool:
@@ -46,18 +60,21 @@ def is_in_python(host, kind: type) -> bool:
 
 def _container(host, value) -> str:
     """list_repr, tuplerepr, dict_repr and set_repr."""
-    before, after = BRACKETS[type(value)]
+    base = bracketed(host, type(value))
+    before, after = BRACKETS[base]
     if id(value) in host.shown:
-        return f"{before}...{after}" if type(value) in (list, tuple, dict) else f"{type(value).__name__}(...)"
+        return f"{before}...{after}" if base in (list, tuple, dict) else f"{base.__name__}(...)"
     host.shown.add(id(value))
     try:
-        if type(value) is dict:
-            parts = [f"{representation(host, k)}: {representation(host, x)}" for k, x in value.items()]
+        if base is dict:
+            items = [map(host.handed, (representation(host, k), representation(host, x))) for k, x in dict.items(value)]
+            parts = [": ".join(item) for item in items]
         else:
-            parts = [representation(host, x) for x in host.steps(value)]
+            inside = host.steps(value) if base is type(value) else base.__iter__(value)
+            parts = [host.handed(representation(host, x)) for x in inside]
     finally:
         host.shown.discard(id(value))
-    return f"{before}{', '.join(parts)}{',' if type(value) is tuple and len(parts) == 1 else ''}{after}"
+    return f"{before}{', '.join(parts)}{',' if base is tuple and len(parts) == 1 else ''}{after}"
 
 
 def _text(host, function, method, value, name):

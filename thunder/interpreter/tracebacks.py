@@ -107,6 +107,12 @@ def clean(traceback):
     return rest
 
 
+def swallow(error):
+    """Drop the traceback of an exception that the machine handles in the place of native code, which gives it none: it
+    would lead back to the exception, and keep all that the program was called with until the garbage collector runs."""
+    error.__traceback__ = None
+
+
 def release(error):
     """Empty the machine's frames that an exception leads to, where they have ended.
 

@@ -213,16 +213,24 @@ def _(g, sizes, dim, start, end, step):
     if step != 1:
         return None
     dim = dim % len(sizes)
-    start, _, _ = slice(start, end).indices(sizes[dim])
+    start = _begin(start, sizes[dim])
     return PRIMS["pad"](
         g, 0, tuple((start, n - start - g.shape[d]) if d == dim else (0, 0) for d, n in enumerate(sizes))
     )
 
 
+def _begin(start, n):
+    """Where a slice of n elements begins, as `slice.indices` says it, which takes no symbolic numbers."""
+    if start is None:
+        return 0
+    start = start + n if start < 0 else start
+    return 0 if start < 0 else n if start > n else start
+
+
 @select_backward.decomposed_by
 def _(g, sizes, dim, index):
     dim = dim % len(sizes)
-    before = index % sizes[dim]
+    before = index if index >= 0 else index + sizes[dim]
     return PRIMS["pad"](
         op("unsqueeze")(g, dim), 0, tuple((before, n - before - 1) if d == dim else (0, 0) for d, n in enumerate(sizes))
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from thunder.core.proxies import NumberProxy, Proxy, map_structure
@@ -21,17 +24,19 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def run_line(operation: BoundSymbol, values: dict[Proxy, object]) -> None:
+def run_line(
+    operation: BoundSymbol, values: dict[Proxy, object], number: Callable[[Any], Any] = NumberProxy.concrete
+) -> None:
     """Calls the PyTorch functions of an operation, or of its decomposition, with the values known so far, and adds its
-    results to them."""
+    results to them. number: the value of one that stays symbolic."""
     if operation.sym.fn is None:
         for sub in operation.subsymbols:
-            run_line(sub, values)
+            run_line(sub, values, number)
         values.update({old: values.get(new, new) for old, new in operation.aliases.items()})
         return
 
     def real(x):
-        return values[x] if isinstance(x, Proxy) else x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
+        return values[x] if isinstance(x, Proxy) else number(x) if isinstance(x, NumberProxy) else as_torch(x)
 
     try:
         result = operation.sym.fn(*map_structure(real, operation.args), **map_structure(real, operation.kwargs))

@@ -14,6 +14,7 @@ from thunder import compat
 from thunder.analysis.flow import producers
 from thunder.core.proxies import (
     METHODS,
+    NumberProxy,
     TensorProxy,
     UnbackedNumber,
     concrete,
@@ -22,6 +23,7 @@ from thunder.core.proxies import (
     numbers_in,
 )
 from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, positional_parameters, user_location
+from thunder.core.symbolic import Computed, constant
 from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
@@ -187,10 +189,39 @@ _FIXED_LINES = 256  # a longer computation of constants is not done while a prog
 
 def fixed_value(a: TensorProxy) -> torch.Tensor | None:
     """The value of a tensor that depends on no input: made of sizes and constants alone, by operations that draw no
-    numbers. None for any other."""
+    numbers. None for any other, and where sizes stay symbolic."""
     recorder = current_recorder()
-    if recorder is None:
+    operations = _fixed_operations(a, recorder) if recorder is not None else None
+    if recorder is None or operations is None or numbers_in([(line.args, line.kwargs) for line in operations], []):
         return None
+    return _run_fixed(operations, recorder.latest(a), {})
+
+
+def value_of_sizes(a: TensorProxy, read: Callable[[torch.Tensor], int]) -> int | None:
+    """`read` of the value of a tensor that is made of symbolic sizes and constants alone. It is decided by: the
+    prologue computes it for other sizes. None for any other tensor."""
+    recorder = current_recorder()
+    operations = _fixed_operations(a, recorder) if recorder is not None else None
+    if recorder is None or operations is None:
+        return None
+    numbers = numbers_in([(line.args, line.kwargs) for line in operations], [])
+    if not numbers or any(n.unbacked for n in numbers):
+        return None
+    names = sorted(set().union(*(n.expression.symbols() for n in numbers)))
+    tensor, decisions = recorder.latest(a), numbers[0].decisions
+
+    def function(*values: int) -> int:
+        with compat.DisableTorchFunction():
+            return int(read(_run_fixed(operations, tensor, dict(zip(names, values, strict=True)))))
+
+    found = Computed(function).of(names)
+    value = found.evaluate(decisions.values)
+    decisions.decide(found, "==", constant(value))
+    return value
+
+
+def _fixed_operations(a: TensorProxy, recorder: Recorder) -> list | None:
+    """The operations that a tensor is made by, where it depends on no input."""
     a = recorder.latest(a)
     producer = producers(recorder.bound_symbols)
     needed: dict = {}
@@ -207,18 +238,23 @@ def fixed_value(a: TensorProxy) -> torch.Tensor | None:
         if line not in needed:
             needed[line] = None
             pending += line.inputs
-            if numbers_in([line.args, line.kwargs], []):
-                return None
+    return [line for line in recorder.bound_symbols if line in needed]
+
+
+def _run_fixed(operations: list, a: TensorProxy, numbers: dict[str, int]) -> torch.Tensor:
+    """numbers: the values of symbolic ones, by their names."""
     values: dict = {}
 
     def given(x):
+        if isinstance(x, NumberProxy):
+            return x.expression.evaluate(numbers)
         x = values[x] if isinstance(x, TensorProxy) else as_torch(x)
         # of a program that is planned
         absent = isinstance(x, torch.device) and x.type == "cuda" and not torch.cuda.is_available()
         return torch.device("cpu") if absent else x
 
     with compat.DisableTorchFunction(), torch.no_grad():
-        for line in (line for line in recorder.bound_symbols if line in needed):
+        for line in operations:
             result = line.sym.fn(*map_structure(given, line.args), **map_structure(given, line.kwargs))
             values |= zip(
                 line.outputs, [x for x in compat.tree_leaves(result) if isinstance(x, torch.Tensor)], strict=True
@@ -237,6 +273,8 @@ def _needs_value(name: str, what: str, remedy: str):
         if value is not None:
             with compat.DisableTorchFunction():
                 return read(value)  # type: ignore[misc]
+        if read is not None and (known := value_of_sizes(a, read)) is not None:
+            return read(known)
         recorder = current_recorder()
         if recorder is not None and recorder.decide is not None and name in _READ_NUMBER:
             return _READ_NUMBER[name](a, *args)
@@ -426,6 +464,8 @@ def _is_single(a: TensorProxy) -> bool:
 
 def as_number(a: TensorProxy, kind: type):
     """`int(a)`, `float(a)`."""
+    if (a.numel_value != 1) is True:
+        raise ValueError("only one element tensors can be converted to Python scalars")
     return converted(item(LTORCH["to"](a, dtype=torch.int64) if a.dtype.category == 0 else a), kind)
 
 

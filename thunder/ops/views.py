@@ -146,7 +146,9 @@ def _unbind_key(operation: BoundSymbol, view: TensorProxy, whole: TensorProxy) -
 def _detached(operation: BoundSymbol, view, whole, part):
     """What autograd knows of the whole stays as it is."""
     if not whole.requires_grad:
-        return LTORCH["detach"](part) if part.requires_grad else part
+        return LTORCH["detach"](
+            part
+        )  # a value of its own: views made of the part later do not become views of the whole
     with grad_enabled(True):
         return holding(whole, part)
 

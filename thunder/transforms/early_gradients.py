@@ -15,14 +15,13 @@ twice: one of 50257 numbers is in no cache any more.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.cost import nbytes
 from thunder.analysis.flow import producers
 from thunder.core.dtypes import FLOAT
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy, element_count
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
@@ -152,7 +151,7 @@ class _Loss:
             waiting += operation.inputs
             if OpTags.REDUCTION_OP in operation.sym.tags:
                 sizes = [
-                    [math.prod(p.shape) for p in side if isinstance(p, TensorProxy)]
+                    [element_count(p) for p in side if isinstance(p, TensorProxy)]
                     for side in (operation.inputs, operation.outputs)
                 ]
                 longest = max([longest, *(max(sizes[0]) // n for n in sizes[1] if n > 1)])

@@ -15,7 +15,7 @@ import math
 
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.flow import uses
-from thunder.core.proxies import Proxy, TensorProxy, has_numbers, map_structure
+from thunder.core.proxies import Proxy, TensorProxy, equal_shapes, map_structure, numbers_in
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
@@ -60,19 +60,21 @@ class _Flat:
         # that of another layer was made under no_grad
         if x not in self.given or self.given[x].requires_grad is not x.requires_grad:
             root = self.matrices.get(x, self.source.get(x, x))
-            self.given[x] = root if tuple(root.shape) == _flat_shape(x) else LTORCH["reshape"](root, _flat_shape(x))
+            self.given[x] = (
+                root if equal_shapes(root.shape, _flat_shape(x)) else LTORCH["reshape"](root, _flat_shape(x))
+            )
         return self.given[x]
 
     def columns(self, x: TensorProxy) -> TensorProxy | None:
         """The matrix that a value is a view of, if its columns are the last dimension."""
         found = self.matrices.get(x)
-        return found if found is not None and tuple(found.shape) == _flat_shape(x) else None
+        return found if found is not None and equal_shapes(found.shape, _flat_shape(x)) else None
 
     def rule(self, operation: BoundSymbol, out: Rewriter) -> None:
         x, is_view = operation.args[0] if operation.args else None, operation.sym is LTORCH["view"]
         if (
             not isinstance(x, TensorProxy)
-            or has_numbers((operation.args, operation.kwargs, operation.output))
+            or any(n.unbacked for n in numbers_in((operation.args, operation.kwargs, operation.output), []))
             or 0 in x.shape
         ):
             return out.write(operation)
@@ -100,7 +102,7 @@ class _Flat:
         elif (
             operation.sym in (LTORCH["split"], LTORCH["chunk"])
             and (whole := self.columns(x)) is not None
-            and all(part.shape[:-1] == x.shape[:-1] for part in operation.output)
+            and all(equal_shapes(part.shape[:-1], x.shape[:-1]) for part in operation.output)
         ):
             return out.trace(lambda *args, **kwargs: self._parts(operation.output, whole), operation)
         elif (
@@ -110,7 +112,7 @@ class _Flat:
         ):
             tensors = [i for i in operation.inputs if isinstance(i, TensorProxy)]
             if operation.output not in self.returned and all(
-                i.shape == operation.output.shape and self.columns(i) is not None for i in tensors
+                equal_shapes(i.shape, operation.output.shape) and self.columns(i) is not None for i in tensors
             ):
                 args, kwargs = map_structure(
                     lambda a: self.matrices[a] if isinstance(a, TensorProxy) else a, (operation.args, operation.kwargs)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from thunder.analysis.aliases import alias_bases
 from thunder.core.codegen import Printer
 from thunder.core.proxies import (
+    AnyProxy,
     CollectionProxy,
     NumberProxy,
     Proxy,
@@ -70,7 +71,7 @@ def partition(joint: Trace) -> Trace:
     outputs = [
         o
         for o in dict.fromkeys(proxies_in(returned, []))
-        if isinstance(o, (TensorProxy, UnbackedNumber)) and o not in arguments
+        if isinstance(o, (TensorProxy, UnbackedNumber, AnyProxy)) and o not in arguments
     ]
     info = joint.info.replace(backwards=joint.info.backwards - 1, recomputed={})
     forward = joint.replace(

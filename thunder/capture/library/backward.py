@@ -268,7 +268,7 @@ def _combined(c, operations: Sequence[BoundSymbol], outputs: Sequence[TensorProx
     """The bound symbols before a backward, with operations that executors compute together in the place of single ones
     (`Executor.combined`). What is replaced stays: the rest of the program may read it, or else it is dead code."""
     trace = Trace("computation", (), operations, tuple(outputs), c.recorder.context.names)
-    for executor in c.options.executors:
+    for executor in c.request.options.executors:
         trace = executor.combined(trace)
     return trace.bound_symbols
 

@@ -6,13 +6,16 @@ code that it was written for.
 
 from __future__ import annotations
 
+import math
+import sys
+
 import torch
 import torch.utils.checkpoint
 
 from thunder import compat
 from thunder.compat.names import AUTOCAST_MODE, HIGHER_ORDER
 
-__all__ = ["BY_NAME", "definition_of"]
+__all__ = ["BY_NAME", "definition_of", "handlers"]
 
 
 def cond(pred, true_fn, false_fn, operands=()):
@@ -39,8 +42,8 @@ def associative_scan(combine_fn, xs, dim=0, reverse=False, combine_mode="pointwi
     return compat.tree_unflatten([torch.stack(column, dim) for column in zip(*out)], spec)
 
 
-def scan(combine_fn, init, xs, *, dim=0, reverse=False):
-    """carry, y[i] = combine(carry, x[i]): the last carry, and all y stacked."""
+def scan(combine_fn, init, xs, *, dim=0, reverse=False, keeps_dim=True):
+    """carry, y[i] = combine(carry, x[i]): the last carry, and all y stacked, along `dim` where they have it."""
     leaves, spec = compat.tree_flatten(xs)
     slices = list(zip(*[torch.unbind(x, dim) for x in leaves]))
     carry, rows = init, []
@@ -49,7 +52,47 @@ def scan(combine_fn, init, xs, *, dim=0, reverse=False):
         flat, row_spec = compat.tree_flatten(y)
         rows.append(flat)
     rows = rows[::-1] if reverse else rows
-    return carry, compat.tree_unflatten([torch.stack(column, dim) for column in zip(*rows)], row_spec)
+    dim = dim % leaves[0].dim() if keeps_dim else 0
+    stacked = [torch.stack(column, dim if dim <= column[0].dim() else 0) for column in zip(*rows)]
+    return carry, compat.tree_unflatten(stacked, row_spec)
+
+
+def flex_attention(
+    query,
+    key,
+    value,
+    score_mod=None,
+    block_mask=None,
+    scale=None,
+    enable_gqa=False,
+    return_lse=False,
+    kernel_options=None,
+):
+    """Attention whose scores `score_mod(score, batch, head, row, column)` changes, and `block_mask` leaves out.
+
+    Computed in float32, in float64 for such inputs; a row without any score is 0.
+    """
+    groups = query.size(1) // key.size(1)
+    key, value = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))
+    key, value = (x.expand(query.size(0), *x.shape[1:]) for x in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
+    scores = scores.to(torch.float64 if query.dtype is torch.float64 else torch.float32)
+    places = [torch.arange(n, device=query.device) for n in scores.shape]
+    if score_mod is not None:
+        scores = _at_places(score_mod, (0,))(scores, *places)
+    if block_mask is not None:
+        scores = torch.where(_at_places(block_mask.mask_mod)(*places), scores, -math.inf)
+    empty = (scores == -math.inf).all(-1, keepdim=True)
+    weights = torch.where(empty, 0.0, scores.softmax(-1))
+    out = weights.to(query.dtype) @ value
+    return (out, torch.where(empty[..., 0], -math.inf, scores.logsumexp(-1))) if return_lse else out
+
+
+def _at_places(function, first=()):
+    """A function of a place of a four-dimensional tensor, for all places."""
+    for i in (3, 2, 1, 0):
+        function = torch.vmap(function, in_dims=(*first, *(0 if i == j else None for j in range(4))))
+    return function
 
 
 def _wrap(function, *args, **kwargs):
@@ -121,8 +164,26 @@ def _defined(function):
     return lambda c, f, args, kwargs: c.enter(function, args, kwargs)
 
 
+def _scan(c, f, args, kwargs):
+    return c.enter(scan, args, {**kwargs, "keeps_dim": "dim" in kwargs and compat.scan_keeps_dim(f)})
+
+
+def _flex_attention(c, f, args, kwargs):
+    given = {**kwargs}
+    if given.pop("return_aux", None) is not None:
+        c.refuse("flex_attention is asked for auxiliary results", "pass return_lse=True, or leave them out")
+    return c.enter(flex_attention, args, given)
+
+
+def handlers() -> dict:
+    """Handlers of functions in modules that few programs import."""
+    module = sys.modules.get("torch.nn.attention.flex_attention")
+    return {} if module is None else {module.flex_attention: _flex_attention}
+
+
 # functions: by module and name. Users call the first, Dynamo's graphs the others
 BY_NAME = {
-    **{(f"{HIGHER_ORDER}.{f.__name__}", f.__name__): _defined(f) for f in (cond, while_loop, associative_scan, scan)},
+    **{(f"{HIGHER_ORDER}.{f.__name__}", f.__name__): _defined(f) for f in (cond, while_loop, associative_scan)},
+    (f"{HIGHER_ORDER}.scan", "scan"): _scan,
     **{(AUTOCAST_MODE, f.__name__): _defined(f) for f in (_enter_autocast, _exit_autocast)},
 }

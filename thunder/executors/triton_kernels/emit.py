@@ -24,6 +24,8 @@ from thunder.executors.triton_kernels.schedule import (
     reduced_place,
     tile_place,
 )
+from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, divides, hint
+from thunder.executors.triton_kernels.sizes import text as text_of
 from thunder.executors.triton_kernels.tiles import Tile, stages, tile_of
 from thunder.executors.triton_kernels.values import Place, Value, sources
 
@@ -37,16 +39,21 @@ class Source(NamedTuple):
     helpers: names of functions it calls.
 
     loads: where in memory each value is read; stores: where each is written. Equal texts are equal places.
+
+    sizes: the numbers that the function is called with after the buffers. grid: numbers of programs, as ints or as
+    Python text of such numbers. limits: what has to fit into the integers that the kernel computes places with.
     """
 
     name: str
     text: str
     buffers: tuple[Value, ...]
-    grid: tuple[int, int]
+    grid: tuple[int | str, int | str]
     warps: int
     helpers: tuple[str, ...]
     loads: dict[Value, set[str]]
     stores: dict[Value, str]
+    sizes: tuple[Atom, ...] = ()
+    limits: tuple[Extent, ...] = ()
 
 
 def stored_type(v: Value, outputs: Sequence[Value]) -> dtype:
@@ -64,14 +71,16 @@ class _Term(NamedTuple):
 
 def emit(
     schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int = 0,
-        tile: Tile | None = None, late: Container[Value] = ()
+        tile: Tile | None = None, late: Container[Value] = (), wide: bool = False
 ) -> Source:  # fmt: skip
     """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's
     interpreter. shared: bytes of a multiprocessor's shared memory. tile: in place of the one that a rule gives. late:
-    what is written over something that the kernel reads, after all threads of a program have read it."""
-    return _Emitter(schedule, kernel, strides, interpreted, shared, tile or tile_of(kernel), late).run()
+    what is written over something that the kernel reads, after all threads of a program have read it. wide: places
+    that only the run tells may need 64 bits."""
+    return _Emitter(schedule, kernel, strides, interpreted, shared, tile or tile_of(kernel), late, wide).run()
 
 
+LIMIT = 2**31 - 2**20  # of places that are computed with 32 bits
 NAMED = 8  # operations in the name of a kernel
 _NONE: frozenset = frozenset()
 
@@ -86,6 +95,7 @@ class _Emitter:
         shared: int,
         tile: Tile,
         late: Container[Value],
+        wide: bool,
     ):
         self.kernel, self.interpreted, self.shared, self.tile, self.late = kernel, interpreted, shared, tile, late
         self.types = {
@@ -113,8 +123,10 @@ class _Emitter:
         self.keep = ""  # what the cache is told of the blocks that a pass reads
         self.ahead = 0  # bytes that a loop over blocks loads for one of them
         self.masks = {"x": False, "r": False, "c": False}
-        extents = [sum((n - 1) * abs(s) for n, s in zip(v.shape, st, strict=True)) for v, st in self.strides.items()]
-        self.wide = max([kernel.numel, *extents]) >= 2**31 - 2**20
+        extents = [kernel.numel, *(_extent(v.shape, of_v) for v, of_v in self.strides.items())]
+        self.wide = wide or max([n for n in extents if isinstance(n, int)], default=0) >= LIMIT
+        self.limits = dict.fromkeys(n for n in extents if isinstance(n, Extent))
+        self.sizes: dict[Atom, None] = {}
 
     # ------------------------------------------------------------------------------------------------------------ the
     # three forms
@@ -123,10 +135,27 @@ class _Emitter:
         self._write_last(self.outer, self.last[0])
         body = "\n".join(f"    {line}" for line in self.outer)
         name = "_".join(["fused", *list(self.computes or ["copy"])[:NAMED]])
-        text = f"@triton.jit\ndef {name}({', '.join(self.buffers.values())}):\n{body}\n"
+        # Triton 3.6 makes no number of an argument for range() with NumPy 2.4, where it interprets
+        sizes = [f"{atom.name}{': tl.constexpr' if self.interpreted else ''}" for atom in self.sizes]
+        text = f"@triton.jit\ndef {name}({', '.join([*self.buffers.values(), *sizes])}):\n{body}\n"
         return Source(
-            name, text, tuple(self.buffers), grid, self.tile.warps, tuple(self.helpers), self.loads, self.stores
-        )
+            name, text, tuple(self.buffers), grid, self.tile.warps, tuple(self.helpers), self.loads, self.stores,
+            tuple(self.sizes), tuple(self.limits) if not self.wide else (),
+        )  # fmt: skip
+
+    def size(self, n: int | Extent) -> str:
+        """A size in the text of the kernel."""
+        if isinstance(n, int):
+            return str(n)
+        self.limits[n] = None
+        self.sizes |= dict.fromkeys(atom for monomial in n.terms for atom in monomial)
+        return self._emit(text_of(n), _NONE).text
+
+    def _count(self, n: int | Extent, block: int) -> str:
+        """How many blocks there are, in the text of the kernel."""
+        if isinstance(n, int):
+            return str(-(-n // block))
+        return self._emit(_blocks_of(self.size(n), block), _NONE).text
 
     def _program(self, axis: int) -> str:
         return f"tl.program_id({axis})" + (".to(tl.int64)" if self.wide else "")
@@ -137,7 +166,7 @@ class _Emitter:
     def _partials(self) -> list[Value]:
         return [v for v in self.kernel.stores if v.kind == "partial"]
 
-    def _blocks(self, count: int, programs: int, variable: str) -> None:
+    def _blocks(self, count: str, programs: int, variable: str) -> None:
         """The loop of a program over its share of the blocks."""
         first = f"tl.program_id({1 if self.kernel.kind == 'columns' else 0})"
         if self.interpreted:  # Triton 3.6 makes no number of it for range() with NumPy 2.4
@@ -171,24 +200,23 @@ class _Emitter:
         k = self.kernel
         block = self.tile.columns
         self.shape = [block]
-        self.masks["x"] = k.columns % block != 0
-        count = -(-k.columns // block)
+        self.masks["x"] = not divides(block, k.columns)
         partials = self._partials()
         accumulators = [self._accumulator(p) for p in partials]
         target = self.outer
         index = self._program(0)
         if partials:
-            self._blocks(count, partials[0].shape[0], "x")
+            self._blocks(self._count(k.columns, block), partials[0].shape[0], "x")
             target, index = self.inner, self._block_number()
         target.append(f"x = {index} * {block} + tl.arange(0, {block})")
         self.linear = self._in_memory_order(next((v for v in k.stores if v.kind != "partial"), None))
         if self.masks["x"]:
-            target.append(f"x_inside = x < {k.columns}")
+            target.append(f"x_inside = x < {self.size(k.columns)}")
         self._stores("x", partials, accumulators)
         if partials:
             self._close_blocks()
             self._store_partials(partials, accumulators)
-        return (partials[0].shape[0] if partials else count, 1)
+        return (partials[0].shape[0] if partials else blocks_of(k.columns, block), 1)
 
     def _rows(self):
         k = self.kernel
@@ -196,13 +224,12 @@ class _Emitter:
             return self._long_rows()
         rows, columns, _ = self.tile
         self.shape = [rows, columns]
-        self.masks |= {"r": k.rows % rows != 0, "c": columns != k.columns}
-        count = -(-k.rows // rows)
+        self.masks |= {"r": not divides(rows, k.rows), "c": columns != k.columns}
         partials = self._partials()
         accumulators = [self._accumulator(p) for p in partials]
         self._columns_line("0", self.outer)
         if partials:
-            self._blocks(count, partials[0].shape[0], "r")
+            self._blocks(self._count(k.rows, rows), partials[0].shape[0], "r")
             self._rows_line(self._block_number(), self.inner)
         else:
             self._rows_line(self._program(0), self.outer)
@@ -210,14 +237,14 @@ class _Emitter:
         if partials:
             self._close_blocks()
             self._store_partials(partials, accumulators)
-        return (partials[0].shape[0] if partials else count, 1)
+        return (partials[0].shape[0] if partials else blocks_of(k.rows, rows), 1)
 
     def _long_rows(self):
         """Rows that do not fit: a pass for each level of reductions, then one for what is stored."""
         k = self.kernel
         columns = self.tile.columns
         self.shape = [1, columns]
-        self.masks["c"] = k.columns % columns != 0
+        self.masks["c"] = not divides(columns, k.columns)
         self._rows_line(self._program(0), self.outer)
         stored = [v for v in k.stores if not self._is_row(v)]
         self.keep = "evict_last" if stored else ""
@@ -258,10 +285,10 @@ class _Emitter:
             for v in stored:
                 self._store(v)
             self._close()
-        return k.rows, 1
+        return blocks_of(k.rows, 1), 1
 
     def _pass(self, columns: int) -> None:
-        self.header = f"for start in range(0, {self.kernel.columns}, {columns}):"
+        self.header = f"for start in range(0, {self.size(self.kernel.columns)}, {columns}):"
         self.looping = frozenset("c")
         self._columns_line("start", self.inner, columns)
 
@@ -270,16 +297,16 @@ class _Emitter:
         k = self.kernel
         rows, columns, _ = self.tile
         self.shape = [rows, columns]
-        self.masks |= {"r": k.rows % rows != 0, "c": k.columns % columns != 0}
+        self.masks |= {"r": not divides(rows, k.rows), "c": not divides(columns, k.columns)}
         partials = self._partials()
         accumulators = [self._accumulator(p) for p in partials]
         self._columns_line(f"{self._program(0)} * {columns}", self.outer)
-        self._blocks(-(-k.rows // rows), partials[0].shape[0], "r")
+        self._blocks(self._count(k.rows, rows), partials[0].shape[0], "r")
         self._rows_line(self._block_number(), self.inner)
         self._stores("rc", partials, accumulators)
         self._close_blocks()
         self._store_partials(partials, accumulators)
-        return -(-k.columns // columns), partials[0].shape[0]
+        return blocks_of(k.columns, columns), partials[0].shape[0]
 
     def _rows_line(self, block: str, target: list[str]) -> None:
         rows = self.shape[0]
@@ -289,12 +316,12 @@ class _Emitter:
             else f"r = {block} + tl.zeros([1, 1], tl.int32)"
         )
         if self.masks["r"]:
-            target.append(f"r_inside = r < {self.kernel.rows}")
+            target.append(f"r_inside = r < {self.size(self.kernel.rows)}")
 
     def _columns_line(self, start: str, target: list[str], columns: int = 0) -> None:
         target.append(f"c = {f'{start} + ' if start != '0' else ''}tl.arange(0, {columns or self.shape[-1]})[None, :]")
         if self.masks["c"]:
-            target.append(f"c_inside = c < {self.kernel.columns}")
+            target.append(f"c_inside = c < {self.size(self.kernel.columns)}")
 
     def _in_memory_order(self, v: Value | None) -> Index:
         """The row-major place, in a tensor of the space's size, of the x-th element of `v` in memory: neighbours are
@@ -303,7 +330,7 @@ class _Emitter:
         if v is None:
             return x
         steps = self._steps(v)
-        order = sorted(range(len(v.shape)), key=lambda d: -steps[d])
+        order = sorted(range(len(v.shape)), key=lambda d: -hint(steps[d]))
         there = dict(zip(order, split(x, [v.shape[d] for d in order]), strict=True))
         return join([there[d] for d in range(len(v.shape))], strides_of(v.shape))
 
@@ -375,7 +402,7 @@ class _Emitter:
             axis = 1 if k.kind == "columns" else 0
             mask = self._mask(frozenset("c"), ())
             self.outer.append(
-                f"tl.store({self._pointer(p)} + (tl.program_id({axis}) * {k.columns} + c), "
+                f"tl.store({self._pointer(p)} + (tl.program_id({axis}) * {self.size(k.columns)} + c), "
                 f"{total}{f', mask={mask}' if mask else ''})"
             )
 
@@ -496,9 +523,7 @@ class _Emitter:
         if kind == "cast":
             return self._cast(v.operands[0].dtype, v.dtype, self.value(v.operands[0], place, conditions))
         if kind == "number":
-            return self._emit(
-                f"tl.full({[1] * len(self.shape)}, {literal(v.what, v.dtype)}, {compute_type(v.dtype)})", _NONE
-            )
+            return self._emit(self._of_number(v.what, v.dtype), _NONE)
         if kind == "iota":
             start, step = v.what
             at = self.index(place[0])
@@ -538,16 +563,21 @@ class _Emitter:
             elif v.what == "pow":
                 texts.append(repr(x))
             else:
-                texts.append(self._number(x, kind))
+                number = self._number(x, kind)
+                texts.append(number if isinstance(x, int | float | bool) else self._emit(number, _NONE).text)
         text = function.text(*texts)
         self.computes[v.what] = None
         self.helpers.update(dict.fromkeys(h for h in HELPERS if h in text))
         return self._emit(text, variables)
 
     def _number(self, x, d: dtype) -> str:
-        if d.name == "float32" or d.category == FLOAT and d.bytes < 4:
+        if not isinstance(x, Extent) and (d.name == "float32" or d.category == FLOAT and d.bytes < 4):
             return literal(x, d)
-        return f"tl.full({[1] * len(self.shape)}, {literal(x, d)}, {compute_type(d)})"
+        return self._of_number(x, d)
+
+    def _of_number(self, x, d: dtype) -> str:
+        number = self.size(x) if isinstance(x, Extent) else literal(x, d)
+        return f"tl.full({[1] * len(self.shape)}, {number}, {compute_type(d)})"
 
     def _cast(self, source: dtype, target: dtype, term: _Term) -> _Term:
         if target.category == BOOL:
@@ -600,7 +630,7 @@ class _Emitter:
             return self.value(operand, (), conditions)
         self.computes["gather"] = None
         term = self.value(at, place, conditions)
-        test = self._emit(f"({term.text} >= 0) & ({term.text} < {operand.shape[v.what]})", term.variables)
+        test = self._emit(f"({term.text} >= 0) & ({term.text} < {self.size(operand.shape[v.what])})", term.variables)
         if not self.interpreted:
             read = [self._test(c) for c in conditions if not _always(c)]
             mask = self._mask(term.variables, read)
@@ -652,9 +682,8 @@ class _Emitter:
     def _test(self, condition: tuple) -> _Term:
         where, low, high = condition
         at = self.index(where)
-        texts = ([f"({at.text} >= {low})"] if where.low < low else []) + (
-            [f"({at.text} < {high})"] if where.high >= high else []
-        )
+        texts = [] if at_least(where.low, low) else [f"({at.text} >= {self.size(low)})"]
+        texts += [] if at_least(high - 1, where.high) else [f"({at.text} < {self.size(high)})"]
         return self._emit(" & ".join(texts), at.variables)
 
     def index(self, index: Index) -> _Term:
@@ -668,16 +697,16 @@ class _Emitter:
                     text = (
                         inside.text
                         if atom.remainder is None
-                        else f"{bracketed(inside.text)} {'%' if atom.remainder else '//'} {atom.by}"
+                        else f"{bracketed(inside.text)} {'%' if atom.remainder else '//'} {self.size(atom.by)}"
                     )
                     self._know(key, self._emit(text, inside.variables))
                 name, of_atom = self.memo[key]
             else:
                 name, of_atom = atom.name, self.loaded[atom.name] if atom.loaded else frozenset(atom.name)
             variables |= of_atom
-            texts.append(name if factor == 1 else f"{name} * {factor}")
+            texts.append(name if factor == 1 else f"{name} * {self.size(factor)}")
         if index.constant:
-            texts.append(str(index.constant))
+            texts.append(self.size(index.constant))
         if not variables:  # of a rank like all others
             texts.append(self._emit(f"tl.zeros({[1] * len(self.shape)}, tl.int32)", _NONE).text)
         return _Term(" + ".join(texts), variables)
@@ -712,9 +741,26 @@ def _exponential_of(s: Value) -> Value | None:
 
 def _always(condition: tuple) -> bool:
     where, low, high = condition
-    return where.low >= low and where.high < high
+    return at_least(where.low, low) and at_least(high - 1, where.high)
 
 
 def _never(condition: tuple) -> bool:
     where, low, high = condition
-    return where.high < low or where.low >= high
+    return at_least(low - 1, where.high) or at_least(where.low, high)
+
+
+def _extent(shape: Sequence[int | Extent], strides: Sequence[int | Extent]) -> int | Extent:
+    """How far the last element is from the first."""
+    total: int | Extent = 0
+    for n, step in zip(shape, strides, strict=True):
+        total = total + (n - 1) * (abs(step) if isinstance(step, int) else step)
+    return total
+
+
+def _blocks_of(n: str, block: int) -> str:
+    return f"({n} + {block - 1}) // {block}" if block > 1 else n
+
+
+def blocks_of(n: int | Extent, block: int) -> int | str:
+    """How many blocks there are, in Python's text where a size is an extent."""
+    return -(-n // block) if isinstance(n, int) else _blocks_of(text_of(n), block)

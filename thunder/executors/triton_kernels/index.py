@@ -3,13 +3,23 @@ and undo.
 
 An `Index` is a sum of multiples of atoms and a constant; an atom is a variable, or the quotient or remainder of another
 index, which is never negative. A row-major place that is taken apart and put together again is itself: `4 * (r // 4) +
-r % 4` is `r`.
+r % 4` is `r`. Sizes may be extents (`sizes.py`): then an index is simplified by what holds for all of them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+
+from thunder.executors.triton_kernels.sizes import (
+    Extent,
+    Undecided,
+    at_least,
+    common,
+    divides,
+    floor,
+    hint,
+    quotient,
+)
 
 __all__ = ["Variable", "Part", "Index", "within", "opened", "split", "join", "strides_of"]
 
@@ -19,7 +29,7 @@ class Variable:
 
     __slots__ = ("name", "size", "loaded", "low", "high")
 
-    def __init__(self, name: str, size: int, loaded: bool = False):
+    def __init__(self, name: str, size: int | Extent, loaded: bool = False):
         self.name, self.size, self.loaded = name, size, loaded
         self.low, self.high = 0, size - 1
 
@@ -30,10 +40,10 @@ class Part:
 
     __slots__ = ("index", "by", "remainder", "key", "low", "high")
 
-    def __init__(self, index: Index, by: int, remainder: bool | None):
+    def __init__(self, index: Index, by: int | Extent, remainder: bool | None):
         self.index, self.by, self.remainder = index, by, remainder
         self.key = (index.key, by, remainder)
-        self.low, self.high = (index.low // by, index.high // by) if remainder is False else (0, by - 1)
+        self.low, self.high = _bounds_of_quotient(index, by) if remainder is False else (0, by - 1)
 
     def __eq__(self, other) -> bool:
         return isinstance(other, Part) and other.key == self.key
@@ -42,26 +52,59 @@ class Part:
         return hash(self.key)
 
 
+def _bounds_of_quotient(index: Index, by: int | Extent) -> tuple:
+    low, high = floor(index.low, by), floor(index.high, by)
+    if low is None and at_least(index.low, 0):
+        low = 0
+    if high is None and at_least(index.high, 0):
+        high = index.high
+    if low is None or high is None:
+        raise Undecided
+    return low, high
+
+
+def _bound(n: int | Extent, other: int | Extent | None, larger: bool) -> int | Extent:
+    """The better one of two bounds, where that is certain."""
+    if other is None:
+        return n
+    if isinstance(n, int) and isinstance(other, int):
+        return max(n, other) if larger else min(n, other)
+    return n if at_least(*((n, other) if larger else (other, n))) else other
+
+
+def _positive(factor: int | Extent) -> bool:
+    if isinstance(factor, int):
+        return factor > 0
+    if at_least(factor, 0):
+        return True
+    if at_least(0, factor):
+        return False
+    raise Undecided
+
+
 class Index:
     """An integer expression with the bounds it is known to have. Never changed once made."""
 
     __slots__ = ("terms", "constant", "low", "high", "key")
 
-    def __init__(self, terms: dict, constant: int, low: int | None = None, high: int | None = None):
+    def __init__(
+        self, terms: dict, constant: int | Extent, low: int | Extent | None = None, high: int | Extent | None = None
+    ):
         self.terms = {atom: factor for atom, factor in terms.items() if factor}
         self.constant = constant
-        own_low = constant + sum(f * (a.low if f > 0 else a.high) for a, f in self.terms.items())
-        own_high = constant + sum(f * (a.high if f > 0 else a.low) for a, f in self.terms.items())
-        self.low = own_low if low is None else max(low, own_low)
-        self.high = own_high if high is None else min(high, own_high)
+        own_low = own_high = constant
+        for a, f in self.terms.items():
+            least, most = (a.low, a.high) if _positive(f) else (a.high, a.low)
+            own_low, own_high = own_low + f * least, own_high + f * most
+        self.low, self.high = _bound(own_low, low, True), _bound(own_high, high, False)
         self.key = (frozenset(self.terms.items()), constant)
 
     @staticmethod
-    def of(x: Variable | int) -> Index:
-        return Index({}, x) if isinstance(x, int) else Index({x: 1}, 0) if x.size > 1 else Index({}, 0)
+    def of(x: Variable | int | Extent) -> Index:
+        return Index({}, x) if not isinstance(x, Variable) else Index({x: 1}, 0) if x.size != 1 else Index({}, 0)
 
-    def __add__(self, other: Index | int) -> Index:
-        if isinstance(other, int):
+    def __add__(self, other: Index | int | Extent) -> Index:
+        if not isinstance(other, Index):
             return Index(self.terms, self.constant + other, self.low + other, self.high + other)
         terms = dict(self.terms)
         for atom, factor in other.terms.items():
@@ -84,29 +127,40 @@ class Index:
                         return Index(joined.terms, joined.constant, self.low, self.high)
         return self
 
-    def __mul__(self, by: int) -> Index:
-        low, high = sorted((self.low * by, self.high * by))
+    def __mul__(self, by: int | Extent) -> Index:
+        low, high = self.low * by, self.high * by
+        if not _positive(by):
+            low, high = high, low
         return Index({a: f * by for a, f in self.terms.items()}, self.constant * by, low, high)
 
-    def _divided(self, by: int) -> tuple[Index, Index]:
+    def _divided(self, by: int | Extent) -> tuple[Index, Index]:
         """(q, r) with self = by * q + r, r made of what is not divisible, and not negative."""
-        rest = Index({a: f for a, f in self.terms.items() if f % by}, self.constant % by)
-        shift = -(rest.low // by) if rest.low < 0 else 0
-        return Index(
-            {a: f // by for a, f in self.terms.items() if f % by == 0}, self.constant // by - shift
-        ), rest + shift * by
+        whole, rest = self._parted(by)
+        if isinstance(rest.low, int) and isinstance(by, int):
+            shift = -(rest.low // by) if rest.low < 0 else 0
+        else:
+            shift = next((n for n in range(_SHIFTS) if at_least(rest.low + by * n, 0)), None)
+            if shift is None:
+                raise Undecided
+        return whole + -shift, rest + by * shift
 
-    def _stepped(self, by: int) -> tuple[Index, int, Index] | None:
+    def _parted(self, by: int | Extent) -> tuple[Index, Index]:
+        """(q, r) with self = by * q + r, where r has the terms that are not divisible."""
+        quotients = {a: quotient(f, by) for a, f in self.terms.items()}
+        constant = floor(self.constant, by)
+        constant = 0 if constant is None else constant
+        return (
+            Index({a: q for a, q in quotients.items() if q is not None}, constant),
+            Index({a: self.terms[a] for a, q in quotients.items() if q is None}, self.constant - constant * by),
+        )
+
+    def _stepped(self, by: int | Extent) -> tuple[Index, int | Extent, Index] | None:
         """(a, step, s) with self = step * a + s, 0 <= s < step, and step a divisor of `by`: what is small takes no part
         in a division."""
-        for step in sorted({math.gcd(by, f) for f in self.terms.values()} - {1}, reverse=True):
-            small = Index({a: f for a, f in self.terms.items() if f % step}, self.constant % step)
-            if small.low >= 0 and small.high < step:
-                return (
-                    Index({a: f // step for a, f in self.terms.items() if f % step == 0}, self.constant // step),
-                    step,
-                    small,
-                )
+        for step in sorted({common(by, f) for f in self.terms.values()} - {1}, key=hint, reverse=True):
+            large, small = self._parted(step)
+            if at_least(small.low, 0) and at_least(step - 1, small.high):
+                return large, step, small
         return None
 
     def _only(self) -> Part | None:
@@ -116,38 +170,38 @@ class Index:
         ((atom, factor),) = self.terms.items()
         return atom if factor == 1 and isinstance(atom, Part) and atom.remainder is not None else None
 
-    def __floordiv__(self, by: int) -> Index:
-        low, high = self.low // by, self.high // by
+    def __floordiv__(self, by: int | Extent) -> Index:
+        low, high = floor(self.low, by), floor(self.high, by)
         if by == 1:
             return self
-        if low == high:
+        if low is not None and low == high:
             return Index({}, low)
         whole, rest = self._divided(by)
-        if rest.high < by:
+        if at_least(by - 1, rest.high):
             part = Index.of(0)
         elif (stepped := rest._stepped(by)) is not None:
-            part = stepped[0] // (by // stepped[1])
+            part = stepped[0] // _exact(by, stepped[1])
         elif (only := rest._only()) is not None and not only.remainder:
             part = Index({Part(only.index, only.by * by, False): 1}, 0)
-        elif only is not None and only.by % by == 0:
-            part = only.index // by % (only.by // by)
+        elif only is not None and divides(by, only.by):
+            part = only.index // by % _exact(only.by, by)
         else:
             part = Index({Part(rest, by, False): 1}, 0)
         total = whole + part
         return Index(total.terms, total.constant, low, high)
 
-    def __mod__(self, by: int) -> Index:
-        if 0 <= self.low and self.high < by:
+    def __mod__(self, by: int | Extent) -> Index:
+        if at_least(self.low, 0) and at_least(by - 1, self.high):
             return self
         if by == 1:
             return Index.of(0)
         rest = self._divided(by)[1]
-        if rest.high < by:
+        if at_least(by - 1, rest.high):
             return rest
         if (stepped := rest._stepped(by)) is not None:
             large, step, small = stepped
-            return large % (by // step) * step + small
-        if (only := rest._only()) is not None and only.remainder and only.by % by == 0:
+            return large % _exact(by, step) * step + small
+        if (only := rest._only()) is not None and only.remainder and divides(by, only.by):
             return only.index % by
         return Index({Part(rest, by, True): 1}, 0)
 
@@ -155,9 +209,19 @@ class Index:
         return self.key == Index.of(variable).key
 
 
-def within(index: Index, n: int) -> Index:
+_SHIFTS = 3  # of a size that something may be below 0
+
+
+def _exact(n: int | Extent, by: int | Extent) -> int | Extent:
+    found = quotient(n, by)
+    assert found is not None, f"{by} does not divide {n}"
+    return found
+
+
+def within(index: Index, n: int | Extent) -> Index:
     """An index that is known to be in 0 .. n - 1, whatever its terms say."""
-    return index if index.low >= 0 and index.high < n else Index({Part(index, n, None): 1}, 0)
+    inside = at_least(index.low, 0) and at_least(n - 1, index.high)
+    return index if inside else Index({Part(index, n, None): 1}, 0)
 
 
 def opened(index: Index) -> Index:
@@ -175,7 +239,7 @@ def opened(index: Index) -> Index:
     return total
 
 
-def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
+def strides_of(shape: Sequence[int | Extent]) -> tuple:
     """Row-major strides."""
     out, step = [], 1
     for n in reversed(shape):

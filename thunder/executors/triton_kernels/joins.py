@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 
 from thunder.executors.triton_kernels.index import join, split, strides_of
+from thunder.executors.triton_kernels.sizes import Extent, hint, quotient
 from thunder.executors.triton_kernels.values import Place, Program, Value
 
 __all__ = ["parts_of", "place_in_whole"]
@@ -73,7 +74,7 @@ def _sliced(v: Value, steps: tuple, d: int, count: int) -> list[_Leaf] | None:
     """A value in equal slices; None where they are many or narrow."""
     size = v.shape[d] // count
     shape = (*v.shape[:d], size, *v.shape[d + 1 :])
-    if count > PIECES or math.prod(shape[d:]) * v.dtype.bytes < RUN:
+    if count > PIECES or hint(math.prod(shape[d:])) * v.dtype.bytes < RUN:
         return None
     found = []
     for number in range(count):
@@ -92,20 +93,23 @@ def _sliced(v: Value, steps: tuple, d: int, count: int) -> list[_Leaf] | None:
 def _alike(leaves: Sequence[_Leaf]) -> list[_Leaf]:
     """Large leaves in slices as large as the smallest one, where they can be cut so: one kernel stores all that are of
     one size."""
-    least, found = min(v.numel for v, _ in leaves), []
+    least: int | Extent = min((v.numel for v, _ in leaves), key=hint)
+    found: list[_Leaf] = []
     for v, steps in leaves:
-        count = v.numel // least
-        even = count > 1 and v.numel % least == 0 and v.shape[-1] % count == 0
+        count = quotient(v.numel, least)
+        even = isinstance(count, int) and count > 1 and isinstance(v.shape[-1], int) and v.shape[-1] % count == 0
         found += (even and _sliced(v, steps, len(v.shape) - 1, count)) or [(v, steps)]
     return found
 
 
 def _cuts(v: Value, d: int, known: dict) -> set[int]:
-    """Where along a dimension a join or a padding inside an elementwise value begins or ends."""
+    """Where along a dimension of known size a join or a padding inside an elementwise value begins or ends."""
     key = v, d
     if key not in known:
         known[key] = set()
-        known[key] = {c for c in _found_cuts(v, d, known) if 0 <= c <= v.shape[d]}
+        size = v.shape[d]
+        if isinstance(size, int):
+            known[key] = {c for c in _found_cuts(v, d, known) if isinstance(c, int) and 0 <= c <= size}
     return known[key]
 
 
@@ -125,7 +129,8 @@ def _found_cuts(v: Value, d: int, known: dict) -> set[int]:
         return {low + c for c in _cuts(x, d, known)} | ({low, low + x.shape[d]} if what[1][d] != (0, 0) else set())
     if kind == "slice":
         starts, _, steps = what
-        return {c - starts[d] for c in _cuts(operands[0], d, known)} if steps[d] == 1 else set()
+        whole = steps[d] == 1 and isinstance(starts[d], int)
+        return {c - starts[d] for c in _cuts(operands[0], d, known)} if whole else set()
     if kind == "permute":
         return _cuts(operands[0], what[0][d], known)
     if kind == "broadcast":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import math
 import sys
 from collections.abc import Callable, Container, Sequence
 
@@ -10,16 +12,18 @@ import torch
 
 from thunder import compat
 from thunder.core.codegen import compile_source
-from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels.autotune import tuned
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
-from thunder.executors.triton_kernels.emit import HEADER, Source, emit, stored_type
+from thunder.executors.triton_kernels.emit import HEADER, LIMIT, Source, emit, stored_type
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
+from thunder.executors.triton_kernels.numbers import Numbers
 from thunder.executors.triton_kernels.schedule import in_order, schedule
+from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, hint, text, tuple_text
+from thunder.executors.triton_kernels.strides import fit, fits_text, ordered_like, stride_atoms, strides_in_words
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.executors.triton_kernels.values import Value, program_of
 from thunder.ops.torch_types import to_torch_dtype
@@ -27,6 +31,7 @@ from thunder.options import TRITON_INTERPRET
 
 __all__ = ["FusedRegion", "interpreting"]
 
+GUESSES = 2  # of how an input's strides follow from sizes, before they are numbers that kernels are given
 ALIGNMENT = 16  # bytes; what the caching allocator gives is, what a view begins at may not be
 
 
@@ -52,6 +57,9 @@ class FusedRegion:
     Kernels for row-major inputs are compiled in the background from the start, others when their strides come in for
     the first time. `source` is their text, `kernels` how many there are.
 
+    Where sizes stay symbolic it is called with them behind the tensors, and the kernels are made once for all of them,
+    for strides that are said in terms of the sizes.
+
     over: which outputs are written over which inputs, both by their places, where these lie in memory as the outputs
     do. See `writing_over`. late: numbers of kernels that are launched where `fork` says. See `beside`. planned: nothing
     is compiled, and no GPU is needed: kernels are those of an H100 or H200.
@@ -67,9 +75,10 @@ class FusedRegion:
         self.planned = planned
         self._overwriting: dict[frozenset[int], FusedRegion] = {}
         self.interpreted = interpreting() and not planned
-        self.autotune = autotune and not self.interpreted
+        self.autotune = autotune and not self.interpreted and not region.numbers
         multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
-        self.schedule = schedule(program_of(region), 2 * multiprocessors)
+        self.numbers = Numbers(region)
+        self.schedule = schedule(program_of(region, self.numbers), 2 * multiprocessors)
         self.permutes = any(
             v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs)
         ) or any(map(_chooses_layout, region.lines))
@@ -79,6 +88,8 @@ class FusedRegion:
         self._unusual: dict[tuple, Callable] = {}
         self._source = ""
         self._expected = None if self.interpreted or self.autotune or planned else _Compiled(self, self._row_major())
+        if region.numbers and self._expected is None:
+            self._sources(self._row_major())  # raises Undecided
 
     @property
     def kernels(self) -> int:
@@ -149,22 +160,73 @@ class FusedRegion:
     def _row_major(self) -> tuple:
         return tuple(strides_of(v.shape) for v in self.schedule.program.inputs)
 
-    def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    def __call__(self, *args) -> list[torch.Tensor]:
+        """args: the inputs, and after them the sizes that stay symbolic."""
         usual = self._usual
-        if usual is not None and usual[0](*tensors):
-            return usual[1](*tensors)
-        return self._by_strides(*tensors)
+        if usual is not None and usual[0](*args):
+            return usual[1](*args)
+        return self._by_strides(*args)
 
-    def _by_strides(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    def _by_strides(self, *args) -> list[torch.Tensor]:
+        tensors, numbers = self._parted(args)
         if any([t.is_neg() for t in tensors]):  # a negative of its memory's numbers, which kernels do not see
-            return self(*[t.resolve_neg() for t in tensors])
-        key = tuple([t.stride() for t in tensors])
+            return self(*[t.resolve_neg() for t in tensors], *numbers)
+        key = self._strides(tensors, numbers)
         run = self._variants.get(key)
         if run is None:
             run = self._first(key)
-            check = compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
+            check = self._check(key, tensors)
             self._usual = None if check is None else (check, run)
-        return run(*tensors)
+        return run(*args)
+
+    def _parted(self, args: tuple) -> tuple[tuple, tuple]:
+        count = len(self.schedule.program.inputs)
+        return args[:count], args[count:]
+
+    def _strides(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> tuple:
+        """The strides of the inputs, in terms of the sizes: those of kernels that there are, where they fit."""
+        strides = tuple([t.stride() for t in tensors])
+        if not numbers:
+            return strides
+        values = dict(self.numbers.values(numbers))
+        values |= {f"s{i}_{d}": n for i, each in enumerate(strides) for d, n in enumerate(each)}
+        for known in self._variants:
+            if all(fit(k, s, values) for k, s in zip(known, strides, strict=True)):
+                return known
+        inputs = self.schedule.program.inputs
+        sizes = [*self.numbers.sizes, *dict.fromkeys(n for v in inputs for n in v.shape if isinstance(n, Extent))]
+
+        def number(i: int) -> Callable[[int], Extent] | None:
+            guesses = {known[i] for known in self._variants}
+            if len(guesses) < GUESSES:
+                return None
+            return lambda d: Extent.of(Atom(f"s{i}_{d}", 1, strides[i][d]))
+
+        return tuple(
+            strides_in_words(v.shape, s, values, sizes, number(i))
+            for i, (v, s) in enumerate(zip(inputs, strides, strict=True))
+        )
+
+    def _check(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Callable | None:
+        """Whether a call fits the kernels for some strides, as a function of its arguments; None where PyTorch has
+        no check of a list of tensors."""
+        if not self.numbers.names:
+            return compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
+        names = [f"in{i}" for i in range(len(tensors))]
+        tests = [
+            f"{name}.is_contiguous()" if s == strides_of(v.shape) else fits_text(name, s)
+            for name, s, v in zip(names, key, self.schedule.program.inputs, strict=True)
+        ]
+        lines = [*self.derived(key), f"return {' and '.join(tests)}"]
+        return compile_source(_function_text("fits", [*names, *self.numbers.names], lines), "fits", {"math": math})
+
+    def derived(self, key: tuple) -> list[str]:
+        """Python's lines for what kernels for some strides are given beside the sizes."""
+        own = [name for strides in key for name in stride_atoms(strides)]
+        return [
+            *(f"{name} = {expression}" for name, expression in self.numbers.derived()),
+            *(f"{name} = in{name[1:].replace('_', '.stride(')})" for name in own),
+        ]
 
     def _first(self, key: tuple) -> Callable:
         """The function for strides that did not come in before."""
@@ -177,23 +239,34 @@ class FusedRegion:
         self._variants[key] = run = variant.function()
         return run
 
-    def unusual(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    def unusual(self, *args) -> list[torch.Tensor]:
         """A call with inputs that begin where kernels do not expect it, or while another device is the current one."""
-        strides, aligned = tuple(t.stride() for t in tensors), tuple(t.data_ptr() % ALIGNMENT == 0 for t in tensors)
-        run = self._unusual.get((strides, aligned))
+        return self._unusually(args, False)
+
+    def wide(self, *args) -> list[torch.Tensor]:
+        """A call with sizes for which places need 64 bits."""
+        return self._unusually(args, True)
+
+    def _unusually(self, args: tuple, wide: bool) -> list[torch.Tensor]:
+        tensors, numbers = self._parted(args)
+        strides, aligned = self._strides(tensors, numbers), tuple(t.data_ptr() % ALIGNMENT == 0 for t in tensors)
+        run = self._unusual.get((strides, aligned, wide))
         if run is None:
-            run = self._unusual[strides, aligned] = _Compiled(self, strides, aligned).function()
-        with torch.cuda.device(self.device):
-            return run(*tensors)
+            made = _Interpreted(self, strides, wide=wide) if self.interpreted else _Compiled(
+                self, strides, aligned, wide=wide
+            )  # fmt: skip
+            run = self._unusual[strides, aligned, wide] = made.function()
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
+            return run(*args)
 
     def _sources(
-        self, strides: tuple, tiles: Sequence[Tile] | None = None, late: Container[Value] = ()
+        self, strides: tuple, tiles: Sequence[Tile] | None = None, late: Container[Value] = (), wide: bool = False
     ) -> tuple[list[Source], list[tuple]]:
         program = self.schedule.program
         layout = self.layout(strides)
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
         sources = [
-            emit(self.schedule, k, known, self.interpreted, self.shared, tiles[i] if tiles else None, late)
+            emit(self.schedule, k, known, self.interpreted, self.shared, tiles[i] if tiles else None, late, wide)
             for i, k in enumerate(self.schedule.kernels)
         ]
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
@@ -202,24 +275,38 @@ class FusedRegion:
 
     def layout(self, strides: tuple) -> list[tuple]:
         """The strides of the outputs: PyTorch's, for inputs of these strides."""
-        inputs, outputs = self.region.inputs, self.region.outputs
-        if not self.permutes and all(
-            s == strides_of(p.shape) for p, s in zip(inputs, strides, strict=True) if isinstance(p, TensorProxy)
-        ):
-            return [strides_of(o.shape) for o in outputs if isinstance(o, TensorProxy)]
-        return layout_of(self.region, strides, fakes=not self.planned)
+        inputs, outputs = self.schedule.program.inputs, self.schedule.program.outputs
+        if not self.permutes and all(s == strides_of(v.shape) for v, s in zip(inputs, strides, strict=True)):
+            return [strides_of(v.shape) for v in outputs]
+        if not self.numbers.names:
+            return layout_of(self.region, strides, fakes=not self.planned)
+        seen = [tuple(map(hint, s)) for s in strides]
+        found = layout_of(self.region, seen, fakes=not self.planned, seen=self.numbers.seen)
+        return [ordered_like(v.shape, s) for v, s in zip(outputs, found, strict=True)]
+
+
+def _function_text(name: str, parameters: Sequence[str], lines: Sequence[str]) -> str:
+    return "\n    ".join([f"def {name}({', '.join(parameters)}):", *lines]) + "\n"
 
 
 class _Variant:
     """A region for inputs of certain strides, as the text of a Python function that allocates what the kernels write
     and launches them."""
 
-    def __init__(self, region: FusedRegion, strides: tuple, tiles: Sequence[Tile] | None = None, over: bool = True):
+    def __init__(
+        self,
+        region: FusedRegion,
+        strides: tuple,
+        tiles: Sequence[Tile] | None = None,
+        over: bool = True,
+        wide: bool = False,
+    ):
         program, temporaries = region.schedule.program, region.schedule.temporaries
         self.region, self.strides = region, strides
         expected = over and all(s == strides_of(v.shape) for s, v in zip(strides, program.inputs, strict=True))
         self.over = {program.outputs[o]: program.inputs[i] for o, i in region.over.items()} if expected else {}
-        self.sources, layout = region._sources(strides, tiles, self.over)
+        self.wide = wide
+        self.sources, layout = region._sources(strides, tiles, self.over, wide)
         self.layout = (
             dict(zip(program.inputs, strides, strict=True))
             | dict(zip(program.outputs, layout, strict=True))
@@ -230,16 +317,16 @@ class _Variant:
         self.inputs = list(self.names.values())
         self.types = {v: to_torch_dtype(v.dtype) for v in program.inputs}
         self.allocations = []
-        self.context: dict = {"allocate": _allocator(region.device)}
+        self.context: dict = {"allocate": _allocator(region.device), "wide": region.wide, "math": math}
         for i, (v, s) in enumerate(
             zip((*program.outputs, *temporaries), (*layout, *(strides_of(t.shape) for t in temporaries)), strict=True)
         ):
             self.names[v] = f"out{i}"
             self.types[v] = self.context[f"dtype{i}"] = to_torch_dtype(stored_type(v, program.outputs))
-            there, made = self.over.get(v), f"allocate({v.shape}, {tuple(s)}, dtype{i})"
+            there, made = self.over.get(v), f"allocate({tuple_text(v.shape)}, {tuple_text(s)}, dtype{i})"
             if there is not None:  # which may be a view for autograd, and a result is none
                 shown = (
-                    f".as_strided({v.shape}, {tuple(s)})"
+                    f".as_strided({tuple_text(v.shape)}, {tuple_text(s)})"
                     if (there.shape, strides_of(there.shape)) != (v.shape, tuple(s))
                     else ""
                 )
@@ -248,8 +335,23 @@ class _Variant:
         self.results = f"[{', '.join(self.names[v] for v in program.outputs)}]"
 
     def _function(self, lines: Sequence[str]) -> Callable:
-        text = "\n    ".join([f"def launch({', '.join(self.inputs)}):", *lines, f"return {self.results}"]) + "\n"
+        text = _function_text("launch", self.parameters, [*self.first, *lines, f"return {self.results}"])
         return compile_source(text, "launch", self.context)
+
+    @property
+    def parameters(self) -> list[str]:
+        return [*self.inputs, *self.region.numbers.names]
+
+    @property
+    def first(self) -> list[str]:
+        """The lines that find out what kernels are given beside tensors, and whether 32 bits are enough for places."""
+        lines = self.region.derived(self.strides)
+        limits = dict.fromkeys(n for s in self.sources for n in s.limits)
+        tests = [f"{text(n)} >= {LIMIT}" for n in limits if not any(m != n and at_least(m, n) for m in limits)]
+        tests += [f"{text(n)} < -{LIMIT}" for n in limits if not at_least(n, 0)]
+        if tests:
+            lines.append(f"if {' or '.join(tests)}: return wide({', '.join(self.parameters)})")
+        return lines
 
 
 class _Interpreted(_Variant):
@@ -257,11 +359,11 @@ class _Interpreted(_Variant):
 
     def function(self) -> Callable:
         lines = [*self.allocations]
-        for i, (source, text) in enumerate(zip(self.sources, self.texts, strict=True)):
-            self.context[f"kernel{i}"] = compile_source(text, source.name, {"__name__": "kernels"})
+        for i, (source, whole) in enumerate(zip(self.sources, self.texts, strict=True)):
+            self.context[f"kernel{i}"] = compile_source(whole, source.name, {"__name__": "kernels"})
+            arguments = [*(self.names[b] for b in source.buffers), *(atom.name for atom in source.sizes)]
             lines.append(
-                f"kernel{i}[{source.grid}]({', '.join(self.names[b] for b in source.buffers)}, "
-                f"num_warps={source.warps})"
+                f"kernel{i}[({source.grid[0]}, {source.grid[1]})]({', '.join(arguments)}, num_warps={source.warps})"
             )
         return self._function(lines)
 
@@ -279,8 +381,10 @@ class _Compiled(_Variant):
         strides: tuple,
         aligned: Sequence[bool] | None = None,
         tiles: Sequence[Tile] | None = None,
+        wide: bool = False,
     ):
-        super().__init__(region, strides, tiles, over=aligned is None)
+        super().__init__(region, strides, tiles, over=aligned is None, wide=wide)
+        self.number = "i64" if wide else "i32"
         self.checked = aligned is None
         begins = dict(zip(region.schedule.program.inputs, aligned or (), strict=False))
         major, minor = torch.cuda.get_device_capability(region.device)
@@ -289,7 +393,10 @@ class _Compiled(_Variant):
                 Request(
                     s.name,
                     text,
-                    tuple((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers),
+                    (
+                        *((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers),
+                        *[(self.number, False)] * len(s.sizes),
+                    ),
                     s.warps,
                     10 * major + minor,
                 )
@@ -342,7 +449,7 @@ class _Compiled(_Variant):
             unusual = [f"({pointers}) % {ALIGNMENT}"] if pointers else []
             lines.append(
                 f"if {' or '.join([*unusual, f'current_device() != {index}'])}: return "
-                f"unusual({', '.join(self.inputs)})"
+                f"unusual({', '.join(self.parameters)})"
             )
         # a thread that only uses the device by PyTorch may have no context of it yet, and the launcher would take
         # device 0's
@@ -360,10 +467,13 @@ class _Compiled(_Variant):
                     f"({', '.join(dict.fromkeys(self.names[b] for k in late for b in self.sources[k].buffers))},))"
                 )
             self.context[f"kernel{i}"] = binary.load(index)
-            addresses = [f"a_{self.names[b]}" for b in source.buffers] + ["None"] * binary.scratch
+            addresses = [f"a_{self.names[b]}" for b in source.buffers]
+            numbers = [atom.name for atom in source.sizes]
+            kinds = "O" * len(addresses) + ("l" if self.wide else "i") * len(numbers) + "O" * binary.scratch
+            arguments = ", ".join([*addresses, *numbers, *["None"] * binary.scratch])
             lines.append(
                 f"launch_kernel(kernel{i}, {source.grid[0]}, {source.grid[1]}, 1, {source.warps}, {binary.shared}, "
-                f"'{'O' * len(addresses)}', ({', '.join(addresses)},), stream)"
+                f"'{kinds}', ({arguments},), stream)"
             )
         return self._function(lines)
 

@@ -8,13 +8,13 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from thunder import compat
 from thunder.core.devices import Device
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, number_value
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.functions import FUNCTIONS
@@ -26,38 +26,54 @@ from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 __all__ = ["layout_of", "elementwise_strides"]
 
 
-def layout_of(region: Region, strides: Sequence[tuple], fakes: bool = True) -> list[tuple]:
+class _Tensors(dict[Proxy, torch.Tensor]):
+    """What a region's values are. seen: the value of a size that stays symbolic."""
+
+    def __init__(self, seen: Callable[[NumberProxy], int]):
+        super().__init__()
+        self.seen = seen
+
+    def shape(self, p: TensorProxy) -> tuple[int, ...]:
+        return tuple(self.seen(n) if isinstance(n, NumberProxy) else n for n in p.shape)
+
+    def make(self, p: TensorProxy, strides: tuple, device: str | torch.device = "meta") -> None:
+        self[p] = torch.empty_strided(self.shape(p), strides, dtype=to_torch_dtype(p.dtype), device=device)
+
+
+def layout_of(
+    region: Region, strides: Sequence[tuple], fakes: bool = True, seen: Callable[[NumberProxy], int] = number_value
+) -> list[tuple]:
     """The strides of a region's outputs, for inputs of these strides; row-major ones for outputs whose elements overlap
-    or have gaps, and, without `fakes`, where no rule tells."""
+    or have gaps, and, without `fakes`, where no rule tells. seen: values of sizes that stay symbolic."""
     with compat.DisableTorchFunction(), torch.no_grad():
-        values: dict[Proxy, torch.Tensor] = {p: _meta(p, s) for p, s in zip(region.inputs, strides, strict=True)}
+        values = _Tensors(seen)
+        for p, s in zip(_tensors(region.inputs), strides, strict=True):
+            values.make(p, s)
         if not all(_follow(operation, values) for operation in region.lines):
             if not fakes:
-                return [strides_of(o.shape) for o in region.outputs if isinstance(o, TensorProxy)]
+                return [strides_of(values.shape(o)) for o in _tensors(region.outputs)]
             with compat.FakeTensorMode():
-                values = {
-                    p: torch.empty_strided(p.shape, s, dtype=to_torch_dtype(p.dtype), device=to_torch_device(p.device))
-                    for p, s in zip(region.inputs, strides, strict=True)
-                }
+                for p, s in zip(_tensors(region.inputs), strides, strict=True):
+                    values.make(p, s, to_torch_device(p.device))
                 for operation in region.lines:
-                    run_line(operation, values)
+                    run_line(operation, values, seen)
     return [_dense(values[o]) for o in region.outputs]
 
 
-def _meta(p: TensorProxy, strides: tuple) -> torch.Tensor:
-    return torch.empty_strided(p.shape, strides, dtype=to_torch_dtype(p.dtype), device="meta")
+def _tensors(proxies: Sequence[Proxy]) -> list[TensorProxy]:
+    return [p for p in proxies if isinstance(p, TensorProxy)]
 
 
-def _follow(operation: BoundSymbol, values: dict[Proxy, torch.Tensor]) -> bool:
+def _follow(operation: BoundSymbol, values: _Tensors) -> bool:
     """Adds what a line makes to `values`; False where no rule says how it is laid out."""
     symbol = operation.sym
     if OpTags.VIEW in symbol.tags and sum(isinstance(i, TensorProxy) for i in operation.inputs) == 1:
-        run_line(operation, values)
+        run_line(operation, values, values.seen)
         return True
     if _is_cast(operation):
         if not is_dense(source := values[operation.inputs[0]]):
             return False
-        values[operation.outputs[0]] = _meta(operation.outputs[0], source.stride())
+        values.make(operation.outputs[0], source.stride())
         return True
     if symbol.fn is None and not primitive(operation):
         return all(_follow(sub, values) for sub in operation.subsymbols) and all(
@@ -68,13 +84,13 @@ def _follow(operation: BoundSymbol, values: dict[Proxy, torch.Tensor]) -> bool:
     out = operation.outputs[0]
     operands = [values[i] for i in operation.inputs]
     if symbol.name == "cat":
-        strides = strides_of(out.shape) if any(_is_row_major_format(o) for o in operands) else None
+        strides = strides_of(values.shape(out)) if any(_is_row_major_format(o) for o in operands) else None
     elif symbol.layout == "row-major":
-        strides = strides_of(out.shape)
+        strides = strides_of(values.shape(out))
     else:
-        strides = elementwise_strides(out.shape, operands) if _elementwise(operation) else None
+        strides = elementwise_strides(values.shape(out), operands) if _elementwise(operation) else None
     if strides is not None:
-        values[out] = _meta(out, strides)
+        values.make(out, strides)
     return strides is not None
 
 

@@ -19,6 +19,7 @@ from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
 from thunder.executors.triton_kernels.joins import parts_of
 from thunder.executors.triton_kernels.one_hot import of_one_term
+from thunder.executors.triton_kernels.sizes import Extent, hint
 from thunder.executors.triton_kernels.values import Place, Program, Value, sources
 from thunder.extend.fusion import TooLarge
 
@@ -39,6 +40,7 @@ __all__ = [
 ON_CHIP = 16384  # elements of a row that one program holds
 WHOLE = 8192  # elements that one program reduces to one number
 FEW_ROWS = 64  # rows that are reduced without a partial
+MANY_ROWS = 4096  # that are expected at least where their number changes
 LIMIT = 4000  # values at places, in all kernels of a region
 LAUNCH = 1 << 23  # bytes that are moved in the time that a kernel takes to start
 WORK = 1 << 27  # instructions of elements that are done in that time, about
@@ -46,24 +48,29 @@ LOOKED_UP = 16  # instructions that take as long as reading what they compute
 
 
 class Kernel:
-    """kind: "map", "rows" or "columns". rows, columns: the space; a map has its places as columns. stores: values, in
-    the order of the region."""
+    """kind: "map", "rows" or "columns". rows, columns: the space, of ints or extents; a map has its places as columns.
+    stores: values, in the order of the region."""
 
     __slots__ = ("kind", "rows", "columns", "stores", "reductions", "x", "r", "c")
 
-    def __init__(self, kind: str, rows: int, columns: int):
+    def __init__(self, kind: str, rows: int | Extent, columns: int | Extent):
         self.kind, self.rows, self.columns = kind, rows, columns
         self.stores: list[Value] = []
         self.reductions: list[Value] = []
         self.x, self.r, self.c = Variable("x", columns), Variable("r", rows), Variable("c", columns)
 
     @property
-    def numel(self) -> int:
+    def numel(self) -> int | Extent:
         return self.rows * self.columns
 
     @property
     def on_chip(self) -> bool:
-        return self.columns <= ON_CHIP
+        return fits(self.columns)
+
+
+def fits(columns: int | Extent) -> bool:
+    """Whether a row surely fits on chip."""
+    return isinstance(columns, int) and columns <= ON_CHIP
 
 
 class Schedule:
@@ -87,15 +94,17 @@ class Schedule:
 # spaces of reductions
 
 
-def _long(shape: Sequence[int]) -> list[int]:
+def _long(shape: Sequence[int | Extent]) -> list[int]:
     return [i for i, n in enumerate(shape) if n != 1]
 
 
-def space_of(reduction: Value) -> tuple[int, int]:
+Space = tuple[int | Extent, int | Extent]
+
+
+def space_of(reduction: Value) -> Space:
     """(rows, columns) of a reduction over columns."""
-    operand, dims = reduction.operands[0], reduction.what[1]
-    columns = math.prod(operand.shape[d] for d in dims)
-    return operand.numel // columns, columns
+    shape, dims = reduction.operands[0].shape, reduction.what[1]
+    return math.prod(n for d, n in enumerate(shape) if d not in dims), math.prod(shape[d] for d in dims)
 
 
 def operand_place(reduction: Value, r: Index, c: Index) -> Place:
@@ -162,19 +171,20 @@ def _one_term(reduction: Value) -> Value | None:
     return of_one_term(reduction.operands[0], dims[0], reduction.shape) if how == "sum" and len(dims) == 1 else None
 
 
-def _cut(reduction: Value, programs: int, spaces: set[tuple[int, int]]) -> Value:
+def _cut(reduction: Value, programs: int, spaces: set[Space]) -> Value:
     kept, reduced = space_of(reduction)
     how, dims = reduction.what
-    if _is_outer(reduction) and reduced > FEW_ROWS:
-        with_rows = (reduced, kept) in spaces and kept <= ON_CHIP
+    rows, columns = hint(reduced) if isinstance(reduced, int) else max(MANY_ROWS, hint(reduced)), hint(kept)
+    if _is_outer(reduction) and rows > FEW_ROWS:
+        with_rows = (reduced, kept) in spaces and fits(kept)
         blocks = (
-            _programs(reduced, kept, programs)
+            _programs(rows, columns, programs)
             if with_rows
-            else min(-(-reduced // FEW_ROWS), max(2, 4 * programs // -(-kept // 128)))
+            else min(-(-rows // FEW_ROWS), max(2, 4 * programs // -(-columns // 128)))
         )
         shape: tuple = (blocks, kept)
-    elif kept == 1 and reduced > WHOLE:
-        blocks = min(programs, -(-reduced // 1024))
+    elif kept == 1 and rows > WHOLE:
+        blocks = min(programs, -(-rows // 1024))
         shape = (blocks,)
     else:
         return reduction
@@ -206,7 +216,7 @@ class _Scheduler:
         self.loaded: list[dict[Value, None]] = []  # by each kernel
         self.visited = 0
         self.dear = _dear(program)
-        self.spaces: set[tuple[int, int]] = set()
+        self.spaces: set[Space] = set()
 
     def run(self, roots: Sequence[Value]) -> Schedule:
         """roots: the reductions and partials, each after those it depends on."""
@@ -266,17 +276,18 @@ class _Scheduler:
             return lambda k: (k.rows, k.columns) == space and (k.kind == "columns" or k.kind == "rows" and k.on_chip)
         return lambda k: k.numel == root.numel or k.kind == "rows" and k.rows == root.numel
 
-    def partial_space(self, partial: Value) -> tuple[int, int] | None:
+    def partial_space(self, partial: Value) -> Space | None:
         """(rows, columns) of a reduction over rows; None for one over everything."""
         if len(partial.shape) == 1:
             return None
-        return partial.operands[0].numel // partial.shape[1], partial.shape[1]
+        _, dims = partial.what
+        return math.prod(partial.operands[0].shape[d] for d in dims), partial.shape[1]
 
     def new(self, root: Value) -> Kernel:
         if root.kind == "reduce":
             return Kernel("rows", *space_of(root))
         if root.kind == "partial" and (space := self.partial_space(root)) is not None:
-            return Kernel("rows" if space in self.spaces and space[1] <= ON_CHIP else "columns", *space)
+            return Kernel("rows" if space in self.spaces and fits(space[1]) else "columns", *space)
         return Kernel("map", 1, root.operands[0].numel if root.kind == "partial" else root.numel)
 
     def start(self, root: Value, kernel: Kernel) -> list[tuple[Value, Place]]:
@@ -293,7 +304,7 @@ class _Scheduler:
     def cost(self) -> int:
         """Bytes that are moved, and the launches in bytes."""
         moved = [v for kernel, loaded in zip(self.kernels, self.loaded, strict=True) for v in (*loaded, *kernel.stores)]
-        return sum(v.numel * v.dtype.bytes for v in moved) + LAUNCH * len(self.kernels)
+        return sum(hint(v.numel) * v.dtype.bytes for v in moved) + LAUNCH * len(self.kernels)
 
     def demands(self, root: Value, kernel: Kernel, kernel_number: int) -> tuple[dict[Value, bool], dict[Value, None]]:
         """The reductions, partials and stored values that a root is computed from, and whether each is read in the row
@@ -365,9 +376,9 @@ def _dear(program: Program) -> dict[Value, None]:
                 value = value.operands[0]
             if (
                 value.kind in ("map", "cast")
-                and 2 * value.numel <= v.numel
+                and 2 * hint(value.numel) <= hint(v.numel)
                 and (work := _work(value, found)) >= LOOKED_UP
-                and (v.numel - value.numel) * work >= WORK
+                and hint(v.numel - value.numel) * work >= WORK
             ):
                 found[value] = None
     return found
@@ -381,7 +392,7 @@ def _work(value: Value, stored: Container[Value]) -> int:
         v = stack.pop()
         if v.kind in ("reduce", "partial", "gather"):
             return 0
-        total += FUNCTIONS[v.what].work if v.kind == "map" and v.numel > 1 else 0
+        total += FUNCTIONS[v.what].work if v.kind == "map" and v.numel != 1 else 0
         new = [x for x in v.operands if isinstance(x, Value) and x not in seen and x not in stored]
         seen.update(new)
         stack += new
@@ -421,7 +432,7 @@ def schedule(program: Program, programs: int) -> Schedule:
         with contextlib.suppress(TooLarge):
             schedule = other.run(roots)
             # each element chooses once less: about half of what reading and writing it takes
-            saved = sum(v.numel * v.dtype.bytes for v in parts) // 2
+            saved = sum(hint(v.numel) * v.dtype.bytes for v in parts) // 2
             if other.cost <= best.cost + saved and other.visited <= LIMIT:
                 return schedule
     return found
@@ -434,4 +445,6 @@ def _early(order: Sequence[Value]) -> list[Value]:
     for v in order:
         below = max((depth[x] for x in v.operands if isinstance(x, Value)), default=0)
         depth[v] = below + (v.kind in ("reduce", "partial"))
-    return sorted((v for v in order if v.kind in ("reduce", "partial")), key=lambda v: (depth[v], v.operands[0].numel))
+    return sorted(
+        (v for v in order if v.kind in ("reduce", "partial")), key=lambda v: (depth[v], hint(v.operands[0].numel))
+    )

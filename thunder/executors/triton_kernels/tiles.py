@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from thunder.executors.triton_kernels.schedule import Kernel, along_memory
+from thunder.executors.triton_kernels.sizes import Extent, hint
 
 __all__ = ["Tile", "tile_of", "candidates", "stages", "power_of_two"]
 
@@ -21,9 +22,9 @@ class Tile(NamedTuple):
     warps: int
 
 
-def power_of_two(n: int) -> int:
-    """The least power of two that is not less."""
-    return 1 << (n - 1).bit_length()
+def power_of_two(n: int | Extent) -> int:
+    """The least power of two that is not less, for a size as it came in first."""
+    return 1 << (hint(n) - 1).bit_length()
 
 
 def tile_of(kernel: Kernel) -> Tile:
@@ -52,7 +53,7 @@ def candidates(kernel: Kernel) -> list[Tile]:
 
 def _map(kernel: Kernel) -> Tile:
     """Where all is reduced as well, few programs see many blocks, and larger ones have more under way."""
-    if any(v.kind == "partial" for v in kernel.stores) and kernel.columns > 1024:
+    if any(v.kind == "partial" for v in kernel.stores) and hint(kernel.columns) > 1024:
         return Tile(1, 2048, 8)
     block = min(1024, power_of_two(kernel.columns))
     return Tile(1, block, 4 if block >= 512 else 1)

@@ -7,16 +7,19 @@ say where an operand is read (`sources`), and cost nothing; reductions are where
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from thunder.core.dtypes import BOOL, FLOAT, dtype
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import FloatProxy, NumberProxy, Proxy, TensorProxy, element_count, has_numbers, number_value
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels import index as places
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import Index, within
+from thunder.executors.triton_kernels.numbers import Numbers
+from thunder.executors.triton_kernels.sizes import Extent, at_least
 
 __all__ = ["Value", "Program", "primitive", "program_of", "sources"]
 
@@ -25,15 +28,15 @@ _TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8",
 
 class Value:
     """kind: "input", "number", "iota", "map", "cast", "reduce", "gather", "philox", "partial", "part", or how the
-    operand's place follows (see `sources`). what: its parameters."""
+    operand's place follows (see `sources`). what: its parameters. Sizes are ints or extents."""
 
     __slots__ = ("kind", "operands", "shape", "dtype", "what")
 
-    def __init__(self, kind: str, operands: Sequence, shape: Sequence[int], dtype: dtype, what: Any = None):
+    def __init__(self, kind: str, operands: Sequence, shape: Sequence[int | Extent], dtype: dtype, what: Any = None):
         self.kind, self.operands, self.shape, self.dtype, self.what = kind, tuple(operands), tuple(shape), dtype, what
 
     @property
-    def numel(self) -> int:
+    def numel(self) -> Any:
         return math.prod(self.shape)
 
 
@@ -72,6 +75,8 @@ def _function(name: str, operands: tuple) -> str | None:
         )
     if name in ("neg", "negative") and not _is_float(operands[0]):
         name = "opposite"
+    if any(isinstance(x, FloatProxy) for x in operands):
+        return None
     found = FUNCTIONS.get(name)
     kinds = [x.dtype.category for x in operands if isinstance(x, (TensorProxy, Value))]
     if found is None or any(isinstance(x, complex) for x in operands) or any(k not in found.categories for k in kinds):
@@ -87,10 +92,20 @@ def _is_float(x) -> bool:
     return isinstance(x, (TensorProxy, Value)) and x.dtype.category == FLOAT
 
 
+_known: weakref.WeakKeyDictionary[BoundSymbol, bool] = weakref.WeakKeyDictionary()
+
+
 def primitive(operation: BoundSymbol) -> bool:
-    """Whether a line is computed as it is, not by its parts."""
+    """Whether a line is computed as it is, not by its parts. What it decides of sizes is decided once."""
+    found = _known.get(operation)
+    if found is None:
+        found = _known[operation] = _primitive(operation)
+    return found
+
+
+def _primitive(operation: BoundSymbol) -> bool:
     maker = _MAKERS.get(operation.sym.id)
-    if maker is None or not all(map(_known_type, _tensors(operation))):
+    if maker is None or not all(map(_known_type, _tensors(operation))) or not _known_numbers(operation):
         return False
     if maker is _map:
         return _function(operation.sym.name, operation.args) is not None
@@ -101,6 +116,28 @@ def primitive(operation: BoundSymbol) -> bool:
     return maker not in (_gather, _take) or _out(operation).dtype.category == FLOAT and len(operation.args[0].shape) > 0
 
 
+_OF_A_SHAPE = {"prims.reshape", "prims.broadcast_in_dim", "prims.full", "prims.iota", "ltorch.uniform_philox"}
+
+
+def _known_numbers(operation: BoundSymbol) -> bool:
+    """Whether what stays symbolic says only how large something is, where it begins, or is an integer that elements are
+    combined with."""
+    if not has_numbers((operation.args, operation.kwargs)):
+        return True
+    if operation.sym.id == "prims.cat":
+        return True
+    what = [x for x in operation.args if not isinstance(x, TensorProxy)]
+    if operation.sym.id in _OF_A_SHAPE:
+        return not has_numbers((what[1:], operation.kwargs))
+    if operation.sym.id == "prims.slice_prim":
+        return not has_numbers((what[2:], operation.kwargs))
+    if operation.sym.id == "prims.pad":
+        return not has_numbers((what[0], operation.kwargs)) and all(
+            n >= 0 for pair in what[1] for n in pair if isinstance(n, NumberProxy)
+        )
+    return not has_numbers((what, operation.kwargs)) or _MAKERS[operation.sym.id] is _map
+
+
 def _reduces(operation: BoundSymbol) -> bool:
     """Few long rows would leave most of the device idle; a reduction of everything is split, as one over the first
     dimensions."""
@@ -108,8 +145,8 @@ def _reduces(operation: BoundSymbol) -> bool:
     # see "opposite" in functions.py
     if a.dtype.category == BOOL or a.dtype.category != FLOAT and operation.sym.name != "sum":
         return False
-    columns = math.prod(a.shape[d] for d in dims)
-    rows = math.prod(a.shape) // columns
+    columns = math.prod(number_value(a.shape[d]) for d in dims)
+    rows = element_count(a) // columns
     return rows == 1 or rows >= 64 or columns <= 16384 or min(dims) == 0
 
 
@@ -117,12 +154,20 @@ def _reduces(operation: BoundSymbol) -> bool:
 # to values
 
 
-def program_of(region: Region) -> Program:
-    values: dict[Proxy, Value] = {}
+class _Values(dict[Proxy, Value]):
+    """The values of proxies. numbers: of the region."""
+
+    def __init__(self, numbers: Numbers):
+        super().__init__()
+        self.numbers = numbers
+
+
+def program_of(region: Region, numbers: Numbers) -> Program:
+    values = _Values(numbers)
     inputs = []
     for i, p in enumerate(region.inputs):
         assert isinstance(p, TensorProxy), "regions of the fuser read tensors"
-        values[p] = Value("input", (), p.shape, p.dtype, i)
+        values[p] = Value("input", (), numbers.shape(p.shape), p.dtype, i)
         inputs.append(values[p])
     for operation in region.lines:
         _lower(operation, values)
@@ -133,7 +178,7 @@ def program_of(region: Region) -> Program:
     return Program(inputs, list(outputs))
 
 
-def _lower(operation: BoundSymbol, values: dict[Proxy, Value]) -> None:
+def _lower(operation: BoundSymbol, values: _Values) -> None:
     if primitive(operation):
         operands = tuple(values[x] if isinstance(x, TensorProxy) else x for x in operation.args)
         values[operation.outputs[0]] = _MAKERS[operation.sym.id](operation, operands, values)
@@ -145,7 +190,7 @@ def _lower(operation: BoundSymbol, values: dict[Proxy, Value]) -> None:
         if isinstance(new, Proxy):
             values[old] = values[new]
         elif isinstance(old, TensorProxy):
-            values[old] = Value("number", (), old.shape, old.dtype, new)
+            values[old] = Value("number", (), values.numbers.shape(old.shape), old.dtype, new)
     for out in operation.outputs:
         if (
             (v := values[out]).kind == "cast"
@@ -169,80 +214,87 @@ def _out(operation: BoundSymbol) -> TensorProxy:
     return operation.outputs[0]  # type: ignore[return-value]
 
 
-def _map(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
+def _made(kind: str, operation: BoundSymbol, operands: Sequence, values: _Values, what: Any = None) -> Value:
+    """A value of the operation's type and shape."""
     out = _out(operation)
-    return Value("map", operands, out.shape, out.dtype, _function(operation.sym.name, operands))
+    return Value(kind, operands, values.numbers.shape(out.shape), out.dtype, what)
+
+
+def _map(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
+    function = _function(operation.sym.name, operands)
+    return _made("map", operation, [values.numbers.number(x) for x in operands], values, function)
 
 
 def _view(kind: str) -> Callable:
-    def make(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
-        out = _out(operation)
-        return Value(kind, operands[:1], out.shape, out.dtype, operands[1:])
+    def make(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
+        return _made(kind, operation, operands[:1], values, operands[1:])
 
     return make
 
 
-def _same(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
+def _slice(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
+    starts = tuple(values.numbers.extent(n, 0) for n in operands[1])
+    return _made("slice", operation, operands[:1], values, (starts, *operands[2:]))
+
+
+def _pad(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
+    padding = tuple((values.numbers.extent(low, 0), values.numbers.extent(high, 0)) for low, high in operands[2])
+    return _made("pad", operation, operands[:1], values, (operands[1], padding))
+
+
+def _same(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
     return operands[0]
 
 
-def _cast(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
-    return Value("cast", operands[:1], _out(operation).shape, _out(operation).dtype)
+def _cast(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
+    return _made("cast", operation, operands[:1], values)
 
 
-def _joined(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
-    return Value(
-        "cat", [values[t] for t in operation.args[0]], _out(operation).shape, _out(operation).dtype, operation.args[1]
-    )
+def _joined(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
+    return _made("cat", operation, [values[t] for t in operation.args[0]], values, operation.args[1])
 
 
-def _full(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
-    return Value("number", (), _out(operation).shape, _out(operation).dtype, operands[1])
+def _full(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
+    return _made("number", operation, (), values, operands[1])
 
 
-def _iota(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
-    return Value(
-        "iota", (), _out(operation).shape, _out(operation).dtype, (operation.kwargs["start"], operation.kwargs["step"])
-    )
+def _iota(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
+    return _made("iota", operation, (), values, (operation.kwargs["start"], operation.kwargs["step"]))
 
 
-def _reduction(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
-    a, dims, out = operands[0], operands[1], _out(operation)
+def _reduction(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
+    a, dims = operands[0], operands[1]
     if all(a.shape[d] == 1 for d in dims):  # nothing to combine
-        return Value("reshape", (a,), out.shape, out.dtype)
-    return Value("reduce", (a,), out.shape, out.dtype, (operation.sym.name, tuple(dims)))
+        return _made("reshape", operation, (a,), values)
+    return _made("reduce", operation, (a,), values, (operation.sym.name, tuple(dims)))
 
 
-def _gather(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
+def _gather(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
     a, dim, at = operands[:3]
     return Value("gather", (a, at), at.shape, a.dtype, dim % len(a.shape) if a.shape else 0)
 
 
-def _take(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
+def _take(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
     """A gather whose index is the same in all other dimensions."""
     a, dim, at = operands
-    out = _out(operation)
-    index = Value("broadcast", (at,), out.shape, at.dtype, (out.shape, (dim,)))
-    return Value("gather", (a, index), out.shape, a.dtype, dim)
+    shape = values.numbers.shape(_out(operation).shape)
+    index = Value("broadcast", (at,), shape, at.dtype, (shape, (dim,)))
+    return Value("gather", (a, index), shape, a.dtype, dim)
 
 
-def _philox(operation: BoundSymbol, operands: tuple, values: dict) -> Value:
+def _philox(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
     low, high = (*operation.args[1:], *(0.0, 1.0)[len(operation.args) - 1 :])
-    return Value(
-        "philox",
-        (values[operation.kwargs["seed"]],),
-        _out(operation).shape,
-        _out(operation).dtype,
-        (operation.kwargs["offset"], low, high),
-    )
+    what = operation.kwargs["offset"], low, high
+    return _made("philox", operation, (values[operation.kwargs["seed"]],), values, what)
 
 
 _MAKERS: dict[Any, Callable] = {
     **{f"prims.{name}": _map for name in FUNCTIONS},
     **{f"prims.{name}": _view(kind) for name, kind in {
         "broadcast_in_dim": "broadcast", "reshape": "reshape", "squeeze": "reshape", "transpose": "permute",
-        "slice_prim": "slice", "flip": "flip", "pad": "pad",
+        "flip": "flip",
     }.items()},
+    "prims.slice_prim": _slice, "prims.pad": _pad,
     **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "stride_order", "positive")},
     **{f"prims.{name}": _reduction for name in ("sum", "amax", "amin")},
     "prims.convert_element_type": _cast, "prims.cat": _joined, "prims.full": _full, "prims.iota": _iota,
@@ -297,7 +349,9 @@ def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
         assert kind == "pad", f"{kind} says nothing about places"
         there = tuple(p + -low for p, (low, _) in zip(place, what[1], strict=True))
         conditions = [
-            (p, 0, n) for p, n, (low, high) in zip(there, operand.shape, what[1], strict=True) if low > 0 or high > 0
+            (p, 0, n)
+            for p, n, (low, high) in zip(there, operand.shape, what[1], strict=True)
+            if not (at_least(0, low) and at_least(0, high))
         ]
         there = tuple(within(p, n) for p, n in zip(there, operand.shape, strict=True))
     return [(operand, there, conditions)]

@@ -1,0 +1,111 @@
+"""Calls of PyTorch's in a `try` of the program, run on examples first: what PyTorch raises for the types and shapes of
+the arguments is raised where the program may handle it, and not when the compiled program runs."""
+
+from __future__ import annotations
+
+import functools
+import types
+
+import numpy
+import torch
+
+from thunder import compat
+from thunder.capture.native import PRIMITIVE
+from thunder.core.proxies import NumberProxy, TensorProxy, map_structure, number_value
+from thunder.errors import ThunderError
+from thunder.interpreter.attributes import plain_attribute
+from thunder.interpreter.decode import decode
+from thunder.ops.explain import as_torch
+from thunder.ops.torch_types import to_torch_dtype
+
+__all__ = ["checked"]
+
+_FEW = 1 << 16  # elements of an example
+
+
+def checked(c, function, args, kwargs, run):
+    """`run()`, which records a call, with PyTorch's own errors where the program may handle one."""
+    if not _is_tried(c):
+        return run()
+    if (error := _error(c, function, args, kwargs)) is not None:
+        raise error
+    try:
+        return run()
+    except ThunderError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the program is not to handle what is thunder's own
+        c.refuse(
+            f"{plain_attribute(function, '__name__', function)}() in a `try` fails, which PyTorch does not: {error}",
+            "call it outside of the `try`",
+        )
+
+
+def _is_tried(c) -> bool:
+    """Whether a frame of the program handles exceptions where it stands, other than by leaving a `with`."""
+    return any(frame.record.catches and _handles(frame.fn.__code__, frame.ip) for frame in c.stack_of_frames)
+
+
+@functools.lru_cache(maxsize=4096)
+def _handles(code: types.CodeType, ip: int) -> bool:
+    record = decode(code)
+    if record.handlers[ip] is None:
+        return False
+    for handler, _ in record.program[record.handlers[ip].target :]:
+        if handler.__name__ in ("RERAISE", "WITH_EXCEPT_START"):
+            return False
+        if handler.__name__ not in _PASSING:
+            return True
+    return False
+
+
+_PASSING = {
+    "PUSH_EXC_INFO", "POP_TOP", "SWAP", "COPY", "LOAD_CONST", "STORE_FAST", "DELETE_FAST", "POP_EXCEPT",
+    "CALL_INTRINSIC_1",
+}  # fmt: skip
+
+
+def _error(c, function, args, kwargs) -> Exception | None:
+    """What PyTorch raises for zeros and for ones alike, so that it is not for the numbers in the tensors."""
+    found = []
+    for make in (torch.zeros, _ones):
+        with compat.DisableTorchFunction(), torch.random.fork_rng(devices=[]):
+            try:
+                given = map_structure(functools.partial(_example, c, make), (list(args), dict(kwargs)))
+                function(*given[0], **given[1])
+                return None
+            except _Unknown:
+                return None
+            except Exception as error:  # noqa: BLE001 - whatever PyTorch raises
+                found.append(error.with_traceback(None))
+    return found[0] if type(found[0]) is type(found[1]) else None
+
+
+class _Unknown(Exception):
+    """There is no example of an argument."""
+
+
+def _ones(shape: tuple, **options) -> torch.Tensor:
+    return torch.eye(*shape[-2:], **options).expand(shape).clone() if len(shape) > 1 else torch.ones(shape, **options)
+
+
+def _example(c, make, x):
+    if isinstance(x, NumberProxy):
+        return number_value(x)
+    if type(x) is not TensorProxy:
+        if type(x) in PRIMITIVE or isinstance(x, (numpy.generic, numpy.ndarray)) or type(x).__module__ in _OF_THUNDER:
+            return as_torch(x)
+        raise _Unknown
+    shape = tuple(number_value(n) for n in x.shape)
+    if numpy.prod(shape) > _FEW:
+        raise _Unknown
+    found = make(shape, dtype=to_torch_dtype(x.dtype))
+    if x.requires_grad:
+        real = c.tensors.real.get(c.recorder.memory.holder(x))
+        found.requires_grad_()
+        if real is None or not real[0].is_leaf:
+            with torch.enable_grad():
+                found = found.clone()
+    return found
+
+
+_OF_THUNDER = ("thunder.core.dtypes", "thunder.core.devices")

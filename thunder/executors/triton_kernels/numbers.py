@@ -1,0 +1,82 @@
+"""The symbolic numbers of a region, as extents that kernels compute with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from thunder.core.proxies import NumberProxy, number_value
+from thunder.core.regions import Region
+from thunder.core.symbolic import Expression
+from thunder.executors.triton_kernels.sizes import Atom, Extent
+
+__all__ = ["Numbers"]
+
+
+_ANY = -(2**63)  # the least number there is
+
+
+class Numbers:
+    """names: what the numbers that a region is called with are called in kernels, whatever a program calls them.
+
+    A polynomial of sizes is itself. Any other expression, and one of which it is not plain that it is large enough, is
+    an atom of its own; see `derived`.
+    """
+
+    def __init__(self, region: Region):
+        numbers = region.numbers
+        self.names = tuple(f"n{i}" for i in range(len(numbers)))
+        place = {n.name: name for n, name in zip(numbers, self.names, strict=True)}
+        self._new = {name: place[n.name] for name, n in region.number_names.items()}
+        self._seen = {name: number_value(n) for name, n in region.number_names.items()}
+        atoms = {n.name: Atom(place[n.name], 2, number_value(n)) for n in numbers if n.decisions.is_size(n.name)}
+        self.sizes = [Extent.of(atom) for atom in atoms.values()]
+        self._sizes = {name: atoms[n.name] for name, n in region.number_names.items() if n.name in atoms}
+        self._atoms: dict[tuple[Expression, int], Atom] = {}
+
+    def extent(self, x: int | NumberProxy, least: int) -> int | Extent:
+        """A number that is known to be at least `least`."""
+        if not isinstance(x, NumberProxy):
+            return x
+        found = self._polynomial(x.expression)
+        if found is not None and (found if isinstance(found, int) else found.low) >= least:
+            return found
+        key = x.expression, least
+        if key not in self._atoms:
+            self._atoms[key] = Atom(f"m{len(self._atoms)}", least, self.seen(x))
+        return Extent.of(self._atoms[key])
+
+    def seen(self, x: NumberProxy) -> int:
+        """What a number was when kernels were made."""
+        return x.expression.evaluate(self._seen)
+
+    def number(self, x):
+        """An operand as it is, a symbolic number of any sign as an extent."""
+        if not isinstance(x, NumberProxy):
+            return x
+        found = self._polynomial(x.expression)
+        return found if found is not None else self.extent(x, _ANY)
+
+    def shape(self, shape: Sequence) -> tuple:
+        return tuple(self.extent(n, 1) for n in shape)
+
+    def _polynomial(self, expression: Expression) -> int | Extent | None:
+        total: int | Extent = 0
+        for monomial, c in expression.terms.items():
+            if not all(isinstance(atom, str) and atom in self._sizes for atom in monomial):
+                return None
+            product: int | Extent = c
+            for atom in monomial:
+                product = product * Extent.of(self._sizes[atom])
+            total = total + product
+        return total
+
+    def derived(self) -> list[tuple[str, str]]:
+        """The atoms that are no sizes: name and expression of the numbers' names."""
+        return [(atom.name, str(expression.renamed(self._new))) for (expression, _), atom in self._atoms.items()]
+
+    def values(self, numbers: Sequence[int]) -> Mapping[str, int]:
+        """What each atom is where the region is called with these numbers."""
+        given = dict(zip(self.names, numbers, strict=True))
+        return given | {
+            atom.name: expression.renamed(self._new).evaluate(given) for (expression, _), atom in self._atoms.items()
+        }

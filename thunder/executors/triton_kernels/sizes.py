@@ -1,0 +1,218 @@
+"""Sizes that kernels are given when they run: polynomials over named numbers, beside plain ints.
+
+An `Extent` is no int: it equals another one if they are equal for all numbers, and has no order. What is computed must
+be right for every size, so a rule asks what is certain (`at_least`, `divides`), and does without where that is unknown.
+What is only faster asks for the `hint`: the size that came in when kernels were made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+__all__ = [
+    "Atom",
+    "Extent",
+    "Undecided",
+    "at_least",
+    "divides",
+    "floor",
+    "common",
+    "hint",
+    "quotient",
+    "text",
+    "tuple_text",
+    "value_of",
+]
+
+
+class Undecided(Exception):
+    """Raised where a kernel would have to know more of a size."""
+
+
+class Atom:
+    """A number that kernels are given, which is at least `low`."""
+
+    __slots__ = ("name", "low", "hint")
+
+    def __init__(self, name: str, low: int, hint: int):
+        self.name, self.low, self.hint = name, low, hint
+
+    def __lt__(self, other: Atom) -> bool:  # the order of factors
+        return self.name < other.name
+
+
+class Extent:
+    """`terms` maps a sorted tuple of atoms (() is the constant) to its coefficient, which is never 0. Never changed."""
+
+    __slots__ = ("terms", "_hash", "_low")
+
+    def __init__(self, terms: dict[tuple[Atom, ...], int]):
+        self.terms = terms
+        self._hash = hash(frozenset(terms.items()))
+        self._low: float | None = None
+
+    @staticmethod
+    def of(atom: Atom) -> Extent:
+        return Extent({(atom,): 1})
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, Extent) and self.terms == other.terms
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return text(self)
+
+    def __add__(self, other: int | Extent) -> int | Extent:
+        terms = dict(self.terms)
+        for monomial, c in _terms(other):
+            terms[monomial] = terms.get(monomial, 0) + c
+        return _made(terms)
+
+    def __mul__(self, other: int | Extent) -> int | Extent:
+        terms: dict = {}
+        for m, c in self.terms.items():
+            for n, d in _terms(other):
+                monomial = tuple(sorted(m + n)) if m and n else m or n
+                terms[monomial] = terms.get(monomial, 0) + c * d
+        return _made(terms)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __neg__(self) -> int | Extent:
+        return self * -1
+
+    def __sub__(self, other: int | Extent) -> int | Extent:
+        return self + -other
+
+    def __rsub__(self, other: int) -> int | Extent:
+        return -self + other
+
+    @property
+    def low(self) -> float:
+        """A number that it is never below: exact where each atom at its least one leaves no negative coefficient."""
+        if self._low is None:
+            total: int | Extent = 0
+            for monomial, c in self.terms.items():
+                product: int | Extent = c
+                for atom in monomial:
+                    product = product * Extent({(atom,): 1, **({(): atom.low} if atom.low else {})})
+                total = total + product
+            terms = dict(_terms(total))
+            constant = terms.pop((), 0)
+            self._low = -math.inf if any(c < 0 for c in terms.values()) else constant
+        return self._low
+
+
+def _terms(n: int | Extent):
+    return n.terms.items() if isinstance(n, Extent) else (((), n),) if n else ()
+
+
+def _made(terms: dict) -> int | Extent:
+    kept = {m: c for m, c in terms.items() if c}
+    return kept.get((), 0) if not kept or kept.keys() == {()} else Extent(kept)
+
+
+def at_least(a: int | Extent, b: int | Extent) -> bool:
+    """Whether a >= b for all numbers that may come in."""
+    difference = a - b
+    return difference >= 0 if isinstance(difference, int) else difference.low >= 0
+
+
+def _leading(n: int | Extent) -> tuple[tuple, int]:
+    return max(_terms(n), key=lambda t: (len(t[0]), [a.name for a in t[0]]))
+
+
+def _divided(n: int | Extent, by: int | Extent) -> tuple[int | Extent, int | Extent]:
+    """(q, r) with n = q * by + r, by the division of polynomials."""
+    lead, c = _leading(by)
+    whole: int | Extent = 0
+    rest: int | Extent = 0
+    while n:
+        monomial, k = _leading(n)
+        found = _without(monomial, lead)
+        if found is None or not k // c:
+            term = _made({monomial: k})
+            rest, n = rest + term, n - term
+        else:
+            term = _made({found: k // c})
+            whole, n = whole + term, n - by * term
+            if k % c:
+                left = _made({monomial: k % c})
+                rest, n = rest + left, n - left
+    return whole, rest
+
+
+def _without(monomial: tuple, factors: tuple) -> tuple | None:
+    left = list(monomial)
+    for atom in factors:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def quotient(n: int | Extent, by: int | Extent) -> int | Extent | None:
+    """n / by, where that is whole for all numbers; else None."""
+    if isinstance(n, int) and isinstance(by, int):
+        return None if n % by else n // by
+    if isinstance(by, int):
+        assert isinstance(n, Extent)
+        return None if any(c % by for c in n.terms.values()) else _made({m: c // by for m, c in n.terms.items()})
+    whole, rest = _divided(n, by)
+    return None if rest else whole
+
+
+def divides(by: int | Extent, n: int | Extent) -> bool:
+    return n % by == 0 if isinstance(n, int) and isinstance(by, int) else quotient(n, by) is not None
+
+
+def floor(n: int | Extent, by: int | Extent) -> int | Extent | None:
+    """n // by, where it is the same expression for all numbers; else None."""
+    if isinstance(n, int) and isinstance(by, int):
+        return n // by
+    whole, rest = _divided(n, by)
+    for k in (0, -1, 1):
+        if at_least(rest, by * k) and at_least(by * (k + 1) - 1, rest):
+            return whole + k
+    return None
+
+
+def common(a: int | Extent, b: int | Extent) -> int | Extent:
+    """A common divisor, the greatest where that is plain to see."""
+    if isinstance(a, int) and isinstance(b, int):
+        return math.gcd(a, b)
+    for one, other in ((a, b), (b, a)):
+        if divides(one, other):
+            return one
+    terms = [*_terms(a), *_terms(b)]
+    shared, left = [], [list(m) for m, _ in terms]
+    for atom in terms[0][0]:
+        if all(atom in m for m in left):
+            shared.append(atom)
+            for m in left:
+                m.remove(atom)
+    return _made({tuple(shared): math.gcd(*(c for _, c in terms))})
+
+
+def value_of(n: int | Extent, values: Mapping[str, int]) -> int:
+    return sum(c * math.prod(values[a.name] for a in m) for m, c in _terms(n))
+
+
+def hint(n: int | Extent) -> int:
+    """The size when kernels were made, for what is a matter of speed."""
+    return n if isinstance(n, int) else sum(c * math.prod(a.hint for a in m) for m, c in n.terms.items())
+
+
+def text(n: int | Extent) -> str:
+    """An expression of the atoms' names, for kernels and for Python."""
+    if isinstance(n, int):
+        return str(n)
+    parts = [" * ".join([*(a.name for a in m), *([str(c)] if c != 1 or not m else [])]) for m, c in n.terms.items()]
+    return " + ".join(parts)
+
+
+def tuple_text(ns: Sequence[int | Extent]) -> str:
+    return f"({', '.join(map(text, ns))}{',' * (len(ns) == 1)})"
