@@ -17,7 +17,6 @@ from thunder.core import codegen
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Symbol
 from thunder.core.trace import Trace
-from thunder.distributed.layers import split_layers
 from thunder.distributed.placement import Placement, synchronizes
 from thunder.distributed.tensor_parallel import join_ranks
 from thunder.ops import LTORCH
@@ -120,46 +119,42 @@ def _(held, placement, synchronized):
 def synchronize_parameters(computation: Trace, placements: dict[Proxy, Placement]) -> Trace:
     """The program on what the rank holds: each parameter is made whole right before its first use."""
     args = {a: held_proxy(computation, a, placements[a]) for a in computation.args if a in placements}
-    context = next((line.context for line in computation.bound_symbols if line.context is not None), None) or Context(
-        computation.names
-    )
+    context = next(
+        (operation.context for operation in computation.bound_symbols if operation.context is not None), None
+    ) or Context(computation.names)
     context = context.replace(grad_enabled=True, autocast=None, checkpoint=())
     waiting = dict(args)
 
     def whole(values) -> list[BoundSymbol]:
         return [
-            line
+            operation
             for v in dict.fromkeys(values)
             if v in waiting
-            for line in _whole(v, waiting.pop(v), placements[v], computation, context)
+            for operation in _whole(v, waiting.pop(v), placements[v], computation, context)
         ]
 
-    lines = []
-    for line in computation.bound_symbols:
-        if not waiting.keys().isdisjoint(line.inputs):
-            lines += whole(line.inputs)
-        lines.append(line)
-    lines += whole(computation.output_proxies)
+    operations = []
+    for operation in computation.bound_symbols:
+        if not waiting.keys().isdisjoint(operation.inputs):
+            operations += whole(operation.inputs)
+        operations.append(operation)
+    operations += whole(computation.output_proxies)
     paths = computation.info.parameters
     info = computation.info.replace(
         communicates=True,
         parameters={**paths, **{held.name: paths[a.name] for a, held in args.items() if a.name in paths}},
     )
-    made = computation.replace(
+    return computation.replace(
         args=[args.get(a, a) if isinstance(a, Proxy) else a for a in computation.args],
-        bound_symbols=lines,
+        bound_symbols=operations,
         info=info,
-    )
-    slices = [p.slice for p in placements.values() if p.slice is not None]
-    return (
-        split_layers(made, {s.group: s.sequence_dim for s in slices if s.sequence_dim is not None}) if slices else made
     )
 
 
 def _whole(
     seen: TensorProxy, held: TensorProxy, placement: Placement, computation: Trace, context: Context
 ) -> list[BoundSymbol]:
-    """The lines that make a parameter of what the rank holds."""
+    """The operations that make a parameter of what the rank holds."""
     part, synchronized = placement.slice, synchronizes(placement)
     if part is None:
         return [synchronize.bind(held, placement, synchronized, output=seen, context=context)]

@@ -94,10 +94,10 @@ class _Loss:
                 table |= dict(zip(operation.outputs, same.outputs, strict=True))
             else:
                 operations.append(renamed_operation(operation, table, lambda o: self.joint.names.make()))
-        makers = {self.linear[v]: v for v in chosen}
+        producers_of = {self.linear[v]: v for v in chosen}
         backward = [
             times_cotangent.bind(table[v], self.cotangent, output=v, context=operation.context)
-            if (v := makers.get(operation)) is not None
+            if (v := producers_of.get(operation)) is not None
             else operation
             for operation in self.backward
         ]
@@ -107,25 +107,25 @@ class _Loss:
         """What other operations read, or views of it, where no executor fuses these: there it would be computed on the
         way."""
         bases = alias_bases(self.early, maybe=True)
-        readers = [
+        uses = [
             (i, self.fuses(operation))
             for operation in self.backward
             if operation not in self.early
             for i in operation.inputs
             if i in self.linear
         ]
-        readers += [(g, False) for g in self.joint.output["output"] if isinstance(g, Proxy) and g in self.linear]
-        fused = {bases[value] for value, fused in readers if fused}
+        uses += [(g, False) for g in self.joint.output["output"] if isinstance(g, Proxy) and g in self.linear]
+        fused = {bases[value] for value, fused in uses if fused}
         return [
             v
-            for v in dict.fromkeys(bases[value] for value, _ in readers)
+            for v in dict.fromkeys(bases[value] for value, _ in uses)
             if v not in fused and self.linear.get(v) is not None
         ]
 
     def is_worth_it(self, value: Proxy) -> bool:
         """Whether a pass over something about as large is saved: that is read where the forward reads it, and no
         reductions of long rows come first."""
-        assert isinstance(value, TensorProxy), "lines that are fused make tensors"
+        assert isinstance(value, TensorProxy), "fused operations make tensors"
         made = {o for operation in self.early for o in operation.outputs}
         read = [
             i

@@ -52,22 +52,22 @@ def partition(joint: Trace) -> Trace:
     Before: `t0 = sin(x)`, `t1 = get_grad(t0)`, `t2 = cos(x)`, `t3 = mul(t1, t2)`. After: `t0 = sin(x)`, `return (t0),
     ((x), ())`; and `x = C0`, `t1 = cotangents`, `t2 = cos(x)`, `t3 = mul(t1, t2)`, `return (t3)`.
     """
-    forward_lines, starts, backward_lines, _, _ = phases(joint)
+    forward_operations, starts, backward_operations, _, _ = phases(joint)
     gradients, returned = joint.output["output"], joint.output["fw_flat_out"]
     cotangents = [b.output for b in starts]
-    backward_lines = leading_to(backward_lines, gradients, has_effect)
-    overwritten = overwritten_before(forward_lines, backward_lines, joint.info.copies)
+    backward_operations = leading_to(backward_operations, gradients, has_effect)
+    overwritten = overwritten_before(forward_operations, backward_operations, joint.info.copies)
     if overwritten is not None:
-        backward_lines, gradients = (
+        backward_operations, gradients = (
             [modified_in_place.bind(overwritten.name, output=None)],
             tuple(None for _ in gradients),
         )
-    made = {o for b in backward_lines for o in b.outputs} | set(cotangents)
-    read = dict.fromkeys(i for b in backward_lines for i in b.inputs if i not in made)
+    made = {o for b in backward_operations for o in b.outputs} | set(cotangents)
+    read = dict.fromkeys(i for b in backward_operations for i in b.inputs if i not in made)
     read |= dict.fromkeys(g for g in gradients if isinstance(g, Proxy) and g not in made)
     tensors = [p for p in read if isinstance(p, TensorProxy)]
     arguments = set(a for a in joint.args if isinstance(a, Proxy))
-    others = [p for p in read if not isinstance(p, TensorProxy)] + _numbers(joint, backward_lines)
+    others = [p for p in read if not isinstance(p, TensorProxy)] + _numbers(joint, backward_operations)
     outputs = [
         o
         for o in dict.fromkeys(proxies_in(returned, []))
@@ -76,12 +76,12 @@ def partition(joint: Trace) -> Trace:
     info = joint.info.replace(backwards=joint.info.backwards - 1, recomputed={})
     forward = joint.replace(
         name="augmented_forward_fn",
-        bound_symbols=forward_lines,
+        bound_symbols=forward_operations,
         output=(tuple(outputs), (tuple(tensors), tuple(others))),
         tags={TraceTag.AUGMENTED_FORWARD},
         info=info,
     )
-    backward = _backward_trace(forward, backward_lines, tensors, others, cotangents, gradients)
+    backward = _backward_trace(forward, backward_operations, tensors, others, cotangents, gradients)
     cut = ForwardBackward(forward, backward, outputs, cotangents, tensors, others, returned)
     return forward.replace(info=info.replace(cut=cut))
 
@@ -147,10 +147,10 @@ def read_by_products(cut: ForwardBackward, executors: Sequence) -> list[int]:
     the gradient of a sum is."""
     if not any(isinstance(e, FusionExecutor) for e in executors):  # what nobody fuses runs as in eager, bit for bit
         return []
-    lines = cut.backward.bound_symbols
-    bases = alias_bases(lines, maybe=True)
+    operations = cut.backward.bound_symbols
+    bases = alias_bases(operations, maybe=True)
     reads = collections.Counter(
-        root for line in lines if OpTags.MATMUL_OP in line.sym.tags for root in {bases[i] for i in line.inputs}
+        root for b in operations if OpTags.MATMUL_OP in b.sym.tags for root in {bases[i] for i in b.inputs}
     )
     return [i for i, c in enumerate(cut.cotangents) if reads[c] > 1]
 
