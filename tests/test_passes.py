@@ -34,7 +34,7 @@ def drop_neutral(trace, lowering):
     """drop products with 1"""
 
     def rule(operation, out):
-        if operation.sym is thunder.torch.mul and operation.args[1] == 1.0:
+        if operation.sym is thunder.torch.mul and type(operation.args[1]) is float and operation.args[1] == 1.0:
             out.alias({operation.output: operation.args[0]})
         else:
             out.write(operation)
@@ -217,3 +217,20 @@ def test_checkpoints_of_a_step_are_recomputed_by_the_pass():
         ]
 
     assert not again(before) and len(again(after)) >= 3
+
+
+def test_passes_that_prepare_for_derivatives_run_in_front_of_a_backward_inside():
+    inside = thunder.Pass("Drop Neutral", drop_neutral, needs="operations", inside=True)
+    w = torch.linspace(0, 1, 4).requires_grad_()
+
+    def step(x):
+        w.grad = None
+        product = w * 1.0
+        (product * x).sum().backward()
+        return w.grad, product.detach().sin()
+
+    compiled = thunder.jit(step, passes=thunder.passes().before("Combine Operations", inside))
+    for got, want in zip(compiled(torch.arange(4.0)), (torch.arange(4.0), w.detach().sin()), strict=True):
+        assert torch.equal(got, want)
+    names = [b.sym.name for b in thunder.last_traces(compiled)[-1].bound_symbols]
+    assert names.count("mul") == 2, "the product with x, and its gradient"

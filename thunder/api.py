@@ -138,7 +138,7 @@ def _resolved(
         fallback=resolve_fallback(fallback),
         disable_torch_autograd=disable_torch_autograd,
         transforms=given_transforms,
-        passes=None if passes is None else resolve_passes(passes, PASSES),
+        passes=PASSES if passes is None else resolve_passes(passes, PASSES),
         numerics=numerics,
         rng=resolve_rng(rng, numerics),
         debug=debug,

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 from thunder.core.check import check
 from thunder.core.proxies import TensorProxy
-from thunder.core.trace import ForwardBackward, Trace, TraceBuilder, headed, timed_pass
+from thunder.core.trace import ForwardBackward, Trace, headed, timed_pass
 from thunder.distributed.bucketing import bucket
 from thunder.distributed.schedule import COMMUNICATION_BYTES_IN_FLIGHT, overlap
-from thunder.errors import OptionError
 from thunder.extend import Executor, get_always_executors
 from thunder.extend.passes import OPERATIONS, RUNS, Lowering, Pass, PassList
 from thunder.ops import LTORCH
@@ -122,7 +121,7 @@ PASSES = PassList((
          when=lambda trace, lowering: bool(lowering.fusers) and lowering.options.rng is RNG_OPTIONS.FUSED,
          meaning="write random operations as functions of a seed, which fuse"),
     Pass("Combine Operations", _combined, needs=OPERATIONS,
-         when=lambda _, lowering: any(map(_combines, lowering.executors)),
+         when=lambda _, lowering: any(map(_combines, lowering.executors)), inside=True,
          meaning="join operations that an executor computes together"),
     Pass("Flat Products", lambda trace, _: flat_products(trace), needs=OPERATIONS,
          when=lambda trace, lowering: bool(lowering.fusers) and any(
@@ -133,7 +132,7 @@ PASSES = PassList((
          meaning="drop what the joined operations have replaced"),
     Pass("Exact Derivatives", lambda trace, _: exact_derivatives(trace), needs=OPERATIONS,
          when=lambda trace, lowering: lowering.differentiates and lowering.options.numerics is NUMERICS_OPTIONS.EAGER,
-         meaning="leave out derivative rules that round otherwise than PyTorch's"),
+         inside=True, meaning="leave out derivative rules that round otherwise than PyTorch's"),
 
     # forwards and backwards
     Pass("Grad transform pass", lambda trace, lowering: joint_trace(trace, lowering.executors),
@@ -231,9 +230,7 @@ def _run(trace: Trace, steps: Sequence[Pass], lowering: Lowering) -> list[Trace]
     """The trace, and those that the passes make, each of the one before."""
     traces = [trace]
     for step in steps:
-        if not step.when(traces[-1], lowering):
-            continue
-        made = _made_by(step, traces[-1], lowering)
+        made = step.traces(traces[-1], lowering)
         if lowering.options.debug.check_traces:
             for one in made:
                 check(one)
@@ -241,21 +238,10 @@ def _run(trace: Trace, steps: Sequence[Pass], lowering: Lowering) -> list[Trace]
     return traces
 
 
-def _made_by(step: Pass, trace: Trace, lowering: Lowering) -> list[Trace]:
-    """The traces that one pass makes of a trace; none where it changes nothing."""
-    start = time.perf_counter_ns()
-    made = step.run(trace, lowering)
-    if isinstance(made, list) or made is trace:
-        return [] if made is trace else made
-    if not isinstance(made, (Trace, TraceBuilder)):
-        raise OptionError(f"the pass {step.name} returned {type(made).__name__}: return a trace, or a list of traces")
-    return [headed(step.name, made, start)]
-
-
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of a computation in the order they were made, the one that runs last."""
     lowering = Lowering(options, tuple(executors))
-    return _expected(_run(acquired, options.passes or PASSES, lowering), lowering)
+    return _expected(_run(acquired, options.passes, lowering), lowering)
 
 
 def lower_with_derivatives(
@@ -263,7 +249,7 @@ def lower_with_derivatives(
 ) -> tuple[list[Trace], list[Trace], ForwardBackward]:
     """All traces of a computation whose result requires grad: those of its forward, those of its backward, and how the
     two belong together."""
-    steps, lowering = options.passes or PASSES, Lowering(options, tuple(executors), differentiates=True)
+    steps, lowering = options.passes, Lowering(options, tuple(executors), differentiates=True)
     place = steps.giving(CUT) + 1
     joint = _run(acquired, steps[:place], lowering)
     forward = joint[:-1] + _expected(_run(joint[-1], steps[place:], lowering), lowering)
@@ -300,7 +286,7 @@ def lower_backward_for_batches(cut: ForwardBackward, missing: Sequence[int], opt
 
 def _run_again(cut: ForwardBackward, missing: Sequence[int], lowering: Lowering) -> list[Trace]:
     """The passes behind the cut, for a backward that is not given some cotangents: for the numbers of another call."""
-    backward, steps = cut.backward, lowering.options.passes or PASSES
+    backward, steps = cut.backward, lowering.options.passes
     info = backward.info.replace(cut=cut, missing=frozenset(cut.cotangents[i] for i in missing))
     copied = backward.replace(bound_symbols=[b.copied() for b in backward.bound_symbols], info=info)
     return _run(copied, steps[steps.giving(CUT) + 1 :], lowering)

@@ -11,6 +11,7 @@ and gives or ends others.
 from __future__ import annotations
 
 import difflib
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from typing import Any
 
 import thunder
 from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import Trace
+from thunder.core.trace import Trace, TraceBuilder, headed
 from thunder.errors import OptionError
 from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
@@ -68,7 +69,8 @@ class Pass:
     changes nothing; or a list of traces, the last one of which goes on, where it takes several steps that have headers
     of their own. when(trace, lowering): whether it runs for a trace. needs: facts that have to hold of a trace before
     it; gives: those that hold afterwards; ends: those that hold no more. meaning: one line that says what it does; by
-    default the first line of run's docstring.
+    default the first line of run's docstring. inside: it also runs for the operations in front of a backward inside of
+    a program, when capture differentiates them.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Pass:
     ends: Sequence[str] = ()
     when: Callable[[Trace, Lowering], bool] = _always
     meaning: str = ""
+    inside: bool = False
 
     def __post_init__(self):
         if not callable(self.run):
@@ -88,6 +91,22 @@ class Pass:
         if not self.meaning:
             first = (getattr(self.run, "__doc__", None) or "").strip().partition("\n")[0]
             object.__setattr__(self, "meaning", first)
+
+    def traces(self, trace: Trace, lowering: Lowering) -> list[Trace]:
+        """The traces that the pass makes of one; none where it does not run or changes nothing.
+
+        Raises OptionError where it returns no trace.
+        """
+        if not self.when(trace, lowering):
+            return []
+        start = time.perf_counter_ns()
+        made = self.run(trace, lowering)
+        if isinstance(made, list) or made is trace:
+            return [] if made is trace else made
+        if not isinstance(made, (Trace, TraceBuilder)):
+            wanted = "return a trace, or a list of traces"
+            raise OptionError(f"the pass {self.name} returned {type(made).__name__}: {wanted}")
+        return [headed(self.name, made, start)]
 
     def __repr__(self) -> str:
         return f"<pass {self.name}>"

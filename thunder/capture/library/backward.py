@@ -22,6 +22,7 @@ from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.distributed.placement import synchronizes
 from thunder.distributed.synchronize import leave_for_later, synchronize_gradient
+from thunder.extend.passes import Lowering
 from thunder.ops import LTORCH
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch_dtype
 from thunder.transforms.autodiff import Derivative, Linearization
@@ -205,8 +206,8 @@ class _Pulled:
     def __init__(self, c, outputs: Sequence[TensorProxy], cotangents: Sequence, create_graph: bool):
         self.c, self.create_graph = c, create_graph
         engine, lines = c.engine, c.recorder.bound_symbols
-        if not create_graph:  # the second derivative starts from what the program says
-            lines[:] = _combined(c, lines, outputs)
+        if not create_graph:  # a second derivative starts from what the program says
+            lines[:] = _prepared(c, lines, outputs)
         linear = Linearization(
             lines,
             c.request.options.executors,
@@ -264,13 +265,17 @@ class _Pulled:
         return [table.get(g, g) for g in found]
 
 
-def _combined(c, operations: Sequence[BoundSymbol], outputs: Sequence[TensorProxy]) -> Sequence[BoundSymbol]:
-    """The bound symbols before a backward, with operations that executors compute together in the place of single ones
-    (`Executor.combined`). What is replaced stays: the rest of the program may read it, or else it is dead code."""
+def _prepared(c, operations: Sequence[BoundSymbol], outputs: Sequence[TensorProxy]) -> Sequence[BoundSymbol]:
+    """The bound symbols in front of a backward, as the passes make them that prepare for derivatives (`Pass.inside`).
+    Operations that are replaced stay: the rest of the program may use their results, or else they are dead code."""
+    options = c.request.options
+    lowering = Lowering(options, tuple(options.executors), differentiates=True)
     trace = Trace("computation", (), operations, tuple(outputs), c.recorder.context.names)
-    for executor in c.request.options.executors:
-        trace = executor.combined(trace)
-    return trace.bound_symbols
+    for one in options.passes:
+        if one.inside:
+            trace = [trace, *one.traces(trace, lowering)][-1]
+    made = {o for b in trace.bound_symbols for o in b.outputs}
+    return [*trace.bound_symbols, *(b for b in operations if b.outputs and made.isdisjoint(b.outputs))]
 
 
 def _check_leaf(c, p: TensorProxy) -> None:
