@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 import thunder
 from thunder.errors import OptionError
+from thunder.executors.inductor import inductor_ex
 from thunder.tests.nanogpt_model import GPTConfig, NanoGPT
 
 
@@ -130,6 +131,29 @@ def test_batches_of_30_sizes_through_a_gpt():
         assert torch.equal(*losses)
         assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
     assert thunder.cache_misses(compiled) == 3
+
+
+def test_regions_of_inductor():
+    if (why := inductor_ex.unavailable()) is not None:
+        pytest.skip(why)
+
+    def program(x, w):
+        y = torch.sin(x * w) + x.sum(-1, keepdim=True)
+        return y.transpose(0, 1) * 2, torch.cat((x[:, 1:], x[:, :-1]), 1).exp() * x.shape[1]
+
+    compiled = thunder.jit(program, executors=["inductor"], fallback="error")
+    for n in (4, 7, 40, 5, 100):
+        x, w = torch.randn(2, n, 24)[..., 8:16], torch.randn(8)
+        got, want = compiled(x, w), program(x, w)
+        torch.testing.assert_close(got, want)
+        assert [t.stride() for t in got] == [t.stride() for t in want]
+    assert thunder.cache_misses(compiled) == 2
+    (region,) = (b.sym.fn for b in thunder.last_traces(compiled)[-1].bound_symbols if b.sym.is_fusion)
+    assert region.compilations == 1
+    for n in (2, 9):
+        x = torch.randn(2, n, 8)
+        torch.testing.assert_close(compiled(x, w), program(x, w))
+    assert thunder.cache_misses(compiled) == 2 and region.compilations <= 3, "other strides, and a slice of one element"
 
 
 def test_values_that_are_made_of_sizes_are_checked():

@@ -131,6 +131,12 @@ def assert_equal(got: list, want: list) -> None:
 def test_the_same_stream(name):
     program = PROGRAMS[name]
     compiled = thunder.jit(program)
+    try:
+        outcome(program, 1)
+    except TypeError:  # rand_like and its like take no generator before torch 2.11
+        with pytest.raises(TypeError):
+            outcome(compiled, 1)
+        return
     for seed in (1, 20, 300):
         assert_equal(outcome(compiled, seed), outcome(program, seed))
     assert thunder.cache_misses(compiled) == 1

@@ -680,8 +680,9 @@ def test_a_step_copies_nothing_that_eager_does_not(options):
     for step in systems:
         for i in range(3):
             step(*batch(i))
-    ours, eager = (allocated(step, *batch(4)) for step in systems)
-    assert ours <= eager
+    # before torch 2.13, the profiler counts what is freed beside an operation to it; no parameter has under 128 bytes
+    ours, eager = (max(allocated(step, *batch(4)) for _ in range(3)) for step in systems)
+    assert ours < eager + 128
     text = str(thunder.last_traces(systems[0])[-1])
     assert "Tensor.copy_(" not in text and text.index("drop_gradient") < text.index("linear(")
 

@@ -188,16 +188,16 @@ def test_regions_that_are_alike_are_compiled_once():
     assert executor.compilations == before + 1, "s + 1 is new"
 
 
-@pytest.mark.parametrize("first", range(0, 40, 20))
+@pytest.mark.parametrize("first", (0, 12))
 def test_random_regions_on_other_sizes(first):
     fused = missed = recompiled = 0
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 12):
         region = random_region(seed, SMALL)
         if any(0 in x.shape for x in region.inputs):
             continue
         compiled, executor = compiled_for(region.function, dynamic=True)
         counts = []
-        for more in (0, 3, 41):
+        for more in (0, 2, 9):
             region = region.resized(more)
             inputs = region.placed(DEVICE)
             sides = compiled(*inputs), region(inputs), region.exact(region.inputs)
@@ -207,14 +207,14 @@ def test_random_regions_on_other_sizes(first):
             counts.append(executor.compilations)
         missed += thunder.cache_misses(compiled) - 1
         recompiled += executor.compilations - counts[0]
-    assert fused > 15 and missed < 4 and recompiled < 4
+    assert fused > 8 and missed < 3 and recompiled < 3
 
 
 def test_gradients_of_random_regions_on_other_sizes():
-    for seed in range(12):
+    for seed in range(8):
         region = random_region(seed, SMALL, smooth=True)
         compiled, _ = compiled_for(region.function, dynamic=True)
-        for more in (0, 13):
+        for more in (0, 5):
             region = region.resized(more)
             sides = []
             for run, inputs in (
@@ -299,3 +299,4 @@ def test_what_cannot_be_known_of_a_size_stays_with_pytorch(monkeypatch):
     compiled, _ = compiled_for(program, dynamic=True)
     check(compiled, program, torch.randn(5, 6, device=DEVICE))
     assert not fusions(compiled)
+    assert "# not fused: a kernel would have to know more of sizes" in str(thunder.last_traces(compiled)[-1])

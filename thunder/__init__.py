@@ -21,6 +21,7 @@ _FROM = {
     "thunder.extend.debugging": ("debug_print",),
     "thunder.tracing": ("trace",),
     "thunder.verification": ("verify",),
+    "thunder.explanation": ("explain",),
     "thunder.module": ("ThunderModule",),
     "thunder.options": (
         "DebugOptions", "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "FALLBACK_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS",

@@ -176,3 +176,16 @@ def test_numpy_arrays_as_indices():
     x, rows = made(3, 2), numpy.array([2, 0])
     compiled = thunder.jit(lambda x: (x[rows], x[rows, 1], x[numpy.int64(1)]))
     same(compiled(x), (x[rows], x[rows, 1], x[1]))
+
+
+def test_operators_in_place_are_refused():
+    def f(x, y):
+        x = x * 2
+        x += y
+        return x.to_dense()
+
+    sparse = torch.eye(3).to_sparse()
+    with pytest.raises(CaptureError, match=r"\+= with a tensor that is sparse"):
+        thunder.jit(f, fallback="error")(sparse, sparse)
+    n = thunder.jit(lambda n, x: (n := n * x).to_dense())(2, sparse)
+    assert torch.equal(n, 2 * torch.eye(3))

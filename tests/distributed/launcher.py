@@ -89,6 +89,7 @@ def _serve(rank: int, size: int, store: str, patience: float, pipe) -> None:
     warnings.simplefilter("error")
     # names before torch 2.13, which programs call
     warnings.filterwarnings("ignore", "`?torch.distributed.* is deprecated", FutureWarning)
+    warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)  # checkpoints before torch 2.11
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     dist.init_process_group(
         "gloo", rank=rank, world_size=size, store=dist.FileStore(store, size), timeout=timedelta(seconds=patience)

@@ -107,6 +107,8 @@ LEFT_OUT = {
         "files and consoles are host lines"),
     **dict.fromkeys(["uuid.uuid1", "uuid.uuid4", "uuid.getnode", "email.utils.make_msgid", "email.utils.localtime",
         "email.utils.formatdate"], "another result each time"),
+    **dict.fromkeys(["secrets.choice", "secrets.randbits", "secrets.randbelow"],
+        "draws from the system's generator"),
     **dict.fromkeys(["calendar.main", "calendar.prmonth", "calendar.prcal", "calendar.prweek", "calendar.pryear",
         "ast.main", "tokenize.main"], "reads the command line"),
     **dict.fromkeys(["logging.basicConfig", "logging.debug", "logging.info", "logging.warning", "logging.warn",

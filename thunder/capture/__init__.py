@@ -1,8 +1,9 @@
 """The torch side of capture: from a call of a Python program to prologue, computation and epilogue.
 
-In the order of the flow: `sources` (where values come from), `capture` (the interpreter's host), `containers`
-(snapshots), `calls` (operations, handlers), `functional` and `torch_func` (transforms of functions), `native` (tables
-of what runs natively), `guards` (the prologue), `epilogue`.
+In the order of the flow: `sources` (where values come from), `ask` (every look at the outside), `state` (what a capture
+knows), `host` (the interpreter's host), `values`, `tensors`, `numbers`, `containers`, `classes` and `objects` (what a
+program holds of the outside), `expose` (what native code may look at), `calls` and `operators` (dispatch; `handlers` by
+function, `library` for PyTorch's own), `decisions`, `prologue` with `groups`, `checks` and `passes`, `epilogue`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_stru
 from thunder.core.symbol import OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
 from thunder.distributed.layers import split_layers
-from thunder.distributed.placement import check_all_placed, placement_of, seen_as
+from thunder.distributed.placement import Placement, check_all_placed, placement_of, seen_as
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
 from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log, release
@@ -46,7 +47,7 @@ __all__ = ["Captured", "FailsWithParts", "Request", "capture"]
 
 
 class Captured:
-    """What a reading of a program found. It holds no tensor of the call's."""
+    """What the capture of a program found. It holds no tensor of the call's."""
 
     def __init__(self, c: Capture, result: Any):
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
@@ -66,7 +67,8 @@ class Captured:
         self._computation(c, output)
         # the program may handle an error of an operation, which comes when the computation runs; nothing is lost then
         effects = any(
-            OpTags.DONT_DCE in line.tags and OpTags.DECISION not in line.tags for line in c.recorder.bound_symbols
+            OpTags.DONT_DCE in operation.tags and OpTags.DECISION not in operation.tags
+            for operation in c.recorder.bound_symbols
         )
         # what the original would do again must not have happened
         happened = effects or c.tensors.mutated or self.host_calls
@@ -76,7 +78,7 @@ class Captured:
         self.guard_count = len(c.observed) + len(c.tensors.shapes)
 
     def _write_prologue(self, c: Capture) -> None:
-        writer = PrologueWriter(c)
+        writer = PrologueWriter(c, self._input_sources)
         unchecked = c.request.options.cache is CACHE_OPTIONS.SAME_INPUT
         prologue, self.prologue_fn = writer.write_extraction() if unchecked else writer.write()
         self.prologue_traces, self._weak, self._checked = [prologue], writer.weak, len(c.numbers.decisions.relations)
@@ -96,9 +98,9 @@ class Captured:
         _close(self._capture)
 
     def _computation(self, c: Capture, output) -> None:
-        lines = c.recorder.bound_symbols
-        used = c.tensors.used = {p for line in lines for p in line.inputs} | set(proxies_in(output, []))
-        made = {o for line in lines for o in line.outputs}
+        operations = c.recorder.bound_symbols
+        used = c.tensors.used = {p for operation in operations for p in operation.inputs} | set(proxies_in(output, []))
+        made = {o for operation in operations for o in operation.outputs}
         if any(type(p) is TensorProxy and p not in made and p not in c.tensors.real for p in used):
             c.refuse(
                 "a tensor of a function under grad, vjp, jvp or vmap is used outside of it, where it is known no "
@@ -107,15 +109,15 @@ class Captured:
             )
         symbols = set()
         if c.numbers.proxies:
-            for number in numbers_in([output, *((line.args, line.kwargs) for line in lines)], []):
+            for number in numbers_in([output, *((operation.args, operation.kwargs) for operation in operations)], []):
                 symbols |= number.expression.symbols()
         tensors = [p for p in c.tensors.real if p in used]
         numbers = [n for n in c.numbers.proxies.values() if n.name in symbols]
         others = {p: source for p, source in c.tensors.opaque.values() if p in used}
         inputs = [*tensors, *others, *numbers]
         placements = c.tensors.placements
-        self._placements = {p: placements[p] for p in tensors if p in placements} if placements else {}
-        c.input_sources = [*(c.tensors.real[p][1] for p in tensors), *others.values()] + [
+        self._placements: dict[Proxy, Placement] = {p: placements[p] for p in tensors if p in placements}
+        self._input_sources = [*(c.tensors.real[p][1] for p in tensors), *others.values()] + [
             c.numbers.sources[n.name] for n in numbers
         ]
         asked, memory = bool(c.request.options.transforms or c.tensors.replaced), c.recorder.memory
@@ -124,7 +126,9 @@ class Captured:
             written=memory.versions, copies=frozenset(v.name for v in memory.copies),
             backwards=c.engine.backwards,
         )  # fmt: skip
-        self.computation_traces = [Trace("computation", inputs, lines, output, c.recorder.context.names, info=info)]
+        self.computation_traces = [
+            Trace("computation", inputs, operations, output, c.recorder.context.names, info=info)
+        ]
 
     @property
     def computation(self) -> Trace:
@@ -196,8 +200,10 @@ class Captured:
                 owner = line_owners(trace).get(traceback.tb_lineno)
                 if owner is None or owner.location:
                     return self.where(owner.location) if owner is not None else None
-                trace = getattr(owner.sym.fn, "trace", None)  # of a line that stands for several
-                function = trace and trace._callable
+                inner = getattr(owner.sym.fn, "trace", None)  # of a bound symbol that stands for several
+                if inner is None:
+                    return None
+                trace, function = inner, inner._callable
             traceback = traceback.tb_next
         return None
 
@@ -305,7 +311,7 @@ def _close(c: Capture) -> None:
 
 
 def _read(c: Capture) -> Captured:
-    """Runs the program in the interpreter and closes the reading."""
+    """Runs the program in the interpreter and closes the capture."""
     c.recorder.context = c.recorder.context.replace(default_dtype=from_tensor_dtype(torch.get_default_dtype()))
     c.recorder.context.names.backends = compat.attention_backends()
     try:

@@ -40,7 +40,7 @@ class Question(NamedTuple):
     ask: Callable[[Any, Any], Any]
     text: str
     changed: str
-    words: str | tuple[str, str]
+    words: Any  # str | tuple[str, str]
 
     __hash__ = object.__hash__  # a question is a key often, and hashing what it holds takes long
 

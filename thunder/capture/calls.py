@@ -6,6 +6,7 @@ import functools
 import operator
 import types
 import weakref
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -13,20 +14,11 @@ import torch.utils.checkpoint
 from thunder import compat
 from thunder.capture import callbacks, host_lines
 from thunder.capture.ask import KEYS
+from thunder.capture.construct import construct_object, reduced
 from thunder.capture.library import higher_order, torch_func
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, impure, native_module
-from thunder.capture.native_calls import (
-    BY_NAME,
-    BY_TYPE,
-    HANDLERS,
-    IDENTITY_CALLS,
-    call_builtin,
-    call_native,
-    construct_object,
-    reaches,
-    reduced,
-)
+from thunder.capture.native_calls import BY_NAME, BY_TYPE, HANDLERS, IDENTITY_CALLS, call_builtin, call_native, reaches
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
@@ -43,6 +35,8 @@ __all__ = [
 def call(c, f, args, kwargs):
     """Any call of the program."""
     t = type(f)
+    if c.reading is not None:
+        c.reading.call(c, f)
     if t is types.FunctionType and id(f) in c.known.interpreted:
         return c.enter(f, args, kwargs)
     if t is types.MethodType:
@@ -136,9 +130,10 @@ def _call_reference(c, f, args, kwargs):
 def _call_operator(c, f, args, kwargs):
     """operator.attrgetter and operator.methodcaller: what they were made with stands in their pickled form."""
     (o,) = args
-    made, names, *_ = f.__reduce__()
+    reduced: Any = f.__reduce__()
+    made, names = reduced[:2]
     if type(f) is operator.attrgetter:
-        found = tuple(functools.reduce(c.load_attr, name.split("."), o) for name in names)
+        found: Any = tuple(functools.reduce(c.load_attr, name.split("."), o) for name in names)
         return found if len(found) > 1 else found[0]
     keywords = made.keywords if isinstance(made, functools.partial) else {}
     names = [*(made.args if isinstance(made, functools.partial) else ()), *names]
@@ -179,6 +174,9 @@ BY_TYPE |= torch_func.KINDS
 BY_TYPE[staticmethod] = lambda c, f, args, kwargs: call(c, f.__func__, args, kwargs)
 
 
+_FRAMES = frozenset(("_getframe", "_getframemodulename"))  # functions that look at who calls them are interpreted
+
+
 def _call_function(c, f, args, kwargs):
     if lookup(f) is not None:
         return record(c, f, args, kwargs)
@@ -194,7 +192,8 @@ def _call_function(c, f, args, kwargs):
         # around what Dynamo leaves alone, once it is imported or was used
         if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
             return call(c, f.__wrapped__, args, kwargs)
-        if impure(f) is not None or not (reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)):
+        seen = reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)
+        if impure(f) is not None or not (seen or _FRAMES.intersection(f.__code__.co_names)):
             return call_native(c, f, args, kwargs)
     elif id(f) in c.keep:
         c.known.interpreted.add(id(f))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import copy
 import operator
+from typing import Any
 
 import torch
 
@@ -62,7 +63,7 @@ def buffer(c, value, source: Source):
 
 
 def _empty(c, value, source: Source):
-    t = type(value)
+    t: Any = type(value)
     s = t.__new__(t)  # no __init__: a subclass's may want arguments, or do something
     if isinstance(value, collections.defaultdict):
         s.default_factory = value.default_factory
@@ -84,11 +85,11 @@ def materialize(c, s) -> None:
     """Somebody looks at all of a snapshot."""
     look = c.containers.lazy.pop(id(s))
     c.containers.filled[id(s)] = look
-    value, source = look.original, look.source
-    base = container_base(type(value))
+    source, value = look.source, look.original
+    kind, base = type(value), container_base(type(value))
     if (
         base in (list, dict)
-        and type(value) is base
+        and base is kind
         and len(value) > LARGE
         and _is_settled(c, look)
         and is_data(value)

@@ -254,7 +254,7 @@ class _Values:
     def _run(self, b: BoundSymbol) -> None:
         if b.sym.fn is None:
             subsymbols, result = b.subsymbols, b.output
-            if not subsymbols:  # one that was recorded by its result alone
+            if not subsymbols and b.sym.decomposition is not None:  # one that was recorded by its result alone
                 with detached(self.c.recorder.context) as recorder:
                     result = b.sym.decomposition(*b.args, **b.kwargs)
                 subsymbols = recorder.bound_symbols

@@ -8,18 +8,11 @@ from __future__ import annotations
 
 import collections
 import contextvars
-import functools
-import gc
-import io
-import operator
-import re
-import struct
 import types
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-import numpy
 import torch
 
 from thunder.capture import containers, host_lines, operations
@@ -27,13 +20,13 @@ from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
+from thunder.capture.remade import UNCHANGING, goes_on, is_filled, made_of, native_new
 from thunder.capture.sources import MISSING
 from thunder.capture.statements import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
-from thunder.interpreter import sequences
-from thunder.interpreter.attributes import plain_attribute, type_attribute
+from thunder.interpreter.attributes import plain_attribute
 
 __all__ = ["EpilogueWriter", "is_plain"]
 
@@ -137,7 +130,7 @@ class EpilogueWriter:
             return f"{self.pin(types.MethodType)}({self.build(value.__func__)}, {self.build(value.__self__)})"
         if isinstance(value, (list, dict, set, frozenset, collections.deque)):
             return self._container(value, t)
-        if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or _goes_on(value):
+        if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or goes_on(value):
             awaited = isinstance(value, (types.CoroutineType, types.AsyncGeneratorType))
             if isinstance(value, types.CoroutineType):
                 value.close()  # nobody will await it
@@ -149,7 +142,7 @@ class EpilogueWriter:
             c.refuse(f"a {operations.type_of(c, value).__name__} leaves the compiled function", remedy)
         if (again := self._about_outside(value, t)) is not None:
             return again
-        if t is types.FunctionType:
+        if isinstance(value, types.FunctionType):
             return self._function(value) if id(value) in c.fresh else self.pin(value)
         return self._other(value, t)
 
@@ -158,7 +151,7 @@ class EpilogueWriter:
             self.c.refuse("a token of a context variable leaves the compiled function", "set and reset it on one side")
         if cached_outside(self.c, value):
             return self.pin(value)
-        if (made := _made_of(value, t)) is not None:
+        if (made := made_of(value, t)) is not None:
             return self._variable(value, f"{self.pin(made[0])}({', '.join(map(self.build, made[1]))})")
         if isinstance(value, torch.Tensor) or self._is_fixed(value, t):
             return self.pin(value)
@@ -216,7 +209,7 @@ class EpilogueWriter:
             or t in _LITERAL
         ):
             return True
-        return isinstance(value, _UNCHANGING) or t.__module__.startswith("torch") and not t.__dictoffset__
+        return isinstance(value, UNCHANGING) or t.__module__.startswith("torch") and not t.__dictoffset__
 
     def _variable(self, value, expression: str) -> str:
         name = self.built[id(value)] = self.names.make("o")
@@ -231,7 +224,7 @@ class EpilogueWriter:
         text = f"({', '.join(inside)}{',' if len(inside) == 1 else ''})"
         if t is tuple or t is torch.Size:
             return text if t is tuple else self._variable(value, f"{self.pin(t)}({text})")
-        if not t.__flags__ & _HEAP_TYPE or tuple.__new__ is not _native_new(t):
+        if not t.__flags__ & _HEAP_TYPE or tuple.__new__ is not native_new(t):
             return self.pin(value) if all(type(x) in _LITERAL for x in value) else self._reduced(value, t)
         name = self._variable(value, f"{self.pin(tuple.__new__)}({self.pin(t)}, {text})")
         self._attributes(value, name)
@@ -280,7 +273,7 @@ class EpilogueWriter:
             f"{value.__name__!r}, {defaults}, {closure})",
         )
         for cell in filled:
-            if _filled(cell):
+            if is_filled(cell):
                 contents = self.c.writes.overlay.get((id(cell), None), cell.cell_contents)
                 self.lines.append(f"{self.built[id(cell)]}.cell_contents = {self.build(contents)}")
         for attribute in ("__kwdefaults__", "__qualname__", "__doc__", "__module__"):
@@ -301,7 +294,7 @@ class EpilogueWriter:
             parts = ", ".join(map(self.build, (value.fget, value.fset, value.fdel, value.__doc__)))
             self.lines.append(f"{self.pin(property.__init__)}({name}, {parts})")
         self._attributes(value, name)
-        if given:
+        if isinstance(value, BaseException):
             self.lines.append(f"{name}.args = {self.build(value.args)}")
         return name
 
@@ -426,67 +419,6 @@ def latest(c, value: TensorProxy) -> TensorProxy:
     return c.tensors.reshaped.get(found, found)
 
 
-def _made_of(value, t: type) -> tuple | None:
-    """(a callable, its arguments) that make an object of a library's again, where its parts do not say so."""
-    if t is slice:
-        return slice, (value.start, value.stop, value.step)
-    if t in _VIEWS:
-        (table,) = gc.get_referents(value)
-        return getattr(type(table), _VIEWS[t]), (table,)
-    if isinstance(value, (staticmethod, classmethod)):
-        return t, (value.__func__,)
-    if t is types.MappingProxyType:
-        return t, tuple(gc.get_referents(value))
-    if t is property:
-        return t, (value.fget, value.fset, value.fdel, value.__doc__)
-    if t is types.CellType:
-        return t, ((value.cell_contents,) if _filled(value) else ())
-    if t is sequences.Items:
-        return iter, (value.value,)
-    if t in _ITERATORS:
-        make, *given = value.__reduce__()
-        return make, given[0]
-    if t is functools._lru_cache_wrapper:
-        return functools.lru_cache(**value.cache_parameters()), (value.__wrapped__,)
-    if t is weakref.WeakMethod:
-        return t, (value(),)
-    if t in (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
-        return t, (set(value) if t is weakref.WeakSet else dict(value),)
-    return None
-
-
-def _goes_on(value) -> bool:
-    """Whether a value is an iterator of native code's, which goes on where it stands and cannot be made again."""
-    if type(value) in _ITERATORS:
-        return value.__reduce__()[2:] not in ((), (0,))  # somewhere inside
-    if type(value) is sequences.Items:
-        return value.position != 0
-    steps = type_attribute(type(value), "__next__")
-    return isinstance(steps, types.WrapperDescriptorType) and not isinstance(value, io.IOBase)
-
-
-# objects of classes made in C that nobody can change
-_UNCHANGING = (
-    re.Pattern, re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller,
-    types.CodeType, types.WrapperDescriptorType, types.MethodDescriptorType, types.GetSetDescriptorType,
-    types.MemberDescriptorType, types.ClassMethodDescriptorType, types.TracebackType, types.FrameType, type(...),
-    type(NotImplemented), numpy.dtype, numpy.ufunc,
-)  # fmt: skip
-_ITERATORS = {type(iter(made)) for made in ([], (), range(0))}
-_VIEWS = {
-    type(made): name
-    for table in ({}, collections.OrderedDict())
-    for name, made in (("keys", table.keys()), ("values", table.values()), ("items", table.items()))
-}
-
-
-def _native_new(t: type):
-    return next(base.__dict__["__new__"] for base in t.__mro__ if type(base.__dict__.get("__new__")) in _NATIVE_NEW)
-
-
-_NATIVE_NEW = (types.BuiltinFunctionType, types.BuiltinMethodType)
-
-
 def _latest(c, value):
     t = type(value)
     if t is TensorProxy:
@@ -496,11 +428,3 @@ def _latest(c, value):
     if t is dict:
         return {k: _latest(c, x) for k, x in value.items()}
     return value
-
-
-def _filled(cell) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - asks whether there is any
-    except ValueError:
-        return False
-    return True

@@ -27,7 +27,7 @@ def checked(c, function, args, kwargs, run):
     """`run()`, which records a call, with PyTorch's own errors where the program may handle one."""
     if not _is_tried(c):
         return run()
-    if (error := _error(c, function, args, kwargs)) is not None:
+    if (error := _known_error(c, function, args, kwargs)) is not None:
         raise error
     try:
         return run()
@@ -62,6 +62,37 @@ _PASSING = {
     "PUSH_EXC_INFO", "POP_TOP", "SWAP", "COPY", "LOAD_CONST", "STORE_FAST", "DELETE_FAST", "POP_EXCEPT",
     "CALL_INTRINSIC_1",
 }  # fmt: skip
+
+
+def _known_error(c, function, args, kwargs) -> Exception | None:
+    """`_error`, found once for arguments of the same types, shapes and values: layers repeat each other's calls."""
+    try:
+        key = function, _described(c, list(args)), _described(c, dict(kwargs))
+        if key in c.known.examples:
+            return c.known.examples[key]
+    except TypeError:  # an argument that cannot be hashed
+        return _error(c, function, args, kwargs)
+    error = _error(c, function, args, kwargs)
+    if error is None:  # an exception is raised once
+        c.known.examples[key] = None
+    return error
+
+
+def _described(c, x):
+    """What an example is made of, to compare."""
+    t = type(x)
+    if t is TensorProxy:
+        return t, tuple(map(number_value, x.shape)), x.dtype, x.requires_grad, x.requires_grad and _is_leaf(c, x)
+    if t in (list, tuple):
+        return t, *(_described(c, part) for part in x)
+    if t is dict:
+        return t, *((k, _described(c, part)) for k, part in x.items())
+    return t, number_value(x) if isinstance(x, NumberProxy) else x
+
+
+def _is_leaf(c, x: TensorProxy) -> bool:
+    real = c.tensors.real.get(c.recorder.memory.holder(x))
+    return real is not None and real[0].is_leaf
 
 
 def _error(c, function, args, kwargs) -> Exception | None:
@@ -100,9 +131,8 @@ def _example(c, make, x):
         raise _Unknown
     found = make(shape, dtype=to_torch_dtype(x.dtype))
     if x.requires_grad:
-        real = c.tensors.real.get(c.recorder.memory.holder(x))
         found.requires_grad_()
-        if real is None or not real[0].is_leaf:
+        if not _is_leaf(c, x):
             with torch.enable_grad():
                 found = found.clone()
     return found

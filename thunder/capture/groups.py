@@ -10,18 +10,7 @@ from __future__ import annotations
 import collections
 import types
 
-from thunder.capture.ask import (
-    FILLED,
-    HOOKED,
-    IDENTITY,
-    KEYS,
-    PRESENT,
-    TYPE,
-    VALUE,
-    Question,
-    same_value,
-    value_at,
-)
+from thunder.capture.ask import FILLED, HOOKED, IDENTITY, KEYS, PRESENT, TYPE, VALUE, Question, same_value, value_at
 from thunder.capture.sources import MISSING, Source
 
 __all__ = ["Groups"]
@@ -125,6 +114,6 @@ class Groups:
         return found
 
 
-def _add(rows: list, *row) -> bool:
-    rows.append(row if len(row) > 1 else row[0])
+def _add(rows: list, first, *more) -> bool:
+    rows.append((first, *more) if more else first)
     return True

@@ -16,9 +16,10 @@ import torch.utils.checkpoint
 from thunder import compat
 from thunder.capture import host_lines, objects
 from thunder.capture.ask import FILLED
+from thunder.capture.construct import construct_object, reduced
 from thunder.capture.identities import id_of
 from thunder.capture.library import autograd_function, backward, higher_order, leaves, torch_func
-from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, construct_object, reduced
+from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native
 from thunder.capture.operations import kind_of, record, type_of
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import Condition, NumberProxy, TensorProxy, converted, extreme
@@ -163,14 +164,11 @@ def _outside_of_programs(what: str):
 
 
 # handlers of functions whose modules are imported only by programs that use them
-BY_NAME |= {
-    **higher_order.BY_NAME,
-    **torch_func.BY_NAME,
-}
+BY_NAME |= {**higher_order.BY_NAME, **torch_func.BY_NAME}
 
 
 def _is_compiling(c, f, args, kwargs):
-    """Answered as eager PyTorch answers, so that the program goes the way it goes there; with yes in a second reading,
+    """Answered as eager PyTorch answers, so that the program goes the way it goes there; with yes in a second capture,
     where that way can not be captured."""
     if not c.asked_whether_compiling:
         c.asked_whether_compiling, c.path.logged_when_asked = True, len(c.path.log)
@@ -182,7 +180,7 @@ def _constant(value):
 
 
 def _extreme(c, f, args, kwargs):
-    """min and max of numbers some of which only the run tells."""
+    """min and max of numbers some of which are data-dependent."""
     numbers = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
     if (
         kwargs
@@ -212,16 +210,16 @@ def _callable(c, f, args, kwargs):
 
 
 def _check_is_size(c, f, args, kwargs):
-    """torch._check_is_size: of a number that only the run tells; others are checked by PyTorch's own function."""
+    """torch._check_is_size: of a data-dependent number; others are checked by PyTorch's own function."""
     (n, *rest), most = args, kwargs.get("max")
     if not (isinstance(n, NumberProxy) and n.unbacked):
         return c.enter(f, args, kwargs)
-    for condition in (n >= 0, True if most is None else n <= most):
+    for condition in (c.compare(">=", n, 0), True if most is None else c.compare("<=", n, most)):
         _checks(c, compat.check, [condition, *rest], {k: v for k, v in kwargs.items() if k == "message"})
 
 
 def _checks(c, f, args, kwargs):
-    """torch._assert and torch._check: a condition on tensors cannot be asked, one on numbers that only the run tells is
+    """torch._assert and torch._check: a condition on tensors cannot be asked, one on data-dependent numbers is
     checked when the program runs."""
     condition, *rest = args
     if type(condition) is Condition:
@@ -279,7 +277,7 @@ def install() -> None:
         asyncio.run: _outside_of_programs("asyncio.run is called"),
         asyncio.new_event_loop: _outside_of_programs("an event loop is made"),
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
-        torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast,
+        torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast,  # pyright: ignore[reportPrivateImportUsage]
         torch.cuda.amp.autocast.__exit__: _leave_autocast,
         getattr(_APPLY, "__func__", _APPLY): autograd_function.apply,
         torch.compiler.is_compiling: _is_compiling,
@@ -287,7 +285,8 @@ def install() -> None:
         torch.overrides.has_torch_function: _constant(False),
         torch.overrides.has_torch_function_unary: _constant(False),
         torch.overrides.has_torch_function_variadic: _constant(False),
-        torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False),
+        torch.jit.is_scripting: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
+        torch.jit.is_tracing: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
         torch.Tensor.backward: backward.call_backward, torch.Tensor.requires_grad_: leaves.require_grad,
         torch.nn.Parameter: leaves.parameter,
         torch.nn.Parameter.__deepcopy__: leaves.copied, torch.Tensor.__deepcopy__: leaves.copied,

@@ -6,6 +6,9 @@ turns containers into snapshots whose children are read when somebody looks. Ope
 to outside objects become effects.
 """
 
+# The functions name their first parameter `c`; as methods of Capture they override methods with `self`.
+# pyright: reportAssignmentType=false
+
 from __future__ import annotations
 
 import functools
@@ -19,6 +22,7 @@ from thunder import compat
 from thunder.capture import (
     callbacks,
     calls,
+    classes,
     containers,
     handlers,
     host_lines,
@@ -30,13 +34,14 @@ from thunder.capture import (
     tensors,
     values,
 )
-from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, Question, ask, reach
+from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, ask, reach
 from thunder.capture.decisions import Path
 from thunder.capture.expose import expose
 from thunder.capture.identities import told_apart
 from thunder.capture.library import backward, collectives, higher_order, triton_kernels
 from thunder.capture.library.functional import original
 from thunder.capture.native import PRIMITIVE, native_module
+from thunder.capture.reads import Reading
 from thunder.capture.sources import Source
 from thunder.capture.state import Containers, Known, Numbers, Outside, Request, Tensors, Writes
 from thunder.capture.strides import layout
@@ -109,6 +114,7 @@ class Capture(Host):
         self.containers, self.writes, self.known = Containers(), Writes(), Known()
         self.sharp_edges: list[str] = []
         self.in_cached_call = 0
+        self.reading: Reading | None = None  # an attribute that Python code answers
         # how many torch-function modes are active, the program's `with torch.device(...)` among them
         self.function_modes = -1
 
@@ -129,23 +135,9 @@ class Capture(Host):
     def know(self, value, source: Source) -> None:
         self.sources[id(value)], self.keep[id(value)] = source, value
 
-    def read(self, value, source: Source):
-        """What the program may hold of a value that came in through a source."""
-        return values.read(self, value, source)
-
-    def reach(self, source: Source):
-        """What stands at a source, as the program may hold it."""
-        return reach(self, source)
-
-    def ask(self, source: Source, question: Question, operand=None):
-        """The answer to a question about what stands at a source: see `ask.py`."""
-        return ask(self, source, question, operand)
-
-    def elements(self, value) -> list:
-        return values.elements(self, value)
-
-    def lift(self, value):
-        return tensors.lift(self, value)
+    # what the program may hold of a value at a source; of what stands there; the answer to a question about that
+    read, reach, ask = values.read, reach, ask
+    elements, lift = values.elements, tensors.lift
 
     # ------------------------------------------------------------------------------------------------ the recorder
 
@@ -183,7 +175,7 @@ class Capture(Host):
 
     # ------------------------------------------------------------------------------------------------ objects
 
-    lookup, class_value, own, native_get = objects.lookup, objects.class_value, objects.own, objects.native_get
+    lookup, class_value, own, native_get = classes.lookup, classes.class_value, objects.own, objects.native_get
     missing, fallback, load_attr, tensor_attribute = (
         objects.missing,
         objects.fallback,
@@ -253,7 +245,7 @@ class Capture(Host):
         if owner is None:
             cell.cell_contents = v
             return
-        self.writes.written.add(self._cell_source(owner, owner.__code__.co_freevars[name_of_cell(owner, cell)]))
+        self.writes.written.add(self._cell_source(owner, name_of_cell(owner, cell)))
         self.keep[id(cell)] = cell
         self.writes.overlay[id(cell), None] = v
         self.writes.effects[id(cell), None] = ("cell", cell, None)
@@ -287,6 +279,10 @@ class Capture(Host):
     def default(self, f, name, value):
         if type(value) is TensorProxy or id(f) in self.fresh or native_module(f.__globals__.get("__name__")):
             return value
+        if name is None:
+            self.ask(self._part_of(f, "__defaults__"), IDENTITY)
+            self.ask(self._part_of(f, "__kwdefaults__"), IDENTITY)
+            return None
         code = f.__code__
         source = self.sources.get(id(f)) or self.const(f)
         if name in (f.__kwdefaults__ or ()):
@@ -375,15 +371,7 @@ class Capture(Host):
 
     # ------------------------------------------------------------------------------------------------ calls
 
-    def operation(self, name: str, *operands):
-        """A special method of a tensor."""
-        return operations.operation(self, name, operands)
-
-    def call(self, f, args, kwargs):
-        return calls.call(self, f, args, kwargs)
-
-    def call_native(self, f, args, kwargs):
-        return native_calls.call_native(self, f, args, kwargs)
+    call, call_native, operation = calls.call, native_calls.call_native, operations.operation
 
     def restore_context(self) -> None:
         """Context variables that the program leaves set are as they were: the epilogue sets them."""
@@ -426,9 +414,7 @@ class Capture(Host):
     def refuse(self, reason: str, remedy: str = ""):
         raise CaptureError(reason, location=self.user_location(), remedy=remedy)
 
-    def sharp(self, what: str) -> None:
-        """Something that a compiled program cannot repeat: listed, warned about, or an error, by option."""
-        operations.sharp_edge(self, what)
+    sharp = operations.sharp_edge
 
     # ------------------------------------------------------------------------------------------------ for the prologue
 
@@ -474,12 +460,9 @@ def _holds_state(cell: types.CellType) -> bool:
         return False
 
 
-def name_of_cell(f, cell) -> int | None:
-    """The index of a cell in a function's closure, None for a cell of the running frame itself."""
-    for i, c in enumerate(f.__closure__ or ()):
-        if c is cell:
-            return i
-    return None
+def name_of_cell(f, cell) -> str:
+    """The name of a cell in a function's closure."""
+    return next(n for n, c in zip(f.__code__.co_freevars, f.__closure__, strict=True) if c is cell)
 
 
 def parameter_names(fn) -> tuple[str, ...]:

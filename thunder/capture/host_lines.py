@@ -1,5 +1,5 @@
 """Host lines: Python code that capture cannot run once for all calls is a bound symbol of the program
-(`thunder.core.host_calls`): what is impure, what takes values that only the run tells, the text of a tensor.
+(`thunder.core.host_calls`): what is impure, what takes values that are data-dependent, the text of a tensor.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _effect(function) -> str:
 
 
 def holds_host_values(value, numbers: bool = True, depth: int = 4) -> bool:
-    """Whether there is a value of a host call in a plain structure, or one of the numbers that only the run tells."""
+    """Whether there is a value of a host call in a plain structure, or a data-dependent number."""
     t = type(value)
     if t is HostProxy or t is HostMethod:
         return True
@@ -272,14 +272,14 @@ def takes(c, function, args, kwargs) -> bool:
     return module not in _SYMBOLIC or any(holds_host_values(v, numbers=False) for v in given)
 
 
-_NAMES = frozenset("uvh")  # of numbers that only the run tells, and of values of host calls
+_NAMES = frozenset("uvh")  # of data-dependent numbers, and of values of host calls
 _SYMBOLIC = ("torch", "thunder", "operator", "_operator", "itertools", "functools")  # take numbers for what they are
 _KEEPING = {isinstance, issubclass, id, callable, iter, next, getattr, setattr, hasattr, len, sum, min, max, sorted,
             abs, round, divmod, pow, any, all, hash}  # fmt: skip
 
 
 def text(c, function, *args, **kwargs):
-    """What a function that makes text makes of tensors, or of numbers that only the run tells."""
+    """What a function that makes text makes of tensors, or of data-dependent numbers."""
     shown = [p for p in proxies_in((args, kwargs), []) if type(p) is TensorProxy and p.requires_grad]
     if any(p not in c.tensors.real for p in shown) and (function is not format or args[1:] in ((), ("",))):
         c.sharp("the text of a tensor that requires grad says nothing of its grad_fn")

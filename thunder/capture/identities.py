@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from typing import Any
 
 from thunder.capture.ask import IDENTITY, SAME
 from thunder.core.proxies import TensorProxy
@@ -52,7 +53,7 @@ def told_apart(c, value, others) -> None:
         if id(found) in c.sources:
             c.outside.passing.add(id(found))
             c.ask(c.sources[id(found)], IDENTITY)
-    base = next((b for b in (dict, set, frozenset, list, tuple, deque) if isinstance(others, b)), None)
+    base: Any = next((b for b in (dict, set, frozenset, list, tuple, deque) if isinstance(others, b)), None)
     others = others if base is None else list(base.__iter__(others))
     if id(value) in c.sources:
         for x in others:

@@ -35,6 +35,8 @@ def _hashable(k) -> bool:
 
 def getitem(c, o, k):
     t = type(o)
+    if c.reading is not None:
+        c.reading.look_at(c, o)
     if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(o, dict) and _hashable(k):
             return dict_item(c, o, k)
@@ -123,6 +125,8 @@ def setitem(c, o, k, v) -> None:
 
 
 def contains(c, o, v) -> bool:
+    if c.reading is not None:
+        c.reading.look_at(c, o)
     if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(o, dict) and _hashable(v):
             return has_key(c, o, v)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import AnyProxy, TensorProxy
 
 __all__ = ["TensorMethod"]
 
@@ -12,7 +12,7 @@ class TensorMethod:
 
     __slots__ = ("proxy", "name")
 
-    def __init__(self, proxy: TensorProxy, name: str):
+    def __init__(self, proxy: TensorProxy | AnyProxy, name: str):
         self.proxy, self.name = proxy, name
 
     def __call__(self, *args, **kwargs):

@@ -18,6 +18,7 @@ import string
 import threading
 import types
 import weakref
+from typing import Any
 
 import numpy
 import torch
@@ -47,14 +48,19 @@ IDENTICAL = {
 CONTAINERS = {list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter}
 
 
-def container_base(kind: type) -> type | None:
+def container_base(kind: type) -> Any:
     """The builtin container that a class is, or derives from."""
+    if kind in _BUILTIN:
+        return kind
     return next(
         (base for base in (collections.OrderedDict, dict, list, set, collections.deque) if issubclass(kind, base)), None
     )
 
 
-def plain_base(kind: type) -> type | None:
+_BUILTIN = {list, dict, set, collections.OrderedDict, collections.deque}
+
+
+def plain_base(kind: type) -> Any:
     """The builtin type of numbers or text that a class is, or derives from."""
     return next((base for base in (int, float, complex, str, bytes) if issubclass(kind, base)), None)
 
@@ -113,26 +119,9 @@ tracked_anyway = (
     weakref.WeakValueDictionary, weakref.WeakSet, ast.AST, io.IOBase,
 )  # fmt: skip
 ITERATING = {
-    list,
-    tuple,
-    set,
-    frozenset,
-    zip,
-    enumerate,
-    map,
-    filter,
-    sorted,
-    sum,
-    any,
-    all,
-    min,
-    max,
-    iter,
-    reversed,
-    functools.reduce,
-    collections.deque,
-    dict.fromkeys,
-}
+    list, tuple, set, frozenset, zip, enumerate, map, filter, sorted, sum, any, all, min, max, iter, reversed,
+    functools.reduce, collections.deque, dict.fromkeys,
+}  # fmt: skip
 ITERATING |= {str.join, "".join}
 CALLABLE_FIRST = {map, filter, functools.reduce}
 # native callables that keep or compare their arguments but never look inside them
@@ -158,47 +147,20 @@ _CHANGING_FUNCTIONS = {
 }  # fmt: skip
 # of the process
 _OUTSIDE = {
-    "posix",
-    "nt",
-    "_io",
-    "io",
-    "tempfile",
-    "shutil",
-    "glob",
-    "subprocess",
-    "socket",
-    "_socket",
-    "select",
-    "signal",
-}
+    "posix", "nt", "_io", "io", "tempfile", "shutil", "glob", "subprocess", "socket", "_socket", "select", "signal",
+}  # fmt: skip
 # but these
 _INSIDE = {
-    "fspath",
-    "getpid",
-    "cpu_count",
-    "struct_time",
-    "_path_normpath",
-    "_path_splitroot_ex",
-    "StringIO",
-    "BytesIO",
-}
+    "fspath", "getpid", "cpu_count", "struct_time", "_path_normpath", "_path_splitroot_ex", "StringIO", "BytesIO",
+}  # fmt: skip
 _FILES = {  # methods of paths that look at files
     "read_text", "read_bytes", "write_text", "write_bytes", "open", "exists", "is_file", "is_dir", "stat", "lstat",
     "iterdir", "glob", "rglob",
     "mkdir", "unlink", "touch", "rename", "cwd", "home", "resolve",
 }  # fmt: skip
 _ASKING_FILES = {
-    "exists",
-    "lexists",
-    "isfile",
-    "isdir",
-    "islink",
-    "getsize",
-    "getmtime",
-    "getatime",
-    "getctime",
-    "samefile",
-}
+    "exists", "lexists", "isfile", "isdir", "islink", "getsize", "getmtime", "getatime", "getctime", "samefile",
+}  # fmt: skip
 _LOGGED = {"debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log"}
 CHANGES = "gives another value at each call"
 _ONCE = "runs while the program is captured and not again"

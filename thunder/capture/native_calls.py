@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import collections
 import contextvars
-import copyreg
 import functools
 import io
 import itertools
@@ -15,14 +14,14 @@ import re
 import struct
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy
 import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import callbacks, containers, host_lines, items, operations
+from thunder.capture import ask, callbacks, containers, host_lines, items, operations
 from thunder.capture.expose import as_operand, expose
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
@@ -40,16 +39,16 @@ from thunder.capture.native import (
     is_iterator,
     native_module,
 )  # fmt: skip
-from thunder.capture.operations import all_lifted, record, size
+from thunder.capture.operations import all_lifted, record
 from thunder.capture.sources import MISSING
-from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, Size, TensorProxy, concrete, map_structure, settled
-from thunder.interpreter import NULL, Host, construction, standins
+from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure, settled
+from thunder.interpreter import NULL, Host, standins
 from thunder.interpreter.attributes import plain_attribute, type_attribute
 from thunder.ops import inplace_of, lookup
 
 __all__ = [
-    "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native", "construct_object",
-    "reaches", "reduced", "pairs",
+    "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native",
+    "reaches", "pairs", "callable_for_native", "iterable",
 ]  # fmt: skip
 
 IDENTITY_CALLS = {
@@ -75,29 +74,6 @@ def _class_method(cls: type, name: str):
         (vars(base)[name] for base in cls.__mro__ if type(vars(base).get(name)) is types.ClassMethodDescriptorType),
         None,
     )
-
-
-def reduced(c, f, args, kwargs):
-    """What copy makes a copy of: the attributes of an object as the program sees them. Of special methods of the user's
-    only those are called natively that `object.__reduce_ex__` reads attributes by."""
-    o = args[0] if plain_attribute(f, "__self__") is None else f.__self__
-    c.materialize(o)
-    state_of = c.slot(type(o), "__getstate__")
-    by_class = any(c.slot(type(o), n) for n in ("__reduce__", "__getnewargs__", "__getnewargs_ex__"))
-    if state_of is not None and not by_class and isinstance(o, torch.nn.Module):
-        return copyreg.__newobj__, (type(o),), c.call(state_of, [o], {}), None, None
-    if by_class or state_of is not None or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
-        return call_native(c, f, args, kwargs)
-    found = Host.call_native(c, f, args, kwargs)
-    state, own = (
-        found[2] if len(found) > 2 else None,
-        dict(c.load_attr(o, "__dict__")) if hasattr(o, "__dict__") else None,
-    )
-    if type(state) is tuple:
-        state = own, {n: c.load_attr(o, n) for n in state[1]}
-    if not isinstance(o, torch.nn.Module):  # of which Python's code alone reads the state
-        expose(c, own)
-    return *found[:2], own if state is None or type(state) is dict else state, *found[3:]
 
 
 def _context_variable(c, f, args):
@@ -140,6 +116,8 @@ def call_builtin(c, f, args, kwargs):
             f"{f.__qualname__} looks at or changes an object from outside whose state is not watched",
             "call it outside of the compiled function",
         )
+    if type(s) is str and f.__name__ == "join" and len(args) == 1 and isinstance(args[0], Iterator):
+        args = [list(c.steps(args[0]))]  # texts that only the run tells among them
     found = _by_receiver(c, f, s, args, kwargs)
     if found is not NULL:
         return found
@@ -212,15 +190,15 @@ def _stepping(c, f, s, args, kwargs) -> tuple:
         several = f in (min, max) and len(args) > 1
         iterables = {functools.reduce: 2, sum: 1, sorted: 1, min: 1, max: 1}.get(f, len(args)) if not several else 0
         args = [
-            _callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) if i < iterables else a
+            callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else iterable(c, a) if i < iterables else a
             for i, a in enumerate(args)
         ]
     elif s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
         of_dict = isinstance(s, dict) and type(s) is not collections.Counter
-        args = [_iterable(c, a) if isinstance(a, dict) or not of_dict else pairs(c, a) for a in args]
+        args = [iterable(c, a) if isinstance(a, dict) or not of_dict else pairs(c, a) for a in args]
     else:
         return args, kwargs
-    return args, {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
+    return args, {k: callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
 
 
 def _is_iterating(f) -> bool:
@@ -230,7 +208,7 @@ def _is_iterating(f) -> bool:
         return False
 
 
-def _iterable(c, a):
+def iterable(c, a):
     if (
         type(a) is not TensorProxy
         and not isinstance(a, dict)
@@ -242,12 +220,14 @@ def _iterable(c, a):
     return c.materialize(a)
 
 
-def _callable_for_native(c, f):
+def callable_for_native(c, f):
     """Native code will call `f`: it comes back to the machine."""
     return f if f is None else lambda *a, **k: c.call(f, list(a), k)
 
 
 def call_native(c, f, args, kwargs):
+    if c.reading is not None:
+        c.reading.call(c, f)
     if c.outside.iterators and any(id(a) in c.outside.iterators for a in args):
         items.advance(c)
     if impure(f) is not None:
@@ -258,8 +238,8 @@ def call_native(c, f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
     if f is functools.cmp_to_key or plain_attribute(f, "__module__") == "itertools":
         at, name = _CALLING.get(f, (None, ""))
-        args = [_callable_for_native(c, a) if i == at and callable(a) else a for i, a in enumerate(args)]
-        kwargs = {k: _callable_for_native(c, a) if k == name and callable(a) else a for k, a in kwargs.items()}
+        args = [callable_for_native(c, a) if i == at and callable(a) else a for i, a in enumerate(args)]
+        kwargs = {k: callable_for_native(c, a) if k == name and callable(a) else a for k, a in kwargs.items()}
     if isinstance(f, type) and issubclass(f, type) or f is type.__new__:
         callbacks.check_class(c, f, args)
     known: dict = {}
@@ -357,7 +337,7 @@ def _check_keys(c, table, given) -> None:
             keys += [x[0] if type(x) is tuple and x else x for x in a]
         else:
             keys.append(a)
-    callbacks.check_hashed(c, keys, list((dict if isinstance(table, dict) else set).__iter__(table)) if table else ())
+    callbacks.check_hashed(c, keys, ask.keys(table) if table else ())
 
 
 def _asks_for_types(f) -> bool:
@@ -371,19 +351,9 @@ def _asks_for_types(f) -> bool:
 
 _PLAIN = (int, float, complex)
 _NUMERIC = {
-    "builtins",
-    "operator",
-    "_operator",
-    "math",
-    "itertools",
-    "functools",
-    "_functools",
-    "torch",
-    "numpy",
-    "thunder",
-    "collections",
-    "_collections",
-}
+    "builtins", "operator", "_operator", "math", "itertools", "functools", "_functools", "torch", "numpy", "thunder",
+    "collections", "_collections",
+}  # fmt: skip
 _STORING = {
     "append", "extend", "insert", "appendleft", "extendleft", "pop", "popleft", "popitem", "get", "keys", "values",
     "items", "clear", "copy", "reverse", "update", "setdefault",
@@ -427,39 +397,6 @@ def _looks_inside(f) -> bool:
         return True
 
 
-def construct_object(c, cls, args, kwargs):
-    if lookup(cls) is not None:
-        return record(c, cls, args, kwargs)
-    if cls in ITERATING:
-        args = [
-            _callable_for_native(c, a) if cls in CALLABLE_FIRST and i == 0 else _iterable(c, a)
-            for i, a in enumerate(args)
-        ]
-        return call_native(c, cls, args, kwargs)
-    if cls is dict or cls is collections.OrderedDict:
-        return call_native(c, cls, [c.materialize(a) if isinstance(a, dict) else pairs(c, a) for a in args], kwargs)
-    if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, Size)):
-        return c.call(torch.empty, args, {"device": "cpu"})
-    if cls is torch.Size and args:
-        return size(tuple(c.iterate(args[0])))
-    if issubclass(cls, (ENUM, torch.Tensor)) or cls is torch.Size:
-        return (
-            record(c, cls, args, kwargs)
-            if issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter
-            else call_native(c, cls, args, kwargs)
-        )
-    new, init = c.lookup(cls, "__new__"), c.lookup(cls, "__init__")
-    new = plain_attribute(new, "__func__", new)
-    interpreted_new = type(new) is types.FunctionType and not native_module(new.__globals__.get("__name__"))
-    interpreted_init = type(init) is types.FunctionType and (
-        not native_module(init.__globals__.get("__name__")) or reaches(c, args, kwargs)
-    )
-    custom_meta = c.slot(type(cls), "__call__") is not None and not native_module(type(cls).__module__)
-    if not (interpreted_new or interpreted_init or custom_meta):
-        return call_native(c, cls, args, kwargs)
-    return construction.construct(c, cls, args, kwargs)
-
-
 def pairs(c, a) -> list:
     """What dict() makes of an argument that is no dict: a mapping's items, or pairs."""
     if type(a) is TensorProxy or c.lookup(type(a), "keys") is NULL:
@@ -472,10 +409,10 @@ def _pair(c, p):
     return tuple(c.steps(p)) if known and type(p) is not tuple else p
 
 
-HANDLERS: dict[int, object] = {}  # by the id of a function: see `handlers.py`
-BY_TYPE: dict[type, object] = {}  # what calls an object of a type
+HANDLERS: dict[int, Callable] = {}  # by the id of a function: see `handlers.py`
+BY_TYPE: dict[type, Callable] = {}  # what calls an object of a type
 # of functions whose modules are imported only by programs that use them, by module and name
-BY_NAME: dict[tuple, object] = {}
+BY_NAME: dict[tuple, Callable] = {}
 
 
 def reaches(c, args, kwargs) -> bool:
@@ -485,7 +422,9 @@ def reaches(c, args, kwargs) -> bool:
         t = type(a)
         if t is TensorProxy or t is AnyProxy or id(a) in c.sources or isinstance(a, NumberProxy):
             return True
-        if t in VIEWS or t is types.MethodType and (id(a.__self__) in c.sources or reaches(c, (a.__func__,), {})):
+        if t in VIEWS or t is types.MappingProxyType:
+            return True
+        if t is types.MethodType and (id(a.__self__) in c.sources or reaches(c, (a.__func__,), {})):
             return True
         if t is types.FunctionType and not native_module(a.__globals__.get("__name__")):
             return True

@@ -9,145 +9,25 @@ from __future__ import annotations
 
 import functools
 import types
+from typing import Any
 
 import torch
 
-from thunder.capture import containers, host_lines, opaque_values
+from thunder.capture import containers, host_lines, opaque_values, reads
 from thunder.capture.ask import IDENTITY, PRESENT, TYPE
+from thunder.capture.classes import DELETED, UNKNOWN, entry, is_fixed, lookup, of_library, owner_of
 from thunder.capture.library import gradients
-from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE, native_module, tracked_anyway
+from thunder.capture.native import CONTAINERS, DICT_VIEWS, IDENTICAL, PRIMITIVE, native_module, tracked_anyway
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy
+from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import NULL, attributes
 from thunder.interpreter.attributes import call_special, native_method, type_attribute
 
-__all__ = ["DELETED", "PROXIES", "cached_outside"]
-
-PROXIES = (TensorProxy, AnyProxy, Condition, NumberProxy)
+__all__ = ["cached_outside"]
 
 
-class _Deleted:
-    """What an attribute or name is after the program deleted it."""
-
-
-DELETED = _Deleted()
-_UNKNOWN = object()
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
-# What a class gives as it stands in it, or the function inside: whoever asks the class sees what an object's bases say.
-_SHOWN_BY_CLASSES = {
-    types.FunctionType, property, staticmethod, functools.cached_property, types.WrapperDescriptorType,
-    types.MethodDescriptorType, type,
-    types.MemberDescriptorType, types.GetSetDescriptorType, types.BuiltinFunctionType, types.ClassMethodDescriptorType,
-}  # fmt: skip
-
-
-# ---------------------------------------------------------------- classes
-
-
-def lookup(c, kind: type, name: str, after: type | None = None):
-    """The attribute as it stands in a class or its bases, or NULL; the program depends on it, unless a library says
-    it."""
-    found = c.known.looked_up.get((kind, name, after), _UNKNOWN)
-    return _look_up(c, kind, name, after) if found is _UNKNOWN else found
-
-
-def _look_up(c, kind, name, after):
-    if issubclass(kind, PROXIES):  # what tensors and numbers do with each other is not Python's to say
-        return NULL
-    mro = kind.__mro__
-    passed, found, owner, lasting = [], NULL, None, True
-    for base in mro if after is None else mro[mro.index(after) + 1 :]:
-        lasting = lasting and id(base) not in c.fresh
-        if c.writes.overlay and (id(base), name) in c.writes.overlay:
-            found, owner = c.writes.overlay[id(base), name], None
-            if found is DELETED:
-                found = NULL
-                continue
-            break
-        if name in base.__dict__:
-            found, owner = base.__dict__[name], base
-            break
-        if id(base) not in c.fresh and not of_library(base) and not base.__module__.startswith("torch."):
-            passed.append(base)
-    if owner is not None and id(owner) not in c.fresh and not of_library(owner):
-        _depend(c, kind, name, after, found, owner, passed)
-    else:
-        _depend_on_absence(c, kind, name, after, found, passed)
-    if lasting:
-        c.known.looked_up[kind, name, after] = found
-    return found
-
-
-def of_library(kind: type) -> bool:
-    """Whether a class is taken to stay as it is. Classes of modules are patched by other libraries, whoever wrote
-    them."""
-    module = kind.__module__
-    return not isinstance(module, str) or native_module(module) and not issubclass(kind, torch.nn.Module)
-
-
-def _depend(c, kind, name, after, found, owner, passed) -> None:
-    """What a user's class says: descriptors, functions and classes stay the same objects; other values are asked where
-    they are used."""
-    if not _is_fixed(found):
-        _absent(c, passed, name)
-        return
-    if not of_library(type(found)) and not issubclass(type(found), type) and id(found) not in c.sources:
-        c.know(found, c.const(found))  # a descriptor of the user's: its methods read its attributes
-    if not _by_class(c, kind, name, after, found):
-        _absent(c, passed, name)
-        c.ask(_entry(c, owner, name), IDENTITY)
-        _ask_bases(c, kind)
-
-
-def _depend_on_absence(c, kind, name, after, found, passed) -> None:
-    if passed and not (found is not NULL and _by_class(c, kind, name, after, found)):
-        _absent(c, passed, name)
-        _ask_bases(c, kind)
-
-
-def _ask_bases(c, kind) -> None:
-    """Where a class is looked up is what its bases were made of."""
-    if len(kind.__mro__) > 2 and id(kind) not in c.fresh:
-        c.ask(c.const(kind, kind.__qualname__).attr("__mro__"), IDENTITY)
-
-
-def _by_class(c, kind, name, after, found) -> bool:
-    """One question to the class for all of its bases, where the class gives the same object whenever it is asked."""
-    made = type(found)
-    if after is not None or id(kind) in c.fresh or not of_library(type(kind)) or made not in _SHOWN_BY_CLASSES:
-        return False
-    if type.__getattribute__(kind, name) is not (found.__func__ if made is staticmethod else found):
-        return False
-    c.ask(c.const(kind, kind.__qualname__).attr(name), IDENTITY)
-    return True
-
-
-def _absent(c, classes, name) -> None:
-    for base in classes:
-        c.ask(_entry(c, base, name), PRESENT)
-
-
-def _entry(c, owner: type, name: str) -> Source:
-    return c.const(owner, owner.__qualname__).attr("__dict__").item(name)
-
-
-def _is_fixed(found) -> bool:
-    """Whether something on a class is compared by identity: what binds, and what is no value."""
-    t = type(found)
-    return found is None or hasattr(t, "__get__") or t in IDENTICAL or issubclass(t, (type, types.ModuleType, ENUM))
-
-
-def class_value(c, kind, name, found):
-    """A class attribute that is no descriptor: read like anything from outside."""
-    owner = _owner(kind, name, found)
-    if owner is None or id(owner) in c.fresh or of_library(owner) or _is_fixed(found):
-        return found
-    return c.read(found, _entry(c, owner, name))
-
-
-def _owner(kind: type, name: str, found) -> type | None:
-    return next((base for base in kind.__mro__ if base.__dict__.get(name, NULL) is found), None)
 
 
 # ---------------------------------------------------------------- objects
@@ -173,7 +53,8 @@ def own(c, o, name):
         return NULL
     try:
         space = object.__getattribute__(o, "__dict__")  # of a class made in C++, a view
-        found = (dict if isinstance(space, dict) else types.MappingProxyType).get(space, name, NULL)
+        kind: Any = dict if isinstance(space, dict) else types.MappingProxyType
+        found = kind.get(space, name, NULL)
     except AttributeError:
         return NULL
     source = origin(c, o)
@@ -183,11 +64,11 @@ def own(c, o, name):
     if found is not NULL:
         if (
             said is not NULL
-            and not _is_fixed(said)
-            and (owner := _owner(t, name, said)) is not None
+            and not is_fixed(said)
+            and (owner := owner_of(t, name, said)) is not None
             and id(owner) not in c.fresh
         ):
-            c.ask(_entry(c, owner, name), TYPE)  # it is no data descriptor, which would come first
+            c.ask(entry(c, owner, name), TYPE)  # it is no data descriptor, which would come first
         return c.read(found, source.attr(name))
     if not issubclass(t, torch.nn.Module) or said is not NULL:
         c.ask(source.attr("__dict__").item(name), PRESENT)
@@ -199,7 +80,7 @@ def own_of_class(c, kind, name):
     if c.writes.overlay and (id(kind), name) in c.writes.overlay:
         return NULL if c.writes.overlay[id(kind), name] is DELETED else c.writes.overlay[id(kind), name]
     if id(kind) not in c.fresh:
-        c.ask(_entry(c, kind, name), PRESENT)
+        c.ask(entry(c, kind, name), PRESENT)
     return kind.__dict__.get(name, NULL)
 
 
@@ -224,7 +105,7 @@ def native_get(c, get, found, o, kind, name):
         return get(found, o, kind)
     if name == "__globals__":
         return namespace(c, o)
-    if name == "__closure__":
+    if name == "__closure__" and type(o) is types.FunctionType:
         for cell in o.__closure__ or ():
             c.outside.cells.setdefault(id(cell), o)
         return o.__closure__
@@ -269,6 +150,8 @@ def missing(c, reader, o, name):
 
 def fallback(c, method, o, name):
     """The class's `__getattr__` answers. What PyTorch's objects say of settings is asked again."""
+    if method is torch.nn.Module.__getattr__ and c.reading is None:
+        return of_torch_module(c, o, name)
     value = call_special(c, method, o, [name], "__getattr__")
     if c.sources.get(id(o)) is None and of_library(type(o)):
         asked(c, o, name, value)
@@ -297,6 +180,8 @@ def _reader(t: type):
         return _of_builtin
     if issubclass(t, NumberProxy):
         return _of_number
+    if type(type_attribute(t, "__getattribute__")) is types.FunctionType:
+        return reads.load_attr
     return (lambda c, o, n: getattr(o, n)) if t is Condition else attributes.load_attr
 
 
@@ -359,6 +244,7 @@ def of_torch_module(c, m, n: str):
 
 
 def store_attr(c, o, n, v) -> None:
+    o = concrete(o)
     if type(o) is not TensorProxy:
         attributes.store_attr(c, o, n, v)
     elif n == "grad":
@@ -438,6 +324,7 @@ def own_store(c, o, n, v) -> None:
 
 
 def delete_attr(c, o, n) -> None:
+    o = concrete(o)
     if type(o) is TensorProxy and n == "grad":
         gradients.write_gradient(c, o, None)
     elif type(o) is TensorProxy:
@@ -483,13 +370,15 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
     """What a name in a module's globals means; `answered` where the module's `__getattr__` says it."""
     t = type(value)
     if t in IDENTICAL or issubclass(t, (type, types.ModuleType)):
-        if (id(space), n) not in c.known.seen_names:
-            c.known.seen_names.add((id(space), n))
+        if (id(space), n) not in c.known.names:
+            c.known.names[id(space), n] = value
             if n in space:
                 source = c.const(space, label).item(n)
                 c.ask(source, IDENTITY)
                 if t is torch.Generator:
                     c.sources.setdefault(id(value), source)
+                elif t is object:
+                    c.keep[id(value)], c.outside.origins[id(value)] = value, source
         return value
     if native_module(space.get("__name__")) and not issubclass(t, tracked_anyway):
         return value
@@ -513,12 +402,14 @@ def _check_namespace(c, space) -> None:
 
 def load_global(c, f, n):
     space = f.__globals__
-    written = c.writes.overlay.get((id(space), n), _UNKNOWN) if c.writes.overlay else _UNKNOWN
-    if written is not _UNKNOWN and written is not DELETED:
+    if not c.writes.overlay and (found := c.known.names.get((id(space), n))) is not None and space.get(n) is found:
+        return found
+    written = c.writes.overlay.get((id(space), n), UNKNOWN) if c.writes.overlay else UNKNOWN
+    if written is not UNKNOWN and written is not DELETED:
         return written
-    if n in space and written is _UNKNOWN:
+    if n in space and written is UNKNOWN:
         return namespace_value(c, space, "global", n, space[n])
-    if not native_module(space.get("__name__")) and written is _UNKNOWN:
+    if not native_module(space.get("__name__")) and written is UNKNOWN:
         c.ask(c.const(space, "global").item(n), PRESENT)
     return c.load_builtin(space, n)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 
 import torch
@@ -10,19 +9,13 @@ import torch
 from thunder import compat
 from thunder.capture.ask import KIND, SAME
 from thunder.capture.methods import TensorMethod
-from thunder.capture.sources import Source
+from thunder.capture.sources import MISSING, Source
 from thunder.core.proxies import AnyProxy
 from thunder.ops import opaque
 from thunder.ops.opaque_values import from_unusual, holds_unusual
 
-__all__ = ["read", "attribute", "method", "apply", "involved", "note", "OPERATORS", "SIGNS"]
+__all__ = ["read", "attribute", "method", "apply", "involved", "note", "SIGNS"]
 
-OPERATORS = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
-    "%": operator.mod, "**": operator.pow, "@": operator.matmul,
-    "&": operator.and_, "|": operator.or_, "^": operator.xor, "<": operator.lt, "<=": operator.le, "==": operator.eq,
-    "!=": operator.ne, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
 SIGNS = {"-": torch.neg, "~": torch.bitwise_not, "+": torch.positive}
 # what is the same for each call that an entry is made for
 _METADATA = {
@@ -88,15 +81,13 @@ def attribute(c, p: AnyProxy, n: str):
             return getattr(p.example, n)
         if n == "__class__":
             return type(p.example)
-    found = getattr(torch.Tensor, n, None)
-    if found is None:
+    found = getattr(torch.Tensor, n, MISSING)
+    if found is MISSING:
         c.refuse(
             f"{n!r} of a {type(p.example).__name__} is read, a tensor subclass with its own rules",
             "read it outside and pass it in",
         )
-    if callable(found):
-        return TensorMethod(p, n)
-    return apply(c, found.__get__, [p], {})
+    return TensorMethod(p, n) if callable(found) else apply(c, found.__get__, [p], {})
 
 
 def method(c, p: AnyProxy, n: str, args, kwargs):

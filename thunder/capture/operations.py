@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import types
 import warnings
+from typing import Any
 
 import numpy
 import torch
@@ -32,7 +34,7 @@ from thunder.core.proxies import (
 )
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
 from thunder.interpreter import NULL, sequences
-from thunder.interpreter.attributes import plain_attribute, type_attribute
+from thunder.interpreter.attributes import in_python, plain_attribute, type_attribute
 from thunder.ops import lookup
 from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -144,7 +146,7 @@ def call_method(c, method, args, kwargs):
     return checked(c, getattr(torch.Tensor, n), args, kwargs, lambda: function(*args, **kwargs))
 
 
-def all_lifted(c, values, *, typed: bool = False):
+def all_lifted(c, values, *, typed: bool = False) -> Any:
     """Arguments: snapshots read, real tensors lifted, lists and dicts copied, since the program may change its own
     later. numpy's numbers become Python's, unless `typed`."""
     t = type(values)
@@ -154,9 +156,12 @@ def all_lifted(c, values, *, typed: bool = False):
 
 
 def _means_nothing(c, v, t: type) -> bool:
-    """Whether a value is an object of the user's of which PyTorch can make neither a number nor a tensor."""
+    """Whether a value is an object of the user's of which PyTorch can make neither a number nor a tensor, or by asking
+    special methods in Python."""
     if native_module(t.__module__) or callable(v) or plain_base(t) is not None:
         return False
+    if any(in_python(type_attribute(t, f"__{name}__")) for name in ("index", "float", "int")):
+        return True
     return all(type_attribute(t, f"__{name}__") is NULL for name in ("getitem", "array", "index", "float"))
 
 
@@ -197,14 +202,14 @@ def _lifted(c, v, typed: bool):
 _OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray}  # make tensors of the type of what they are given
 
 
-def operation(c, name: str, operands):
+def operation(c, name: str, *operands):
     """A special method of a tensor, by its name."""
     c.synchronize()
     operands = all_lifted(c, operands)
     return checked(c, getattr(torch.Tensor, name), operands, {}, lambda: METHODS.call(name, *operands))
 
 
-def record(c, function, args, kwargs):
+def record(c, function, args, kwargs) -> Any:
     """A call of a torch function."""
     if function in NOT_OPERATIONS:
         return function(*args, **kwargs)
@@ -282,6 +287,8 @@ def _holds_tensors(value) -> bool:
 
 def formatted_text(c, text: str, values):
     """`text % values`."""
+    if isinstance(values, dict) and type_attribute(type(values), "__missing__") is not NULL:
+        values = {k: c.getitem(values, k) for k in re.findall(r"%\((.*?)\)", text)}
     expose(c, values)
     if is_unknown_text((values,)):
         return host_lines.text(c, text.__mod__, values)
@@ -292,6 +299,7 @@ _WARNED: dict = {}  # once a site
 
 
 def sharp_edge(c, what: str) -> None:
+    """Something that a compiled program cannot repeat: listed, warned about, or an error, by option."""
     location = c.user_location()
     where = f"{location[0]}:{location[1]}" if location else "unknown place"
     text = f"{what}, at {where}"
@@ -301,6 +309,5 @@ def sharp_edge(c, what: str) -> None:
     if text not in c.sharp_edges:
         c.sharp_edges.append(text)
         if option is SHARP_EDGES_OPTIONS.WARN:
-            warnings.warn_explicit(
-                text, SharpEdgeWarning, *(location[:2] if location else ("unknown place", 0)), registry=_WARNED
-            )
+            file, line = location[:2] if location else ("unknown place", 0)
+            warnings.warn_explicit(text, SharpEdgeWarning, file, line, registry=_WARNED)

@@ -16,12 +16,12 @@ import torch
 
 from thunder import compat
 from thunder.capture import containers, host_lines, items, native_calls, opaque_values, operations
+from thunder.capture.classes import PROXIES
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.library import distributions
 from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
-from thunder.capture.objects import PROXIES
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Size, TensorProxy
 from thunder.interpreter import NULL, Host, operators, sequences
@@ -53,7 +53,9 @@ def native_binary(c, symbol, a, b):
     if ta is str and symbol == "%":
         return operations.formatted_text(c, a, b)
     if ta is AnyProxy or tb is AnyProxy:
-        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], operations.all_lifted(c, (a, b)), {})
+        if symbol.endswith("=") and ta in (AnyProxy, TensorProxy):
+            c.refuse(f"{symbol} with a tensor that is sparse, nested or of a subclass", f"write a = a {symbol[:-1]} b")
+        return opaque_values.apply(c, ARITHMETIC[symbol], operations.all_lifted(c, (a, b)), {})
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         if _is_no_operand(c, a, b, symbol):
             return _as_python_does(ARITHMETIC[symbol], a, b)
@@ -131,6 +133,9 @@ def native_unary(c, symbol, a):
 
 
 def compare(c, symbol, a, b):
+    if c.reading is not None:
+        c.reading.look_at(c, a)
+        c.reading.look_at(c, b)
     if type(a) is Id and type(b) is Id:
         told_apart(c, a, (b,))
     elif c.outside.ids:
@@ -145,7 +150,7 @@ def native_compare(c, symbol, a, b):
     if type(a) is HostProxy or type(b) is HostProxy or _is_numpys(type(a), type(b)):
         return host_lines.operate(c, COMPARISONS[symbol], a, b)
     if type(a) is AnyProxy or type(b) is AnyProxy:
-        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], operations.all_lifted(c, (a, b)), {})
+        return opaque_values.apply(c, COMPARISONS[symbol], operations.all_lifted(c, (a, b)), {})
     if type(a) is TensorProxy or type(b) is TensorProxy:
         if _is_no_operand(c, a, b, symbol):
             return _as_python_does(COMPARISONS[symbol], a, b)
@@ -159,7 +164,8 @@ def native_compare(c, symbol, a, b):
 
 
 def native_index(c, value):
-    return value if isinstance(value, NumberProxy) and value.python_type is int else operator.index(value)
+    symbolic = isinstance(value, NumberProxy) and value.python_type is int
+    return value if symbolic else operator.index(value)  # pyright: ignore[reportArgumentType]
 
 
 def type_name(c, value) -> str:
@@ -213,6 +219,8 @@ def native_len(c, o):
 
 
 def truth(c, o):
+    if c.reading is not None:
+        c.reading.look_at(c, o)
     c.materialize(o)
     return sequences.truth(c, o)
 

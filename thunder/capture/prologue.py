@@ -19,19 +19,7 @@ import torch
 
 from thunder import compat
 from thunder.capture import ask, passes
-from thunder.capture.ask import (
-    FILLED,
-    HOOKED,
-    IDENTITY,
-    PRESENT,
-    SAME,
-    SHARED,
-    TYPE,
-    VALUE,
-    Question,
-    say,
-    was_is,
-)
+from thunder.capture.ask import FILLED, HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, VALUE, Question, say, was_is
 from thunder.capture.checks import Apart, Rows, Tensors, attribute, by_owner, get
 from thunder.capture.groups import Groups
 from thunder.capture.native import CONTAINERS
@@ -55,11 +43,11 @@ def _literal(v) -> bool:
 class PrologueWriter:
     """Turns what a capture asked into the statements of a prologue."""
 
-    def __init__(self, capture):
-        self.capture, self.parameters = capture, capture.parameters
+    def __init__(self, capture, input_sources: list[Source]):
+        self.capture, self.parameters, self.input_sources = capture, capture.parameters, input_sources
         self.objects: dict[str, Any] = dict(_HELPERS)
         self.variables: dict[Source, str] = {}
-        self.lines: list[BoundSymbol] = []
+        self.statements: list[BoundSymbol] = []
         self.names = Names()
         self.names.taken |= {"fn", "args", "kwargs", "error", "reason", "check_tensor_metadata", "apart", *_HELPERS}
         self.pins: dict[int, str] = {}
@@ -95,7 +83,7 @@ class PrologueWriter:
 
     def emit(self, kind: str, *text: str, comment: Callable[[], list[str]] | None = None) -> None:
         given = {"text": list(text), "comment": comment, "objects": {}}
-        self.lines.append(BoundSymbol(check_symbol(kind), (), given, None, inputs=(), outputs=()))
+        self.statements.append(BoundSymbol(check_symbol(kind), (), given, None, inputs=(), outputs=()))
 
     def miss(self, kind: str, condition: str, reason: str) -> None:
         """A check; `reason` is a Python expression."""
@@ -140,7 +128,7 @@ class PrologueWriter:
     def _read_together(self) -> None:
         """Reads, before anything else, what stands in dicts that stay."""
         sources = list(self.together)
-        after, self.lines[self.start :] = self.lines[self.start :], []
+        after, self.statements[self.start :] = self.statements[self.start :], []
         if len(sources) == 1:
             self._unpack(sources, f"{self.variables[sources[0]]} = {self.read(sources[0])}")
         elif sources:
@@ -148,7 +136,7 @@ class PrologueWriter:
             names = [f"  {self.variables[source]}," for source in sources]
             given = f"{self.pin(tables, 'tables')}, {self.pin(keys, 'keys')}, MISSING"
             self._unpack(sources, "(", *names, f") = passes.read_entries({given})")
-        self.lines += after
+        self.statements += after
 
     def read(self, source: Source) -> str:
         """The expression of what is at a source. It does not raise: where nothing is, it gives MISSING."""
@@ -188,7 +176,7 @@ class PrologueWriter:
         stated = dict if source.step == "attr" and source.key in _DICTS else None
         return self.capture.observed.get((source, TYPE, None), stated)  # no `or`: that asks the metaclass
 
-    def table(self, source: Source):
+    def table(self, source: Source) -> Any:
         """The dict that stays and holds what is at a source: of a pinned module, of a module's globals, or of a
         class."""
         base, pinned, constants = source.base, self.capture.outside.pinned, self.capture.outside.constants
@@ -226,7 +214,7 @@ class PrologueWriter:
     def write(self) -> tuple[Trace, Callable]:
         passes.prepare()
         self._call_shape()
-        self.start = len(self.lines)
+        self.start = len(self.statements)
         for source, question, operand, want in self._in_passes():
             self._check(source, question, operand, want)
         self._tensors()
@@ -240,9 +228,9 @@ class PrologueWriter:
         return self._returning_inputs()
 
     def _returning_inputs(self) -> tuple[Trace, Callable]:
-        inputs = tuple(Text(self._input(s)) for s in self.capture.input_sources)
+        inputs = tuple(Text(self._input(s)) for s in self.input_sources)
         self._read_together()
-        return written("prologue", "fn, args, kwargs", self.lines, inputs, self.names, self.objects)
+        return written("prologue", "fn, args, kwargs", self.statements, inputs, self.names, self.objects)
 
     def _input(self, source: Source) -> str:
         """An input of the computation. What a torch.func transform that has ended left behind stands for the tensor in

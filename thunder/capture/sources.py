@@ -22,7 +22,7 @@ class _Missing:
 MISSING: Any = _Missing()
 
 
-def find(owner, name: str):
+def find(owner: Any, name: str):
     """An attribute without the class's `__getattribute__` and `__getattr__`: an object's own, or one of its class."""
     return plain_attribute(owner, name, MISSING)
 
@@ -31,7 +31,7 @@ def item(container, key):
     """What a builtin container, or one of a subclass of it, holds under a key."""
     if isinstance(container, dict):
         return dict.get(container, key, MISSING)  # `dict.__getitem__` would call a `__missing__`
-    base = next((b for b in (list, tuple) if isinstance(container, b)), None)
+    base: Any = next((b for b in (list, tuple) if isinstance(container, b)), None)
     try:
         return container[key] if base is None else base.__getitem__(container, key)
     except (KeyError, IndexError):

@@ -115,8 +115,8 @@ class Look:
     __slots__ = ("original", "source", "items", "was")
 
     def __init__(self, original, source: Source):
-        self.original, self.source = original, source
-        self.items: dict[Any, Any] = {}
+        self.original: Any = original
+        self.source, self.items = source, {}
         self.was: Any = None
 
 
@@ -160,10 +160,14 @@ class Known:
     readers: dict[type, Callable] = field(default_factory=dict)  # how attributes of a class's objects are read
     looked_up: dict[tuple, Any] = field(default_factory=dict)  # (class, name, base behind which) -> what stands there
     called_in: dict[type, dict[str, str]] = field(default_factory=dict)  # what native code may call: see `callbacks`
+    # (id of an object from outside, name) -> the value of the attribute, and containers that it depends on
+    answers: dict[tuple, tuple] = field(default_factory=dict)
     interpreted: set[int] = field(default_factory=set)  # functions that are, however they are called
     asked_functions: set[int] = field(default_factory=set)  # functions whose code was asked for
     exposed: set[int] = field(default_factory=set)  # ids of objects whose attributes were all asked
-    seen_names: set = field(default_factory=set)
+    names: dict[tuple, Any] = field(default_factory=dict)  # (id of a module's globals, name) -> what it is, asked
     seen_hooks: set[int] = field(default_factory=set)
     # of functions behind functools.lru_cache, by function and arguments
     cached_calls: dict[tuple, functools.partial] = field(default_factory=dict)
+    # calls in a `try` of the program that PyTorch does not refuse: see `examples`
+    examples: dict[tuple, None] = field(default_factory=dict)

@@ -11,10 +11,10 @@ from thunder.core.trace import Trace, TraceInfo
 __all__ = ["check_symbol", "written"]
 
 
-def _print_text(line: BoundSymbol, printer: Printer) -> list[str]:
-    printer.context.update(line.kwargs["objects"])
-    comment = line.kwargs.get("comment")
-    return [*(comment() if comment else ()), *line.kwargs["text"]]
+def _print_text(statement: BoundSymbol, printer: Printer) -> list[str]:
+    printer.context.update(statement.kwargs["objects"])
+    comment = statement.kwargs.get("comment")
+    return [*(comment() if comment else ()), *statement.kwargs["text"]]
 
 
 _SYMBOLS: dict[str, Symbol] = {}
@@ -29,14 +29,19 @@ def check_symbol(kind: str) -> Symbol:
 
 
 def written(
-    name: str, signature: str, lines: list[BoundSymbol], result: str | tuple[Text, ...], names: Names, objects: dict
+    name: str,
+    signature: str,
+    statements: list[BoundSymbol],
+    result: str | tuple[Text, ...],
+    names: Names,
+    objects: dict,
 ) -> tuple[Trace, Callable]:
     """A program whose statements are text: the trace that shows it, and the function."""
     output = result if isinstance(result, tuple) else Text(result)
-    trace = Trace(name, (), lines, output, names, signature=signature, info=TraceInfo(objects=objects))
+    trace = Trace(name, (), statements, output, names, signature=signature, info=TraceInfo(objects=objects))
     if isinstance(result, tuple):
         result = Printer().value(result)
-    body = [f"  {text}" for line in lines for text in line.kwargs["text"]]
+    body = [f"  {text}" for statement in statements for text in statement.kwargs["text"]]
     source = "\n".join([f"def {name}({signature}):", *body, f"  return {result}"])
     trace._callable = compile_source(source, name, objects)
     return trace, trace._callable

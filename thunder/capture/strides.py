@@ -2,17 +2,19 @@
 pinned.
 
 Proxies carry no strides, since nearly no program asks. The answer for a program's input is the input's, and becomes a
-guard. For a value that the program computes, the lines that lead to it are run on fake tensors, with the same PyTorch
-functions that run later. A view that was written to is asked as the view that it is in the program.
+guard. For a value that the program computes, the operations that lead to it are run on fake tensors, with the same
+PyTorch functions that run later. A view that was written to is asked as the view that it is in the program.
 """
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 
 from thunder import compat
 from thunder.capture.ask import VALUE
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.layout import run_line
@@ -53,7 +55,7 @@ def _of_memory(c, function, value: TensorProxy) -> bool:
         return torch.is_inference_mode_enabled()
     if base not in c.tensors.real:
         return function is torch.Tensor.is_pinned and any(
-            base in line.outputs and line.sym.name == "pin_memory" for line in c.recorder.bound_symbols
+            base in operation.outputs and operation.sym.name == "pin_memory" for operation in c.recorder.bound_symbols
         )
     real, source = c.tensors.real[base]
     with compat.DisableTorchFunction():
@@ -85,7 +87,7 @@ def _same_view(c, a: TensorProxy, b) -> bool:
 def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = False) -> torch.Tensor:
     """A fake tensor with the strides, and the offset or the bits where those matter, that `wanted` has in the program.
 
-    Views of one memory have stand-ins with one storage.
+    Views of one memory have fake tensors with one storage.
     """
     memory = c.recorder.memory
     wanted = memory.holder(wanted)
@@ -102,16 +104,16 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
     ):
-        for line in _slice(c, value, c.tensors.layouts):
-            if isinstance(line, BoundSymbol):
-                run_line(line, c.tensors.layouts)
+        for operation in _slice(c, value, c.tensors.layouts):
+            if isinstance(operation, BoundSymbol):
+                run_line(operation, c.tensors.layouts)
             else:
-                _input(c, line, with_offset, with_bits)
-        found = {base: c.tensors.layouts[value]}
+                _input(c, operation, with_offset, with_bits)
+        found: dict[Proxy, object] = {base: c.tensors.layouts[value]}
         for view in reversed(views):  # a value of the trace has the name of the first view that it was
-            line, shown = memory.view_of[view]
-            run_line(line.swap({p: shown for p in line.inputs if memory.holder(p) is shown}), found)
-    return found[wanted]
+            operation, shown = memory.view_of[view]
+            run_line(operation.swap({p: shown for p in operation.inputs if memory.holder(p) is shown}), found)
+    return cast(torch.Tensor, found[wanted])
 
 
 def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
@@ -133,9 +135,11 @@ def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
 
 
 def _slice(c, wanted: TensorProxy, known: dict) -> list:
-    """The inputs and lines that lead to a value, in the order of the program, but for lines whose results are known."""
-    lines = leading_to(
-        [line for recorder in (*c.outer_recorders, c.recorder) for line in recorder.bound_symbols], (wanted,)
+    """The inputs and operations that lead to a value, in the order of the program, without those that are known."""
+    operations = leading_to(
+        [operation for recorder in (*c.outer_recorders, c.recorder) for operation in recorder.bound_symbols], (wanted,)
     )
-    inputs = dict.fromkeys(p for p in (wanted, *(i for line in lines for i in line.inputs)) if p in c.tensors.real)
-    return [*inputs, *(line for line in lines if not all(o in known for o in line.outputs))]
+    inputs = dict.fromkeys(
+        p for p in (wanted, *(i for operation in operations for i in operation.inputs)) if p in c.tensors.real
+    )
+    return [*inputs, *(operation for operation in operations if not all(o in known for o in operation.outputs))]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import cast
+
 import torch
 
 from thunder import compat
@@ -157,7 +160,7 @@ def _shares(c, source: Source, other: Source) -> None:
 
 
 def write_back(c) -> None:
-    """The last lines of the program: what came from outside gets what was written to it."""
+    """The last operations of the program: what came from outside gets what was written to it."""
     memory = c.recorder.memory
     if not memory.active:
         return
@@ -175,7 +178,9 @@ def write_back(c) -> None:
                 )
             for symbol, arguments in memory.rearranged.get(base, ()):
                 form = inplace.rearranging(symbol)
-                target = form.record(c.recorder, (target, *arguments), {}, form.meta(target, *arguments))
+                target = form.record(
+                    c.recorder, (target, *arguments), {}, cast(Callable, form.meta)(target, *arguments)
+                )
             if base in memory.filled:
                 copy = inplace.write_back if base in memory.counted else inplace.write_back_uncounted
                 copy.record(c.recorder, (target, value), {}, None)

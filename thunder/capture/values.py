@@ -150,7 +150,7 @@ def _tuple(c, value: tuple, source: Source):
     ask(c, source, LENGTH)
     children = [read(c, x, source.item(i)) for i, x in enumerate(tuple.__iter__(value))]
     return (
-        type(value)._make(children)
+        type(value)._make(children)  # pyright: ignore[reportAttributeAccessIssue]
         if type_attribute(type(value), "_make") is not NULL
         else tuple(children)
         if type(value) is tuple

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import torch
 
@@ -27,6 +28,18 @@ def autocast_casts(operator: str, kind: str) -> bool:
 def composed(operator: str) -> bool:
     """Whether PyTorch composes an operator of aten of others, which torch.autocast casts: this, too, differs."""
     return compat.has_kernel_for_key(f"aten::{operator}", "CompositeImplicitAutograd")
+
+
+@functools.cache
+def casts_keep_grad_mode() -> bool:
+    """Whether torch.autocast casts a parameter again where grad mode is another: before torch 2.11, a cast that was
+    made without grad serves with it, and the gradient is lost. Only a program tells."""
+    with compat.without_function_modes(), autocast_on((("cpu", torch.bfloat16),), cached=True):
+        weight = torch.ones(1, 1, requires_grad=True)
+        with torch.no_grad():
+            torch.mm(weight, weight)
+        with torch.enable_grad():
+            return torch.mm(weight, weight).requires_grad
 
 
 def autocast_nesting() -> int:

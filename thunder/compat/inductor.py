@@ -10,6 +10,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
+from typing import Any
 from unittest import mock  # torch imports it as well
 
 import torch
@@ -44,12 +45,72 @@ def compile_with_inductor(
         if (other := rewritten(graph)) is not None:
             graph = make_fx(other)(*examples)
             graph.graph.eliminate_dead_code()
+    compiled, wait = _compiled(graph, examples, mode, results[0].device.type == "cpu", reused)
+    return compiled, results, wait
+
+
+def compile_for_sizes(
+    function: Callable,
+    numbers: Sequence[int],
+    described: Callable[[Sequence[Any]], Sequence[tuple]],
+) -> tuple[Callable, Callable, Callable, Callable]:
+    """What Inductor makes of a function of integers, each at least 2, and tensors, for all integers that it is right
+    for.
+
+    numbers: the integers of a call. described: for integers, those of a call or symbolic ones, (shape, strides, dtype,
+    device) of each tensor. Returns what runs it, which takes a list and empties it; whether it is right for integers;
+    the strides that PyTorch gives its results, for integers; and a function that waits until it can be called. Tried on
+    2.13.
+    """
+    from sympy import Integer
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+    known = ShapeEnv()
+    mode = compat.FakeTensorMode(shape_env=known)
+    with compat.DisableTorchFunction(), compat.without_function_modes(), torch.no_grad(), mode:
+        sources = [ConstantSource(f"n{i}") for i in range(len(numbers))]
+        symbols = [
+            known.create_symbol(n, source, dynamic_dim=DimDynamic.DYNAMIC)
+            for n, source in zip(numbers, sources, strict=True)
+        ]
+        sizes = [
+            known.create_symintnode(symbol, hint=n, source=source)
+            for symbol, n, source in zip(symbols, numbers, sources, strict=True)
+        ]
+        tensors = [torch.empty_strided(n, s, dtype=d, device=where) for n, s, d, where in described(sizes)]
+        results = function(*sizes, *tensors)
+        functional = torch.func.functionalize(function, remove="mutations")
+        graph = make_fx(functional, decomposition_table=compat.select_decomp_table())(*sizes, *tensors)
+    compiled, wait = _compiled(graph, [*sizes, *tensors], mode, results[0].device.type == "cpu")
+    strides = [[getattr(getattr(s, "node", None), "expr", s) for s in r.stride()] for r in results]
+
+    def at(expression: Any, numbers: Sequence[int]) -> Any:
+        return (
+            expression
+            if isinstance(expression, int)
+            else expression.xreplace(dict(zip(symbols, map(Integer, numbers), strict=True)))
+        )
+
+    def right(numbers: Sequence[int]) -> bool:
+        return all(bool(at(guard.expr, numbers)) for guard in known.guards)
+
+    def laid_out(numbers: Sequence[int]) -> list[tuple[int, ...]]:
+        return [tuple(int(at(s, numbers)) for s in each) for each in strides]
+
+    return compiled, right, laid_out, wait
+
+
+def _compiled(
+    graph: Any, examples: Sequence[Any], mode: Any, on_cpu: bool, reused: Sequence[int] = ()
+) -> tuple[Callable, Callable]:
+    """What runs a graph of ATen operations, and what waits until it can be called."""
     output = next(iter(reversed(graph.graph.nodes)))
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     _find_vectors()
     waiting: list[Callable] = []
     # shapes are guarded, and strides looked at, before a region is called
-    on_cpu = results[0].device.type == "cpu"
     left = _waits_left_to(waiting) if on_cpu else contextlib.nullcontext()
     settings = {"size_asserts": False} | (_vector_setting() if on_cpu else {})
     with compat.config.patch(settings), compat.tracing(compat.TracingContext(mode)) as context, left:
@@ -69,7 +130,7 @@ def compile_with_inductor(
         while waiting:
             waiting.pop()()
 
-    return getattr(compiled, "current_callable", None) or compiled, results, wait
+    return getattr(compiled, "current_callable", None) or compiled, wait
 
 
 def _vector_setting() -> dict[str, object]:

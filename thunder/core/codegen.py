@@ -6,6 +6,7 @@ are asked for.
 
 from __future__ import annotations
 
+import enum
 import itertools
 import linecache
 import math
@@ -123,7 +124,7 @@ class Printer:
                 stem = first = OBJECT_NAMES[t](x)
             else:
                 stem = f"_{t.__module__.split('.')[0]}_{t.__name__}" if t.__module__ != "builtins" else "_object"
-                stem += f"_{x.name}" if hasattr(t, "__members__") else ""
+                stem += f"_{x.name}" if isinstance(x, enum.Enum) else ""
                 first = f"{stem}_0"
             names = itertools.chain([first], (f"{stem}_{i}" for i in itertools.count(1)))
             name = next(n for n in names if n not in self._taken and n not in self.variables)

@@ -166,7 +166,7 @@ class Recorder:
         self.context = context or Context(Names())
         self.memory: Any = None
         self.casts: dict = {}
-        self.is_leaf: Callable[[Proxy], bool] | None = None
+        self.is_leaf: Callable[[TensorProxy], bool] | None = None
         self.location, self.where = location, where
         self.sizes: list | None = None
         self.decide: Any = None
@@ -516,6 +516,7 @@ class BoundSymbol:
             inputs=None if "args" in changes or "kwargs" in changes else self.inputs,
             outputs=None if "output" in changes else self.outputs,
         )  # fmt: skip
+        new.header = self.header
         if "subsymbols" in changes:
             new._subsymbols = tuple(changes["subsymbols"])
         elif "args" not in changes and "kwargs" not in changes and "output" not in changes and "sym" not in changes:

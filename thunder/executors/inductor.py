@@ -28,13 +28,14 @@ from thunder import compat
 from thunder.analysis.lifetimes import first_uses
 from thunder.core.definition import holds
 from thunder.core.dtypes import COMPLEX
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy, has_numbers, numbers_in
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.errors import MissingImplementationError
 from thunder.executors.inductor_joins import joined_by_parts
+from thunder.executors.inductor_sizes import RegionOfSizes, alike, apart, laid_out
 from thunder.executors.torchex import torch_ex
 from thunder.extend import register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
@@ -51,6 +52,7 @@ _COMPILERS = ("g++", "clang++", "c++", "cl")
 class InductorExecutor(FusionExecutor):
     """label: what its regions are called. products: whether they contain matrix products and attention."""
 
+    needs_sizes = False
     capturable = owns_results = permits = True
 
     def __init__(self, name: str, label: str, products: bool):
@@ -64,8 +66,10 @@ class InductorExecutor(FusionExecutor):
         return _missing("cpu")
 
     def can_fuse(self, operation: BoundSymbol) -> bool:
-        if not fusible(operation) or not all(
-            isinstance(p, TensorProxy) for p in (*operation.inputs, *operation.outputs)
+        if (
+            not fusible(operation, numbers=True)
+            or not _is_of_sizes(operation)
+            or not all(isinstance(p, TensorProxy) for p in (*operation.inputs, *operation.outputs))
         ):
             return False
         if torch_ex.implementation(operation) is None or not self._computes(operation):
@@ -92,7 +96,7 @@ class InductorExecutor(FusionExecutor):
         return (
             symbol.decomposition is not None
             and bool(operation.subsymbols)
-            and all(fusible(sub) and self._computes(sub) for sub in operation.subsymbols)
+            and all(fusible(sub, numbers=True) and self._computes(sub) for sub in operation.subsymbols)
         )
 
     def keeps(self, operation: BoundSymbol) -> bool:
@@ -105,9 +109,10 @@ class InductorExecutor(FusionExecutor):
         return len(computing) > 1
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
-        run = self.once(region, lambda: InductorRegion(region))
+        run = self.once(region, lambda: RegionOfSizes(region) if region.numbers else InductorRegion(region))
+        inputs = (*region.inputs, *region.numbers)
         return self.register_temporary_operation(
-            f"{self.label}{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines
+            f"{self.label}{counter}", run, inputs=inputs, outputs=region.outputs, bsyms=region.lines
         )
 
     def expect(self, trace: Trace) -> None:
@@ -117,7 +122,8 @@ class InductorExecutor(FusionExecutor):
             for operation in trace.bound_symbols
             if isinstance(operation.sym.fn, InductorRegion) and operation.outputs[0].device.type == "cpu"
         }
-        if len(regions) > 1:
+        of_sizes = any(isinstance(operation.sym.fn, RegionOfSizes) for operation in trace.bound_symbols)
+        if len(regions) > 1 and not of_sizes:
             before = self._last()
             program = _Program(trace, before if before is not None and before.trace.names is trace.names else None)
             trace.info.compiled[trace.name] = program
@@ -128,6 +134,14 @@ class InductorExecutor(FusionExecutor):
     def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
         found = function.writing_over(dying) if isinstance(function, InductorRegion) else None
         return (found, found.over) if found is not None and found.over else None
+
+
+def _is_of_sizes(operation: BoundSymbol) -> bool:
+    """Whether the numbers that stay symbolic in an operation are sizes, which are at least 2."""
+    if not has_numbers((operation.args, operation.kwargs, operation.output)):
+        return True
+    found = numbers_in((operation.args, operation.kwargs, operation.output), [])
+    return all(n.decisions.is_size(name) for n in found for name in n.expression.symbols())
 
 
 def _nothing() -> None:
@@ -236,10 +250,9 @@ class InductorRegion:
         if reused:
             run = functools.partial(_over, run, reused)
         results = run([*tensors])
-        alike = all(_layout(o.shape, o.stride()) == _layout(o.shape, s) for o, s in zip(results, expected, strict=True))
-        if alike and _apart(results, [t for i, t in enumerate(tensors) if i not in reused]):
+        if alike(results, expected) and apart(results, [t for i, t in enumerate(tensors) if i not in reused]):
             return run, results
-        return (lambda inputs: _laid_out(run(inputs), expected)), _laid_out(results, expected)
+        return (lambda inputs: laid_out(run(inputs), expected)), laid_out(results, expected)
 
     def _run_lines(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         values: dict[Proxy, object] = dict(zip(self.region.inputs, tensors, strict=True))
@@ -313,27 +326,6 @@ def _over(run: Callable, reused: Sequence[int], inputs: list[torch.Tensor]) -> S
     for i in reused:
         inputs[i] = inputs[i].detach()
     return run(inputs)
-
-
-def _apart(results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Whether each result has memory of its own: Inductor computes what is equal once, and what changes nothing not at
-    all."""
-    memory = [t.untyped_storage().data_ptr() for t in results if t.numel()]
-    return len(set(memory)) == len(memory) and {t.untyped_storage().data_ptr() for t in others if t.numel()}.isdisjoint(
-        memory
-    )
-
-
-def _laid_out(results: Sequence[torch.Tensor], strides: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    return [
-        torch.empty_strided(o.shape, s, dtype=o.dtype, device=o.device).copy_(o)
-        for o, s in zip(results, strides, strict=True)
-    ]
-
-
-def _layout(shape: Sequence[int], strides: Sequence[int]) -> list:
-    """The strides that say something."""
-    return [s for n, s in zip(shape, strides, strict=True) if n != 1] if 0 not in shape else []
 
 
 def _missing(kind: str) -> str | None:

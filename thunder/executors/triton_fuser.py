@@ -24,7 +24,7 @@ from thunder.executors.triton_kernels.schedule import ON_CHIP
 from thunder.executors.triton_kernels.sizes import Undecided
 from thunder.executors.triton_kernels.values import primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
-from thunder.extend.fusion import FusionExecutor, fusible
+from thunder.extend.fusion import FusionExecutor, Unfused, fusible
 from thunder.ops.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import compile_option
@@ -107,8 +107,8 @@ class TritonFuser(FusionExecutor):
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
         try:
             run = self.once(region, lambda: self.made_of(region, to_torch_device(device)))
-        except Undecided:  # kernels would have to know more of sizes
-            return None
+        except Undecided:
+            raise Unfused("a kernel would have to know more of sizes that stay symbolic") from None
         return self.register_temporary_operation(
             f"TritonFusion{counter}",
             run,

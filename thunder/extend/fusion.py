@@ -8,20 +8,24 @@ from typing import Any
 
 from thunder.analysis.aliases import may_view
 from thunder.analysis.flow import producers
-from thunder.core.proxies import Proxy, TensorProxy, equal_counts, has_numbers, numbers_in
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, equal_counts, has_numbers, numbers_in
 from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule, with_own_copies
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
 from thunder.extend import Executor, Implementation, operation_id
 
-__all__ = ["FusionExecutor", "TooLarge", "run_by"]
+__all__ = ["FusionExecutor", "TooLarge", "Unfused", "run_by"]
 
 KEPT = 1024  # compiled regions that an executor remembers
 
 
 class TooLarge(Exception):
     """What `fuse` raises for a region that has to be smaller: it gets two halves."""
+
+
+class Unfused(Exception):
+    """What `fuse` raises for a region that stays with PyTorch: the trace says why."""
 
 
 class FusionExecutor(Executor):
@@ -106,7 +110,7 @@ class FusionExecutor(Executor):
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         """The one operation that runs a region (see `register_temporary_operation`), or None to leave it alone. Raises
-        TooLarge. counter: how many regions of the trace were fused."""
+        TooLarge and Unfused. counter: how many regions of the trace were fused."""
         raise MissingImplementationError(
             f"the fusion executor {self.name} has no fuse(region, counter): a subclass of FusionExecutor defines it"
         )
@@ -145,6 +149,8 @@ class FusionExecutor(Executor):
                         if len(region.lines) > 1:
                             waiting += _halves(region)[::-1]
                             continue
+                    except Unfused as reason:
+                        region = _with_reason(region, str(reason))
             made += region.lines if fused is None else (*before, fused, *after)
             counter += fused is not None
         return trace.replace(bound_symbols=made)
@@ -191,6 +197,12 @@ def run_by(operation: BoundSymbol, function: Callable, header: str, *tags: OpTag
     new = operation.replace(sym=symbol, subsymbols=operation.subsymbols)
     new.header = header
     return new
+
+
+def _with_reason(region: Region, reason: str) -> Region:
+    first = region.lines[0].replace()
+    first.header = f"not fused: {reason}"
+    return Region((first, *region.lines[1:]), set(region.outputs))
 
 
 def _halves(region: Region) -> list[Region]:
@@ -270,7 +282,13 @@ def fusible(operation: BoundSymbol, numbers: bool = False) -> bool:
     if not (has_numbers(operation.args) or has_numbers(operation.output) or has_numbers(operation.kwargs)):
         return True
     found = numbers_in((operation.args, operation.kwargs, operation.output), []) if numbers else None
-    return found is not None and not any(n.unbacked for n in found)
+    return found is not None and all(map(_is_of_integers, found))
+
+
+def _is_of_integers(number: NumberProxy) -> bool:
+    """Whether a symbolic number is an expression of integers that are passed in."""
+    values = number.decisions.values
+    return not number.unbacked and all(type(values[name]) is int for name in number.expression.symbols())
 
 
 _ALONE = {OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.DEVICE_SYNC_OP, OpTags.IN_PLACE, OpTags.OPAQUE}

@@ -10,6 +10,7 @@ import functools
 import types
 from typing import Any
 
+from thunder.interpreter.binding import of
 from thunder.interpreter.instructions import NULL
 from thunder.interpreter.tracebacks import swallow
 
@@ -264,15 +265,6 @@ def _explicit(find):
     return run
 
 
-def _explicit_write(write, count):
-    def run(host, function, args, kwargs):
-        if len(args) != count or kwargs or not isinstance(args[1], str):
-            return host.call_native(function, args, kwargs)
-        write(host, *args)
-
-    return run
-
-
 def _get(host, function, args, kwargs):
     """`p.__get__(value)` of a property or function, called by name."""
     found, value, *rest = args if len(args) > 1 else (None, None)
@@ -284,8 +276,8 @@ def _get(host, function, args, kwargs):
 _KINDS = (object, type, types.ModuleType, types.MethodType, BaseException, types.SimpleNamespace, functools.partial)
 CALLS = {
     **{kind.__getattribute__: _explicit(READERS.get(kind.__getattribute__, instance_attribute)) for kind in _KINDS},
-    **{kind.__setattr__: _explicit_write(set_attribute, 3) for kind in _KINDS},
-    **{kind.__delattr__: _explicit_write(remove_attribute, 2) for kind in _KINDS},
+    **{kind.__setattr__: of(3, named=True)(set_attribute) for kind in _KINDS},
+    **{kind.__delattr__: of(2, named=True)(remove_attribute) for kind in _KINDS},
     property.__get__: _get,
     FUNCTION.__get__: _get,
 }

@@ -8,7 +8,8 @@ CO_VARARGS, CO_VARKEYWORDS = 4, 8
 def bind(f, record, arguments, keywords, default):
     """The variables of a call `f(*arguments, **keywords)` by name; `record` is the decoded code of `f`.
 
-    `default(f, name, value)` is asked for every default value that is used. Raises TypeError as CPython does.
+    `default(f, name, value)` is asked for every default value that is used, and with None for a name where the number
+    of defaults is part of an error. Raises TypeError as CPython does.
     """
     positional, total, given = record.argument_count, record.parameter_count, len(arguments)
     bound = dict(zip(record.arguments, arguments))  # noqa: B905 - surplus goes to *args, or is an error below
@@ -21,7 +22,7 @@ def bind(f, record, arguments, keywords, default):
         if len(bound) == total:
             return bound
     else:
-        _bind_variable(f, record, arguments, keywords, bound)
+        _bind_variable(f, record, arguments, keywords, bound, default)
     names = f.__code__.co_varnames
     if given < positional:
         _bind_defaults(f, names, given, bound, default)
@@ -30,7 +31,7 @@ def bind(f, record, arguments, keywords, default):
     return bound
 
 
-def _bind_variable(f, record, arguments, keywords, bound):
+def _bind_variable(f, record, arguments, keywords, bound, default):
     """Bind *args, **kwargs and keywords; too many positional arguments are found here."""
     code = f.__code__
     names, positional, total = code.co_varnames, record.argument_count, record.parameter_count
@@ -44,6 +45,7 @@ def _bind_variable(f, record, arguments, keywords, bound):
     if keywords:
         _bind_keywords(f, names, total, keywords, bound, extra)
     if len(arguments) > positional and not code.co_flags & CO_VARARGS:
+        default(f, None, None)
         raise _too_many(f, names, len(arguments), bound)
 
 
@@ -76,6 +78,7 @@ def _bind_defaults(f, names, given, bound, default):
     first = positional - len(defaults)
     missing = [name for name in names[given:first] if name not in bound]
     if missing:
+        default(f, None, None)
         raise _missing(f, "positional", missing)
     for k in range(max(given, first), positional):
         name = names[k]
@@ -93,6 +96,7 @@ def _bind_keyword_defaults(f, names, bound, default):
             else:
                 missing.append(name)
     if missing:
+        default(f, None, None)
         raise _missing(f, "keyword-only", missing)
 
 
@@ -118,3 +122,18 @@ def _too_many(f, names, given, bound):
         also += f"{'' if keyword_given == 1 else 's'})"
     verb = "was" if given == 1 and not keyword_given else "were"
     return TypeError(f"{f.__qualname__}() takes {takes} positional argument{plural} but {given}{also} {verb} given")
+
+
+def of(*counts, named=False):
+    """Makes a handler of a builtin's calls from `run(host, *args)`, for calls with so many positional arguments; native
+    code answers others. named: the second argument is a str."""
+
+    def make(run):
+        def handler(host, function, args, kwargs):
+            if kwargs or len(args) not in counts or named and not isinstance(args[1], str):
+                return host.call_native(function, args, kwargs)
+            return run(host, *args)
+
+        return handler
+
+    return make

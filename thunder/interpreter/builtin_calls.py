@@ -10,6 +10,7 @@ import sys
 import types
 import warnings
 
+from thunder.interpreter.binding import of
 from thunder.interpreter.recursion import set_original_limit
 from thunder.interpreter.tracebacks import stub_frame, swallow
 
@@ -192,39 +193,25 @@ def _set_recursion_limit(host, function, args, kwargs):
     host.recursion_limit = limit
 
 
-def _getattr(host, function, args, kwargs):
-    if len(args) not in (2, 3) or kwargs or not isinstance(args[1], str):
-        return host.call_native(function, args, kwargs)
-    if len(args) == 2:
-        return host.load_attr(*args)
+@of(2, 3, named=True)
+def _getattr(host, value, name, *default):
+    if not default:
+        return host.load_attr(value, name)
     try:
-        return host.load_attr(args[0], args[1])
+        return host.load_attr(value, name)
     except AttributeError as error:
         swallow(error)
-        return args[2]
+        return default[0]
 
 
-def _hasattr(host, function, args, kwargs):
-    if len(args) != 2 or kwargs or not isinstance(args[1], str):
-        return host.call_native(function, args, kwargs)
+@of(2, named=True)
+def _hasattr(host, value, name):
     try:
-        host.load_attr(*args)
+        host.load_attr(value, name)
         return True
     except AttributeError as error:
         swallow(error)
         return False
-
-
-def _setattr(host, function, args, kwargs):
-    if len(args) != 3 or kwargs or not isinstance(args[1], str):
-        return host.call_native(function, args, kwargs)
-    host.store_attr(*args)
-
-
-def _delattr(host, function, args, kwargs):
-    if len(args) != 2 or kwargs or not isinstance(args[1], str):
-        return host.call_native(function, args, kwargs)
-    host.delete_attr(*args)
 
 
 _ROWS = {
@@ -244,8 +231,8 @@ _ROWS = {
     sys.setrecursionlimit: _set_recursion_limit,
     getattr: _getattr,
     hasattr: _hasattr,
-    setattr: _setattr,
-    delattr: _delattr,
+    setattr: of(3, named=True)(lambda host, *args: host.store_attr(*args)),
+    delattr: of(2, named=True)(lambda host, *args: host.delete_attr(*args)),
 }
 if hasattr(sys, "_getframemodulename"):  # from 3.12
     _ROWS[sys._getframemodulename] = _get_frame_module_name  # pyright: ignore[reportAttributeAccessIssue]

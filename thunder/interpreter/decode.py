@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import types
 import weakref
 from typing import NamedTuple
@@ -106,10 +107,15 @@ def _raw_instructions(code):
 _INSTRUCTIONS = {name: (handler, name if name in JUMPS else None) for name, handler in HANDLERS.items()}
 
 
+@functools.lru_cache(maxsize=1000)  # some rows are made for each instruction
+def _with_handlers(row):
+    """A row of a table with (handler, name of a jump or None, resolver) for each canonical instruction."""
+    return tuple((*_INSTRUCTIONS[name], resolve) for name, resolve in row)
+
+
 def row_of(opname):
-    """A row of the version's table, with (handler, name of a jump or None, resolver) for each canonical instruction."""
     row = TABLE.get(opname, (("UNSUPPORTED", given(opname)),))  # an unknown opcode fails when it is reached, not here
-    return tuple((*_INSTRUCTIONS[name], resolve) for name, resolve in row) if type(row) is tuple else row
+    return _with_handlers(row) if type(row) is tuple else row
 
 
 ROWS = [row_of(opname) for opname in OPNAME]
@@ -117,8 +123,8 @@ ROWS = [row_of(opname) for opname in OPNAME]
 
 def _decode(code):
     raw_instructions = _raw_instructions(code)
-    raw, program, offsets, index, jumps = Raw(code), [], [], {}, []
-    cleared = set()
+    raw, program, offsets, index, jumps, cleared = Raw(code), [], [], {}, [], set()
+    add, add_offset = program.append, offsets.append
     raw_instructions.append((len(code.co_code), NOP, 0))  # a last one, so that each has one that follows
     for k, (offset, opcode, argument) in enumerate(raw_instructions[:-1]):
         index[offset] = len(program)
@@ -128,12 +134,12 @@ def _decode(code):
         raw.arg = argument
         raw.after = raw_instructions[k + 1][0] if JUMPS_FROM_CACHES else offset + 2
         if type(row) is not tuple:
-            row = [(*_INSTRUCTIONS[name], resolve) for name, resolve in row(raw)]
+            row = _with_handlers(row(raw))
         for handler, jump, resolve in row:
             if jump is not None:
                 jumps.append((len(program), jump))
-            program.append((handler, resolve(raw)))
-            offsets.append(offset)
+            add((handler, resolve(raw)))
+            add_offset(offset)
         if opcode == SEND:
             raw.previous_jump = raw.after + 2 * argument
         elif opcode == LOAD_FAST_AND_CLEAR:

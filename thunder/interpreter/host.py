@@ -39,16 +39,12 @@ from thunder.interpreter.tracebacks import clean, swallow
 
 UNARY = {"-": operator.neg, "~": operator.invert, "+": operator.pos}
 CO_ITERABLE_COROUTINE = 0x100
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 PLACEHOLDER = getattr(functools, "Placeholder", None)
 FUNCTION, METHOD = types.FunctionType, types.MethodType
 _CALLS = {
-    **attributes.CALLS,
-    **operators.CALLS,
-    **sequences.CALLS,
-    **text.CALLS,
-    **construction.CALLS,
-    **standins.CALLS,
-}
+    **attributes.CALLS, **operators.CALLS, **sequences.CALLS, **text.CALLS, **construction.CALLS, **standins.CALLS,
+}  # fmt: skip
 PROTOCOL_CALLS = {id(function): handler for function, handler in _CALLS.items()}
 _NATIVE_CALLS = {id(function): handler for function, handler in sequences.NATIVE_CALLS.items()}
 _HANDLERS = {**FRAME_CALLS, **PROTOCOL_CALLS, **_NATIVE_CALLS}
@@ -177,7 +173,7 @@ class Host:
         """Call something that is not interpreted. Inside an `except` block it sees the handled exception."""
         if self.log is not None:
             self.log.note("Opaque", f)
-        if self.stack_of_frames and (type(f) is FUNCTION or isinstance(f, type) and type(f) is not type):
+        if self.stack_of_frames and (type(f) is FUNCTION or isinstance(f, type) and f.__flags__ & _HEAP_TYPE):
             called = FUNCTION(_CALLED, self.stack_of_frames[-1].fn.__globals__)  # who asks finds the caller's module
             args, kwargs, f = (f, args, kwargs), {}, called
         if self.exc is None:

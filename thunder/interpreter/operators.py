@@ -12,6 +12,7 @@ import types
 from typing import Any, cast
 
 from thunder.interpreter.attributes import call_special, in_python
+from thunder.interpreter.binding import of
 from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.tables import COMPARISONS
 
@@ -220,10 +221,6 @@ def _through(name):
     return run
 
 
-def _by_index(host, function, args, kwargs):
-    return index(host, *args) if len(args) == 1 and not kwargs else host.call_native(function, args, kwargs)
-
-
 def _hash(host, function, args, kwargs):
     method = host.lookup(type(args[0]), "__hash__") if len(args) == 1 and not kwargs else NULL
     if type(method) is not types.FunctionType:
@@ -241,34 +238,16 @@ def _divmod(host, function, args, kwargs):
     )
 
 
-def _pow(host, function, args, kwargs):
-    return host.binary("**", *args) if len(args) == 2 and not kwargs else host.call_native(function, args, kwargs)
-
-
 def _as_function(method, *symbol):
     """A function of the module `operator`."""
-
-    def run(host, function, args, kwargs):
-        if kwargs or len(args) != function_arity[method]:
-            return host.call_native(function, args, kwargs)
-        return getattr(host, method)(*symbol, *args)
-
-    return run
+    return of(_ARITY[method])(lambda host, *args: getattr(host, method)(*symbol, *args))
 
 
-function_arity = {
-    "binary": 2,
-    "compare": 2,
-    "unary": 1,
-    "truth": 1,
-    "same": 2,
-    "contains": 2,
-    "getitem": 2,
-    "setitem": 3,
+_ARITY = {
+    "binary": 2, "compare": 2, "unary": 1, "truth": 1, "same": 2, "contains": 2, "getitem": 2, "setitem": 3,
     "delitem": 2,
-}
+}  # fmt: skip
 _NAMES = {"and": "and_", "or": "or_"}
-_COMPARE_NAMES = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 _UNARY_NAMES = {"-": ("neg",), "+": ("pos",), "~": ("invert", "inv")}
 
 CALLS = {
@@ -277,10 +256,11 @@ CALLS = {
     complex: _number(complex, "__complex__", "__float__", "__index__"),
     abs: _through("__abs__"), round: _through("__round__"),
     math.floor: _through("__floor__"), math.ceil: _through("__ceil__"), math.trunc: _through("__trunc__"),
-    hash: _hash, divmod: _divmod, pow: _pow, operator.index: _by_index, operator.abs: _through("__abs__"),
+    hash: _hash, divmod: _divmod, pow: _as_function("binary", "**"),
+    operator.index: of(1)(index), operator.abs: _through("__abs__"),
     **{getattr(operator, _NAMES.get(n, n)): _as_function("binary", s) for s, n in METHOD_OF.items()},
     **{getattr(operator, f"i{n}"): _as_function("binary", f"{s}=") for s, n in METHOD_OF.items()},
-    **{getattr(operator, n): _as_function("compare", s) for s, n in _COMPARE_NAMES.items()},
+    **{getattr(operator, n): _as_function("compare", s) for s, n in COMPARE_METHOD.items()},
     **{getattr(operator, n): _as_function("unary", s) for s, names in _UNARY_NAMES.items() for n in names},
     **{getattr(operator, n): _as_function(n) for n in ("truth", "contains", "getitem", "setitem", "delitem")},
     operator.is_: _as_function("same"),

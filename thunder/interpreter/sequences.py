@@ -8,6 +8,7 @@ import types
 from typing import Any
 
 from thunder.interpreter.attributes import call_special, in_python, load_attr, type_attribute
+from thunder.interpreter.binding import of
 from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.operators import index
 from thunder.interpreter.tables import VERSION
@@ -214,14 +215,6 @@ def truth(host, value):
 # ---------------------------------------------------------------- the same as functions
 
 
-def _len(host, function, args, kwargs):
-    return length(host, *args) if len(args) == 1 and not kwargs else host.call_native(function, args, kwargs)
-
-
-def _bool(host, function, args, kwargs):
-    return host.truth(args[0]) if len(args) == 1 and not kwargs else host.call_native(function, args, kwargs)
-
-
 def _iter(host, function, args, kwargs):
     if len(args) == 2 and not kwargs:
         return host.call_native(function, [callback(host, args[0]), args[1]], {})
@@ -287,4 +280,10 @@ NATIVE_CALLS = {
     min: _with_callbacks(0),
     max: _with_callbacks(0),
 }
-CALLS = {len: _len, bool: _bool, iter: _iter, next: _next, reversed: _reversed}
+CALLS = {
+    len: of(1)(length),
+    bool: of(1)(lambda host, value: host.truth(value)),
+    iter: _iter,
+    next: _next,
+    reversed: _reversed,
+}

@@ -18,9 +18,11 @@ from collections import deque
 from typing import Any
 
 from thunder.interpreter.attributes import in_python, type_attribute
+from thunder.interpreter.binding import of
 from thunder.interpreter.instructions import NULL, PLAIN
+from thunder.interpreter.operators import COMPARE_METHOD
 
-COMPARED = {"__lt__": "<", "__le__": "<=", "__eq__": "==", "__ne__": "!=", "__gt__": ">", "__ge__": ">="}
+COMPARED = {method: symbol for symbol, method in COMPARE_METHOD.items()}
 _ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift divmod"
 # what native code calls of an object that it is given, by its class
 CALLED = frozenset(
@@ -96,16 +98,14 @@ def _sum(host, function, args, kwargs):
     return start
 
 
-def _any(host, function, args, kwargs):
-    if len(args) != 1 or kwargs:
-        return host.call_native(function, args, kwargs)
-    return any(host.truth(value) for value in host.steps(args[0]))
+@of(1)
+def _any(host, values):
+    return any(host.truth(value) for value in host.steps(values))
 
 
-def _all(host, function, args, kwargs):
-    if len(args) != 1 or kwargs:
-        return host.call_native(function, args, kwargs)
-    return all(host.truth(value) for value in host.steps(args[0]))
+@of(1)
+def _all(host, values):
+    return all(host.truth(value) for value in host.steps(values))
 
 
 CALLS = {sum: _sum, any: _any, all: _all}

@@ -285,13 +285,7 @@ V3_15 = V3_14 | {
     ),
 }
 
-VERSIONS = {
-    (3, 11): V3_11,
-    (3, 12): V3_12,
-    (3, 13): V3_13,
-    (3, 14): V3_14,
-    (3, 15): V3_15,
-}
+VERSIONS = {(3, 11): V3_11, (3, 12): V3_12, (3, 13): V3_13, (3, 14): V3_14, (3, 15): V3_15}
 
 # What the compiler emits for dropping an exhausted iterator, at the target of FOR_ITER.
 LOOP_ENDS = {

@@ -6,6 +6,7 @@ import types
 from typing import Any
 
 from thunder.interpreter.attributes import call_special, in_python
+from thunder.interpreter.binding import of
 from thunder.interpreter.building import CONVERSIONS
 
 
@@ -102,13 +103,6 @@ def format_value(host, value, conversion, spec):
     return formatted(host, value, spec)
 
 
-def _of_one(write):
-    def run(host, function, args, kwargs):
-        return write(host, args[0]) if len(args) == 1 and not kwargs else host.call_native(function, args, kwargs)
-
-    return run
-
-
 def _format(host, function, args, kwargs):
     if len(args) not in (1, 2) or kwargs or len(args) == 2 and not isinstance(args[1], str):
         return host.call_native(function, args, kwargs)
@@ -144,14 +138,7 @@ def _asks(host, name, natively, value, cls):
     return host.truth(call_special(host, hook, cls, [value], name))
 
 
-def _of_class(ask):
-    def run(host, function, args, kwargs):
-        return ask(host, *args) if len(args) == 2 and not kwargs else host.call_native(function, args, kwargs)
-
-    return run
-
-
 CALLS = {
-    str: _of_one(string), repr: _of_one(representation), format: _format, ascii: _ascii,
-    isinstance: _of_class(is_instance), issubclass: _of_class(is_subclass),
+    str: of(1)(string), repr: of(1)(representation), format: _format, ascii: _ascii,
+    isinstance: of(2)(is_instance), issubclass: of(2)(is_subclass),
 }  # fmt: skip

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from thunder import compat
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, map_structure, proxies_in
 from thunder.core.symbol import Recorder, Symbol, current_recorder
@@ -97,7 +98,8 @@ class _Casts:
             and self.recorder.is_leaf(x)
         ):
             # eager's knows no dtype, either
-            done, key = self.recorder.casts, (x, context.grad_enabled, context.checkpoint)
+            mode = context.grad_enabled if compat.casts_keep_grad_mode() else None
+            done, key = self.recorder.casts, (x, mode, context.checkpoint)
         elif x.requires_grad and context.grad_enabled:
             return LTORCH["to"](x, dtype=self.target)
         else:

@@ -60,7 +60,7 @@ def _let_workers_end() -> None:
     atexit.register(time.sleep, 0.1)
 
 
-def group_of(group):
+def group_of(group) -> Any:
     """A process group: the default one for None, a one-dimensional DeviceMesh's own. Raises RuntimeError and TypeError
     where there is none."""
     if dist.is_available() and isinstance(group, dist.ProcessGroup):

@@ -7,6 +7,7 @@ raises is what the user of PyTorch expects to read. Where it does not raise, the
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 _FEW = 1 << 22  # elements up to which a stand-in is a dense tensor; beyond it is one element, expanded
 
 
-def stand_in(x):
+def stand_in(x) -> Any:
     """A tensor of zeros with a proxy's metadata, on the CPU; other values as torch takes them."""
     if isinstance(x, TensorProxy):
         shape = tuple(number_value(n) for n in x.shape)

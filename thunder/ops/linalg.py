@@ -418,7 +418,7 @@ def _grouped_fallback(input, weight, offs):
         and input.dtype.name in ("float32", "bfloat16", "float16")
         and offs.dtype.name == "int32"
     ):
-        return grouped_mm(input, weight, offs=offs)
+        return (grouped_mm if hasattr(F, "grouped_mm") else LTORCH["_grouped_mm"])(input, weight, offs=offs)
     return opaque.symbol_for(torch.ops.transformers.grouped_mm_fallback)(input, weight, offs)
 
 

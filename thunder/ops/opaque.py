@@ -468,14 +468,7 @@ def _make_derivative(symbol: Symbol):
         pairs = [(o, g) for o, g in zip(graph.outputs, cotangents, strict=True) if g is not None and o.requires_grad]
         if not pairs:
             return tuple(torch.zeros_like(x) for x in graph.inputs)
-        return torch.autograd.grad(
-            [o for o, _ in pairs],
-            graph.inputs,
-            [g for _, g in pairs],
-            retain_graph=compat.keeps_graph(),
-            allow_unused=True,
-            materialize_grads=True,
-        )
+        return _gradients(pairs, graph.inputs, retain_graph=compat.keeps_graph())
 
     def forward_meta(wanted, args, kwargs):
         return symbol.meta(*args, **kwargs) if symbol.meta else _detached_meta(symbol, args, kwargs), AnyProxy("")
@@ -591,14 +584,15 @@ def _pulled_back(function, inputs: list[torch.Tensor], cotangents: list[torch.Te
     pairs = [(o, g) for o, g in zip(outputs, cotangents, strict=True) if o.requires_grad]
     if not pairs:
         return tuple(torch.zeros_like(x) for x in inputs)
-    return torch.autograd.grad(
-        [o for o, _ in pairs],
-        inputs,
-        [g for _, g in pairs],
-        create_graph=again,
-        allow_unused=True,
-        materialize_grads=True,
-    )
+    return _gradients(pairs, inputs, create_graph=again)
+
+
+def _gradients(pairs: list[tuple], inputs: list[torch.Tensor], **options) -> tuple:
+    """The gradients for pairs of an output and its cotangent; zeros where none of them depends on an input, which
+    require no grad as those of materialize_grads=True do in torch 2.9."""
+    outputs, cotangents = zip(*pairs)
+    found = torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True, **options)
+    return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))
 
 
 def _detached_meta(symbol: Symbol, args, kwargs):

@@ -66,9 +66,9 @@ def apply(c, f, args, kwargs):
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
     program = _Function(cls, inputs, forward.bound_symbols, result, backward.bound_symbols, placeholders, gradients)
     program.symbol.nondifferentiable = {i for i, inner in enumerate(proxies_in(result, [])) if id(inner) in plain}
-    line = program.line((*inputs, *program.free), outputs, c.recorder.context.afterwards)
-    line.location = c.own_location()
-    c.recorder.bound_symbols.append(line)
+    operation = program.operation((*inputs, *program.free), outputs, c.recorder.context.afterwards)
+    operation.location = c.own_location()
+    c.recorder.bound_symbols.append(operation)
     return outputs
 
 
@@ -94,30 +94,36 @@ def _is_once(function) -> bool:
 class _Function:
     """What was read of a Function's forward and backward, replayed wherever the operation is differentiated.
 
-    free: what the two read beside the inputs; the operation's line takes them as further arguments.
+    free: what the two read beside the inputs; the operation's operation takes them as further arguments.
     """
 
     def __init__(self, cls, inputs, forward, result, backward, placeholders, gradients):
         self.inputs, self.forward, self.result = inputs, forward, result
         self.backward, self.placeholders, self.gradients = backward, placeholders, gradients
-        known = {*proxies_in(inputs, []), *placeholders, *(o for line in (*forward, *backward) for o in line.outputs)}
-        read = [p for line in (*forward, *backward) for p in line.inputs] + proxies_in([result, gradients], [])
+        known = {
+            *proxies_in(inputs, []),
+            *placeholders,
+            *(o for operation in (*forward, *backward) for o in operation.outputs),
+        }
+        read = [p for operation in (*forward, *backward) for p in operation.inputs] + proxies_in(
+            [result, gradients], []
+        )
         self.free = list(dict.fromkeys(p for p in read if p not in known))
         self.once = _is_once(cls.backward) or _is_once(getattr(cls.backward, "__wrapped__", None))
         self.symbol = Symbol(cls.__name__, id=("autograd_function", id(self)))
         self.symbol.grad_rule = self.rule
         self.symbol.functional_derivative, self.symbol.own_derivative = self.functional_rule, True
 
-    def line(self, args: tuple, outputs, context) -> BoundSymbol:
-        """The operation as one line, the forward its decomposition."""
-        line = self.symbol.bind(*args, output=outputs, context=context)
+    def operation(self, args: tuple, outputs, context) -> BoundSymbol:
+        """The operation as one operation, the forward its decomposition."""
+        operation = self.symbol.bind(*args, output=outputs, context=context)
         table = self.arguments(args)
         copies = renamed(self.forward, context.names, table)
-        lines, line.aliases = adopt(
+        operations, operation.aliases = adopt(
             copies, map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, self.result), outputs
         )
-        line._subsymbols = tuple(lines)
-        return line
+        operation._subsymbols = tuple(operations)
+        return operation
 
     def arguments(self, args: tuple) -> dict:
         """What the inputs and free values are called with now."""
@@ -134,24 +140,24 @@ class _Function:
         """The derivative that can be differentiated again: the operation stays, so that its derivative is always this
         backward.
 
-        Values between, which the backward saved, are computed again. They are constants to it, as in PyTorch.
+        Values between, which the backward saved, are recomputed. They are constants to it, as in PyTorch.
         """
         recorder, table = current_recorder(), self.arguments(args)
         context = recorder.context
         outputs = map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, self.result)
         for o in proxies_in(outputs, []):
             o.name = context.names.make()
-        line = self.line(args, outputs, context)
-        recorder.bound_symbols.append(line)
-        typed([line])
+        operation = self.operation(args, outputs, context)
+        recorder.bound_symbols.append(operation)
+        typed([operation])
         given = yield outputs
         made = {**table}
         recorder.bound_symbols += renamed(self.forward, context.names, made)
         made |= zip(proxies_in(self.result, []), proxies_in(outputs, []), strict=True)
-        backward = [line if self.once else _with_grad(line) for line in self.backward]
+        backward = [operation if self.once else _with_grad(operation) for operation in self.backward]
         return self.replayed(backward, made, given)
 
-    def replayed(self, lines, table: dict, given) -> tuple:
+    def replayed(self, operations, table: dict, given) -> tuple:
         """Writes the backward for the cotangents `given`. The gradients."""
         recorder = current_recorder()
         outputs = [
@@ -160,31 +166,33 @@ class _Function:
             if isinstance(x, TensorProxy)
         ]
         table |= {p: g for p, g in zip(self.placeholders, outputs, strict=True) if g is not None}
-        lines = renamed(lines, recorder.context.names, table)
+        operations = renamed(operations, recorder.context.names, table)
         gradients = tuple(table.get(g, g) if isinstance(g, TensorProxy) else None for g in self.gradients)
         if self.once:
-            lines, gradients = self.as_one(lines, gradients, recorder.context)
-        recorder.bound_symbols += lines
+            operations, gradients = self.as_one(operations, gradients, recorder.context)
+        recorder.bound_symbols += operations
         return gradients
 
-    def as_one(self, lines: list[BoundSymbol], gradients: tuple, context) -> tuple[list[BoundSymbol], tuple]:
+    def as_one(self, operations: list[BoundSymbol], gradients: tuple, context) -> tuple[list[BoundSymbol], tuple]:
         """A backward marked with once_differentiable as one operation, which has no derivative."""
         symbol = Symbol(f"{self.symbol.name}_backward", id=("autograd_function_backward", id(self)))
         symbol.once_differentiable = f"the backward of {self.symbol.name} is marked with @once_differentiable"
-        made = {o for line in lines for o in line.outputs}
+        made = {o for operation in operations for o in operation.outputs}
         read = dict.fromkeys(
-            p for p in [*(p for line in lines for p in line.inputs), *proxies_in(gradients, [])] if p not in made
+            p
+            for p in [*(p for operation in operations for p in operation.inputs), *proxies_in(gradients, [])]
+            if p not in made
         )
         outputs = map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, gradients)
         for o in proxies_in(outputs, []):
             o.name = context.names.make()
-        line = symbol.bind(*read, output=outputs, context=context)
-        subsymbols, line.aliases = adopt(lines, gradients, outputs)
-        line._subsymbols = tuple(subsymbols)
-        return [line], outputs
+        operation = symbol.bind(*read, output=outputs, context=context)
+        subsymbols, operation.aliases = adopt(operations, gradients, outputs)
+        operation._subsymbols = tuple(subsymbols)
+        return [operation], outputs
 
 
-def _with_grad(line: BoundSymbol) -> BoundSymbol:
-    copy = line.replace(subsymbols=line.subsymbols)
-    copy.aliases, copy.context = line.aliases, line.context and line.context.replace(grad_enabled=True)
+def _with_grad(operation: BoundSymbol) -> BoundSymbol:
+    copy = operation.replace(subsymbols=operation.subsymbols)
+    copy.aliases, copy.context = operation.aliases, operation.context and operation.context.replace(grad_enabled=True)
     return copy

@@ -1,7 +1,7 @@
 """Gradients of tensors, and backward inside a program: what PyTorch's engine does when it runs is recorded, and what it
 leaves in `.grad` is an effect.
 
-`loss.backward()` differentiates the lines recorded so far that lead to `loss`, with the mechanism that every other
+`loss.backward()` differentiates the operations recorded so far that lead to `loss`, with the mechanism that every other
 derivative here has. Lines of the forward are replaced by what their derivatives make of them, the backward is appended.
 The Python part of PyTorch's own functions, which checks arguments, is interpreted.
 """
@@ -65,8 +65,8 @@ def freed(value: torch.Tensor) -> torch.Tensor:
 
 
 class Engine:
-    """What is known of the graphs of one program. known: line of the forward -> the derivative it belongs to. freed:
-    derivatives whose saved values are gone.
+    """What is known of the graphs of one program. known: operation of the forward -> the derivative it belongs to.
+    freed: derivatives whose saved values are gone.
 
     leaves: the tensors from outside whose `.grad` is read or written, by id. hooked: those whose hooks would be called
     if there were any.
@@ -79,14 +79,14 @@ class Engine:
         self.freed: dict[Derivative, None] = {}
         self.used: set[Derivative] = set()
         self.backwards = 0
-        self._gone: set = set()  # what the freed derivatives' lines make
+        self._gone: set = set()  # what the freed derivatives' operations make
         self._left: dict[TensorProxy, bool] = {}  # what leaves the program -> whether its graph is freed
 
     def free(self, steps: Iterable[Derivative]) -> None:
         for step in steps:
             if _saves(step):
                 self.freed[step] = None
-                self._gone.update(o for line in step.forward for o in line.outputs)
+                self._gone.update(o for operation in step.forward for o in operation.outputs)
 
     def is_freed(self, c, value: TensorProxy) -> bool:
         """Whether somebody outside of the program gets a value with a graph that the program has freed: whether the way
@@ -123,8 +123,8 @@ class Engine:
 
 def _saves(step: Derivative) -> bool:
     """Whether a derivative reads tensors of the forward."""
-    made = {o for line in step.backward for o in line.outputs} | {placeholder for _, placeholder in step.gets}
-    return any(isinstance(i, TensorProxy) and i not in made for line in step.backward for i in line.inputs)
+    made = {o for operation in step.backward for o in operation.outputs} | {placeholder for _, placeholder in step.gets}
+    return any(isinstance(i, TensorProxy) and i not in made for operation in step.backward for i in operation.inputs)
 
 
 def call_backward(c, f, args, kwargs):
@@ -201,30 +201,30 @@ def _variable(c, p: TensorProxy) -> TensorProxy:
 
 
 class _Pulled:
-    """The lines of a backward, not written yet, and the gradients of all values that have one."""
+    """The operations of a backward, not written yet, and the gradients of all values that have one."""
 
     def __init__(self, c, outputs: Sequence[TensorProxy], cotangents: Sequence, create_graph: bool):
         self.c, self.create_graph = c, create_graph
-        engine, lines = c.engine, c.recorder.bound_symbols
+        engine, operations = c.engine, c.recorder.bound_symbols
         if not create_graph:  # a second derivative starts from what the program says
-            lines[:] = _prepared(c, lines, outputs)
+            operations[:] = _prepared(c, operations, outputs)
         linear = Linearization(
-            lines,
+            operations,
             c.request.options.executors,
             functional=create_graph,
-            needed=set(leading_to(lines, outputs)),
+            needed=set(leading_to(operations, outputs)),
             known=engine.known,
         )
-        lines[:] = linear.forward
+        operations[:] = linear.forward
         steps = [s for s in linear.steps if isinstance(s, Derivative)]
-        engine.known |= {line: s for s in steps for line in s.forward}
+        engine.known |= {operation: s for s in steps for operation in s.forward}
         with recording(_writer(c, create_graph)) as writer:
             self.grads = linear.backward(
                 [(o, g) for o, g in zip(outputs, cotangents, strict=True) if g is not None], writer
             )
             self._join()
-        self.lines = writer.bound_symbols
-        typed(self.lines, create_graph)
+        self.operations = writer.bound_symbols
+        typed(self.operations, create_graph)
         self.reached = [s for s in steps if any(o in self.grads for o, _ in s.gets)]
         if any(s in engine.freed for s in self.reached):
             raise RuntimeError(_FREED)
@@ -241,7 +241,7 @@ class _Pulled:
 
     def leaves(self) -> list[TensorProxy]:
         """The tensors from outside that have a gradient, once each."""
-        return [p for p in self.grads if p in self.c.tensors.real]
+        return [p for p in self.grads if isinstance(p, TensorProxy) and p in self.c.tensors.real]
 
     def write(self, wanted: Sequence[TensorProxy]) -> list:
         """Writes what the gradients of `wanted` are computed by; those gradients, None where there is none."""
@@ -250,18 +250,18 @@ class _Pulled:
             if p in c.tensors.real:
                 _check_leaf(c, p)
         found = [self.grads.get(p) for p in wanted]
-        lines = leading_to(self.lines, found)
-        _check_unmodified(c, lines)
+        operations = leading_to(self.operations, found)
+        _check_unmodified(c, operations)
         table: dict = {}
         if self.again:
-            lines = renamed(lines, c.recorder.context.names, table)
+            operations = renamed(operations, c.recorder.context.names, table)
         c.engine.backwards += 1
-        lines = marked(lines, c.engine.backwards)
-        c.recorder.bound_symbols += lines
-        for line in lines:
-            if OpTags.VIEW in line.sym.tags:
-                c.recorder.memory.add(line)
-        self.written = lines
+        operations = marked(operations, c.engine.backwards)
+        c.recorder.bound_symbols += operations
+        for operation in operations:
+            if OpTags.VIEW in operation.sym.tags:
+                c.recorder.memory.add(operation)
+        self.written = operations
         return [table.get(g, g) for g in found]
 
 
@@ -304,15 +304,15 @@ def _check_leaf(c, p: TensorProxy) -> None:
     c.engine.hooked[p] = None
 
 
-def _check_unmodified(c, lines: Sequence[BoundSymbol]) -> None:
+def _check_unmodified(c, operations: Sequence[BoundSymbol]) -> None:
     """A backward may not read what came from outside and was written to since: eager PyTorch raises then."""
     memory = c.recorder.memory
     if not memory.active:
         return
     bases = alias_bases(c.recorder.bound_symbols)
-    for line in lines:
-        unread = line.sym.statistics  # positions of arguments that gradients do not depend on
-        for value in line.inputs:
+    for operation in operations:
+        unread = operation.sym.statistics  # positions of arguments that gradients do not depend on
+        for value in operation.inputs:
             if not isinstance(value, TensorProxy):
                 continue
             root = bases[value]
@@ -320,7 +320,7 @@ def _check_unmodified(c, lines: Sequence[BoundSymbol]) -> None:
             if (
                 base in c.tensors.mutated
                 and memory.current.get(memory.holder(root), root) is not root
-                and not any(line.args[i] is value for i in unread)
+                and not any(operation.args[i] is value for i in unread)
             ):
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace "
@@ -369,7 +369,11 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
     """Gradients go to `.grad`: added in place to what is there."""
     tensors = list(dict.fromkeys(p for p in wanted if p in pulled.grads))
     found = pulled.write(tensors)
-    bases, made, taken = alias_bases(pulled.written), {o for line in pulled.written for o in line.outputs}, set()
+    bases, made, taken = (
+        alias_bases(pulled.written),
+        {o for operation in pulled.written for o in operation.outputs},
+        set(),
+    )
     before = torch.is_grad_enabled()
     compat.set_grad_enabled(pulled.create_graph)
     c.synchronize()

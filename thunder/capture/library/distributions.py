@@ -32,7 +32,7 @@ check_values = Symbol(
 
 
 def is_check(c, holds) -> bool:
-    """Whether the truth of the tensor `holds` is asked for by such a check. Then a line checks it."""
+    """Whether the truth of the tensor `holds` is asked for by such a check. Then an operation checks it."""
     frame, *outer = reversed(c.stack_of_frames)
     if frame.fn.__qualname__ == DISTRIBUTION_CHECK and outer:
         frame = outer[0]

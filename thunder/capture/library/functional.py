@@ -2,7 +2,7 @@
 torch.func.
 
 A transform is applied where it is called. The inner function is read into a level of its own, with fresh proxies for
-its arguments; what the transform makes of the level's lines becomes part of the program around it. So transforms
+its arguments; what the transform makes of the level's operations becomes part of the program around it. So transforms
 compose with each other, in any order and depth, and with everything else.
 """
 
@@ -32,6 +32,9 @@ __all__ = [
     "selected_arguments",
     "check_like",
 ]  # fmt: skip
+
+
+vjp: Callable[..., tuple] = torch.func.vjp  # how many it gives depends on has_aux
 
 
 @contextmanager
@@ -141,7 +144,7 @@ class Transformed:
         return c.read(self.fn, (c.sources.get(id(self)) or c.const(self)).attr("fn"))
 
     def enter(self, c, args: Sequence, kwargs: dict, grad_enabled: bool) -> tuple[list, list, Any]:
-        """Calls the function apart. The lines it recorded, and its result flat."""
+        """Calls the function apart. The operations it recorded, and its result flat."""
         with separate(c, grad_enabled) as level:
             if level.memory is not None:
                 proxies = [p for p in proxies_in([args, kwargs], []) if isinstance(p, TensorProxy)]
@@ -229,9 +232,9 @@ class Differentiated:
                 inside.append(arguments[-1] if _float(x) else x)
             self.wanted[key] = list(map(_float, leaves))
             given[key] = compat.tree_unflatten(inside, self.specs[key])
-        lines, leaves, spec = f.enter(c, [given[i] for i in range(len(args))], {k: given[k] for k in kwargs}, True)
+        operations, leaves, spec = f.enter(c, [given[i] for i in range(len(args))], {k: given[k] for k in kwargs}, True)
         if keys is None:
-            self._read_outside(c, arguments, lines)
+            self._read_outside(c, arguments, operations)
         self.aux = None
         if has_aux:
             result = compat.tree_unflatten(leaves, spec)
@@ -243,13 +246,13 @@ class Differentiated:
             self.aux = result[1]
         self.result, self.spec = leaves, spec
         self.differentiable = [_float(x) and (x.requires_grad or any(x is a for a in arguments)) for x in leaves]
-        level = Level(arguments, lines, leaves)
+        level = Level(arguments, operations, leaves)
         self.pullback = Pullback(level, self.outer, _executors(c), c.recorder)
         self.table = self.pullback.table
 
-    def _read_outside(self, c, arguments: list, lines) -> None:
+    def _read_outside(self, c, arguments: list, operations) -> None:
         """What the function reads from outside and that requires grad, parameters mostly, has gradients as well."""
-        read = {p for line in lines for p in line.inputs}
+        read = {p for operation in operations for p in operation.inputs}
         free = [p for p in c.tensors.real if p in read and p.requires_grad and not any(p is a for a in arguments)]
         arguments += free
         self.outer += free
@@ -362,7 +365,7 @@ class Grad(Transformed):
             ]
             return tuple(outputs), (result, aux)
 
-        outputs, pull, (value, aux) = torch.func.vjp(function, *(leaves[i] for i in places), has_aux=True)
+        outputs, pull, (value, aux) = vjp(function, *(leaves[i] for i in places), has_aux=True)
         return self.packed(list(pull(tuple(torch.ones_like(o) for o in outputs))), value, aux)
 
 
@@ -409,9 +412,7 @@ class VJP(Transformed):
             others = iter(others)
             return [next(others) if w else x for x, w in zip(leaves, wanted, strict=True)]
 
-        result, pull = torch.func.vjp(
-            lambda chosen: self.fn(*compat.tree_unflatten(filled(chosen), spec), **kwargs), chosen
-        )
+        result, pull = vjp(lambda chosen: self.fn(*compat.tree_unflatten(filled(chosen), spec), **kwargs), chosen)
         leaves = [None] * len(leaves)
         found = compat.tree_unflatten(filled(*pull(cotangents)), spec)
         return result, found[0] if single else found
@@ -441,7 +442,7 @@ class JVP(Transformed):
             raise RuntimeError("jvp: Expected the primals to be tensors of floating point dtype, at least one")
         check_like(c, "the tangents", given, given_spec, outer, spec, "the primals")
         arguments = [fresh(c, x, grad=True) for x in outer]
-        lines, leaves, out_spec = self.enter(c, compat.tree_unflatten(arguments, spec), kwargs, True)
+        operations, leaves, out_spec = self.enter(c, compat.tree_unflatten(arguments, spec), kwargs, True)
         aux = None
         if self.has_aux:
             result, aux = compat.tree_unflatten(leaves, out_spec)
@@ -450,7 +451,7 @@ class JVP(Transformed):
             raise RuntimeError(
                 "jvp(f, primals, tangents): Expected f to be a function that has non-empty output, of tensors"
             )
-        moved = pushforward(Level(arguments, lines, leaves), outer, given, _executors(c), c.recorder)
+        moved = pushforward(Level(arguments, operations, leaves), outer, given, _executors(c), c.recorder)
         table = dict(zip(arguments, outer, strict=True))
         result = [table.get(x, x) for x in leaves]
         tangent = [_zeros(x) if t is None else t for x, t in zip(result, moved, strict=True)]

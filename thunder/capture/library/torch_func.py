@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -78,7 +78,9 @@ def _torch_jvp(c, f, args, kwargs):
         now = dict(zip(selected, values, strict=True))
         return c.call(given["func"], [now.get(i, x) for i, x in enumerate(primals)], {})
 
-    return made(c, JVP(_Called(function), given["has_aux"])).apply(c, (tuple(selected.values()), given["tangents"]), {})
+    return made(c, JVP(cast(Callable, _Called(function)), given["has_aux"])).apply(
+        c, (tuple(selected.values()), given["tangents"]), {}
+    )
 
 
 def _basis(c, f, args, kwargs):

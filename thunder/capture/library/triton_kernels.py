@@ -1,5 +1,5 @@
-"""Triton kernels that a program launches: `kernel[grid](x, out, n, BLOCK=128)` becomes one line, which launches the
-kernel and returns what it wrote.
+"""Triton kernels that a program launches: `kernel[grid](x, out, n, BLOCK=128)` becomes one operation, which launches
+the kernel and returns what it wrote.
 
 Which tensors a kernel writes is read off its source: those that lead to the address of a `tl.store` or an atomic
 operation. Where the source does not say (a function that is not found, inline assembly), every tensor counts as
@@ -15,6 +15,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable
+from typing import Any
 
 from thunder.capture.ask import IDENTITY
 from thunder.core.proxies import NumberProxy, TensorProxy, map_structure
@@ -33,7 +34,7 @@ def launchers() -> dict[Callable, Callable]:
         ("interpreter", "InterpretedFunction"),
     ):
         # None as well while a thread imports triton
-        kind = getattr(sys.modules.get(f"triton.runtime.{module}"), name, None)
+        kind: Any = getattr(sys.modules.get(f"triton.runtime.{module}"), name, None)
         if hasattr(kind, "run"):
             found[kind.run] = _launch
         elif kind is not None:  # Triton's interpreter makes one for each kernel, before Triton 3.6

@@ -9,7 +9,7 @@ import torch
 
 from thunder import compat
 from thunder.capture.library.functional import Transformed, flatten, fresh
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import recording
 from thunder.ops import LTORCH
 from thunder.transforms.batching import batched
@@ -62,16 +62,18 @@ class VMap(Transformed):
             fresh(c, x, grad=False, shape=x.shape[:d] + x.shape[d + 1 :]) if d is not None else x
             for x, d in zip(outer, places, strict=True)
         ]
-        lines, leaves, out_spec = self.enter(c, compat.tree_unflatten(arguments, spec), kwargs, torch.is_grad_enabled())
+        operations, leaves, out_spec = self.enter(
+            c, compat.tree_unflatten(arguments, spec), kwargs, torch.is_grad_enabled()
+        )
         if not all(type(x) is TensorProxy for x in leaves):
             raise ValueError("vmap: the function must only return Tensors")
         with recording(c.recorder):
-            moved = {
+            moved: dict[Proxy, Proxy] = {
                 a: x if d == 0 else LTORCH["movedim"](x, d, 0)
                 for a, x, d in zip(arguments, outer, places, strict=True)
                 if d is not None
             }
-            table = batched(lines, moved, size, self.randomness, c.recorder)
+            table = batched(operations, moved, size, self.randomness, c.recorder)
             results = [
                 _placed(x, table, d, size)
                 for x, d in zip(leaves, _dims_of(self.out_dims, out_spec, "out_dims"), strict=True)

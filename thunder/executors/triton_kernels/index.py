@@ -63,12 +63,10 @@ def _bounds_of_quotient(index: Index, by: int | Extent) -> tuple:
     return low, high
 
 
-def _bound(n: int | Extent, other: int | Extent | None, larger: bool) -> int | Extent:
+def _bound(n: int | Extent, other: int | Extent, larger: bool) -> int | Extent:
     """The better one of two bounds, where that is certain."""
-    if other is None:
-        return n
-    if isinstance(n, int) and isinstance(other, int):
-        return max(n, other) if larger else min(n, other)
+    if type(n) is int and type(other) is int:
+        return n if (n > other) is larger else other
     return n if at_least(*((n, other) if larger else (other, n))) else other
 
 
@@ -94,9 +92,12 @@ class Index:
         self.constant = constant
         own_low = own_high = constant
         for a, f in self.terms.items():
-            least, most = (a.low, a.high) if _positive(f) else (a.high, a.low)
-            own_low, own_high = own_low + f * least, own_high + f * most
-        self.low, self.high = _bound(own_low, low, True), _bound(own_high, high, False)
+            if f > 0 if type(f) is int else _positive(f):
+                own_low, own_high = own_low + f * a.low, own_high + f * a.high
+            else:
+                own_low, own_high = own_low + f * a.high, own_high + f * a.low
+        self.low = own_low if low is None or low is own_low else _bound(own_low, low, True)
+        self.high = own_high if high is None or high is own_high else _bound(own_high, high, False)
         self.key = (frozenset(self.terms.items()), constant)
 
     @staticmethod
@@ -136,23 +137,26 @@ class Index:
     def _divided(self, by: int | Extent) -> tuple[Index, Index]:
         """(q, r) with self = by * q + r, r made of what is not divisible, and not negative."""
         whole, rest = self._parted(by)
-        if isinstance(rest.low, int) and isinstance(by, int):
+        if type(rest.low) is int and type(by) is int:
             shift = -(rest.low // by) if rest.low < 0 else 0
         else:
             shift = next((n for n in range(_SHIFTS) if at_least(rest.low + by * n, 0)), None)
             if shift is None:
                 raise Undecided
-        return whole + -shift, rest + by * shift
+        return (whole + -shift, rest + by * shift) if shift else (whole, rest)
 
     def _parted(self, by: int | Extent) -> tuple[Index, Index]:
         """(q, r) with self = by * q + r, where r has the terms that are not divisible."""
-        quotients = {a: quotient(f, by) for a, f in self.terms.items()}
+        divided, others = {}, {}
+        for a, f in self.terms.items():
+            found = quotient(f, by)
+            if found is None:
+                others[a] = f
+            else:
+                divided[a] = found
         constant = floor(self.constant, by)
         constant = 0 if constant is None else constant
-        return (
-            Index({a: q for a, q in quotients.items() if q is not None}, constant),
-            Index({a: self.terms[a] for a, q in quotients.items() if q is None}, self.constant - constant * by),
-        )
+        return Index(divided, constant), Index(others, self.constant - by * constant)
 
     def _stepped(self, by: int | Extent) -> tuple[Index, int | Extent, Index] | None:
         """(a, step, s) with self = step * a + s, 0 <= s < step, and step a divisor of `by`: what is small takes no part
@@ -171,9 +175,9 @@ class Index:
         return atom if factor == 1 and isinstance(atom, Part) and atom.remainder is not None else None
 
     def __floordiv__(self, by: int | Extent) -> Index:
-        low, high = floor(self.low, by), floor(self.high, by)
         if by == 1:
             return self
+        low, high = floor(self.low, by), floor(self.high, by)
         if low is not None and low == high:
             return Index({}, low)
         whole, rest = self._divided(by)

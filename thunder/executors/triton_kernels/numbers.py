@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from thunder.core.proxies import NumberProxy, number_value
 from thunder.core.regions import Region
@@ -49,6 +50,10 @@ class Numbers:
         """What a number was when kernels were made."""
         return x.expression.evaluate(self._seen)
 
+    def evaluate(self, x: NumberProxy, numbers: Sequence) -> Any:
+        """What an expression is where the region is called with these numbers."""
+        return x.expression.renamed(self._new).evaluate(dict(zip(self.names, numbers, strict=True)))
+
     def number(self, x):
         """An operand as it is, a symbolic number of any sign as an extent."""
         if not isinstance(x, NumberProxy):
@@ -74,7 +79,7 @@ class Numbers:
         """The atoms that are no sizes: name and expression of the numbers' names."""
         return [(atom.name, str(expression.renamed(self._new))) for (expression, _), atom in self._atoms.items()]
 
-    def values(self, numbers: Sequence[int]) -> Mapping[str, int]:
+    def values(self, numbers: Sequence) -> Mapping[str, Any]:
         """What each atom is where the region is called with these numbers."""
         given = dict(zip(self.names, numbers, strict=True))
         return given | {

@@ -117,6 +117,8 @@ def _made(terms: dict) -> int | Extent:
 
 def at_least(a: int | Extent, b: int | Extent) -> bool:
     """Whether a >= b for all numbers that may come in."""
+    if type(a) is int and type(b) is int:
+        return a >= b
     difference = a - b
     return difference >= 0 if isinstance(difference, int) else difference.low >= 0
 
@@ -156,7 +158,7 @@ def _without(monomial: tuple, factors: tuple) -> tuple | None:
 
 def quotient(n: int | Extent, by: int | Extent) -> int | Extent | None:
     """n / by, where that is whole for all numbers; else None."""
-    if isinstance(n, int) and isinstance(by, int):
+    if type(n) is int and type(by) is int:
         return None if n % by else n // by
     if isinstance(by, int):
         assert isinstance(n, Extent)
@@ -171,7 +173,7 @@ def divides(by: int | Extent, n: int | Extent) -> bool:
 
 def floor(n: int | Extent, by: int | Extent) -> int | Extent | None:
     """n // by, where it is the same expression for all numbers; else None."""
-    if isinstance(n, int) and isinstance(by, int):
+    if type(n) is int and type(by) is int:
         return n // by
     whole, rest = _divided(n, by)
     for k in (0, -1, 1):

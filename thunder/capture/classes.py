@@ -1,0 +1,143 @@
+"""Classes of the program: what stands in them, and what the program depends on for that. Functions take the capture
+first."""
+
+from __future__ import annotations
+
+import functools
+import types
+
+import torch
+
+from thunder.capture.ask import IDENTITY, PRESENT
+from thunder.capture.native import ENUM, IDENTICAL, native_module
+from thunder.capture.sources import Source
+from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy
+from thunder.interpreter import NULL
+
+__all__ = ["DELETED", "PROXIES", "UNKNOWN", "class_value", "entry", "is_fixed", "lookup", "of_library", "owner_of"]
+
+
+PROXIES = (TensorProxy, AnyProxy, Condition, NumberProxy)
+
+
+class _Deleted:
+    """What an attribute or name is after the program deleted it."""
+
+
+DELETED = _Deleted()
+
+
+UNKNOWN = object()
+
+
+# What a class gives as it stands in it, or the function inside: whoever asks the class sees what an object's bases say.
+_SHOWN_BY_CLASSES = {
+    types.FunctionType, property, staticmethod, functools.cached_property, types.WrapperDescriptorType,
+    types.MethodDescriptorType, type,
+    types.MemberDescriptorType, types.GetSetDescriptorType, types.BuiltinFunctionType, types.ClassMethodDescriptorType,
+}  # fmt: skip
+
+
+def lookup(c, kind: type, name: str, after: type | None = None):
+    """The attribute as it stands in a class or its bases, or NULL; the program depends on it, unless a library says
+    it."""
+    found = c.known.looked_up.get((kind, name, after), UNKNOWN)
+    return _look_up(c, kind, name, after) if found is UNKNOWN else found
+
+
+def _look_up(c, kind, name, after):
+    if issubclass(kind, PROXIES):  # what tensors and numbers do with each other is not Python's to say
+        return NULL
+    mro = kind.__mro__
+    passed, found, owner, lasting = [], NULL, None, True
+    for base in mro if after is None else mro[mro.index(after) + 1 :]:
+        lasting = lasting and id(base) not in c.fresh
+        if c.writes.overlay and (id(base), name) in c.writes.overlay:
+            found, owner = c.writes.overlay[id(base), name], None
+            if found is DELETED:
+                found = NULL
+                continue
+            break
+        if name in base.__dict__:
+            found, owner = base.__dict__[name], base
+            break
+        if id(base) not in c.fresh and not of_library(base) and not base.__module__.startswith("torch."):
+            passed.append(base)
+    if owner is not None and id(owner) not in c.fresh and not of_library(owner):
+        _depend(c, kind, name, after, found, owner, passed)
+    else:
+        _depend_on_absence(c, kind, name, after, found, passed)
+    if lasting:
+        c.known.looked_up[kind, name, after] = found
+    return found
+
+
+def of_library(kind: type) -> bool:
+    """Whether a class is taken to stay as it is. Classes of modules are patched by other libraries, whoever wrote
+    them."""
+    module = kind.__module__
+    return not isinstance(module, str) or native_module(module) and not issubclass(kind, torch.nn.Module)
+
+
+def _depend(c, kind, name, after, found, owner, passed) -> None:
+    """What a user's class says: descriptors, functions and classes stay the same objects; other values are asked where
+    they are used."""
+    if not is_fixed(found):
+        _absent(c, passed, name)
+        return
+    if not of_library(type(found)) and not issubclass(type(found), type) and id(found) not in c.sources:
+        c.know(found, c.const(found))  # a descriptor of the user's: its methods read its attributes
+    if not _by_class(c, kind, name, after, found):
+        _absent(c, passed, name)
+        c.ask(entry(c, owner, name), IDENTITY)
+        _ask_bases(c, kind)
+
+
+def _depend_on_absence(c, kind, name, after, found, passed) -> None:
+    if passed and not (found is not NULL and _by_class(c, kind, name, after, found)):
+        _absent(c, passed, name)
+        _ask_bases(c, kind)
+
+
+def _ask_bases(c, kind) -> None:
+    """Where a class is looked up is what its bases were made of."""
+    if len(kind.__mro__) > 2 and id(kind) not in c.fresh:
+        c.ask(c.const(kind, kind.__qualname__).attr("__mro__"), IDENTITY)
+
+
+def _by_class(c, kind, name, after, found) -> bool:
+    """One question to the class for all of its bases, where the class gives the same object whenever it is asked."""
+    made = type(found)
+    if after is not None or id(kind) in c.fresh or not of_library(type(kind)) or made not in _SHOWN_BY_CLASSES:
+        return False
+    if type.__getattribute__(kind, name) is not (found.__func__ if made is staticmethod else found):
+        return False
+    c.ask(c.const(kind, kind.__qualname__).attr(name), IDENTITY)
+    return True
+
+
+def _absent(c, classes, name) -> None:
+    for base in classes:
+        c.ask(entry(c, base, name), PRESENT)
+
+
+def entry(c, owner: type, name: str) -> Source:
+    return c.const(owner, owner.__qualname__).attr("__dict__").item(name)
+
+
+def is_fixed(found) -> bool:
+    """Whether something on a class is compared by identity: what binds, and what is no value."""
+    t = type(found)
+    return found is None or hasattr(t, "__get__") or t in IDENTICAL or issubclass(t, (type, types.ModuleType, ENUM))
+
+
+def class_value(c, kind, name, found):
+    """A class attribute that is no descriptor: read like anything from outside."""
+    owner = owner_of(kind, name, found)
+    if owner is None or id(owner) in c.fresh or of_library(owner) or is_fixed(found):
+        return found
+    return c.read(found, entry(c, owner, name))
+
+
+def owner_of(kind: type, name: str, found) -> type | None:
+    return next((base for base in kind.__mro__ if base.__dict__.get(name, NULL) is found), None)

@@ -1,0 +1,78 @@
+"""Objects that native code makes: of a class, and as copies."""
+
+from __future__ import annotations
+
+import collections
+import copyreg
+import types
+
+import torch
+
+from thunder.capture import callbacks
+from thunder.capture.expose import expose
+from thunder.capture.native import CALLABLE_FIRST, ENUM, ITERATING, native_module
+from thunder.capture.native_calls import call_native, callable_for_native, iterable, pairs, reaches
+from thunder.capture.operations import record, size
+from thunder.core.proxies import Size
+from thunder.interpreter import Host, construction
+from thunder.interpreter.attributes import plain_attribute
+from thunder.ops import lookup
+
+__all__ = ["construct_object", "reduced"]
+
+
+def reduced(c, f, args, kwargs):
+    """What copy makes a copy of: the attributes of an object as the program sees them. Of special methods of the user's
+    only those are called natively that `object.__reduce_ex__` reads attributes by."""
+    o = args[0] if plain_attribute(f, "__self__") is None else f.__self__
+    c.materialize(o)
+    state_of = c.slot(type(o), "__getstate__")
+    by_class = any(c.slot(type(o), n) for n in ("__reduce__", "__getnewargs__", "__getnewargs_ex__"))
+    if state_of is not None and not by_class and isinstance(o, torch.nn.Module):
+        state = c.call(state_of, [o], {})
+        return copyreg.__newobj__, (type(o),), state, None, None  # pyright: ignore[reportAttributeAccessIssue]
+    if by_class or state_of is not None or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
+        return call_native(c, f, args, kwargs)
+    found = Host.call_native(c, f, args, kwargs)
+    state, own = (
+        found[2] if len(found) > 2 else None,
+        dict(c.load_attr(o, "__dict__")) if hasattr(o, "__dict__") else None,
+    )
+    if type(state) is tuple:
+        state = own, {n: c.load_attr(o, n) for n in state[1]}
+    if not isinstance(o, torch.nn.Module):  # of which Python's code alone reads the state
+        expose(c, own)
+    return *found[:2], own if state is None or type(state) is dict else state, *found[3:]
+
+
+def construct_object(c, cls, args, kwargs):
+    if lookup(cls) is not None:
+        return record(c, cls, args, kwargs)
+    if cls in ITERATING:
+        args = [
+            callable_for_native(c, a) if cls in CALLABLE_FIRST and i == 0 else iterable(c, a)
+            for i, a in enumerate(args)
+        ]
+        return call_native(c, cls, args, kwargs)
+    if cls is dict or cls is collections.OrderedDict:
+        return call_native(c, cls, [c.materialize(a) if isinstance(a, dict) else pairs(c, a) for a in args], kwargs)
+    if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, Size)):
+        return c.call(torch.empty, args, {"device": "cpu"})
+    if cls is torch.Size and args:
+        return size(tuple(c.iterate(args[0])))
+    if issubclass(cls, (ENUM, torch.Tensor)) or cls is torch.Size:
+        return (
+            record(c, cls, args, kwargs)
+            if issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter
+            else call_native(c, cls, args, kwargs)
+        )
+    new, init = c.lookup(cls, "__new__"), c.lookup(cls, "__init__")
+    new = plain_attribute(new, "__func__", new)
+    interpreted_new = type(new) is types.FunctionType and not native_module(new.__globals__.get("__name__"))
+    interpreted_init = type(init) is types.FunctionType and (
+        not native_module(init.__globals__.get("__name__")) or reaches(c, args, kwargs)
+    )
+    custom_meta = c.slot(type(cls), "__call__") is not None and not native_module(type(cls).__module__)
+    if not (interpreted_new or interpreted_init or custom_meta):
+        return call_native(c, cls, args, kwargs)
+    return construction.construct(c, cls, args, kwargs)

@@ -1,0 +1,93 @@
+"""Objects that an epilogue makes again: of what, where their attributes do not say so."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import io
+import operator
+import re
+import struct
+import types
+import weakref
+
+import numpy
+
+from thunder.interpreter import sequences
+from thunder.interpreter.attributes import type_attribute
+
+__all__ = ["UNCHANGING", "is_filled", "goes_on", "made_of", "native_new"]
+
+
+def made_of(value, t: type) -> tuple | None:
+    """(a callable, its arguments) that make an object of a library's again, where its parts do not say so."""
+    if t is slice:
+        return slice, (value.start, value.stop, value.step)
+    if t in _VIEWS:
+        (table,) = gc.get_referents(value)
+        return getattr(type(table), _VIEWS[t]), (table,)
+    if isinstance(value, (staticmethod, classmethod)):
+        return t, (value.__func__,)
+    if t is types.MappingProxyType:
+        return t, tuple(gc.get_referents(value))
+    if t is property:
+        return t, (value.fget, value.fset, value.fdel, value.__doc__)
+    if t is types.CellType:
+        return t, ((value.cell_contents,) if is_filled(value) else ())
+    if t is sequences.Items:
+        return iter, (value.value,)
+    if t in _ITERATORS:
+        make, *given = value.__reduce__()
+        return make, given[0]
+    if t is functools._lru_cache_wrapper:
+        return functools.lru_cache(**value.cache_parameters()), (value.__wrapped__,)
+    if t is weakref.WeakMethod:
+        return t, (value(),)
+    if t in (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
+        return t, (set(value) if t is weakref.WeakSet else dict(value),)
+    return None
+
+
+def goes_on(value) -> bool:
+    """Whether a value is an iterator of native code's, which goes on where it stands and cannot be made again."""
+    if type(value) in _ITERATORS:
+        return value.__reduce__()[2:] not in ((), (0,))  # somewhere inside
+    if type(value) is sequences.Items:
+        return value.position != 0
+    steps = type_attribute(type(value), "__next__")
+    return isinstance(steps, types.WrapperDescriptorType) and not isinstance(value, io.IOBase)
+
+
+# objects of classes made in C that nobody can change
+UNCHANGING = (
+    re.Pattern, re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller,
+    types.CodeType, types.WrapperDescriptorType, types.MethodDescriptorType, types.GetSetDescriptorType,
+    types.MemberDescriptorType, types.ClassMethodDescriptorType, types.TracebackType, types.FrameType, type(...),
+    type(NotImplemented), numpy.dtype, numpy.ufunc,
+)  # fmt: skip
+
+
+_ITERATORS = {type(iter(made)) for made in ([], (), range(0))}
+
+
+_VIEWS = {
+    type(made): name
+    for table in ({}, collections.OrderedDict())
+    for name, made in (("keys", table.keys()), ("values", table.values()), ("items", table.items()))
+}
+
+
+def native_new(t: type):
+    return next(base.__dict__["__new__"] for base in t.__mro__ if type(base.__dict__.get("__new__")) in _NATIVE_NEW)
+
+
+_NATIVE_NEW = (types.BuiltinFunctionType, types.BuiltinMethodType)
+
+
+def is_filled(cell) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - asks whether there is any
+    except ValueError:
+        return False
+    return True
