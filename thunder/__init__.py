@@ -27,6 +27,8 @@ _FROM = {
     "thunder.options": (
         "DebugOptions", "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "FALLBACK_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS",
     ),
+    "thunder.pipeline": ("passes",),
+    "thunder.extend.passes": ("Pass", "PassList"),
     "thunder.inspection": (
         "compile_data", "compile_stats", "last_traces", "last_backward_traces", "last_prologue_traces",
         "last_epilogue_traces", "cache_option", "cache_hits",

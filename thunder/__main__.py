@@ -1,4 +1,5 @@
-"""`python -m thunder`: versions, devices, executors. `python -m thunder options`: everything that can be set."""
+"""`python -m thunder`: versions, devices, executors. `options`: everything that can be set. `passes`: the list of
+passes."""
 
 from __future__ import annotations
 
@@ -47,6 +48,10 @@ def options() -> None:
         print(f"  {o.name}: {o.kind.__name__} = {o.default!r}  {o.description}")
 
 
+def passes() -> None:
+    print(thunder.passes())
+
+
 def _kinds(annotation: str) -> str:
     """An annotation, with the values that there are in the place of an enumeration's name."""
     for name in ("CACHE_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS", "SHARP_EDGES_OPTIONS"):
@@ -56,10 +61,10 @@ def _kinds(annotation: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    commands = {(): versions, ("options",): options}
+    commands = {(): versions, ("options",): options, ("passes",): passes}
     run = commands.get(tuple(arguments))
     if run is None:
-        there_are = "`python -m thunder` and `python -m thunder options`"
+        there_are = "`python -m thunder`, `python -m thunder options` and `python -m thunder passes`"
         print(f"python -m thunder has no command {' '.join(arguments)!r}: there are {there_are}")
         return 2
     run()

@@ -381,12 +381,19 @@ class DebugOptions:
             print(f"{name}: {kind.__name__} = {default!r}" + (f"  {doc}" if docstr else ""))
 
 
+def _default_passes() -> Any:
+    import thunder
+
+    return thunder.passes()
+
+
 @dataclass
 class JitOptions:
     """Everything `thunder.jit` was told, resolved.
 
     compile_options: those of the declared options that were given; `get` reads them.
 
+    passes: the list of passes, a `PassList`.
     dynamic: whether sizes of arguments stay symbolic: from the first call, never, or (None) from the second value on.
     integers_may_change: an int argument that had another value before stays symbolic the second time (a position in a
     cache). So it is where `cache` was not said. default_executors: whether no executors were named. device: where
@@ -402,6 +409,7 @@ class JitOptions:
     fallback: FALLBACK_OPTIONS = FALLBACK_OPTIONS.EAGER
     disable_torch_autograd: bool = False
     transforms: Sequence = ()
+    passes: Any = field(default_factory=_default_passes)
     numerics: NUMERICS_OPTIONS = NUMERICS_OPTIONS.CLOSE
     rng: RNG_OPTIONS = RNG_OPTIONS.TORCH
     tiers: TIERS_OPTIONS = TIERS_OPTIONS.WAIT

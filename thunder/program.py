@@ -27,17 +27,14 @@ from thunder.ops.torch_types import to_torch_device
 from thunder.options import JitOptions
 from thunder.pipeline import (
     asked_for,
-    gradient_program,
-    inputs_behind,
     lower,
     lower_backward_for_batches,
     lower_backward_without,
     lower_with_derivatives,
-    random_devices,
-    read_by_products,
-)  # fmt: skip
+)
 from thunder.transforms.check_results import check_results
-from thunder.transforms.partition import views_of_outputs
+from thunder.transforms.double_backward import gradient_program, inputs_behind, random_devices
+from thunder.transforms.partition import read_by_products, views_of_outputs
 
 __all__ = ["CacheEntry", "Lowered", "lower_captured", "lowered"]
 

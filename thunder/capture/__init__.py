@@ -33,6 +33,7 @@ from thunder.capture.tensors import write_back
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
+from thunder.distributed.layers import split_layers
 from thunder.distributed.placement import Placement, check_all_placed, placement_of, seen_as
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
@@ -123,6 +124,7 @@ class Captured:
         info = TraceInfo(
             parameters=_parameter_paths(c, tensors) if asked else {}, held=_held(c, tensors) if asked else frozenset(),
             written=memory.versions, copies=frozenset(v.name for v in memory.copies),
+            backwards=c.engine.backwards,
         )  # fmt: skip
         self.computation_traces = [
             Trace("computation", inputs, operations, output, c.recorder.context.names, info=info)
@@ -168,6 +170,9 @@ class Captured:
                 "Synchronization", self.computation, lambda trace: synchronize_parameters(trace, self._placements)
             )
             self.computation_traces.append(made)
+            if slices := [p.slice for p in self._placements.values() if p.slice is not None]:
+                made = timed_pass("Split Layers", made, lambda trace: split_layers(trace, slices))
+                self.computation_traces.append(made)
 
     def _placements_after(self, overrides: dict[str, torch.Tensor]) -> dict:
         """The placements of the computation's arguments, which transforms may have changed, and added some of

@@ -80,6 +80,8 @@ class Definition:
     """What a kernel computes, in operations: where the kernel is differentiated, these are."""
     accepts_missing_cotangents: bool = False
     """A backward that takes None in the place of a cotangent."""
+    regathers: Callable[[Any], bool] | None = None
+    """(bound symbol): whether backwards compute its result again, whatever that costs, as they gather parameters."""
     statistics: tuple[int, ...] = ()
     """Places of the arguments that gradients do not depend on, as a backward kernel's running statistics."""
     vjp_halves: list | None = None

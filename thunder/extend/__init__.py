@@ -139,8 +139,8 @@ class Executor:
         return self
 
     def combined(self, trace: Trace) -> Trace:
-        """A computation, before it is differentiated, with operations that this executor carries out together in the
-        place of single ones. What nobody reads any more may stay; a trace in which nothing is joined is returned as it
+        """A computation, before it is differentiated, with operations that this executor computes together in the place
+        of single ones. What is replaced stays, as dead code; a trace in which nothing is joined is returned as it
         is."""
         return trace
 

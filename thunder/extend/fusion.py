@@ -10,7 +10,6 @@ from thunder.analysis.aliases import may_view
 from thunder.analysis.flow import producers
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, equal_counts, has_numbers, numbers_in
 from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule, with_own_copies
-from thunder.core.rewrite import decomposed
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
@@ -130,8 +129,7 @@ class FusionExecutor(Executor):
     def fusion_pass(self, trace: Trace) -> Trace:
         """Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.add(t0, a)`, `return t1`. After: `[t1] = joining0(a, b)`,
         `return t1`."""
-        trace, takes = self._by_parts(trace), self.takes
-        operations = trace.bound_symbols
+        operations, takes = trace.bound_symbols, self.takes
         groups = convex_regions(operations, takes)
         made: list[BoundSymbol] = []
         counter = 0
@@ -156,30 +154,6 @@ class FusionExecutor(Executor):
             made += region.lines if fused is None else (*before, fused, *after)
             counter += fused is not None
         return trace.replace(bound_symbols=made)
-
-    def _by_parts(self, trace: Trace) -> Trace:
-        """The trace with operations on lists of tensors decomposed, where one reads from the other: a region for each
-        tensor, and not one that is as long as the list."""
-        lists = [
-            operation
-            for operation in trace.bound_symbols
-            if operation.sym.differentiate_decomposition
-            and self.takes(operation)
-            and all(map(self.takes, operation.subsymbols))
-        ]
-        if not lists:
-            return trace
-        taken = [operation for operation in trace.bound_symbols if self.takes(operation)]
-        made, read = (
-            {o for operation in taken for o in operation.outputs},
-            {i for operation in taken for i in operation.inputs},
-        )
-        chosen = {
-            operation
-            for operation in lists
-            if not made.isdisjoint(operation.inputs) or not read.isdisjoint(operation.outputs)
-        }
-        return decomposed(trace, chosen)
 
     def register_temporary_operation(
         self,
