@@ -531,7 +531,7 @@ def test_sizes_that_data_decides_are_not_fused():
 
     class Joining(FusionExecutor):
         def fuse(self, region, counter):
-            taken.append([line.sym.name for line in region.lines])
+            taken.append([line.sym.name for line in region.bound_symbols])
             return None
 
     executor = Joining("joining_sizes")

@@ -75,15 +75,15 @@ def get_fusions(trace: Trace, warn_if_fusions_unavailable: bool = True) -> list[
 
 def get_fusion_symbols(trace: Trace) -> list[Symbol]:
     """The operations of a trace that fusion executors made."""
-    return [line.sym for line in _lines(trace) if line.sym.is_fusion]
+    return [b.sym for b in _operations(trace) if b.sym.is_fusion]
 
 
-def _lines(trace: Trace) -> list[BoundSymbol]:
-    """The lines of a trace, those in CUDA graphs among them."""
+def _operations(trace: Trace) -> list[BoundSymbol]:
+    """The operations of a trace, those in CUDA graphs among them."""
     return [
         inner
-        for line in trace.bound_symbols
-        for inner in (line.subsymbols if line.sym.is_fusion and line.sym.executor is None else (line,))
+        for b in trace.bound_symbols
+        for inner in (b.subsymbols if b.sym.is_fusion and b.sym.executor is None else (b,))
     ]
 
 
@@ -183,16 +183,16 @@ def saved_for_backward(compiled: Callable) -> SavedValues:
         return SavedValues()
     trace = entry.computation_traces[-1]
     tensors, others = trace.output[1]
-    lines = _lines(trace)
-    producer = producers(lines)
-    bases, counted, found = alias_bases(lines), {a for a in trace.args if isinstance(a, TensorProxy)}, []
+    operations = _operations(trace)
+    producer = producers(operations)
+    bases, counted, found = alias_bases(operations), {a for a in trace.args if isinstance(a, TensorProxy)}, []
     saved = [
         v
         for value in (*tensors, *others)
         for v in (value.collection if isinstance(value, CollectionProxy) else (value,))
     ]
     for value in sorted(saved, key=lambda v: v in bases):  # before views of it, the value that owns the memory
-        line, root = producer.get(value), bases[value]
+        operation, root = producer.get(value), bases[value]
         size = (
             0
             if isinstance(value, UnbackedNumber) or root in counted
@@ -201,13 +201,13 @@ def saved_for_backward(compiled: Callable) -> SavedValues:
             else None
         )
         counted.add(root)
-        location = entry.captured.where(line.location) if line is not None and line.location else None
+        location = entry.captured.where(operation.location) if operation is not None and operation.location else None
         found.append(
             SavedValue(
                 value.name,
                 type_string(value),
                 size,
-                line.sym.qualified_name if line is not None else "argument",
+                operation.sym.qualified_name if operation is not None else "argument",
                 location,
             )
         )

@@ -185,8 +185,8 @@ def _with_own_results(forward: Callable, computation: Trace, outputs: list, show
     PyTorch refuses writes to views that an autograd function returns. shown_by_saved: places of saved tensors that may
     be views of results. Such a view holds the result, that its node, and this what was saved: none would be freed.
     """
-    lines, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
-    producer, bases = producers(lines), alias_bases(lines, maybe=True)
+    operations, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
+    producer, bases = producers(operations), alias_bases(operations, maybe=True)
     written = computation.info.written  # in memory that was there
     shared = Counter(bases[o] for o in outputs)
 

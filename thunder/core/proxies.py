@@ -273,8 +273,8 @@ def like(
 
 
 class UnbackedNumber(Proxy):
-    """A number that a line makes of data: the size of a result, or a tensor's value. The program has it in its hands as
-    a `NumberProxy` of this name.
+    """A number that an operation makes of data: the size of a result, or a tensor's value. The program has it in its
+    hands as a `NumberProxy` of this name.
 
     origin: where it comes from, in words. facts: what is known of such numbers in this program.
     """
@@ -370,11 +370,11 @@ for _name in [
 
 class NumberProxy:
     """A Python number that stays symbolic. Not a `Proxy`: it is an expression over numbers that are passed in, or that
-    lines make of data.
+    operations make of data.
 
     expression: what it is, in terms of the numbers the prologue passes in. decisions: where their values are, and where
-    what they decide is noted. unbacked: the numbers in the expression that lines make of data; then there is no value
-    and no guard, and what it decides is an error unless arithmetic tells.
+    what they decide is noted. unbacked: the numbers in the expression that operations make of data; then there is no
+    value and no guard, and what it decides is an error unless arithmetic tells.
     """
 
     __slots__ = ("name", "expression", "decisions", "unbacked", "__weakref__")

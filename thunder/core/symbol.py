@@ -3,7 +3,7 @@ is traced.
 
 A symbol is called like a function. Its meta rule types the result, or, where it has none, its decomposition is run and
 typed. The call is recorded in the current `Recorder` as a `BoundSymbol`, which never changes afterwards. Traces are
-flat: a composite is one line, and its decomposition (`bound_symbol.subsymbols`) is made when somebody first asks.
+flat: a composite is one operation, and its decomposition (`bound_symbol.subsymbols`) is made when somebody first asks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sizes that data decides: how lines of a trace make them, and how results are typed whose shape depends on them.
+"""Sizes that data decides: how operations of a trace make them, and how results are typed whose shape depends on them.
 
 Before: `t0 = ltorch.nonzero(x)`. After: `t0 = ltorch.nonzero(x)  # "cpu i64[u0, 2]"`, `u0 = size(t0, 0)`. What later
-lines read of `u0` they read by that name.
+operations read of `u0` they read by that name.
 
 A meta rule computes with such sizes as with others. Where it would have to decide by one, the operation is typed by
 examples: the rule is run with several numbers in its place, and what comes out each time says which sizes of the result
@@ -48,12 +48,11 @@ __all__ = [
 ]
 
 
-# ---------------------------------------------------------------------------------------------------------------- lines
-# that make numbers
+# ------------------------------------------------------------------------------ operations that make numbers
 
 
 def made_number(recorder: Recorder, python_type: type, origin: str) -> tuple[UnbackedNumber, NumberProxy | Condition]:
-    """A new number for a line to make, and what the program has in its hands."""
+    """A new number for an operation to make, and what the program has in its hands."""
     names = recorder.context.names
     made = UnbackedNumber(names.make("v" if python_type is float else "u"), python_type, origin, names.facts)
     return made, made.number()
@@ -70,31 +69,31 @@ def fresh_size() -> NumberProxy:
     return number  # type: ignore[return-value]
 
 
-def read_sizes(recorder: Recorder, line: BoundSymbol) -> None:
-    """Writes the lines that make the sizes which the meta rule of `line` left to the run."""
+def read_sizes(recorder: Recorder, operation: BoundSymbol) -> None:
+    """Writes the operations that make the sizes which the meta rule of `operation` left to the run."""
     waiting = {u.name: u for u in recorder.sizes}  # type: ignore[union-attr]
     recorder.sizes = []
-    for o in line.outputs:
+    for o in operation.outputs:
         for dim, n in enumerate(o.shape) if isinstance(o, TensorProxy) else ():
             made = waiting.pop(n.name, None) if isinstance(n, NumberProxy) else None
             if made is not None:
-                made.origin = f"dimension {dim} of a result of {line.sym.name}"
+                made.origin = f"dimension {dim} of a result of {operation.sym.name}"
                 recorder.bound_symbols.append(
-                    BoundSymbol(size_symbol, (o, dim), {}, made, context=line.context, location=line.location)
+                    BoundSymbol(size_symbol, (o, dim), {}, made, context=operation.context, location=operation.location)
                 )
 
 
-def with_sizes(lines: Sequence[BoundSymbol], arguments: Iterable, names: Names) -> list[BoundSymbol]:
-    """The lines, with those that make sizes which are read and which no line makes: a derivative reads what the program
-    did not."""
-    made = {o for line in lines for o in line.outputs} if names.facts.least else ()
+def with_sizes(operations: Sequence[BoundSymbol], arguments: Iterable, names: Names) -> list[BoundSymbol]:
+    """The operations, with those that make sizes which are read and which no operation makes: a derivative reads what
+    the program did not."""
+    made = {o for operation in operations for o in operation.outputs} if names.facts.least else ()
     missing = (
-        {i.name: i for line in lines for i in line.inputs if type(i) is UnbackedNumber and i not in made}
+        {i.name: i for operation in operations for i in operation.inputs if type(i) is UnbackedNumber and i not in made}
         if made
         else {}
     )
     if not missing:
-        return list(lines)
+        return list(operations)
     out: list[BoundSymbol] = []
 
     def measure(values: Iterable, context) -> None:
@@ -104,9 +103,9 @@ def with_sizes(lines: Sequence[BoundSymbol], arguments: Iterable, names: Names) 
                     out.append(BoundSymbol(size_symbol, (value, dim), {}, found, context=context))
 
     measure(arguments, None)
-    for line in lines:
-        out.append(line)
-        measure(line.outputs, line.context)
+    for operation in operations:
+        out.append(operation)
+        measure(operation.outputs, operation.context)
     return out
 
 

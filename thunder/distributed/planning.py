@@ -3,7 +3,7 @@ without the GPUs.
 
 The program is the one that would run. A copy of the module on the meta device is given the placements of `ddp` or
 `fsdp` over a group that stands for one of any size, and goes through the same capture, the same passes and the
-executors of the GPU; what comes out is walked along, line by line (`thunder.distributed.costs`).
+executors of the GPU; what comes out is walked along, operation by operation (`thunder.distributed.costs`).
 """
 
 from __future__ import annotations

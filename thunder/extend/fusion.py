@@ -34,9 +34,11 @@ class FusionExecutor(Executor):
 
         class Joining(FusionExecutor):
             def fuse(self, region, counter):
-                function = self.once(region, lambda: compile_somehow(region)) return
-                self.register_temporary_operation(f"{self.name}{counter}", function, inputs=region.inputs,
-                outputs=region.outputs, bsyms=region.lines)
+                function = self.once(region, lambda: compile_somehow(region))
+                return self.register_temporary_operation(
+                    f"{self.name}{counter}", function,
+                    inputs=region.inputs, outputs=region.outputs, bsyms=region.bound_symbols,
+                )
 
     A fused operation prints as `[t4, t5] = joining0(a, b)`, with the operations that it runs as comments below.
     """
@@ -106,7 +108,7 @@ class FusionExecutor(Executor):
 
     def should_fuse(self, region: Region) -> bool:
         """Whether a region is worth it. A single operation is not."""
-        return len(region.lines) > 1
+        return len(region.bound_symbols) > 1
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         """The one operation that runs a region (see `register_temporary_operation`), or None to leave it alone. Raises
@@ -138,7 +140,7 @@ class FusionExecutor(Executor):
         while waiting:
             region = waiting.pop()
             fused, core, before, after = None, region, (), ()
-            if all(map(takes, region.lines)):
+            if all(map(takes, region.bound_symbols)):
                 core, before, after = without_views(region)
                 if self.should_fuse(core) and self.get_fuel():
                     while f"{self.name}{counter}" in trace.names.taken:  # a value of the user's is called like that
@@ -146,12 +148,12 @@ class FusionExecutor(Executor):
                     try:
                         fused = self.fuse(core, counter)
                     except TooLarge:
-                        if len(region.lines) > 1:
+                        if len(region.bound_symbols) > 1:
                             waiting += _halves(region)[::-1]
                             continue
                     except Unfused as reason:
                         region = _with_reason(region, str(reason))
-            made += region.lines if fused is None else (*before, fused, *after)
+            made += region.bound_symbols if fused is None else (*before, fused, *after)
             counter += fused is not None
         return trace.replace(bound_symbols=made)
 
@@ -200,16 +202,16 @@ def run_by(operation: BoundSymbol, function: Callable, header: str, *tags: OpTag
 
 
 def _with_reason(region: Region, reason: str) -> Region:
-    first = region.lines[0].replace()
+    first = region.bound_symbols[0].replace()
     first.header = f"not fused: {reason}"
-    return Region((first, *region.lines[1:]), set(region.outputs))
+    return Region((first, *region.bound_symbols[1:]), set(region.outputs))
 
 
 def _halves(region: Region) -> list[Region]:
     """The first and the second half of a region's operations."""
-    middle = len(region.lines) // 2
-    second = Region(region.lines[middle:], set(region.outputs))
-    return [Region(region.lines[:middle], {*region.outputs, *second.inputs}), second]
+    middle = len(region.bound_symbols) // 2
+    second = Region(region.bound_symbols[middle:], set(region.outputs))
+    return [Region(region.bound_symbols[:middle], {*region.outputs, *second.inputs}), second]
 
 
 def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tuple[BoundSymbol, ...]]:
@@ -220,7 +222,7 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tupl
     else is seen through, of all that it shows, stays. A view of an input that is read outside as well is read by the
     region too, so that regions which read it are alike wherever it was made.
     """
-    producer = producers(region.lines)
+    producer = producers(region.bound_symbols)
     chains = {o: _chain(o, producer) for o in region.outputs}
     shown: dict[Proxy, list[Proxy]] = {}
     for o, chain in chains.items():
@@ -248,9 +250,13 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tupl
     of_inputs = {
         operation for operation in afterwards if all(_chain(o, producer)[-1] not in producer for o in operation.outputs)
     }
-    inside = [operation for operation in region.lines if operation not in of_inputs]
+    inside = [operation for operation in region.bound_symbols if operation not in of_inputs]
     before, after = (
-        [operation for operation in region.lines if operation in afterwards and (operation in of_inputs) is first]
+        [
+            operation
+            for operation in region.bound_symbols
+            if operation in afterwards and (operation in of_inputs) is first
+        ]
         for first in (True, False)
     )
     return Region(leading_to(inside, needed), needed), tuple(before), tuple(after)

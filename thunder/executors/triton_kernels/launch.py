@@ -81,7 +81,7 @@ class FusedRegion:
         self.schedule = schedule(program_of(region, self.numbers), 2 * multiprocessors)
         self.permutes = any(
             v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs)
-        ) or any(map(_chooses_layout, region.lines))
+        ) or any(map(_chooses_layout, region.bound_symbols))
         self._variants: dict[tuple, Callable] = {}
         # whether tensors are like those of the last variant, which is asked in one call, and that variant
         self._usual: tuple[Callable, Callable] | None = None

@@ -1,7 +1,7 @@
 """What a region computes: a graph of values, each of which is a function of a place.
 
-The lines of a region are opened up to primitives. Elementwise ones become maps; views, slices, joins and paddings only
-say where an operand is read (`sources`), and cost nothing; reductions are where passes over memory begin and end.
+The operations of a region are opened up to primitives. Elementwise ones become maps; views, slices, joins and paddings
+only say where an operand is read (`sources`), and cost nothing; reductions are where passes over memory begin and end.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Program:
 
 
 # ---------------------------------------------------------------------------------------------------------------- which
-# lines
+# operations
 
 
 def _tensors(operation: BoundSymbol) -> list[TensorProxy]:
@@ -96,7 +96,7 @@ _known: weakref.WeakKeyDictionary[BoundSymbol, bool] = weakref.WeakKeyDictionary
 
 
 def primitive(operation: BoundSymbol) -> bool:
-    """Whether a line is computed as it is, not by its parts. What it decides of sizes is decided once."""
+    """Whether an operation is computed as it is, not by its parts. What it decides of sizes is decided once."""
     found = _known.get(operation)
     if found is None:
         found = _known[operation] = _primitive(operation)
@@ -150,7 +150,7 @@ def _reduces(operation: BoundSymbol) -> bool:
     return rows == 1 or rows >= 64 or columns <= 16384 or min(dims) == 0
 
 
-# ---------------------------------------------------------------------------------------------------------------- lines
+# ------------------------------------------------------------------------------------------------ operations
 # to values
 
 
@@ -169,7 +169,7 @@ def program_of(region: Region, numbers: Numbers) -> Program:
         assert isinstance(p, TensorProxy), "regions of the fuser read tensors"
         values[p] = Value("input", (), numbers.shape(p.shape), p.dtype, i)
         inputs.append(values[p])
-    for operation in region.lines:
+    for operation in region.bound_symbols:
         _lower(operation, values)
     outputs: dict[Value, None] = {}
     for p in region.outputs:
@@ -204,7 +204,7 @@ def _lower(operation: BoundSymbol, values: _Values) -> None:
 
 
 def _computes(operation: BoundSymbol) -> bool:
-    """Whether a line does more than to convert and to move data."""
+    """Whether an operation does more than to convert and to move data."""
     if primitive(operation):
         return OpTags.SHAPE_OP not in operation.sym.tags and operation.sym.id != "prims.convert_element_type"
     return any(map(_computes, operation.subsymbols))
