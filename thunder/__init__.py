@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 _FROM = {
     "thunder.api": ("jit", "add_transform", "mark_dynamic"),
+    "thunder.recipes": ("compile", "Recipe"),
     "thunder.transforms.base": ("Transform",),
     "thunder.transforms.autocast": ("autocast",),
     "thunder.extend.opaque": ("opaque",),
@@ -57,6 +58,7 @@ _MODULES = (
     "functional",
     "interpreter",
     "ops",
+    "recipes",
     "torch",
     "transforms",
 )

@@ -24,6 +24,7 @@ from thunder.options import (
     NUMERICS_OPTIONS,
     RNG_OPTIONS,
     SHARP_EDGES_OPTIONS,
+    TIERS_OPTIONS,
     DebugOptions,
     JitOptions,
     check_compile_options,
@@ -35,6 +36,7 @@ from thunder.options import (
     resolve_numerics,
     resolve_rng,
     resolve_sharp_edges,
+    resolve_tiers,
 )
 from thunder.pipeline import PASSES
 from thunder.transforms.base import asked, check_transforms, with_executors_of
@@ -52,6 +54,7 @@ def jit(
     cache: CACHE_OPTIONS | str | None = None,
     numerics: NUMERICS_OPTIONS | str | None = None,
     rng: RNG_OPTIONS | str | None = None,
+    tiers: TIERS_OPTIONS | str | None = None,
     sharp_edges: SHARP_EDGES_OPTIONS | str | None = None,
     fallback: FALLBACK_OPTIONS | str | None = None,
     dynamic: bool | None = None,
@@ -76,6 +79,9 @@ def jit(
     numerics: "close", or "eager" for results and gradients that are eager's bit for bit: only executors and transforms
     that say they are `exact` are used.
     rng: "torch", or "fused": fusion executors may draw random numbers of their own.
+    tiers: "wait" (the default), or "background": calls run PyTorch's kernels until the regions of the executor
+    inductor, which need not be named, are compiled in another process; then those run, where they are faster. Results
+    change by rounding when they come in.
     sharp_edges: "allow", "warn" (the default) or "error".
     fallback: what a call does whose program cannot be captured: "eager" (the default) runs the original function, and
     warns once; "error" raises CaptureError, and runs nothing. With transforms, or where parameters are replaced, it is
@@ -104,8 +110,8 @@ def jit(
 
 
 def _resolved(
-    *, executors, transforms, passes, cache, numerics, rng, sharp_edges, fallback, dynamic, disable_torch_autograd,
-    debug_options, record_history, interpretation, langctx, **compile_options,
+    *, executors, transforms, passes, cache, numerics, rng, tiers, sharp_edges, fallback, dynamic,
+    disable_torch_autograd, debug_options, record_history, interpretation, langctx, **compile_options,
 ) -> JitOptions:  # fmt: skip
     """What `thunder.jit` was told, checked."""
     gone = {"early_transforms": "pass transforms=", "use_cudagraphs": "pass a CUDA graph transform in transforms="}
@@ -141,6 +147,7 @@ def _resolved(
         passes=PASSES if passes is None else resolve_passes(passes, PASSES),
         numerics=numerics,
         rng=resolve_rng(rng, numerics),
+        tiers=resolve_tiers(tiers),
         debug=debug,
         default_executors=executors is None,
         compile_options=compile_options,

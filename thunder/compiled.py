@@ -40,7 +40,8 @@ from thunder.errors import (
 from thunder.history import CompileStats, Recompilation
 from thunder.methods import CompiledMethod
 from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
-from thunder.program import CacheEntry, lower_captured
+from thunder.program import CacheEntry
+from thunder.tiers import lower_in_tiers
 
 __all__ = ["Compiled", "compiled_of"]
 
@@ -451,7 +452,7 @@ class Compiled:
         start = clock()
         try:
             captured.transform(options, self.overrides, self.module())
-            return lower_captured(captured, options, modes, self.module())
+            return lower_in_tiers(captured, options, modes, self.module(), self._lock)
         except ThunderError as error:
             if error.bound_symbol is not None and error.bound_symbol.location is not None:
                 add_location(error, captured.where(error.bound_symbol.location))

@@ -25,11 +25,12 @@ from thunder.transforms.dispatch import decompose_lists, dispatch, dispatch_left
 from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
+from thunder.transforms.joined_parts import has_parts, joined_parts
 from thunder.transforms.keep import keep_in_memory
 from thunder.transforms.partition import gathers_saved, partition, saved_collections
 from thunder.transforms.recompute import recompute, recomputes
 from thunder.transforms.reinplace import reinplace
-from thunder.transforms.reuse_memory import reuse_memory
+from thunder.transforms.reuse_memory import has_memory_to_reuse, reuse_memory
 from thunder.transforms.save_plan import MEMORY_BUDGET, regathers, save_plan
 from thunder.transforms.seed_random import seed_random
 from thunder.transforms.side_stream import has_side_stream, side_stream
@@ -113,6 +114,10 @@ def _communicates(trace: Trace, lowering: Lowering) -> bool:
     return trace.info.communicates and not lowering.plain
 
 
+def _owns(lowering: Lowering) -> bool:
+    return any(e.owns_results for e in lowering.fusers)
+
+
 PASSES = PassList((
     # the program as it was captured
     Pass("Dead Code Elimination", lambda trace, _: dce(trace), needs=OPERATIONS,
@@ -176,6 +181,9 @@ PASSES = PassList((
          meaning="drop what outputs lead to that nobody differentiates"),
     Pass("Communication Buckets", lambda trace, _: bucket(trace), needs=(OPERATIONS, CUT), when=_communicates,
          meaning="communicate parameters and gradients of one bucket together"),
+    Pass("Join Parts", lambda trace, _: joined_parts(trace), needs=(OPERATIONS, CUT),
+         when=lambda trace, _: has_parts(trace),
+         meaning="join the gradients of slices that do not overlap, in the place of adding them up"),
     Pass("Transform for execution", lambda trace, lowering: dispatch(trace, lowering.executors),
          needs=(OPERATIONS, CUT), gives=FUSIBLE, ends=OPERATIONS,
          meaning="give each operation to the first executor that takes it"),
@@ -203,8 +211,8 @@ PASSES = PassList((
     Pass("Side Stream", lambda trace, _: side_stream(trace), needs=RUNS,
          when=lambda trace, lowering: has_side_stream(trace) and not lowering.plain,
          meaning="compute gradients of weights beside the rest of a backward"),
-    Pass("Reuse Memory", lambda trace, _: reuse_memory(trace), needs=RUNS,
-         when=lambda _, lowering: any(e.owns_results for e in lowering.fusers),
+    Pass("Reuse Memory", lambda trace, lowering: reuse_memory(trace, _owns(lowering)), needs=RUNS,
+         when=lambda trace, lowering: has_memory_to_reuse(trace, _owns(lowering)),
          meaning="write results over inputs that die"),
 ))  # fmt: skip
 

@@ -409,7 +409,8 @@ class EpilogueWriter:
 
 def latest(c, value: TensorProxy) -> TensorProxy:
     """What a proxy stands for in the end; views of what was written to are made again."""
-    if c.recorder.memory.base(value) in c.recorder.memory.apart:
+    memory = c.recorder.memory
+    if memory.leaves_apart(value) or memory.apart.get(memory.base(value)) in c.tensors.real:
         c.refuse(
             "a leaf leaves the program that was made of a tensor whose memory it would share (requires_grad_())",
             "make it of a clone: x.detach().clone().requires_grad_()",

@@ -18,7 +18,7 @@ from thunder.capture import host_lines, objects
 from thunder.capture.ask import FILLED
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.identities import id_of
-from thunder.capture.library import autograd_function, backward, higher_order, leaves, torch_func
+from thunder.capture.library import autograd_function, backward, higher_order, host_functions, leaves, torch_func
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native
 from thunder.capture.operations import kind_of, record, type_of
 from thunder.core.host_calls import HostProxy
@@ -307,7 +307,7 @@ def install() -> None:
             "run_engine": backward.run_engine,
             "assert": _checks, "check": _checks, "check_is_size": _check_is_size,
         }),
-        **torch_func.HANDLERS,
+        **torch_func.HANDLERS, **host_functions.handlers(),
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})
     KEEP.extend(table)

@@ -119,6 +119,8 @@ class Definition:
     """Asks for the state of a generator, or sets it."""
     owns_result: bool = False
     """PyTorch's kernel writes its result to memory that nobody else has."""
+    accumulates: bool = False
+    """Adds to its first operand: in place where that dies, as PyTorch's autograd does."""
 
     # --- cost
     factors: tuple[int, int] = (0, 1)

@@ -147,6 +147,14 @@ class Executor:
     def expect(self, trace: Trace) -> None:
         """Told of each program that was compiled with this executor, before it runs for the first time."""
 
+    compiles_ahead = False  # whether `compile_ahead` does something, so that programs need not wait for its compiler
+
+    def compile_ahead(self, forward: Trace, backward: Trace | None, strides: dict[str, tuple]) -> None:
+        """Compiles what this executor has in a program that has not run, in a thread in the background; afterwards the
+        program runs at once. strides: of its arguments, by name. Raises MissingImplementationError for what can only be
+        compiled when it runs, RuntimeError where compiling fails, and `thunder.runtime.background.Ended` at the end of
+        the process."""
+
     def unavailable(self) -> str | None:
         """Why this executor can take nothing here, in words; None where it can."""
         return None

@@ -54,6 +54,7 @@ FAMILIES = (
     "batching_rules",
     "seeded",
     "linearity",
+    "parts",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")

@@ -61,7 +61,9 @@ class Memory:
         self.formed: dict[Proxy, TensorProxy] = {}
         self.lost: dict[Proxy, str] = {}  # what can not be read any more -> why
         self.fixed: dict[Proxy, str] = {}  # what must not be written to -> why
-        self.apart: set[Proxy] = set()  # leaves that do not share memory here which they share in PyTorch
+        # leaves that share memory in PyTorch and not here -> with what
+        self.apart: dict[Proxy, TensorProxy] = {}
+        self.leaving: dict[Proxy, TensorProxy] = {}  # what shares memory in PyTorch -> which of it leaves the program
         self.shared: dict[Proxy, list[TensorProxy]] = {}  # values that share memory in a way that is not known
         self._deriving = False
         for operation in operations:
@@ -346,7 +348,12 @@ class Memory:
         )
         if not self.is_alone(x):
             self.fixed[copy] = why
-            self.apart.add(copy)
+            self.apart[copy] = self.base(x)
+
+    def leaves_apart(self, x: TensorProxy) -> bool:
+        """`x` leaves the program. Whether something that it shares memory with in PyTorch, and not here, did before."""
+        base = self.base(x)
+        return bool(self.apart) and self.leaving.setdefault(self.apart.get(base, base), base) is not base
 
     # --- another shape in place
     def is_alone(self, x: TensorProxy) -> bool:

@@ -32,6 +32,7 @@ from thunder.core.unbacked import with_sizes
 from thunder.errors import DataDependentError, MissingImplementationError, ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH, opaque
+from thunder.ops.parts import add_part, part_of_zeros
 from thunder.transforms.levels import typed
 from thunder.transforms.phases import get_grad_symbol, marked
 
@@ -335,16 +336,25 @@ def _identity(a):
 
 
 class _Gradients:
-    """The cotangents accumulated so far, by value."""
+    """The cotangents accumulated so far, by value. recorder: the current one, where the backward is written."""
 
-    def __init__(self):
+    def __init__(self, recorder: Recorder):
         self.current: dict[Proxy, Any] = {}
         self.zeros: set[Proxy] = set()  # the values that only missing cotangents lead to so far
+        self.recorder, self.producers, self.seen = recorder, {}, 0
 
     def add(self, value: Proxy, gradient) -> None:
         known = None if value in self.zeros else self.current.get(value)
         self.zeros.discard(value)
-        self.current[value] = gradient if known is None else LTORCH["add"](known, gradient)
+        self.current[value] = gradient if known is None else self.sum(known, gradient)
+
+    def sum(self, known, gradient):
+        """What is zeros beside a part is added where it is not zeros."""
+        written = self.recorder.bound_symbols
+        self.producers |= {o: b for b in written[self.seen :] for o in b.outputs}
+        self.seen = len(written)
+        found = part_of_zeros(gradient, self.producers)
+        return LTORCH["add"](known, gradient) if found is None else add_part(known, found[0], *found[1])
 
     def add_zeros(self, value: Proxy) -> None:
         if value not in self.current:
@@ -396,7 +406,7 @@ class Linearization:
     def backward(self, seeds: Iterable[tuple[Proxy, Any]], recorder: Recorder) -> dict[Proxy, Any]:
         """Writes the backward to `recorder`, the current one. `seeds` are pairs of a value and its cotangent. The
         cotangents of all values that get one."""
-        grads = _Gradients()
+        grads = _Gradients(recorder)
         for value, cotangent in seeds:
             grads.add(value, cotangent)
         for step in reversed(self.steps):
@@ -504,6 +514,8 @@ def write_without(
 
 def _other_term(operation: BoundSymbol, gone: set) -> TensorProxy | None:
     """Of a sum or difference of two tensors with one missing: the other, where it is of the result's form."""
+    if operation.sym is add_part:
+        return operation.args[0] if operation.args[0] not in gone else None
     if operation.sym not in (LTORCH["add"], LTORCH["sub"]) or operation.kwargs or len(operation.inputs) != 2:
         return None
     term = operation.inputs[0] if operation.inputs[1] in gone else operation.inputs[1]

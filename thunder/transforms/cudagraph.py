@@ -75,6 +75,9 @@ class CUDAGraphTransform(Transform):
         self.share_mem_pool = share_mem_pool
         self._memory: dict[tuple, Memory] = {}
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(share_mem_pool={self.share_mem_pool})"
+
     def __reduce__(self):
         return type(self), (), {"share_mem_pool": self.share_mem_pool}
 
