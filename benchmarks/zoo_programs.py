@@ -24,7 +24,7 @@ class Task:
     """What is compiled, its arguments, and the modules that it computes with.
 
     mode: "train": a loss of its results is differentiated; "infer": under no_grad; "step": it is a whole step, which
-    changes the modules. loss: of the results; by default the mean of the squares of all floating tensors in them.
+    changes the modules. random: it draws numbers, so that its gradients are not compared. tf32: with TensorFloat-32.
     """
 
     function: Callable
@@ -32,6 +32,8 @@ class Task:
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     mode: str = "train"
     modules: list[nn.Module] = dataclasses.field(default_factory=list)
+    random: bool = False
+    tf32: bool = False
 
     def __post_init__(self):
         if isinstance(self.function, nn.Module) and not self.modules:
@@ -215,7 +217,7 @@ class DiT(nn.Module):
     def __init__(self, width: int = 48, layers: int = 2):
         super().__init__()
         self.width, self.patches = width, nn.Conv2d(4, width, 2, stride=2)
-        self.blocks = nn.ModuleList(DiTBlock(width, 4) for _ in range(layers))
+        self.blocks = nn.ModuleList(DiTBlock(width, max(4, width // 64)) for _ in range(layers))
         self.end = nn.Linear(width, 16)
 
     def forward(self, x, t):
@@ -255,10 +257,11 @@ row("convolutional", "variational autoencoder")(
 
 # --- recurrent models
 class Recurrent(nn.Module):
-    def __init__(self, kind: type, vocabulary: int = 131):
+    def __init__(self, kind: type, vocabulary: int = 131, width: int = 64):
         super().__init__()
-        self.embedding, self.layers = nn.Embedding(vocabulary, 48), kind(48, 64, num_layers=2, batch_first=True)
-        self.head = nn.Linear(64, vocabulary)
+        self.embedding = nn.Embedding(vocabulary, width - 16)
+        self.layers = kind(width - 16, width, num_layers=2, batch_first=True)
+        self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens):
         return F.cross_entropy(self.head(self.layers(self.embedding(tokens))[0]).flatten(0, 1), tokens.flatten())
@@ -267,13 +270,13 @@ class Recurrent(nn.Module):
 class CellLoop(nn.Module):
     """An LSTM written as a loop over positions."""
 
-    def __init__(self):
+    def __init__(self, inputs: int = 24, width: int = 32):
         super().__init__()
-        self.inputs, self.state = nn.Linear(24, 4 * 32), nn.Linear(32, 4 * 32, bias=False)
+        self.inputs, self.state = nn.Linear(inputs, 4 * width), nn.Linear(width, 4 * width, bias=False)
 
     def forward(self, x):
         gates, results = self.inputs(x), []
-        hidden = cell = x.new_zeros(x.shape[0], 32)
+        hidden = cell = x.new_zeros(x.shape[0], self.state.in_features)
         for i in range(x.shape[1]):
             a, b, c, d = (gates[:, i] + self.state(hidden)).chunk(4, dim=-1)
             cell = torch.sigmoid(a) * cell + torch.sigmoid(b) * torch.tanh(c)
@@ -325,10 +328,10 @@ class GraphNetwork(nn.Module):
 class Towers(nn.Module):
     """Two towers and the contrastive loss of CLIP."""
 
-    def __init__(self):
+    def __init__(self, width: int = 48):
         super().__init__()
-        self.left = nn.Sequential(nn.EmbeddingBag(307, 48), nn.Linear(48, 48), nn.GELU(), nn.Linear(48, 32))
-        self.right = nn.Sequential(nn.Linear(57, 48), nn.GELU(), nn.LayerNorm(48), nn.Linear(48, 32))
+        self.left = nn.Sequential(nn.EmbeddingBag(307, width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 32))
+        self.right = nn.Sequential(nn.Linear(57, width), nn.GELU(), nn.LayerNorm(width), nn.Linear(width, 32))
         self.scale = nn.Parameter(torch.tensor(2.0))
 
     def forward(self, texts, features):

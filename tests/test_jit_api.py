@@ -1197,8 +1197,16 @@ def test_where_thunder_fails_the_original_runs_once_and_its_result_counts(monkey
         return x + 1
 
     monkeypatch.setattr("thunder.capture.EpilogueWriter", None)
-    compiled = thunder.jit(f)
+    compiled = thunder.jit(f, fallback="eager")
     with pytest.warns(UserWarning, match="thunder fails on it.*TypeError(.|\n)*The original function ran"):
         assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
     assert torch.equal(compiled(torch.zeros(2)), torch.ones(2)), "it warns once"
     assert seen == [(2,), (2,)]
+
+
+def test_where_thunder_fails_it_is_an_error_on_request(monkeypatch):
+    monkeypatch.setattr("thunder.capture.EpilogueWriter", None)
+    compiled = thunder.jit(lambda x: x + 1, fallback="error")
+    for _ in range(2):
+        with pytest.raises(CaptureError, match=r"its result is dropped \(fallback='error'\)(.|\n)*TypeError"):
+            compiled(torch.ones(2))
