@@ -125,7 +125,7 @@ class SavedValue:
     """One value that the forward saves for the backward.
 
     kind: its type as traces print it. nbytes: of its storage, 0 where the storage is an argument's or was counted
-    before, None for a piece of PyTorch's autograd graph, which does not say, and for what is as large as data decides.
+    before, None for a piece of PyTorch's autograd graph, which does not say, and for what is of a data-dependent size.
     operation: what made it, "argument" for what is passed in. location: (file, line, function, source line) of the
     user's code.
     """
@@ -159,7 +159,7 @@ class SavedValues(tuple):
         graphs = sum(v.nbytes is None and v.kind == "Any" for v in self)
         more = f", and {graphs} pieces of PyTorch's autograd graph" if graphs else ""
         by_data = sum(v.nbytes is None and v.kind != "Any" for v in self)
-        more += f", and {by_data} tensors as large as data decides" if by_data else ""
+        more += f", and {by_data} tensors of data-dependent sizes" if by_data else ""
         return "\n".join([*lines, f"{self.nbytes:,} bytes saved for the backward, without arguments{more}"])
 
 
@@ -192,15 +192,15 @@ def saved_for_backward(compiled: Callable) -> SavedValues:
         for v in (value.collection if isinstance(value, CollectionProxy) else (value,))
     ]
     for value in sorted(saved, key=lambda v: v in bases):  # before views of it, the value that owns the memory
-        operation, root = producer.get(value), bases[value]
+        operation, base = producer.get(value), bases[value]
         size = (
             0
-            if isinstance(value, UnbackedNumber) or root in counted
-            else nbytes(root)
-            if isinstance(value, TensorProxy) and _is_known(root)
+            if isinstance(value, UnbackedNumber) or base in counted
+            else nbytes(base)
+            if isinstance(value, TensorProxy) and _is_known(base)
             else None
         )
-        counted.add(root)
+        counted.add(base)
         location = entry.captured.where(operation.location) if operation is not None and operation.location else None
         found.append(
             SavedValue(

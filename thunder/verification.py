@@ -320,7 +320,7 @@ class _Watched:
         )
         # an operation of an executor's own, in the place of one of the program's
         if not self.reference and not self.by_pytorch:
-            self.reference = step.makers(operation.outputs)
+            self.reference = step.producers(operation.outputs)
 
     def __call__(self, *args, **kwargs):
         operation, step = self.operation, self.step
@@ -385,12 +385,12 @@ class _Watched:
 
     def report(self, value: Proxy, verdict: _Verdict) -> None:
         executor = self.operation.sym.executor
-        maker = self.reference[0] if self.reference else self.operation
+        producer = self.reference[0] if self.reference else self.operation
         inner = "" if not self.operation.sym.is_fusion else f" ({', '.join(b.sym.name for b in self.reference)})"
-        operation = maker.sym.name if self.by_pytorch else f"{self.operation.sym.name}{inner}"
+        operation = producer.sym.name if self.by_pytorch else f"{self.operation.sym.name}{inner}"
         where = next(
             (b.location for b in self.reference if any(o.name == value.name for o in b.outputs) and b.location),
-            self.operation.location or maker.location,
+            self.operation.location or producer.location,
         )
         self.step.add(
             self.part,
@@ -447,12 +447,12 @@ class _Step:
         self.acquired: Trace = entry.captured.computation
         self.names = self.acquired.names
         self.values: dict[str, Any] = {}
-        self.maker = {o.name: b for b in self.acquired.bound_symbols for o in b.outputs}
+        self.producer = {o.name: b for b in self.acquired.bound_symbols for o in b.outputs}
         self.generator = torch.Generator().manual_seed(step)
 
-    def makers(self, outputs: Sequence[Proxy]) -> list[BoundSymbol]:
+    def producers(self, outputs: Sequence[Proxy]) -> list[BoundSymbol]:
         """The program's own operations that make some values."""
-        return list(dict.fromkeys(self.maker[o.name] for o in outputs if o.name in self.maker))
+        return list(dict.fromkeys(self.producer[o.name] for o in outputs if o.name in self.producer))
 
     def add(
         self,
@@ -657,7 +657,7 @@ class _Step:
         labels = [*(o.name for o in outputs), *(f"gradient of {a.name}" for a in wanted)]
         for i, (label, e, c) in enumerate(zip(labels, eager, ours)):
             verdict = _judge(c, e, reference and reference[i], changed and changed[i], loose=4.0)
-            maker = self.maker.get(label)
+            producer = self.producer.get(label)
             self.add(
                 "program",
                 label,
@@ -665,7 +665,7 @@ class _Step:
                 "all",
                 "return",
                 None,
-                maker.location if maker is not None else None,
+                producer.location if producer is not None else None,
                 verdict,
             )
 

@@ -79,7 +79,7 @@ def _check_types(trace: Trace, operation: BoundSymbol) -> None:
 
 
 def _fits(said: Proxy, is_: Proxy) -> bool:
-    """Whether two shapes are equal, where this does not depend on data: a size that the run tells has a new name each
+    """Whether two shapes are equal, where this does not depend on data: an unbacked size has a new name each
     time."""
     if not isinstance(said, TensorProxy):
         return True

@@ -14,7 +14,7 @@ from typing import Any
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, element_count, has_numbers, map_structure, numbers_in
 from thunder.core.symbol import BoundSymbol, OpTags, hashable
 
-__all__ = ["Region", "convex_regions", "schedule", "region_key", "leading_to", "with_own_copies"]
+__all__ = ["Region", "convex_regions", "schedule", "region_key", "leading_to", "recompute_cheap"]
 
 
 class Region:
@@ -64,7 +64,7 @@ def leading_to(
     return found[::-1]
 
 
-def _readers(operations: Sequence[BoundSymbol]) -> dict[Proxy, list[int]]:
+def _consumers(operations: Sequence[BoundSymbol]) -> dict[Proxy, list[int]]:
     found: dict[Proxy, list[int]] = {}
     for i, operation in enumerate(operations):
         for value in dict.fromkeys(operation.inputs):
@@ -72,7 +72,7 @@ def _readers(operations: Sequence[BoundSymbol]) -> dict[Proxy, list[int]]:
     return found
 
 
-# operations that run apart, from first to last of what is joined: results that wait for a far reader fill the memory
+# unfused operations, from first to last of what is joined: results that wait for a far consumer fill the memory
 NEAR = 8
 FAR = 64  # groups that are looked back on
 MOST = 128  # operations of groups that join: a longer kernel takes too long to compile
@@ -96,8 +96,8 @@ def convex_regions(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymb
     level: list[int] = []
     taken: list[bool] = []
     read: list[bool] = []  # by lines of other groups
-    first: list[int] = []  # how many operations that run apart stand before the first of a group
-    apart = 0
+    first: list[int] = []  # how many unfused operations stand before the first of a group
+    unfused = 0
     producer: dict[Proxy, int] = {}
     barrier = 0  # lowest level that an operation after the last effect may have
 
@@ -113,7 +113,7 @@ def convex_regions(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymb
         highest = max((level[g] for g in before), default=0)
         nearest = [g for g in before if level[g] == highest]
         may_join = (
-            {g for g in before if taken[g] and level[g] >= barrier and apart - first[g] <= NEAR} if accepts else set()
+            {g for g in before if taken[g] and level[g] >= barrier and unfused - first[g] <= NEAR} if accepts else set()
         )
         if sum(len(groups[g]) for g in may_join) >= MOST:
             may_join = set()
@@ -128,7 +128,7 @@ def convex_regions(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymb
             level.append(max(highest + 1, barrier))
             taken.append(accepts)
             read.append(False)
-            first.append(apart)
+            first.append(unfused)
         for other in sorted(joined):
             groups[group] += groups[other]
             read[group] |= read[other]
@@ -141,7 +141,7 @@ def convex_regions(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymb
         if has_effect:
             level[group] = max(level, default=0) + 1
             barrier = level[group] + 1
-        apart += _runs_apart(operation, accepts)
+        unfused += _is_unfused(operation, accepts)
         group_of.append(group)
         for o in operation.outputs:
             producer[o] = i
@@ -153,7 +153,7 @@ def convex_regions(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymb
     return ordered
 
 
-def _runs_apart(operation: BoundSymbol, taken: bool) -> bool:
+def _is_unfused(operation: BoundSymbol, taken: bool) -> bool:
     return not taken and OpTags.SHAPE_OP not in operation.sym.tags
 
 
@@ -191,7 +191,7 @@ def _join_sharing(
     members = [list(group) for group in ordered]
     # operations that a group reads from, its own among them
     made_by = [[producer[v] for i in group for v in operations[i].inputs if v in producer] for group in ordered]
-    apart = [sum(_runs_apart(operations[i], t) for i in group) for t, group in zip(taken, ordered, strict=True)]
+    unfused = [sum(_is_unfused(operations[i], t) for i in group) for t, group in zip(taken, ordered, strict=True)]
     has_effect = [OpTags.DONT_DCE in operations[group[0]].sym.tags for group in ordered]
     latest: dict[Any, int] = {}  # the last group that has something
     placed: list[int] = []
@@ -213,20 +213,20 @@ def _join_sharing(
                 continue
             between = placed[at + 1 :]
             if (
-                sum(apart[g] for g in between) > NEAR
+                sum(unfused[g] for g in between) > NEAR
                 or any(has_effect[g] for g in between)
                 or len(members[group]) + len(members[other]) > MOST
             ):
                 continue
-            readers = {other}
+            consumers = {other}
             for g in between:
-                if reads(g, readers):
-                    readers.add(g)
-            readers.remove(other)
-            if readers and reads(group, readers):
+                if reads(g, consumers):
+                    consumers.add(g)
+            consumers.remove(other)
+            if consumers and reads(group, consumers):
                 continue
-            placed[at:] = [g for g in between if g not in readers]
-            after = [g for g in between if g in readers] + after
+            placed[at:] = [g for g in between if g not in consumers]
+            after = [g for g in between if g in consumers] + after
             members[group] += members[other]
             made_by[group] += made_by[other]
             into[other] = group
@@ -273,7 +273,7 @@ def schedule(
 ) -> list[Region]:
     """The regions of `groups`, in an order in which they can run, each with its inputs and the outputs that are read
     later."""
-    readers = _readers(operations)
+    consumers = _consumers(operations)
     returned = set(output)
     regions = []
     for group in groups:
@@ -282,7 +282,7 @@ def schedule(
             o
             for i in group
             for o in operations[i].outputs
-            if o in returned or any(r not in inside for r in readers.get(o, ()))
+            if o in returned or any(r not in inside for r in consumers.get(o, ()))
         }
         regions.append(Region([operations[i] for i in group], needed))
     return regions
@@ -292,13 +292,13 @@ class _Value(tuple):
     """A value of a region, by its number: what is left of a proxy when names do not count."""
 
 
-def with_own_copies(
+def recompute_cheap(
     regions: Sequence[Region],
     output: Sequence[Proxy],
     takes: Callable[[BoundSymbol], bool],
     cheap: Callable[[BoundSymbol], bool],
 ) -> list[Region]:
-    """Regions that compute again what is cheap, where they would read it from another region: writing and reading it
+    """Regions that recompute what is cheap, where they would read it from another region: writing and reading it
     costs more than reading what it is made of.
 
     regions: in an order in which they can run. takes: operations that are run as regions. cheap: those of them that

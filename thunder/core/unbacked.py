@@ -1,4 +1,4 @@
-"""Sizes that data decides: how operations of a trace make them, and how results are typed whose shape depends on them.
+"""Data-dependent sizes: how operations of a trace make them, and how results are typed whose shape depends on them.
 
 Before: `t0 = ltorch.nonzero(x)`. After: `t0 = ltorch.nonzero(x)  # "cpu i64[u0, 2]"`, `u0 = size(t0, 0)`. What later
 operations read of `u0` they read by that name.
@@ -62,8 +62,8 @@ def fresh_size() -> NumberProxy:
     """For meta rules: a size that is read from the result when the program runs. It stands alone in one dimension of a
     result."""
     recorder = current_recorder()
-    assert recorder is not None, "a size that data decides is known in a trace only"
-    made, number = made_number(recorder, int, "a size that data decides")
+    assert recorder is not None, "a data-dependent size is known in a trace only"
+    made, number = made_number(recorder, int, "a data-dependent size")
     made.facts.least[made.name] = 0
     recorder.sizes = [*(recorder.sizes or ()), made]
     return number  # type: ignore[return-value]
@@ -146,14 +146,14 @@ def assume(condition: Condition, message: str) -> None:
     """From here on the condition holds: the program checks it when it runs, and raises RuntimeError with the message
     where it does not."""
     recorder = current_recorder()
-    assert recorder is not None, "conditions are checked by lines of a trace"
+    assert recorder is not None, "conditions are checked by operations of a trace"
     check_condition.record(recorder, (condition.a, condition.relation, condition.b, message), {}, None)
     condition.assume()
 
 
 def check_shapes(a: tuple, b: tuple, refusal: str) -> None:
-    """Two shapes are equal; where only the run tells, the program checks it. Raises RuntimeError where they are not,
-    then or now."""
+    """Two shapes are equal; where that is data-dependent, the program checks it. Raises RuntimeError where they are
+    not, then or now."""
     conditions = [m == n for m, n in zip(a, b)]
     if len(a) != len(b) or any(equal is False for equal in conditions):
         raise RuntimeError(refusal)
@@ -178,7 +178,7 @@ _MOST = 400  # runs of a meta rule
 
 
 def typed_otherwise(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, error: DataDependentError):
-    """Records a call whose meta rule asks what only the run tells: typed by examples, or, where these do not help and
+    """Records a call whose meta rule asks what is data-dependent: typed by examples, or, where these do not help and
     the program may be one for this path only, with the numbers that are there now. Returns the result."""
     try:
         return typed_by_examples(symbol, recorder, args, kwargs, error)
@@ -206,7 +206,7 @@ def _settled(x):
 
 
 def typed_by_examples(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, error: DataDependentError):
-    """Records a call whose meta rule would have to decide by a number that only the run tells, and returns the result.
+    """Records a call whose meta rule would have to decide by a data-dependent number, and returns the result.
     Raises `error` where examples do not help."""
     recorder.sizes = []
     numbers = numbers_in(kwargs, numbers_in(args, []))
@@ -252,7 +252,7 @@ class _Run(NamedTuple):
 
 def _run(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, values: dict) -> _Run | None:
     """None where the rule refuses these numbers."""
-    stand_ins: dict[Proxy, TensorProxy] = {}
+    examples: dict[Proxy, TensorProxy] = {}
     originals: dict[Proxy, TensorProxy] = {}
 
     def place(x):
@@ -260,10 +260,10 @@ def _run(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, values: 
             return x.expression.evaluate(values) if x.unbacked else x.concrete()
         if not isinstance(x, TensorProxy) or all(type(n) is int for n in x.shape):
             return x
-        if x not in stand_ins:
-            stand_ins[x] = x.replace(shape=tuple(map(place, x.shape)))
-            originals[stand_ins[x]] = x
-        return stand_ins[x]
+        if x not in examples:
+            examples[x] = x.replace(shape=tuple(map(place, x.shape)))
+            originals[examples[x]] = x
+        return examples[x]
 
     leaves: list = []
 

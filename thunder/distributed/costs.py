@@ -97,14 +97,14 @@ class Memory:
     def _run(self, operation: BoundSymbol, started: dict) -> None:
         collective = collective_of(operation)
         self._waited(operation, started)
-        shows = self._laid_out(operation)
+        is_view = self._laid_out(operation)
         for place, o in enumerate(operation.outputs):
             if o.name in self.of:
                 continue
-            shown = self._shown(operation, place, shows)
-            if shown is not None:
-                self.of[o.name] = shown
-                shown.names += 1
+            storage = self._storage_of(operation, place, is_view)
+            if storage is not None:
+                self.of[o.name] = storage
+                storage.names += 1
             else:
                 self._allocate(o, gathered=collective is not None and collective[0] == "all_gather")
         self.peak = max(self.peak, self.now + scratch_bytes(operation))
@@ -130,7 +130,7 @@ class Memory:
         original, tensors = original_of(operation), tensors_in(operation.inputs)
         outputs = tensors_in(operation.outputs)
         if may_view(original) and len(tensors) == 1 and not isinstance(tensors[0], FutureTensorProxy):
-            values: dict = {tensors[0]: self._stand_in(tensors[0])}
+            values: dict = {tensors[0]: self._example(tensors[0])}
             with compat.DisableTorchFunction(), torch.no_grad():
                 run_line(original, values)
             found = [values[o] for o in original.outputs if isinstance(o, TensorProxy)]
@@ -141,15 +141,15 @@ class Memory:
             and hasattr(operation.sym.fn, "layout")
             and any(p.name in self.strides for p in tensors)
         ):
-            self._lie(outputs, operation.sym.fn.layout(tuple(self._stand_in(p).stride() for p in tensors)))
+            self._lie(outputs, operation.sym.fn.layout(tuple(self._example(p).stride() for p in tensors)))
         elif not operation.sym.is_fusion and (
             OpTags.MATMUL_OP not in original.sym.tags or original.sym.rate is not None
         ):  # as what they read, where that has their shape
-            like = [next((self._stand_in(p) for p in tensors if p.shape == o.shape), None) for o in outputs]
+            like = [next((self._example(p) for p in tensors if p.shape == o.shape), None) for o in outputs]
             self._lie(outputs, [t.stride() if t is not None and is_dense(t) else None for t in like])
         return False
 
-    def _stand_in(self, p: TensorProxy) -> torch.Tensor:
+    def _example(self, p: TensorProxy) -> torch.Tensor:
         sizes = tuple(map(number_value, p.shape))
         return torch.empty_strided(
             sizes, self.strides.get(p.name) or strides_of(sizes), dtype=to_torch_dtype(p.dtype), device="meta"
@@ -160,12 +160,12 @@ class Memory:
             if s is not None and tuple(s) != strides_of(tuple(map(number_value, o.shape))):
                 self.strides[o.name] = tuple(s)
 
-    def _shown(self, operation: BoundSymbol, place: int, shows: bool) -> _Storage | None:
-        """What the result at a place shows that was there before."""
+    def _storage_of(self, operation: BoundSymbol, place: int, is_view: bool) -> _Storage | None:
+        """The storage that was there before, where the result at a place is in it."""
         original, output = original_of(operation), operation.outputs[place]
         tensors = tensors_in(operation.inputs)
         source = None
-        if shows or any(isinstance(i, FutureTensorProxy) for i in operation.inputs):
+        if is_view or any(isinstance(i, FutureTensorProxy) for i in operation.inputs):
             source = tensors[0]
         elif operation.sym.is_fusion:
             at = getattr(operation.sym.fn, "over", {}).get(

@@ -168,7 +168,7 @@ class InductorRegion:
     """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays
     them out, each in memory of its own.
 
-    Inductor makes kernels for the strides of what comes in, and for the number of threads. `compilations` counts how
+    Inductor makes kernels for the strides of inputs, and for the number of threads. `compilations` counts how
     often it did. over: which outputs may be written over which inputs, both by their places: whether they are, Inductor
     says, when it has seen the strides. program: the last one that has the region, whose regions are all compiled when
     one of them is called, by as many C++ compilers at a time as Inductor allows. waits: whether a call waits for the
@@ -188,7 +188,7 @@ class InductorRegion:
         self._ahead: set[tuple] = set()  # keys of what is compiled in the background
 
     def writing_over(self, dying: Sequence[int]) -> InductorRegion:
-        """The same region, for calls in which the inputs at these places own their memory and nobody reads them
+        """The same region, for calls in which the inputs at these places own their memory and are dead
         afterwards. On a GPU, freed memory is used again at no cost."""
         # by which operation first: what is read late, where results are made, has the better chance
         first = first_uses(self.region.bound_symbols)

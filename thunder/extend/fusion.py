@@ -9,7 +9,7 @@ from typing import Any
 from thunder.analysis.aliases import may_view
 from thunder.analysis.flow import producers
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, equal_counts, has_numbers, numbers_in
-from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule, with_own_copies
+from thunder.core.regions import Region, convex_regions, leading_to, recompute_cheap, region_key, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
@@ -118,8 +118,8 @@ class FusionExecutor(Executor):
         )
 
     def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
-        """A function of a region that may write over some of its inputs, those of which nobody reads the memory any
-        more, and which input each of its outputs overwrites; None for one that does not."""
+        """A function of a region that may write over some of its inputs, those that are dead behind it, and which input
+        each of its outputs overwrites; None for one that does not."""
         return None
 
     def beside(self, function: Callable, places: frozenset[int], fork: Callable[[int, tuple], int]) -> Callable | None:
@@ -136,7 +136,7 @@ class FusionExecutor(Executor):
         made: list[BoundSymbol] = []
         counter = 0
         regions = schedule(operations, groups, trace.output_proxies)
-        waiting = with_own_copies(regions, trace.output_proxies, takes, self.is_cheap)[::-1]
+        waiting = recompute_cheap(regions, trace.output_proxies, takes, self.is_cheap)[::-1]
         while waiting:
             region = waiting.pop()
             fused, core, before, after = None, region, (), ()
@@ -224,15 +224,15 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tupl
     """
     producer = producers(region.bound_symbols)
     chains = {o: _chain(o, producer) for o in region.outputs}
-    shown: dict[Proxy, list[Proxy]] = {}
+    views_of: dict[Proxy, list[Proxy]] = {}
     for o, chain in chains.items():
-        shown.setdefault(chain[-1], []).append(o)
+        views_of.setdefault(chain[-1], []).append(o)
     needed: set[Proxy] = set()
     waiting = []
-    for root, outputs in shown.items():
-        if root in producer:  # the last value that all of it is seen through
+    for base, outputs in views_of.items():
+        if base in producer:  # the last value that all of it is seen through
             common = set(chains[outputs[0]]).intersection(*(chains[o] for o in outputs[1:]))
-            needed.add(next(v for v in chains[outputs[0]] if v in common and _shows_all(v, root)))
+            needed.add(next(v for v in chains[outputs[0]] if v in common and _views_all(v, base)))
         waiting += outputs
     afterwards: dict[BoundSymbol, None] = {}
     while waiting:
@@ -274,15 +274,15 @@ def _chain(value: Proxy, producer: dict[Proxy, BoundSymbol]) -> list[Proxy]:
     return chain
 
 
-def _shows_all(view: Proxy, root: Proxy) -> bool:
+def _views_all(view: Proxy, base: Proxy) -> bool:
     """Whether a view surely has all elements of what it is a view of."""
-    both_tensors = isinstance(view, TensorProxy) and isinstance(root, TensorProxy)
-    return view is root or both_tensors and equal_counts(view, root)
+    both_tensors = isinstance(view, TensorProxy) and isinstance(base, TensorProxy)
+    return view is base or both_tensors and equal_counts(view, base)
 
 
 def fusible(operation: BoundSymbol, numbers: bool = False) -> bool:
     """What no region contains: operations with effects, those that wait for the device or draw random numbers, and what
-    depends on symbolic numbers. numbers: on those that data decides only."""
+    depends on symbolic numbers. numbers: on data-dependent ones only."""
     if not operation.sym.tags.isdisjoint(_ALONE) or operation.sym.python_printer is not None or operation.sym.is_fusion:
         return False
     if not (has_numbers(operation.args) or has_numbers(operation.output) or has_numbers(operation.kwargs)):

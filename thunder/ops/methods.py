@@ -355,7 +355,7 @@ _item, _tolist = _read("item"), _read("tolist")
 
 
 def item(a: TensorProxy):
-    """`a.item()`: a number that only the run tells, or the number itself where it depends on no input."""
+    """`a.item()`: a data-dependent number, or the number itself where it depends on no input."""
     value = fixed_value(a)
     if value is not None:
         with compat.DisableTorchFunction():
@@ -401,7 +401,7 @@ def tolist(a: TensorProxy):
 
 
 def _asked(symbol: Symbol, *args, **kwargs):
-    """What an operation says that gives a bool: a condition that only the run tells, or the bool itself where it
+    """What an operation says that gives a bool: a data-dependent condition, or the bool itself where it
     depends on no input."""
     values = [fixed_value(x) if isinstance(x, TensorProxy) else x for x in args]
     if all(v is not None for v in values) and not any(isinstance(x, TensorProxy) for x in kwargs.values()):
@@ -412,7 +412,7 @@ def _asked(symbol: Symbol, *args, **kwargs):
 
 def _said(name: str):
     recorder = current_recorder()
-    assert recorder is not None, "what data decides is known in a trace only"
+    assert recorder is not None, "what is data-dependent is known in a trace only"
     return made_number(recorder, bool, f"what {name} says")[0]
 
 

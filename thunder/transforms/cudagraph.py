@@ -9,9 +9,9 @@ A region runs line by line when it is called first, is recorded when it is calle
 then on. What it reads is copied to where the recording expects it, except for parameters, buffers, what it writes to,
 and what other graphs saved for it: their addresses are looked at, and other ones are another recording. So are, without
 grad, arguments that come in at the same address twice, until they do not. A long forward is two recordings: the device
-works on the first while the host launches the other. In a backward, products that nobody reads, and sums that finish
-gradients, are on a second stream (`side_stream`). Recordings share memory, where their results stay until the next
-replay:
+works on the first while the host launches the other. In a backward, products that nothing in it uses, and sums that
+finish gradients, are on a second stream (`side_stream`). Recordings share memory, where their results stay until the
+next replay:
 
 - what the program returns is copied out of it, except for gradients, as they are large;
 - gradients, and what is saved for the backward, are watched. Where one of them is still in use when a replay would

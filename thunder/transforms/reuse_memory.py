@@ -1,5 +1,5 @@
 """Reuse Memory: gradients are added up in place, and a fused kernel, or a lone elementwise operation, writes a
-result over an input that nobody reads any more.
+result over an input that is dead behind it.
 
 Before: `t1 = torch.nn.functional.linear(x, w)`, `[t2] = TritonFusion0(t1, y)`, `return t2`. After: the same, with the
 comment `t2 is written over t1`, and no memory for t2. Before: `t1 = torch.nn.functional.linear(x, w)`, `t2 =
@@ -64,7 +64,7 @@ def _adds_gradients(operation: BoundSymbol) -> bool:
 
 
 class _Lifetimes:
-    """Whose memory nobody reads after an operation. owned: values that have memory to themselves, and whether they
+    """Values that are dead behind an operation. owned: values that have memory to themselves, and whether they
     may be views of something that nobody has."""
 
     def __init__(self, trace: Trace):
@@ -75,7 +75,7 @@ class _Lifetimes:
         self.owned: dict[Proxy, bool] = {}
 
     def dying(self, i: int, operation: BoundSymbol) -> list[int]:
-        """The places of the inputs whose memory nobody reads afterwards. Beside a view of it, a value is read where it
+        """The places of the inputs that are dead behind it. Beside a view of it, a value is read where it
         would be written over."""
         read = collections.Counter(map(self.bases.__getitem__, operation.inputs))
         return [n for n, p in enumerate(operation.inputs) if p in self.owned and self.last[p] == i and read[p] == 1]
