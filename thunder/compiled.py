@@ -52,7 +52,7 @@ REFUSALS = 32  # calls that could not be captured and are remembered; beyond, on
 def _words_of(failure: Exception) -> str:
     try:
         return str(failure)
-    except CaptureError:  # made of what only the run tells
+    except CaptureError:  # made of what is data-dependent
         return "..."
 
 
@@ -438,7 +438,7 @@ class Compiled:
         """
         found: dict[str, set | None] = {}
         for entry in self.stats.interpreter_cache:
-            for path, value in entry.captured.held_numbers.items():
+            for path, value in entry.captured.constant_numbers.items():
                 found.setdefault(path, set()).add(value)
         return found | {path: None for entry in self.stats.interpreter_cache for path in entry.captured.effects}
 

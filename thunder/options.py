@@ -321,7 +321,7 @@ _INTERPRETATIONS = ("python interpreter", "translate functions", "translate pyth
 
 
 def check_interpretation(given: Any) -> None:
-    """The 2024 option `interpretation`: its values are accepted, and all mean the one way of reading a program there
+    """The 2024 option `interpretation`: its values are accepted, and all mean the one way of capturing a program there
     is."""
     value = getattr(given, "value", given)
     if value is not None and value not in _INTERPRETATIONS:

@@ -510,7 +510,7 @@ WHAT = {
     "deleted twice": "t0 is used .* deleted", "returned after del": "t1 is returned but not defined",
     "wrong shape": r"f32\[3, 3\].* is what the trace says",
     "wrong dtype": "f64.* is what the trace says", "wrong device": "meta.* is what the trace says", "wrong number of "
-        "outputs": "the line has 2 values, the meta rule of ltorch.mul gives 1",
+        "outputs": "it has 2 values, the meta rule of ltorch.mul gives 1",
     "not a tensor": "is what the trace says",
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ from thunder import compat
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
 from thunder.capture.library.functional import Transformed
-from thunder.capture.numbers import held_numbers, read_numbers
+from thunder.capture.numbers import constant_numbers, read_numbers
 from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
@@ -62,7 +62,7 @@ class Captured:
         trace, self.epilogue_fn, output = epilogue.write(result)
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
-        self.held_numbers = held_numbers(c)
+        self.constant_numbers = constant_numbers(c)
         self.effects = frozenset(source.describe(c.parameters) for source in c.writes.written)
         self._computation(c, output)
         # the program may handle an error of an operation, which comes when the computation runs; nothing is lost then

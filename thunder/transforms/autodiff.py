@@ -307,7 +307,7 @@ def _derivatives(operation: BoundSymbol, executors: Sequence, out: list, functio
 
 
 def _differentiated(operation: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
-    """`differentiate`; None as well where the rule would have to decide by a size that data decides, which PyTorch's
+    """`differentiate`; None as well where the rule would have to decide by a data-dependent size, which PyTorch's
     own derivative does when it runs."""
     try:
         return differentiate(operation, rule, is_generator)
