@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from thunder.compat.names import warn_of_untried_version
 from thunder.compiled import Compiled, compiled_of
 from thunder.errors import OptionError
 from thunder.extend import Executor, resolve_executors
+from thunder.extend.passes import Pass, PassList, resolve_passes
 from thunder.methods import CompiledMethod
 from thunder.module import ThunderModule
 from thunder.options import (
@@ -37,6 +38,7 @@ from thunder.options import (
     resolve_sharp_edges,
     resolve_tiers,
 )
+from thunder.pipeline import PASSES
 from thunder.transforms.base import asked, check_transforms, with_executors_of
 
 __all__ = ["jit", "jit_with", "mark_dynamic", "add_transform"]
@@ -48,6 +50,7 @@ def jit(
     *,
     executors: Sequence[Executor | str] | None = None,
     transforms: Sequence | None = None,
+    passes: Callable[[PassList], Iterable[Pass]] | Iterable[Pass] | None = None,
     cache: CACHE_OPTIONS | str | None = None,
     numerics: NUMERICS_OPTIONS | str | None = None,
     rng: RNG_OPTIONS | str | None = None,
@@ -66,6 +69,8 @@ def jit(
 
     executors: executors or their names, in the order they are asked; None means the default ones.
     transforms: applied in order.
+    passes: the passes that run, in order: a function from the list that `thunder.passes()` gives to another one, or a
+    list. `python -m thunder passes` prints them, with what each needs and gives.
     cache: "constant values", "symbolic values", "same input" or "no caching"; where it is not given, values are
     constants but for int arguments that change from call to call.
     dynamic: sizes of arguments stay symbolic in a program, so that it fits other sizes too: True from the first call,
@@ -105,8 +110,8 @@ def jit(
 
 
 def _resolved(
-    *, executors, transforms, cache, numerics, rng, tiers, sharp_edges, fallback, dynamic, disable_torch_autograd,
-    debug_options, record_history, interpretation, langctx, **compile_options,
+    *, executors, transforms, passes, cache, numerics, rng, tiers, sharp_edges, fallback, dynamic,
+    disable_torch_autograd, debug_options, record_history, interpretation, langctx, **compile_options,
 ) -> JitOptions:  # fmt: skip
     """What `thunder.jit` was told, checked."""
     gone = {"early_transforms": "pass transforms=", "use_cudagraphs": "pass a CUDA graph transform in transforms="}
@@ -139,6 +144,7 @@ def _resolved(
         fallback=resolve_fallback(fallback),
         disable_torch_autograd=disable_torch_autograd,
         transforms=given_transforms,
+        passes=PASSES if passes is None else resolve_passes(passes, PASSES),
         numerics=numerics,
         rng=resolve_rng(rng, numerics),
         tiers=resolve_tiers(tiers),

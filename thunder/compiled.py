@@ -52,7 +52,7 @@ REFUSALS = 32  # calls that could not be captured and are remembered; beyond, on
 def _words_of(failure: Exception) -> str:
     try:
         return str(failure)
-    except CaptureError:  # made of what only the run tells
+    except CaptureError:  # made of what is data-dependent
         return "..."
 
 
@@ -223,6 +223,11 @@ class Compiled:
         if log is not None:
             log.undo()  # the original draws its random numbers itself
         result = self.fn(*args, **kwargs)
+        if warning and self.options.fallback is FALLBACK_OPTIONS.ERROR:  # only running it tells whether it raises
+            raise CaptureError(
+                "the original function ran, to see whether it raises by itself, and did not; its result is dropped "
+                f"(fallback='error'). {warning}"
+            )
         if warning:
             self._warn_once(warning, FallbackWarning, "failure")
         return result
@@ -356,6 +361,8 @@ class Compiled:
             if not self._original_stands_in(log):
                 raise error.__cause__ from None  # type: ignore[misc]
             # no effect has taken place: run, it fails with its own effects, words and traceback, if it does
+            if self.options.fallback is FALLBACK_OPTIONS.ERROR and not error.theirs:
+                return str(error)
             return "" if error.theirs else self._refused_for(error, modes, facts)
         except RaisesBefore as error:
             if not self._original_stands_in(log):
@@ -431,7 +438,7 @@ class Compiled:
         """
         found: dict[str, set | None] = {}
         for entry in self.stats.interpreter_cache:
-            for path, value in entry.captured.held_numbers.items():
+            for path, value in entry.captured.constant_numbers.items():
                 found.setdefault(path, set()).add(value)
         return found | {path: None for entry in self.stats.interpreter_cache for path in entry.captured.effects}
 

@@ -196,7 +196,7 @@ def compile_option(
 _OF_TORCH_COMPILE = {
     "fullgraph": "a program is one graph here: leave it out",
     "backend": "executors=[...] says who runs the operations",
-    "mode": "executors=[...] and transforms=[...] say what is done",
+    "mode": "thunder.compile(..., recipe=...) has recipes by name",
     "options": "compile options are keywords themselves",
     "disable": "call the function that was not compiled",
 }
@@ -321,7 +321,7 @@ _INTERPRETATIONS = ("python interpreter", "translate functions", "translate pyth
 
 
 def check_interpretation(given: Any) -> None:
-    """The 2024 option `interpretation`: its values are accepted, and all mean the one way of reading a program there
+    """The 2024 option `interpretation`: its values are accepted, and all mean the one way of capturing a program there
     is."""
     value = getattr(given, "value", given)
     if value is not None and value not in _INTERPRETATIONS:
@@ -339,13 +339,14 @@ class DebugOptions:
     """Switches for looking into the compiler. Unknown names and values of a wrong type raise TypeError;
     `register_option` adds one.
 
-    check_traces: every trace is checked after each pass, and every line's result when it runs.
+    check_traces: every trace is checked after each pass, and every line's result when it runs. A number above 0, which
+    said how much in Lightning Thunder, is True.
     record_interpreter_history: the full log of interpreted instructions is kept. show_interpreter_progress: says on
     stderr when interpretation begins and ends.
     """
 
     _registered: dict[str, tuple[type, Any, str]] = {
-        "check_traces": (bool, False, "check every trace after each pass, and what every line returns when it runs"),
+        "check_traces": (int, False, "check every trace after each pass, and what every line returns when it runs"),
         "record_interpreter_history": (bool, False, "keep the full log of interpreted instructions"),
         "show_interpreter_progress": (bool, False, "say on stderr when interpretation begins and ends"),
     }
@@ -380,12 +381,19 @@ class DebugOptions:
             print(f"{name}: {kind.__name__} = {default!r}" + (f"  {doc}" if docstr else ""))
 
 
+def _default_passes() -> Any:
+    import thunder
+
+    return thunder.passes()
+
+
 @dataclass
 class JitOptions:
     """Everything `thunder.jit` was told, resolved.
 
     compile_options: those of the declared options that were given; `get` reads them.
 
+    passes: the list of passes, a `PassList`.
     dynamic: whether sizes of arguments stay symbolic: from the first call, never, or (None) from the second value on.
     integers_may_change: an int argument that had another value before stays symbolic the second time (a position in a
     cache). So it is where `cache` was not said. default_executors: whether no executors were named. device: where
@@ -401,6 +409,7 @@ class JitOptions:
     fallback: FALLBACK_OPTIONS = FALLBACK_OPTIONS.EAGER
     disable_torch_autograd: bool = False
     transforms: Sequence = ()
+    passes: Any = field(default_factory=_default_passes)
     numerics: NUMERICS_OPTIONS = NUMERICS_OPTIONS.CLOSE
     rng: RNG_OPTIONS = RNG_OPTIONS.TORCH
     tiers: TIERS_OPTIONS = TIERS_OPTIONS.WAIT

@@ -11,7 +11,7 @@ import torch
 import thunder
 from tests.paths.compared import beside_eager, keeping_nothing
 from thunder.core.symbol import current_recorder
-from thunder.errors import FallbackWarning
+from thunder.errors import CaptureError, FallbackWarning
 
 X = torch.arange(6.0).reshape(2, 3) + 1
 INPUTS = [X, -X, X - 2, X * 0, X - 5.5, X * 40, X]
@@ -159,7 +159,9 @@ def test_an_error_on_the_way_to_a_decision_is_the_programs():
         except IndexError:
             return x * 2
 
-    compiled = thunder.jit(indexed, fallback="error")
+    with pytest.raises(CaptureError, match="before this decision it raises IndexError: index out of range"):
+        thunder.jit(indexed, fallback="error")(X, torch.tensor(7))
+    compiled = thunder.jit(indexed, fallback="eager")
     with pytest.warns(FallbackWarning, match="before this decision it raises IndexError: index out of range"):
         assert torch.equal(compiled(X, torch.tensor(7)), X * 2)
     assert torch.equal(compiled(X, torch.tensor(1)), X) and torch.equal(compiled(-X, torch.tensor(1)), X)

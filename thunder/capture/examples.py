@@ -11,6 +11,7 @@ import torch
 
 from thunder import compat
 from thunder.capture.native import PRIMITIVE
+from thunder.capture.tensors import is_leaf
 from thunder.core.proxies import NumberProxy, TensorProxy, map_structure, number_value
 from thunder.errors import ThunderError
 from thunder.interpreter.attributes import plain_attribute
@@ -82,17 +83,12 @@ def _described(c, x):
     """What an example is made of, to compare."""
     t = type(x)
     if t is TensorProxy:
-        return t, tuple(map(number_value, x.shape)), x.dtype, x.requires_grad, x.requires_grad and _is_leaf(c, x)
+        return t, tuple(map(number_value, x.shape)), x.dtype, x.requires_grad, x.requires_grad and is_leaf(c, x)
     if t in (list, tuple):
         return t, *(_described(c, part) for part in x)
     if t is dict:
         return t, *((k, _described(c, part)) for k, part in x.items())
     return t, number_value(x) if isinstance(x, NumberProxy) else x
-
-
-def _is_leaf(c, x: TensorProxy) -> bool:
-    real = c.tensors.real.get(c.recorder.memory.holder(x))
-    return real is not None and real[0].is_leaf
 
 
 def _error(c, function, args, kwargs) -> Exception | None:
@@ -132,7 +128,7 @@ def _example(c, make, x):
     found = make(shape, dtype=to_torch_dtype(x.dtype))
     if x.requires_grad:
         found.requires_grad_()
-        if not _is_leaf(c, x):
+        if not is_leaf(c, x):
             with torch.enable_grad():
                 found = found.clone()
     return found

@@ -93,7 +93,7 @@ class Capture(Host):
             outside=functools.partial(tensors.written_to, self), layout=functools.partial(layout, self)
         )
         self.path = self.recorder.decide = Path(self, request.path, request.log, decides)
-        self.recorder.is_leaf = functools.partial(tensors.is_leaf, self)
+        self.recorder.is_leaf = functools.partial(tensors.keeps_casts, self)
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         # of functions in modules that few programs import
         late = triton_kernels.launchers() | collectives.handlers() | higher_order.handlers()

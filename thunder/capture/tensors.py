@@ -20,7 +20,7 @@ from thunder.ops.memory import are_disjoint, part_shown
 from thunder.ops.opaque_values import is_unusual
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
-__all__ = ["read", "is_leaf", "written_to", "write_back", "lift"]
+__all__ = ["read", "is_leaf", "keeps_casts", "written_to", "write_back", "lift"]
 
 
 def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
@@ -79,10 +79,16 @@ def _new_proxy(c, value: torch.Tensor, source: Source, is_argument: bool) -> Ten
 
 
 def is_leaf(c, p: TensorProxy) -> bool:
-    """Whether a proxy stands for a tensor whose casts eager's autocast keeps."""
-    real = c.tensors.real.get(p)
+    """Whether a proxy stands for a leaf from outside."""
+    real = c.tensors.real.get(c.recorder.memory.holder(p))
     with compat.DisableTorchFunction():
-        return real is not None and real[0].is_leaf and not real[0]._is_view()
+        return real is not None and real[0].is_leaf
+
+
+def keeps_casts(c, p: TensorProxy) -> bool:
+    """Whether a proxy stands for a tensor whose casts eager's autocast keeps."""
+    with compat.DisableTorchFunction():
+        return p in c.tensors.real and is_leaf(c, p) and not c.tensors.real[p][0]._is_view()
 
 
 def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:

@@ -24,23 +24,24 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thunder._lazy import names_from
+from thunder.analysis.flow import producers
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in, same_shape
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
-from thunder.core.trace import Trace, timed_pass
+from thunder.core.trace import Trace, TraceTag, timed_pass
 from thunder.core.unbacked import with_sizes
 from thunder.errors import DataDependentError, MissingImplementationError, ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH, opaque
 from thunder.ops.parts import add_part, part_of_zeros
 from thunder.transforms.levels import typed
+from thunder.transforms.phases import get_grad_symbol, marked
 
 __all__ = [
     "Linearization",
     "by_formula",
     "joint_trace",
     "grad_transform_on_trace",
-    "sides",
     "get_grad_symbol",
     "get_grad",
     "put_grad",
@@ -51,7 +52,6 @@ __all__ = [
 # ----------------------------------------------------------------------------------------------------------------
 # get_grad, put_grads
 
-get_grad_symbol = Symbol("get_grad", lambda value: like(value), module="prims", is_prim=True, tags=(OpTags.DONT_DCE,))
 put_grad_symbol = Symbol(
     "put_grad", lambda value, gradient: None, module="prims", is_prim=True, tags=(OpTags.DONT_DCE,)
 )
@@ -308,7 +308,7 @@ def _derivatives(operation: BoundSymbol, executors: Sequence, out: list, functio
 
 
 def _differentiated(operation: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
-    """`differentiate`; None as well where the rule would have to decide by a size that data decides, which PyTorch's
+    """`differentiate`; None as well where the rule would have to decide by a data-dependent size, which PyTorch's
     own derivative does when it runs."""
     try:
         return differentiate(operation, rule, is_generator)
@@ -352,7 +352,7 @@ class _Gradients:
     def sum(self, known, gradient):
         """What is zeros beside a part is added where it is not zeros."""
         written = self.recorder.bound_symbols
-        self.producers |= {o: b for b in written[self.seen :] for o in b.outputs}
+        self.producers |= producers(written[self.seen :])
         self.seen = len(written)
         found = part_of_zeros(gradient, self.producers)
         return LTORCH["add"](known, gradient) if found is None else add_part(known, found[0], *found[1])
@@ -442,8 +442,11 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     wanted = (isinstance(a, TensorProxy) and a.requires_grad for a in trace.args)
     gradients = tuple(grads.get(a) if w else None for a, w in zip(trace.args, wanted, strict=True))
     output = {"output": gradients, "flat_args": trace.args, "fw_flat_out": trace.output}
-    operations = with_sizes([*linear.forward, *recorder.bound_symbols], trace.args, trace.names)
-    return trace.replace(bound_symbols=operations, output=output, name="joint")
+    number = trace.info.backwards + 1
+    backward = marked(recorder.bound_symbols, number)
+    operations = with_sizes([*linear.forward, *backward], trace.args, trace.names)
+    info = trace.info.replace(backwards=number)
+    return trace.replace(bound_symbols=operations, output=output, name="joint", tags={TraceTag.JOINT}, info=info)
 
 
 def grad_transform_on_trace(trace: Trace, /, *args, **kwargs) -> Trace:
@@ -519,17 +522,6 @@ def _other_term(operation: BoundSymbol, gone: set) -> TensorProxy | None:
     term = operation.inputs[0] if operation.inputs[1] in gone else operation.inputs[1]
     alike = same_shape(term.shape, operation.output.shape) and term.dtype is operation.output.dtype  # type: ignore[attr-defined]
     return term if alike else None
-
-
-def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[BoundSymbol]]:
-    """The operations of a joint trace: those of the forward, the `get_grad` ones, those of the backward."""
-    border = next((i for i, b in enumerate(joint.bound_symbols) if b.sym is get_grad_symbol), len(joint.bound_symbols))
-    rest = joint.bound_symbols[border:]
-    return (
-        list(joint.bound_symbols[:border]),
-        [b for b in rest if b.sym is get_grad_symbol],
-        [b for b in rest if b.sym is not get_grad_symbol],
-    )
 
 
 # the steps after this one, under the path where Lightning Thunder's users find them; they import this module

@@ -8,6 +8,7 @@ import functools
 import torch
 
 from thunder import compat
+from thunder.capture.tensors import is_leaf
 from thunder.core.proxies import TensorProxy, number_value
 from thunder.ops.inplace import copy_
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -82,9 +83,7 @@ def copied(c, f, args, kwargs) -> TensorProxy:
         return c.operation("__deepcopy__", p, memo)
     if id(p) not in memo:
         _refuse_transforms(c)
-        with compat.DisableTorchFunction():
-            is_leaf = p in c.tensors.real and c.tensors.real[p][0].is_leaf
-        if not is_leaf:
+        if not is_leaf(c, p):
             raise RuntimeError(
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
                 "moment.  If you were attempting to deepcopy a module, this may be because of a torch.nn.utils."

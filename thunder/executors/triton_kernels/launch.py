@@ -81,7 +81,7 @@ class FusedRegion:
         self.schedule = schedule(program_of(region, self.numbers), 2 * multiprocessors)
         self.permutes = any(
             v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs)
-        ) or any(map(_chooses_layout, region.lines))
+        ) or any(map(_chooses_layout, region.bound_symbols))
         self._variants: dict[tuple, Callable] = {}
         # whether tensors are like those of the last variant, which is asked in one call, and that variant
         self._usual: tuple[Callable, Callable] | None = None
@@ -103,7 +103,7 @@ class FusedRegion:
         return self._source
 
     def writing_over(self, dying: frozenset[int]) -> FusedRegion:
-        """The same region, for calls in which the inputs at these places own their memory and nobody reads them
+        """The same region, for calls in which the inputs at these places own their memory and are dead
         afterwards: outputs are written over as many as kernels allow."""
         found = self._overwriting.get(dying)
         if found is None:
@@ -492,10 +492,10 @@ def _allocator(device: torch.device) -> Callable:
     return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
-def _chooses_layout(line: BoundSymbol) -> bool:
+def _chooses_layout(operation: BoundSymbol) -> bool:
     """Whether an operation is asked for another layout than that of its operand, as
     `x.to(memory_format=torch.channels_last)` is."""
-    return any(type(v) is torch.memory_format for v in (*line.args, *line.kwargs.values()))
+    return any(type(v) is torch.memory_format for v in (*operation.args, *operation.kwargs.values()))
 
 
 def _keeps_order(v) -> bool:
