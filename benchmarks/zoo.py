@@ -18,7 +18,8 @@ One line for each row and system, and at the end the geometric means of all rati
               measured; of a served model, of its result; of a whole step, of the parameters after the first
     kernels   on a GPU, milliseconds of a step's kernels; FILE says which take most
 
-A program that thunder does not capture fails here. TensorFloat-32 products are left to `--tf32`. The exit status is 1 where a system fails.
+A program that thunder does not capture fails here. TensorFloat-32 products are left to `--tf32`. The exit status is 1
+where a system fails.
 """
 
 from __future__ import annotations
