@@ -481,7 +481,7 @@ for _name in [*_PLAIN_METHODS, "item", "tolist", "numpy"]:
 
 
 for _name, _remedy in {
-    "register_hook": "write it as a torch.autograd.Function, or return the tensor and register the hook on the result",
+    "register_hook": "register the hook in the compiled function itself",
     "retain_grad": "return the tensor, and call it on the result",
     "backward": "return the loss and call backward() on it outside, or use thunder.core.transforms.value_and_grad or "
     "torch.func.grad",

@@ -33,7 +33,8 @@ __all__ = ["has_memory_to_reuse", "reuse_memory"]
 
 def has_memory_to_reuse(program: Trace, fused: bool) -> bool:
     """Whether a program may be fused, or has operations that add gradients up."""
-    return fused or TraceTag.BACKWARD in program.tags or any(map(_adds_gradients, program.bound_symbols))
+    backward = TraceTag.BACKWARD in program.tags
+    return fused or any(_adds_gradients(b) or backward and b.sym.accumulates for b in program.bound_symbols)
 
 
 def reuse_memory(trace: Trace, fused: bool) -> Trace:

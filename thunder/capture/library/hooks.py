@@ -1,7 +1,7 @@
 """Hooks of tensors that a program registers: `t.register_hook(hook)` and `t.retain_grad()`.
 
-A hook runs when the backward does. In a backward inside of the program it is interpreted there. A backward outside calls
-it as it is, with what it has in its closure as arguments:
+A hook runs when the backward does. In a backward inside of the program it is interpreted there. A backward outside
+calls it as it is, with what it has in its closure as arguments:
 
     t1 = hooked(t0, limit, (t2,))      # forward: t0 itself
     t4 = call_hook(t3, limit, (t2,))   # backward: what the hook makes of t3
@@ -93,7 +93,7 @@ def register(c, f, args, kwargs) -> RemovableHandle:
     head = node(c, value)
     place = next((i for i, b in enumerate(operations) if any(o is head for o in b.outputs)), None)
     if c.outer_recorders or place is None or operations[place] in c.engine.known:
-        c.refuse(
+        return c.refuse(
             "a hook is registered on an argument, inside of a transform of functions, or after a backward",
             "register it outside of the compiled function, or earlier",
         )
@@ -181,7 +181,8 @@ def _rebuilt(c, value, values: list, depth: int = 8) -> Callable[[tuple], Any]:
     if source is not None:
         if source.base is not None:  # else it is the compiled module, or stands in the program
             c.ask(source, IDENTITY)
-        return lambda given, value=value if look is None else look.original: value
+        original = value if look is None else look.original
+        return lambda given: original
     if depth and t is functools.partial:
         function, items = part(value.func), part(value.args)
         keywords = {k: part(v) for k, v in value.keywords.items()}
