@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from thunder._lazy import names_from
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _FROM = {
     "thunder.api": ("jit", "add_transform", "mark_dynamic"),
