@@ -869,3 +869,45 @@ def test_fused_kernels_after_dynamo_was_used():
     optimizer = torch.optim.SGD([weight], lr=0.1, fused=True)
     thunder.jit(lambda: optimizer.step())()
     torch.testing.assert_close(weight.detach(), torch.full((3,), 0.95))
+
+
+class Checkpointed(torch.nn.Module):
+    def __init__(self, checkpoints: bool):
+        super().__init__()
+        self.norm, self.up, self.down = torch.nn.LayerNorm(8), torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+        self.checkpoints = checkpoints
+
+    def block(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+    def forward(self, x):
+        for _ in range(2):
+            x = checkpoint(self.block, x, use_reentrant=False) if self.checkpoints else self.block(x)
+        return x * 1.5 if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("options", [{}, {"memory_budget": 0.4}, {"numerics": "eager"}], ids=str)
+def test_checkpoints_decisions_and_plans_in_one_step(checkpoints, options):
+    def made():
+        torch.manual_seed(0)
+        model = Checkpointed(checkpoints)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            if torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 1:
+                loss = loss + 1
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return model, step
+
+    (eager, step), (ours, same) = made(), made()
+    compiled = thunder.jit(same, **options)
+    for rows in (4, 6, 9, 4):
+        x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(rows))
+        torch.testing.assert_close(compiled(x), step(x))
+        torch.testing.assert_close(list(ours.parameters()), list(eager.parameters()))
