@@ -8,8 +8,7 @@ One line a system:
 
     ms       the median step by the device's clock: forward, and backward where the workload trains (a fixed random
     cotangent)
-    ratio    to torch.compile's step, or to thunder's where torch.compile's is not measured: the median of the rounds'
-             ratios and its 95 % interval
+    ratio    to torch.compile's step, the median of the rounds' ratios and its 95 % interval
     kernels  milliseconds that kernels run in a step: what `ms` has beyond it are gaps between launches
     host     milliseconds until one step is issued into an empty queue
     first    seconds of the first call
@@ -19,7 +18,6 @@ One line a system:
              the rate of a copy, both measured in the same process
     error    of the result and the worst gradient: norm of the difference to eager's by the norm
 
---ablate: thunder beside itself without each pass that a list of passes can do without.
 --first-call: every system in a process of its own with empty caches (`cold`), and again with the caches that it left
 (`second`); only `first` is reported.
 """
@@ -27,7 +25,6 @@ One line a system:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import json
 import sys
@@ -42,11 +39,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 import thunder
-from thunder.errors import OptionError
 from thunder.tests.measuring import compile_with, in_processes, median, paired_ratio, turns
 
 GIB = 2**30
-WITHOUT = "without "
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "THUNDER_CACHE_DIR")
 ROUND_SECONDS = 0.015  # a turn is as many steps as take about this long: throughput, not the latency of one launch
 
@@ -62,21 +57,7 @@ def under(system: str, function: Callable) -> Callable:
         return thunder.jit(
             function, transforms=[CUDAGraphTransform() if system.endswith("graphs") else Float8Transform()]
         )
-    if system.startswith(WITHOUT):
-        gone = system.removeprefix(WITHOUT).split(" + ")
-        return thunder.jit(function, passes=thunder.passes().without(*gone))
     return compile_with(system, function)
-
-
-def ablated() -> list[str]:
-    """thunder, and thunder without each of the passes that may be left out, with those that need what it gives."""
-    passes, found = thunder.passes(), ["thunder"]
-    for one in passes:
-        gone = [one.name, *(p.name for p in passes if set(p.needs) & set(one.gives))]
-        with contextlib.suppress(OptionError):
-            passes.without(*gone).checked()
-            found.append(WITHOUT + " + ".join(gone))
-    return found
 
 
 def elapsed(call: Callable[[], object], times: int) -> float:
@@ -225,11 +206,10 @@ def measure(name: str, systems: list[str], rounds: int) -> list[dict[str, Any]]:
     for order in turns(list(steps), rounds):
         for system in order:
             times[system].append(elapsed(steps[system], repeats[system]))
-    base = next((system for system in ("torch.compile", "thunder") if system in times), None)
     for system, samples in times.items():
         rows[system]["ms"] = median(samples)
-        if base is not None and system != base:
-            rows[system]["ratio"] = paired_ratio(samples, times[base])
+        if "torch.compile" in times and system != "torch.compile":
+            rows[system]["ratio"] = paired_ratio(samples, times["torch.compile"])
     return list(rows.values())
 
 
@@ -258,13 +238,10 @@ def main() -> int:
         help="also: reduce-overhead, thunder_graphs, thunder_fp8",
     )
     parser.add_argument("--rounds", type=int, default=40, help="at least 20, for the intervals")
-    parser.add_argument("--ablate", action="store_true")
     parser.add_argument("--first-call", action="store_true")
     parser.add_argument("--json", help="a file to which a line is added for each row")
     parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if chosen.ablate:
-        chosen.systems = ablated()
     unknown = set(chosen.workloads) - set(WORKLOADS)
     if unknown:
         parser.error(f"no such workload: {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")

@@ -166,12 +166,12 @@ class Toy(FusionExecutor):
     def fuse(self, region, counter):
         def run(*inputs):
             values = dict(zip(region.inputs, inputs, strict=True))
-            for line in region.lines:
+            for line in region.bound_symbols:
                 run_line(line, values)
             return [values[o] for o in region.outputs]
 
         return self.register_temporary_operation(
-            f"toy{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines
+            f"toy{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.bound_symbols
         )
 
 

@@ -226,13 +226,13 @@ class Pointwise(FusionExecutor):
 
         def run(*tensors):
             values = dict(zip(region.inputs, tensors, strict=True))
-            for operation in region.lines:
+            for operation in region.bound_symbols:
                 run_line(operation, values)
             return [values[o] for o in region.outputs]
 
         name = f"pointwise{counter}"
         return self.register_temporary_operation(
-            name, run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines
+            name, run, inputs=region.inputs, outputs=region.outputs, bsyms=region.bound_symbols
         )
 
 

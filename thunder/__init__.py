@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from thunder._lazy import names_from
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _FROM = {
     "thunder.api": ("jit", "add_transform", "mark_dynamic"),
@@ -37,7 +37,8 @@ _FROM = {
         "last_recompile_reasons", "last_paths", "get_auto_registered_torch_op_names", "last_sharp_edges",
     ),
     "thunder.extend": ("get_all_executors", "get_default_executors", "get_always_executors", "get_executor",
-    "resolve_executors"),
+    "resolve_executors", "add_default_executor", "add_always_executor", "remove_default_executor",
+    "remove_always_executor", "set_default_executors", "set_always_executors"),
     "thunder.core.proxies": ("Proxy", "TensorProxy", "NumberProxy"),
     "thunder.core.trace": ("TraceCtx", "Trace"),
     "thunder.core": ("devices", "dtypes"),
@@ -64,4 +65,11 @@ _MODULES = (
 )
 
 __all__ = sorted([*_MODULES, *(name for names in _FROM.values() for name in names)])
-__getattr__, __dir__ = names_from(__name__, _FROM)
+# what Lightning Thunder's users know it by
+_OF_LIGHTNING = {
+    "thunder.compat.lightning": (
+        "grad", "Plugin", "pytorch_executor", "sdpa_executor", "apex_executor", "nvfuser_executor", "cudnn_executor",
+        "custom_op_executor", "torchcompile_cat_executor", "torchcompile_xentropy_executor",
+    ),
+}  # fmt: skip
+__getattr__, __dir__ = names_from(__name__, _FROM | _OF_LIGHTNING)

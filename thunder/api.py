@@ -64,7 +64,7 @@ def jit(
     interpretation: Any = None,
     langctx: Any = None,
     **compile_options: Any,
-):
+) -> Any:
     """Compiles a function, a method or an `nn.Module`. Nothing happens until the first call, which captures it.
 
     executors: executors or their names, in the order they are asked; None means the default ones.
@@ -201,7 +201,7 @@ def _refuse_wrapped(module: torch.nn.Module) -> None:
             raise NotImplementedError(f"{what}module whose parameter {name} is a DTensor: {instead}")
 
 
-def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_support: bool = False):
+def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_support: bool = False) -> Any:
     """What `cfn` was compiled from, compiled again with one more transform, or a list of them, after those it has.
 
     disable_torch_autograd_support: results never require grad. All other options are kept.

@@ -321,7 +321,7 @@ _INTERPRETATIONS = ("python interpreter", "translate functions", "translate pyth
 
 
 def check_interpretation(given: Any) -> None:
-    """The 2024 option `interpretation`: its values are accepted, and all mean the one way of reading a program there
+    """The 2024 option `interpretation`: its values are accepted, and all mean the one way of capturing a program there
     is."""
     value = getattr(given, "value", given)
     if value is not None and value not in _INTERPRETATIONS:
@@ -339,13 +339,14 @@ class DebugOptions:
     """Switches for looking into the compiler. Unknown names and values of a wrong type raise TypeError;
     `register_option` adds one.
 
-    check_traces: every trace is checked after each pass, and every line's result when it runs.
+    check_traces: every trace is checked after each pass, and every line's result when it runs. A number above 0, which
+    said how much in Lightning Thunder, is True.
     record_interpreter_history: the full log of interpreted instructions is kept. show_interpreter_progress: says on
     stderr when interpretation begins and ends.
     """
 
     _registered: dict[str, tuple[type, Any, str]] = {
-        "check_traces": (bool, False, "check every trace after each pass, and what every line returns when it runs"),
+        "check_traces": (int, False, "check every trace after each pass, and what every line returns when it runs"),
         "record_interpreter_history": (bool, False, "keep the full log of interpreted instructions"),
         "show_interpreter_progress": (bool, False, "say on stderr when interpretation begins and ends"),
     }

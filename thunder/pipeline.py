@@ -69,10 +69,6 @@ def _combined(trace: Trace, lowering: Lowering) -> list[Trace]:
     return made[1:]
 
 
-def _has_backward(trace: Trace, _: Lowering) -> bool:
-    return trace.info.backwards > 0
-
-
 def _has_backward_for_fusers(trace: Trace, lowering: Lowering) -> bool:
     return trace.info.backwards > 0 and bool(lowering.fusers)
 
@@ -145,7 +141,7 @@ PASSES = PassList((
          meaning="differentiate: the backward follows its forward"),
     Pass("Dead Code Elimination after Derivatives", _cleaned, needs=(OPERATIONS, JOINT),
          when=lambda trace, lowering: lowering.differentiates,
-         meaning="drop gradients that nobody asks for"),
+         meaning="drop gradients that are dead code"),
     Pass("Decompose Reductions", lambda trace, lowering: decompose_reductions(trace, lowering.fusers),
          needs=(OPERATIONS, JOINT), when=_has_backward_for_fusers,
          meaning="decompose fusible operations that reduce inside, so that less is saved"),

@@ -211,18 +211,18 @@ def _with_own_results(forward: Callable, computation: Trace, outputs: list, show
     PyTorch refuses writes to views that an autograd function returns. shown_by_saved: places of saved tensors that may
     be views of results. Such a view holds the result, that its node, and this what was saved: none would be freed.
     """
-    lines, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
-    producer, bases = producers(lines), alias_bases(lines, maybe=True)
+    operations, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
+    producer, bases = producers(operations), alias_bases(operations, maybe=True)
     written = computation.info.written  # in memory that was there
     shared = Counter(bases[o] for o in outputs)
 
     def may_be_own_view(o: Proxy) -> bool:
-        root = bases[o]
-        if not isinstance(o, TensorProxy) or not o.requires_grad or root in arguments or shared[root] > 1:
+        base = bases[o]
+        if not isinstance(o, TensorProxy) or not o.requires_grad or base in arguments or shared[base] > 1:
             return False
-        if OpTags.OPAQUE in producer[root].sym.tags:
+        if OpTags.OPAQUE in producer[base].sym.tags:
             return False
-        return o is not root or not producer[o].sym.elementwise or o.name in written
+        return o is not base or not producer[o].sym.elementwise or o.name in written
 
     places = [i for i, o in enumerate(outputs) if may_be_own_view(o)]
     if not places and not shown_by_saved:

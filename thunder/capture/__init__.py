@@ -23,8 +23,9 @@ import thunder.compat.modes  # noqa: F401 - these four are what the first call w
 from thunder import compat
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
+from thunder.capture.library import hooks
 from thunder.capture.library.functional import Transformed
-from thunder.capture.numbers import held_numbers, read_numbers
+from thunder.capture.numbers import constant_numbers, read_numbers
 from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
@@ -60,9 +61,10 @@ class Captured:
         write_back(c)
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
+        hooks.finish(c, result)
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
-        self.held_numbers = held_numbers(c)
+        self.constant_numbers = constant_numbers(c)
         self.effects = frozenset(source.describe(c.parameters) for source in c.writes.written)
         self._computation(c, output)
         # the program may handle an error of an operation, which comes when the computation runs; nothing is lost then

@@ -22,7 +22,7 @@ from thunder.core.proxies import Condition, NumberProxy, Proxy, Size, TensorProx
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import made_number
 from thunder.interpreter.attributes import plain_attribute
-from thunder.ops.explain import stand_in
+from thunder.ops.explain import fake
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
@@ -243,7 +243,7 @@ def to_numpy(c, p: TensorProxy) -> HostProxy:
     """`p.numpy()`: values, for programs that write neither to them nor later to the tensor, whose memory they share."""
     if p.requires_grad:
         with compat.DisableTorchFunction():
-            stand_in(p).requires_grad_().numpy()  # PyTorch refuses
+            fake(p).requires_grad_().numpy()  # PyTorch refuses
     c.path.watch(p)
     return run(c, _values_of, (p,))
 

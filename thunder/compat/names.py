@@ -225,7 +225,7 @@ PRIVATE: Sequence[Private] = (
     Private("FakeTensorMode", f"{FAKE_TENSORS}.FakeTensorMode", _TYPING, NOTHING_RUNS),
     Private("DataDependentOutput", f"{FAKE_TENSORS}.DataDependentOutputException", _TYPING, "these operations raise "
         "another error"),
-    Private("DynamicOutputShape", f"{FAKE_TENSORS}.DynamicOutputShapeException", _TYPING, "sizes that data decides "
+    Private("DynamicOutputShape", f"{FAKE_TENSORS}.DynamicOutputShapeException", _TYPING, "data-dependent sizes "
         "raise"),
     Private("UnsupportedOperator", f"{FAKE_TENSORS}.UnsupportedOperatorException", _TYPING, "these operations raise "
         "another error"),

@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 __all__ = ["Definition", "InPlaceForm", "holds"]
 
 
-def holds(fact: bool | Callable[[Any], bool], line) -> bool:
+def holds(fact: bool | Callable[[Any], bool], bound_symbol) -> bool:
     """Whether a fact that may depend on the bound symbol holds for one."""
-    return fact(line) if callable(fact) else fact
+    return fact(bound_symbol) if callable(fact) else fact
 
 
 class InPlaceForm(NamedTuple):
@@ -86,6 +86,10 @@ class Definition:
     """Places of the arguments that gradients do not depend on, as a backward kernel's running statistics."""
     vjp_halves: list | None = None
     """The augmented forward and the backward that a user registered."""
+
+    splitting: Callable | None = None
+    """(split, bound symbol): the part of its result that a rank computes from its parts of operands; None where that
+    is not known."""
 
     # --- aliases and mutation
     may_view: Callable[..., bool] | None = None

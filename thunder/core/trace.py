@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import time
+from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
@@ -170,9 +171,6 @@ class Trace:
         return self.names.claim(name) if name is not None else self.names.make(prefix)
 
 
-TraceCtx = Trace
-
-
 @dataclasses.dataclass(frozen=True)
 class ForwardBackward:
     """A joint trace in two. forward: returns (outputs, (saved tensors, saved others)). backward:
@@ -208,11 +206,35 @@ class TraceBuilder:
     def set_provenance(self, provenance) -> None:
         self.provenance = str(provenance)
 
+    def add_bound_symbol(self, operation: BoundSymbol) -> None:
+        self.bound_symbols.append(operation)
+
+    def python(self, **options) -> str:
+        return self.trace().python(**options)
+
+    def python_callable(self, **options) -> Callable:
+        return self.trace().python_callable(**options)
+
+    def __str__(self) -> str:
+        return self.python()
+
     def trace(self) -> Trace:
         return self.base.replace(
             name=self.name, args=self.args, bound_symbols=self.bound_symbols, output=self.output,
             provenance=self.provenance, tags=self.tags, info=self.info
         )  # fmt: skip
+
+
+class TraceCtx(ABC):  # noqa: B024  what isinstance says of traces and builders
+    """`TraceCtx(fn)` is an empty trace to be filled, named as `fn`. Every trace and every builder is a TraceCtx."""
+
+    def __new__(cls, fn: Callable | None = None) -> TraceBuilder:  # type: ignore[misc]
+        name = fn.__name__ if fn is not None and fn.__name__.isidentifier() else "computation"
+        return TraceBuilder(Trace(name, (), (), None, Names()))
+
+
+TraceCtx.register(Trace)
+TraceCtx.register(TraceBuilder)
 
 
 def from_trace(trace: Trace) -> TraceBuilder:

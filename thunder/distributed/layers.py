@@ -15,9 +15,8 @@ computed of, and a column-split layer gathers them: `z1 = sum_of_parts(z0, group
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from thunder.core.proxies import Proxy, TensorProxy, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
@@ -32,17 +31,10 @@ from thunder.distributed.tensor_parallel import (
     sum_over_ranks,
 )
 from thunder.ops import LTORCH
+from thunder.ops.splitting_rules import Part, elementwise
 from thunder.transforms.dce import dce
 
 __all__ = ["split_layers"]
-
-
-class _Part(NamedTuple):
-    """What this rank has of a value: an equal part along one of its dimensions."""
-
-    value: TensorProxy
-    group: Any
-    dim: int
 
 
 def split_layers(trace: Trace, slices: Iterable[Slice]) -> Trace:
@@ -59,8 +51,8 @@ class _Split:
     def __init__(self, sequences: dict[Any, int]):
         self.sequences = sequences
         self.operations: list[BoundSymbol] = []
-        self.maker: dict[Proxy, BoundSymbol] = {}
-        self.parts: dict[Proxy, _Part | None] = {}
+        self.producer: dict[Proxy, BoundSymbol] = {}
+        self.parts: dict[Proxy, Part | None] = {}
         # what several layers read is copied once, so that its gradient is summed once
         self.copies: dict[tuple, TensorProxy] = {}
 
@@ -75,9 +67,9 @@ class _Split:
         )
         assert not aliases, "a layer computes its result"
         for one in made:
-            self.maker.update(dict.fromkeys(one.outputs, one))
+            self.producer.update(dict.fromkeys(one.outputs, one))
             if one.sym is join_ranks:
-                self.parts[one.output] = _Part(*one.args)
+                self.parts[one.output] = Part(*one.args)
         self.operations += made
 
     # --- layers
@@ -144,16 +136,14 @@ class _Split:
         """This rank's part of a value along a dimension: computed of parts, or cut out."""
         part = self.part(value)
         return (
-            part.value
-            if part is not None and (part.group, part.dim) == (group, dim)
-            else part_of_rank(value, group, dim)
+            part.value if part is not None and (part.group, part.dim) == (group, dim) else self.cut(value, group, dim)
         )
 
     # --- values between layers
-    def part(self, value: Proxy) -> _Part | None:
+    def part(self, value: Proxy) -> Part | None:
         """This rank's part of a value that can be computed of parts; the operations that compute it are recorded."""
         if value not in self.parts:
-            operation = self.maker.get(value)
+            operation = self.producer.get(value)
             repeatable = (
                 operation is not None
                 and len(operation.outputs) == 1
@@ -164,234 +154,25 @@ class _Split:
             self.parts[value] = None if rule is None else rule(self, operation)
         return self.parts[value]
 
-    def computed(self, operation: BoundSymbol, table: dict, group, dim: int) -> _Part:
+    def cut(self, value: TensorProxy, group, dim: int) -> TensorProxy:
+        return part_of_rank(value, group, dim)
+
+    def computed(self, operation: BoundSymbol, table: dict, group, dim: int) -> Part:
         """`operation` on parts, which makes the part along `dim` of its result."""
         args = map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, operation.args)
-        return _Part(operation.sym(*args, **operation.kwargs), group, dim)
-
-
-def _is_elementwise(operation: BoundSymbol) -> bool:
-    if operation.sym.elementwise or operation.sym.name in (
-        "add",
-        "sub",
-        "div",
-        "true_divide",
-        "where",
-        "masked_fill",
-        "to",
-        "clone",
-        "convert_element_type",
-        "clamp",
-    ):
-        return True
-    return (
-        bool(operation.subsymbols)
-        and OpTags.SHAPE_OP not in operation.sym.tags
-        and all(map(_is_elementwise, operation.subsymbols))
-    )
+        return Part(operation.sym(*args, **operation.kwargs), group, dim)
 
 
 def _rule_of(operation: BoundSymbol):
-    return _RULES.get(operation.sym.name) or (_elementwise if _is_elementwise(operation) else None)
+    return operation.sym.splitting or (elementwise if _is_elementwise(operation) else None)
 
 
-def _elementwise(state: _Split, operation: BoundSymbol) -> _Part | None:
-    """Every operand of the result's size along the dimension is there in part, or is cut."""
-    rank = len(operation.output.shape)
-    tensors = [p for p in dict.fromkeys(operation.inputs) if isinstance(p, TensorProxy)]
-    known = {p: part for p in tensors if (part := state.part(p)) is not None}
-    places = {(part.group, part.dim - len(p.shape)) for p, part in known.items()}
-    if len(places) > 1:  # parts of sequences and of features: the features are joined
-        places = {(group, dim) for group, dim in places if state.sequences.get(group) == rank + dim}
-    if len(places) != 1:
-        return None
-    group, place = places.pop()
-    known = {p: part for p, part in known.items() if (part.group, part.dim - len(p.shape)) == (group, place)}
-    size = operation.output.shape[place]
-    table = {p: part.value for p, part in known.items()}
-    for p in tensors:
-        if p not in known:  # what is broadcast along the dimension has a gradient from every rank
-            whole = len(p.shape) >= -place and p.shape[place] == size
-            table[p] = part_of_rank(p, group, len(p.shape) + place) if whole else state.copied(p, group)
-    return state.computed(operation, table, group, rank + place)
-
-
-def _reshaped(state: _Split, operation: BoundSymbol) -> _Part | None:
-    """The dimension becomes another one with the same elements before it, which the ranks divide as well."""
-    part = state.part(operation.inputs[0])
-    if part is None or len(operation.inputs) != 1 or operation.output.dtype is not operation.inputs[0].dtype:
-        return None
-    shape, n = tuple(operation.output.shape), part.group.size()
-    before = math.prod(operation.inputs[0].shape[: part.dim])
-    dim = next((i for i, size in enumerate(shape) if math.prod(shape[:i]) == before and size > 1), None)
-    if dim is None or shape[dim] % n:
-        return None
-    return _Part(LTORCH["reshape"](part.value, (*shape[:dim], shape[dim] // n, *shape[dim + 1 :])), part.group, dim)
-
-
-def _transposed(state: _Split, operation: BoundSymbol) -> _Part | None:
-    part = state.part(operation.inputs[0])
-    rank = len(operation.output.shape)
-    if part is None or rank < 2:
-        return None
-    if operation.sym.name == "permute":
-        order = [d % rank for d in operation.args[1]]
-    else:
-        order = list(range(rank))
-        a, b = (0, 1) if operation.sym.name == "t" else (d % rank for d in operation.args[1:3])
-        order[a % rank], order[b % rank] = b % rank, a % rank
-    return state.computed(operation, {operation.inputs[0]: part.value}, part.group, order.index(part.dim))
-
-
-def _indexed(state: _Split, operation: BoundSymbol) -> _Part | None:
-    """Slices, numbers and new dimensions, which take all of the parts' dimension."""
-    part, key = (
-        state.part(operation.inputs[0]),
-        operation.args[1] if isinstance(operation.args[1], tuple) else (operation.args[1],),
-    )
-    if (
-        part is None
-        or not all(k is None or k is Ellipsis or type(k) in (int, slice) for k in key)
-        or len(operation.inputs) != 1
-    ):
-        return None
-    missing = len(operation.inputs[0].shape) - sum(k is not None and k is not Ellipsis for k in key)
-    at = next((i for i, k in enumerate(key) if k is Ellipsis), len(key))
-    dim = place = 0
-    for k in (*key[:at], *[slice(None)] * missing, *key[at + 1 :]):
-        if dim == part.dim and k is not None:
-            return (
-                state.computed(operation, {operation.inputs[0]: part.value}, part.group, place)
-                if k == slice(None)
-                else None
-            )
-        dim, place = dim + (k is not None), place + (type(k) is not int)
-    return None
-
-
-def _unsqueezed(state: _Split, operation: BoundSymbol) -> _Part | None:
-    part, dim = (
-        state.part(operation.inputs[0]),
-        (operation.args[1] if len(operation.args) > 1 else operation.kwargs["dim"]) % len(operation.output.shape),
-    )
+def _is_elementwise(operation: BoundSymbol) -> bool:
+    """Whether an operation, or all that it is composed of, computes elements from those at the same place."""
     return (
-        None
-        if part is None
-        else state.computed(operation, {operation.inputs[0]: part.value}, part.group, part.dim + (dim <= part.dim))
+        operation.sym.elementwise
+        or operation.sym.splitting is elementwise
+        or bool(operation.subsymbols)
+        and OpTags.SHAPE_OP not in operation.sym.tags
+        and all(map(_is_elementwise, operation.subsymbols))
     )
-
-
-def _expanded(state: _Split, operation: BoundSymbol) -> _Part | None:
-    part, shape = state.part(operation.inputs[0]), tuple(operation.output.shape)
-    if part is None or len(operation.inputs) != 1:
-        return None
-    place = part.dim + len(shape) - len(operation.inputs[0].shape)
-    return _Part(
-        LTORCH["expand"](part.value, (*shape[:place], shape[place] // part.group.size(), *shape[place + 1 :])),
-        part.group,
-        place,
-    )
-
-
-def _repeated(state: _Split, operation: BoundSymbol) -> _Part | None:
-    """Each element several times: repeat_interleave with a number and a dimension."""
-    part = state.part(operation.inputs[0])
-    if (
-        part is None
-        or len(operation.args) != 3
-        or type(operation.args[1]) is not int
-        or type(operation.args[2]) is not int
-        or operation.kwargs
-    ):
-        return None
-    return state.computed(operation, {operation.inputs[0]: part.value}, part.group, part.dim)
-
-
-def _joined(state: _Split, operation: BoundSymbol) -> _Part | None:
-    """cat along another dimension than that of the parts; what has no elements and one dimension plays no part in
-    it."""
-    tensors = [p for p in dict.fromkeys(operation.args[0]) if tuple(p.shape) != (0,)]
-    parts = {p: part for p in tensors if (part := state.part(p)) is not None}
-    dim = (operation.args[1] if len(operation.args) > 1 else operation.kwargs.get("dim", 0)) % len(
-        operation.output.shape
-    )
-    places = {(part.group, part.dim) for part in parts.values()}
-    if len(places) != 1 or (place := places.pop())[1] == dim:
-        return None
-    table = {p: parts[p].value if p in parts else part_of_rank(p, *place) for p in tensors}
-    return state.computed(operation, table, *place)
-
-
-def _apart(*dims_from_the_right: int):
-    """A rule of operations that compute with some of the last dimensions, and with the others one by one: all tensors
-    are in parts along one of those others."""
-
-    def rule(state: _Split, operation: BoundSymbol) -> _Part | None:
-        tensors = [p for p in dict.fromkeys(operation.inputs) if isinstance(p, TensorProxy)]
-        parts = [state.part(p) for p in tensors]
-        if None in parts or len({(part.group, part.dim - len(p.shape)) for p, part in zip(tensors, parts)}) != 1:
-            return None
-        place = parts[0].dim - len(tensors[0].shape)
-        if place in dims_from_the_right or len({len(p.shape) for p in tensors}) != 1:
-            return None
-        return state.computed(
-            operation,
-            {p: part.value for p, part in zip(tensors, parts)},
-            parts[0].group,
-            len(operation.output.shape) + place,
-        )
-
-    return rule
-
-
-def _attention(state: _Split, operation: BoundSymbol) -> _Part | None:
-    """Heads are computed apart. Dropout would draw one mask on all ranks."""
-    mask, dropout = (
-        (*operation.args[3:5], None, 0.0)[:2]
-        if len(operation.args) > 4
-        else (operation.args[3] if len(operation.args) > 3 else None, 0.0)
-    )
-    one_for_all = (
-        not isinstance(mask, TensorProxy) or not mask.requires_grad and (len(mask.shape) < 3 or mask.shape[-3] == 1)
-    )
-    parts = [state.part(p) for p in operation.args[:3]] if one_for_all and not dropout else [None]
-    heads = len(operation.output.shape) - 3
-    if None in parts or heads < 0 or {(part.group, part.dim) for part in parts} != {(parts[0].group, heads)}:
-        return None
-    return state.computed(
-        operation, {p: part.value for p, part in zip(operation.args[:3], parts)}, parts[0].group, heads
-    )
-
-
-def _normalized(state: _Split, operation: BoundSymbol) -> _Part | None:
-    """Norms over other dimensions than that of the parts."""
-    part = state.part(operation.inputs[0])
-    if part is None or part.dim >= len(operation.output.shape) - len(operation.args[1]):
-        return None
-    table = {p: state.copied(p, part.group) for p in operation.inputs[1:]} | {operation.inputs[0]: part.value}
-    return state.computed(operation, table, part.group, part.dim)
-
-
-def _along_dim(state: _Split, operation: BoundSymbol) -> _Part | None:
-    """softmax and its like, of another dimension than that of the parts."""
-    part = state.part(operation.inputs[0])
-    dim = (
-        operation.args[1] % len(operation.output.shape)
-        if len(operation.args) > 1 and isinstance(operation.args[1], int)
-        else None
-    )
-    return (
-        None
-        if part is None or dim is None or part.dim == dim
-        else state.computed(operation, {operation.inputs[0]: part.value}, part.group, part.dim)
-    )
-
-
-_RULES = {
-    **dict.fromkeys(("reshape", "view", "flatten", "unflatten"), _reshaped),
-        **dict.fromkeys(("transpose", "permute", "t"), _transposed),
-    "contiguous": _elementwise, "matmul": _apart(-1, -2), "scaled_dot_product_attention": _attention,
-    "softmax": _along_dim, "log_softmax": _along_dim,
-    "layer_norm": _normalized, "rms_norm": _normalized, "getitem": _indexed, "unsqueeze": _unsqueezed,
-    "expand": _expanded, "repeat_interleave": _repeated, "cat": _joined,
-}  # fmt: skip

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from thunder.analysis.cost import nbytes
+from thunder.analysis.cost import nbytes, original_of
 from thunder.analysis.flow import uses
 from thunder.core.proxies import FutureTensorProxy, Proxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
+from thunder.ops import LTORCH
 from thunder.options import compile_option
 
 __all__ = ["overlap", "BYTES_IN_FLIGHT", "COMMUNICATION_BYTES_IN_FLIGHT"]
@@ -57,7 +58,7 @@ def _gathers(operation: BoundSymbol) -> bool:
 def _follows(operation: BoundSymbol) -> bool:
     """Whether a operation may be put off together with the waits for what it reads: a cast, or the start of another
     collective."""
-    return bool(operation.inputs) and (operation.sym.name == "to" or _starts(operation))
+    return bool(operation.inputs) and (original_of(operation).sym is LTORCH["to"] or _starts(operation))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -73,7 +74,7 @@ def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
     queue: deque[tuple[BoundSymbol, ...]] = deque()  # each collective with the operations before it
     moved: set[int] = set()
     written: set[int] = set()  # several collectives may read what one operation makes
-    readers = uses(trace.bound_symbols, trace.output_proxies)
+    used = uses(trace.bound_symbols, trace.output_proxies)
     head: list[BoundSymbol] = []  # unpacks what a backward is given
     for operation in trace.bound_symbols:
         if operation.sym.python_printer is not None and operation.args and all(i in ready for i in operation.inputs):
@@ -89,7 +90,7 @@ def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
             if _starts(operation):
                 queue.append((*before, operation))
                 moved.update(map(id, queue[-1]))
-            elif not _waits(operation) and all(readers[o] == 1 for o in operation.outputs):
+            elif not _waits(operation) and all(used[o] == 1 for o in operation.outputs):
                 chains |= dict.fromkeys(operation.outputs, (*before, operation))
     waiting = {o for group in queue for o in group[-1].outputs}
     operations = head
@@ -133,7 +134,7 @@ def _late(operations: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
     the end. A reduction of what is waited for, over replicas, starts where the next one does."""
     out: list[BoundSymbol] = []
     held: dict[BoundSymbol, None] = {}  # not written yet, in order
-    maker: dict[Proxy, BoundSymbol] = {}  # of values of operations that are held
+    producer: dict[Proxy, BoundSymbol] = {}  # of values of operations that are held
     gathers: dict[BoundSymbol, int] = {}  # that nobody waits for yet, and their bytes
     reductions: dict[BoundSymbol, int] = {}
     started: dict[Proxy, BoundSymbol] = {}
@@ -145,8 +146,8 @@ def _late(operations: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
 
     def put(operation: BoundSymbol) -> None:
         for i in operation.inputs:
-            if i in maker:
-                write(maker[i])
+            if i in producer:
+                write(producer[i])
             gathers.pop(started.get(i), None)
             reductions.pop(started.get(i), None)
         if _starts(operation):
@@ -161,9 +162,9 @@ def _late(operations: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
         out.append(operation)
 
     for operation in operations:
-        if _waits(operation) or _follows(operation) and all(maker.get(i) in held for i in operation.inputs):
+        if _waits(operation) or _follows(operation) and all(producer.get(i) in held for i in operation.inputs):
             held[operation] = None
-            maker.update(dict.fromkeys(operation.outputs, operation))
+            producer.update(dict.fromkeys(operation.outputs, operation))
             continue
         for waiting in list(held):
             # what is written in place a collective may read; the next reduction lets those go that wait for the one

@@ -4,8 +4,8 @@ Before: `computation(x, t_fc_weight)`, `t0 = linear(x, t_fc_weight, None)`. Afte
 `t_fc_weight = synchronize(t_fc_weight_shard, placement, True)`, `t0 = linear(x, t_fc_weight, None)`.
 
 `synchronize` is all_gather, wait and a view; its derivative `synchronize_gradient` is reduce_scatter, or all_reduce for
-what every rank holds, and wait. Both are composites: they are opened up when the program is made to run, and until then
-passes know what belongs to which parameter.
+what every rank holds, and wait. Both are composites: they are decomposed when the program is made to run, and until
+then passes know what belongs to which parameter.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from thunder.analysis.lifetimes import first_uses
 from thunder.core.definition import holds
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers, numbers_in
-from thunder.core.regions import Region
+from thunder.core.regions import FusedFunction, Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
@@ -106,14 +106,14 @@ class InductorExecutor(FusionExecutor):
 
     def should_fuse(self, region: Region) -> bool:
         """Views and copies alone are no work, and one matrix product or one other operation is PyTorch's already."""
-        computing = [operation for operation in region.lines if OpTags.SHAPE_OP not in operation.sym.tags]
+        computing = [operation for operation in region.bound_symbols if OpTags.SHAPE_OP not in operation.sym.tags]
         return len(computing) > 1
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
         run = self.once(region, lambda: RegionOfSizes(region) if region.numbers else InductorRegion(region))
         inputs = (*region.inputs, *region.numbers)
         return self.register_temporary_operation(
-            f"{self.label}{counter}", run, inputs=inputs, outputs=region.outputs, bsyms=region.lines
+            f"{self.label}{counter}", run, inputs=inputs, outputs=region.outputs, bsyms=region.bound_symbols
         )
 
     def expect(self, trace: Trace) -> None:
@@ -164,11 +164,11 @@ _LEAVES = {symbol.id for symbol in PRIMS.values()}
 _LOOPS = {OpTags.SHAPE_OP, OpTags.REDUCTION_OP, OpTags.VIEW}
 
 
-class InductorRegion:
+class InductorRegion(FusedFunction):
     """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays
     them out, each in memory of its own.
 
-    Inductor makes kernels for the strides of what comes in, and for the number of threads. `compilations` counts how
+    Inductor makes kernels for the strides of inputs, and for the number of threads. `compilations` counts how
     often it did. over: which outputs may be written over which inputs, both by their places: whether they are, Inductor
     says, when it has seen the strides. program: the last one that has the region, whose regions are all compiled when
     one of them is called, by as many C++ compilers at a time as Inductor allows. waits: whether a call waits for the
@@ -188,10 +188,10 @@ class InductorRegion:
         self._ahead: set[tuple] = set()  # keys of what is compiled in the background
 
     def writing_over(self, dying: Sequence[int]) -> InductorRegion:
-        """The same region, for calls in which the inputs at these places own their memory and nobody reads them
+        """The same region, for calls in which the inputs at these places own their memory and are dead
         afterwards. On a GPU, freed memory is used again at no cost."""
         # by which operation first: what is read late, where results are made, has the better chance
-        first = first_uses(self.region.lines)
+        first = first_uses(self.region.bound_symbols)
         late = sorted(dying, key=lambda i: -first.get(self.region.inputs[i], 0))
         over: dict[int, int] = {}
         for o, out in enumerate(self.region.outputs):
@@ -288,7 +288,7 @@ class InductorRegion:
             wait()
         except Exception as error:
             self._begun.pop(key, None)
-            names = ", ".join(dict.fromkeys(operation.sym.name for operation in self.region.lines))
+            names = ", ".join(dict.fromkeys(operation.sym.name for operation in self.region.bound_symbols))
             raise MissingImplementationError(
                 f"Inductor does not compile a region of {names}: {error}\nLeave the executor inductor out, or "
                 "set_fuel() to find the region and report it"
@@ -303,7 +303,7 @@ class InductorRegion:
 
     def _run_lines(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         values: dict[Proxy, object] = dict(zip(self.region.inputs, tensors, strict=True))
-        for operation in self.region.lines:
+        for operation in self.region.bound_symbols:
             run_line(operation, values)
         return [values[o] for o in self.region.outputs]  # type: ignore[misc]
 

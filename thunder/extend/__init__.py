@@ -440,7 +440,7 @@ def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Execu
         )
     chosen: list[Executor] = []
     for e in get_default_executors() if executors is None else executors:
-        found = e if isinstance(e, Executor) else _ALL.get(e)
+        found = e if isinstance(e, Executor) else _ALL.get(e) or _of_lightning(e)
         if found is None:
             raise OptionError(f"no executor is called {e!r}; registered: {', '.join(sorted(_ALL))}")
         if executors is not None and (why := found.unavailable()) is not None and found.name not in _warned:
@@ -448,6 +448,11 @@ def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Execu
             warn_user(f"the executor {found.name} takes nothing here: {why}", UserWarning)
         chosen.append(found)
     return add_executor_lists(chosen, _ALWAYS)
+
+
+def _of_lightning(name: str) -> Executor | None:
+    """What stands for an executor that Lightning Thunder has under this name, and thunder has not."""
+    return importlib.import_module("thunder.compat.lightning").absent_executor(name)
 
 
 def add_executor_lists(first: Iterable[Executor], second: Iterable[Executor]) -> tuple[Executor, ...]:

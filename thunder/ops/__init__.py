@@ -52,6 +52,7 @@ FAMILIES = (
     "collectives",
     "views",
     "batching_rules",
+    "splitting_rules",
     "seeded",
     "linearity",
     "parts",

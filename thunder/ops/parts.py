@@ -6,7 +6,7 @@ names an operation that writes its operand into zeros, or rearranges it, with it
 the part.
 
 Before: `t2 = select_backward(t1, (8, 4), 0, 3)`, `t3 = add(t0, t2)`. After: `t3 = add_part(t0, t1, ("select", (8, 4),
-0, 3))`, where t2 is dead code, and, where nobody reads t0 afterwards, `t3 = add_part_(t0, t1, ...)`.
+0, 3))`, where t2 is dead code, and, where t0 is dead afterwards, `t3 = add_part_(t0, t1, ...)`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def rearranges(b: BoundSymbol) -> bool:
     return bool(b.subsymbols) and b.subsymbols[0].sym in _REARRANGED.values()
 
 
-def _shown(a: Any, steps: tuple) -> Any:
+def _view(a: Any, steps: tuple) -> Any:
     for name, *args in steps:
         a = _VIEWS[name](a, *args)
     return a
@@ -81,13 +81,13 @@ def _add_part(a: torch.Tensor, part: torch.Tensor, *steps: tuple) -> torch.Tenso
 
 
 def _add_part_(a: torch.Tensor, part: torch.Tensor, *steps: tuple) -> torch.Tensor:
-    shown = _shown(a, steps)
+    view = _view(a, steps)
     if (
         any(name == "reshape" for name, *_ in steps)
-        and shown.untyped_storage().data_ptr() != a.untyped_storage().data_ptr()
+        and view.untyped_storage().data_ptr() != a.untyped_storage().data_ptr()
     ):
         return a.add_(_put(part, steps))  # no view of what lies in memory like this
-    shown.add_(part)
+    view.add_(part)
     return a
 
 
@@ -121,7 +121,7 @@ def _(a, part, *steps):
 @add_part.vjp
 def _(a, part, *steps):
     g = yield add_part(a, part, *steps)
-    return g, _shown(g, steps)
+    return g, _view(g, steps)
 
 
 _GIVE_BACK = {LTORCH["positive"], LTORCH["conj_physical"]}  # what is not negative, or not complex

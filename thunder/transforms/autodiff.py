@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thunder._lazy import names_from
+from thunder.analysis.flow import producers
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in, same_shape
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
@@ -307,7 +308,7 @@ def _derivatives(operation: BoundSymbol, executors: Sequence, out: list, functio
 
 
 def _differentiated(operation: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
-    """`differentiate`; None as well where the rule would have to decide by a size that data decides, which PyTorch's
+    """`differentiate`; None as well where the rule would have to decide by a data-dependent size, which PyTorch's
     own derivative does when it runs."""
     try:
         return differentiate(operation, rule, is_generator)
@@ -351,7 +352,7 @@ class _Gradients:
     def sum(self, known, gradient):
         """What is zeros beside a part is added where it is not zeros."""
         written = self.recorder.bound_symbols
-        self.producers |= {o: b for b in written[self.seen :] for o in b.outputs}
+        self.producers |= producers(written[self.seen :])
         self.seen = len(written)
         found = part_of_zeros(gradient, self.producers)
         return LTORCH["add"](known, gradient) if found is None else add_part(known, found[0], *found[1])

@@ -110,7 +110,7 @@ def _place(
         )
     if not operation.subsymbols and any(o not in operation.aliases for o in operation.outputs):
         raise MissingImplementationError(
-            f"no executor takes {symbol.qualified_name}, and its decomposition depends on sizes that data decides. "
+            f"no executor takes {symbol.qualified_name}, and its decomposition depends on data-dependent sizes. "
             "Register an implementation"
         )
     for sub in operation.subsymbols:

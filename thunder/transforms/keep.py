@@ -2,10 +2,10 @@
 raises the peak by no more than 15 %.
 
 What a fused kernel recomputes costs nothing where the kernel itself reads it. What a matrix product or an attention
-kernel of the backward reads is written once more, though the forward wrote it for a reader like that: keeping it saves
-a pass, and costs its bytes in between. At the end of a backward all gradients are in memory, often more than all that
-was saved for it: up to there, memory is taken anyway, and a little more is worth the time. What is alike is kept or not
-as one, so that a model's layers have the same kernels.
+kernel of the backward reads is written once more, though the forward wrote it for a consumer like that: keeping it
+saves a pass, and costs its bytes in between. At the end of a backward all gradients are in memory, often more than all
+that was saved for it: up to there, memory is taken anyway, and a little more is worth the time. What is alike is kept
+or not as one, so that a model's layers have the same kernels.
 
 Before: `t0 = silu(x)` and `t1 = mm(t0, w)` in the forward, `bw_t0 = silu(x)` and `t2 = mm(bw_t0, g)` in the backward.
 After: the backward reads `t0`.
@@ -102,12 +102,12 @@ class _Lifetimes:
         made_of = _sources(forward, bases, chosen)
         for i, operation in enumerate(operations):
             for value in operation.inputs:
-                root = bases[value]
-                self.last |= dict.fromkeys(made_of[root] if i >= self.half and root in chosen else (root,), i)
+                base = bases[value]
+                self.last |= dict.fromkeys(made_of[base] if i >= self.half and base in chosen else (base,), i)
                 if self.apart[i] and i < self.half:
-                    self.written.add(root)
+                    self.written.add(base)
                 elif self.apart[i]:
-                    self.again[root] = self.again.get(root, (i, i))[0], i
+                    self.again[base] = self.again.get(base, (i, i))[0], i
         afterwards = [*trace.output_proxies, *(i for b in update for i in b.inputs)]
         self.last |= dict.fromkeys((bases[p] for p in afterwards), len(operations))
 

@@ -150,7 +150,7 @@ def read_by_products(cut: ForwardBackward, executors: Sequence) -> list[int]:
     operations = cut.backward.bound_symbols
     bases = alias_bases(operations, maybe=True)
     reads = collections.Counter(
-        root for b in operations if OpTags.MATMUL_OP in b.sym.tags for root in {bases[i] for i in b.inputs}
+        base for b in operations if OpTags.MATMUL_OP in b.sym.tags for base in {bases[i] for i in b.inputs}
     )
     return [i for i, c in enumerate(cut.cotangents) if reads[c] > 1]
 
@@ -172,9 +172,9 @@ def overwritten_before(
     for b in backward:
         unread = b.sym.statistics  # positions of arguments that gradients do not depend on
         for value in b.inputs:
-            root = bases[value]
-            if (root in targets or value in reshaped) and not any(b.args[i] is value for i in unread):
-                return root
+            base = bases[value]
+            if (base in targets or value in reshaped) and not any(b.args[i] is value for i in unread):
+                return base
     return None
 
 

@@ -15,7 +15,7 @@ from thunder.core.proxies import Proxy, like, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
 
-__all__ = ["Phases", "get_grad_symbol", "marked", "phases"]
+__all__ = ["Phases", "get_grad_symbol", "marked", "phase_of", "phases"]
 
 get_grad_symbol = Symbol("get_grad", lambda value: like(value), module="prims", is_prim=True, tags=(OpTags.DONT_DCE,))
 
@@ -34,11 +34,16 @@ class Phases(NamedTuple):
     returned: list[Proxy]
 
 
+def phase_of(operation: BoundSymbol) -> int:
+    """The number of the backward that a bound symbol belongs to; 0 for forwards and updates."""
+    return operation.context.backward if operation.context is not None else 0
+
+
 def phases(trace: Trace, number: int | None = None) -> Phases:
     """The phases of a backward; by default of the last one, which in a joint trace is the one that is cut off."""
     operations, last = trace.bound_symbols, trace.info.backwards
     number = last if number is None else number
-    places = [i for i, b in enumerate(operations) if b.context is not None and b.context.backward == number]
+    places = [i for i, b in enumerate(operations) if phase_of(b) == number]
     if not number or not places:
         return Phases(list(operations), [], [], [], [])
     is_cut_off = TraceTag.JOINT in trace.tags and number == last
@@ -58,7 +63,7 @@ def marked(operations: Iterable[BoundSymbol], backward: int) -> list[BoundSymbol
     contexts: dict = {}
     made = []
     for operation in operations:
-        if operation.context is not None and operation.context.backward != backward:
+        if operation.context is not None and phase_of(operation) != backward:
             if operation.context not in contexts:
                 contexts[operation.context] = operation.context.replace(backward=backward)
             operation = operation.replace(context=contexts[operation.context])

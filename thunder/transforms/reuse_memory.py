@@ -1,5 +1,5 @@
 """Reuse Memory: gradients are added up in place, and a fused kernel, or a lone elementwise operation, writes a
-result over an input that nobody reads any more.
+result over an input that is dead behind it.
 
 Before: `t1 = torch.nn.functional.linear(x, w)`, `[t2] = TritonFusion0(t1, y)`, `return t2`. After: the same, with the
 comment `t2 is written over t1`, and no memory for t2. Before: `t1 = torch.nn.functional.linear(x, w)`, `t2 =
@@ -17,6 +17,7 @@ import collections
 from collections.abc import Callable
 
 from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import original_of
 from thunder.analysis.lifetimes import last_uses
 from thunder.core.proxies import Proxy, TensorProxy, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags
@@ -24,14 +25,16 @@ from thunder.core.trace import Trace, TraceTag
 from thunder.extend.fusion import FusionExecutor, run_by
 from thunder.ops.parts import add_part, rearranges
 from thunder.transforms.del_last_used import python_del
+from thunder.transforms.phases import phase_of
 from thunder.transforms.reinplace import in_place_form, run_in_place
 
 __all__ = ["has_memory_to_reuse", "reuse_memory"]
 
 
 def has_memory_to_reuse(program: Trace, fused: bool) -> bool:
-    """Whether a program is a backward, or adds gradients up, or may be fused."""
-    return fused or TraceTag.BACKWARD in program.tags or any(b.sym is add_part for b in program.bound_symbols)
+    """Whether a program may be fused, or has operations that add gradients up."""
+    backward = TraceTag.BACKWARD in program.tags
+    return fused or any(_adds_gradients(b) or backward and b.sym.accumulates for b in program.bound_symbols)
 
 
 def reuse_memory(trace: Trace, fused: bool) -> Trace:
@@ -43,7 +46,7 @@ def reuse_memory(trace: Trace, fused: bool) -> Trace:
     for i, operation in enumerate(trace.bound_symbols):
         fuser, own = _fuser(operation), operation.sym.owns_result
         hidden = fuser is not None or OpTags.MATMUL_OP in operation.sym.tags
-        accumulates = operation.sym.accumulates and (backward or operation.sym.id == _ADD_PART)
+        accumulates = _adds_gradients(operation) or backward and operation.sym.accumulates
         if fuser is not None:
             found = state.dying(i, operation)
             operation, own = _writing_over(operation, fuser, found) if found else operation, True
@@ -57,8 +60,12 @@ def reuse_memory(trace: Trace, fused: bool) -> Trace:
     return trace.replace(bound_symbols=operations)
 
 
+def _adds_gradients(operation: BoundSymbol) -> bool:
+    return operation.sym.accumulates and (phase_of(operation) > 0 or original_of(operation).sym is add_part)
+
+
 class _Lifetimes:
-    """Whose memory nobody reads after an operation. owned: values that have memory to themselves, and whether they
+    """Values that are dead behind an operation. owned: values that have memory to themselves, and whether they
     may be views of something that nobody has."""
 
     def __init__(self, trace: Trace):
@@ -69,7 +76,7 @@ class _Lifetimes:
         self.owned: dict[Proxy, bool] = {}
 
     def dying(self, i: int, operation: BoundSymbol) -> list[int]:
-        """The places of the inputs whose memory nobody reads afterwards. Beside a view of it, a value is read where it
+        """The places of the inputs that are dead behind it. Beside a view of it, a value is read where it
         would be written over."""
         read = collections.Counter(map(self.bases.__getitem__, operation.inputs))
         return [n for n, p in enumerate(operation.inputs) if p in self.owned and self.last[p] == i and read[p] == 1]
@@ -134,6 +141,3 @@ def _writing_over(operation: BoundSymbol, fuser: FusionExecutor, dying: list[int
         ),
         OpTags.IN_PLACE,
     )
-
-
-_ADD_PART = f"torch.{add_part.id}"

@@ -219,8 +219,8 @@ class _Flow:
         return self._reaches
 
     def evaluate(self, chosen: frozenset[Proxy]) -> Plan:
-        """What is saved, and what it costs, when these values are recomputed. Views of values are made again from
-        what they show, unless that is written to, or a view is there anyway."""
+        """What is saved, and what it costs, when these values are recomputed. Views are recomputed from
+        their bases, unless that is written to, or a view is there anyway."""
         chosen |= {
             v
             for v in self.bases

@@ -15,6 +15,7 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.flow import producers
+from thunder.capture.library import hooks
 from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.regions import leading_to
@@ -69,12 +70,16 @@ class Engine:
     freed: derivatives whose saved values are gone.
 
     leaves: the tensors from outside whose `.grad` is read or written, by id. hooked: those whose hooks would be called
-    if there were any.
+    if there were any. heads: see `hooks.node`. retained: values whose gradient a backward leaves in `.grad` -> the
+    tensor. ran: those that a backward has reached.
     """
 
     def __init__(self):
         self.leaves: dict[int, TensorProxy] = {}
         self.hooked: dict[TensorProxy, None] = {}
+        self.heads: dict[TensorProxy, TensorProxy] = {}
+        self.retained: dict[TensorProxy, TensorProxy] = {}
+        self.ran: set[TensorProxy] = set()
         self.known: dict[BoundSymbol, Derivative] = {}
         self.freed: dict[Derivative, None] = {}
         self.used: set[Derivative] = set()
@@ -249,20 +254,26 @@ class _Pulled:
         for p in wanted:
             if p in c.tensors.real:
                 _check_leaf(c, p)
-        found = [self.grads.get(p) for p in wanted]
+        found = [self.grads.get(hooks.node(c, p)) for p in wanted]
         operations = leading_to(self.operations, found)
         _check_unmodified(c, operations)
         table: dict = {}
         if self.again:
             operations = renamed(operations, c.recorder.context.names, table)
         c.engine.backwards += 1
-        operations = marked(operations, c.engine.backwards)
-        c.recorder.bound_symbols += operations
+        start, given = len(c.recorder.bound_symbols), {}
         for operation in operations:
+            operation = operation.swap(given) if given else operation
+            if operation.sym is hooks.call_hook:
+                given[operation.output] = hooks.run(c, operation, self.create_graph)
+                continue
+            c.recorder.bound_symbols.append(operation)
             if OpTags.VIEW in operation.sym.tags:
                 c.recorder.memory.add(operation)
-        self.written = operations
-        return [table.get(g, g) for g in found]
+        c.recorder.bound_symbols[start:] = marked(c.recorder.bound_symbols[start:], c.engine.backwards)
+        self.written = c.recorder.bound_symbols[start:]
+        found = [table.get(g, g) for g in found]
+        return [given.get(g, g) for g in found]
 
 
 def _prepared(c, operations: Sequence[BoundSymbol], outputs: Sequence[TensorProxy]) -> Sequence[BoundSymbol]:
@@ -367,7 +378,9 @@ def _synchronized(c, pulled: _Pulled, p: TensorProxy, g: TensorProxy | None) -> 
 
 def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
     """Gradients go to `.grad`: added in place to what is there."""
-    tensors = list(dict.fromkeys(p for p in wanted if p in pulled.grads))
+    retained = {t: value for value, t in c.engine.retained.items() if hooks.node(c, value) in pulled.grads}
+    c.engine.ran.update(retained.values())
+    tensors = list(dict.fromkeys(p for p in (*wanted, *retained.values()) if hooks.node(c, p) in pulled.grads))
     found = pulled.write(tensors)
     bases, made, taken = (
         alias_bases(pulled.written),
