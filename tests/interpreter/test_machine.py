@@ -27,6 +27,7 @@ from thunder.interpreter import (
     interpreter_log,
     print_log,
 )
+from thunder.interpreter.recursion import with_frames
 
 
 def add(a, b=2):
@@ -557,3 +558,94 @@ def test_a_python_that_is_not_known_is_an_error_in_words(monkeypatch):
     monkeypatch.setattr(sys.modules["thunder.interpreter.decode"], "VERSION", (3, 99))
     with pytest.raises(UnsupportedError, match=r"Python 3.99 is not supported: the bytecode of Python 3.11 to 3.15 is known"):
         Host().interpret(lambda: 1, ())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the page faults that Linux reports")
+def test_loops_of_calls_map_no_memory_for_frames():
+    import resource
+
+    def leaf(a=0, b=0, c=0, d=0, e=0, f=0, g=0, h=0):
+        return a, b, c, d, e, f, g, h, a, b, c, d, e, f, g, h
+
+    def faults(depth):
+        if depth:
+            return faults(depth - 1)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(500):
+            leaf()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    def worst():
+        return max(faults(depth) for depth in range(250))
+
+    assert worst() >= 500
+    assert with_frames(worst)() < 500
+
+
+def _finally():
+    try:
+        operation()  # noqa: F821 - the functions are not run
+    finally:
+        print()
+
+
+def _returning_finally():
+    try:
+        operation()  # noqa: F821
+    finally:
+        return 1  # noqa: B012
+
+
+def _except():
+    try:
+        operation()  # noqa: F821
+    except TypeError:
+        return 1
+
+
+def _raising_again():
+    try:
+        operation()  # noqa: F821
+    except TypeError as error:
+        if error.args:
+            print()
+        raise
+
+
+def _with():
+    with io.StringIO():
+        operation()  # noqa: F821
+
+
+def _with_in_except():
+    try:
+        with io.StringIO():
+            operation()  # noqa: F821
+    except (TypeError, ValueError):
+        pass
+
+
+def _leaving_a_loop():
+    while True:
+        try:
+            operation()  # noqa: F821
+        finally:
+            break  # noqa: B012
+
+
+@pytest.mark.parametrize(
+    ("function", "handles"),
+    [
+        (_finally, False),
+        (_returning_finally, True),
+        (_except, True),
+        (_raising_again, False),
+        (_with, False),
+        (_with_in_except, True),
+        (_leaving_a_loop, True),
+    ],
+)
+def test_where_an_exception_may_end(function, handles):
+    record = decode(function.__code__)
+    (index,) = [i for i, (_, argument) in enumerate(record.program) if argument == "operation"]
+    assert record.handles(index) is handles

@@ -152,7 +152,7 @@ PRESENT = Question(
 SAME = Question("same", lambda v, other: v is other, "({v} is {k})", IS, _TWO)
 SHARED = Question("shared", placement, "placement({v}, {k})", EQUAL, "{path} and {k} shared memory in another way")
 KIND = Question("metadata", lambda v, _: kind(v), "kind({v})", EQUAL, "what kind of tensor {path} is changed")
-FILLED = Question("hooks", lambda v, _: bool(v), "bool({v})", IS, "a module has hooks now")
+FILLED = Question("hooks", lambda v, _: any(v), "any({v})", IS, "a module has hooks now")
 HOOKED = Question(
     "tensor_hooks", lambda v, _: hooked(v), "hooked({v})", IS, "a tensor whose gradient is computed has hooks now"
 )

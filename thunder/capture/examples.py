@@ -4,7 +4,6 @@ the arguments is raised where the program may handle it, and not when the compil
 from __future__ import annotations
 
 import functools
-import types
 
 import numpy
 import torch
@@ -15,7 +14,6 @@ from thunder.capture.tensors import is_leaf
 from thunder.core.proxies import NumberProxy, TensorProxy, map_structure, number_value
 from thunder.errors import ThunderError
 from thunder.interpreter.attributes import plain_attribute
-from thunder.interpreter.decode import decode
 from thunder.ops.explain import as_torch
 from thunder.ops.torch_types import to_torch_dtype
 
@@ -42,27 +40,11 @@ def checked(c, function, args, kwargs, run):
 
 
 def _is_tried(c) -> bool:
-    """Whether a frame of the program handles exceptions where it stands, other than by leaving a `with`."""
-    return any(frame.record.catches and _handles(frame.fn.__code__, frame.ip) for frame in c.stack_of_frames)
-
-
-@functools.lru_cache(maxsize=4096)
-def _handles(code: types.CodeType, ip: int) -> bool:
-    record = decode(code)
-    if record.handlers[ip] is None:
-        return False
-    for handler, _ in record.program[record.handlers[ip].target :]:
-        if handler.__name__ in ("RERAISE", "WITH_EXCEPT_START"):
-            return False
-        if handler.__name__ not in _PASSING:
+    """Whether a frame of the program handles exceptions where it stands."""
+    for frame in c.stack_of_frames:
+        if frame.record.catches and frame.record.handles(frame.ip):
             return True
     return False
-
-
-_PASSING = {
-    "PUSH_EXC_INFO", "POP_TOP", "SWAP", "COPY", "LOAD_CONST", "STORE_FAST", "DELETE_FAST", "POP_EXCEPT",
-    "CALL_INTRINSIC_1",
-}  # fmt: skip
 
 
 def _known_error(c, function, args, kwargs) -> Exception | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import types
 
-from thunder.capture.ask import FILLED, HOOKED, IDENTITY, KEYS, PRESENT, TYPE, VALUE, Question, same_value, value_at
+from thunder.capture.ask import HOOKED, IDENTITY, KEYS, PRESENT, TYPE, VALUE, Question, same_value, value_at
 from thunder.capture.sources import MISSING, Source
 
 __all__ = ["Groups"]
@@ -22,9 +22,9 @@ TABLES = (dict, collections.OrderedDict, types.MappingProxyType)  # whose items 
 class Groups:
     """What a capture asked, sorted. A row is (container, key, expected, source, question).
 
-    entries, absent, attributes, types: rows of objects that stay. empty: dicts that must be; hooked: sources of tensors
-    that must have no hooks. single: (source, question, operand, answer), or (container, None, rows, None) for rows of
-    one container that is known only when the prologue runs, in the place of the first of them.
+    entries, absent, attributes, types: rows of objects that stay. hooked: sources of tensors that must have no hooks.
+    single: (source, question, operand, answer), or (container, None, rows, None) for rows of one container that is
+    known only when the prologue runs, in the place of the first of them.
     """
 
     def __init__(self, writer):
@@ -33,7 +33,6 @@ class Groups:
         self.absent: list[tuple] = []
         self.attributes: list[tuple] = []
         self.types: list[tuple] = []
-        self.empty: list[dict] = []
         self.hooked: list[Source] = []
         self.single: list[tuple] = []
         self._held: dict[Source, list] = {}
@@ -62,10 +61,9 @@ class Groups:
             outside = capture.outside
             stays = outside.constants[source.key] if step == "const" else outside.pinned.get(source, MISSING)
             return stays is not MISSING and _add(self.types, stays, None, want, source, question)
-        if question is FILLED:
-            return not want and step == "const" and _add(self.empty, capture.outside.constants[source.key])
         if question is HOOKED:
-            return _add(self.hooked, source)
+            self.hooked.append(source)
+            return True
         if question is PRESENT:
             if want:
                 return False
@@ -114,6 +112,6 @@ class Groups:
         return found
 
 
-def _add(rows: list, first, *more) -> bool:
-    rows.append((first, *more) if more else first)
+def _add(rows: list, *row) -> bool:
+    rows.append(row)
     return True

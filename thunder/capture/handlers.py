@@ -91,20 +91,19 @@ def _module_call(c, f, args, kwargs):
 
 
 def _watch_hooks(c, m) -> None:
-    """The hook dicts of a module without hooks are checked to stay empty."""
+    """The hook dicts of a module without hooks, and those of all modules, are checked to stay empty."""
     if id(m) not in c.sources or id(m) in c.known.seen_hooks:
         return
-    found = [m.__dict__[n] for n in HOOKS]
     if not c.known.seen_hooks:
-        found += [
+        c.ask(c.const(c.outside.hooks, "hooks"), FILLED)
+        c.outside.hooks += [
             compat.global_forward_hooks,
             compat.global_forward_pre_hooks,
             compat.global_backward_hooks,
             compat.global_backward_pre_hooks,
         ]
     c.known.seen_hooks.add(id(m))
-    for hooks in found:
-        c.ask(c.const(hooks, "hooks"), FILLED)
+    c.outside.hooks += [m.__dict__[n] for n in HOOKS]
 
 
 def _guard_hooks(c, m) -> None:

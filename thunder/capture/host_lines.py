@@ -255,9 +255,10 @@ def of_numpy(c, function, args, kwargs):
 
 
 def is_of_numpy(function, args, kwargs) -> bool:
-    if not (plain_attribute(function, "__module__") or "").startswith("numpy") or isinstance(function, numpy.ufunc):
+    if not any(type(a) is TensorProxy for a in (*args, *kwargs.values())):
         return False
-    return any(type(a) is TensorProxy for a in (*args, *kwargs.values()))
+    of_numpy = (plain_attribute(function, "__module__") or "").startswith("numpy")
+    return of_numpy and not isinstance(function, numpy.ufunc)
 
 
 def check_leaves(c, value) -> None:

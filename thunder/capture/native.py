@@ -168,24 +168,31 @@ _ONCE = "runs while the program is captured and not again"
 
 def impure(f) -> str | None:
     """Why calling `f` once at capture is not what calling it every time would be, or None."""
-    owner, name = plain_attribute(f, "__self__"), plain_attribute(f, "__name__", "")
-    shown = f"{plain_attribute(f, '__qualname__', f)}()"
-    if f is print or f is input or f is open:
-        return f"{shown} {_ONCE}"
+    owner = plain_attribute(f, "__self__")
     kind = owner if isinstance(owner, type) else type(owner)
     module = plain_attribute(f, "__module__") or kind.__module__
-    if name in _INSIDE or issubclass(kind, (io.StringIO, io.BytesIO)):
+    reason = None
+    if f is print or f is input or f is open:
+        reason = _ONCE
+    elif not issubclass(kind, (io.StringIO, io.BytesIO)):
+        reason = _impure(module, plain_attribute(f, "__name__", ""))
+    return None if reason is None else f"{plain_attribute(f, '__qualname__', f)}() {reason}"
+
+
+@functools.lru_cache(maxsize=1000)
+def _impure(module: str, name: str) -> str | None:
+    if name in _INSIDE:
         return None
     if module in _CHANGING or module.startswith("numpy.random") or (module, name) in _CHANGING_FUNCTIONS:
-        return f"{shown} {CHANGES}"
+        return CHANGES
     if module == "torch.serialization" and name in ("save", "load"):
-        return f"{shown} {_ONCE}"
+        return _ONCE
     if module == "logging" and name in _LOGGED or (module, name) == ("warnings", "warn"):
-        return f"{shown} {_ONCE}"
+        return _ONCE
     if module in ("genericpath", "posixpath", "ntpath") and name in _ASKING_FILES:
-        return f"{shown} {_ONCE}"
+        return _ONCE
     if module in _OUTSIDE or module.startswith("pathlib") and name in _FILES:
-        return f"{shown} {_ONCE}"
+        return _ONCE
     return None
 
 

@@ -402,8 +402,9 @@ def _check_namespace(c, space) -> None:
 
 def load_global(c, f, n):
     space = f.__globals__
-    if not c.writes.overlay and (found := c.known.names.get((id(space), n))) is not None and space.get(n) is found:
-        return found
+    known = None if c.writes.overlay else c.known.names.get((id(space), n))
+    if known is not None and (space.get(n) is known or n not in space and (id(space), n) in c.known.builtins):
+        return known
     written = c.writes.overlay.get((id(space), n), UNKNOWN) if c.writes.overlay else UNKNOWN
     if written is not UNKNOWN and written is not DELETED:
         return written
@@ -411,7 +412,11 @@ def load_global(c, f, n):
         return namespace_value(c, space, "global", n, space[n])
     if not native_module(space.get("__name__")) and written is UNKNOWN:
         c.ask(c.const(space, "global").item(n), PRESENT)
-    return c.load_builtin(space, n)
+    found = c.load_builtin(space, n)
+    if not c.writes.overlay:
+        c.known.names[id(space), n] = found
+        c.known.builtins.add((id(space), n))
+    return found
 
 
 def store_global(c, f, n, v) -> None:

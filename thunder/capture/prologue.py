@@ -19,7 +19,7 @@ import torch
 
 from thunder import compat
 from thunder.capture import ask, passes
-from thunder.capture.ask import FILLED, HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, VALUE, Question, say, was_is
+from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, VALUE, Question, say, was_is
 from thunder.capture.checks import Apart, Rows, Tensors, attribute, by_owner, get
 from thunder.capture.groups import Groups
 from thunder.capture.native import CONTAINERS
@@ -272,8 +272,6 @@ class PrologueWriter:
             rows = Rows(groups.absent, get, self.capture.parameters)
             given = f"{self.pin(rows.containers, 'tables')}, {self.pin(rows.keys, 'keys')}"
             self._rows("absent", f"passes.none_in({given})", f"{self.pin(rows, 'rows')}()", rows)
-        if groups.empty:
-            self.miss("hooks", f"any({self.pin(tuple(groups.empty), 'hooks')})", f"{FILLED.words!r}")
         if groups.hooked:
             inside = ", ".join(map(self.variable, groups.hooked))
             self.miss("hooks", f"any(map(hooked, ({inside},)))", f"{HOOKED.words!r}")

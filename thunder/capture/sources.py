@@ -3,6 +3,7 @@ pinned object."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from thunder.interpreter.attributes import plain_attribute
@@ -169,5 +170,5 @@ class Source:
                 keys = [own]
         elif root == "fn":
             keys = ["t", *keys]
-        name = "_".join("".join(c if c.isalnum() or c == "_" else "_" for c in k) for k in keys) or "t"
+        name = "_".join(re.sub(r"\W", "_", k) for k in keys) or "t"
         return name if name.isidentifier() else f"t_{name}"

@@ -56,6 +56,7 @@ class Outside:
     function_sources: dict[int, Source] = field(default_factory=dict)
     # cells from outside -> a function that has them: functions made inside share them
     cells: dict[int, types.FunctionType] = field(default_factory=dict)
+    hooks: list[dict] = field(default_factory=list)  # of modules, and of all modules, where there are none
     namespaces: set[int] = field(default_factory=set)  # ids of globals that were read by `globals()`
     iterators: dict[int, Any] = field(default_factory=dict)
     # arrays whose memory tensors share -> what stands there, and a copy
@@ -169,6 +170,7 @@ class Known:
     exposed: set[int] = field(default_factory=set)  # ids of objects whose attributes were all asked
     names: dict[tuple, Any] = field(default_factory=dict)  # (id of a module's globals, name) -> what it is, asked
     seen_hooks: set[int] = field(default_factory=set)
+    builtins: set[tuple] = field(default_factory=set)  # those names that a module does not have
     # of functions behind functools.lru_cache, by function and arguments
     cached_calls: dict[tuple, functools.partial] = field(default_factory=dict)
     # calls in a `try` of the program that PyTorch does not refuse: see `examples`

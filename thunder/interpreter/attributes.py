@@ -17,6 +17,7 @@ from thunder.interpreter.tracebacks import swallow
 FUNCTION, METHOD = types.FunctionType, types.MethodType
 # Types of special methods that native code implements. They take the object first, and need no binding.
 NATIVE_METHODS = frozenset({types.WrapperDescriptorType, types.MethodDescriptorType})
+_OF_C = frozenset({METHOD, types.BuiltinFunctionType, types.MethodWrapperType, *NATIVE_METHODS})
 _DATA = {
     **dict.fromkeys((property, types.MemberDescriptorType, types.GetSetDescriptorType), True),
     **dict.fromkeys((FUNCTION, staticmethod, classmethod, types.ClassMethodDescriptorType, *NATIVE_METHODS), False),
@@ -39,7 +40,7 @@ def type_attribute(kind, name, after=None) -> Any:
 def plain_attribute(value, name, default=None) -> Any:
     """An attribute that none of the user's `__getattribute__` and `__getattr__` answers: for the machine's own use."""
     kind = type(value)
-    if kind is METHOD:
+    if kind in _OF_C:
         return getattr(value, name, default)
     try:
         return (type if issubclass(kind, type) else object).__getattribute__(value, name)

@@ -46,6 +46,7 @@ class Record:
     __slots__ = (
         "program", "handlers", "offsets", "reference", "stub", "logged", "line_of",
         "arguments", "argument_count", "parameter_count", "by_keyword", "plain", "catches", "simple", "kind", "starts",
+        "handled",
     )  # fmt: skip
 
     def __init__(self, code, program, handlers, offsets):
@@ -57,7 +58,7 @@ class Record:
         self.arguments = code.co_varnames[: self.argument_count]
         self.by_keyword = frozenset(code.co_varnames[code.co_posonlyargcount : self.parameter_count])
         self.plain = not flags & (CO_VARARGS | CO_VARKEYWORDS)
-        self.catches = any(handlers)
+        self.catches, self.handled = any(handlers), {}
         # A call with exactly the positional arguments needs no binding.
         self.simple = self.plain and not code.co_kwonlyargcount
         self.kind = flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)
@@ -70,6 +71,36 @@ class Record:
             for start, stop, line in code.co_lines():
                 self.line_of.update(dict.fromkeys(range(start, stop, 2), line))
         return self.line_of.get(self.offsets[index])
+
+    def handles(self, index):
+        """Whether an exception of a canonical instruction may end in this frame, other than by leaving a `with`: not
+        where its handlers (`finally`, `except ...: raise`) only raise it again. Computed when first asked for."""
+        if index not in self.handled:
+            self.handled[index] = self.handlers[index] is not None and self._ends(self.handlers[index].target)
+        return self.handled[index]
+
+    def _ends(self, start):
+        program, following, seen = self.program, [start], set()
+        while following:
+            index = following.pop()
+            if index in seen:
+                continue
+            seen.add(index)
+            handler, argument = program[index]
+            name = handler.__name__
+            if name == "RERAISE" or (name, argument) == ("RAISE_VARARGS", 0):
+                if self.handlers[index] is not None:
+                    following.append(self.handlers[index].target)
+                continue
+            pops = name == "POP_EXCEPT" and program[index + 1][0].__name__ != "RERAISE"
+            if pops or name in ("RETURN_VALUE", "RAISE_VARARGS"):
+                return True
+            leaves_with = any(h.__name__ == "WITH_EXCEPT_START" for h, _ in program[index - 2 : index])
+            if name in JUMPS and not leaves_with:
+                following.append(argument)
+            if name != "JUMP":
+                following.append(index + 1)
+        return False
 
 
 _records: dict[int, Record] = {}

@@ -33,7 +33,7 @@ from thunder.interpreter.errors import UnsupportedError
 from thunder.interpreter.history import FullLog, ShortLog
 from thunder.interpreter.instructions import builtin_namespace, name_not_defined, provides
 from thunder.interpreter.machine import DRIVERS, Frame, drive_awaitable
-from thunder.interpreter.recursion import FIRST_ROOM, original_limit
+from thunder.interpreter.recursion import FIRST_ROOM, original_limit, with_frames
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 from thunder.interpreter.tracebacks import clean, swallow
 
@@ -94,6 +94,7 @@ class Host:
 
     # ---------------------------------------------------------------- running
 
+    @with_frames
     def interpret(self, f, args=(), kwargs=None):
         """Call `f` in the interpreter. The traceback of an exception shows the user's frames only."""
         try:

@@ -1,4 +1,4 @@
-"""CPython's recursion limit while programs are interpreted.
+"""CPython's recursion limit, and its memory for frames, while programs are interpreted.
 
 One interpreted call takes several native Python frames (none of them on the C stack), so the machine counts the
 interpreted frames itself and raises CPython's limit as the program goes deeper. The limit is raised only by what the
@@ -17,6 +17,19 @@ FIRST_ROOM = 40  # interpreted frames that need no change: a model's forward rar
 _lock = threading.Lock()
 _needs: dict[int, int] = {}
 _original = sys.getrecursionlimit()
+_SLOTS = 1 << 17
+
+
+def with_frames(function):
+    """Gives the calls inside of a function memory for their frames at once.
+
+    CPython has frames in chunks of 16 KiB. A call at the end of one maps another and unmaps it when it returns, and a
+    loop at such a depth does so each time: 3000 times in the first call of a Llama of 8 layers, a fifth of its time. A
+    chunk is the next power of two that a frame fits in. So a frame that asks for slightly more than 1 MiB, and never
+    touches it, leaves as much to those behind it.
+    """
+    function.__code__ = function.__code__.replace(co_stacksize=_SLOTS)
+    return function
 
 
 def original_limit() -> int:
