@@ -176,7 +176,8 @@ def settled(system: str, step: Callable) -> None:
         from thunder import tiers
         from thunder.runtime import background
 
-        background.idle(200)
+        if not background.idle(200):
+            raise TimeoutError("the second tier was not compiled within 200 seconds")
         for _ in range(5 * tiers.TIMED):
             step()
 
