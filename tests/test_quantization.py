@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import thunder
+from thunder.errors import CaptureError, FallbackWarning
 from thunder.executors.inductor import inductor_ex
 from thunder.executors.triton_fuser import triton_fuser
 from thunder.quantization import Int4Weights, Int8Weights, NF4Weights
@@ -293,7 +294,8 @@ def test_state_dicts_are_pefts():
         lora.load_state_dict(fresh, given | {"base_model.model.0.lora_A.weight": torch.ones(1)})
 
 
-def test_peft_loads_them(tmp_path):
+@pytest.mark.filterwarnings("ignore")  # theirs, when they are imported
+def test_peft_loads_them():
     peft = pytest.importorskip("peft")
     lora, ids = LoRA(r=4, alpha=8, targets=("q_proj", "v_proj")), torch.randint(0, 320, (1, 8))
     original = llama()
@@ -330,6 +332,37 @@ def test_a_language_model_in_four_bits_learns_what_one_in_full_does():
         losses[name] = first, loss.item()
     assert losses["lora"][1] < 0.9 * losses["lora"][0]
     assert losses["qlora"][1] < 1.02 * losses["lora"][1]
+
+
+@pytest.mark.filterwarnings("ignore")  # theirs, when they are imported
+def test_torchaos_tensors_are_opaque():
+    quantization = pytest.importorskip("torchao.quantization")
+    x = torch.randn(4, 128)
+    for config in (quantization.Int8WeightOnlyConfig(), quantization.Int8DynamicActivationInt8WeightConfig()):
+        module = mlp()
+        quantization.quantize_(module, config)
+        with torch.no_grad():
+            assert torch.equal(thunder.jit(module, fallback="error")(x), module(x))
+
+
+@pytest.mark.filterwarnings("ignore")  # theirs, when they are imported
+def test_modules_of_bitsandbytes_are_refused_in_words():
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    x = torch.randn(4, 128)
+    for module, words in (
+        (
+            bitsandbytes.nn.Linear8bitLt(128, 64, has_fp16_weights=False),
+            r"'data' is set on a tensor(.|\n)*Linear8bitLt",
+        ),
+        (bitsandbytes.nn.Linear4bit(128, 64, compute_dtype=torch.float32), "a Params4bit is read"),
+    ):
+        module.to("cpu")  # which quantizes
+        with torch.no_grad():
+            wanted = module(x)
+            with pytest.raises(CaptureError, match=words):
+                thunder.jit(module, fallback="error")(x)
+            with pytest.warns(FallbackWarning, match=words):
+                assert torch.equal(thunder.jit(module, fallback="eager")(x), wanted)
 
 
 def test_autocast_and_what_is_refused():
