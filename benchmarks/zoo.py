@@ -18,7 +18,8 @@ One line for each row and system, and at the end the geometric means of all rati
               measured; of a served model, of its result; of a whole step, of the parameters after the first
     kernels   on a GPU, milliseconds of a step's kernels; FILE says which take most
 
-TensorFloat-32 products are left to `--tf32`. The exit status is 1 where a system fails.
+A program that thunder does not capture fails here. TensorFloat-32 products are left to `--tf32`. The exit status is 1
+where a system fails.
 """
 
 from __future__ import annotations
@@ -255,7 +256,7 @@ def together(names: Sequence[str], chosen: argparse.Namespace, limit: float) -> 
             said[name] = stack.enter_context(open(os.path.join(folder, f"{i}.txt"), "w+"))
             process = subprocess.Popen(
                 [sys.executable, __file__, name, "--inner", *options],
-                env=compilers | os.environ | caches, text=True,
+                env=compilers | os.environ | caches | {"THUNDER_FALLBACK": "error"}, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said[name],
             )  # fmt: skip
             processes[name] = stack.enter_context(process)

@@ -141,6 +141,16 @@ def test_a_checkpoint_repeats_the_mask():
     assert 0 < int((y == 0).sum()) < 60 and "get_rng_state" not in str(thunder.last_traces(compiled)[-1])
 
 
+def test_the_backward_of_pytorchs_dropout_is_fused():
+    def program(g, mask):
+        return torch.ops.aten.native_dropout_backward(g.sin(), mask, 2.0).tanh()
+
+    compiled = thunder.jit(program, executors=[TritonFuser("dropped")])
+    g, mask = torch.randn(7, 33, device=DEVICE), torch.rand(7, 33, device=DEVICE) > 0.5
+    torch.testing.assert_close(compiled(g, mask), program(g, mask))
+    assert [name.startswith("TritonFusion") for name in names(compiled)] == [True]
+
+
 def test_what_stays_with_pytorch():
     """Without `rng="fused"` everything; with it what kernels do not draw, what has a generator of its own, and programs
     that hold a generator's state.

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import thunder
-from thunder import tiers
+from thunder import compat, tiers
 from thunder.errors import OptionError
 from thunder.executors import inductor
 from thunder.extend.fusion import FusionExecutor, fusible
@@ -272,6 +272,28 @@ def test_regions_of_symbolic_sizes_stay_in_the_first_tier():
     assert "first tier: the second is not compiled: Inductor compiles regions of symbolic sizes" in str(
         compiled.programs[0].tiers
     )
+
+
+@pytestmark_inductor
+def test_other_threads_call_functions_of_torch_compile_meanwhile():
+    other = torch.compile(lambda x: x + 1, backend="eager")
+    other(X)
+    found: list = []
+
+    def call():
+        try:
+            found.append(other(X))
+        except RuntimeError as error:
+            found.append(error)
+
+    def traced(x):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join(WAIT)
+        return [x.sin()]
+
+    compat.compile_with_inductor(traced, [torch.randn(3)], [])
+    assert found and all(torch.equal(y, X + 1) for y in found), found
 
 
 # ----------------------------------------------------------------------------------------------------------------

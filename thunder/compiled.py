@@ -81,6 +81,7 @@ class Compiled:
             maxlen=REFUSALS
         )  # modes and facts of calls
         self._eager_calls = 0  # that ran the original function because there are too many programs
+        self.replaced: Compiled | None = None  # of a module: the forward that a library has put there
         self.module: Callable = lambda: None  # the ThunderModule that calls it, held weakly
         # what stands in the place of the module's parameters and buffers
         self.overrides: tuple[dict[str, torch.Tensor], ...] = ({}, {}) if isinstance(fn, torch.nn.Module) else ()
@@ -577,7 +578,7 @@ def compiled_of(fn: Any) -> Compiled | None:
     """The compiled function behind a compiled function, module or method, None where `fn` is not compiled."""
     if getattr(fn, "__name__", None) == "forward":  # of a compiled module
         fn = getattr(fn, "__self__", fn)
-    for found in (fn, getattr(fn, "_compiled", None), getattr(fn, "__func__", None)):
+    for found in (fn, getattr(fn, "_running", None), getattr(fn, "_compiled", None), getattr(fn, "__func__", None)):
         if isinstance(found, Compiled):
             return found
     return None

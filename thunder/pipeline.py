@@ -69,10 +69,6 @@ def _combined(trace: Trace, lowering: Lowering) -> list[Trace]:
     return made[1:]
 
 
-def _has_backward(trace: Trace, _: Lowering) -> bool:
-    return trace.info.backwards > 0
-
-
 def _has_backward_for_fusers(trace: Trace, lowering: Lowering) -> bool:
     return trace.info.backwards > 0 and bool(lowering.fusers)
 

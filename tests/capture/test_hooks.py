@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import thunder
-from thunder.errors import CaptureError
+from thunder.errors import CaptureError, FallbackWarning
 
 SEEN: list = []
 
@@ -234,3 +235,48 @@ def test_errors_are_pytorchs():
 
     with pytest.raises(RuntimeError, match="has changed the size"):
         thunder.jit(changes_shape)(torch.ones(2, requires_grad=True)).backward()
+
+
+class Appends(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        SEEN.append("backward")
+        return g * 3
+
+
+class Counts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        CONFIG.seen = (CONFIG.seen or 0) + 1
+        return g * 3
+
+
+@pytest.mark.parametrize("function", [Appends, Counts], ids=lambda f: f.__name__)
+def test_effects_of_a_functions_backward_happen_in_the_backward(function):
+    def program(x):
+        SEEN.append("forward")
+        return function.apply(x).sum()
+
+    def run(f):
+        SEEN.clear()
+        CONFIG.seen = None
+        y = f(torch.ones(2, requires_grad=True))
+        states = [(list(SEEN), CONFIG.seen)]
+        y.backward()
+        return [*states, (list(SEEN), CONFIG.seen)]
+
+    compiled = thunder.jit(program, fallback="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        assert run(compiled) == run(program)
+        assert run(compiled) == run(program)
+    with pytest.raises(CaptureError, match="writes to what is outside of it"):
+        thunder.jit(program, fallback="error")(torch.ones(2, requires_grad=True))

@@ -190,3 +190,26 @@ def test_a_write_under_no_grad_before_a_decision():
         return y * 3 if y.sum() > 0 else y
 
     beside_eager(keeping_nothing(program), [(x.clone().requires_grad_(),) for x in INPUTS])
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_decision_behind_a_backward_that_is_behind_one(drawn):
+    """The backward replaces what it differentiates, here by what saves a mean as well."""
+    norm = torch.nn.LayerNorm(3)
+
+    def program(x):
+        x = norm(x)
+        if drawn:
+            x = torch.nn.functional.dropout(x)
+        if x.sum() > 0:
+            x = x * 2
+        loss = x.sum() if drawn else x.square().mean()
+        (gradient,) = torch.autograd.grad(loss, norm.weight)
+        return loss + 1 if gradient.norm() > 1 else loss - 1
+
+    compiled = thunder.jit(program)
+    for x in INPUTS:
+        torch.manual_seed(0)
+        want = program(x)
+        torch.manual_seed(0)
+        assert torch.equal(compiled(x), want)

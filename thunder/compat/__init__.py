@@ -26,7 +26,7 @@ _home, __dir__ = names_from(
         "autocast_nesting", "autocast_on", "autocast_off", "AUTOCAST_KINDS"),
         "thunder.compat.cuda": ("load_kernel", "kernel_flags", "attention_backends", "attention_among"),
         "thunder.compat.batch_checks": ("tensor_batch_check", "native_batch_check"),
-        "thunder.compat.autograd": ("saved_tensors_hooks", "keeps_graph", "applying"),
+        "thunder.compat.autograd": ("saved_tensors_hooks", "keeps_graph", "gradients", "applying"),
         "thunder.compat.functorch": ("is_batch", "in_forward_mode", "in_functorch", "unwrap_of",
         "functorch_implementations"),
         "thunder.compat.fake_tensors": ("fake_mode_of_sizes", "quiet_fake_tensors"),

@@ -102,11 +102,12 @@ def _fake_mode() -> Any:
 
 def _traced(function: Callable, examples: Sequence[Any]) -> Any:
     """The graph of a function that calls no module. FX would write over methods of `nn.Module` while it traces, which
-    other threads call."""
+    other threads call, and say of all threads that they trace: a function of torch.compile's raises then."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     symbolic_trace = compat.symbolic_trace
     original, thread = symbolic_trace._new_patcher, threading.get_ident()
+    traces = getattr(symbolic_trace, _TRACES, None)
 
     class NoPatches(symbolic_trace._Patcher):
         def patch(self, *args, **kwargs) -> None:
@@ -116,11 +117,16 @@ def _traced(function: Callable, examples: Sequence[Any]) -> Any:
 
     @contextlib.contextmanager
     def patcher():
+        if threading.get_ident() == thread and traces is not None:
+            setattr(symbolic_trace, _TRACES, traces)
         with contextlib.nullcontext(NoPatches()) if threading.get_ident() == thread else original() as found:
             yield found
 
     with mock.patch.object(symbolic_trace, "_new_patcher", patcher):
         return make_fx(function, decomposition_table=compat.select_decomp_table())(*examples)
+
+
+_TRACES = "_is_fx_tracing_flag"
 
 
 def compile_for_sizes(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, element_count, has_numbers, map_structure, numbers_in
 from thunder.core.symbol import BoundSymbol, OpTags, hashable
 
-__all__ = ["Region", "convex_regions", "schedule", "region_key", "leading_to", "recompute_cheap"]
+__all__ = ["FusedFunction", "Region", "convex_regions", "schedule", "region_key", "leading_to", "recompute_cheap"]
 
 
 class Region:
@@ -49,6 +50,22 @@ class Region:
                     for name in sorted(number.expression.symbols() - found.keys()):
                         found[name] = of.setdefault(number.decisions.equal(name), number.symbol(name))
         return found
+
+
+class FusedFunction:
+    """A function that runs a region, and what passes and estimates ask of it.
+
+    kernels: how many it launches. scratch_bytes: that it allocates beside its results. over: which results are written
+    over which inputs, or may be, by their places.
+    """
+
+    kernels: int = 1
+    scratch_bytes: int = 0
+    over: Mapping[int, int] = MappingProxyType({})
+
+    def layout(self, strides: tuple) -> list[tuple] | None:
+        """The strides of the results for inputs of these strides; None where that is not known."""
+        return None
 
 
 def leading_to(

@@ -21,9 +21,12 @@ from thunder import compat
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import H200, Machine, nbytes, original_of, scratch_bytes, tensors_in
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, number_value
+from thunder.core.regions import FusedFunction
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.executors.triton_kernels.index import strides_of
+from thunder.ops.backward import times_cotangent
+from thunder.ops.collectives import all_reduce_together
 from thunder.ops.layout import is_dense, run_line
 from thunder.ops.torch_types import to_torch_dtype
 from thunder.transforms.del_last_used import python_del
@@ -136,12 +139,10 @@ class Memory:
             found = [values[o] for o in original.outputs if isinstance(o, TensorProxy)]
             self._lie(outputs, [t.stride() for t in found])
             return all(t.untyped_storage()._cdata == values[tensors[0]].untyped_storage()._cdata for t in found)
-        if (
-            operation.sym.is_fusion
-            and hasattr(operation.sym.fn, "layout")
-            and any(p.name in self.strides for p in tensors)
-        ):
-            self._lie(outputs, operation.sym.fn.layout(tuple(self._example(p).stride() for p in tensors)))
+        function = operation.sym.fn
+        if isinstance(function, FusedFunction) and any(p.name in self.strides for p in tensors):
+            strides = function.layout(tuple(self._example(p).stride() for p in tensors))
+            self._lie(outputs, strides if strides is not None else [None] * len(outputs))
         elif not operation.sym.is_fusion and (
             OpTags.MATMUL_OP not in original.sym.tags or original.sym.rate is not None
         ):  # as what they read, where that has their shape
@@ -167,14 +168,12 @@ class Memory:
         source = None
         if is_view or any(isinstance(i, FutureTensorProxy) for i in operation.inputs):
             source = tensors[0]
-        elif operation.sym.is_fusion:
-            at = getattr(operation.sym.fn, "over", {}).get(
-                place
-            )  # of the Triton fuser, which writes results over inputs
+        elif isinstance(operation.sym.fn, FusedFunction):
+            at = operation.sym.fn.over.get(place)
             source = None if at is None else operation.inputs[at]
-        elif OpTags.IN_PLACE in operation.sym.tags or original.sym.name == "times_cotangent":
+        elif OpTags.IN_PLACE in operation.sym.tags or original.sym is times_cotangent:
             source = next((p for p in tensors if p.shape == output.shape and p.dtype is output.dtype), None)
-        elif original.sym.name == "all_reduce_together":
+        elif original.sym is all_reduce_together:
             source = operation.args[0][place] if operation.args[2][place] else None
         return self.of.get(source.name) if source is not None else None
 

@@ -29,7 +29,7 @@ from thunder.analysis.lifetimes import first_uses
 from thunder.core.definition import holds
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers, numbers_in
-from thunder.core.regions import Region
+from thunder.core.regions import FusedFunction, Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
@@ -163,7 +163,7 @@ _LEAVES = {symbol.id for symbol in PRIMS.values()}
 _LOOPS = {OpTags.SHAPE_OP, OpTags.REDUCTION_OP, OpTags.VIEW}
 
 
-class InductorRegion:
+class InductorRegion(FusedFunction):
     """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays
     them out, each in memory of its own.
 

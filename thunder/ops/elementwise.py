@@ -465,17 +465,10 @@ def _binary_rule(symbol: Symbol, left: Callable | None, right: Callable | None) 
     return rule
 
 
-def _where_less(g, a, b):
-    """Half of the cotangent where two operands tie, all of it where `a` wins, none where it loses."""
-    return op("masked_fill")(op("where")(LTORCH["eq"](a, b), g / 2, g), LTORCH["lt"](a, b), 0)
-
-
-def _where_greater(g, a, b):
-    return op("masked_fill")(op("where")(LTORCH["eq"](a, b), g / 2, g), LTORCH["gt"](a, b), 0)
-
-
 def _pow_left(g, y, a, b):
     if type(b) is not TensorProxy:
+        if type(b) in (int, float) and b == 2:
+            return g * (b * a)
         return op("zeros_like")(a) if b == 0 else g * (b * op("pow")(a, b - 1))
     return op("where")(LTORCH["eq"](b, 0.0), 0.0, g * (b * op("pow")(a, b - 1)))
 
@@ -547,10 +540,7 @@ BINARY: dict[str, dict] = {
     "mul": {"operator": "mul", "python": python_operator.mul, "left": lambda g, y, a, b: b * g,
     "right": lambda g, y, a, b: a * g},
     "multiply": {"python": python_operator.mul, "left": lambda g, y, a, b: b * g, "right": lambda g, y, a, b: a * g},
-    "maximum": _TENSORS | {"left": lambda g, y, a, b: _where_less(g, a, b),
-    "right": lambda g, y, a, b: _where_less(g, b, a)},
-    "minimum": _TENSORS | {"left": lambda g, y, a, b: _where_greater(g, a, b),
-    "right": lambda g, y, a, b: _where_greater(g, b, a)},
+    "maximum": _TENSORS, "minimum": _TENSORS,
     "fmax": _TENSORS | _first_extreme(torch.fmax, "ge"),
     "fmin": _TENSORS | _first_extreme(torch.fmin, "le"),
     "atan2": _F | _TENSORS | {"autocast": "cuda:widest"},
@@ -630,6 +620,22 @@ def _angle_rule(symbol: Symbol) -> None:
     symbol.vjp(rule)
 
 
+def _extreme_rule(symbol: Symbol, loses: str) -> None:
+    """Half of the cotangent where two operands tie, all of it where one wins, none where it loses."""
+
+    def rule(a, b):
+        g = yield symbol(a, b)
+        halved = op("where")(LTORCH["eq"](a, b), g / 2, g)
+        return tuple(
+            sum_to(op("masked_fill")(halved, LTORCH[loses](x, other), 0), x.shape) if x.requires_grad else None
+            for x, other in ((a, b), (b, a))
+        )
+
+    symbol.vjp(rule)
+
+
+_extreme_rule(LTORCH["maximum"], "lt")
+_extreme_rule(LTORCH["minimum"], "gt")
 _angle_rule(LTORCH["atan2"])
 _angle_rule(LTORCH["arctan2"])
 for _name in ("xlog1py", "zeta"):

@@ -230,3 +230,38 @@ def _embedding_backward_meta(g, indices, num_weights, padding_idx, scale_grad_by
 
 
 embedding_backward = kernel("embedding_backward", "default", _embedding_backward_meta, public="embedding_backward")
+
+
+def _bag_kernel_meta(weight, *args):
+    """Typed by running: the last three results are what PyTorch's kernel keeps for its backward."""
+    wide = like(weight, dtype=float32) if weight.dtype is bfloat16 else weight
+    out, *kept = _run_bag(wide, *args)
+    return like(out, dtype=weight.dtype), *kept
+
+
+_bag_kernel = kernel("_embedding_bag", "default", _bag_kernel_meta)
+_run_bag = opaque.typed_by_running(_bag_kernel.fn, "embedding_bag")
+_bag_kernel.nondifferentiable = (1, 2, 3)
+_bag_backward = kernel("_embedding_bag_backward", "default", lambda g, *args: like(g, (args[5], g.shape[1])))
+
+
+@embedding_bag.vjp
+def _(
+    a, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False,
+    per_sample_weights=None, include_last_offset=False, padding_idx=None,
+):  # fmt: skip
+    if sparse or not weight.requires_grad or per_sample_weights is not None and per_sample_weights.requires_grad:
+        return NotImplemented
+    if len(a.shape) == 2:
+        offsets = _op("arange", 0, a.numel_value, a.shape[1], dtype=a.dtype, device=a.device)
+        a = reshape(a, (a.numel_value,))
+        per_sample_weights = None if per_sample_weights is None else reshape(per_sample_weights, a.shape)
+    a, offsets = _op("contiguous", a), _op("contiguous", offsets)  # the kernel reads memory in order
+    rows, kind = weight.shape[0], ("sum", "mean", "max").index(mode)
+    left_out = -1 if padding_idx is None else padding_idx % rows
+    out, *kept = _bag_kernel(
+        weight, a, offsets, scale_grad_by_freq, kind, sparse, per_sample_weights, include_last_offset, left_out
+    )
+    g = yield out
+    gradient = _bag_backward(g, a, offsets, *kept, rows, scale_grad_by_freq, kind, sparse, per_sample_weights, left_out)
+    return None, gradient

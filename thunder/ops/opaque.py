@@ -446,7 +446,11 @@ def _with_inputs(wanted: tuple, args: tuple, kwargs: dict, replaced) -> tuple[tu
             return as_torch(x)
         return replaced(x) if next(position) in wanted else x
 
-    return map_structure(convert, args), map_structure(convert, kwargs)
+    given = tuple(x if type(x) in _AS_THEY_ARE else map_structure(convert, x) for x in args)
+    return given, map_structure(convert, kwargs)
+
+
+_AS_THEY_ARE = {int, float, bool, str, type(None)}  # most arguments, in each call
 
 
 def _make_derivative(symbol: Symbol):
@@ -460,6 +464,8 @@ def _make_derivative(symbol: Symbol):
         args, kwargs = _with_inputs(wanted, args, kwargs, detached)
         with torch.enable_grad():
             out = symbol.fn(*args, **kwargs)  # type: ignore[misc]
+        if isinstance(out, torch.Tensor):
+            return out.detach(), Graph(inputs, [out])
         return map_structure(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, out), Graph(
             inputs, _tensors_in(out, [])
         )
@@ -468,7 +474,7 @@ def _make_derivative(symbol: Symbol):
         pairs = [(o, g) for o, g in zip(graph.outputs, cotangents, strict=True) if g is not None and o.requires_grad]
         if not pairs:
             return tuple(torch.zeros_like(x) for x in graph.inputs)
-        return _gradients(pairs, graph.inputs, retain_graph=compat.keeps_graph())
+        return _gradients(pairs, graph.inputs, compat.keeps_graph())
 
     def forward_meta(wanted, args, kwargs):
         return symbol.meta(*args, **kwargs) if symbol.meta else _detached_meta(symbol, args, kwargs), AnyProxy("")
@@ -584,14 +590,14 @@ def _pulled_back(function, inputs: list[torch.Tensor], cotangents: list[torch.Te
     pairs = [(o, g) for o, g in zip(outputs, cotangents, strict=True) if o.requires_grad]
     if not pairs:
         return tuple(torch.zeros_like(x) for x in inputs)
-    return _gradients(pairs, inputs, create_graph=again)
+    return _gradients(pairs, inputs, again, again)
 
 
-def _gradients(pairs: list[tuple], inputs: list[torch.Tensor], **options) -> tuple:
+def _gradients(pairs: list[tuple], inputs: list[torch.Tensor], keep: bool, again: bool = False) -> tuple:
     """The gradients for pairs of an output and its cotangent; zeros where none of them depends on an input, which
     require no grad as those of materialize_grads=True do in torch 2.9."""
     outputs, cotangents = zip(*pairs)
-    found = torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True, **options)
+    found = compat.gradients(outputs, cotangents, inputs, keep, again)
     return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))
 
 

@@ -329,6 +329,11 @@ def _(a, p, train):
     return (native_dropout_backward(g, mask, scale),)
 
 
+@native_dropout_backward.decomposed_by
+def _(g, mask, scale):
+    return LTORCH["mul"](LTORCH["mul"](g, mask), scale)
+
+
 @native_dropout_backward.vjp
 def _(g, mask, scale):
     again = yield native_dropout_backward(g, mask, scale)

@@ -12,7 +12,7 @@ import torch
 
 from thunder import compat
 from thunder.core.codegen import compile_source
-from thunder.core.regions import Region
+from thunder.core.regions import FusedFunction, Region
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels.autotune import tuned
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
@@ -50,7 +50,7 @@ def interpreting() -> bool:
     return bool(runtime.interpret) if runtime is not None else TRITON_INTERPRET.value
 
 
-class FusedRegion:
+class FusedRegion(FusedFunction):
     """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays
     them out.
 
@@ -69,7 +69,7 @@ class FusedRegion:
 
     def __init__(self, region: Region, device: torch.device, autotune: bool = False, planned: bool = False):
         self.region, self.device = region, device
-        self.over: dict[int, int] = {}
+        self.over = {}
         self.late: frozenset[int] = frozenset()
         self.fork: Callable[[int, tuple], int] | None = None
         self.planned = planned
@@ -92,8 +92,12 @@ class FusedRegion:
             self._sources(self._row_major())  # raises Undecided
 
     @property
-    def kernels(self) -> int:
+    def kernels(self) -> int:  # type: ignore[override]
         return len(self.schedule.kernels)
+
+    @property
+    def scratch_bytes(self) -> int:  # type: ignore[override]
+        return sum(v.numel * v.dtype.bytes for v in self.schedule.temporaries)
 
     @property
     def source(self) -> str:
