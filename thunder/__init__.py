@@ -59,6 +59,7 @@ _MODULES = (
     "functional",
     "interpreter",
     "ops",
+    "quantization",
     "recipes",
     "torch",
     "transforms",

@@ -98,6 +98,7 @@ from thunder import extend as extend
 from thunder import functional as functional
 from thunder import interpreter as interpreter
 from thunder import ops as ops
+from thunder import quantization as quantization
 from thunder import recipes as recipes
 from thunder import torch as torch
 from thunder import transforms as transforms

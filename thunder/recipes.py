@@ -18,11 +18,15 @@ import torch
 from thunder.api import jit
 from thunder.distributed import FSDPBucketingStrategy, FSDPType, ddp, fsdp
 from thunder.errors import OptionError
+from thunder.quantization.int4 import Int4Weights
+from thunder.quantization.int8 import Int8Weights
+from thunder.quantization.nf4 import NF4Weights
 from thunder.transforms.cudagraph import CUDAGraphTransform
 from thunder.transforms.float8 import Float8Transform
 
 __all__ = [
-    "compile", "Recipe", "Default", "Inference", "Training", "ReduceOverhead", "FP8", "DDP", "FSDP",
+    "compile", "Recipe", "Default", "Inference", "Training", "ReduceOverhead", "FP8", "QuantizeInt8",
+    "QuantizeInt4", "QuantizeNF4", "DDP", "FSDP",
     "get_recipes", "register_recipe",
 ]  # fmt: skip
 
@@ -135,6 +139,39 @@ class FP8(Recipe):
 
 
 @dataclass(frozen=True)
+class QuantizeInt8(Recipe):
+    """Weights of linear layers in 8 bits; see `Int8Weights`."""
+
+    filter: Callable[[Any, str], bool] | None = None
+
+    def options(self) -> dict[str, Any]:
+        return {"transforms": [Int8Weights(**_fields(self))]}
+
+
+@dataclass(frozen=True)
+class QuantizeInt4(Recipe):
+    """Weights of linear layers in 4 bits, by groups; see `Int4Weights`."""
+
+    group: int = 64
+    filter: Callable[[Any, str], bool] | None = None
+
+    def options(self) -> dict[str, Any]:
+        return {"transforms": [Int4Weights(**_fields(self))]}
+
+
+@dataclass(frozen=True)
+class QuantizeNF4(Recipe):
+    """Weights of linear layers in 4 bits, as quantiles of a normal distribution; see `NF4Weights`."""
+
+    block: int = 64
+    double: bool = True
+    filter: Callable[[Any, str], bool] | None = None
+
+    def options(self) -> dict[str, Any]:
+        return {"transforms": [NF4Weights(**_fields(self))]}
+
+
+@dataclass(frozen=True)
 class DDP(Recipe):
     """Every rank holds all parameters; see `thunder.distributed.ddp`, which has these parameters."""
 
@@ -169,7 +206,8 @@ def _fields(recipe: Recipe) -> dict[str, Any]:
 
 _NAMED: dict[str, type[Recipe]] = {
     "auto": Default, "default": Default, "inference": Inference, "training": Training,
-    "reduce-overhead": ReduceOverhead, "fp8": FP8, "ddp": DDP, "fsdp": FSDP, "distributed": FSDP,
+    "reduce-overhead": ReduceOverhead, "fp8": FP8, "quantize-int8": QuantizeInt8, "quantize-int4": QuantizeInt4,
+    "quantize-nf4": QuantizeNF4, "ddp": DDP, "fsdp": FSDP, "distributed": FSDP,
 }  # fmt: skip
 
 

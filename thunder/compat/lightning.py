@@ -76,7 +76,7 @@ _INSTEAD = {
     "triton": _LOSS,
     "custom_op": "operators of torch.library run without an executor",
     "transformer_engine": "thunder.transforms.float8.Float8Transform has linear layers in float8",
-    "bitsandbytes": "quantized layers are transforms: docs/from_lightning_thunder.md lists them",
+    "bitsandbytes": "thunder.quantization has weights in 8 and 4 bits",
     "nvtx_profiler_ex": "operations have their names in torch.profiler without an executor",
 }
 

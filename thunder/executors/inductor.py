@@ -38,7 +38,7 @@ from thunder.executors.inductor_joins import joined_by_parts
 from thunder.executors.inductor_sizes import RegionOfSizes, alike, apart, laid_out
 from thunder.executors.torchex import torch_ex
 from thunder.extend import register_executor
-from thunder.extend.fusion import FusionExecutor, fusible
+from thunder.extend.fusion import FusionExecutor, computing, fusible
 from thunder.ops.define import PRIMS
 from thunder.ops.layout import run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -106,8 +106,7 @@ class InductorExecutor(FusionExecutor):
 
     def should_fuse(self, region: Region) -> bool:
         """Views and copies alone are no work, and one matrix product or one other operation is PyTorch's already."""
-        computing = [operation for operation in region.bound_symbols if OpTags.SHAPE_OP not in operation.sym.tags]
-        return len(computing) > 1
+        return len(computing(region)) > 1
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
         run = self.once(region, lambda: RegionOfSizes(region) if region.numbers else InductorRegion(region))

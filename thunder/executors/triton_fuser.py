@@ -24,7 +24,7 @@ from thunder.executors.triton_kernels.schedule import ON_CHIP
 from thunder.executors.triton_kernels.sizes import Undecided
 from thunder.executors.triton_kernels.values import primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
-from thunder.extend.fusion import FusionExecutor, Unfused, fusible
+from thunder.extend.fusion import FusionExecutor, Unfused, computing, fusible
 from thunder.ops.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import compile_option
@@ -100,8 +100,8 @@ class TritonFuser(FusionExecutor):
     def should_fuse(self, region: Region) -> bool:
         """Views and copies alone are no work, and one operation is PyTorch's already, which draws no numbers of a seed
         by a kernel."""
-        computing = [operation for operation in region.bound_symbols if OpTags.SHAPE_OP not in operation.sym.tags]
-        return len(computing) > 1 or any(operation.sym is uniform_philox for operation in computing)
+        found = computing(region)
+        return len(found) > 1 or any(operation.sym is uniform_philox for operation in found)
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))

@@ -280,6 +280,15 @@ def _views_all(view: Proxy, base: Proxy) -> bool:
     return view is base or both_tensors and equal_counts(view, base)
 
 
+def computing(region: Region) -> list[BoundSymbol]:
+    """The operations of a region that compute, views and copies left out; the parts of those that nobody has a kernel
+    for."""
+    operations = [
+        o for b in region.bound_symbols for o in ([b] if b.sym.is_prim or b.sym.fn is not None else b.subsymbols)
+    ]
+    return [operation for operation in operations if OpTags.SHAPE_OP not in operation.sym.tags]
+
+
 def fusible(operation: BoundSymbol, numbers: bool = False) -> bool:
     """What no region contains: operations with effects, those that wait for the device or draw random numbers, and what
     depends on symbolic numbers. numbers: on data-dependent ones only."""

@@ -9,12 +9,13 @@ thunder.jit(model, transforms=[Doubling()])
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from thunder.core.codegen import Text
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.dtypes import is_inexact
+from thunder.core.proxies import Proxy, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace, TraceBuilder, timed_pass
 from thunder.errors import CaptureError, OptionError
@@ -29,6 +30,7 @@ __all__ = [
     "asked",
     "transform_traces",
     "with_parameter",
+    "connected",
     "check_replaced",
 ]
 
@@ -240,6 +242,32 @@ def with_parameter(prologue: Trace, computation: Trace, model, name: str) -> tup
         computation.replace(args=(*computation.args, proxy), info=info),
         proxy,
     )
+
+
+def connected(computation: Trace, frozen: Set[Proxy] = frozenset()) -> Trace:
+    """The trace after its arguments have changed: results require grad where what they are computed of does. frozen:
+    values that do not any more, so that what is computed of them alone does not either."""
+    made: dict[Proxy, Proxy] = {}
+    operations = []
+    for operation in computation.bound_symbols:
+        changed = not made.keys().isdisjoint(operation.inputs)
+        operation, symbol = operation.swap(made), operation.sym
+        grad_enabled = operation.context is None or operation.context.grad_enabled
+        wanted = grad_enabled and not symbol.typed_by_running and symbol.connects(
+            operation.args, operation.kwargs, operation.inputs
+        )  # fmt: skip
+        if wanted or changed or not frozen.isdisjoint(operation.inputs):
+            new = {
+                o: o.replace(requires_grad=wanted)
+                for i, o in enumerate(operation.outputs)
+                if type(o) is TensorProxy and o.requires_grad != wanted
+                if is_inexact(o.dtype) and i not in symbol.nondifferentiable
+            }
+            operation = operation.swap(new)
+            made.update(new)
+        operations.append(operation)
+    output = map_structure(lambda x: made.get(x, x) if isinstance(x, Proxy) else x, computation.output)
+    return computation.replace(bound_symbols=operations, output=output)
 
 
 def check_replaced(computation: Trace, overrides: dict[str, tuple]) -> None:

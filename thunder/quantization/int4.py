@@ -1,0 +1,44 @@
+"""Weights in 4 bits, by groups of a row: a whole number, a scale and the least value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder.errors import OptionError
+from thunder.quantization.weights import QuantizedWeights, pack, unpack
+
+__all__ = ["Int4Weights"]
+
+
+class Int4Weights(QuantizedWeights):
+    """w = code * scale + least, with a code below 16, and a scale and a least value for each `group` of a row, which
+    are held in bfloat16. Layers whose inputs are no multiple of `group` stay as they are."""
+
+    parts = ("scale", "least")
+
+    def __init__(self, *, group: int = 64, filter: Callable[[torch.nn.Module, str], bool] | None = None):
+        if not isinstance(group, int) or group < 2 or group % 2:
+            raise OptionError(f"Int4Weights(group={group!r}): valid: an even number above 0")
+        super().__init__(filter=filter)
+        self.group = group
+
+    def __repr__(self) -> str:
+        return f"Int4Weights(group={self.group})"
+
+    def refusal(self, weight: torch.Tensor) -> str | None:
+        return f"{weight.shape[1]} inputs are no multiple of {self.group}" if weight.shape[1] % self.group else None
+
+    def quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        groups = weight.float().unflatten(1, (-1, self.group))
+        least = groups.amin(-1).to(torch.bfloat16)
+        scale = ((groups.amax(-1) - least.float()) / 15).to(torch.bfloat16).clamp(min=2.0**-120)
+        codes = ((groups - least.float().unsqueeze(-1)) / scale.float().unsqueeze(-1)).round().clamp(0, 15)
+        return pack(codes.flatten(1)), scale, least
+
+    def dequantize(self, held: Any, scale: Any, least: Any) -> Any:  # type: ignore[override]
+        codes = unpack(held, torch.float32).reshape(held.shape[0], -1, self.group)
+        groups = codes * scale.to(torch.float32).unsqueeze(-1) + least.to(torch.float32).unsqueeze(-1)
+        return groups.reshape(held.shape[0], held.shape[1] * 2)

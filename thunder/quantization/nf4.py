@@ -1,0 +1,93 @@
+"""Weights in 4 bits, as one of 16 quantiles of a normal distribution: NF4 of "QLoRA" (Dettmers et al. 2023)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import Symbol
+from thunder.errors import OptionError
+from thunder.ops import LTORCH
+from thunder.quantization.weights import QuantizedWeights, pack, unpack
+
+__all__ = ["NF4Weights", "NF4"]
+
+# appendix E of the paper
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+
+
+def _chosen(codes: TensorProxy) -> TensorProxy:
+    """The value of each code, by halving: for fusion executors, which have no tables."""
+    zeros = codes * 0.0  # of float32, whatever the type of numbers is
+
+    def between(low: int, high: int) -> TensorProxy:
+        middle = (low + high) // 2
+        if high - low == 2:
+            return LTORCH["where"](codes < middle, NF4[low], zeros + NF4[middle])
+        return LTORCH["where"](codes < middle, between(low, middle), between(middle, high))
+
+    return between(0, 16)
+
+
+def _looked_up(codes: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(NF4, dtype=torch.float32, device=codes.device)[codes.int()]
+
+
+_value = Symbol("nf4_value", module="ltorch", decomposition=_chosen, fn=_looked_up)
+
+
+class NF4Weights(QuantizedWeights):
+    """w = NF4[code] * absmax, with the largest magnitude of each `block` of a row. Layers whose inputs are no multiple
+    of `block` stay as they are.
+
+    double: magnitudes are held in 8 bits, with a scale and a least value for each row: 4 + 8 / block + 64 / inputs bits
+    a weight; otherwise in float32.
+    """
+
+    def __init__(
+        self, *, block: int = 64, double: bool = True, filter: Callable[[torch.nn.Module, str], bool] | None = None
+    ):
+        if not isinstance(block, int) or block < 2 or block % 2:
+            raise OptionError(f"NF4Weights(block={block!r}): valid: an even number above 0")
+        super().__init__(filter=filter)
+        self.block, self.double = block, double
+        self.parts = ("absmax", "absmax_scale", "absmax_least") if double else ("absmax",)
+
+    def __repr__(self) -> str:
+        return f"NF4Weights(block={self.block}, double={self.double})"
+
+    def refusal(self, weight: torch.Tensor) -> str | None:
+        return f"{weight.shape[1]} inputs are no multiple of {self.block}" if weight.shape[1] % self.block else None
+
+    def quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        blocks = weight.float().unflatten(1, (-1, self.block))
+        magnitudes = self._magnitudes(blocks.abs().amax(-1))
+        absmax = self._absmax(*magnitudes).clamp(min=torch.finfo(torch.float32).tiny)
+        halves = [(a + b) / 2 for a, b in itertools.pairwise(NF4)]
+        between = torch.tensor(halves, dtype=torch.float32, device=weight.device)
+        codes = torch.bucketize(blocks / absmax.unsqueeze(-1), between)
+        return pack(codes.flatten(1)), *magnitudes
+
+    def _magnitudes(self, absmax: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not self.double:
+            return (absmax,)
+        least = absmax.amin(1, keepdim=True)
+        scale = (absmax.amax(1, keepdim=True) - least) / 255
+        codes = (absmax - least) / scale.clamp(min=torch.finfo(torch.float32).tiny)
+        return codes.round().to(torch.uint8), scale, least
+
+    def _absmax(self, absmax: Any, scale: Any = None, least: Any = None) -> Any:
+        return absmax if scale is None else absmax.to(torch.float32) * scale + least
+
+    def dequantize(self, held: Any, *magnitudes: Any) -> Any:
+        codes = unpack(held, torch.float32).reshape(held.shape[0], -1, self.block)
+        values = _value(codes) if isinstance(codes, Proxy) else _looked_up(codes)
+        return (values * self._absmax(*magnitudes).unsqueeze(-1)).reshape(held.shape[0], held.shape[1] * 2)

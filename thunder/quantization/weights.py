@@ -1,0 +1,184 @@
+"""Weights of linear layers in few bits: what `Int8Weights`, `Int4Weights` and `NF4Weights` have in common.
+
+Before: `computation(x, t_fc_weight)`, `t0 = linear(x, t_fc_weight, None)`. After:
+
+    computation(x, t_fc_weight_held, t_fc_weight_scale)
+    t_fc_weight = dequantize((t_fc_weight_held, t_fc_weight_scale), format, (32, 64), torch.bfloat16)
+    t0 = linear(x, t_fc_weight, None)
+
+`dequantize` stands right before the first use, and is a composite of operations that fusion executors take. A backward
+dequantizes again, so that nothing of full size is saved.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol, Context, Symbol
+from thunder.core.trace import Trace
+from thunder.errors import OptionError, warn_user
+from thunder.ops import LTORCH
+from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_dtype
+from thunder.transforms.base import Transform, connected, with_parameter
+
+__all__ = ["QuantizedWeights", "join", "pack", "unpack"]
+
+
+def _typed(parts: tuple, format: QuantizedWeights, shape: tuple, dtype: torch.dtype) -> TensorProxy:
+    return TensorProxy(shape=shape, dtype=from_tensor_dtype(dtype), device=parts[0].device)
+
+
+dequantize = Symbol(
+    "dequantize", _typed, module="ltorch",
+    decomposition=lambda parts, format, shape, dtype: format.dequantize(*parts).to(dtype),
+)  # fmt: skip
+dequantize.regathers = lambda operation: True
+
+
+class QuantizedWeights(Transform):
+    """Holds weights of linear layers in few bits. The wrapped module stays as it was: drop it to free its weights.
+
+    filter(module, path): which `torch.nn.Linear`s; None means all that a subclass can hold. Weights that other modules
+    read as well (an embedding) stay as they are. Quantized weights do not train.
+    """
+
+    parts: tuple[str, ...] = ()  # what there is of a weight besides that which takes its place
+
+    def __init__(self, *, filter: Callable[[torch.nn.Module, str], bool] | None = None):
+        if filter is not None and not callable(filter):
+            raise OptionError(f"filter=... is a function of a module and its path, not a {type(filter).__name__}")
+        self.filter = filter
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    @abstractmethod
+    def quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What takes the weight's place, and its parts."""
+
+    @abstractmethod
+    def dequantize(self, held: Any, *parts: Any) -> Any:
+        """The weight, of what `quantize` gave: of tensors, and of values of a program."""
+
+    def refusal(self, weight: torch.Tensor) -> str | None:
+        """Why a weight cannot be held so; None where it can."""
+        return None
+
+    # --- modules
+    def transform_module(self, model) -> None:
+        refused, taken = [], 0
+        for path, weight in _own_weights(model, self.filter):
+            why = self.refusal(weight)
+            if why is not None:
+                refused.append(f"{path}: {why}")
+                continue
+            taken += 1
+            for name, value in zip(_names(self, path), self.quantize(weight.detach()), strict=True):
+                model.set_parameter(name, torch.nn.Parameter(value, requires_grad=False))
+        if not taken:
+            warn_user(f"{type(self).__name__} takes no layer{': ' if refused else ''}{'; '.join(refused)}", UserWarning)
+
+    def transform_traces_pre_prologue(
+        self, prologue_trace: Trace, computation_trace: Trace, epilogue_trace: Trace | None, *, model=None, **kwargs
+    ) -> tuple:
+        parameters = computation_trace.info.parameters
+        found = {
+            a: parameters[a.name]
+            for a in computation_trace.args
+            if isinstance(a, TensorProxy) and self._holds(model, parameters.get(a.name))
+        }
+        made: dict[Proxy, tuple] = {}
+        for a, path in found.items():
+            held, *names = _names(self, path)
+            value = model.get_parameter(held)
+            first = TensorProxy(
+                computation_trace.names.claim(f"{a.name}_held"), shape=tuple(value.shape),
+                dtype=from_tensor_dtype(value.dtype), device=from_tensor_device(value.device),
+            )  # fmt: skip
+            made[a] = (first,)
+            for name in names:
+                prologue_trace, computation_trace, part = with_parameter(prologue_trace, computation_trace, model, name)
+                made[a] += (part,)
+        changed = _with_weights(computation_trace, self, made) if made else computation_trace
+        return prologue_trace, changed, epilogue_trace
+
+    def _holds(self, model, path: str | None) -> bool:
+        return path is not None and all(name in model._overrides_parameters for name in _names(self, path)[1:])
+
+    # --- state dicts
+    def transform_state_dict_for_submodule(self, model, submodule_name: str, state_dict: dict) -> dict:
+        path = f"{submodule_name}.weight" if submodule_name else "weight"
+        if "weight" not in state_dict or not self._holds(model, path):
+            return state_dict
+        names = _names(self, "weight")
+        return {**state_dict, **dict(zip(names, self.quantize(state_dict["weight"]), strict=True))}
+
+    def reverse_transform_state_dict_for_submodule(self, model, submodule_name: str, state_dict: dict) -> dict:
+        names = _names(self, "weight")
+        if not all(name in state_dict for name in names):
+            return state_dict
+        rest = {k: v for k, v in state_dict.items() if k not in names}
+        dtype = model.get_submodule(submodule_name).weight.dtype
+        return {**rest, "weight": self.dequantize(*(state_dict[name] for name in names)).to(dtype)}
+
+
+def _names(format: QuantizedWeights, path: str) -> list[str]:
+    return [path, *(f"{path}.{part}" for part in format.parts)]
+
+
+def _own_weights(model, filter: Callable | None) -> list[tuple[str, torch.Tensor]]:
+    """The weights of linear layers that no other module reads, by their paths."""
+    readers: dict[int, int] = {}
+    for module in model._model.modules():
+        for parameter in module._parameters.values():
+            readers[id(parameter)] = readers.get(id(parameter), 0) + 1
+    return [
+        (f"{path}.weight" if path else "weight", module.weight)
+        for path, module in model._model.named_modules()
+        if isinstance(module, torch.nn.Linear) and readers.get(id(module.weight)) == 1
+        if type(module.weight) is torch.nn.Parameter and module.weight.dtype.is_floating_point
+        if filter is None or filter(module, path)
+    ]
+
+
+def _with_weights(trace: Trace, format: QuantizedWeights, made: dict[Proxy, tuple]) -> Trace:
+    """The program on what is held: each weight is made right before its first use."""
+    context = next((o.context for o in trace.bound_symbols if o.context is not None), None) or Context(trace.names)
+    context = context.replace(autocast=None, checkpoint=())
+    frozen = {a: a.replace(requires_grad=False) for a in made}
+    waiting = dict(made)
+    operations: list[BoundSymbol] = []
+    for operation in trace.bound_symbols:
+        for a in dict.fromkeys(operation.inputs):
+            if a in waiting:
+                shape, dtype = tuple(a.shape), to_torch_dtype(a.dtype)
+                bound = dequantize.bind(waiting.pop(a), format, shape, dtype, output=frozen[a], context=context)
+                operations.append(bound)
+        operations.append(operation.swap(frozen))
+    paths = trace.info.parameters
+    info = trace.info.replace(parameters={**paths, **{parts[0].name: paths[a.name] for a, parts in made.items()}})
+    args = [made[a][0] if isinstance(a, Proxy) and a in made else a for a in trace.args]
+    return connected(trace.replace(args=args, bound_symbols=operations, info=info), set(frozen.values()))
+
+
+# ------------------------------------------------------------------------------------------------ numbers of four bits
+
+
+def join(first: Any, second: Any, dim: int) -> Any:
+    return (LTORCH["cat"] if isinstance(first, Proxy) else torch.cat)([first, second], dim)
+
+
+def pack(codes: torch.Tensor) -> torch.Tensor:
+    """Codes below 16, two to a byte: a row's first half in the low bits, its second half in the high ones."""
+    low, high = codes.to(torch.uint8).chunk(2, -1)
+    return low | (high << 4)
+
+
+def unpack(packed: Any, dtype: torch.dtype) -> Any:
+    """The codes as numbers of a floating-point type. No shift: not all fusion executors have one."""
+    return join((packed & 15).to(dtype), (packed & 240).to(dtype) * 0.0625, -1)
