@@ -7,6 +7,13 @@ import torch.distributions as D
 
 import thunder
 
+
+@pytest.fixture(autouse=True)
+def with_checks(monkeypatch):
+    """PyTorch switches the checks off for the whole process where torch.compile has run, as in another test."""
+    monkeypatch.setattr(D.Distribution, "_validate_args", True)
+
+
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.1
 
 
