@@ -268,6 +268,10 @@ class Host:
     def own_delete(self, value, name):
         native_method(type(value), "__delattr__")(value, name)
 
+    def names(self, value):
+        """`dir(value)`."""
+        return self.call_native(dir, [value], {})
+
     # ---------------------------------------------------------------- what native code answers
 
     def class_value(self, kind, name, found):
