@@ -49,6 +49,7 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check -q thunder tests benchmarks examples
 	$(VENV)/bin/lint-imports
 	$(RUN) tests/private_names.py
+	$(RUN) tests/words.py -q
 	$(VENV)/bin/pyright --pythonpath $(RUN)
 
 # the interpreter's corpus, without torch, under every Python that is found

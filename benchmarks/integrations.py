@@ -340,6 +340,92 @@ for _title, _config, _options in (
 
 
 # --- vision and diffusion
+# --- trl, sentence-transformers
+def tokenizer():
+    import tokenizers
+    import transformers
+
+    vocabulary = {f"w{i}": i for i in range(97)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w3"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="w0", bos_token="w1", eos_token="w2", unk_token="w3"
+    )
+
+
+def sentences(seed: int, rows: int = 8) -> list[str]:
+    drawn = torch.randint(3, 97, (rows, 6), generator=torch.Generator().manual_seed(seed))
+    return [" ".join(f"w{i}" for i in row) for row in drawn.tolist()]
+
+
+def tuned(kind: str, columns: dict[str, int], name: str = "llama", **settings: Any) -> Callable[[Compile], Any]:
+    """A trainer of TRL's. columns: the seeds of the texts in each column."""
+
+    def run(compiled: Compile) -> Any:
+        import datasets
+        import trl
+
+        data = datasets.Dataset.from_dict({column: sentences(seed) for column, seed in columns.items()})
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = getattr(trl, f"{kind}Config")(
+                folder, max_steps=3, per_device_train_batch_size=4, report_to=[], logging_steps=1, use_cpu=True, seed=0,
+                disable_tqdm=True, bf16=False, gradient_checkpointing=False, **settings,
+            )  # fmt: skip
+            reference = {"ref_model": model_of(name)} if kind == "DPO" else {}
+            made = getattr(trl, f"{kind}Trainer")(
+                model=compiled(model_of(name)), args=arguments, train_dataset=data, processing_class=tokenizer(),
+                **reference,
+            )  # fmt: skip
+            made.train()
+            return [h["loss"] for h in made.state.log_history if "loss" in h], weights(made.model)
+
+    return run
+
+
+program("trl", "SFTTrainer")(tuned("SFT", {"text": 0}, max_length=16))
+program("trl", "SFTTrainer, packed")(tuned("SFT", {"text": 0}, "gpt2", max_length=16, packing=True))
+program("trl", "DPOTrainer")(tuned("DPO", {"prompt": 0, "chosen": 1, "rejected": 2}, max_length=16))
+
+
+@program("sentence_transformers")
+def contrastive_pairs(compiled: Compile) -> Any:
+    import sentence_transformers
+    import transformers
+    from sentence_transformers import losses, models
+
+    class Tower(nn.Module):
+        """Tokens to embeddings, by a BERT."""
+
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            config = transformers.BertConfig(**MODELS["bert"][2])
+            self.bert, self.tokenizer = compiled(transformers.BertModel(config)), tokenizer()
+
+        def tokenize(self, texts: list[str], **_: Any) -> dict:
+            return dict(self.tokenizer(texts, padding=True, return_tensors="pt"))
+
+        preprocess = tokenize
+
+        def forward(self, features: dict) -> dict:
+            found = self.bert(input_ids=features["input_ids"], attention_mask=features["attention_mask"])
+            return features | {"token_embeddings": found.last_hidden_state}
+
+    model = sentence_transformers.SentenceTransformer(modules=[Tower(), models.Pooling(32)], device="cpu")
+    loss_of, optimizer = losses.MultipleNegativesRankingLoss(model), torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.train()
+    found = []
+    for seed in range(3):
+        pairs = [model.tokenize(sentences(seed)), model.tokenize(sentences(seed + 10))]
+        loss = loss_of(pairs, None)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    model.eval()
+    return found, model.encode(sentences(5), convert_to_tensor=True), weights(model)
+
+
 def vision(name: str, size: int = 32):
     def run(compiled: Compile) -> Any:
         import timm

@@ -29,18 +29,20 @@ from thunder.ops import LTORCH, opaque
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operators.md"
 HEAD = """# Operators
 
-This page is made by `python benchmarks/operators_page.py` with torch {version}; a test checks that it is current. `python benchmarks/op_coverage.py` compares each operator
-of PyTorch's database with eager, in every form and type.
+This page is made by `python benchmarks/operators_page.py` with torch {version}; a test checks that it is current.
+`python benchmarks/op_coverage.py` compares each operator of PyTorch's database with eager, in every form and type.
 
-* **support**: *own rule*: typed here, computed by PyTorch in one piece. *decomposition*: also written in terms of other operations, which fusion and transforms can look into.
+* **support**: *own rule*: typed here, computed by PyTorch in one piece. *decomposition*: also written in terms of other
+operations, which fusion and transforms can look into.
   *opaque*: PyTorch types it and computes it.
-* **derivative**: *rule*: written here. *decomposition*: that of the operations it consists of. *PyTorch's*: its autograd graph is kept. *none*: PyTorch has none.
-* **in place**: the method that overwrites its argument.
+* **derivative**: *rule*: written here. *decomposition*: that of the operations it consists of. *PyTorch's*: its
+autograd graph is kept. *none*: PyTorch has none. * **in place**: the method that overwrites its argument.
 
-What takes sparse or quantized tensors alone is opaque and has no line here: `to_sparse`, `coalesce`, `values`, `indices`, `crow_indices` and its kin with their copies,
-`sparse_mask`, `smm`, `sspaddmm`, `saddmm`, `hspmm`, `hsmm`, `native_norm`, `int_repr`. A trace knows a tensor by shape, type and device, which does not say how such a
-tensor is stored: PyTorch types these on examples. Questions (`is_sparse`, `dense_dim`, `is_same_size`, `stride`, `is_inference`) are answered while the program is read,
-and are no lines of it.
+What takes sparse or quantized tensors alone is opaque and has no line here: `to_sparse`, `coalesce`, `values`,
+`indices`, `crow_indices` and its kin with their copies, `sparse_mask`, `smm`, `sspaddmm`, `saddmm`, `hspmm`, `hsmm`,
+`native_norm`, `int_repr`. A trace knows a tensor by shape, type and device, which does not say how such a tensor is
+stored: PyTorch types these on examples. Questions (`is_sparse`, `dense_dim`, `is_same_size`, `stride`, `is_inference`)
+are answered during capture, and are no lines of it.
 
 {entries} operators of the database: {counts}.
 
@@ -77,7 +79,7 @@ def _captured(info) -> list[Symbol] | str:
             lines = thunder.compile_stats(compiled).last_entry.captured.computation.bound_symbols
             if lines:
                 return list(dict.fromkeys(line.sym for line in lines))
-            reason = "what it gives is known while the program is read"
+            reason = "its result is known during capture"
     return reason
 
 

@@ -68,10 +68,10 @@ def test_nothing_is_viewed_from_layer_to_layer(executors):
     assert set(views(backward)) <= {"t", "reshape"} and views(backward).count("reshape") <= 1
 
 
-def test_the_first_backward_trace_names_the_derivative():
+def test_the_first_backward_trace_names_the_partition():
     compiled = thunder.jit(lambda x, w: torch.tanh(F.linear(x, w)).sum(), executors=["triton_fuser"])
     compiled(torch.randn(2, 4, device=DEVICE), torch.randn(5, 4, device=DEVICE).requires_grad_())
-    assert "Grad transform pass" in thunder.last_backward_traces(compiled)[0].provenance
+    assert "Partition" in thunder.last_backward_traces(compiled)[0].provenance
 
 
 def test_the_text():
@@ -281,7 +281,7 @@ def test_what_was_written_to_is_not_read_again():
 
 
 @pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
-def test_as_much_is_saved(executors, monkeypatch):
+def test_as_much_is_saved(executors):
     """A matrix in the place of what it is a view of, not beside it."""
     torch.manual_seed(0)
     module, tokens = (
@@ -290,9 +290,8 @@ def test_as_much_is_saved(executors, monkeypatch):
     )
     saved = []
     for on in (True, False):
-        if not on:
-            monkeypatch.setattr("thunder.pipeline.flat_products", lambda trace: trace)
-        compiled = thunder.jit(module, executors=executors)
+        passes = thunder.passes() if on else thunder.passes().without("Flat Products")
+        compiled = thunder.jit(module, executors=executors, passes=passes)
         gradients = torch.autograd.grad(compiled(*tokens)[1], list(module.parameters()))
         forward = thunder.last_traces(compiled)[-1]
         bases = alias_bases(forward.bound_symbols, maybe=True)

@@ -493,8 +493,8 @@ def test_recompile_warning_comes_once_and_says_why():
 def test_debug_options(capsys):
     with pytest.raises(TypeError, match="unknown debug option 'nonsense'; known: check_traces"):
         thunder.DebugOptions(nonsense=True)
-    with pytest.raises(TypeError, match="check_traces must be bool, not int"):
-        thunder.DebugOptions(check_traces=1)
+    with pytest.raises(TypeError, match="check_traces must be int, not str"):
+        thunder.DebugOptions(check_traces="all")
     assert repr(thunder.DebugOptions()) == "DebugOptions()" == repr(thunder.DebugOptions(check_traces=False))
     assert repr(thunder.DebugOptions(check_traces=True)) == "DebugOptions(check_traces=True)"
     with pytest.raises(AttributeError):
@@ -507,7 +507,7 @@ def test_debug_options(capsys):
         )
         thunder.DebugOptions.list_options(docstr=True)
         listed = capsys.readouterr().out
-        assert "loudness_in_test: int = 3  how loud" in listed and "check_traces: bool = False" in listed
+        assert "loudness_in_test: int = 3  how loud" in listed and "check_traces: int = False" in listed
         assert "loudness_in_test: how loud" in thunder.DebugOptions.__doc__
     finally:
         del thunder.DebugOptions._registered["loudness_in_test"]
@@ -1197,8 +1197,16 @@ def test_where_thunder_fails_the_original_runs_once_and_its_result_counts(monkey
         return x + 1
 
     monkeypatch.setattr("thunder.capture.EpilogueWriter", None)
-    compiled = thunder.jit(f)
+    compiled = thunder.jit(f, fallback="eager")
     with pytest.warns(UserWarning, match="thunder fails on it.*TypeError(.|\n)*The original function ran"):
         assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
     assert torch.equal(compiled(torch.zeros(2)), torch.ones(2)), "it warns once"
     assert seen == [(2,), (2,)]
+
+
+def test_where_thunder_fails_it_is_an_error_on_request(monkeypatch):
+    monkeypatch.setattr("thunder.capture.EpilogueWriter", None)
+    compiled = thunder.jit(lambda x: x + 1, fallback="error")
+    for _ in range(2):
+        with pytest.raises(CaptureError, match=r"its result is dropped \(fallback='error'\)(.|\n)*TypeError"):
+            compiled(torch.ones(2))

@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
 import thunder
-import thunder.pipeline
 from thunder.analysis.aliases import Bases
 from thunder.core.proxies import Proxy
 from thunder.distributed.costs import Memory
@@ -99,9 +98,9 @@ class Normed(nn.Module):
         return x.square().mean()
 
 
-def peak(model, x) -> int:
+def peak(model, x, **options) -> int:
     """The most bytes that the values of a compiled step take at a time, arguments and what belongs to them left out."""
-    compiled = thunder.jit(model, executors=[TritonFuser("peak")])
+    compiled = thunder.jit(model, executors=[TritonFuser("peak")], **options)
     compiled(x).backward()
     forward, backward = thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]
     memory = Memory(DEVICE, [p.name for p in forward.args if isinstance(p, Proxy)])
@@ -114,13 +113,12 @@ def peak(model, x) -> int:
 
 
 @pytest.mark.parametrize("rows", [8, 16, 24, 32, 48, 64, 96])
-def test_the_peak_rises_by_little(rows, monkeypatch):
+def test_the_peak_rises_by_little(rows):
     """Counted on the programs that run, for what is kept as estimated before they are made."""
     torch.manual_seed(0)
     layers, x = Normed(6, 32).to(DEVICE), torch.randn(rows, 32, device=DEVICE)
-    kept = peak(layers, x)
-    monkeypatch.setattr(thunder.pipeline, "keep", lambda joint, chosen, *_: chosen)
-    assert kept <= module.ROOM * peak(layers, x) + 1024  # numbers of rows
+    without = peak(layers, x, passes=thunder.passes().without("Keep"))
+    assert peak(layers, x) <= module.ROOM * without + 1024  # numbers of rows
 
 
 def test_what_is_computed_again_needs_what_it_is_made_of():
@@ -131,16 +129,15 @@ def test_what_is_computed_again_needs_what_it_is_made_of():
     assert module._sources(lines, Bases(), frozenset((wide, exponential))) == {wide: {total}, exponential: {total}}
 
 
-def test_the_peak_of_a_gpu_rises_by_little(monkeypatch):
+def test_the_peak_of_a_gpu_rises_by_little():
     if DEVICE == "cpu":
         pytest.skip("PyTorch counts the peak of the memory of GPUs alone")
     torch.manual_seed(0)
     layers = Layers(8, 1024).to(DEVICE)
     x = torch.randn(256, 1024, device=DEVICE)
     peaks = []
-    for kept in (thunder.pipeline.keep, lambda joint, chosen, *_: chosen):
-        monkeypatch.setattr(thunder.pipeline, "keep", kept)
-        compiled = thunder.jit(layers, executors=[TritonFuser("peak")])
+    for passes in (thunder.passes(), thunder.passes().without("Keep")):
+        compiled = thunder.jit(layers, executors=[TritonFuser("peak")], passes=passes)
         for _ in range(2):
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()

@@ -219,3 +219,13 @@ def test_leaves_that_share_memory_are_refused_where_that_shows(program):
     with pytest.warns(FallbackWarning, match="memory"):
         ours = thunder.jit(program, fallback="eager")(x)
     assert torch.equal(ours, program(y)) and torch.equal(x, y)
+
+
+def test_a_leaf_and_what_it_shows_leave_together():
+    def program(x):
+        y = x * 2
+        return y, y.detach().requires_grad_()
+
+    with pytest.warns(FallbackWarning, match="memory"):
+        y, leaf = thunder.jit(program, fallback="eager")(torch.ones(3))
+    assert y.data_ptr() == leaf.data_ptr()

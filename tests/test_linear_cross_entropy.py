@@ -327,3 +327,22 @@ def test_a_memory_budget_knows_that_it_is_three_products():
     assert estimated_time(line) - 2 * products / FLOPS_PER_BYTE == sum(
         p.numel_value * p.dtype.bytes for p in (*line.inputs, *line.outputs)
     )
+
+
+@pytest.mark.parametrize("reads_logits", [False, True])
+def test_a_step_with_its_backward_inside_joins_them_too(reads_logits):
+    x, w, labels = inputs()
+
+    def step(w, x, labels):
+        w.grad = None
+        logits = linear(x, w)
+        loss = cross_entropy(logits.view(-1, w.shape[0]), labels.view(-1))
+        loss.backward()
+        return loss.detach(), w.grad, logits.detach().argmax(-1) if reads_logits else None
+
+    want, got = w.clone().requires_grad_(), w.clone().requires_grad_()
+    compiled = thunder.jit(step, executors=["linear_cross_entropy"])
+    for a, b in zip(compiled(got, x, labels), step(want, x, labels), strict=True):
+        torch.testing.assert_close(a, b)
+    found = names(thunder.last_traces(compiled)[-1])
+    assert "linear_cross_entropy_with_gradients" in found and ("linear" in found) is reads_logits

@@ -14,7 +14,7 @@ from thunder.analysis.cost import nbytes
 from thunder.core.proxies import TensorProxy
 from thunder.pipeline import joint_trace
 from thunder.transforms.dce import dce
-from thunder.transforms.memory_budget import _Flow, curve, plan
+from thunder.transforms.save_plan import _Flow, curve, plan
 
 
 def joint_of(f, *args):
@@ -65,7 +65,10 @@ def model():
 
 def kept_inside(compiled) -> int:
     """Bytes of what a backward inside of a program reads of its forward, without arguments."""
-    trace = next(t for t in thunder.last_traces(compiled) if "Recompute in Backward" in t.provenance)
+    traces = thunder.last_traces(compiled)
+    trace = traces[
+        [t.provenance.partition(" (")[0] for t in traces].index("Constructed by Transform for execution") - 1
+    ]
     inside = [line for line in trace.bound_symbols if line.context.backward]
     made = {o for line in inside for o in line.outputs} | {a for a in trace.args if isinstance(a, TensorProxy)}
     bases = alias_bases(trace.bound_symbols, maybe=True)

@@ -299,6 +299,23 @@ def test_a_patched_forward_takes_effect(pair, patch, of, called_before, hooked, 
         assert torch.equal(compiled(X), want * factor)
 
 
+def test_a_forward_that_calls_the_modules_inside_is_compiled():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(2, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.body(x))
+
+    model = Net()
+    compiled = thunder.jit(model)
+    compiled.forward = types.MethodType(lambda self, x: self.body(x) @ self.head.weight.T, compiled)
+    for _ in range(2):
+        assert torch.equal(compiled(X), model.body(X) @ model.head.weight.T)
+    assert len(compiled.programs) == 1 and "matmul" in str(thunder.last_traces(compiled)[0])
+
+
 def test_methods_of_modules_can_be_replaced(pair):
     _, compiled = pair
     compiled.to = lambda *args: "replaced"

@@ -166,12 +166,12 @@ class Toy(FusionExecutor):
     def fuse(self, region, counter):
         def run(*inputs):
             values = dict(zip(region.inputs, inputs, strict=True))
-            for line in region.lines:
+            for line in region.bound_symbols:
                 run_line(line, values)
             return [values[o] for o in region.outputs]
 
         return self.register_temporary_operation(
-            f"toy{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines
+            f"toy{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.bound_symbols
         )
 
 
@@ -233,3 +233,22 @@ def test_a_second_derivative_of_fused_numbers_is_refused():
     y = thunder.jit(noisy, executors=[Toy()], rng="fused")(x * 1)
     with pytest.raises(RuntimeError, match='rng="fused"'):
         torch.autograd.grad(y.square().sum(), x, create_graph=True)
+
+
+EXACT_INSIDE = {
+    "svd": lambda x: sum(part.sin().sum() for part in torch.linalg.svd(x, full_matrices=False)),
+    "pinv": lambda x: torch.linalg.pinv(x).sin().sum(),
+    "gaussian_nll_loss": lambda x: F.gaussian_nll_loss(x, torch.linspace(0, 1, 35).reshape(7, 5), 1 + x * x),
+}
+
+
+@pytest.mark.parametrize("name", EXACT_INSIDE)
+def test_gradients_of_a_backward_inside_are_eagers(name):
+    def step(x):
+        x.grad = None
+        EXACT_INSIDE[name](x).backward()
+        return x.grad
+
+    x = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    want, got = (f(x.clone().requires_grad_()) for f in (step, thunder.jit(step, numerics="eager")))
+    assert torch.equal(got, want)

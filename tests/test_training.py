@@ -1584,31 +1584,6 @@ def test_steps_leave_no_tensors_behind():
         assert tensors_after_a_step() == before
 
 
-def hooks(x):
-    y = x.sin()
-    y.register_hook(lambda g: g * 2)
-    return y
-
-
-def keeps(x):
-    y = x.sin()
-    y.retain_grad()
-    return y.cos()
-
-
-@pytest.mark.parametrize(
-    "refused, reason",
-    [
-        (hooks, "register_hook"),
-        (keeps, "retain_grad"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_captured_is_said(refused, reason):
-    with pytest.raises(CaptureError, match=reason) as error:
-        thunder.jit(refused)(data(0, 3).requires_grad_())
-    assert error.value.location[0] == __file__
-
-
 def test_results_inside_have_a_grad_fn_where_eagers_have_one():
     def program(x, y):
         with torch.no_grad():

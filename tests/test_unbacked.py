@@ -1,4 +1,4 @@
-"""Sizes and numbers that data decides. Each program is compared with itself in eager, for data that selects nothing,
+"""Data-dependent sizes and numbers. Each program is compared with itself in eager, for data that selects nothing,
 one element, some, and all; compiled once."""
 
 import math
@@ -531,7 +531,7 @@ def test_sizes_that_data_decides_are_not_fused():
 
     class Joining(FusionExecutor):
         def fuse(self, region, counter):
-            taken.append([line.sym.name for line in region.lines])
+            taken.append([line.sym.name for line in region.bound_symbols])
             return None
 
     executor = Joining("joining_sizes")
@@ -585,7 +585,7 @@ def test_what_a_program_decides_by_data(name):
 
 def test_memory_written_and_read_at_places_that_data_decides_is_refused():
     program = lambda x: (lambda y, n: y[n:].copy_(y[: ROWS - n]))(x.clone(), rows(x).sum().item())  # noqa: E731
-    with pytest.raises(CaptureError, match="at places that data decides") as raised:
+    with pytest.raises(CaptureError, match="at data-dependent places") as raised:
         thunder.jit(program)(DATA[0])
     assert raised.value.remedy and raised.value.location[0] == __file__ and "lambda x" in raised.value.location[3]
 
@@ -672,4 +672,4 @@ def test_what_is_saved_and_as_large_as_data_decides_is_listed_without_a_size():
     compiled(DATA[0].clone().requires_grad_())
     saved = thunder.examine.saved_for_backward(compiled)
     assert {v.kind: v.nbytes for v in saved}["cpu f32[u0, 4]"] is None
-    assert "?" in str(saved) and "1 tensors as large as data decides" in str(saved)
+    assert "?" in str(saved) and "1 tensors of data-dependent sizes" in str(saved)

@@ -174,13 +174,13 @@ class Joining(FusionExecutor):
     def fuse(self, region, counter):
         def run(*inputs):
             values = dict(zip([p.name for p in region.inputs], inputs, strict=True))
-            for line in region.lines:
+            for line in region.bound_symbols:
                 found = line.sym.fn(*(values[a.name] if hasattr(a, "name") else a for a in line.args))
                 values[line.output.name] = found * 1.001 if line.sym.name == self.wrong else found
             return [values[o.name] for o in region.outputs]
 
         return self.register_temporary_operation(
-            f"joined{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines
+            f"joined{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.bound_symbols
         )
 
 
@@ -306,7 +306,7 @@ def test_the_report_is_a_table(model, x):
         lines[0].split()[:5] == ["step", "part", "value", "operation", "executor"]
         and len(lines) == len(report.comparisons) + 3
     )
-    assert lines[-1] == "All lines agree with eager PyTorch." and f"{HERE}:{GELU_LINE}" in str(report)
+    assert lines[-1] == "All operations agree with eager PyTorch." and f"{HERE}:{GELU_LINE}" in str(report)
     with pytest.raises(dataclasses.FrozenInstanceError):
         report.comparisons = ()
     assert isinstance(report, Report)

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from thunder._lazy import names_from
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _FROM = {
     "thunder.api": ("jit", "add_transform", "mark_dynamic"),
+    "thunder.recipes": ("compile", "Recipe"),
     "thunder.transforms.base": ("Transform",),
     "thunder.transforms.autocast": ("autocast",),
     "thunder.extend.opaque": ("opaque",),
@@ -26,6 +27,8 @@ _FROM = {
     "thunder.options": (
         "DebugOptions", "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "FALLBACK_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS",
     ),
+    "thunder.pipeline": ("passes",),
+    "thunder.extend.passes": ("Pass", "PassList"),
     "thunder.inspection": (
         "compile_data", "compile_stats", "last_traces", "last_backward_traces", "last_prologue_traces",
         "last_epilogue_traces", "cache_option", "cache_hits",
@@ -34,7 +37,8 @@ _FROM = {
         "last_recompile_reasons", "last_paths", "get_auto_registered_torch_op_names", "last_sharp_edges",
     ),
     "thunder.extend": ("get_all_executors", "get_default_executors", "get_always_executors", "get_executor",
-    "resolve_executors"),
+    "resolve_executors", "add_default_executor", "add_always_executor", "remove_default_executor",
+    "remove_always_executor", "set_default_executors", "set_always_executors"),
     "thunder.core.proxies": ("Proxy", "TensorProxy", "NumberProxy"),
     "thunder.core.trace": ("TraceCtx", "Trace"),
     "thunder.core": ("devices", "dtypes"),
@@ -55,9 +59,17 @@ _MODULES = (
     "functional",
     "interpreter",
     "ops",
+    "recipes",
     "torch",
     "transforms",
 )
 
 __all__ = sorted([*_MODULES, *(name for names in _FROM.values() for name in names)])
-__getattr__, __dir__ = names_from(__name__, _FROM)
+# what Lightning Thunder's users know it by
+_OF_LIGHTNING = {
+    "thunder.compat.lightning": (
+        "grad", "Plugin", "pytorch_executor", "sdpa_executor", "apex_executor", "nvfuser_executor", "cudnn_executor",
+        "custom_op_executor", "torchcompile_cat_executor", "torchcompile_xentropy_executor",
+    ),
+}  # fmt: skip
+__getattr__, __dir__ = names_from(__name__, _FROM | _OF_LIGHTNING)

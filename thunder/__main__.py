@@ -1,7 +1,8 @@
-"""`python -m thunder`: versions, devices, executors. `python -m thunder options`: everything that can be set."""
+"""`python -m thunder`: versions, devices, executors. `python -m thunder --help` lists the commands."""
 
 from __future__ import annotations
 
+import argparse
 import enum
 import inspect
 import platform
@@ -10,6 +11,7 @@ import sys
 import torch
 
 import thunder
+from thunder.command_line import add_commands, doctor
 from thunder.compat.names import NEWEST, OLDEST, missing
 from thunder.options import COMPILE_OPTIONS, ENVIRONMENT
 
@@ -47,6 +49,10 @@ def options() -> None:
         print(f"  {o.name}: {o.kind.__name__} = {o.default!r}  {o.description}")
 
 
+def passes() -> None:
+    print(thunder.passes())
+
+
 def _kinds(annotation: str) -> str:
     """An annotation, with the values that there are in the place of an enumeration's name."""
     for name in ("CACHE_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS", "SHARP_EDGES_OPTIONS"):
@@ -56,14 +62,15 @@ def _kinds(annotation: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    commands = {(): versions, ("options",): options}
-    run = commands.get(tuple(arguments))
-    if run is None:
-        there_are = "`python -m thunder` and `python -m thunder options`"
-        print(f"python -m thunder has no command {' '.join(arguments)!r}: there are {there_are}")
-        return 2
-    run()
-    return 0
+    parser = argparse.ArgumentParser(prog="python -m thunder", description="Versions, devices and executors.")
+    parser.set_defaults(command=lambda given: versions())
+    commands = parser.add_subparsers(title="commands")
+    for what, text in ((options, "everything that can be set"), (passes, "the list of passes")):
+        commands.add_parser(what.__name__, help=text).set_defaults(command=lambda given, what=what: what())
+    add_commands(commands)
+    commands.add_parser("doctor", help="check this machine").set_defaults(command=lambda given: versions() or doctor())
+    given = parser.parse_args(arguments)
+    return given.command(given) or 0
 
 
 sys.exit(main(sys.argv[1:]))

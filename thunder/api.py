@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from thunder.compat.names import warn_of_untried_version
 from thunder.compiled import Compiled, compiled_of
 from thunder.errors import OptionError
 from thunder.extend import Executor, resolve_executors
+from thunder.extend.passes import Pass, PassList, resolve_passes
 from thunder.methods import CompiledMethod
 from thunder.module import ThunderModule
 from thunder.options import (
@@ -23,6 +24,7 @@ from thunder.options import (
     NUMERICS_OPTIONS,
     RNG_OPTIONS,
     SHARP_EDGES_OPTIONS,
+    TIERS_OPTIONS,
     DebugOptions,
     JitOptions,
     check_compile_options,
@@ -34,7 +36,9 @@ from thunder.options import (
     resolve_numerics,
     resolve_rng,
     resolve_sharp_edges,
+    resolve_tiers,
 )
+from thunder.pipeline import PASSES
 from thunder.transforms.base import asked, check_transforms, with_executors_of
 
 __all__ = ["jit", "jit_with", "mark_dynamic", "add_transform"]
@@ -46,9 +50,11 @@ def jit(
     *,
     executors: Sequence[Executor | str] | None = None,
     transforms: Sequence | None = None,
+    passes: Callable[[PassList], Iterable[Pass]] | Iterable[Pass] | None = None,
     cache: CACHE_OPTIONS | str | None = None,
     numerics: NUMERICS_OPTIONS | str | None = None,
     rng: RNG_OPTIONS | str | None = None,
+    tiers: TIERS_OPTIONS | str | None = None,
     sharp_edges: SHARP_EDGES_OPTIONS | str | None = None,
     fallback: FALLBACK_OPTIONS | str | None = None,
     dynamic: bool | None = None,
@@ -58,11 +64,13 @@ def jit(
     interpretation: Any = None,
     langctx: Any = None,
     **compile_options: Any,
-):
+) -> Any:
     """Compiles a function, a method or an `nn.Module`. Nothing happens until the first call, which captures it.
 
     executors: executors or their names, in the order they are asked; None means the default ones.
     transforms: applied in order.
+    passes: the passes that run, in order: a function from the list that `thunder.passes()` gives to another one, or a
+    list. `python -m thunder passes` prints them, with what each needs and gives.
     cache: "constant values", "symbolic values", "same input" or "no caching"; where it is not given, values are
     constants but for int arguments that change from call to call.
     dynamic: sizes of arguments stay symbolic in a program, so that it fits other sizes too: True from the first call,
@@ -71,6 +79,9 @@ def jit(
     numerics: "close", or "eager" for results and gradients that are eager's bit for bit: only executors and transforms
     that say they are `exact` are used.
     rng: "torch", or "fused": fusion executors may draw random numbers of their own.
+    tiers: "wait" (the default), or "background": calls run PyTorch's kernels until the regions of the executor
+    inductor, which need not be named, are compiled in another process; then those run, where they are faster. Results
+    change by rounding when they come in.
     sharp_edges: "allow", "warn" (the default) or "error".
     fallback: what a call does whose program cannot be captured: "eager" (the default) runs the original function, and
     warns once; "error" raises CaptureError, and runs nothing. With transforms, or where parameters are replaced, it is
@@ -99,8 +110,8 @@ def jit(
 
 
 def _resolved(
-    *, executors, transforms, cache, numerics, rng, sharp_edges, fallback, dynamic, disable_torch_autograd,
-    debug_options, record_history, interpretation, langctx, **compile_options,
+    *, executors, transforms, passes, cache, numerics, rng, tiers, sharp_edges, fallback, dynamic,
+    disable_torch_autograd, debug_options, record_history, interpretation, langctx, **compile_options,
 ) -> JitOptions:  # fmt: skip
     """What `thunder.jit` was told, checked."""
     gone = {"early_transforms": "pass transforms=", "use_cudagraphs": "pass a CUDA graph transform in transforms="}
@@ -133,8 +144,10 @@ def _resolved(
         fallback=resolve_fallback(fallback),
         disable_torch_autograd=disable_torch_autograd,
         transforms=given_transforms,
+        passes=PASSES if passes is None else resolve_passes(passes, PASSES),
         numerics=numerics,
         rng=resolve_rng(rng, numerics),
+        tiers=resolve_tiers(tiers),
         debug=debug,
         default_executors=executors is None,
         compile_options=compile_options,
@@ -188,7 +201,7 @@ def _refuse_wrapped(module: torch.nn.Module) -> None:
             raise NotImplementedError(f"{what}module whose parameter {name} is a DTensor: {instead}")
 
 
-def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_support: bool = False):
+def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_support: bool = False) -> Any:
     """What `cfn` was compiled from, compiled again with one more transform, or a list of them, after those it has.
 
     disable_torch_autograd_support: results never require grad. All other options are kept.

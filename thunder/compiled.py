@@ -40,7 +40,8 @@ from thunder.errors import (
 from thunder.history import CompileStats, Recompilation
 from thunder.methods import CompiledMethod
 from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
-from thunder.program import CacheEntry, lower_captured
+from thunder.program import CacheEntry
+from thunder.tiers import lower_in_tiers
 
 __all__ = ["Compiled", "compiled_of"]
 
@@ -51,7 +52,7 @@ REFUSALS = 32  # calls that could not be captured and are remembered; beyond, on
 def _words_of(failure: Exception) -> str:
     try:
         return str(failure)
-    except CaptureError:  # made of what only the run tells
+    except CaptureError:  # made of what is data-dependent
         return "..."
 
 
@@ -80,6 +81,7 @@ class Compiled:
             maxlen=REFUSALS
         )  # modes and facts of calls
         self._eager_calls = 0  # that ran the original function because there are too many programs
+        self.replaced: Compiled | None = None  # of a module: the forward that a library has put there
         self.module: Callable = lambda: None  # the ThunderModule that calls it, held weakly
         # what stands in the place of the module's parameters and buffers
         self.overrides: tuple[dict[str, torch.Tensor], ...] = ({}, {}) if isinstance(fn, torch.nn.Module) else ()
@@ -225,6 +227,11 @@ class Compiled:
         if log is not None:
             log.undo()  # the original draws its random numbers itself
         result = self.fn(*args, **kwargs)
+        if warning and self.options.fallback is FALLBACK_OPTIONS.ERROR:  # only running it tells whether it raises
+            raise CaptureError(
+                "the original function ran, to see whether it raises by itself, and did not; its result is dropped "
+                f"(fallback='error'). {warning}"
+            )
         if warning:
             self._warn_once(warning, FallbackWarning, "failure")
         return result
@@ -358,6 +365,8 @@ class Compiled:
             if not self._original_stands_in(log):
                 raise error.__cause__ from None  # type: ignore[misc]
             # no effect has taken place: run, it fails with its own effects, words and traceback, if it does
+            if self.options.fallback is FALLBACK_OPTIONS.ERROR and not error.theirs:
+                return str(error)
             return "" if error.theirs else self._refused_for(error, modes, facts)
         except RaisesBefore as error:
             if not self._original_stands_in(log):
@@ -433,7 +442,7 @@ class Compiled:
         """
         found: dict[str, set | None] = {}
         for entry in self.stats.interpreter_cache:
-            for path, value in entry.captured.held_numbers.items():
+            for path, value in entry.captured.constant_numbers.items():
                 found.setdefault(path, set()).add(value)
         return found | {path: None for entry in self.stats.interpreter_cache for path in entry.captured.effects}
 
@@ -454,7 +463,7 @@ class Compiled:
         start = clock()
         try:
             captured.transform(options, self.overrides, self.module())
-            return lower_captured(captured, options, modes, self.module())
+            return lower_in_tiers(captured, options, modes, self.module(), self._lock)
         except ThunderError as error:
             if error.bound_symbol is not None and error.bound_symbol.location is not None:
                 add_location(error, captured.where(error.bound_symbol.location))
@@ -572,7 +581,7 @@ def compiled_of(fn: Any) -> Compiled | None:
     """The compiled function behind a compiled function, module or method, None where `fn` is not compiled."""
     if getattr(fn, "__name__", None) == "forward":  # of a compiled module
         fn = getattr(fn, "__self__", fn)
-    for found in (fn, getattr(fn, "_compiled", None), getattr(fn, "__func__", None)):
+    for found in (fn, getattr(fn, "_running", None), getattr(fn, "_compiled", None), getattr(fn, "__func__", None)):
         if isinstance(found, Compiled):
             return found
     return None

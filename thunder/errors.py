@@ -21,7 +21,7 @@ __all__ = [
 class ThunderError(RuntimeError):
     """Base of all errors that are thunder's own.
 
-    bound_symbol: the line of a trace that a pass failed on, so that the user's line it came from can be named.
+    bound_symbol: the one of a trace that a pass failed on, so that the user's line it came from can be named.
     """
 
     bound_symbol: Any = None
@@ -45,7 +45,7 @@ class CaptureError(ThunderError):
 
 
 class DataDependentError(CaptureError):
-    """The program goes on in a way that depends on a number which only the run tells: a size that data decides, or a
+    """The program goes on in a way that depends on a data-dependent number: a data-dependent size, or a
     tensor's value."""
 
 

@@ -75,15 +75,15 @@ def get_fusions(trace: Trace, warn_if_fusions_unavailable: bool = True) -> list[
 
 def get_fusion_symbols(trace: Trace) -> list[Symbol]:
     """The operations of a trace that fusion executors made."""
-    return [line.sym for line in _lines(trace) if line.sym.is_fusion]
+    return [b.sym for b in _operations(trace) if b.sym.is_fusion]
 
 
-def _lines(trace: Trace) -> list[BoundSymbol]:
-    """The lines of a trace, those in CUDA graphs among them."""
+def _operations(trace: Trace) -> list[BoundSymbol]:
+    """The operations of a trace, those in CUDA graphs among them."""
     return [
         inner
-        for line in trace.bound_symbols
-        for inner in (line.subsymbols if line.sym.is_fusion and line.sym.executor is None else (line,))
+        for b in trace.bound_symbols
+        for inner in (b.subsymbols if b.sym.is_fusion and b.sym.executor is None else (b,))
     ]
 
 
@@ -125,7 +125,7 @@ class SavedValue:
     """One value that the forward saves for the backward.
 
     kind: its type as traces print it. nbytes: of its storage, 0 where the storage is an argument's or was counted
-    before, None for a piece of PyTorch's autograd graph, which does not say, and for what is as large as data decides.
+    before, None for a piece of PyTorch's autograd graph, which does not say, and for what is of a data-dependent size.
     operation: what made it, "argument" for what is passed in. location: (file, line, function, source line) of the
     user's code.
     """
@@ -159,7 +159,7 @@ class SavedValues(tuple):
         graphs = sum(v.nbytes is None and v.kind == "Any" for v in self)
         more = f", and {graphs} pieces of PyTorch's autograd graph" if graphs else ""
         by_data = sum(v.nbytes is None and v.kind != "Any" for v in self)
-        more += f", and {by_data} tensors as large as data decides" if by_data else ""
+        more += f", and {by_data} tensors of data-dependent sizes" if by_data else ""
         return "\n".join([*lines, f"{self.nbytes:,} bytes saved for the backward, without arguments{more}"])
 
 
@@ -183,31 +183,31 @@ def saved_for_backward(compiled: Callable) -> SavedValues:
         return SavedValues()
     trace = entry.computation_traces[-1]
     tensors, others = trace.output[1]
-    lines = _lines(trace)
-    producer = producers(lines)
-    bases, counted, found = alias_bases(lines), {a for a in trace.args if isinstance(a, TensorProxy)}, []
+    operations = _operations(trace)
+    producer = producers(operations)
+    bases, counted, found = alias_bases(operations), {a for a in trace.args if isinstance(a, TensorProxy)}, []
     saved = [
         v
         for value in (*tensors, *others)
         for v in (value.collection if isinstance(value, CollectionProxy) else (value,))
     ]
     for value in sorted(saved, key=lambda v: v in bases):  # before views of it, the value that owns the memory
-        line, root = producer.get(value), bases[value]
+        operation, base = producer.get(value), bases[value]
         size = (
             0
-            if isinstance(value, UnbackedNumber) or root in counted
-            else nbytes(root)
-            if isinstance(value, TensorProxy) and _is_known(root)
+            if isinstance(value, UnbackedNumber) or base in counted
+            else nbytes(base)
+            if isinstance(value, TensorProxy) and _is_known(base)
             else None
         )
-        counted.add(root)
-        location = entry.captured.where(line.location) if line is not None and line.location else None
+        counted.add(base)
+        location = entry.captured.where(operation.location) if operation is not None and operation.location else None
         found.append(
             SavedValue(
                 value.name,
                 type_string(value),
                 size,
-                line.sym.qualified_name if line is not None else "argument",
+                operation.sym.qualified_name if operation is not None else "argument",
                 location,
             )
         )

@@ -29,9 +29,9 @@ KINDS = ("fallback", "decision", "value", "wait", "host call", "opaque operation
 class Explained(NamedTuple):
     """One thing that a program does besides computing on the device.
 
-    kind: "decision" (the program holds for one answer), "value" (the host reads a tensor), "wait" (it waits for a size
-    that data decides), "host call", "opaque operation" (PyTorch differentiates it, or thunder knows no parts of it), or
-    "fallback" (the original function runs). what: in words. where: (filename, line, function, source line) of the
+    kind: "decision" (the program holds for one answer), "value" (the host reads a tensor), "wait" (it waits for a
+    data-dependent size), "host call", "opaque operation" (PyTorch differentiates it, or thunder knows no parts of it),
+    or "fallback" (the original function runs). what: in words. where: (filename, line, function, source line) of the
     user's code. milliseconds: that it took in the second of two calls, None where it was not measured. bytes: of
     tensors that the host reads.
     """

@@ -198,9 +198,9 @@ def get_auto_registered_torch_op_names(fn: Any, /) -> set[str]:
     """Names of the torch functions in the acquired trace that have no definition of thunder's and were taken as opaque
     operations."""
     return {
-        line.sym.qualified_name
-        for line in _called(fn).stats.last_traces[0].bound_symbols
-        if OpTags.OPAQUE in line.sym.tags and line.sym.id[0] == "opaque"
+        b.sym.qualified_name
+        for b in _called(fn).stats.last_traces[0].bound_symbols
+        if OpTags.OPAQUE in b.sym.tags and b.sym.id[0] == "opaque"
     }
 
 

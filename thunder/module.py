@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from thunder.compiled import Compiled
+from thunder.compiled import Compiled, compiled_of
 from thunder.core.symbol import current_recorder
 from thunder.distributed.placement import Placement, placement_of, seen_as
 from thunder.transforms.base import asked
@@ -98,11 +98,29 @@ class ThunderModule(torch.nn.Module):
     def __call__(self, *args, **kwargs):
         if self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks:
             return super().__call__(*args, **kwargs)
-        if "forward" in self.__dict__:  # libraries put another one in its place
-            return self.forward(*args, **kwargs)
+        if "forward" in self.__dict__:  # inside of another program it becomes a part of that
+            forward = self.forward if current_recorder() is not None else self._replaced()
+            return forward(*args, **kwargs)
         return self._compiled(*args, **kwargs)
 
     forward = _Forward()
+
+    def _replaced(self) -> Any:
+        """The forward that a library has put in the place of this module's, compiled: it may call the modules inside
+        instead of the compiled one. Where a transform has replaced parameters, only the module's own programs know
+        them."""
+        forward, compiled = self.__dict__["forward"], self._compiled
+        if compiled_of(forward) is not None or compiled.options.transforms or any(compiled.overrides):
+            return forward
+        if compiled.replaced is None or compiled.replaced.fn is not forward:
+            compiled.replaced = Compiled(forward, compiled.options)
+        return compiled.replaced
+
+    @property
+    def _running(self) -> Compiled:
+        """What runs when the module is called."""
+        replaced = self._compiled.replaced
+        return replaced if "forward" in self.__dict__ and replaced is not None else self._compiled
 
     @property
     def __class__(self) -> type:
@@ -147,7 +165,7 @@ class ThunderModule(torch.nn.Module):
             found = getattr(self.__dict__["_model"], name)
         except AttributeError:
             if name in _OF_COMPILED:
-                return getattr(self.__dict__["_compiled"], name)
+                return getattr(self._running, name)
             raise
         # inside of another program calls of the wrapped module become a part of that
         if type(found) is types.MethodType and found.__self__ is self._model and current_recorder() is None:

@@ -17,7 +17,7 @@ __all__ = [
     "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "FALLBACK_OPTIONS",
     "resolve_dynamic", "resolve_fallback", "NUMERICS_OPTIONS", "RNG_OPTIONS", "DebugOptions", "JitOptions",
     "resolve_cache_option", "resolve_sharp_edges",
-    "resolve_numerics", "resolve_rng", "RECOMPILE_WARNING_LIMIT", "cache_directory",
+    "resolve_numerics", "resolve_rng", "resolve_tiers", "TIERS_OPTIONS", "RECOMPILE_WARNING_LIMIT", "cache_directory",
     "CompileOption", "compile_option", "COMPILE_OPTIONS", "check_compile_options", "EnvironmentOption", "ENVIRONMENT",
 ]  # fmt: skip
 
@@ -65,6 +65,15 @@ class RNG_OPTIONS(enum.Enum):
     FUSED = "fused"
 
 
+class TIERS_OPTIONS(enum.Enum):
+    """What a call does whose program needs a compiler."""
+
+    WAIT = "wait"  # it waits: the program runs as it is meant to from the first call on
+    # it runs PyTorch's kernels, and so do the next ones until regions are compiled, in the background; those come in
+    # between calls, where they are faster
+    BACKGROUND = "background"
+
+
 RECOMPILE_WARNING_LIMIT = 8  # compilations of one function, after which a RecompileWarning says why they happen
 
 
@@ -88,17 +97,33 @@ class EnvironmentOption:
             return self.default
         return given.lower() in ("1", "true", "on", "yes", "y") if self.kind is bool else given
 
+    def assign(self, value: str | None) -> None:
+        """Sets it for this process and those that it starts."""
+        os.environ.pop(self.name, None)
+        if value is not None:
+            os.environ[self.name] = value
+
+
+def environment_of_children() -> dict[str, str]:
+    """This process's environment, for one that imports what this one imports."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
 
 CACHE_DIR = EnvironmentOption("THUNDER_CACHE_DIR", str, None, "where compiled kernels are kept from process to process")
 C_COMPILER = EnvironmentOption("CC", str, None, "the C compiler of prologues' checks and of Triton's launches")
 CXX_COMPILER = EnvironmentOption("CXX", str, None, "the C++ compiler of Inductor's kernels on the CPU")
+INDUCTOR_CACHE_DIR = EnvironmentOption(
+    "TORCHINDUCTOR_CACHE_DIR", str, None, "where Inductor keeps what it compiles, which processes share"
+)
 SEARCH_PATH = EnvironmentOption("PATH", str, None, "where compilers are looked for")
 LOCAL_RANK = EnvironmentOption("LOCAL_RANK", str, None, "the process's number on its machine, which says its GPU")
 TRITON_INTERPRET = EnvironmentOption(
     "TRITON_INTERPRET", bool, False, "Triton's interpreter runs kernels, on any device"
 )
 FALLBACK = EnvironmentOption("THUNDER_FALLBACK", str, "eager", "what fallback= is where thunder.jit is not told")
-ENVIRONMENT = (FALLBACK, CACHE_DIR, C_COMPILER, CXX_COMPILER, SEARCH_PATH, LOCAL_RANK, TRITON_INTERPRET)
+ENVIRONMENT = (
+    FALLBACK, CACHE_DIR, C_COMPILER, CXX_COMPILER, INDUCTOR_CACHE_DIR, SEARCH_PATH, LOCAL_RANK, TRITON_INTERPRET,
+)  # fmt: skip
 
 
 def cache_directory() -> Path:
@@ -171,7 +196,7 @@ def compile_option(
 _OF_TORCH_COMPILE = {
     "fullgraph": "a program is one graph here: leave it out",
     "backend": "executors=[...] says who runs the operations",
-    "mode": "executors=[...] and transforms=[...] say what is done",
+    "mode": "thunder.compile(..., recipe=...) has recipes by name",
     "options": "compile options are keywords themselves",
     "disable": "call the function that was not compiled",
 }
@@ -287,11 +312,16 @@ def resolve_rng(given: RNG_OPTIONS | str | None, numerics: NUMERICS_OPTIONS) -> 
     return rng
 
 
+def resolve_tiers(given: TIERS_OPTIONS | str | None) -> TIERS_OPTIONS:
+    """Raises OptionError, which names the valid values, for anything else."""
+    return TIERS_OPTIONS.WAIT if given is None else _resolve(TIERS_OPTIONS, given, "tiers")
+
+
 _INTERPRETATIONS = ("python interpreter", "translate functions", "translate python")
 
 
 def check_interpretation(given: Any) -> None:
-    """The 2024 option `interpretation`: its values are accepted, and all mean the one way of reading a program there
+    """The 2024 option `interpretation`: its values are accepted, and all mean the one way of capturing a program there
     is."""
     value = getattr(given, "value", given)
     if value is not None and value not in _INTERPRETATIONS:
@@ -309,13 +339,14 @@ class DebugOptions:
     """Switches for looking into the compiler. Unknown names and values of a wrong type raise TypeError;
     `register_option` adds one.
 
-    check_traces: every trace is checked after each pass, and every line's result when it runs.
+    check_traces: every trace is checked after each pass, and every line's result when it runs. A number above 0, which
+    said how much in Lightning Thunder, is True.
     record_interpreter_history: the full log of interpreted instructions is kept. show_interpreter_progress: says on
     stderr when interpretation begins and ends.
     """
 
     _registered: dict[str, tuple[type, Any, str]] = {
-        "check_traces": (bool, False, "check every trace after each pass, and what every line returns when it runs"),
+        "check_traces": (int, False, "check every trace after each pass, and what every line returns when it runs"),
         "record_interpreter_history": (bool, False, "keep the full log of interpreted instructions"),
         "show_interpreter_progress": (bool, False, "say on stderr when interpretation begins and ends"),
     }
@@ -350,12 +381,19 @@ class DebugOptions:
             print(f"{name}: {kind.__name__} = {default!r}" + (f"  {doc}" if docstr else ""))
 
 
+def _default_passes() -> Any:
+    import thunder
+
+    return thunder.passes()
+
+
 @dataclass
 class JitOptions:
     """Everything `thunder.jit` was told, resolved.
 
     compile_options: those of the declared options that were given; `get` reads them.
 
+    passes: the list of passes, a `PassList`.
     dynamic: whether sizes of arguments stay symbolic: from the first call, never, or (None) from the second value on.
     integers_may_change: an int argument that had another value before stays symbolic the second time (a position in a
     cache). So it is where `cache` was not said. default_executors: whether no executors were named. device: where
@@ -371,8 +409,10 @@ class JitOptions:
     fallback: FALLBACK_OPTIONS = FALLBACK_OPTIONS.EAGER
     disable_torch_autograd: bool = False
     transforms: Sequence = ()
+    passes: Any = field(default_factory=_default_passes)
     numerics: NUMERICS_OPTIONS = NUMERICS_OPTIONS.CLOSE
     rng: RNG_OPTIONS = RNG_OPTIONS.TORCH
+    tiers: TIERS_OPTIONS = TIERS_OPTIONS.WAIT
     debug: DebugOptions = field(default_factory=DebugOptions)
     default_executors: bool = True
     device: Any = None

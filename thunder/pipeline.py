@@ -1,154 +1,251 @@
-"""From a captured computation to the program that runs: the flat list of passes."""
+"""From a captured computation to the program that runs: the list of passes, and what runs them."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import functools
 import itertools
+import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from thunder.analysis.aliases import alias_bases
 from thunder.core.check import check
-from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy, like
-from thunder.core.symbol import BoundSymbol, OpTags
-from thunder.core.trace import Trace, timed_pass
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import ForwardBackward, Trace, headed, timed_pass
 from thunder.distributed.bucketing import bucket
 from thunder.distributed.schedule import COMMUNICATION_BYTES_IN_FLIGHT, overlap
-from thunder.distributed.synchronize import gathered_again
-from thunder.extend import Executor, FusionExecutor, get_always_executors
+from thunder.extend import Executor, get_always_executors
+from thunder.extend.passes import OPERATIONS, RUNS, Lowering, Pass, PassList
 from thunder.ops import LTORCH
-from thunder.ops.inplace import writes_back
-from thunder.ops.torch_types import to_torch_device
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
 from thunder.transforms.autodiff import joint_trace
-from thunder.transforms.backward_inside import backwards_inside, recompute_inside
 from thunder.transforms.base import asked
 from thunder.transforms.dce import dce
 from thunder.transforms.decompose_reductions import decompose_reductions
 from thunder.transforms.del_last_used import del_last_used
-from thunder.transforms.dispatch import dispatch
+from thunder.transforms.dispatch import decompose_lists, dispatch, dispatch_left, fuse
 from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
-from thunder.transforms.keep import keep
-from thunder.transforms.memory_budget import MEMORY_BUDGET, plan
-from thunder.transforms.partition import ForwardBackward, as_saved_by, modified_in_place, overwritten_before, partition
-from thunder.transforms.pullback import gradients_of
-from thunder.transforms.recompute import recompute
+from thunder.transforms.joined_parts import has_parts, joined_parts
+from thunder.transforms.keep import keep_in_memory
+from thunder.transforms.partition import gathers_saved, partition, saved_collections
+from thunder.transforms.recompute import recompute, recomputes
 from thunder.transforms.reinplace import reinplace
-from thunder.transforms.reuse_memory import reuse_memory
+from thunder.transforms.reuse_memory import has_memory_to_reuse, reuse_memory
+from thunder.transforms.save_plan import MEMORY_BUDGET, regathers, save_plan
 from thunder.transforms.seed_random import seed_random
 from thunder.transforms.side_stream import has_side_stream, side_stream
+from thunder.transforms.unstack_saved import unstack_saved
 from thunder.transforms.without_cotangents import without_cotangents
 
 __all__ = [
-    "asked_for", "lower", "lower_with_derivatives", "lower_backward_without", "lower_backward_for_batches",
-    "gradient_program", "InputsBehind", "inputs_behind", "random_devices",
-    "read_by_products",
+    "PASSES", "passes", "asked_for", "lower", "lower_with_derivatives", "lower_backward_without",
+    "lower_backward_for_batches",
 ]  # fmt: skip
+
+# facts, beside those of `thunder.extend.passes`
+JOINT = "joint"  # a backward that is asked for stands behind its forward
+PLAN = "plan"  # it is known what backwards recompute, and nothing is copied yet
+CUT = "cut"  # forward and backward are programs of their own
+FUSIBLE = "fusible"  # fusion executors may make regions of what has no executor yet
+UNDELETED = "undeleted"  # no value is deleted yet
+
+
+def _cleaned(trace: Trace, _: Lowering) -> Trace:
+    made = dce(trace)
+    return trace if len(made.bound_symbols) == len(trace.bound_symbols) else made
+
+
+def _combines(executor: Executor) -> bool:
+    return type(executor).combined is not Executor.combined
+
+
+def _combined(trace: Trace, lowering: Lowering) -> list[Trace]:
+    made = [trace]
+    for executor in lowering.executors:
+        start = time.perf_counter_ns()
+        joined = executor.combined(made[-1])
+        if joined is not made[-1]:
+            made.append(headed("Combine Operations", joined, start))
+    return made[1:]
+
+
+def _has_backward_for_fusers(trace: Trace, lowering: Lowering) -> bool:
+    return trace.info.backwards > 0 and bool(lowering.fusers)
+
+
+def _plans(trace: Trace, lowering: Lowering) -> bool:
+    """Whether there is something to choose: with a budget, among what is fused, or of parameters that are gathered."""
+    if not trace.info.backwards:
+        return False
+    return (
+        bool(lowering.fusers) or lowering.options.get(MEMORY_BUDGET) < 1.0 or any(map(regathers, trace.bound_symbols))
+    )
+
+
+def _keeps(trace: Trace, lowering: Lowering) -> bool:
+    return any(trace.info.recomputed.values()) and lowering.options.get(MEMORY_BUDGET) >= 1.0 and bool(lowering.fusers)
+
+
+def _recompute(trace: Trace, _: Lowering) -> Trace:
+    for number in range(1, trace.info.backwards + 1):
+        trace = recompute(trace, number, trace.info.recomputed.get(number, ()))
+    return trace
+
+
+def _transform(trace: Trace, lowering: Lowering) -> list[Trace]:
+    made = [trace]
+    for t in lowering.options.transforms:
+        if asked(t, "transform_trace_post_optimization"):
+            made.append(
+                timed_pass(
+                    f"Transform {type(t).__name__}",
+                    made[-1],
+                    lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=lowering.executors),
+                )
+            )
+    return made[1:]
+
+
+def _communicates(trace: Trace, lowering: Lowering) -> bool:
+    return trace.info.communicates and not lowering.plain
+
+
+def _owns(lowering: Lowering) -> bool:
+    return any(e.owns_results for e in lowering.fusers)
+
+
+PASSES = PassList((
+    # the program as it was captured
+    Pass("Dead Code Elimination", lambda trace, _: dce(trace), needs=OPERATIONS,
+         meaning="drop operations without effect whose results nobody uses"),
+    Pass("Seed Random Operations", lambda trace, lowering: seed_random(trace, lowering.fusers), needs=OPERATIONS,
+         when=lambda trace, lowering: bool(lowering.fusers) and lowering.options.rng is RNG_OPTIONS.FUSED,
+         meaning="write random operations as functions of a seed, which fuse"),
+    Pass("Combine Operations", _combined, needs=OPERATIONS,
+         when=lambda _, lowering: any(map(_combines, lowering.executors)), inside=True,
+         meaning="join operations that an executor computes together"),
+    Pass("Flat Products", lambda trace, _: flat_products(trace), needs=OPERATIONS,
+         when=lambda trace, lowering: bool(lowering.fusers) and any(
+             b.sym is LTORCH["linear"] for b in trace.bound_symbols),
+         meaning="let linear layers take and give matrices"),
+    Pass("Dead Code Elimination after Joins", _cleaned, needs=OPERATIONS,
+         when=lambda _, lowering: bool(lowering.fusers) or any(map(_combines, lowering.executors)),
+         meaning="drop what the joined operations have replaced"),
+    Pass("Exact Derivatives", lambda trace, _: exact_derivatives(trace), needs=OPERATIONS,
+         when=lambda trace, lowering: lowering.differentiates and lowering.options.numerics is NUMERICS_OPTIONS.EAGER,
+         inside=True, meaning="leave out derivative rules that round otherwise than PyTorch's"),
+
+    # forwards and backwards
+    Pass("Grad transform pass", lambda trace, lowering: joint_trace(trace, lowering.executors),
+         needs=OPERATIONS, gives=JOINT, when=lambda trace, lowering: lowering.differentiates,
+         meaning="differentiate: the backward follows its forward"),
+    Pass("Dead Code Elimination after Derivatives", _cleaned, needs=(OPERATIONS, JOINT),
+         when=lambda trace, lowering: lowering.differentiates,
+         meaning="drop gradients that are dead code"),
+    Pass("Decompose Reductions", lambda trace, lowering: decompose_reductions(trace, lowering.fusers),
+         needs=(OPERATIONS, JOINT), when=_has_backward_for_fusers,
+         meaning="decompose fusible operations that reduce inside, so that less is saved"),
+    Pass("Save Plan",
+         lambda trace, lowering: save_plan(trace, lowering.options.get(MEMORY_BUDGET), lowering.fuses),
+         needs=JOINT, gives=PLAN, when=_plans,
+         meaning="choose by a minimum cut what backwards recompute or gather again, and what is saved for them"),
+    Pass("Keep", lambda trace, lowering: keep_in_memory(trace, lowering.fuses, lowering.keeps),
+         needs=(JOINT, PLAN), when=_keeps,
+         meaning="keep what backwards would write again, as far as the peak of memory allows it"),
+    Pass("Recompute in Backward", _recompute, needs=JOINT, ends=PLAN, when=lambda trace, _: recomputes(trace),
+         meaning="copy what checkpoints contain, and what was chosen, into backwards"),
+    Pass("Early Gradients", lambda trace, lowering: early_gradients(trace, lowering.fusers), needs=(OPERATIONS, JOINT),
+         when=lambda trace, lowering: lowering.differentiates and bool(lowering.fusers),
+         meaning="compute gradients of a loss in the kernels that make it"),
+    Pass("Dead Code Elimination after Recompute", _cleaned, needs=JOINT,
+         when=lambda trace, lowering: recomputes(trace) or _has_backward_for_fusers(trace, lowering),
+         meaning="drop what backwards recompute and the forward does not use"),
+    Pass("Unstack Saved", lambda trace, _: unstack_saved(trace), needs=(OPERATIONS, JOINT),
+         when=lambda trace, _: trace.info.backwards > 0 and any(b.sym is LTORCH["stack"] for b in trace.bound_symbols),
+         meaning="let backwards read parts of a saved stack out of it"),
+    Pass("Partition", lambda trace, _: partition(trace), needs=JOINT, gives=CUT, ends=JOINT,
+         when=lambda trace, lowering: lowering.differentiates,
+         meaning="cut the joint trace into a forward and a backward; the passes below see one after the other"),
+
+    # the programs that run: of a forward, of a backward, or of a computation without derivatives
+    Pass("Saved Collections", lambda trace, _: saved_collections(trace), needs=CUT,
+         when=lambda trace, _: gathers_saved(trace),
+         meaning="let the backward unpack what a transform has made the forward gather"),
+    Pass("Without Cotangents",
+         lambda trace, _: without_cotangents(trace, trace.info.cut.cotangents, trace.info.missing), needs=CUT,
+         when=lambda trace, _: bool(trace.info.missing),
+         meaning="drop what outputs lead to that nobody differentiates"),
+    Pass("Communication Buckets", lambda trace, _: bucket(trace), needs=(OPERATIONS, CUT), when=_communicates,
+         meaning="communicate parameters and gradients of one bucket together"),
+    Pass("Join Parts", lambda trace, _: joined_parts(trace), needs=(OPERATIONS, CUT),
+         when=lambda trace, _: has_parts(trace),
+         meaning="join the gradients of slices that do not overlap, in the place of adding them up"),
+    Pass("Transform for execution", lambda trace, lowering: dispatch(trace, lowering.executors),
+         needs=(OPERATIONS, CUT), gives=FUSIBLE, ends=OPERATIONS,
+         meaning="give each operation to the first executor that takes it"),
+    Pass("Decompose Lists", lambda trace, lowering: decompose_lists(trace, lowering.fusers), needs=FUSIBLE,
+         when=lambda trace, _: bool(trace.info.fusible),
+         meaning="decompose fusible operations on lists of tensors: a region for each tensor"),
+    Pass("Fusion", lambda trace, lowering: fuse(trace, lowering.fusers), needs=FUSIBLE,
+         when=lambda trace, _: bool(trace.info.fusible),
+         meaning="run regions of fusible operations as one"),
+    Pass("Transform for operator executor execution",
+         lambda trace, lowering: dispatch_left(trace, lowering.executors), needs=FUSIBLE,
+         gives=(RUNS, UNDELETED), ends=FUSIBLE, when=lambda trace, _: bool(trace.info.fusible),
+         meaning="give what no region has to the executors that do not fuse"),
+    Pass("Reinplace", lambda trace, _: reinplace(trace), needs=(RUNS, UNDELETED),
+         when=lambda trace, lowering: bool(trace.info.written) and not lowering.plain,
+         meaning="run operations in place again that the program wrote in place"),
+    Pass("Overlap Communication",
+         lambda trace, lowering: overlap(trace, lowering.options.get(COMMUNICATION_BYTES_IN_FLIGHT)),
+         needs=(RUNS, UNDELETED), when=_communicates,
+         meaning="start collectives early and wait late"),
+    Pass("Delete Last Used", lambda trace, _: del_last_used(trace), needs=(RUNS, UNDELETED), ends=UNDELETED,
+         meaning="free values after their last use"),
+    Pass("Transforms", _transform, needs=RUNS, when=lambda _, lowering: not lowering.plain,
+         meaning="transforms= of thunder.jit, each under its own header"),
+    Pass("Side Stream", lambda trace, _: side_stream(trace), needs=RUNS,
+         when=lambda trace, lowering: has_side_stream(trace) and not lowering.plain,
+         meaning="compute gradients of weights beside the rest of a backward"),
+    Pass("Reuse Memory", lambda trace, lowering: reuse_memory(trace, _owns(lowering)), needs=RUNS,
+         when=lambda trace, lowering: has_memory_to_reuse(trace, _owns(lowering)),
+         meaning="write results over inputs that die"),
+))  # fmt: skip
+
+
+def passes() -> PassList:
+    """The passes that `thunder.jit` runs, in order. Printed as a table."""
+    return PASSES
+
+
+# ---------------------------------------------------------------------------------------------- running the list
 
 
 def asked_for(program: Trace, options: JitOptions) -> JitOptions:
     """The options without executors that take nothing of a program because of the devices that its tensors are on."""
     if all(type(e).runs_on is Executor.runs_on for e in options.executors):
         return options
-    values = itertools.chain(program.args, (o for line in program.bound_symbols for o in line.outputs))
+    values = itertools.chain(program.args, (o for b in program.bound_symbols for o in b.outputs))
     kinds = {x.device.type for x in values if isinstance(x, TensorProxy)}
     return dataclasses.replace(options, executors=tuple(e for e in options.executors if e.runs_on(kinds)))
 
 
+def _run(trace: Trace, steps: Sequence[Pass], lowering: Lowering) -> list[Trace]:
+    """The trace, and those that the passes make, each of the one before."""
+    traces = [trace]
+    for step in steps:
+        made = step.traces(traces[-1], lowering)
+        if lowering.options.debug.check_traces:
+            for one in made:
+                check(one)
+        traces += made
+    return traces
+
+
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of a computation in the order they were made, the one that runs last."""
-    traces = _before_derivatives(acquired, options, executors)
-    if not backwards_inside(traces[-1].bound_symbols):
-        return _lowered(traces, acquired, options, executors)
-    recomputed = functools.partial(_recomputed, options=options, executors=executors)
-    inside = ("Recompute in Backward", lambda trace: recompute_inside(trace, recomputed))
-    return _lowered(traces, acquired, options, executors, [inside])
-
-
-def _recomputed(joint: Trace, options: JitOptions, executors: Sequence) -> frozenset:
-    """The values that a backward recomputes, for the memory budget and under ZeRO-3."""
-    fusers = [e for e in executors if isinstance(e, FusionExecutor)]
-    budget = options.get(MEMORY_BUDGET)
-    chosen = (
-        plan(joint, budget, lambda line: any(e.takes(line) for e in fusers)).recomputed if budget < 1.0 else frozenset()
-    )
-    return chosen.union(gathered_again(joint)) if joint.info.communicates else chosen
-
-
-def _lowered(
-    traces: list[Trace], program: Trace, options: JitOptions, executors: Sequence, first: Sequence[tuple] = ()
-) -> list[Trace]:
-    """The traces, and those that `first` and the passes that make a program run make of the last one."""
-    traces = _run(traces, [*first, *_execution(program, options, executors)], options)
-    for executor in executors:
-        executor.expect(traces[-1])
-    return traces
-
-
-def _before_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
-    """A computation without what nobody needs, with random operations of a seed where they may be fused, and where
-    executors join operations of it, as they make it."""
-    fusers = [e for e in executors if isinstance(e, FusionExecutor)]
-    seeded = (
-        [("Seed Random Operations", lambda trace: seed_random(trace, fusers))]
-        if fusers and options.rng is RNG_OPTIONS.FUSED
-        else []
-    )
-    traces = _run([acquired], [("Dead Code Elimination", dce), *seeded], options)
-    joined = functools.reduce(_combined, executors, traces[-1])
-    if joined is not traces[-1]:
-        traces = _run(traces, [("Combine Operations", lambda _: joined)], options)
-    return (
-        _run(traces, [("Flat Products", flat_products)], options)
-        if fusers and any(line.sym is LTORCH["linear"] for line in traces[-1].bound_symbols)
-        else traces
-    )
-
-
-def _combined(trace: Trace, executor: Executor) -> Trace:
-    found = executor.combined(trace)
-    return trace if found is trace else dce(found)
-
-
-def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list[tuple]:
-    """The passes that make a program which runs, and what users' transforms do to it then."""
-    communicates = program.info.communicates
-    return [
-        *([("Communication Buckets", bucket)] if communicates else ()),
-        ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
-        *(
-            [("Overlap Communication", lambda trace: overlap(trace, options.get(COMMUNICATION_BYTES_IN_FLIGHT)))]
-            if communicates
-            else ()
-        ),
-        ("Delete Last Used", del_last_used),
-        *(
-            (
-                f"Transform {type(t).__name__}",
-                lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=executors),
-            )
-            for t in options.transforms
-            if asked(t, "transform_trace_post_optimization")
-        ),
-        *([("Side Stream", side_stream)] if has_side_stream(program) else ()),
-        *(
-            [("Reuse Memory", reuse_memory)]
-            if any(isinstance(e, FusionExecutor) and e.owns_results for e in executors)
-            else ()
-        ),
-    ]
-
-
-def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Trace]:
-    for title, run in passes:
-        traces.append(timed_pass(title, traces[-1], run))
-        if options.debug.check_traces:
-            check(traces[-1])
-    return traces
+    lowering = Lowering(options, tuple(executors))
+    return _expected(_run(acquired, options.passes, lowering), lowering)
 
 
 def lower_with_derivatives(
@@ -156,33 +253,24 @@ def lower_with_derivatives(
 ) -> tuple[list[Trace], list[Trace], ForwardBackward]:
     """All traces of a computation whose result requires grad: those of its forward, those of its backward, and how the
     two belong together."""
-    traces = _before_derivatives(acquired, options, executors)
-    cut: list[ForwardBackward] = []
+    steps, lowering = options.passes, Lowering(options, tuple(executors), differentiates=True)
+    place = steps.giving(CUT) + 1
+    joint = _run(acquired, steps[:place], lowering)
+    forward = joint[:-1] + _expected(_run(joint[-1], steps[place:], lowering), lowering)
+    cut = joint[-1].info.cut
+    assert cut is not None, "the pass that gives the cut makes one"
+    info = cut.backward.info.replace(cut=cut, saved_as=forward[-1].output[1])
+    start = cut.backward.replace(provenance=joint[-1].provenance, info=info)
+    backward = _expected(_run(start, steps[place:], lowering), lowering)
+    cut = next((t.info.cut for t in reversed(backward) if t.info.cut is not None), cut)
+    return forward, backward, cut
 
-    def differentiated(trace: Trace) -> Trace:
-        joint = joint_trace(
-            exact_derivatives(trace) if options.numerics is NUMERICS_OPTIONS.EAGER else trace, executors
-        )
-        budget = options.get(MEMORY_BUDGET)
-        fusers = [e for e in executors if isinstance(e, FusionExecutor)]
-        joint = decompose_reductions(joint, fusers)
 
-        def fuses(line: BoundSymbol) -> bool:
-            return any(e.takes(line) for e in fusers)
-
-        chosen = plan(joint, budget, fuses).recomputed if budget < 1.0 or fusers else frozenset()
-        if budget >= 1.0:
-            chosen = keep(joint, chosen, fuses, lambda line: any(e.takes(line) and e.keeps(line) for e in fusers))
-        if joint.info.communicates:
-            chosen = gathered_again(joint).union(chosen)
-        cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))
-        return cut[0].forward
-
-    place = len(traces)  # of the trace that the derivative makes
-    forward = _lowered(traces, acquired, options, executors, [("Grad transform pass", differentiated)])
-    saved = as_saved_by(forward[-1], cut[0])
-    saved.backward = saved.backward.replace(provenance=forward[place].provenance)
-    return forward, _lowered([saved.backward], saved.backward, options, executors), saved
+def _expected(traces: list[Trace], lowering: Lowering) -> list[Trace]:
+    """The traces, of whose last one the executors are told."""
+    for executor in lowering.executors:
+        executor.expect(traces[-1])
+    return traces
 
 
 def lower_backward_without(
@@ -190,104 +278,19 @@ def lower_backward_without(
 ) -> list[Trace]:
     """All traces of the backward for the case that no cotangents come for some outputs: `missing` are their places
     among those that require grad."""
-    gone = {cut.cotangents[i] for i in missing}
-    without = ("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone))
-    return _lowered([_copied(cut.backward)], cut.backward, options, executors, [without])
-
-
-def _copied(trace: Trace) -> Trace:
-    """The same for a program that is made later, for the numbers of another call."""
-    return trace.replace(bound_symbols=[line.copied() for line in trace.bound_symbols])
+    lowering = Lowering(options, tuple(executors))
+    return _expected(_run_again(cut, missing, lowering), lowering)
 
 
 def lower_backward_for_batches(cut: ForwardBackward, missing: Sequence[int], options: JitOptions) -> list[Trace]:
     """All traces of the backward for cotangents that vmap has made batches of (`is_grads_batched=True`): PyTorch's own
     operations know them, kernels do not."""
-    gone = {cut.cotangents[i] for i in missing}
-    passes = [
-        ("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone)),
-        ("Transform for execution", lambda trace: dispatch(trace, get_always_executors())),
-        ("Delete Last Used", del_last_used),
-    ]
-    return _run([_copied(cut.backward)], passes, options)
+    return _run_again(cut, missing, Lowering(options, tuple(get_always_executors()), plain=True))
 
 
-def read_by_products(cut: ForwardBackward, executors: Sequence) -> list[int]:
-    """Places of the cotangents that several matrix products read, each of which would copy one that is broadcast, as
-    the gradient of a sum is."""
-    if not any(isinstance(e, FusionExecutor) for e in executors):  # what nobody fuses runs as in eager, bit for bit
-        return []
-    lines = cut.backward.bound_symbols
-    bases = alias_bases(lines, maybe=True)
-    reads = collections.Counter(
-        root for line in lines if OpTags.MATMUL_OP in line.sym.tags for root in {bases[i] for i in line.inputs}
-    )
-    return [i for i, c in enumerate(cut.cotangents) if reads[c] > 1]
-
-
-def gradient_program(
-    acquired: Trace, cut: ForwardBackward, missing: Sequence[int], executors: Sequence
-) -> tuple[Trace, list[int]]:
-    """The gradients of a computation as a computation of their own, for a backward that is differentiated, and which of
-    the computation's arguments it takes.
-
-    Its arguments are those, then the cotangents that are not missing. What the computation writes to its arguments is
-    not written again. Where an argument was written to after the gradients read it, the program raises PyTorch's error.
-    """
-    lines = [line.copied() for line in acquired.bound_symbols if not writes_back(line)]
-    outputs = [o for o in cut.outputs if o.requires_grad]
-    cotangents = [None if i in missing else like(o) for i, o in enumerate(outputs)]
-    for c in cotangents:
-        if c is not None:
-            c.name, c.requires_grad = acquired.names.make("cotangent"), True
-    gradients = gradients_of(dce(acquired.replace(bound_symbols=lines)), cotangents, outputs, executors)
-    overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols, acquired.info.copies)
-    if overwritten is not None:
-        raise_error = modified_in_place.bind(overwritten.name, output=None)
-        gradients = gradients.replace(bound_symbols=[raise_error], output=tuple(None for _ in gradients.output))
-    read = {p for line in gradients.bound_symbols for p in line.inputs} | set(gradients.output_proxies)
-    needed = [i for i, a in enumerate(acquired.args) if not isinstance(a, TensorProxy) or a in read]
-    return gradients.replace(args=[*(acquired.args[i] for i in needed), *gradients.args[len(acquired.args) :]]), needed
-
-
-def random_devices(acquired: Trace, options: JitOptions) -> list | None:
-    """The devices whose default generators a computation may draw from; None where it may draw from others: the user's,
-    or those of fusion executors."""
-    drawing = [
-        line for line in acquired.bound_symbols if not line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE))
-    ]
-    if (
-        drawing
-        and options.rng is RNG_OPTIONS.FUSED
-        or any(line.kwargs.get("generator") is not None for line in drawing)
-    ):
-        return None
-    return list(
-        dict.fromkeys(to_torch_device(o.device) for line in drawing for o in line.outputs if isinstance(o, TensorProxy))
-    )
-
-
-class InputsBehind(NamedTuple):
-    """What the gradients can be computed from again: places of arguments. saved: pairs of such a place and its place
-    among the saved tensors."""
-
-    kept: list[int]
-    saved: list[tuple[int, int]]
-    numbers: list[int]
-
-
-def inputs_behind(cut: ForwardBackward, args: Sequence) -> InputsBehind:
-    """The arguments that saved values were computed from, and all that are no tensors."""
-    collections = [o.collection for o in cut.saved_others if isinstance(o, CollectionProxy)]
-    others = [o for o in cut.saved_others if isinstance(o, Proxy)]
-    needed = {*cut.saved_tensors, *others, *itertools.chain(*collections)}
-    for line in reversed(cut.forward.bound_symbols):
-        if not needed.isdisjoint(line.outputs) or not line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE)):
-            needed.update(line.inputs)
-    saved = {p: i for i, p in enumerate(cut.saved_tensors)}
-    tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, TensorProxy) and a in needed]
-    return InputsBehind(
-        [i for i, a in tensors if a not in saved],
-        [(i, saved[a]) for i, a in tensors if a in saved],
-        [i for i, a in enumerate(args) if not isinstance(a, TensorProxy)],
-    )
+def _run_again(cut: ForwardBackward, missing: Sequence[int], lowering: Lowering) -> list[Trace]:
+    """The passes behind the cut, for a backward that is not given some cotangents: for the numbers of another call."""
+    backward, steps = cut.backward, lowering.options.passes
+    info = backward.info.replace(cut=cut, missing=frozenset(cut.cotangents[i] for i in missing))
+    copied = backward.replace(bound_symbols=[b.copied() for b in backward.bound_symbols], info=info)
+    return _run(copied, steps[steps.giving(CUT) + 1 :], lowering)

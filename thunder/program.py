@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,19 +27,16 @@ from thunder.ops.torch_types import to_torch_device
 from thunder.options import JitOptions
 from thunder.pipeline import (
     asked_for,
-    gradient_program,
-    inputs_behind,
     lower,
     lower_backward_for_batches,
     lower_backward_without,
     lower_with_derivatives,
-    random_devices,
-    read_by_products,
-)  # fmt: skip
+)
 from thunder.transforms.check_results import check_results
-from thunder.transforms.partition import views_of_outputs
+from thunder.transforms.double_backward import gradient_program, inputs_behind, random_devices
+from thunder.transforms.partition import read_by_products, views_of_outputs
 
-__all__ = ["CacheEntry", "lower_captured"]
+__all__ = ["CacheEntry", "Lowered", "lower_captured", "lowered"]
 
 
 class CacheEntry:
@@ -47,12 +44,14 @@ class CacheEntry:
 
     `prologue`, `forward`, `backward` and `epilogue` are the traces that run; the last two are None where there is
     nothing to do. Each of `prologue_traces`, `computation_traces`, `backward_traces` and `epilogue_traces` has the
-    traces of all passes, as captured first. A printed entry is the text of all four.
+    traces of all passes, as captured first. A printed entry is the text of all four. tiers: under tiers="background",
+    which tier runs, and why (see `thunder.tiers.Tiers`); None where there is one.
     """
 
     __slots__ = (
         "captured", "path", "modes", "used", "calls", "prologue_fn", "prologue_traces", "computation_fn",
-        "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces",
+        "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces", "tiers",
+        "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -62,10 +61,15 @@ class CacheEntry:
         self.captured, self.modes, self.path = captured, modes, captured.path
         self.used = self.calls = 0  # the number of the last call that ran it; how many did
         self.prologue_fn, self.prologue_traces = captured.prologue_fn, captured.prologue_traces
-        self.computation_fn, self.computation_traces = computation_fn, computation_traces
         self.epilogue_fn, self.epilogue_traces = captured.epilogue_fn, captured.epilogue_traces
-        self.backward_traces = backward_traces
-        self.backward_fn = backward_traces[-1].python_callable() if backward_traces else None
+        self.tiers: Any = None
+        self.take(Lowered(computation_traces, backward_traces, computation_fn))
+
+    def take(self, found: Lowered) -> None:
+        """Calls run this computation from now on."""
+        self.computation_traces, self.backward_traces = found.computation_traces, found.backward_traces
+        self.backward_fn = found.backward_traces[-1].python_callable() if found.backward_traces else None
+        self.computation_fn = found.run
 
     prologue = property(lambda self: self.prologue_traces[-1])
     forward = property(lambda self: self.computation_traces[-1])
@@ -86,20 +90,42 @@ class CacheEntry:
     def __repr__(self) -> str:
         parts = {n: getattr(self, n) for n in ("prologue", "forward", "backward", "epilogue")}
         sizes = ", ".join(f"{name}: {len(trace.bound_symbols)}" for name, trace in parts.items() if trace is not None)
-        return f"<a compiled program with bound symbols in {sizes}>"
+        tier = "" if self.tiers is None else f"; {self.tiers}"
+        return f"<a compiled program with bound symbols in {sizes}{tier}>"
 
 
-def lower_captured(captured: Captured, given: JitOptions, modes: tuple, model: Any = None) -> CacheEntry:
+class Lowered(NamedTuple):
+    """The traces of a computation and of its backward, and what a call runs."""
+
+    computation_traces: list[Trace]
+    backward_traces: list[Trace]
+    run: Callable
+
+
+def lower_captured(
+    captured: Captured, given: JitOptions, modes: tuple, model: Any = None, watch: Callable = lambda trace, run: run
+) -> CacheEntry:
     """Run the passes on a captured program, and make a cache entry for calls in `modes` of what they leave.
 
-    model: the compiled module that is called, which transforms are shown.
+    model: the compiled module that is called, which transforms are shown. watch: see `lowered`.
     """
+    found = lowered(captured, given, modes, watch)
+    if compat.distributed_is_used():
+        check_agreement([found.computation_traces[-1], *found.backward_traces[-1:]])
+    captured.settle(given, model)
+    return CacheEntry(captured, found.computation_traces, found.run, modes, found.backward_traces)
+
+
+def lowered(
+    captured: Captured, given: JitOptions, modes: tuple, watch: Callable[[Trace, Callable], Callable]
+) -> Lowered:
+    """What the passes make of a captured program. watch: for each trace and its function, what runs in its place."""
     options = asked_for(captured.computation, given)
 
     def program(trace: Trace) -> Callable:
         if options.debug.check_traces:
             trace._callable = check_results(trace, captured.where).python_callable()
-        return trace.python_callable()
+        return watch(trace, trace.python_callable())
 
     backward: list[Trace] = []
     if captured.output_requires_grad and not options.disable_torch_autograd:
@@ -115,10 +141,7 @@ def lower_captured(captured: Captured, given: JitOptions, modes: tuple, model: A
         run = with_log(run, bool(captured.path))
     if captured.path:
         run = _with_numbers_put_back(run, captured.computation)
-    if compat.distributed_is_used():
-        check_agreement([traces[-1], *backward[-1:]])
-    captured.settle(given, model)
-    return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
+    return Lowered([*captured.computation_traces[:-1], *traces], backward, run)
 
 
 def _with_numbers_put_back(function: Callable, computation: Trace) -> Callable:
@@ -196,18 +219,18 @@ def _with_own_results(forward: Callable, computation: Trace, outputs: list, show
     PyTorch refuses writes to views that an autograd function returns. shown_by_saved: places of saved tensors that may
     be views of results. Such a view holds the result, that its node, and this what was saved: none would be freed.
     """
-    lines, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
-    producer, bases = producers(lines), alias_bases(lines, maybe=True)
+    operations, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
+    producer, bases = producers(operations), alias_bases(operations, maybe=True)
     written = computation.info.written  # in memory that was there
     shared = Counter(bases[o] for o in outputs)
 
     def may_be_own_view(o: Proxy) -> bool:
-        root = bases[o]
-        if not isinstance(o, TensorProxy) or not o.requires_grad or root in arguments or shared[root] > 1:
+        base = bases[o]
+        if not isinstance(o, TensorProxy) or not o.requires_grad or base in arguments or shared[base] > 1:
             return False
-        if OpTags.OPAQUE in producer[root].sym.tags:
+        if OpTags.OPAQUE in producer[base].sym.tags:
             return False
-        return o is not root or not producer[o].sym.elementwise or o.name in written
+        return o is not base or not producer[o].sym.elementwise or o.name in written
 
     places = [i for i, o in enumerate(outputs) if may_be_own_view(o)]
     if not places and not shown_by_saved:

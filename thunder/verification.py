@@ -1,15 +1,15 @@
 """`thunder.verify`: eager PyTorch beside a compiled program, line by line, against float64.
 
-    report = thunder.verify(thunder.jit(model, executors=[...]), x) print(report)          # every line: user's line,
-    deviation of eager and of the compiled program from float64, verdict
-    print(report.first)    # the first line whose deviation rounding does not explain, or None
+    report = thunder.verify(thunder.jit(model, executors=[...]), x) print(report)          # every operation: user's
+    line, deviation of eager and of the compiled program from float64, verdict print(report.first)    # the first
+    operation whose deviation rounding does not explain, or None
 
-Each line of the programs that run is given eager's inputs, so that what an earlier line did is not held against it: the
-first line that differs is the culprit. Three results are compared: the line as its executor computes it (ours), the
-operations it stands for as PyTorch computes them (eager's), and the same operations in float64 (the reference). A
-region of a fusion executor is one line. After that, every operation is differentiated by itself, in the three ways.
-Last come the results and gradients of the whole program, where what passes over several lines does (recomputation,
-writes in place, transforms) would show.
+Each operation of the programs that run is given eager's inputs, so that what an earlier operation did is not held
+against it: the first operation that differs is the culprit. Three results are compared: the operation as its executor
+computes it (ours), the operations it stands for as PyTorch computes them (eager's), and the same operations in float64
+(the reference). A region of a fusion executor is one operation. After that, every operation is differentiated by
+itself, in the three ways. Last come the results and gradients of the whole program, where what passes over several
+operations does (recomputation, writes in place, transforms) would show.
 
 **What rounding explains.** With u the spacing of numbers at 1 in the result's dtype, R the reference, E eager's result,
 and R' the reference for inputs of which each was changed by a random part of one rounding, at most u / 2 of it:
@@ -51,7 +51,7 @@ _PYTORCH = (torch_ex, python_ex)
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """One line of a program, compared.
+    """One operation of a program, compared.
 
     step: which call. part: "forward", "backward", "derivative" (of one operation by itself), or "program" (results and
     gradients of all of it). value: the name of what was compared. operation, executor: what computed it, and who.
@@ -128,7 +128,7 @@ class Report:
         widths = [max(len(r[i]) for r in rows) for i in range(len(head))]
         table = ["  ".join(cell.ljust(w) for cell, w in zip(r, widths)).rstrip() for r in rows]
         first = self.first
-        return "\n".join([*table, "", str(first) if first is not None else "All lines agree with eager PyTorch."])
+        return "\n".join([*table, "", str(first) if first is not None else "All operations agree with eager PyTorch."])
 
 
 def _row(c: Comparison) -> tuple[str, ...]:
@@ -241,7 +241,7 @@ def _judge(ours, eager: torch.Tensor, reference, changed, loose: float = 1.0) ->
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# running lines
+# running operations
 
 
 def _wide(x):
@@ -267,28 +267,30 @@ def _changed(x, generator: torch.Generator):
 
 
 def _program(
-    inputs: Sequence[Proxy], lines: Sequence[BoundSymbol], output, names, change: Callable = _concrete
+    inputs: Sequence[Proxy], operations: Sequence[BoundSymbol], output, names, change: Callable = _concrete
 ) -> Callable:
-    """The lines as PyTorch executes them. change: of their arguments, `_wide` for double precision."""
+    """The operations as PyTorch executes them. change: of their arguments, `_wide` for double precision."""
     changed = []
-    for line in map(_as_eager, lines):
-        if line.sym.executor is None:
-            line = line.replace(args=map_structure(change, line.args), kwargs=map_structure(change, line.kwargs))
-        changed.append(line)
+    for operation in map(_as_eager, operations):
+        if operation.sym.executor is None:
+            operation = operation.replace(
+                args=map_structure(change, operation.args), kwargs=map_structure(change, operation.kwargs)
+            )
+        changed.append(operation)
     trace = dispatch(Trace("reference", inputs, changed, output, names), _PYTORCH)
     return no_autocast(trace.python_callable())
 
 
-def _as_eager(line: BoundSymbol) -> BoundSymbol:
+def _as_eager(operation: BoundSymbol) -> BoundSymbol:
     """An executor's own operation as eager runs it: the user's function that it replaces, or its own."""
-    symbol, executor = line.sym, line.sym.executor
+    symbol, executor = operation.sym, operation.sym.executor
     if executor is None or executor in _PYTORCH or symbol.is_fusion or symbol.decomposition is not None:
-        return line
+        return operation
     function = next((f for f, replaced in executor.replacements.items() if replaced is symbol), symbol.fn)
     eager = Symbol(
         symbol.name, symbol.meta, id=("eager", symbol.id), is_prim=True, tags=tuple(symbol.tags), fn=function
     )
-    return line.replace(sym=eager)
+    return operation.replace(sym=eager)
 
 
 class _numbers_kept:
@@ -306,35 +308,37 @@ def _generators() -> list[torch.Generator]:
     return [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
 
 
-class _Line:
-    """A line of a program that runs, watched: it hands on eager's results, and its own are compared with them."""
+class _Watched:
+    """An operation of a program that runs, watched: it hands on eager's results, and its own are compared with them."""
 
-    def __init__(self, step: _Step, part: str, line: BoundSymbol, number: int, text: str):
-        self.step, self.part, self.line, self.number, self.text = step, part, line, number, text
-        executor = line.sym.executor
+    def __init__(self, step: _Step, part: str, operation: BoundSymbol, number: int, text: str):
+        self.step, self.part, self.operation, self.number, self.text = step, part, operation, number, text
+        executor = operation.sym.executor
         self.by_pytorch = executor is None or executor in _PYTORCH
-        self.reference: list[BoundSymbol] = list(line.subsymbols) if line.subsymbols and executor is not None else []
+        self.reference: list[BoundSymbol] = (
+            list(operation.subsymbols) if operation.subsymbols and executor is not None else []
+        )
         # an operation of an executor's own, in the place of one of the program's
         if not self.reference and not self.by_pytorch:
-            self.reference = step.makers(line.outputs)
+            self.reference = step.producers(operation.outputs)
 
     def __call__(self, *args, **kwargs):
-        line, step = self.line, self.step
-        step.values.update(_named((line.args, line.kwargs), (args, kwargs)))
+        operation, step = self.operation, self.step
+        step.values.update(_named((operation.args, operation.kwargs), (args, kwargs)))
         inputs = [
             i
             for i in dict.fromkeys(p for b in self.reference for p in b.inputs)
             if not any(i is o for b in self.reference for o in b.outputs)
         ]
         known = bool(self.reference) and all(i.name in step.values for i in inputs)
-        in_place = OpTags.IN_PLACE in line.sym.tags
+        in_place = OpTags.IN_PLACE in operation.sym.tags
         given = [_copied(step.values[i.name]) if in_place else step.values[i.name] for i in inputs] if known else []
         before = [g.get_state() for g in _generators()]
-        result = line.sym.fn(*args, **kwargs)
+        result = operation.sym.fn(*args, **kwargs)
         if not known:
-            if not self.by_pytorch and line.outputs:
+            if not self.by_pytorch and operation.outputs:
                 self.report(
-                    line.outputs[0],
+                    operation.outputs[0],
                     _Verdict(
                         0.0,
                         0.0,
@@ -351,7 +355,7 @@ class _Line:
 
     def compare(self, result, inputs: list, given: list, before: list, drew: bool):
         """Compares the outputs that have a reference. The results, with eager's in their places."""
-        outputs = {p.name: x for p, x in _named_pairs(self.line.output, result)}
+        outputs = {p.name: x for p, x in _named_pairs(self.operation.output, result)}
         made = {o.name: o for b in self.reference for o in b.outputs}
         wanted = tuple(made[n] for n in outputs if n in made and isinstance(made[n], TensorProxy))
         names = self.step.names
@@ -373,20 +377,20 @@ class _Line:
             r, p = (reference and reference[i]), (changed and changed[i])
             self.report(w, _judge(outputs[w.name], eager[i], r, p))
             table[w.name] = eager[i]
-        return _with_names(self.line.output, result, table)
+        return _with_names(self.operation.output, result, table)
 
     def handed_on(self, result, returned):
-        self.step.values.update(_named(self.line.output, returned))
+        self.step.values.update(_named(self.operation.output, returned))
         return returned
 
     def report(self, value: Proxy, verdict: _Verdict) -> None:
-        executor = self.line.sym.executor
-        maker = self.reference[0] if self.reference else self.line
-        inner = "" if not self.line.sym.is_fusion else f" ({', '.join(b.sym.name for b in self.reference)})"
-        operation = maker.sym.name if self.by_pytorch else f"{self.line.sym.name}{inner}"
+        executor = self.operation.sym.executor
+        producer = self.reference[0] if self.reference else self.operation
+        inner = "" if not self.operation.sym.is_fusion else f" ({', '.join(b.sym.name for b in self.reference)})"
+        operation = producer.sym.name if self.by_pytorch else f"{self.operation.sym.name}{inner}"
         where = next(
             (b.location for b in self.reference if any(o.name == value.name for o in b.outputs) and b.location),
-            self.line.location or maker.location,
+            self.operation.location or producer.location,
         )
         self.step.add(
             self.part,
@@ -443,12 +447,12 @@ class _Step:
         self.acquired: Trace = entry.captured.computation
         self.names = self.acquired.names
         self.values: dict[str, Any] = {}
-        self.maker = {o.name: b for b in self.acquired.bound_symbols for o in b.outputs}
+        self.producer = {o.name: b for b in self.acquired.bound_symbols for o in b.outputs}
         self.generator = torch.Generator().manual_seed(step)
 
-    def makers(self, outputs: Sequence[Proxy]) -> list[BoundSymbol]:
-        """The program's own lines that make some values."""
-        return list(dict.fromkeys(self.maker[o.name] for o in outputs if o.name in self.maker))
+    def producers(self, outputs: Sequence[Proxy]) -> list[BoundSymbol]:
+        """The program's own operations that make some values."""
+        return list(dict.fromkeys(self.producer[o.name] for o in outputs if o.name in self.producer))
 
     def add(
         self,
@@ -464,10 +468,10 @@ class _Step:
         place = self.entry.captured.where(location) if location else None
         self.found.append(Comparison(self.step, part, value, operation, executor, text, number, place, *verdict))
 
-    def exact(self, inputs, lines, wanted, given) -> tuple:
-        """R and R' of the rule, or None where the lines cannot be run in double precision."""
+    def exact(self, inputs, operations, wanted, given) -> tuple:
+        """R and R' of the rule, or None where the operations cannot be run in double precision."""
         try:
-            run = _program(inputs, lines, wanted, self.names, _wide)
+            run = _program(inputs, operations, wanted, self.names, _wide)
             return run(*map(_wide, given)), run(*(_changed(x, self.generator) for x in given))
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
             return None, None
@@ -490,16 +494,16 @@ class _Step:
         self.whole(own)
 
     def watched(self, part: str, trace: Trace) -> Callable:
-        """A program whose lines are compared while it runs."""
+        """A program whose operations are compared while it runs."""
         text = trace.python(print_depth=1).split("\n")
         printed = [(b, len(_printed(b))) for b in trace.bound_symbols]
         at = len(text) - 1 - sum(n for _, n in printed)
-        lines = []
+        operations = []
         for b, height in printed:
             plain = b.sym.fn is None or b.sym.python_printer is not None or b.output is None
-            lines.append(b if plain else _watched(b, _Line(self, part, b, at + 1, text[at].strip())))
+            operations.append(b if plain else _watched(b, _Watched(self, part, b, at + 1, text[at].strip())))
             at += height
-        return no_autocast(trace.replace(bound_symbols=lines).python_callable())
+        return no_autocast(trace.replace(bound_symbols=operations).python_callable())
 
     def cotangent(self, x: torch.Tensor) -> torch.Tensor:
         return torch.randn(x.shape, generator=self.generator, dtype=torch.float64).to(x.device, x.dtype)
@@ -513,20 +517,22 @@ class _Step:
         ]
         with torch.no_grad():
             no_autocast(self.executed().replace(bound_symbols=record).python_callable())(*map(_copied, own))
-        for line in self.acquired.bound_symbols:
+        for operation in self.acquired.bound_symbols:
             wanted = [
-                p for p in dict.fromkeys(line.inputs) if _differentiable(p) and any(map(_differentiable, line.outputs))
+                p
+                for p in dict.fromkeys(operation.inputs)
+                if _differentiable(p) and any(map(_differentiable, operation.outputs))
             ]
-            if wanted and not line.sym.own_derivative and all(p.name in values for p in line.inputs):
-                self.derivative(line, wanted, values)
+            if wanted and not operation.sym.own_derivative and all(p.name in values for p in operation.inputs):
+                self.derivative(operation, wanted, values)
 
     def executed(self) -> Trace:
-        lines = list(map(_as_eager, self.acquired.bound_symbols))
-        return dispatch(self.acquired.replace(bound_symbols=lines), _PYTORCH)
+        operations = list(map(_as_eager, self.acquired.bound_symbols))
+        return dispatch(self.acquired.replace(bound_symbols=operations), _PYTORCH)
 
-    def derivative(self, line: BoundSymbol, wanted: list, values: dict) -> None:
-        inputs = list(dict.fromkeys(line.inputs))
-        alone = Trace("computation", inputs, [line], line.output, self.names)
+    def derivative(self, operation: BoundSymbol, wanted: list, values: dict) -> None:
+        inputs = list(dict.fromkeys(operation.inputs))
+        alone = Trace("computation", inputs, [operation], operation.output, self.names)
         forward, backward, cut = lower_with_derivatives(alone, self.options, self.options.executors)
         starts = [o for o in cut.outputs if o.requires_grad]
         given = [values[p.name] for p in inputs]
@@ -540,7 +546,7 @@ class _Step:
                 for p, x in zip(inputs, given, strict=True)
             }
             with torch.enable_grad():
-                outputs = _program(inputs, [line], tuple(starts), self.names, change)(*leaves.values())
+                outputs = _program(inputs, [operation], tuple(starts), self.names, change)(*leaves.values())
             pairs = [(o, c.to(o.dtype)) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
             return torch.autograd.grad(
                 [o for o, _ in pairs],
@@ -554,10 +560,10 @@ class _Step:
         others = [e for e in self.options.executors if e not in _PYTORCH]
         ran = {b.sym.executor for t in (forward[-1], backward[-1]) for b in t.bound_symbols}
         executor = next(
-            (e.name for e in others if e.get_grad_transform(line) is not None),
+            (e.name for e in others if e.get_grad_transform(operation) is not None),
             next((e.name for e in others if e in ran), "torch"),
         )
-        text = "\n".join(_printed(line))
+        text = "\n".join(_printed(operation))
         cotangents = [
             self.cotangent(values[o.name]) if isinstance(values.get(o.name), torch.Tensor) else None for o in starts
         ]
@@ -572,7 +578,9 @@ class _Step:
                 None,
                 f"PyTorch does not differentiate it by itself: {str(error).splitlines()[0][:120]}",
             )
-            return self.add("derivative", wanted[0].name, line.sym.name, executor, text, None, line.location, verdict)
+            return self.add(
+                "derivative", wanted[0].name, operation.sym.name, executor, text, None, operation.location, verdict
+            )
         for g, s in state:
             g.set_state(s)
         with torch.no_grad():
@@ -582,7 +590,7 @@ class _Step:
             )
         ours = {p: x for p, x in zip(inputs, found, strict=True)}
         reference = changed = None
-        if OpTags.RANDOM_OP not in line.sym.tags:
+        if OpTags.RANDOM_OP not in operation.sym.tags:
             try:
                 wide = [c.double() if not c.dtype.is_complex else c for c in cotangents]
                 reference = pulled_back(list(map(_wide, given)), wide, _wide)
@@ -592,7 +600,16 @@ class _Step:
         for i, p in enumerate(wanted):
             got = ours[p] if ours[p] is not None else torch.zeros_like(eager[i])
             verdict = _judge(got, eager[i], reference and reference[i], changed and changed[i])
-            self.add("derivative", f"gradient of {p.name}", line.sym.name, executor, text, None, line.location, verdict)
+            self.add(
+                "derivative",
+                f"gradient of {p.name}",
+                operation.sym.name,
+                executor,
+                text,
+                None,
+                operation.location,
+                verdict,
+            )
 
     # --- results and gradients of the whole program
     def whole(self, own: list) -> None:
@@ -640,7 +657,7 @@ class _Step:
         labels = [*(o.name for o in outputs), *(f"gradient of {a.name}" for a in wanted)]
         for i, (label, e, c) in enumerate(zip(labels, eager, ours)):
             verdict = _judge(c, e, reference and reference[i], changed and changed[i], loose=4.0)
-            maker = self.maker.get(label)
+            producer = self.producer.get(label)
             self.add(
                 "program",
                 label,
@@ -648,7 +665,7 @@ class _Step:
                 "all",
                 "return",
                 None,
-                maker.location if maker is not None else None,
+                producer.location if producer is not None else None,
                 verdict,
             )
 
@@ -657,22 +674,22 @@ def _differentiable(p) -> bool:
     return isinstance(p, TensorProxy) and p.requires_grad and p.dtype.category == 2
 
 
-def _printed(line: BoundSymbol) -> list[str]:
-    return line.python(print_depth=1)
+def _printed(operation: BoundSymbol) -> list[str]:
+    return operation.python(print_depth=1)
 
 
-def _watched(line: BoundSymbol, run: Callable) -> BoundSymbol:
-    symbol = Symbol(line.sym.name, id=("watched", id(run)), is_prim=True, fn=run)
-    return line.replace(sym=symbol)
+def _watched(operation: BoundSymbol, run: Callable) -> BoundSymbol:
+    symbol = Symbol(operation.sym.name, id=("watched", id(run)), is_prim=True, fn=run)
+    return operation.replace(sym=symbol)
 
 
 class _Recording:
-    """Runs a line as it is, and keeps what it makes by name."""
+    """Runs an operation as it is, and keeps what it makes by name."""
 
-    def __init__(self, line: BoundSymbol, values: dict):
-        self.line, self.values = line, values
+    def __init__(self, operation: BoundSymbol, values: dict):
+        self.operation, self.values = operation, values
 
     def __call__(self, *args, **kwargs):
-        result = self.line.sym.fn(*args, **kwargs)
-        self.values.update(_named(self.line.output, result))
+        result = self.operation.sym.fn(*args, **kwargs)
+        self.values.update(_named(self.operation.output, result))
         return result

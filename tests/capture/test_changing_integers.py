@@ -81,7 +81,7 @@ def test_gradients_of_programs_with_changing_numbers():
 
 
 def test_what_only_constants_can_do_is_compiled_for_each_value():
-    """Strings of a number, and operations that need it while the program is read."""
+    """Strings of a number, and operations that need it during capture."""
 
     def labelled(x, n):
         return {f"layer {n}": x.reshape(n, -1)}[f"layer {n}"]

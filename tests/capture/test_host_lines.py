@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import pickle
 import random
 import time
 import uuid
@@ -303,11 +304,77 @@ def test_under_grad():
 def test_what_host_code_may_change_is_refused():
     def f(x):
         order = [0, 1, 2]
-        random.shuffle(order)
+        np.random.RandomState(0).shuffle(order)
         return x[order]
 
     with pytest.raises(CaptureError, match="a container, which it may change"):
         thunder.jit(f, fallback="error")(torch.ones(3))
+
+
+LISTS = {
+    "numbers": (lambda x: [3, 1, 2, 0], lambda x, order: (x[order], order, order[0] + 1)),
+    "tensors": (lambda x: [x, x * 2], lambda x, order: (order, order[0].sum())),
+    "text": (lambda x: ["a", "b", "a"], lambda x, order: (x * len(order), "".join(order))),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_is_shuffled(name):
+    make, use = LISTS[name]
+
+    def f(x):
+        order = make(x)
+        random.shuffle(order)
+        return use(x, order)
+
+    compiled = thunder.jit(f, fallback="error")
+    for seed in range(8):
+        random.seed(seed)
+        want, after = f(torch.arange(4.0)), random.random()
+        random.seed(seed)
+        torch.testing.assert_close(compiled(torch.arange(4.0)), want) if name != "text" else None
+        if name == "text":
+            assert compiled(torch.arange(4.0))[1] == want[1]
+        assert random.random() == after
+    assert len(compiled.programs) == {"numbers": 1, "tensors": 2, "text": 6}[name]
+
+
+def test_a_list_from_outside_is_shuffled_in_place():
+    def f(x, order):
+        random.shuffle(order)
+        np.random.shuffle(order)
+        return x * 2
+
+    ours, theirs = list("abcdef"), list("abcdef")
+    random.seed(0)
+    np.random.seed(0)
+    f(torch.ones(2), theirs)
+    random.seed(0)
+    np.random.seed(0)
+    assert torch.equal(thunder.jit(f, fallback="error")(torch.ones(2), ours), torch.full((2,), 2.0))
+    assert ours == theirs
+
+
+def test_tensors_are_saved_and_read(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+
+    def f(x):
+        torch.save({"x": x * 2, "all": [x, 3, "text"]}, tmp_path / "values")
+        torch.save(model.state_dict(), tmp_path / "model")
+        return torch.load(tmp_path / "values")["x"] + 1, pickle.loads(pickle.dumps((x, 1)))[0]
+
+    compiled = thunder.jit(f, fallback="error")
+    for value in (1.0, 2.0, 3.0):
+        x = torch.full((2, 2), value)
+        got = compiled(x)
+        assert torch.equal(got[0], x * 2 + 1) and torch.equal(got[1], x)
+        values, state = torch.load(tmp_path / "values"), torch.load(tmp_path / "model")
+        assert torch.equal(values["x"], x * 2) and values["all"][1:] == [3, "text"]
+        assert all(torch.equal(a, b) for a, b in zip(state.values(), model.state_dict().values(), strict=True))
+        assert type(state) is type(model.state_dict()) and state._metadata == model.state_dict()._metadata
+    assert len(compiled.programs) == 1
+    with pytest.raises(CaptureError, match="requires grad"):
+        thunder.jit(lambda: torch.save(model[0].weight, tmp_path / "weight"), fallback="error")()
 
 
 WRITTEN = {

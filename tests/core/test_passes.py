@@ -116,10 +116,10 @@ def test_regions_are_convex_and_can_run(description, taken):
     for region in regions:
         assert set(region.inputs) <= known
         known |= set(region.outputs)
-        made = {o for line in region.lines for o in line.outputs}
+        made = {o for line in region.bound_symbols for o in line.outputs}
         later = {v for other in regions if other is not region for v in other.inputs} | set(trace.output_proxies)
         assert set(region.outputs) == made & later, "exactly what is read outside"
-    assert equal(run(trace.replace(bound_symbols=[line for r in regions for line in r.lines])), run(trace))
+    assert equal(run(trace.replace(bound_symbols=[line for r in regions for line in r.bound_symbols])), run(trace))
 
 
 def test_a_chain_is_one_region_and_a_detour_splits_it():

@@ -133,7 +133,7 @@ def waits(rank, size):
     @thunder.jit
     def program(x):
         future = ltorch.all_gather(x, group, True)
-        reduced = ltorch.all_reduce(x * 2, "max", group, True)
+        reduced = ltorch.all_reduce(x * 2, op=dist.ReduceOp.MAX, group=group, async_op=True)
         return {"gathered": future, "reduced": ltorch.wait(reduced) + 1}
 
     x = torch.full((2, 3), float(rank), dtype=torch.float64)

@@ -199,5 +199,5 @@ def saved_bytes(run, leaves: list[torch.Tensor]) -> int:
 
 
 def fits(shape: tuple, real: torch.Size) -> bool:
-    """Whether a proxy's shape is that of a tensor, but for sizes that data decides."""
+    """Whether a proxy's shape is that of a tensor, but for data-dependent sizes."""
     return len(shape) == len(real) and not any((m == n) is False for m, n in zip(shape, real))

@@ -45,7 +45,7 @@ REFUSED = {
     "as_strided": "changes a shape in place", "swapaxes": "changes a shape in place", "swapdims": "changes a shape "
         "in place",
 }  # fmt: skip
-# decompositions that decide by sizes or numbers which only the run tells, for some arguments
+# decompositions that decide by sizes or data-dependent numbers, for some arguments
 BY_DATA = {"narrow", "tensor_split", "nn.functional.one_hot"}
 # their values are whatever was in memory
 UNDEFINED = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted"}
@@ -183,7 +183,7 @@ def test_decompositions_equal_the_operation(info):
         try:
             got = carried_out(trace, inputs, [Opened("opened")])
         except MissingImplementationError as error:
-            assert "sizes that data decides" in str(error) and info.name in BY_DATA
+            assert "data-dependent sizes" in str(error) and info.name in BY_DATA
             continue
         if info.name not in UNDEFINED:
             torch.testing.assert_close(got, tensors_in(want), equal_nan=True, check_stride=False)

@@ -328,3 +328,19 @@ class _nothing:
 
     def __exit__(self, *_):
         pass
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLED if LTORCH[name].owns_result])
+def test_results_that_are_owned_share_no_memory(name):
+    """They may be written over: of every type, since some operations give back what they have nothing to do for."""
+    symbol, asked = LTORCH[name], 0
+    for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64):
+        for args, kwargs in samples_of(symbol, dtype):
+            try:
+                result = symbol.fn(*args, **kwargs)
+            except (RuntimeError, TypeError):  # not of this type
+                continue
+            given = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs)) if t.numel()}
+            assert given.isdisjoint(t.untyped_storage().data_ptr() for t in tensors_in(result) if t.numel())
+            asked += 1
+    assert asked

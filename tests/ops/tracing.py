@@ -78,7 +78,7 @@ def differentiated(
     """The distinct outputs that the trace computes for these tensors, and the gradient of each tensor, given the
     cotangents of the outputs that require grad."""
     executors = resolve_executors([])
-    cut = partition(joint_trace(trace, executors))
+    cut = partition(joint_trace(trace, executors)).info.cut
     with torch.no_grad():
         outputs, saved = dispatch(cut.forward, executors).python_callable()(*tensors)
         gradients = dispatch(cut.backward, executors).python_callable()(list(map(list, saved)), list(cotangents))

@@ -11,7 +11,7 @@ import torch
 import thunder
 from tests.paths.compared import beside_eager, keeping_nothing
 from thunder.core.symbol import current_recorder
-from thunder.errors import FallbackWarning
+from thunder.errors import CaptureError, FallbackWarning
 
 X = torch.arange(6.0).reshape(2, 3) + 1
 INPUTS = [X, -X, X - 2, X * 0, X - 5.5, X * 40, X]
@@ -159,7 +159,9 @@ def test_an_error_on_the_way_to_a_decision_is_the_programs():
         except IndexError:
             return x * 2
 
-    compiled = thunder.jit(indexed, fallback="error")
+    with pytest.raises(CaptureError, match="before this decision it raises IndexError: index out of range"):
+        thunder.jit(indexed, fallback="error")(X, torch.tensor(7))
+    compiled = thunder.jit(indexed, fallback="eager")
     with pytest.warns(FallbackWarning, match="before this decision it raises IndexError: index out of range"):
         assert torch.equal(compiled(X, torch.tensor(7)), X * 2)
     assert torch.equal(compiled(X, torch.tensor(1)), X) and torch.equal(compiled(-X, torch.tensor(1)), X)
@@ -188,3 +190,26 @@ def test_a_write_under_no_grad_before_a_decision():
         return y * 3 if y.sum() > 0 else y
 
     beside_eager(keeping_nothing(program), [(x.clone().requires_grad_(),) for x in INPUTS])
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_decision_behind_a_backward_that_is_behind_one(drawn):
+    """The backward replaces what it differentiates, here by what saves a mean as well."""
+    norm = torch.nn.LayerNorm(3)
+
+    def program(x):
+        x = norm(x)
+        if drawn:
+            x = torch.nn.functional.dropout(x)
+        if x.sum() > 0:
+            x = x * 2
+        loss = x.sum() if drawn else x.square().mean()
+        (gradient,) = torch.autograd.grad(loss, norm.weight)
+        return loss + 1 if gradient.norm() > 1 else loss - 1
+
+    compiled = thunder.jit(program)
+    for x in INPUTS:
+        torch.manual_seed(0)
+        want = program(x)
+        torch.manual_seed(0)
+        assert torch.equal(compiled(x), want)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import TensorProxy, element_count, number_value
+from thunder.core.regions import FusedFunction
 from thunder.core.symbol import BoundSymbol, OpTags
 
 __all__ = [
@@ -60,11 +61,6 @@ def original_of(operation: BoundSymbol) -> BoundSymbol:
     )
 
 
-def schedule_of(operation: BoundSymbol):
-    """The kernels of a region of the Triton fuser."""
-    return getattr(operation.sym.fn, "schedule", None) if operation.sym.is_fusion else None
-
-
 def tensors_in(values: Iterable) -> list[TensorProxy]:
     return [p for p in dict.fromkeys(values) if isinstance(p, TensorProxy)]
 
@@ -85,8 +81,8 @@ def bytes_moved(operation: BoundSymbol) -> int:
 
 def scratch_bytes(operation: BoundSymbol) -> int:
     """Bytes that an operation allocates beside its results."""
-    if (schedule := schedule_of(operation)) is not None:
-        return sum(v.numel * v.dtype.bytes for v in schedule.temporaries)
+    if isinstance(operation.sym.fn, FusedFunction):
+        return operation.sym.fn.scratch_bytes
     count = original_of(operation).sym.scratch
     return count(original_of(operation)) if count is not None else 0
 
@@ -141,11 +137,8 @@ class Machine:
             multiply_adds(original_of(part))
             for part in (operation.subsymbols if operation.sym.is_fusion else (operation,))
         )
-        kernels = (
-            len(schedule.kernels)
-            if (schedule := schedule_of(operation)) is not None
-            else original_of(operation).sym.kernels
-        )
+        function, symbol = operation.sym.fn, original_of(operation).sym
+        kernels = function.kernels if isinstance(function, FusedFunction) else symbol.kernels
         moving = (bytes_moved(operation) + 2 * scratch) / self.memory + kernels * self.launch
         return max(arithmetic / self.rate(operation) + kernels * self.start, moving) if arithmetic else moving
 

@@ -23,8 +23,9 @@ import thunder.compat.modes  # noqa: F401 - these four are what the first call w
 from thunder import compat
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
+from thunder.capture.library import hooks
 from thunder.capture.library.functional import Transformed
-from thunder.capture.numbers import held_numbers, read_numbers
+from thunder.capture.numbers import constant_numbers, read_numbers
 from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
@@ -33,6 +34,7 @@ from thunder.capture.tensors import write_back
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
+from thunder.distributed.layers import split_layers
 from thunder.distributed.placement import Placement, check_all_placed, placement_of, seen_as
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
@@ -59,9 +61,10 @@ class Captured:
         write_back(c)
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
+        hooks.finish(c, result)
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
-        self.held_numbers = held_numbers(c)
+        self.constant_numbers = constant_numbers(c)
         self.effects = frozenset(source.describe(c.parameters) for source in c.writes.written)
         self._computation(c, output)
         # the program may handle an error of an operation, or have written before it, and the error comes when the
@@ -124,6 +127,7 @@ class Captured:
         info = TraceInfo(
             parameters=_parameter_paths(c, tensors) if asked else {}, held=_held(c, tensors) if asked else frozenset(),
             written=memory.versions, copies=frozenset(v.name for v in memory.copies),
+            backwards=c.engine.backwards,
         )  # fmt: skip
         self.computation_traces = [
             Trace("computation", inputs, operations, output, c.recorder.context.names, info=info)
@@ -169,6 +173,9 @@ class Captured:
                 "Synchronization", self.computation, lambda trace: synchronize_parameters(trace, self._placements)
             )
             self.computation_traces.append(made)
+            if slices := [p.slice for p in self._placements.values() if p.slice is not None]:
+                made = timed_pass("Split Layers", made, lambda trace: split_layers(trace, slices))
+                self.computation_traces.append(made)
 
     def _placements_after(self, overrides: dict[str, torch.Tensor]) -> dict:
         """The placements of the computation's arguments, which transforms may have changed, and added some of

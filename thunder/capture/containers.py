@@ -25,7 +25,7 @@ from thunder.interpreter.attributes import plain_attribute, type_attribute
 __all__ = [
     "MUTABLE", "LARGE", "snapshot", "buffer", "materialize", "length", "list_item", "dict_item", "has_key",
     "made_by_factory", "entry",
-    "attribute_dict", "write_attributes", "changes", "is_changed",
+    "attribute_dict", "write_attributes", "changes", "state", "written_since", "is_changed",
 ]  # fmt: skip
 
 MUTABLE = (list, dict, set, collections.deque)
@@ -311,6 +311,27 @@ def changes(c) -> list[tuple]:
         elif kind == "replace":
             c.writes.written.update(source.item(i) for i in range(len(original)))
     return found
+
+
+def state(c) -> tuple[dict, dict]:
+    """What the program has written so far to the world outside, to be given to `written_since`."""
+    snapshots = {sid: _elements(c.keep[sid]) for sid in (*c.containers.lazy, *c.containers.filled)}
+    return {key: id(value) for key, value in c.writes.overlay.items()}, snapshots
+
+
+def written_since(c, before: tuple[dict, dict]) -> bool:
+    """Whether the program has written to attributes, variables or containers outside since `state`."""
+    overlay, snapshots = before
+    if {key: id(value) for key, value in c.writes.overlay.items()} != overlay:
+        return True
+    return any(
+        _elements(c.keep[sid]) != snapshots[sid] if sid in snapshots else bool(_changes(c.keep[sid], look))
+        for sid, look in (*c.containers.lazy.items(), *c.containers.filled.items())
+    )
+
+
+def _elements(s) -> list:
+    return [id(v) for pair in s.items() for v in pair] if isinstance(s, dict) else [id(v) for v in s]
 
 
 def is_changed(c, s) -> bool:

@@ -7,7 +7,8 @@ far. The answer says which path is captured; `thunder.core.paths` checks it at e
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -161,7 +162,8 @@ class _Values:
         self.known: dict[Proxy, Any] = {}
         self.producer: dict[Proxy, int] = {}
         self.ordered: list[int] = []  # places of bound symbols that run in the program's order, and have not
-        self.seen = 0  # of the bound symbols
+        self.ran: set[BoundSymbol] = set()  # of these, those that have
+        self.seen: list[BoundSymbol] = []
         self.copies: dict[int, torch.Generator] = {}  # of the user's generators
         self.generators: dict = {}  # device -> state of its default generator behind what was drawn
 
@@ -182,14 +184,10 @@ class _Values:
     def of(self, values, everything_before: bool = False) -> list:
         """Values of proxies. everything_before: host calls that were recorded and have not run do so."""
         bound_symbols = self.c.recorder.bound_symbols
-        for i in range(self.seen, len(bound_symbols)):
-            self.producer.update(dict.fromkeys(bound_symbols[i].outputs, i))
-            if _in_order(bound_symbols[i]):
-                self.ordered.append(i)
-        self.seen = len(bound_symbols)
+        self._look_at(bound_symbols)
         needed = self._slice(values)
         while True:  # numbers are drawn, and host calls run, in the program's order
-            last = self.seen if everything_before else max(needed.intersection(self.ordered), default=-1)
+            last = len(bound_symbols) if everything_before else max(needed.intersection(self.ordered), default=-1)
             before = {i for i in self.ordered if i < last} - needed
             if everything_before:
                 before = {i for i in before if bound_symbols[i].sym is host_call}
@@ -206,8 +204,19 @@ class _Values:
                 except Exception as error:
                     reason = f"before this decision it raises {type(error).__name__}: {error}"
                     raise RaisesBefore(reason, location=self.c.user_location()) from error
+        self.ran.update(bound_symbols[i] for i in needed.intersection(self.ordered))
         self.ordered = [i for i in self.ordered if i not in needed]
         return [self.known[v] for v in values]
+
+    def _look_at(self, bound_symbols: Sequence[BoundSymbol]) -> None:
+        """Notes where values are produced. A backward inside of the program replaces what it differentiates."""
+        if len(self.seen) > len(bound_symbols) or not all(map(operator.is_, self.seen, bound_symbols)):
+            self.producer, self.ordered, self.seen = {}, [], []
+        for i in range(len(self.seen), len(bound_symbols)):
+            self.producer.update(dict.fromkeys(bound_symbols[i].outputs, i))
+            if _in_order(bound_symbols[i]) and bound_symbols[i] not in self.ran:
+                self.ordered.append(i)
+        self.seen += bound_symbols[len(self.seen) :]
 
     def _number(self, x: NumberProxy):
         known = {u.name: self.known[u] for u in x.unbacked}

@@ -294,7 +294,7 @@ class EpilogueWriter:
         return name
 
     def _function(self, value: types.FunctionType) -> str:
-        """A function that the program made: made again, with cells that hold this call's values."""
+        """A function that the program made: built anew, with cells that hold this call's values."""
         cells, filled = [], []
         for cell in value.__closure__ or ():
             if id(cell) not in self.built:
@@ -319,8 +319,8 @@ class EpilogueWriter:
         return name
 
     def _object(self, value, t: type) -> str:
-        maker = next(c for c in t.__mro__ if "__new__" in c.__dict__)
-        if maker.__flags__ & _HEAP_TYPE and type(maker.__new__) is types.BuiltinFunctionType:
+        allocating = next(c for c in t.__mro__ if "__new__" in c.__dict__)
+        if allocating.__flags__ & _HEAP_TYPE and type(allocating.__new__) is types.BuiltinFunctionType:
             return self._reduced(value, t)
         # the user's own __new__ and __init__ ran while the program was captured
         builtin = next(c for c in t.__mro__ if not c.__flags__ & _HEAP_TYPE)
@@ -335,7 +335,7 @@ class EpilogueWriter:
         return name
 
     def _reduced(self, value, t: type) -> str:
-        """An object of a class made in C, which no other class can make: made again as a copy is."""
+        """An object of a class made in C, which no other class can make: built as a copy is."""
         try:
             make, args, state, *_ = (*value.__reduce_ex__(2), None, None)[:3]
         except TypeError as error:
@@ -444,8 +444,9 @@ class EpilogueWriter:
 
 
 def latest(c, value: TensorProxy) -> TensorProxy:
-    """What a proxy stands for in the end; views of what was written to are made again."""
-    if c.recorder.memory.base(value) in c.recorder.memory.apart:
+    """What a proxy stands for in the end; views of what was written to are rebuilt."""
+    memory = c.recorder.memory
+    if memory.leaves_apart(value) or memory.apart.get(memory.base(value)) in c.tensors.real:
         c.refuse(
             "a leaf leaves the program that was made of a tensor whose memory it would share (requires_grad_())",
             "make it of a clone: x.detach().clone().requires_grad_()",

@@ -18,9 +18,9 @@ from thunder.capture import host_lines, objects
 from thunder.capture.ask import FILLED
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.identities import id_of
-from thunder.capture.library import autograd_function, backward, higher_order, leaves, torch_func
+from thunder.capture.library import autograd_function, backward, higher_order, host_functions, leaves, torch_func
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native
-from thunder.capture.operations import kind_of, record, type_of
+from thunder.capture.operations import OF_AUTOGRAD, kind_of, record, type_of
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import Condition, NumberProxy, TensorProxy, converted, extreme
 from thunder.core.unbacked import assume
@@ -287,9 +287,8 @@ def install() -> None:
         torch.overrides.has_torch_function_variadic: _constant(False),
         torch.jit.is_scripting: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
         torch.jit.is_tracing: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
-        torch.Tensor.backward: backward.call_backward, torch.Tensor.requires_grad_: leaves.require_grad,
-        torch.nn.Parameter: leaves.parameter,
-        torch.nn.Parameter.__deepcopy__: leaves.copied, torch.Tensor.__deepcopy__: leaves.copied,
+        **{getattr(torch.Tensor, n): handler for n, handler in OF_AUTOGRAD.items()},
+        torch.nn.Parameter: leaves.parameter, torch.nn.Parameter.__deepcopy__: leaves.copied,
         torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k),
             torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
         os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
@@ -307,7 +306,7 @@ def install() -> None:
             "run_engine": backward.run_engine,
             "assert": _checks, "check": _checks, "check_is_size": _check_is_size,
         }),
-        **torch_func.HANDLERS,
+        **torch_func.HANDLERS, **host_functions.handlers(),
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})
     KEEP.extend(table)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import operator
+import pickle
 import random
 import time
 import types
@@ -24,7 +25,7 @@ from thunder.core.proxies import Condition, NumberProxy, Proxy, Size, TensorProx
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import made_number
 from thunder.interpreter.attributes import BUILTINS, plain_attribute
-from thunder.ops.explain import stand_in
+from thunder.ops.explain import fake
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
@@ -38,7 +39,8 @@ _RESULTS = {
     int: int, float: float, bool: bool, print: type(None), input: str, format: str, repr: str, str: str, ascii: str,
     random.random: float, random.uniform: float, random.gauss: float, random.randint: int, random.randrange: int,
     numpy.random.rand: float, time.time: float, time.perf_counter: float, time.monotonic: float,
-    torch.Size: torch.Size, time.time_ns: int, time.perf_counter_ns: int, time.sleep: type(None),
+    time.time_ns: int, time.perf_counter_ns: int, time.sleep: type(None), torch.save: type(None),
+    torch.Size: torch.Size,
 }  # fmt: skip
 _KINDS: dict[Any, type] = {plain_attribute(f, "__func__", f): kind for f, kind in _RESULTS.items()}
 _FIXED = (str, bytes, int, float, bool, complex, type(None), torch.Size, *IMMUTABLE)  # values that no effect can change
@@ -63,7 +65,7 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     name = plain_attribute(function, "__qualname__", type(function).__qualname__)
     if current_recorder() is not c.recorder or c.outer_recorders:
         c.refuse(f"{name}() runs on the host inside of a transform of functions", "call it outside of the transform")
-    called = getattr(args[0].example, args[1]) if function is call_method else function
+    called = _called(function, args)
     reads = _only_reads(called) and not _gives_back(c, called, args)
     _check_owner(c, function, name)
     args = tuple(_given(c, a, reads) for a in args)
@@ -101,7 +103,7 @@ def _check_owner(c, function: Callable, name: str) -> None:
     steady = isinstance(owner, (type, types.ModuleType, tuple, *_FIXED, *UNCHANGING)) or type(owner) in _TEXT_OF
     if not steady and _effect(function) != "random":
         c.refuse(
-            f"{name}() puts what only the run tells into a {type(owner).__name__} that the program made",
+            f"{name}() puts data-dependent values into a {type(owner).__name__} that the program made",
             "collect such values in a list",
         )
 
@@ -154,10 +156,17 @@ def _share(c, out, given) -> None:
 
 # code that does not change the containers that it is given
 _CHOOSING = {f.__func__ for f in (random.choice, random.choices, random.sample)}
-_READING = {print, format, repr, str, ascii, list, len, *_CHOOSING}
+_READING = {print, format, repr, str, ascii, list, len, torch.save, pickle.dumps, *_CHOOSING}
 _READING_MODULES = (
     "json", "math", "statistics", "numpy", "pprint", "textwrap", "re", "_operator", "logging", "thunder",
 )  # fmt: skip
+
+
+def _called(function, args):
+    """What the call of a value that a host call gave runs."""
+    if function is call_method:
+        return getattr(args[0].example, args[1])
+    return args[0].example if function is call_function else function
 
 
 def _only_reads(function) -> bool:
@@ -168,7 +177,8 @@ def _only_reads(function) -> bool:
         pass
     owner = plain_attribute(function, "__self__")
     module = plain_attribute(function, "__module__") or type(owner).__module__
-    return module.split(".")[0] in _READING_MODULES or isinstance(owner, (str, bytes))
+    changes = plain_attribute(function, "__name__") == "shuffle"  # of NumPy's generators
+    return not changes and module.split(".")[0] in _READING_MODULES or isinstance(owner, (str, bytes))
 
 
 def _gives_back(c, function, args) -> bool:
@@ -262,7 +272,7 @@ def to_numpy(c, p: TensorProxy) -> HostProxy:
     """`p.numpy()`: values, for programs that write neither to them nor later to the tensor, whose memory they share."""
     if p.requires_grad:
         with compat.DisableTorchFunction():
-            stand_in(p).requires_grad_().numpy()  # PyTorch refuses
+            fake(p).requires_grad_().numpy()  # PyTorch refuses
     c.path.watch(p)
     return run(c, _values_of, (p,))
 

@@ -178,6 +178,8 @@ def impure(f) -> str | None:
         return None
     if module in _CHANGING or module.startswith("numpy.random") or (module, name) in _CHANGING_FUNCTIONS:
         return f"{shown} {CHANGES}"
+    if module == "torch.serialization" and name in ("save", "load"):
+        return f"{shown} {_ONCE}"
     if module == "logging" and name in _LOGGED or (module, name) == ("warnings", "warn"):
         return f"{shown} {_ONCE}"
     if module in ("genericpath", "posixpath", "ntpath") and name in _ASKING_FILES:

@@ -120,7 +120,7 @@ def call_builtin(c, f, args, kwargs):
             "call it outside of the compiled function",
         )
     if type(s) is str and f.__name__ == "join" and len(args) == 1 and isinstance(args[0], Iterator):
-        args = [list(c.steps(args[0]))]  # texts that only the run tells among them
+        args = [list(c.steps(args[0]))]  # data-dependent texts among them
     found = _by_receiver(c, f, s, args, kwargs)
     if found is not NULL:
         return found

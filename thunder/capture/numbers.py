@@ -9,7 +9,7 @@ from thunder.capture.sources import Source
 from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy
 from thunder.core.symbolic import constant, symbol
 
-__all__ = ["MARK", "primitive", "number", "size", "held_numbers", "read_numbers"]
+__all__ = ["MARK", "primitive", "number", "size", "constant_numbers", "read_numbers"]
 
 
 def primitive(c, value, t: type, source: Source):
@@ -56,7 +56,7 @@ def _held_sizes(c) -> dict[str, int]:
     }
 
 
-def held_numbers(c) -> dict[str, int | float]:
+def constant_numbers(c) -> dict[str, int | float]:
     """The numbers that the program holds for one value of and that stay symbolic once they were another, by their
     paths: int arguments, and floats that are read from objects (the learning rate of an optimizer)."""
 

@@ -132,15 +132,15 @@ def _cell_contents(c, cell):
         raise ValueError("Cell is empty") from None
 
 
-def missing(c, reader, o, name):
+def missing(c, getattribute, o, name):
     """There is no such attribute, or the type keeps it in its own way (threading.local). What the program deleted is
     still there for native code."""
     if c.writes.overlay and any(n == name and value is DELETED for (_, n), value in c.writes.overlay.items()):
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {name!r}", name=name, obj=o)
     if (source := origin(c, o)) is None:
-        return reader(o, name)
+        return getattribute(o, name)
     try:
-        found = reader(o, name)
+        found = getattribute(o, name)
     except AttributeError:
         if not type(o).__dictoffset__ and not issubclass(type(o), type):
             c.ask(source.find(name), PRESENT)
@@ -160,13 +160,13 @@ def fallback(c, method, o, name):
 
 def load_attr(c, o, n):
     t = type(o)
-    reader = c.known.readers.get(t)
-    if reader is None:
-        reader = c.known.readers[t] = _reader(t)
-    return reader(c, o, n)
+    getattribute = c.known.attribute_functions.get(t)
+    if getattribute is None:
+        getattribute = c.known.attribute_functions[t] = _attribute_function(t)
+    return getattribute(c, o, n)
 
 
-def _reader(t: type):
+def _attribute_function(t: type):
     """How attributes of objects of a class are read."""
     if t is TensorProxy:
         return lambda c, o, n: c.tensor_attribute(o, n)

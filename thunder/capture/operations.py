@@ -16,7 +16,7 @@ from thunder.capture import host_lines, opaque_values
 from thunder.capture.ask import PRESENT
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_operand, expose, parts_of
-from thunder.capture.library import backward, gradients, leaves
+from thunder.capture.library import backward, gradients, hooks, leaves
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, native_module, plain_base
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
@@ -120,16 +120,19 @@ def kind_of(c, p: TensorProxy) -> type:
     return type(real[0]) if real is not None else torch.Tensor
 
 
+# methods of tensors that are about autograd's graph
+OF_AUTOGRAD = {
+    "backward": backward.call_backward, "requires_grad_": leaves.require_grad, "__deepcopy__": leaves.copied,
+    "register_hook": hooks.register, "retain_grad": hooks.retain,
+}  # fmt: skip
+
+
 def call_method(c, method, args, kwargs):
     p, n = method.proxy, method.name
     if type(p) is AnyProxy:
         return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
-    if n == "backward":
-        return backward.call_backward(c, torch.Tensor.backward, [p, *args], kwargs)
-    if n == "requires_grad_":
-        return leaves.require_grad(c, None, [p, *args], kwargs)
-    if n == "__deepcopy__":
-        return leaves.copied(c, None, [p, *args], kwargs)
+    if n in OF_AUTOGRAD:
+        return OF_AUTOGRAD[n](c, None, [p, *args], kwargs)
     if n == "numpy" or n == "__array__":
         return host_lines.to_numpy(c, c.recorder.latest(p))
     if n == "size":

@@ -1,4 +1,4 @@
-"""Objects that an epilogue makes again: of what, where their attributes do not say so."""
+"""Objects that an epilogue rebuilds: of what, where their attributes do not say so."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _mapping(value: types.MappingProxyType) -> tuple:
 
 
 def goes_on(value) -> bool:
-    """Whether a value is an iterator of native code's, which goes on where it stands and cannot be made again."""
+    """Whether a value is an iterator of native code's, which goes on where it stands and cannot be rebuilt."""
     if type(value) in _ITERATORS:
         return value.__reduce__()[2:] not in ((), (0,))  # somewhere inside
     if type(value) is sequences.Items:

@@ -157,7 +157,9 @@ class Writes:
 class Known:
     """What a capture has found out, and does not ask a second time."""
 
-    readers: dict[type, Callable] = field(default_factory=dict)  # how attributes of a class's objects are read
+    attribute_functions: dict[type, Callable] = field(
+        default_factory=dict
+    )  # how attributes of a class's objects are read
     looked_up: dict[tuple, Any] = field(default_factory=dict)  # (class, name, base behind which) -> what stands there
     called_in: dict[type, dict[str, str]] = field(default_factory=dict)  # what native code may call: see `callbacks`
     # (id of an object from outside, name) -> the value of the attribute, and containers that it depends on

@@ -10,7 +10,7 @@ from thunder.compat.names import FAKE_TENSORS
 
 
 def fake_mode_of_sizes():
-    """A FakeTensorMode in which sizes that data decides are symbols; it has no kernel run on zeros, whose sizes mean
+    """A FakeTensorMode in which data-dependent sizes are symbols; it has no kernel run on zeros, whose sizes mean
     nothing. Without it such operations are refused."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # takes long to import
 

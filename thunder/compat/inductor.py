@@ -10,12 +10,13 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock  # torch imports it as well
 
 import torch
 
 from thunder import compat
+from thunder.options import INDUCTOR_CACHE_DIR
 
 
 def compile_with_inductor(
@@ -33,20 +34,93 @@ def compile_with_inductor(
     on the CPU that results may be written over, as Inductor does with what only a backward has. rewritten: for the
     graph of ATen operations that the function is, another function that does the same, or None.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    graph, examples, results, mode = _graph_of(function, tensors, rewritten)
+    compiled, wait = _compiled(graph, examples, mode, results[0].device.type == "cpu", reused)
+    return compiled, results, wait
 
-    mode = compat.FakeTensorMode(shape_env=ShapeEnv())  # without a ShapeEnv nothing is kept on disk
+
+def graph_job(
+    function: Callable,
+    tensors: Sequence[torch.Tensor],
+    reused: Sequence[int] = (),
+    rewritten: Callable = lambda graph: None,
+) -> GraphJob | None:
+    """What another process compiles so that `compile_with_inductor` finds it in Inductor's caches; None for a graph
+    that holds tensors or modules."""
+    graph, examples, _, _ = _graph_of(function, tensors, rewritten)
+    if any(node.op in ("get_attr", "call_module") for node in graph.graph.nodes):
+        return None
+    shapes = [(tuple(t.shape), t.stride(), t.dtype, t.device) for t in examples]
+    deterministic, folder = torch.are_deterministic_algorithms_enabled(), INDUCTOR_CACHE_DIR.value
+    return GraphJob(graph.code, shapes, tuple(reused), torch.get_num_threads(), deterministic, folder)
+
+
+def _graph_of(function: Callable, tensors: Sequence[torch.Tensor], rewritten: Callable) -> tuple[Any, list, list, Any]:
+    """The graph of a function on fake tensors like `tensors`, these, what it gives, and their mode."""
+    mode = _fake_mode()
     with compat.DisableTorchFunction(), compat.without_function_modes(), torch.no_grad(), mode:
         examples = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
         results = function(*examples)
         functional = torch.func.functionalize(function, remove="mutations")
-        graph = make_fx(functional, decomposition_table=compat.select_decomp_table())(*examples)
+        graph = _traced(functional, examples)
         if (other := rewritten(graph)) is not None:
-            graph = make_fx(other)(*examples)
+            graph = _traced(other, examples)
             graph.graph.eliminate_dead_code()
-    compiled, wait = _compiled(graph, examples, mode, results[0].device.type == "cpu", reused)
-    return compiled, results, wait
+    return graph, examples, results, mode
+
+
+class GraphJob(NamedTuple):
+    """A graph of ATen operations, and all that Inductor's caches go by, for another process to compile."""
+
+    source: str
+    tensors: list[tuple]
+    reused: tuple[int, ...]
+    threads: int
+    deterministic: bool
+    folder: str | None
+
+    def compile(self) -> None:
+        """Leaves in Inductor's caches what it makes of the graph. For a process that does nothing else."""
+        INDUCTOR_CACHE_DIR.assign(self.folder)
+        torch.set_num_threads(self.threads)
+        torch.use_deterministic_algorithms(self.deterministic)
+        names: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan")}
+        exec(self.source, names)
+        forward, mode = names["forward"], _fake_mode()
+        with torch.no_grad(), mode:
+            examples = [torch.empty_strided(n, s, dtype=d, device=where) for n, s, d, where in self.tensors]
+            graph = _traced(lambda *tensors: forward(None, *tensors), examples)
+        on_cpu = all(where.type == "cpu" for *_, where in self.tensors)
+        _compiled(graph, examples, mode, on_cpu, self.reused)[1]()
+
+
+def _fake_mode() -> Any:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return compat.FakeTensorMode(shape_env=ShapeEnv())  # without a ShapeEnv nothing is kept on disk
+
+
+def _traced(function: Callable, examples: Sequence[Any]) -> Any:
+    """The graph of a function that calls no module. FX would write over methods of `nn.Module` while it traces, which
+    other threads call."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    symbolic_trace = compat.symbolic_trace
+    original, thread = symbolic_trace._new_patcher, threading.get_ident()
+
+    class NoPatches(symbolic_trace._Patcher):
+        def patch(self, *args, **kwargs) -> None:
+            pass
+
+        patch_method = patch
+
+    @contextlib.contextmanager
+    def patcher():
+        with contextlib.nullcontext(NoPatches()) if threading.get_ident() == thread else original() as found:
+            yield found
+
+    with mock.patch.object(symbolic_trace, "_new_patcher", patcher):
+        return make_fx(function, decomposition_table=compat.select_decomp_table())(*examples)
 
 
 def compile_for_sizes(
@@ -64,7 +138,6 @@ def compile_for_sizes(
     """
     from sympy import Integer
     from torch._dynamo.source import ConstantSource
-    from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
     known = ShapeEnv()
@@ -82,7 +155,7 @@ def compile_for_sizes(
         tensors = [torch.empty_strided(n, s, dtype=d, device=where) for n, s, d, where in described(sizes)]
         results = function(*sizes, *tensors)
         functional = torch.func.functionalize(function, remove="mutations")
-        graph = make_fx(functional, decomposition_table=compat.select_decomp_table())(*sizes, *tensors)
+        graph = _traced(functional, [*sizes, *tensors])
     compiled, wait = _compiled(graph, [*sizes, *tensors], mode, results[0].device.type == "cpu")
     strides = [[getattr(getattr(s, "node", None), "expr", s) for s in r.stride()] for r in results]
 

@@ -6,6 +6,7 @@ row that is missing raises.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import types
@@ -224,7 +225,7 @@ PRIVATE: Sequence[Private] = (
     Private("FakeTensorMode", f"{FAKE_TENSORS}.FakeTensorMode", _TYPING, NOTHING_RUNS),
     Private("DataDependentOutput", f"{FAKE_TENSORS}.DataDependentOutputException", _TYPING, "these operations raise "
         "another error"),
-    Private("DynamicOutputShape", f"{FAKE_TENSORS}.DynamicOutputShapeException", _TYPING, "sizes that data decides "
+    Private("DynamicOutputShape", f"{FAKE_TENSORS}.DynamicOutputShapeException", _TYPING, "data-dependent sizes "
         "raise"),
     Private("UnsupportedOperator", f"{FAKE_TENSORS}.UnsupportedOperatorException", _TYPING, "these operations raise "
         "another error"),
@@ -237,6 +238,9 @@ PRIVATE: Sequence[Private] = (
             "torch._inductor.decomposition.select_decomp_table", "torch._inductor.async_compile.AsyncCompile",
         )
     ),
+    Private("symbolic_trace", "torch.fx._symbolic_trace", "the Inductor executor", 'executors=["inductor"] raises'),
+    Private("compile_lock", "torch._dynamo.convert_frame.compile_lock", "compiling in the background",
+        "torch.compile may be disturbed meanwhile", contextlib.nullcontext),
     Private("cpu_vec_isa", "torch._inductor.cpu_vec_isa", "finding vector instructions quickly", "seconds at the "
         "first compilation", lambda: None),
     Private("get_cpp_compiler", "torch._inductor.cpp_builder.get_cpp_compiler", "the Inductor executor on CPUs",

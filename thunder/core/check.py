@@ -12,66 +12,74 @@ __all__ = ["check"]
 
 def check(trace: Trace) -> Trace:
     """Returns `trace` when every name is defined once and before it is used, nothing is read after its `del`, and the
-    recorded types are those that the meta rules give; raises TraceCheckError that names the line otherwise."""
+    recorded types are those that the meta rules give; raises TraceCheckError that names the operation otherwise."""
     defined: dict[str, Proxy] = {}
     for a in trace.args:
         _define(trace, defined, a, None)
-    for line in trace.bound_symbols:
-        for value in line.inputs:
+    for operation in trace.bound_symbols:
+        for value in operation.inputs:
             if defined.get(value.name) is not value:
                 raise _error(
                     trace,
-                    line,
+                    operation,
                     f"{value.name} is used before it is defined, after it was deleted, or stands for two values",
                 )
-        if line.sym.name == "python_del":
-            for value in line.inputs:
+        if operation.sym.name == "python_del":
+            for value in operation.inputs:
                 del defined[value.name]
             continue
-        _check_types(trace, line)
-        for o in line.outputs:
-            _define(trace, defined, o, line)
+        _check_types(trace, operation)
+        for o in operation.outputs:
+            _define(trace, defined, o, operation)
     for value in trace.output_proxies:
         if defined.get(value.name) is not value:
             raise _error(trace, None, f"{value.name} is returned but not defined")
     return trace
 
 
-def _define(trace: Trace, defined: dict[str, Proxy], value: Proxy, line: BoundSymbol | None) -> None:
+def _define(trace: Trace, defined: dict[str, Proxy], value: Proxy, operation: BoundSymbol | None) -> None:
     known = defined.get(value.name)
-    if known is not None and not (line is not None and known is value and line.has_input(value)):
-        raise _error(trace, line, f"{value.name} is defined twice")
+    if known is not None and not (operation is not None and known is value and operation.has_input(value)):
+        raise _error(trace, operation, f"{value.name} is defined twice")
     defined[value.name] = value
 
 
-def _check_types(trace: Trace, line: BoundSymbol) -> None:
-    if line.sym.meta is None or line.sym.is_fusion or line.context is None or line.sym.executor is not None:
+def _check_types(trace: Trace, operation: BoundSymbol) -> None:
+    if (
+        operation.sym.meta is None
+        or operation.sym.is_fusion
+        or operation.context is None
+        or operation.sym.executor is not None
+    ):
         return
-    with detached(line.context):
+    with detached(operation.context):
         try:
-            again = line.sym.meta(*line.args, **line.kwargs)
+            again = operation.sym.meta(*operation.args, **operation.kwargs)
         except DataDependentError:  # typed by examples, and checked when it runs
             return
     found = proxies_in(again, [])
-    if len(found) != len(line.outputs):
+    if len(found) != len(operation.outputs):
         raise _error(
             trace,
-            line,
-            f"the line has {len(line.outputs)} values, the meta rule of {line.sym.qualified_name} gives {len(found)}",
+            operation,
+            f"it has {len(operation.outputs)} values, the meta rule of {operation.sym.qualified_name} gives "
+            f"{len(found)}",
         )
-    for said, is_ in zip(line.outputs, found, strict=True):
+    for said, is_ in zip(operation.outputs, found, strict=True):
         if (
             type(said) is not type(is_)
             or (isinstance(said, TensorProxy) and (said.dtype, said.device) != (is_.dtype, is_.device))
             or not _fits(said, is_)
         ):
             raise _error(
-                trace, line, f"{said!r} is what the trace says, the meta rule of {line.sym.qualified_name} says {is_!r}"
+                trace,
+                operation,
+                f"{said!r} is what the trace says, the meta rule of {operation.sym.qualified_name} says {is_!r}",
             )
 
 
 def _fits(said: Proxy, is_: Proxy) -> bool:
-    """Whether two shapes are equal, where this does not depend on data: a size that the run tells has a new name each
+    """Whether two shapes are equal, where this does not depend on data: an unbacked size has a new name each
     time."""
     if not isinstance(said, TensorProxy):
         return True
@@ -81,6 +89,6 @@ def _fits(said: Proxy, is_: Proxy) -> bool:
     return not any((m == n) is False for m, n in pairs)
 
 
-def _error(trace: Trace, line: BoundSymbol | None, what: str) -> TraceCheckError:
-    where = f"\n  {line!r}" if line is not None else ""
+def _error(trace: Trace, operation: BoundSymbol | None, what: str) -> TraceCheckError:
+    where = f"\n  {operation!r}" if operation is not None else ""
     return TraceCheckError(f"{what}, in {trace.name} ({trace.provenance or 'as acquired'}){where}")

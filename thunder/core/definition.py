@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 __all__ = ["Definition", "InPlaceForm", "holds"]
 
 
-def holds(fact: bool | Callable[[Any], bool], line) -> bool:
+def holds(fact: bool | Callable[[Any], bool], bound_symbol) -> bool:
     """Whether a fact that may depend on the bound symbol holds for one."""
-    return fact(line) if callable(fact) else fact
+    return fact(bound_symbol) if callable(fact) else fact
 
 
 class InPlaceForm(NamedTuple):
@@ -80,10 +80,16 @@ class Definition:
     """What a kernel computes, in operations: where the kernel is differentiated, these are."""
     accepts_missing_cotangents: bool = False
     """A backward that takes None in the place of a cotangent."""
+    regathers: Callable[[Any], bool] | None = None
+    """(bound symbol): whether backwards compute its result again, whatever that costs, as they gather parameters."""
     statistics: tuple[int, ...] = ()
     """Places of the arguments that gradients do not depend on, as a backward kernel's running statistics."""
     vjp_halves: list | None = None
     """The augmented forward and the backward that a user registered."""
+
+    splitting: Callable | None = None
+    """(split, bound symbol): the part of its result that a rank computes from its parts of operands; None where that
+    is not known."""
 
     # --- aliases and mutation
     may_view: Callable[..., bool] | None = None
@@ -117,6 +123,8 @@ class Definition:
     """Asks for the state of a generator, or sets it."""
     owns_result: bool = False
     """PyTorch's kernel writes its result to memory that nobody else has."""
+    accumulates: bool = False
+    """Adds to its first operand: in place where that dies, as PyTorch's autograd does."""
 
     # --- cost
     factors: tuple[int, int] = (0, 1)

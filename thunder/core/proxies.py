@@ -273,8 +273,8 @@ def like(
 
 
 class UnbackedNumber(Proxy):
-    """A number that a line makes of data: the size of a result, or a tensor's value. The program has it in its hands as
-    a `NumberProxy` of this name.
+    """A number that an operation makes of data: the size of a result, or a tensor's value. The program has it in its
+    hands as a `NumberProxy` of this name.
 
     origin: where it comes from, in words. facts: what is known of such numbers in this program.
     """
@@ -306,7 +306,7 @@ def _undecided(what: str, unbacked: tuple[UnbackedNumber, ...]) -> DataDependent
 
 
 class Condition:
-    """A relation of numbers that only the run tells: what a program has in its hands for a bool that data decides. It
+    """A relation of data-dependent numbers: what a program has in its hands for a data-dependent bool. It
     may return it, and `torch._check` takes it."""
 
     __slots__ = ("a", "relation", "b", "unbacked")
@@ -370,11 +370,11 @@ for _name in [
 
 class NumberProxy:
     """A Python number that stays symbolic. Not a `Proxy`: it is an expression over numbers that are passed in, or that
-    lines make of data.
+    operations make of data.
 
     expression: what it is, in terms of the numbers the prologue passes in. decisions: where their values are, and where
-    what they decide is noted. unbacked: the numbers in the expression that lines make of data; then there is no value
-    and no guard, and what it decides is an error unless arithmetic tells.
+    what they decide is noted. unbacked: the numbers in the expression that operations make of data; then there is no
+    value and no guard, and what it decides is an error unless arithmetic tells.
     """
 
     __slots__ = ("name", "expression", "decisions", "unbacked", "__weakref__")
@@ -412,7 +412,7 @@ class NumberProxy:
 
     def concrete(self) -> Any:
         """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError
-        where only the run tells it."""
+        where that is data-dependent."""
         if self.unbacked:
             found = self.known()
             if found is None:
@@ -568,7 +568,7 @@ def number_of(expression: symbolic.Expression, kind: type, unbacked: tuple[Unbac
 
 
 def extreme(name: str, a, b):
-    """max(a, b) or min(a, b) of numbers one of which only the run tells, without branching where one type comes out."""
+    """max(a, b) or min(a, b) of numbers one of which is data-dependent, without branching where one type comes out."""
     second = b > a if name == "max" else b < a
     if isinstance(second, Condition) and _type_of(a) is _type_of(b):
         return _arithmetic(name, a, b)
@@ -655,20 +655,20 @@ def concrete(x):
 
 
 def settled(x):
-    """`concrete(x)`, but for a number that only the run tells."""
+    """`concrete(x)`, but for a data-dependent number."""
     return x if isinstance(x, NumberProxy) and x.unbacked else concrete(x)
 
 
 def converted(x, kind: type):
-    """int(x) or float(x), where x may be a number that only the run tells."""
+    """int(x) or float(x), where x may be a data-dependent number."""
     if not isinstance(x, NumberProxy):
         return kind(x)
     return x if x.python_type is kind else _arithmetic(kind.__name__, x) if x.unbacked else kind(x.concrete())
 
 
 def number_value(x):
-    """The value seen at capture, without making it a guard: for messages and estimates only. A number that only the run
-    tells counts as some."""
+    """The value seen at capture, without making it a guard: for messages and estimates only. A data-dependent number
+    counts as some."""
     if not isinstance(x, NumberProxy):
         return x
     if not x.unbacked:
@@ -700,7 +700,7 @@ def equal_counts(a: TensorProxy, b: TensorProxy) -> bool:
 
 
 def same_shape(a: tuple, b: tuple) -> bool:
-    """Whether two shapes are certainly equal, whatever sizes data decides.
+    """Whether two shapes are certainly equal, whatever data-dependent sizes are.
 
     Where constants tell them apart, nothing is decided about symbolic sizes.
     """

@@ -22,7 +22,7 @@ def tree_flatten(tree: Any) -> tuple[list, optree.PyTreeSpec]:
 
 
 def tree_flatten_with_dataclass(tree: Any) -> tuple[list, optree.PyTreeSpec]:
-    """As tree_flatten, with instances of dataclasses opened up as well."""
+    """As tree_flatten, with instances of dataclasses flattened as well."""
     _register_dataclasses(tree)
     return optree.tree_flatten(tree, none_is_leaf=True, namespace=_WITH_DATACLASSES)  # type: ignore[return-value]
 

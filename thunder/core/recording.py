@@ -32,7 +32,7 @@ def user_location() -> tuple | None:
 
 
 def decided_by_data(kind: str, question: Any) -> Any:
-    """The answer to a question that only the run tells, where the program that is captured goes one of its ways; None
+    """The answer to a data-dependent question, where the program that is captured goes one of its ways; None
     where it cannot. kind: "truth" of a condition, or "value" of a number."""
     recorder = RECORDER.get()
     return None if recorder is None or recorder.decide is None else getattr(recorder.decide, kind)(question)
@@ -46,7 +46,7 @@ def why_undecided() -> str:
 
 @contextmanager
 def undecided() -> Iterator[None]:
-    """Inside the block, what only the run tells is a DataDependentError, which the caller has another way for."""
+    """Inside the block, what is data-dependent is a DataDependentError, which the caller has another way for."""
     recorder = RECORDER.get()
     if recorder is None:
         yield

@@ -1,33 +1,36 @@
-"""Regions: groups of lines that may run as one.
+"""Regions: groups of operations that may run as one.
 
-A set of lines is convex when no path leads out of it and back in: everything it reads exists before it starts. Fusion
-executors are given convex regions only.
+A set of operations is convex when no path leads out of it and back in: everything it reads exists before it starts.
+Fusion executors are given convex regions only.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, element_count, has_numbers, map_structure, numbers_in
 from thunder.core.symbol import BoundSymbol, OpTags, hashable
 
-__all__ = ["Region", "convex_regions", "schedule", "region_key", "leading_to", "with_own_copies"]
+__all__ = ["FusedFunction", "Region", "convex_regions", "schedule", "region_key", "leading_to", "recompute_cheap"]
 
 
 class Region:
-    """Lines to run as one, in order, with the values they read from outside and those that are read after them."""
+    """Operations to run as one, in order, with the values they read from outside and those that are read after them."""
 
-    __slots__ = ("lines", "inputs", "outputs")
+    __slots__ = ("bound_symbols", "inputs", "outputs")
 
-    def __init__(self, lines: Sequence[BoundSymbol], needed_after: set[Proxy]):
-        self.lines = tuple(lines)
-        made = {o for line in lines for o in line.outputs}
-        self.inputs: tuple[Proxy, ...] = tuple(dict.fromkeys(i for line in lines for i in line.inputs if i not in made))
+    def __init__(self, operations: Sequence[BoundSymbol], needed_after: set[Proxy]):
+        self.bound_symbols = tuple(operations)
+        made = {o for operation in operations for o in operation.outputs}
+        self.inputs: tuple[Proxy, ...] = tuple(
+            dict.fromkeys(i for operation in operations for i in operation.inputs if i not in made)
+        )
         self.outputs: tuple[Proxy, ...] = tuple(
-            dict.fromkeys(o for line in lines for o in line.outputs if o in needed_after)
+            dict.fromkeys(o for operation in operations for o in operation.outputs if o in needed_after)
         )
 
     @property
@@ -41,51 +44,68 @@ class Region:
         """By the name of each number in its expressions, the one of `numbers` that it is."""
         found: dict[str, NumberProxy] = {}
         of: dict[str, NumberProxy] = {}  # by the name that stands for all that are equal
-        for line in self.lines:
-            if has_numbers(line.args) or has_numbers(line.output) or has_numbers(line.kwargs):
-                for number in numbers_in((line.args, line.kwargs, line.output), []):
+        for operation in self.bound_symbols:
+            if has_numbers(operation.args) or has_numbers(operation.output) or has_numbers(operation.kwargs):
+                for number in numbers_in((operation.args, operation.kwargs, operation.output), []):
                     for name in sorted(number.expression.symbols() - found.keys()):
                         found[name] = of.setdefault(number.decisions.equal(name), number.symbol(name))
         return found
 
 
+class FusedFunction:
+    """A function that runs a region, and what passes and estimates ask of it.
+
+    kernels: how many it launches. scratch_bytes: that it allocates beside its results. over: which results are written
+    over which inputs, or may be, by their places.
+    """
+
+    kernels: int = 1
+    scratch_bytes: int = 0
+    over: Mapping[int, int] = MappingProxyType({})
+
+    def layout(self, strides: tuple) -> list[tuple] | None:
+        """The strides of the results for inputs of these strides; None where that is not known."""
+        return None
+
+
 def leading_to(
-    lines: Sequence[BoundSymbol], results: Iterable, kept: Callable[[BoundSymbol], bool] | None = None
+    operations: Sequence[BoundSymbol], results: Iterable, kept: Callable[[BoundSymbol], bool] | None = None
 ) -> list[BoundSymbol]:
-    """The lines that `results` are made by, and those that `kept` says stay, with what these read, in their order."""
+    """The operations that `results` are made by, and those that `kept` says stay, with what these read, in their
+    order."""
     needed, found = {r for r in results if isinstance(r, Proxy)}, []
-    for line in reversed(lines):
-        if not needed.isdisjoint(line.outputs) or kept is not None and kept(line):
-            needed.update(line.inputs)
-            found.append(line)
+    for operation in reversed(operations):
+        if not needed.isdisjoint(operation.outputs) or kept is not None and kept(operation):
+            needed.update(operation.inputs)
+            found.append(operation)
     return found[::-1]
 
 
-def _readers(lines: Sequence[BoundSymbol]) -> dict[Proxy, list[int]]:
+def _consumers(operations: Sequence[BoundSymbol]) -> dict[Proxy, list[int]]:
     found: dict[Proxy, list[int]] = {}
-    for i, line in enumerate(lines):
-        for value in dict.fromkeys(line.inputs):
+    for i, operation in enumerate(operations):
+        for value in dict.fromkeys(operation.inputs):
             found.setdefault(value, []).append(i)
     return found
 
 
-# lines that run apart, from first to last of what is joined: results that wait for a far reader fill the memory
+# unfused operations, from first to last of what is joined: results that wait for a far consumer fill the memory
 NEAR = 8
 FAR = 64  # groups that are looked back on
-MOST = 128  # lines of groups that join: a longer kernel takes too long to compile
+MOST = 128  # operations of groups that join: a longer kernel takes too long to compile
 SMALL = 1 << 16  # elements, of which a kernel takes less time than its launch
 
 
-def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
-    """Groups the lines that `takes` accepts into convex sets of indices, each as large as joining what is near makes
-    it.
+def convex_regions(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
+    """Groups the operations that `takes` accepts into convex sets of indices, each as large as joining what is near
+    makes it.
 
-    Lines with an effect are never joined and never moved across. Every line is in exactly one group; lines not taken
-    are groups of one. Groups are in an order in which they can run. One pass, nearly linear in the edges: each group
-    has a level, more than that of every group it reads from, so that no path leads from one group to another of the
-    same level. A line joins the groups of its producers of the highest level, which become one, when all of them are
-    taken. A group that nothing else reads from yet may rise to any higher level, and joins as well. In the end, groups
-    that share tensors join, then small ones over one space, which are launched once.
+    Operations with an effect are never joined and never moved across. Every operation is in exactly one group;
+    operations not taken are groups of one. Groups are in an order in which they can run. One pass, nearly linear in the
+    edges: each group has a level, more than that of every group it reads from, so that no path leads from one group to
+    another of the same level. An operation joins the groups of its producers of the highest level, which become one,
+    when all of them are taken. A group that nothing else reads from yet may rise to any higher level, and joins as
+    well. In the end, groups that share tensors join, then small ones over one space, which are launched once.
     """
     group_of: list[int] = []
     groups: list[list[int]] = []
@@ -93,24 +113,24 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
     level: list[int] = []
     taken: list[bool] = []
     read: list[bool] = []  # by lines of other groups
-    first: list[int] = []  # how many lines that run apart stand before the first of a group
-    apart = 0
+    first: list[int] = []  # how many unfused operations stand before the first of a group
+    unfused = 0
     producer: dict[Proxy, int] = {}
-    barrier = 0  # lowest level that a line after the last effect may have
+    barrier = 0  # lowest level that an operation after the last effect may have
 
     def current(group: int) -> int:
         while merged_into[group] != group:
             merged_into[group] = group = merged_into[merged_into[group]]
         return group
 
-    for i, line in enumerate(lines):
-        has_effect = OpTags.DONT_DCE in line.sym.tags
-        accepts = takes(line) and not has_effect
-        before = {current(group_of[producer[v]]) for v in line.inputs if v in producer}
+    for i, operation in enumerate(operations):
+        has_effect = OpTags.DONT_DCE in operation.sym.tags
+        accepts = takes(operation) and not has_effect
+        before = {current(group_of[producer[v]]) for v in operation.inputs if v in producer}
         highest = max((level[g] for g in before), default=0)
         nearest = [g for g in before if level[g] == highest]
         may_join = (
-            {g for g in before if taken[g] and level[g] >= barrier and apart - first[g] <= NEAR} if accepts else set()
+            {g for g in before if taken[g] and level[g] >= barrier and unfused - first[g] <= NEAR} if accepts else set()
         )
         if sum(len(groups[g]) for g in may_join) >= MOST:
             may_join = set()
@@ -125,7 +145,7 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
             level.append(max(highest + 1, barrier))
             taken.append(accepts)
             read.append(False)
-            first.append(apart)
+            first.append(unfused)
         for other in sorted(joined):
             groups[group] += groups[other]
             read[group] |= read[other]
@@ -138,33 +158,43 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
         if has_effect:
             level[group] = max(level, default=0) + 1
             barrier = level[group] + 1
-        apart += _runs_apart(line, accepts)
+        unfused += _is_unfused(operation, accepts)
         group_of.append(group)
-        for o in line.outputs:
+        for o in operation.outputs:
             producer[o] = i
-    ordered = _in_order(lines, [sorted(g) for g in groups if g], producer)
+    ordered = _in_order(operations, [sorted(g) for g in groups if g], producer)
     for shared in (_tensors, _small_space):
-        ordered = _join_sharing(lines, ordered, [taken[current(group_of[g[0]])] for g in ordered], producer, shared)
+        ordered = _join_sharing(
+            operations, ordered, [taken[current(group_of[g[0]])] for g in ordered], producer, shared
+        )
     return ordered
 
 
-def _runs_apart(line: BoundSymbol, taken: bool) -> bool:
-    return not taken and OpTags.SHAPE_OP not in line.sym.tags
+def _is_unfused(operation: BoundSymbol, taken: bool) -> bool:
+    return not taken and OpTags.SHAPE_OP not in operation.sym.tags
 
 
-def _tensors(lines: Sequence[BoundSymbol]) -> set[Any]:
-    """What lines read and make."""
-    return {v for line in lines for v in (*line.inputs, *line.outputs) if isinstance(v, TensorProxy)}
+def _tensors(operations: Sequence[BoundSymbol]) -> set[Any]:
+    """What operations read and make."""
+    return {
+        v for operation in operations for v in (*operation.inputs, *operation.outputs) if isinstance(v, TensorProxy)
+    }
 
 
-def _small_space(lines: Sequence[BoundSymbol]) -> set[Any]:
-    """How many elements all that lines make has, and on which device, if they are few. On a CPU nothing is launched."""
-    spaces = {(element_count(o), o.device) for line in lines for o in line.outputs if isinstance(o, TensorProxy)}
+def _small_space(operations: Sequence[BoundSymbol]) -> set[Any]:
+    """How many elements all that operations make has, and on which device, if they are few. On a CPU nothing is
+    launched."""
+    spaces = {
+        (element_count(o), o.device)
+        for operation in operations
+        for o in operation.outputs
+        if isinstance(o, TensorProxy)
+    }
     return spaces if len(spaces) == 1 and all(n <= SMALL and device.type != "cpu" for n, device in spaces) else set()
 
 
 def _join_sharing(
-    lines: Sequence[BoundSymbol], ordered: Sequence[list[int]], taken: Sequence[bool], producer: dict[Proxy, int],
+    operations: Sequence[BoundSymbol], ordered: Sequence[list[int]], taken: Sequence[bool], producer: dict[Proxy, int],
         shared: Callable[[Sequence[BoundSymbol]], set]
 ) -> list[list[int]]:  # fmt: skip
     """Joins near groups that have something of what `shared` says in common, where no path leads from one to the other
@@ -176,10 +206,10 @@ def _join_sharing(
     group_of = {i: g for g, group in enumerate(ordered) for i in group}
     into = list(range(len(ordered)))
     members = [list(group) for group in ordered]
-    # lines that a group reads from, its own among them
-    made_by = [[producer[v] for i in group for v in lines[i].inputs if v in producer] for group in ordered]
-    apart = [sum(_runs_apart(lines[i], t) for i in group) for t, group in zip(taken, ordered, strict=True)]
-    has_effect = [OpTags.DONT_DCE in lines[group[0]].sym.tags for group in ordered]
+    # operations that a group reads from, its own among them
+    made_by = [[producer[v] for i in group for v in operations[i].inputs if v in producer] for group in ordered]
+    unfused = [sum(_is_unfused(operations[i], t) for i in group) for t, group in zip(taken, ordered, strict=True)]
+    has_effect = [OpTags.DONT_DCE in operations[group[0]].sym.tags for group in ordered]
     latest: dict[Any, int] = {}  # the last group that has something
     placed: list[int] = []
 
@@ -193,27 +223,27 @@ def _join_sharing(
 
     for group, own in enumerate(ordered):
         after: list[int] = []  # what has to come after the group
-        keys = shared([lines[i] for i in own]) if taken[group] else ()
+        keys = shared([operations[i] for i in own]) if taken[group] else ()
         for other in sorted({current(latest[k]) for k in keys if k in latest}, reverse=True):
             at = next((n for n in range(len(placed) - 1, max(-1, len(placed) - FAR), -1) if placed[n] == other), None)
             if at is None:
                 continue
             between = placed[at + 1 :]
             if (
-                sum(apart[g] for g in between) > NEAR
+                sum(unfused[g] for g in between) > NEAR
                 or any(has_effect[g] for g in between)
                 or len(members[group]) + len(members[other]) > MOST
             ):
                 continue
-            readers = {other}
+            consumers = {other}
             for g in between:
-                if reads(g, readers):
-                    readers.add(g)
-            readers.remove(other)
-            if readers and reads(group, readers):
+                if reads(g, consumers):
+                    consumers.add(g)
+            consumers.remove(other)
+            if consumers and reads(group, consumers):
                 continue
-            placed[at:] = [g for g in between if g not in readers]
-            after = [g for g in between if g in readers] + after
+            placed[at:] = [g for g in between if g not in consumers]
+            after = [g for g in between if g in consumers] + after
             members[group] += members[other]
             made_by[group] += made_by[other]
             into[other] = group
@@ -222,17 +252,19 @@ def _join_sharing(
     return [sorted(members[g]) for g in placed]
 
 
-def _in_order(lines: Sequence[BoundSymbol], groups: list[list[int]], producer: dict[Proxy, int]) -> list[list[int]]:
+def _in_order(
+    operations: Sequence[BoundSymbol], groups: list[list[int]], producer: dict[Proxy, int]
+) -> list[list[int]]:
     """Groups in an order in which they can run, as near to that of the program as it goes: values live no longer than
     they must. Effects stay where they are."""
-    stretch, stretch_of = 0, []  # stretches of lines between effects, which are stretches of their own
-    for line in lines:
-        has_effect = OpTags.DONT_DCE in line.sym.tags
+    stretch, stretch_of = 0, []  # stretches of operations between effects, which are stretches of their own
+    for operation in operations:
+        has_effect = OpTags.DONT_DCE in operation.sym.tags
         stretch_of.append(stretch + has_effect)
         stretch += 2 * has_effect
     group_of = {i: g for g, group in enumerate(groups) for i in group}
     before = [
-        {group_of[producer[v]] for i in group for v in lines[i].inputs if v in producer} - {g}
+        {group_of[producer[v]] for i in group for v in operations[i].inputs if v in producer} - {g}
         for g, group in enumerate(groups)
     ]
     after: list[list[int]] = [[] for _ in groups]
@@ -253,10 +285,12 @@ def _in_order(lines: Sequence[BoundSymbol], groups: list[list[int]], producer: d
     return ordered
 
 
-def schedule(lines: Sequence[BoundSymbol], groups: Sequence[Sequence[int]], output: Sequence[Proxy]) -> list[Region]:
+def schedule(
+    operations: Sequence[BoundSymbol], groups: Sequence[Sequence[int]], output: Sequence[Proxy]
+) -> list[Region]:
     """The regions of `groups`, in an order in which they can run, each with its inputs and the outputs that are read
     later."""
-    readers = _readers(lines)
+    consumers = _consumers(operations)
     returned = set(output)
     regions = []
     for group in groups:
@@ -264,10 +298,10 @@ def schedule(lines: Sequence[BoundSymbol], groups: Sequence[Sequence[int]], outp
         needed = {
             o
             for i in group
-            for o in lines[i].outputs
-            if o in returned or any(r not in inside for r in readers.get(o, ()))
+            for o in operations[i].outputs
+            if o in returned or any(r not in inside for r in consumers.get(o, ()))
         }
-        regions.append(Region([lines[i] for i in group], needed))
+        regions.append(Region([operations[i] for i in group], needed))
     return regions
 
 
@@ -275,23 +309,30 @@ class _Value(tuple):
     """A value of a region, by its number: what is left of a proxy when names do not count."""
 
 
-def with_own_copies(
+def recompute_cheap(
     regions: Sequence[Region],
     output: Sequence[Proxy],
     takes: Callable[[BoundSymbol], bool],
     cheap: Callable[[BoundSymbol], bool],
 ) -> list[Region]:
-    """Regions that compute again what is cheap, where they would read it from another region: writing and reading it
+    """Regions that recompute what is cheap, where they would read it from another region: writing and reading it
     costs more than reading what it is made of.
 
-    regions: in an order in which they can run. takes: lines that are run as regions. cheap: those of them that cost
-    nothing beside what they read. A value is copied where what it is made of, and the region does not read anyway, has
-    no more bytes than the value. Never past a line with an effect, which may write to what the copy would read.
+    regions: in an order in which they can run. takes: operations that are run as regions. cheap: those of them that
+    cost nothing beside what they read. A value is copied where what it is made of, and the region does not read anyway,
+    has no more bytes than the value. Never past an operation with an effect, which may write to what the copy would
+    read.
     """
-    taken = [all(map(takes, r.lines)) for r in regions]
-    effects = list(itertools.accumulate(any(OpTags.DONT_DCE in line.sym.tags for line in r.lines) for r in regions))
-    home = {o: (n, line) for n, r in enumerate(regions) for line in r.lines for o in line.outputs}
-    lines_of: list[list[BoundSymbol]] = []
+    taken = [all(map(takes, r.bound_symbols)) for r in regions]
+    effects = list(
+        itertools.accumulate(
+            any(OpTags.DONT_DCE in operation.sym.tags for operation in r.bound_symbols) for r in regions
+        )
+    )
+    home = {
+        o: (n, operation) for n, r in enumerate(regions) for operation in r.bound_symbols for o in operation.outputs
+    }
+    operations_of: list[list[BoundSymbol]] = []
     for n, region in enumerate(regions):
         inputs, copies = set(region.inputs), {}
         fronts: list[tuple[int, list[BoundSymbol]]] = []
@@ -301,33 +342,37 @@ def with_own_copies(
                 at is None
                 or not taken[at]
                 or effects[at] != effects[n]
-                or (chain := _chain(value, home, regions[at].lines, cheap)) is None
+                or (chain := _chain(value, home, regions[at].bound_symbols, cheap)) is None
             ):
                 continue
             made, sources = chain
             if sum(_bytes(s) for s in sources if s not in inputs) > _bytes(value):
                 continue
             inputs |= sources
-            fronts.append((at, [line for line in made if line.outputs[0] not in copies]))
-            copies |= {o: _copy(o, line) for line in made for o in line.outputs if o not in copies}
+            fronts.append((at, [operation for operation in made if operation.outputs[0] not in copies]))
+            copies |= {o: _copy(o, operation) for operation in made for o in operation.outputs if o not in copies}
         # a copy may read one of an earlier region
-        front = [line for _, made in sorted(fronts, key=lambda f: f[0]) for line in made]
-        lines_of.append([line.swap(copies) for line in (*front, *region.lines)] if copies else list(region.lines))
-    read = {v for lines in lines_of for v in Region(lines, set()).inputs} | set(output)
+        front = [operation for _, made in sorted(fronts, key=lambda f: f[0]) for operation in made]
+        operations_of.append(
+            [operation.swap(copies) for operation in (*front, *region.bound_symbols)]
+            if copies
+            else list(region.bound_symbols)
+        )
+    read = {v for operations in operations_of for v in Region(operations, set()).inputs} | set(output)
     result = []
-    for n, (region, lines) in enumerate(zip(regions, lines_of, strict=True)):
+    for n, (region, operations) in enumerate(zip(regions, operations_of, strict=True)):
         needed = {o for o in region.outputs if o in read}
-        kept = leading_to(lines, needed) if taken[n] else lines
+        kept = leading_to(operations, needed) if taken[n] else operations
         if kept:
             result.append(Region(kept, needed))
     return result
 
 
 def _chain(
-    value: Proxy, home: dict, home_lines: Sequence[BoundSymbol], cheap: Callable[[BoundSymbol], bool]
+    value: Proxy, home: dict, home_operations: Sequence[BoundSymbol], cheap: Callable[[BoundSymbol], bool]
 ) -> tuple[list[BoundSymbol], set[Proxy]] | None:
-    """The lines of a value's own region that lead to it, and what they read from outside of it; None where one of them
-    is not cheap."""
+    """The operations of a value's own region that lead to it, and what they read from outside of it; None where one of
+    them is not cheap."""
     region = home[value][0]
     found: dict[BoundSymbol, None] = {}
     sources: set[Proxy] = set()
@@ -337,22 +382,22 @@ def _chain(
         if v not in home or home[v][0] != region:
             sources.add(v)
             continue
-        line = home[v][1]
-        if line not in found:
-            if not cheap(line):
+        operation = home[v][1]
+        if operation not in found:
+            if not cheap(operation):
                 return None
-            found[line] = None
-            waiting += line.inputs
-    return [line for line in home_lines if line in found], sources
+            found[operation] = None
+            waiting += operation.inputs
+    return [operation for operation in home_operations if operation in found], sources
 
 
 def _bytes(value: Proxy) -> int:
     return element_count(value) * value.dtype.bytes if isinstance(value, TensorProxy) else 0
 
 
-def _copy(value: Proxy, line: BoundSymbol) -> Proxy:
-    assert isinstance(value, TensorProxy) and line.context is not None, "cheap lines compute tensors"
-    return value.replace(name=line.context.names.make())
+def _copy(value: Proxy, operation: BoundSymbol) -> Proxy:
+    assert isinstance(value, TensorProxy) and operation.context is not None, "cheap operations compute tensors"
+    return value.replace(name=operation.context.names.make())
 
 
 def region_key(region: Region):
@@ -373,9 +418,12 @@ def region_key(region: Region):
             found = numbers[x] = _Value((len(numbers), *facts))
         return found
 
-    lines = [
-        (line.sym, *(hashable(map_structure(number, part)) for part in (line.args, line.kwargs, line.output)))
-        for line in region.lines
+    operations = [
+        (
+            operation.sym,
+            *(hashable(map_structure(number, part)) for part in (operation.args, operation.kwargs, operation.output)),
+        )
+        for operation in region.bound_symbols
     ]
     sizes = tuple(n.decisions.is_size(n.name) for n in region.numbers)
-    return (tuple(lines), tuple(map(number, region.inputs)), tuple(map(number, region.outputs)), sizes)
+    return (tuple(operations), tuple(map(number, region.inputs)), tuple(map(number, region.outputs)), sizes)

@@ -3,7 +3,7 @@ is traced.
 
 A symbol is called like a function. Its meta rule types the result, or, where it has none, its decomposition is run and
 typed. The call is recorded in the current `Recorder` as a `BoundSymbol`, which never changes afterwards. Traces are
-flat: a composite is one line, and its decomposition (`bound_symbol.subsymbols`) is made when somebody first asks.
+flat: a composite is one operation, and its decomposition (`bound_symbol.subsymbols`) is made when somebody first asks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-UNBACKED: dict[str, Callable] = {}  # what is done about sizes that data decides; `thunder.core.unbacked` fills it
+UNBACKED: dict[str, Callable] = {}  # what is done about data-dependent sizes; `thunder.core.unbacked` fills it
 
 
 class OpTags(enum.Enum):
@@ -62,7 +62,7 @@ class Names:
     """The names taken in a program, shared by all traces made from it. facts: what is known of its numbers that data
     decides, by name.
 
-    backends: what attention might use when the reading of the program began; attends: whether the program depends on
+    backends: what attention might use when the capture of the program began; attends: whether the program depends on
     that.
     """
 
@@ -148,7 +148,7 @@ class Recorder:
     code it came from, in a form that costs little; where: the same as (filename, line, function, source line), for
     errors.
 
-    decide: answers what only the run tells, see `thunder.core.paths`; None where such a question is an error. typing:
+    decide: answers what is data-dependent, see `thunder.core.paths`; None where such a question is an error. typing:
     whether a meta rule is running, which is typed by examples where it asks.
     """
 
@@ -486,7 +486,7 @@ class BoundSymbol:
     @property
     def subsymbols(self) -> tuple[BoundSymbol, ...]:
         """The decomposition: operations that compute the same outputs, under the same names. Empty for a prim, and
-        where it depends on sizes that data decides."""
+        where it depends on data-dependent sizes."""
         if self._subsymbols is None and self.sym.decomposition is not None:
             number = next((n for n in numbers_in([self.args, self.kwargs], []) if not n.unbacked), None)
             if number is not None and number.decisions.closed:  # somebody looks at a program that is made
@@ -590,7 +590,7 @@ def adopt(operations: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymb
 
 
 def hashable(x):
-    """A hashable stand-in for a structure of arguments: proxies by identity, 1, 1.0 and True kept apart."""
+    """A hashable form of a structure of arguments: proxies by identity, 1, 1.0 and True kept apart."""
     if isinstance(x, NumberProxy):
         return (NumberProxy, x.expression)
     if isinstance(x, Proxy):

@@ -316,7 +316,7 @@ def hold(relations: dict[tuple, bool], values: dict[str, int | float]) -> bool:
 
 
 class Facts:
-    """What is known of the numbers that only the run tells, in one program.
+    """What is known of the data-dependent numbers, in one program.
 
     least: the least value of each number that has one, by name; sizes have 0. The other facts are what the program
     itself has checked (`torch._check`, decisions): polynomials that are at least 0, those that are not 0, relations of

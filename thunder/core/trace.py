@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import time
+from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from thunder.core.symbol import BoundSymbol, Context, Names, Recorder, current_r
 __all__ = [
     "Trace",
     "TraceCtx",
+    "ForwardBackward",
     "TraceBuilder",
     "TraceInfo",
     "TraceTag",
@@ -24,10 +26,12 @@ __all__ = [
     "detached_trace",
     "is_tracing",
     "timed_pass",
+    "headed",
 ]
 
 
 class TraceTag(enum.Enum):
+    JOINT = enum.auto()
     AUGMENTED_FORWARD = enum.auto()
     BACKWARD = enum.auto()
 
@@ -41,6 +45,11 @@ class TraceInfo:
     program writes to memory that was there, and the value that lay there. copies: results of views that are copies,
     as their strides say. communicates: whether ranks hold parts of parameters, so that the program has collectives.
     compiled: what executors keep for as long as the program lives.
+
+    backwards: how many backwards the program has; contexts of bound symbols say which one they belong to. recomputed:
+    by backward, the values of its forward that it recomputes. cut: how a forward and its backward belong together.
+    saved_as: of a backward, the tensors and other values that the forward which runs returns for it. missing: the
+    cotangents that a backward is not given. fusible: bound symbols that fusion executors may take.
     """
 
     objects: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -50,6 +59,12 @@ class TraceInfo:
     copies: Set[str] = frozenset()
     communicates: bool = False
     compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
+    backwards: int = 0
+    recomputed: Mapping[int, Set[Proxy]] = dataclasses.field(default_factory=dict)
+    cut: ForwardBackward | None = None
+    saved_as: tuple = ((), ())
+    missing: Set[Proxy] = frozenset()
+    fusible: Set[BoundSymbol] = frozenset()
 
     def replace(self, **changes) -> TraceInfo:
         """A copy with some of the fields changed."""
@@ -156,7 +171,23 @@ class Trace:
         return self.names.claim(name) if name is not None else self.names.make(prefix)
 
 
-TraceCtx = Trace
+@dataclasses.dataclass(frozen=True)
+class ForwardBackward:
+    """A joint trace in two. forward: returns (outputs, (saved tensors, saved others)). backward:
+    `backward_fn(saved_for_backward, cotangents)`, one gradient or None an argument.
+
+    outputs: the distinct tensors, numbers of data and values of host calls that the forward makes and the program
+    returns, in order.
+    cotangents: what the backward is given, for those that require grad. returned: what the program returns.
+    """
+
+    forward: Trace
+    backward: Trace
+    outputs: list
+    cotangents: list
+    saved_tensors: list
+    saved_others: list
+    returned: Any
 
 
 class TraceBuilder:
@@ -175,11 +206,35 @@ class TraceBuilder:
     def set_provenance(self, provenance) -> None:
         self.provenance = str(provenance)
 
+    def add_bound_symbol(self, operation: BoundSymbol) -> None:
+        self.bound_symbols.append(operation)
+
+    def python(self, **options) -> str:
+        return self.trace().python(**options)
+
+    def python_callable(self, **options) -> Callable:
+        return self.trace().python_callable(**options)
+
+    def __str__(self) -> str:
+        return self.python()
+
     def trace(self) -> Trace:
         return self.base.replace(
             name=self.name, args=self.args, bound_symbols=self.bound_symbols, output=self.output,
             provenance=self.provenance, tags=self.tags, info=self.info
         )  # fmt: skip
+
+
+class TraceCtx(ABC):  # noqa: B024  what isinstance says of traces and builders
+    """`TraceCtx(fn)` is an empty trace to be filled, named as `fn`. Every trace and every builder is a TraceCtx."""
+
+    def __new__(cls, fn: Callable | None = None) -> TraceBuilder:  # type: ignore[misc]
+        name = fn.__name__ if fn is not None and fn.__name__.isidentifier() else "computation"
+        return TraceBuilder(Trace(name, (), (), None, Names()))
+
+
+TraceCtx.register(Trace)
+TraceCtx.register(TraceBuilder)
 
 
 def from_trace(trace: Trace) -> TraceBuilder:
@@ -209,8 +264,11 @@ def is_tracing() -> bool:
 def timed_pass(title: str, trace: Trace, run: Callable[[Trace], Trace | TraceBuilder]) -> Trace:
     """`run(trace)` with the header line that says which pass made the result and how long it took."""
     start = time.perf_counter_ns()
-    result = run(trace)
-    if isinstance(result, TraceBuilder):
-        result = result.trace()
+    return headed(title, run(trace), start)
+
+
+def headed(title: str, made: Trace | TraceBuilder, start: int) -> Trace:
+    """What a pass made, with its header line. start: when the pass began, by `time.perf_counter_ns`."""
     took = (time.perf_counter_ns() - start) // 1_000_000
-    return result.replace(provenance=f"Constructed by {title} (took {took} milliseconds)")
+    trace = made.trace() if isinstance(made, TraceBuilder) else made
+    return trace.replace(provenance=f"Constructed by {title} (took {took} milliseconds)")

@@ -3,7 +3,9 @@ re-exports."""
 
 from thunder._lazy import names_from
 
-__getattr__, __dir__ = names_from(
-    __name__,
-    {"thunder.transforms.base": ("Transform",), "thunder.transforms.dce": ("dce",), "thunder.transforms.cse": ("cse",)},
-)
+_FROM = {
+    "thunder.transforms.base": ("Transform",),
+    "thunder.transforms.dce": ("dce",),
+    "thunder.transforms.cse": ("cse",),
+}
+__getattr__, __dir__ = names_from(__name__, _FROM)

@@ -1,7 +1,7 @@
-"""Sizes that data decides: how lines of a trace make them, and how results are typed whose shape depends on them.
+"""Data-dependent sizes: how operations of a trace make them, and how results are typed whose shape depends on them.
 
 Before: `t0 = ltorch.nonzero(x)`. After: `t0 = ltorch.nonzero(x)  # "cpu i64[u0, 2]"`, `u0 = size(t0, 0)`. What later
-lines read of `u0` they read by that name.
+operations read of `u0` they read by that name.
 
 A meta rule computes with such sizes as with others. Where it would have to decide by one, the operation is typed by
 examples: the rule is run with several numbers in its place, and what comes out each time says which sizes of the result
@@ -48,12 +48,11 @@ __all__ = [
 ]
 
 
-# ---------------------------------------------------------------------------------------------------------------- lines
-# that make numbers
+# ------------------------------------------------------------------------------ operations that make numbers
 
 
 def made_number(recorder: Recorder, python_type: type, origin: str) -> tuple[UnbackedNumber, NumberProxy | Condition]:
-    """A new number for a line to make, and what the program has in its hands."""
+    """A new number for an operation to make, and what the program has in its hands."""
     names = recorder.context.names
     made = UnbackedNumber(names.make("v" if python_type is float else "u"), python_type, origin, names.facts)
     return made, made.number()
@@ -63,38 +62,38 @@ def fresh_size() -> NumberProxy:
     """For meta rules: a size that is read from the result when the program runs. It stands alone in one dimension of a
     result."""
     recorder = current_recorder()
-    assert recorder is not None, "a size that data decides is known in a trace only"
-    made, number = made_number(recorder, int, "a size that data decides")
+    assert recorder is not None, "a data-dependent size is known in a trace only"
+    made, number = made_number(recorder, int, "a data-dependent size")
     made.facts.least[made.name] = 0
     recorder.sizes = [*(recorder.sizes or ()), made]
     return number  # type: ignore[return-value]
 
 
-def read_sizes(recorder: Recorder, line: BoundSymbol) -> None:
-    """Writes the lines that make the sizes which the meta rule of `line` left to the run."""
+def read_sizes(recorder: Recorder, operation: BoundSymbol) -> None:
+    """Writes the operations that make the sizes which the meta rule of `operation` left to the run."""
     waiting = {u.name: u for u in recorder.sizes}  # type: ignore[union-attr]
     recorder.sizes = []
-    for o in line.outputs:
+    for o in operation.outputs:
         for dim, n in enumerate(o.shape) if isinstance(o, TensorProxy) else ():
             made = waiting.pop(n.name, None) if isinstance(n, NumberProxy) else None
             if made is not None:
-                made.origin = f"dimension {dim} of a result of {line.sym.name}"
+                made.origin = f"dimension {dim} of a result of {operation.sym.name}"
                 recorder.bound_symbols.append(
-                    BoundSymbol(size_symbol, (o, dim), {}, made, context=line.context, location=line.location)
+                    BoundSymbol(size_symbol, (o, dim), {}, made, context=operation.context, location=operation.location)
                 )
 
 
-def with_sizes(lines: Sequence[BoundSymbol], arguments: Iterable, names: Names) -> list[BoundSymbol]:
-    """The lines, with those that make sizes which are read and which no line makes: a derivative reads what the program
-    did not."""
-    made = {o for line in lines for o in line.outputs} if names.facts.least else ()
+def with_sizes(operations: Sequence[BoundSymbol], arguments: Iterable, names: Names) -> list[BoundSymbol]:
+    """The operations, with those that make sizes which are read and which no operation makes: a derivative reads what
+    the program did not."""
+    made = {o for operation in operations for o in operation.outputs} if names.facts.least else ()
     missing = (
-        {i.name: i for line in lines for i in line.inputs if type(i) is UnbackedNumber and i not in made}
+        {i.name: i for operation in operations for i in operation.inputs if type(i) is UnbackedNumber and i not in made}
         if made
         else {}
     )
     if not missing:
-        return list(lines)
+        return list(operations)
     out: list[BoundSymbol] = []
 
     def measure(values: Iterable, context) -> None:
@@ -104,9 +103,9 @@ def with_sizes(lines: Sequence[BoundSymbol], arguments: Iterable, names: Names) 
                     out.append(BoundSymbol(size_symbol, (value, dim), {}, found, context=context))
 
     measure(arguments, None)
-    for line in lines:
-        out.append(line)
-        measure(line.outputs, line.context)
+    for operation in operations:
+        out.append(operation)
+        measure(operation.outputs, operation.context)
     return out
 
 
@@ -147,14 +146,14 @@ def assume(condition: Condition, message: str) -> None:
     """From here on the condition holds: the program checks it when it runs, and raises RuntimeError with the message
     where it does not."""
     recorder = current_recorder()
-    assert recorder is not None, "conditions are checked by lines of a trace"
+    assert recorder is not None, "conditions are checked by operations of a trace"
     check_condition.record(recorder, (condition.a, condition.relation, condition.b, message), {}, None)
     condition.assume()
 
 
 def check_shapes(a: tuple, b: tuple, refusal: str) -> None:
-    """Two shapes are equal; where only the run tells, the program checks it. Raises RuntimeError where they are not,
-    then or now."""
+    """Two shapes are equal; where that is data-dependent, the program checks it. Raises RuntimeError where they are
+    not, then or now."""
     conditions = [m == n for m, n in zip(a, b)]
     if len(a) != len(b) or any(equal is False for equal in conditions):
         raise RuntimeError(refusal)
@@ -179,7 +178,7 @@ _MOST = 400  # runs of a meta rule
 
 
 def typed_otherwise(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, error: DataDependentError):
-    """Records a call whose meta rule asks what only the run tells: typed by examples, or, where these do not help and
+    """Records a call whose meta rule asks what is data-dependent: typed by examples, or, where these do not help and
     the program may be one for this path only, with the numbers that are there now. Returns the result."""
     try:
         return typed_by_examples(symbol, recorder, args, kwargs, error)
@@ -207,7 +206,7 @@ def _settled(x):
 
 
 def typed_by_examples(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, error: DataDependentError):
-    """Records a call whose meta rule would have to decide by a number that only the run tells, and returns the result.
+    """Records a call whose meta rule would have to decide by a data-dependent number, and returns the result.
     Raises `error` where examples do not help."""
     recorder.sizes = []
     numbers = numbers_in(kwargs, numbers_in(args, []))
@@ -253,7 +252,7 @@ class _Run(NamedTuple):
 
 def _run(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, values: dict) -> _Run | None:
     """None where the rule refuses these numbers."""
-    stand_ins: dict[Proxy, TensorProxy] = {}
+    examples: dict[Proxy, TensorProxy] = {}
     originals: dict[Proxy, TensorProxy] = {}
 
     def place(x):
@@ -261,10 +260,10 @@ def _run(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, values: 
             return x.expression.evaluate(values) if x.unbacked else x.concrete()
         if not isinstance(x, TensorProxy) or all(type(n) is int for n in x.shape):
             return x
-        if x not in stand_ins:
-            stand_ins[x] = x.replace(shape=tuple(map(place, x.shape)))
-            originals[stand_ins[x]] = x
-        return stand_ins[x]
+        if x not in examples:
+            examples[x] = x.replace(shape=tuple(map(place, x.shape)))
+            originals[examples[x]] = x
+        return examples[x]
 
     leaves: list = []
 

@@ -35,29 +35,29 @@ def sequencify(x: Any) -> Sequence:
     return x if isinstance(x, (tuple, list)) else (x,)
 
 
-def _lines(of: Trace | Iterable[BoundSymbol]) -> Iterable[BoundSymbol]:
+def _operations(of: Trace | Iterable[BoundSymbol]) -> Iterable[BoundSymbol]:
     return of.bound_symbols if isinstance(of, Trace) else of
 
 
 def producers(of: Trace | Iterable[BoundSymbol]) -> dict[Proxy, BoundSymbol]:
-    """For each value the line that makes it."""
-    return {o: b for b in _lines(of) for inputs in (frozenset(b.inputs),) for o in b.outputs if o not in inputs}
+    """For each value the operation that makes it."""
+    return {o: b for b in _operations(of) for inputs in (frozenset(b.inputs),) for o in b.outputs if o not in inputs}
 
 
 def consumers(of: Trace | Iterable[BoundSymbol]) -> dict[Proxy, list[BoundSymbol]]:
-    """For each value the lines that read it, in order."""
+    """For each value the operations that read it, in order."""
     found: dict[Proxy, list[BoundSymbol]] = {}
-    for line in _lines(of):
-        for value in dict.fromkeys(line.inputs):
-            found.setdefault(value, []).append(line)
+    for operation in _operations(of):
+        for value in dict.fromkeys(operation.inputs):
+            found.setdefault(value, []).append(operation)
     return found
 
 
 def producers_and_consumers(
     of: Trace | Iterable[BoundSymbol],
 ) -> tuple[dict[Proxy, BoundSymbol], dict[Proxy, list[BoundSymbol]]]:
-    lines = list(_lines(of))
-    return producers(lines), consumers(lines)
+    operations = list(_operations(of))
+    return producers(operations), consumers(operations)
 
 
 @contextlib.contextmanager

@@ -50,10 +50,10 @@ def check_agreement(traces: Sequence[Trace]) -> None:
     """
     programs: dict = {}
     for trace in traces:
-        for line in trace.bound_symbols:
-            group = next((a for a in line.args if isinstance(a, dist.ProcessGroup)), None)
+        for operation in trace.bound_symbols:
+            group = next((a for a in operation.args if isinstance(a, dist.ProcessGroup)), None)
             if group is not None:
-                programs.setdefault(group, []).append(_said(line))
+                programs.setdefault(group, []).append(_said(operation))
     if programs:
         introduce()
     for group, lines in programs.items():
@@ -83,11 +83,11 @@ def check_same_module(groups: Sequence, named: Iterable[tuple[str, torch.Tensor]
                 raise CollectiveError(_difference(name, me, lines, "parameter", r, theirs and theirs.split("\n"), late))
 
 
-def _said(line: BoundSymbol) -> str:
+def _said(operation: BoundSymbol) -> str:
     """A collective as ranks have to agree on it."""
-    tensors = [p for p in line.inputs if isinstance(p, TensorProxy)]
-    rest = [repr(a) for a in line.args if isinstance(a, (str, int, bool)) or a is None]
-    name = (line.subsymbols[0] if line.subsymbols else line).sym.name  # not that of who carries it out
+    tensors = [p for p in operation.inputs if isinstance(p, TensorProxy)]
+    rest = [repr(a) for a in operation.args if isinstance(a, (str, int, bool)) or a is None]
+    name = (operation.subsymbols[0] if operation.subsymbols else operation).sym.name  # not that of who carries it out
     return f"{name} of {', '.join(f'{p.dtype.shortname}{list(p.shape)}' for p in tensors)}" + (
         f" ({', '.join(rest)})" if rest else ""
     )

@@ -42,67 +42,72 @@ def bucket(trace: Trace) -> Trace:
     open_pieces: dict[tuple, list[BoundSymbol]] = {}
     gathers: dict[BoundSymbol, list[BoundSymbol]] = {}  # by any of them, the parameters that are gathered with it
     left: dict[tuple, int] = {}  # gradients to come
-    for line in trace.bound_symbols:
-        if line.sym is synchronize and (key := _key(line)) is not None:
+    for operation in trace.bound_symbols:
+        if operation.sym is synchronize and (key := _key(operation)) is not None:
             piece = open_pieces.setdefault(key, [])
-            if _too_large([one.output for one in piece], line.output, line.args[1]):
+            if _too_large([one.output for one in piece], operation.output, operation.args[1]):
                 piece = open_pieces[key] = []
-            piece.append(line)
-            gathers[line] = piece
-        elif line.sym is synchronize_gradient and (key := _key(line)) is not None:
+            piece.append(operation)
+            gathers[operation] = piece
+        elif operation.sym is synchronize_gradient and (key := _key(operation)) is not None:
             left[key] = left.get(key, 0) + 1
     if not gathers and not left:
         return trace
     own = _own(trace)
-    lines: list[BoundSymbol] = []
+    operations: list[BoundSymbol] = []
     held: dict[tuple, list[BoundSymbol]] = {}  # reductions that are not written yet
     made: dict[Proxy, tuple] = {}  # what they make
-    for line in trace.bound_symbols:
-        for i in line.inputs:
+    for operation in trace.bound_symbols:
+        for i in operation.inputs:
             if i in made and made[i] in held:
-                lines += _reduced(held.pop(made[i]), own)
-        key = _key(line) if line.sym in (synchronize, synchronize_gradient) else None
+                operations += _reduced(held.pop(made[i]), own)
+        key = _key(operation) if operation.sym in (synchronize, synchronize_gradient) else None
         if key is None:
-            lines.append(line)
-        elif line.sym is synchronize:
-            if line is gathers[line][0]:
-                lines += _gathered(gathers[line])
+            operations.append(operation)
+        elif operation.sym is synchronize:
+            if operation is gathers[operation][0]:
+                operations += _gathered(gathers[operation])
         else:
-            placement: Placement = line.args[1]
+            placement: Placement = operation.args[1]
             if placement.shards is not None and _too_large(
-                [one.inputs[0] for one in held.get(key, ())], line.inputs[0], placement
+                [one.inputs[0] for one in held.get(key, ())], operation.inputs[0], placement
             ):
-                lines += _reduced(held.pop(key), own)
-            held.setdefault(key, []).append(line)
-            made[line.output] = key
+                operations += _reduced(held.pop(key), own)
+            held.setdefault(key, []).append(operation)
+            made[operation.output] = key
             left[key] -= 1
             limit = placement.bucket_bytes
             if not left[key] or limit and sum(nbytes(one.inputs[0]) for one in held[key]) >= limit:
-                lines += _reduced(held.pop(key), own)
-    return trace.replace(bound_symbols=lines)
+                operations += _reduced(held.pop(key), own)
+    return trace.replace(bound_symbols=operations)
 
 
 def _own(trace: Trace) -> set[Proxy]:
-    """Values that a reduction may overwrite: gradients of large weights that only one line reads. What a fusion
+    """Values that a reduction may overwrite: gradients of large weights that only one operation reads. What a fusion
     executor computes may be one with another value."""
     own: set[Proxy] = set()
     read: set[Proxy] = set()
-    for line in trace.bound_symbols:
-        twice = read.intersection(line.inputs)
+    for operation in trace.bound_symbols:
+        twice = read.intersection(operation.inputs)
         own -= twice
-        read.update(line.inputs)
-        if OpTags.MATMUL_OP in line.sym.tags or line.sym in (embedding_backward, times_cotangent):
-            own.update(line.outputs)
+        read.update(operation.inputs)
+        if OpTags.MATMUL_OP in operation.sym.tags or operation.sym in (embedding_backward, times_cotangent):
+            own.update(operation.outputs)
     return own.difference(trace.output_proxies)
 
 
-def _key(line: BoundSymbol) -> tuple | None:
-    """What lines that are communicated together have in common; None for a line alone."""
-    placement: Placement = line.args[1]
-    if line.sym is synchronize:
+def _key(operation: BoundSymbol) -> tuple | None:
+    """What operations that are communicated together have in common; None for a operation alone."""
+    placement: Placement = operation.args[1]
+    if operation.sym is synchronize:
         if placement.bucket is None or placement.shards is None:
             return None
-        return placement.shards, placement.bucket, placement.dtype, line.context is not None and line.context.backward
+        return (
+            placement.shards,
+            placement.bucket,
+            placement.dtype,
+            operation.context is not None and operation.context.backward,
+        )
     if placement.bucket is None and not placement.bucket_bytes:
         return None
     return placement.shards, placement.replicas, placement.bucket, placement.reduce_dtype or placement.dtype
@@ -112,36 +117,37 @@ def _too_large(piece: list[TensorProxy], one: TensorProxy, placement: Placement)
     return bool(piece) and sum(map(nbytes, piece)) + nbytes(one) > PIECE * max(8, placement.shards.size())
 
 
-def _gathered(lines: list[BoundSymbol]) -> list[BoundSymbol]:
+def _gathered(operations: list[BoundSymbol]) -> list[BoundSymbol]:
     def compute():
         futures = all_gather_together(
-            [prepared_shard(line.args[0], line.args[1]) for line in lines], lines[0].args[1].shards
+            [prepared_shard(operation.args[0], operation.args[1]) for operation in operations],
+            operations[0].args[1].shards,
         )
-        return [whole_of(wait(f), line.args[1]) for f, line in zip(futures, lines, strict=True)]
+        return [whole_of(wait(f), operation.args[1]) for f, operation in zip(futures, operations, strict=True)]
 
-    return _written(lines, compute)
+    return _written(operations, compute)
 
 
-def _reduced(lines: list[BoundSymbol], own: set[Proxy]) -> list[BoundSymbol]:
-    placement: Placement = lines[0].args[1]
+def _reduced(operations: list[BoundSymbol], own: set[Proxy]) -> list[BoundSymbol]:
+    placement: Placement = operations[0].args[1]
 
     def compute():
-        given = [line.args[0] for line in lines]
-        found = [prepared_gradient(g, line.args[1]) for g, line in zip(given, lines, strict=True)]
+        given = [operation.args[0] for operation in operations]
+        found = [prepared_gradient(g, operation.args[1]) for g, operation in zip(given, operations, strict=True)]
         if placement.shards is not None:
             found = [wait(f) for f in reduce_scatter_together(found, "avg", placement.shards)]
         for group in placement.replicas:
             free = tuple(g is not before or g in own for g, before in zip(found, given, strict=True))
             found = [wait(f) for f in all_reduce_together(found, "avg", free, group)]
-        return [reduced_part(g, line.args[2]) for g, line in zip(found, lines, strict=True)]
+        return [reduced_part(g, operation.args[2]) for g, operation in zip(found, operations, strict=True)]
 
-    return _written(lines, compute)
+    return _written(operations, compute)
 
 
-def _written(lines: list[BoundSymbol], compute: Callable[[], list]) -> list[BoundSymbol]:
-    """The lines that `compute` records, which make what `lines` made."""
-    with recording(Recorder(lines[0].context)) as recorder:
+def _written(operations: list[BoundSymbol], compute: Callable[[], list]) -> list[BoundSymbol]:
+    """The operations that `compute` records, which make what `operations` made."""
+    with recording(Recorder(operations[0].context)) as recorder:
         result = compute()
-    made, aliases = adopt(recorder.bound_symbols, result, [line.output for line in lines])
+    made, aliases = adopt(recorder.bound_symbols, result, [operation.output for operation in operations])
     assert not aliases, "a bucket computes each of its values"
     return made

@@ -1,10 +1,10 @@
 """What programs cost that are not run: memory and time of execution traces on a machine that is described by a few
 figures.
 
-Memory is a walk along the lines: results are allocated, views and waits show what others hold, `del` frees. Time is a
-walk as well, with a clock for what the host has issued, one for the stream that computes and one for that of
+Memory is a walk along the operations: results are allocated, views and waits show what others hold, `del` frees. Time
+is a walk as well, with a clock for what the host has issued, one for the stream that computes and one for that of
 collectives, on which a collective starts when what was issued before it is done; `wait` lets the first wait for the
-second. A line that computes takes the longer of its operations at the GPU's rate and its bytes at the rate of its
+second. An operation that computes takes the longer of its arithmetic at the GPU's rate and its bytes at the rate of its
 memory (S. Williams et al. 2009, "Roofline"), a collective a time for each step of a ring and its bytes at the rate of
 the links (R. Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH").
 """
@@ -21,9 +21,12 @@ from thunder import compat
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import H200, Machine, nbytes, original_of, scratch_bytes, tensors_in
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, number_value
+from thunder.core.regions import FusedFunction
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.executors.triton_kernels.index import strides_of
+from thunder.ops.backward import times_cotangent
+from thunder.ops.collectives import all_reduce_together
 from thunder.ops.layout import is_dense, run_line
 from thunder.ops.torch_types import to_torch_dtype
 from thunder.transforms.del_last_used import python_del
@@ -31,22 +34,22 @@ from thunder.transforms.del_last_used import python_del
 __all__ = ["Machine", "H200", "Collective", "Memory", "Clock", "collective_of"]
 
 
-def _group(line: BoundSymbol):
-    return next((a for a in line.args if isinstance(a, dist.ProcessGroup)), None)
+def _group(operation: BoundSymbol):
+    return next((a for a in operation.args if isinstance(a, dist.ProcessGroup)), None)
 
 
-def collective_of(line: BoundSymbol) -> tuple[str, int] | None:
-    """(its kind, bytes of the larger of what a rank gives and gets) of a collective; None for another line."""
-    if _group(line) is None:
+def collective_of(operation: BoundSymbol) -> tuple[str, int] | None:
+    """(its kind, bytes of the larger of what a rank gives and gets) of a collective; None for another operation."""
+    if _group(operation) is None:
         return None
-    return original_of(line).sym.name.removesuffix("_together"), max(
-        sum(map(nbytes, tensors_in(line.inputs))), sum(map(nbytes, tensors_in(line.outputs)))
+    return original_of(operation).sym.name.removesuffix("_together"), max(
+        sum(map(nbytes, tensors_in(operation.inputs))), sum(map(nbytes, tensors_in(operation.outputs)))
     )
 
 
-def _is_text(line: BoundSymbol) -> bool:
-    """Lines that are statements of the program's text, and no operations."""
-    return line.sym.python_printer is not None
+def _is_text(operation: BoundSymbol) -> bool:
+    """Whether a bound symbol is a statement of the program's text, and no operation."""
+    return operation.sym.python_printer is not None
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -74,49 +77,49 @@ class Memory:
         self.now = self.peak = self.gathered = self.most_gathered = 0
 
     def run(self, trace: Trace) -> None:
-        """Walks along the lines of an execution trace; what is not deleted stays."""
+        """Walks along the operations of an execution trace; what is not deleted stays."""
         # futures -> the collective, and what it keeps until somebody waits
         started: dict[str, tuple[BoundSymbol, list[_Storage]]] = {}
-        for line in trace.bound_symbols:
-            if line.sym is python_del:
-                for p in line.args:
+        for operation in trace.bound_symbols:
+            if operation.sym is python_del:
+                for p in operation.args:
                     self.drop(p.name)
-            elif _is_text(line):
-                self._hold(line)
+            elif _is_text(operation):
+                self._hold(operation)
             else:
-                self._run(line, started)
+                self._run(operation, started)
 
-    def _hold(self, line: BoundSymbol) -> None:
+    def _hold(self, operation: BoundSymbol) -> None:
         """What a program is given and was not made by one before: cotangents, which autograd keeps while it calls the
         backward."""
-        given = [p for p in tensors_in(line.outputs) if p.name not in self.of]
+        given = [p for p in tensors_in(operation.outputs) if p.name not in self.of]
         for p in given:
             self._allocate(p)
         self.keep(p.name for p in given)
 
-    def _run(self, line: BoundSymbol, started: dict) -> None:
-        collective = collective_of(line)
-        self._waited(line, started)
-        shows = self._laid_out(line)
-        for place, o in enumerate(line.outputs):
+    def _run(self, operation: BoundSymbol, started: dict) -> None:
+        collective = collective_of(operation)
+        self._waited(operation, started)
+        is_view = self._laid_out(operation)
+        for place, o in enumerate(operation.outputs):
             if o.name in self.of:
                 continue
-            shown = self._shown(line, place, shows)
-            if shown is not None:
-                self.of[o.name] = shown
-                shown.names += 1
+            storage = self._storage_of(operation, place, is_view)
+            if storage is not None:
+                self.of[o.name] = storage
+                storage.names += 1
             else:
                 self._allocate(o, gathered=collective is not None and collective[0] == "all_gather")
-        self.peak = max(self.peak, self.now + scratch_bytes(line))
-        futures = [o.name for o in line.outputs if isinstance(o, FutureTensorProxy)]
+        self.peak = max(self.peak, self.now + scratch_bytes(operation))
+        futures = [o.name for o in operation.outputs if isinstance(o, FutureTensorProxy)]
         if futures and collective is not None and collective[0] != "all_reduce":  # which works on a copy
-            kept = [self.of[p.name] for p in tensors_in(line.inputs) if p.name in self.of]
+            kept = [self.of[p.name] for p in tensors_in(operation.inputs) if p.name in self.of]
             for storage in kept:
                 storage.names += 1
-            started.update(dict.fromkeys(futures, (line, kept)))
+            started.update(dict.fromkeys(futures, (operation, kept)))
 
-    def _waited(self, line: BoundSymbol, started: dict) -> None:
-        for i in line.inputs:
+    def _waited(self, operation: BoundSymbol, started: dict) -> None:
+        for i in operation.inputs:
             if isinstance(i, FutureTensorProxy) and i.name in started:
                 of, kept = started[i.name]
                 for o in of.outputs:
@@ -124,28 +127,30 @@ class Memory:
                 for storage in kept:
                     self._less(storage)
 
-    def _laid_out(self, line: BoundSymbol) -> bool:
-        """Writes down how results lie in memory. Returns whether they show what the line reads: views run on the meta
-        device."""
-        original, tensors = original_of(line), tensors_in(line.inputs)
-        outputs = tensors_in(line.outputs)
+    def _laid_out(self, operation: BoundSymbol) -> bool:
+        """Writes down how results lie in memory. Returns whether they show what the operation reads: views run on the
+        meta device."""
+        original, tensors = original_of(operation), tensors_in(operation.inputs)
+        outputs = tensors_in(operation.outputs)
         if may_view(original) and len(tensors) == 1 and not isinstance(tensors[0], FutureTensorProxy):
-            values: dict = {tensors[0]: self._stand_in(tensors[0])}
+            values: dict = {tensors[0]: self._example(tensors[0])}
             with compat.DisableTorchFunction(), torch.no_grad():
                 run_line(original, values)
             found = [values[o] for o in original.outputs if isinstance(o, TensorProxy)]
             self._lie(outputs, [t.stride() for t in found])
             return all(t.untyped_storage()._cdata == values[tensors[0]].untyped_storage()._cdata for t in found)
-        if line.sym.is_fusion and hasattr(line.sym.fn, "layout") and any(p.name in self.strides for p in tensors):
-            self._lie(outputs, line.sym.fn.layout(tuple(self._stand_in(p).stride() for p in tensors)))
-        elif not line.sym.is_fusion and (
+        function = operation.sym.fn
+        if isinstance(function, FusedFunction) and any(p.name in self.strides for p in tensors):
+            strides = function.layout(tuple(self._example(p).stride() for p in tensors))
+            self._lie(outputs, strides if strides is not None else [None] * len(outputs))
+        elif not operation.sym.is_fusion and (
             OpTags.MATMUL_OP not in original.sym.tags or original.sym.rate is not None
         ):  # as what they read, where that has their shape
-            like = [next((self._stand_in(p) for p in tensors if p.shape == o.shape), None) for o in outputs]
+            like = [next((self._example(p) for p in tensors if p.shape == o.shape), None) for o in outputs]
             self._lie(outputs, [t.stride() if t is not None and is_dense(t) else None for t in like])
         return False
 
-    def _stand_in(self, p: TensorProxy) -> torch.Tensor:
+    def _example(self, p: TensorProxy) -> torch.Tensor:
         sizes = tuple(map(number_value, p.shape))
         return torch.empty_strided(
             sizes, self.strides.get(p.name) or strides_of(sizes), dtype=to_torch_dtype(p.dtype), device="meta"
@@ -156,20 +161,20 @@ class Memory:
             if s is not None and tuple(s) != strides_of(tuple(map(number_value, o.shape))):
                 self.strides[o.name] = tuple(s)
 
-    def _shown(self, line: BoundSymbol, place: int, shows: bool) -> _Storage | None:
-        """What the result at a place shows that was there before."""
-        original, output = original_of(line), line.outputs[place]
-        tensors = tensors_in(line.inputs)
+    def _storage_of(self, operation: BoundSymbol, place: int, is_view: bool) -> _Storage | None:
+        """The storage that was there before, where the result at a place is in it."""
+        original, output = original_of(operation), operation.outputs[place]
+        tensors = tensors_in(operation.inputs)
         source = None
-        if shows or any(isinstance(i, FutureTensorProxy) for i in line.inputs):
+        if is_view or any(isinstance(i, FutureTensorProxy) for i in operation.inputs):
             source = tensors[0]
-        elif line.sym.is_fusion:
-            at = getattr(line.sym.fn, "over", {}).get(place)  # of the Triton fuser, which writes results over inputs
-            source = None if at is None else line.inputs[at]
-        elif OpTags.IN_PLACE in line.sym.tags or original.sym.name == "times_cotangent":
+        elif isinstance(operation.sym.fn, FusedFunction):
+            at = operation.sym.fn.over.get(place)
+            source = None if at is None else operation.inputs[at]
+        elif OpTags.IN_PLACE in operation.sym.tags or original.sym is times_cotangent:
             source = next((p for p in tensors if p.shape == output.shape and p.dtype is output.dtype), None)
-        elif original.sym.name == "all_reduce_together":
-            source = line.args[0][place] if line.args[2][place] else None
+        elif original.sym is all_reduce_together:
+            source = operation.args[0][place] if operation.args[2][place] else None
         return self.of.get(source.name) if source is not None else None
 
     def _allocate(self, p: Proxy, gathered: bool = False) -> None:
@@ -230,7 +235,7 @@ class Collective:
 class Clock:
     """Seconds since the start of the step, of what the host has issued and of when the two streams are done.
 
-    busy: seconds of lines that compute. waiting: seconds in which the stream that computes waited for collectives.
+    busy: seconds of operations that compute. waiting: seconds in which the stream that computes waited for collectives.
     """
 
     machine: Machine
@@ -241,23 +246,23 @@ class Clock:
     waiting: float = 0.0
     collectives: dict[str, Collective] = field(default_factory=dict)
 
-    def run(self, lines: Sequence[BoundSymbol]) -> None:
-        """Plays the lines of an execution trace."""
+    def run(self, operations: Sequence[BoundSymbol]) -> None:
+        """Plays the operations of an execution trace."""
         done: dict[str, float] = {}  # futures -> when
-        for line in lines:
-            if _is_text(line):
+        for operation in operations:
+            if _is_text(operation):
                 continue
             self.host += self.machine.host
-            if (collective := collective_of(line)) is not None:
-                finished = self._communicate(*collective, _group(line))
-                futures = [o.name for o in line.outputs if isinstance(o, FutureTensorProxy)]
+            if (collective := collective_of(operation)) is not None:
+                finished = self._communicate(*collective, _group(operation))
+                futures = [o.name for o in operation.outputs if isinstance(o, FutureTensorProxy)]
                 done.update(dict.fromkeys(futures, finished))
                 if not futures:
                     self._wait(finished)
-            elif any(isinstance(i, FutureTensorProxy) for i in line.inputs):
-                self._wait(max((done[i.name] for i in line.inputs if i.name in done), default=0.0))
-            elif not may_view(original_of(line)):
-                self.compute(self.machine.seconds_of(line, scratch_bytes(line)))
+            elif any(isinstance(i, FutureTensorProxy) for i in operation.inputs):
+                self._wait(max((done[i.name] for i in operation.inputs if i.name in done), default=0.0))
+            elif not may_view(original_of(operation)):
+                self.compute(self.machine.seconds_of(operation, scratch_bytes(operation)))
 
     def compute(self, seconds: float) -> None:
         start = max(self.computed, self.host)

@@ -3,7 +3,7 @@ without the GPUs.
 
 The program is the one that would run. A copy of the module on the meta device is given the placements of `ddp` or
 `fsdp` over a group that stands for one of any size, and goes through the same capture, the same passes and the
-executors of the GPU; what comes out is walked along, line by line (`thunder.distributed.costs`).
+executors of the GPU; what comes out is walked along, operation by operation (`thunder.distributed.costs`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GIB, MIB = 2**30, 2**20
 OPTIMIZERS = {"sgd": 0, "sgd momentum": 1, "adam": 2, "adamw": 2}
 
 
-class _StandIn(dist.ProcessGroup):
+class _FakeGroup(dist.ProcessGroup):
     """A group of which this process is rank 0, and that never communicates. stride: how far apart its ranks are among
     all."""
 
@@ -241,14 +241,15 @@ def _options(model, device: str) -> JitOptions:
 
 
 def _groups(size: int, shards: int | None) -> tuple:
-    """Stand-ins for the groups that parameters are replicated over, and last the one that they are sharded over."""
+    """Fake groups in the place of those that parameters are replicated over, and last the one that they are sharded
+    over."""
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise OptionError(f"world_size={size!r} is not an option; valid: numbers of GPUs, 1 or more")
     if shards is None or shards == size:
-        return (_StandIn(size),)
+        return (_FakeGroup(size),)
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1 or size % shards:
         raise OptionError(f"shards={shards!r} is not an option for {size} GPUs; valid: a number that divides {size}")
-    return _StandIn(size // shards, shards), _StandIn(shards)
+    return _FakeGroup(size // shards, shards), _FakeGroup(shards)
 
 
 def _compiled(

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from thunder.analysis.cost import nbytes
+from thunder.analysis.cost import nbytes, original_of
 from thunder.analysis.flow import uses
 from thunder.core.proxies import FutureTensorProxy, Proxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
+from thunder.ops import LTORCH
 from thunder.options import compile_option
 
 __all__ = ["overlap", "BYTES_IN_FLIGHT", "COMMUNICATION_BYTES_IN_FLIGHT"]
@@ -37,27 +38,27 @@ def overlap(trace: Trace, limit: int = BYTES_IN_FLIGHT) -> Trace:
     return trace.replace(bound_symbols=_late(_early(trace, limit), limit))
 
 
-def _starts(line: BoundSymbol) -> bool:
-    return any(isinstance(o, FutureTensorProxy) for o in line.outputs)
+def _starts(operation: BoundSymbol) -> bool:
+    return any(isinstance(o, FutureTensorProxy) for o in operation.outputs)
 
 
-def _waits(line: BoundSymbol) -> bool:
-    return any(isinstance(i, FutureTensorProxy) for i in line.inputs)
+def _waits(operation: BoundSymbol) -> bool:
+    return any(isinstance(i, FutureTensorProxy) for i in operation.inputs)
 
 
-def _size(line: BoundSymbol) -> int:
+def _size(operation: BoundSymbol) -> int:
     """Bytes of the larger side of a collective: what it fills, or what it reads and keeps."""
-    return max(sum(map(nbytes, line.inputs)), sum(map(nbytes, line.outputs)))
+    return max(sum(map(nbytes, operation.inputs)), sum(map(nbytes, operation.outputs)))
 
 
-def _gathers(line: BoundSymbol) -> bool:
-    return sum(map(nbytes, line.outputs)) > sum(map(nbytes, line.inputs))
+def _gathers(operation: BoundSymbol) -> bool:
+    return sum(map(nbytes, operation.outputs)) > sum(map(nbytes, operation.inputs))
 
 
-def _follows(line: BoundSymbol) -> bool:
-    """Whether a line may be put off together with the waits for what it reads: a cast, or the start of another
+def _follows(operation: BoundSymbol) -> bool:
+    """Whether a operation may be put off together with the waits for what it reads: a cast, or the start of another
     collective."""
-    return bool(line.inputs) and (line.sym.name == "to" or _starts(line))
+    return bool(operation.inputs) and (original_of(operation).sym is LTORCH["to"] or _starts(operation))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -65,40 +66,40 @@ def _follows(line: BoundSymbol) -> bool:
 
 
 def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
-    """The lines with those collectives early that read nothing the program computes, but casts and the like of what it
-    is given."""
+    """The operations, with those collectives early that use nothing the program computes but casts and the like of its
+    arguments."""
     ready = {a for a in trace.args if isinstance(a, Proxy)}
-    # what is made of the program's arguments alone, for a collective: the lines that make it
+    # what is made of the program's arguments alone, for a collective: the operations that make it
     chains: dict[Proxy, tuple[BoundSymbol, ...]] = {}
-    queue: deque[tuple[BoundSymbol, ...]] = deque()  # each collective with the lines before it
+    queue: deque[tuple[BoundSymbol, ...]] = deque()  # each collective with the operations before it
     moved: set[int] = set()
-    written: set[int] = set()  # several collectives may read what one line makes
-    readers = uses(trace.bound_symbols, trace.output_proxies)
+    written: set[int] = set()  # several collectives may read what one operation makes
+    used = uses(trace.bound_symbols, trace.output_proxies)
     head: list[BoundSymbol] = []  # unpacks what a backward is given
-    for line in trace.bound_symbols:
-        if line.sym.python_printer is not None and line.args and all(i in ready for i in line.inputs):
-            ready.update(line.outputs)
-            head.append(line)
-            moved.add(id(line))
+    for operation in trace.bound_symbols:
+        if operation.sym.python_printer is not None and operation.args and all(i in ready for i in operation.inputs):
+            ready.update(operation.outputs)
+            head.append(operation)
+            moved.add(id(operation))
         elif (
-            all(i in ready or i in chains for i in line.inputs)
-            and line.inputs
-            and not line.sym.tags & {OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.RANDOM_OP}
+            all(i in ready or i in chains for i in operation.inputs)
+            and operation.inputs
+            and not operation.sym.tags & {OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.RANDOM_OP}
         ):
-            before = tuple(dict.fromkeys(b for i in line.inputs for b in chains.get(i, ())))
-            if _starts(line):
-                queue.append((*before, line))
+            before = tuple(dict.fromkeys(b for i in operation.inputs for b in chains.get(i, ())))
+            if _starts(operation):
+                queue.append((*before, operation))
                 moved.update(map(id, queue[-1]))
-            elif not _waits(line) and all(readers[o] == 1 for o in line.outputs):
-                chains |= dict.fromkeys(line.outputs, (*before, line))
+            elif not _waits(operation) and all(used[o] == 1 for o in operation.outputs):
+                chains |= dict.fromkeys(operation.outputs, (*before, operation))
     waiting = {o for group in queue for o in group[-1].outputs}
-    lines = head
+    operations = head
     flying: dict[BoundSymbol, int] = {}  # collectives that nobody waits for yet, and their bytes
     started: dict[Proxy, BoundSymbol] = {}
 
     def start() -> None:
         group = queue.popleft()
-        lines.extend(line for line in group if id(line) not in written)
+        operations.extend(operation for operation in group if id(operation) not in written)
         written.update(map(id, group))
         flying[group[-1]] = _size(group[-1])
         started.update(dict.fromkeys(group[-1].outputs, group[-1]))
@@ -108,69 +109,74 @@ def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
             start()
 
     start_more()
-    for line in trace.bound_symbols:
-        if id(line) in moved:
+    for operation in trace.bound_symbols:
+        if id(operation) in moved:
             continue
-        if _waits(line):
+        if _waits(operation):
             # a fusion executor may have changed the order
-            while queue and any(i not in started and i in waiting for i in line.inputs):
+            while queue and any(i not in started and i in waiting for i in operation.inputs):
                 start()
-            landed = [flying.pop(started[i], None) for i in line.inputs if i in started]
-            lines.append(line)
+            landed = [flying.pop(started[i], None) for i in operation.inputs if i in started]
+            operations.append(operation)
             if any(size is not None for size in landed):  # the first wait is for all that started as one
                 start_more()
         else:
-            lines.append(line)
+            operations.append(operation)
     assert not queue, "every collective is waited for, which starts the next ones"
-    return lines
+    return operations
 
 
 # ---------------------------------------------------------------------------------------------------------------- waits
 
 
-def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
-    """The lines with waits, and casts of what they give, right before the first line that computes with it, or at the
-    end. A reduction of what is waited for, over replicas, starts where the next one does."""
+def _late(operations: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
+    """The operations, with waits, and casts of their results, right before the first operation that uses them, or at
+    the end. A reduction of what is waited for, over replicas, starts where the next one does."""
     out: list[BoundSymbol] = []
     held: dict[BoundSymbol, None] = {}  # not written yet, in order
-    maker: dict[Proxy, BoundSymbol] = {}  # of values of lines that are held
+    producer: dict[Proxy, BoundSymbol] = {}  # of values of operations that are held
     gathers: dict[BoundSymbol, int] = {}  # that nobody waits for yet, and their bytes
     reductions: dict[BoundSymbol, int] = {}
     started: dict[Proxy, BoundSymbol] = {}
 
-    def write(line: BoundSymbol) -> None:
-        if line in held:
-            del held[line]
-            put(line)
+    def write(operation: BoundSymbol) -> None:
+        if operation in held:
+            del held[operation]
+            put(operation)
 
-    def put(line: BoundSymbol) -> None:
-        for i in line.inputs:
-            if i in maker:
-                write(maker[i])
+    def put(operation: BoundSymbol) -> None:
+        for i in operation.inputs:
+            if i in producer:
+                write(producer[i])
             gathers.pop(started.get(i), None)
             reductions.pop(started.get(i), None)
-        if _starts(line):
-            size, alike = _size(line), gathers if _gathers(line) else reductions
+        if _starts(operation):
+            size, alike = _size(operation), gathers if _gathers(operation) else reductions
             for waiting in list(held):
                 if sum(alike.values()) + size <= limit:
                     break
                 if any(started.get(i) in alike for i in waiting.inputs):
                     write(waiting)
-            alike[line] = size
-            started.update(dict.fromkeys(line.outputs, line))
-        out.append(line)
+            alike[operation] = size
+            started.update(dict.fromkeys(operation.outputs, operation))
+        out.append(operation)
 
-    for line in lines:
-        if _waits(line) or _follows(line) and all(maker.get(i) in held for i in line.inputs):
-            held[line] = None
-            maker.update(dict.fromkeys(line.outputs, line))
+    for operation in operations:
+        if _waits(operation) or _follows(operation) and all(producer.get(i) in held for i in operation.inputs):
+            held[operation] = None
+            producer.update(dict.fromkeys(operation.outputs, operation))
             continue
         for waiting in list(held):
             # what is written in place a collective may read; the next reduction lets those go that wait for the one
             # before
-            if OpTags.IN_PLACE in line.sym.tags or _starts(waiting) and _starts(line) and not _gathers(line):
+            if (
+                OpTags.IN_PLACE in operation.sym.tags
+                or _starts(waiting)
+                and _starts(operation)
+                and not _gathers(operation)
+            ):
                 write(waiting)
-        put(line)
+        put(operation)
     for waiting in list(held):
         write(waiting)
     return out

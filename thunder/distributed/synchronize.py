@@ -4,8 +4,8 @@ Before: `computation(x, t_fc_weight)`, `t0 = linear(x, t_fc_weight, None)`. Afte
 `t_fc_weight = synchronize(t_fc_weight_shard, placement, True)`, `t0 = linear(x, t_fc_weight, None)`.
 
 `synchronize` is all_gather, wait and a view; its derivative `synchronize_gradient` is reduce_scatter, or all_reduce for
-what every rank holds, and wait. Both are composites: they are opened up when the program is made to run, and until then
-passes know what belongs to which parameter.
+what every rank holds, and wait. Both are composites: they are decomposed when the program is made to run, and until
+then passes know what belongs to which parameter.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from thunder.core import codegen
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Symbol
 from thunder.core.trace import Trace
-from thunder.distributed.layers import split_layers
 from thunder.distributed.placement import Placement, synchronizes
 from thunder.distributed.tensor_parallel import join_ranks
 from thunder.ops import LTORCH
 from thunder.ops.collectives import all_gather, all_reduce, reduce_scatter, wait
 from thunder.ops.torch_types import from_tensor_dtype
-from thunder.transforms.autodiff import sides
 
 __all__ = [
-    "synchronize", "synchronize_gradient", "synchronize_parameters", "gathered_again", "prepared_shard", "whole_of",
+    "synchronize", "synchronize_gradient", "synchronize_parameters", "prepared_shard", "whole_of",
     "prepared_gradient", "reduced_part", "leave_for_later",
 ]  # fmt: skip
 
@@ -81,6 +79,7 @@ def _reduced(gradient: TensorProxy, placement: Placement, dtype) -> TensorProxy:
 
 
 synchronize = Symbol("synchronize", _typed_whole, module="ltorch", decomposition=_gathered)
+synchronize.regathers = lambda operation: operation.args[1].again
 synchronize_gradient = Symbol("synchronize_gradient", _typed_held, module="ltorch", decomposition=_reduced)
 
 
@@ -120,46 +119,42 @@ def _(held, placement, synchronized):
 def synchronize_parameters(computation: Trace, placements: dict[Proxy, Placement]) -> Trace:
     """The program on what the rank holds: each parameter is made whole right before its first use."""
     args = {a: held_proxy(computation, a, placements[a]) for a in computation.args if a in placements}
-    context = next((line.context for line in computation.bound_symbols if line.context is not None), None) or Context(
-        computation.names
-    )
+    context = next(
+        (operation.context for operation in computation.bound_symbols if operation.context is not None), None
+    ) or Context(computation.names)
     context = context.replace(grad_enabled=True, autocast=None, checkpoint=())
     waiting = dict(args)
 
     def whole(values) -> list[BoundSymbol]:
         return [
-            line
+            operation
             for v in dict.fromkeys(values)
             if v in waiting
-            for line in _whole(v, waiting.pop(v), placements[v], computation, context)
+            for operation in _whole(v, waiting.pop(v), placements[v], computation, context)
         ]
 
-    lines = []
-    for line in computation.bound_symbols:
-        if not waiting.keys().isdisjoint(line.inputs):
-            lines += whole(line.inputs)
-        lines.append(line)
-    lines += whole(computation.output_proxies)
+    operations = []
+    for operation in computation.bound_symbols:
+        if not waiting.keys().isdisjoint(operation.inputs):
+            operations += whole(operation.inputs)
+        operations.append(operation)
+    operations += whole(computation.output_proxies)
     paths = computation.info.parameters
     info = computation.info.replace(
         communicates=True,
         parameters={**paths, **{held.name: paths[a.name] for a, held in args.items() if a.name in paths}},
     )
-    made = computation.replace(
+    return computation.replace(
         args=[args.get(a, a) if isinstance(a, Proxy) else a for a in computation.args],
-        bound_symbols=lines,
+        bound_symbols=operations,
         info=info,
-    )
-    slices = [p.slice for p in placements.values() if p.slice is not None]
-    return (
-        split_layers(made, {s.group: s.sequence_dim for s in slices if s.sequence_dim is not None}) if slices else made
     )
 
 
 def _whole(
     seen: TensorProxy, held: TensorProxy, placement: Placement, computation: Trace, context: Context
 ) -> list[BoundSymbol]:
-    """The lines that make a parameter of what the rank holds."""
+    """The operations that make a parameter of what the rank holds."""
     part, synchronized = placement.slice, synchronizes(placement)
     if part is None:
         return [synchronize.bind(held, placement, synchronized, output=seen, context=context)]
@@ -173,25 +168,3 @@ def _whole(
 def held_proxy(computation: Trace, whole: TensorProxy, placement: Placement) -> TensorProxy:
     name = computation.names.claim(f"{whole.name}_{'local' if placement.shards is None else 'shard'}")
     return whole.replace(name=name, shape=placement.held_shape, dtype=from_tensor_dtype(placement.held_dtype))
-
-
-def gathered_again(joint: Trace) -> set[Proxy]:
-    """The values that a backward under ZeRO-3 computes again: parameters, and what is computed of them alone. The
-    parameter that it reads first would be gathered right after the forward let go of it, with nothing to compute
-    meanwhile: it is kept."""
-    forward, _, backward = sides(joint)
-    found: set[Proxy] = set()
-    gathered: set[Proxy] = set()
-    for line in forward:
-        if line.sym is synchronize and line.args[1].again:
-            gathered.update(line.outputs)
-            found.update(line.outputs)
-        elif (
-            found
-            and line.inputs
-            and all(i in found for i in line.inputs)
-            and line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.DONT_DCE))
-        ):
-            found.update(line.outputs)
-    first = next((i for line in backward for i in line.inputs if i in found), None)
-    return found - {first} if first in gathered else found

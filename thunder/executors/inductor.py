@@ -29,7 +29,7 @@ from thunder.analysis.lifetimes import first_uses
 from thunder.core.definition import holds
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers, numbers_in
-from thunder.core.regions import Region
+from thunder.core.regions import FusedFunction, Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
@@ -43,6 +43,7 @@ from thunder.ops.define import PRIMS
 from thunder.ops.layout import run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import CXX_COMPILER, SEARCH_PATH
+from thunder.runtime import background
 
 __all__ = ["inductor_ex", "torch_compile_ex", "torch_compile_cat_ex"]
 
@@ -53,7 +54,7 @@ class InductorExecutor(FusionExecutor):
     """label: what its regions are called. products: whether they contain matrix products and attention."""
 
     needs_sizes = False
-    capturable = owns_results = permits = True
+    capturable = owns_results = permits = compiles_ahead = True
 
     def __init__(self, name: str, label: str, products: bool):
         super().__init__(name, version=torch.__version__)
@@ -105,14 +106,14 @@ class InductorExecutor(FusionExecutor):
 
     def should_fuse(self, region: Region) -> bool:
         """Views and copies alone are no work, and one matrix product or one other operation is PyTorch's already."""
-        computing = [operation for operation in region.lines if OpTags.SHAPE_OP not in operation.sym.tags]
+        computing = [operation for operation in region.bound_symbols if OpTags.SHAPE_OP not in operation.sym.tags]
         return len(computing) > 1
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
         run = self.once(region, lambda: RegionOfSizes(region) if region.numbers else InductorRegion(region))
         inputs = (*region.inputs, *region.numbers)
         return self.register_temporary_operation(
-            f"{self.label}{counter}", run, inputs=inputs, outputs=region.outputs, bsyms=region.lines
+            f"{self.label}{counter}", run, inputs=inputs, outputs=region.outputs, bsyms=region.bound_symbols
         )
 
     def expect(self, trace: Trace) -> None:
@@ -130,6 +131,17 @@ class InductorExecutor(FusionExecutor):
             self._last = weakref.ref(program)
             for region in regions:
                 region.program = self._last
+        for region in regions:
+            region.waits = True
+
+    def compile_ahead(self, forward: Trace, backward: Trace | None, strides: dict[str, tuple]) -> None:
+        state, before = (_threads(), _deterministic()), None
+        traces = [trace for trace in (forward, backward) if trace is not None]
+        if any(isinstance(b.sym.fn, RegionOfSizes) for trace in traces for b in trace.bound_symbols):
+            raise MissingImplementationError("Inductor compiles regions of symbolic sizes when they run")
+        for trace in traces:
+            before = _Program(trace, before)
+            before.compile_ahead(state, strides)
 
     def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
         found = function.writing_over(dying) if isinstance(function, InductorRegion) else None
@@ -152,14 +164,15 @@ _LEAVES = {symbol.id for symbol in PRIMS.values()}
 _LOOPS = {OpTags.SHAPE_OP, OpTags.REDUCTION_OP, OpTags.VIEW}
 
 
-class InductorRegion:
+class InductorRegion(FusedFunction):
     """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays
     them out, each in memory of its own.
 
-    Inductor makes kernels for the strides of what comes in, and for the number of threads. `compilations` counts how
+    Inductor makes kernels for the strides of inputs, and for the number of threads. `compilations` counts how
     often it did. over: which outputs may be written over which inputs, both by their places: whether they are, Inductor
     says, when it has seen the strides. program: the last one that has the region, whose regions are all compiled when
-    one of them is called, by as many C++ compilers at a time as Inductor allows.
+    one of them is called, by as many C++ compilers at a time as Inductor allows. waits: whether a call waits for the
+    compiler; otherwise PyTorch runs it while what its strides need is compiled in the background.
     """
 
     def __init__(self, region: Region, over: dict[int, int] | None = None):
@@ -170,13 +183,15 @@ class InductorRegion:
         self._usual: dict[tuple, tuple[Callable, Callable]] = {}
         self._overwriting: dict[tuple, InductorRegion] = {}
         self.program: Callable[[], _Program | None] = _nothing
+        self.waits = True
         self._begun: dict[tuple, tuple] = {}  # by the keys of `_variants`
+        self._ahead: set[tuple] = set()  # keys of what is compiled in the background
 
     def writing_over(self, dying: Sequence[int]) -> InductorRegion:
-        """The same region, for calls in which the inputs at these places own their memory and nobody reads them
+        """The same region, for calls in which the inputs at these places own their memory and are dead
         afterwards. On a GPU, freed memory is used again at no cost."""
         # by which operation first: what is read late, where results are made, has the better chance
-        first = first_uses(self.region.lines)
+        first = first_uses(self.region.bound_symbols)
         late = sorted(dying, key=lambda i: -first.get(self.region.inputs[i], 0))
         over: dict[int, int] = {}
         for o, out in enumerate(self.region.outputs):
@@ -198,6 +213,9 @@ class InductorRegion:
             return self(*[t.resolve_neg() for t in tensors])
         key = (*state, *[t.stride() for t in tensors])
         run = self._variants.get(key)
+        if run is None and not self.waits and key not in self._begun:
+            self._later(key, tensors)
+            return self._run_by_pytorch([*tensors])
         if run is None:
             with _ONE_AT_A_TIME:
                 if (run := self._variants.get(key)) is None:
@@ -227,6 +245,35 @@ class InductorRegion:
             self.compilations += 1
         return self._begun[key]
 
+    def begin_elsewhere(self, key: tuple, tensors: Sequence[torch.Tensor]) -> tuple:
+        """`begin` for a thread in the background: C++ compilers have run in another process. Raises RuntimeError where
+        they fail, and background.Ended."""
+        if key not in self._begun:
+            on_cpu = self.region.outputs[0].device.type == "cpu"
+            rewritten = (joined_by_parts,) if on_cpu else ()
+            with compat.compile_lock, _ONE_AT_A_TIME:
+                job = compat.graph_job(self._run_lines, tensors, self._reused(tensors), *rewritten)
+            if job is not None:
+                background.elsewhere(job)
+            with compat.compile_lock, _ONE_AT_A_TIME:
+                self.begin(key, tensors)[2]()
+        return self._begun[key]
+
+    def _later(self, key: tuple, tensors: Sequence[torch.Tensor]) -> None:
+        """Has the region compiled in the background for strides that were not expected. Where that fails, PyTorch goes
+        on running it."""
+        if key not in self._ahead:
+            self._ahead.add(key)
+            mode = compat.FakeTensorMode()
+            with compat.DisableTorchFunction(), mode:
+                examples = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
+
+            def job() -> None:
+                with contextlib.suppress(RuntimeError):
+                    self.begin_elsewhere(key, examples)
+
+            background.submit(job)
+
     def _run_by_pytorch(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():
             return self._run_lines(*tensors)
@@ -241,7 +288,7 @@ class InductorRegion:
             wait()
         except Exception as error:
             self._begun.pop(key, None)
-            names = ", ".join(dict.fromkeys(operation.sym.name for operation in self.region.lines))
+            names = ", ".join(dict.fromkeys(operation.sym.name for operation in self.region.bound_symbols))
             raise MissingImplementationError(
                 f"Inductor does not compile a region of {names}: {error}\nLeave the executor inductor out, or "
                 "set_fuel() to find the region and report it"
@@ -256,7 +303,7 @@ class InductorRegion:
 
     def _run_lines(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         values: dict[Proxy, object] = dict(zip(self.region.inputs, tensors, strict=True))
-        for operation in self.region.lines:
+        for operation in self.region.bound_symbols:
             run_line(operation, values)
         return [values[o] for o in self.region.outputs]  # type: ignore[misc]
 
@@ -287,13 +334,26 @@ class _Program:
         with compat.DisableTorchFunction(), torch.no_grad(), compat.quiet_fake_tensors():
             for operation in self.trace.bound_symbols:
                 with contextlib.suppress(Exception):  # which comes again when it runs
-                    self._follow(operation, state)
+                    self._follow(operation, state, InductorRegion.begin)
 
-    def _follow(self, operation: BoundSymbol, state: tuple) -> None:
+    def compile_ahead(self, state: tuple, strides: dict[str, tuple]) -> None:
+        """Compiles all regions, for arguments with these strides, in the thread in the background."""
+        if self.before is not None:
+            self.strides = {p.name: t.stride() for p, t in self.before.values.items()}
+        self.strides |= strides
+        for operation in self.trace.bound_symbols:
+            region = operation.sym.fn if isinstance(operation.sym.fn, InductorRegion) else None
+            if region is not None:
+                region.waits, region.program = bool(region._begun or region._variants), _nothing
+            with contextlib.suppress(Exception) if region is None else contextlib.nullcontext():
+                with compat.DisableTorchFunction(), torch.no_grad(), compat.quiet_fake_tensors():
+                    self._follow(operation, state, InductorRegion.begin_elsewhere)
+
+    def _follow(self, operation: BoundSymbol, state: tuple, begin: Callable) -> None:
         symbol = operation.sym
         if isinstance(symbol.fn, InductorRegion):
             inputs = [self._value(p) for p in operation.inputs]
-            _, strides, _ = symbol.fn.begin((*state, *[t.stride() for t in inputs]), inputs)
+            _, strides, _ = begin(symbol.fn, (*state, *[t.stride() for t in inputs]), inputs)
             self.strides |= {p.name: s for p, s in zip(operation.outputs, strides, strict=True)}
         elif symbol.executor is torch_ex and symbol.tags & _FOLLOWED:
             values = {p: self._value(p) for p in operation.inputs}

@@ -181,7 +181,7 @@ def _places(cuts: set[int], size: int, dim: int, times: int = 1) -> list[tuple[i
 
 
 def _shown(node: Node, dim: int) -> tuple[Node, int] | None:
-    """For a view that permutes dimensions, or inserts or drops those of size 1: what it shows, and the dimension there
+    """For a view that permutes dimensions, or inserts or drops those of size 1: its base, and the dimension there
     of one that is larger."""
     if node.target is _ATEN.permute.default:
         return node.args[0], _order(node)[dim] - _rank(node)

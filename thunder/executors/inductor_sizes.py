@@ -96,7 +96,7 @@ class RegionOfSizes:
             run, right, layout, wait = compat.compile_for_sizes(self._by_operations, numbers, described)
             wait()
         except Exception as error:
-            names = ", ".join(dict.fromkeys(operation.sym.name for operation in self.region.lines))
+            names = ", ".join(dict.fromkeys(operation.sym.name for operation in self.region.bound_symbols))
             raise MissingImplementationError(
                 f"Inductor does not compile a region of {names} for sizes that change: {error}\nLeave the executor "
                 "inductor out, or use dynamic=False"
@@ -112,7 +112,7 @@ class RegionOfSizes:
         def number(x: NumberProxy):
             return self.numbers.evaluate(x, numbers)
 
-        for operation in self.region.lines:
+        for operation in self.region.bound_symbols:
             run_line(operation, values, number)
         return [values[o] for o in self.region.outputs]  # type: ignore[misc]
 

@@ -100,7 +100,7 @@ class TritonFuser(FusionExecutor):
     def should_fuse(self, region: Region) -> bool:
         """Views and copies alone are no work, and one operation is PyTorch's already, which draws no numbers of a seed
         by a kernel."""
-        computing = [operation for operation in region.lines if OpTags.SHAPE_OP not in operation.sym.tags]
+        computing = [operation for operation in region.bound_symbols if OpTags.SHAPE_OP not in operation.sym.tags]
         return len(computing) > 1 or any(operation.sym is uniform_philox for operation in computing)
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
@@ -114,7 +114,7 @@ class TritonFuser(FusionExecutor):
             run,
             inputs=(*region.inputs, *region.numbers),
             outputs=region.outputs,
-            bsyms=region.lines,
+            bsyms=region.bound_symbols,
         )
 
     def made_of(self, region: Region, device) -> Callable:

@@ -139,13 +139,21 @@ class Executor:
         return self
 
     def combined(self, trace: Trace) -> Trace:
-        """A computation, before it is differentiated, with operations that this executor carries out together in the
-        place of single ones. What nobody reads any more may stay; a trace in which nothing is joined is returned as it
+        """A computation, before it is differentiated, with operations that this executor computes together in the place
+        of single ones. What is replaced stays, as dead code; a trace in which nothing is joined is returned as it
         is."""
         return trace
 
     def expect(self, trace: Trace) -> None:
         """Told of each program that was compiled with this executor, before it runs for the first time."""
+
+    compiles_ahead = False  # whether `compile_ahead` does something, so that programs need not wait for its compiler
+
+    def compile_ahead(self, forward: Trace, backward: Trace | None, strides: dict[str, tuple]) -> None:
+        """Compiles what this executor has in a program that has not run, in a thread in the background; afterwards the
+        program runs at once. strides: of its arguments, by name. Raises MissingImplementationError for what can only be
+        compiled when it runs, RuntimeError where compiling fails, and `thunder.runtime.background.Ended` at the end of
+        the process."""
 
     def unavailable(self) -> str | None:
         """Why this executor can take nothing here, in words; None where it can."""
@@ -432,7 +440,7 @@ def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Execu
         )
     chosen: list[Executor] = []
     for e in get_default_executors() if executors is None else executors:
-        found = e if isinstance(e, Executor) else _ALL.get(e)
+        found = e if isinstance(e, Executor) else _ALL.get(e) or _of_lightning(e)
         if found is None:
             raise OptionError(f"no executor is called {e!r}; registered: {', '.join(sorted(_ALL))}")
         if executors is not None and (why := found.unavailable()) is not None and found.name not in _warned:
@@ -440,6 +448,11 @@ def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Execu
             warn_user(f"the executor {found.name} takes nothing here: {why}", UserWarning)
         chosen.append(found)
     return add_executor_lists(chosen, _ALWAYS)
+
+
+def _of_lightning(name: str) -> Executor | None:
+    """What stands for an executor that Lightning Thunder has under this name, and thunder has not."""
+    return importlib.import_module("thunder.compat.lightning").absent_executor(name)
 
 
 def add_executor_lists(first: Iterable[Executor], second: Iterable[Executor]) -> tuple[Executor, ...]:

@@ -33,8 +33,8 @@ def _show(value: Any, name: str, where: str) -> None:
     print(f"{where}: {name} = {value}")
 
 
-def _print_call(line: BoundSymbol, printer: Printer) -> list[str]:
-    value, where = line.args
+def _print_call(operation: BoundSymbol, printer: Printer) -> list[str]:
+    value, where = operation.args
     name = printer.value(value)
     printer.context["debug_print"] = _show
     return [f"debug_print({name}, {name!r}, {where!r})"]

@@ -9,8 +9,7 @@ from typing import Any
 from thunder.analysis.aliases import may_view
 from thunder.analysis.flow import producers
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, equal_counts, has_numbers, numbers_in
-from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule, with_own_copies
-from thunder.core.rewrite import decomposed
+from thunder.core.regions import Region, convex_regions, leading_to, recompute_cheap, region_key, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
@@ -35,9 +34,11 @@ class FusionExecutor(Executor):
 
         class Joining(FusionExecutor):
             def fuse(self, region, counter):
-                function = self.once(region, lambda: compile_somehow(region)) return
-                self.register_temporary_operation(f"{self.name}{counter}", function, inputs=region.inputs,
-                outputs=region.outputs, bsyms=region.lines)
+                function = self.once(region, lambda: compile_somehow(region))
+                return self.register_temporary_operation(
+                    f"{self.name}{counter}", function,
+                    inputs=region.inputs, outputs=region.outputs, bsyms=region.bound_symbols,
+                )
 
     A fused operation prints as `[t4, t5] = joining0(a, b)`, with the operations that it runs as comments below.
     """
@@ -107,7 +108,7 @@ class FusionExecutor(Executor):
 
     def should_fuse(self, region: Region) -> bool:
         """Whether a region is worth it. A single operation is not."""
-        return len(region.lines) > 1
+        return len(region.bound_symbols) > 1
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         """The one operation that runs a region (see `register_temporary_operation`), or None to leave it alone. Raises
@@ -117,8 +118,8 @@ class FusionExecutor(Executor):
         )
 
     def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
-        """A function of a region that may write over some of its inputs, those of which nobody reads the memory any
-        more, and which input each of its outputs overwrites; None for one that does not."""
+        """A function of a region that may write over some of its inputs, those that are dead behind it, and which input
+        each of its outputs overwrites; None for one that does not."""
         return None
 
     def beside(self, function: Callable, places: frozenset[int], fork: Callable[[int, tuple], int]) -> Callable | None:
@@ -130,17 +131,16 @@ class FusionExecutor(Executor):
     def fusion_pass(self, trace: Trace) -> Trace:
         """Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.add(t0, a)`, `return t1`. After: `[t1] = joining0(a, b)`,
         `return t1`."""
-        trace, takes = self._by_parts(trace), self.takes
-        operations = trace.bound_symbols
+        operations, takes = trace.bound_symbols, self.takes
         groups = convex_regions(operations, takes)
         made: list[BoundSymbol] = []
         counter = 0
         regions = schedule(operations, groups, trace.output_proxies)
-        waiting = with_own_copies(regions, trace.output_proxies, takes, self.is_cheap)[::-1]
+        waiting = recompute_cheap(regions, trace.output_proxies, takes, self.is_cheap)[::-1]
         while waiting:
             region = waiting.pop()
             fused, core, before, after = None, region, (), ()
-            if all(map(takes, region.lines)):
+            if all(map(takes, region.bound_symbols)):
                 core, before, after = without_views(region)
                 if self.should_fuse(core) and self.get_fuel():
                     while f"{self.name}{counter}" in trace.names.taken:  # a value of the user's is called like that
@@ -148,38 +148,14 @@ class FusionExecutor(Executor):
                     try:
                         fused = self.fuse(core, counter)
                     except TooLarge:
-                        if len(region.lines) > 1:
+                        if len(region.bound_symbols) > 1:
                             waiting += _halves(region)[::-1]
                             continue
                     except Unfused as reason:
                         region = _with_reason(region, str(reason))
-            made += region.lines if fused is None else (*before, fused, *after)
+            made += region.bound_symbols if fused is None else (*before, fused, *after)
             counter += fused is not None
         return trace.replace(bound_symbols=made)
-
-    def _by_parts(self, trace: Trace) -> Trace:
-        """The trace with operations on lists of tensors decomposed, where one reads from the other: a region for each
-        tensor, and not one that is as long as the list."""
-        lists = [
-            operation
-            for operation in trace.bound_symbols
-            if operation.sym.differentiate_decomposition
-            and self.takes(operation)
-            and all(map(self.takes, operation.subsymbols))
-        ]
-        if not lists:
-            return trace
-        taken = [operation for operation in trace.bound_symbols if self.takes(operation)]
-        made, read = (
-            {o for operation in taken for o in operation.outputs},
-            {i for operation in taken for i in operation.inputs},
-        )
-        chosen = {
-            operation
-            for operation in lists
-            if not made.isdisjoint(operation.inputs) or not read.isdisjoint(operation.outputs)
-        }
-        return decomposed(trace, chosen)
 
     def register_temporary_operation(
         self,
@@ -226,16 +202,16 @@ def run_by(operation: BoundSymbol, function: Callable, header: str, *tags: OpTag
 
 
 def _with_reason(region: Region, reason: str) -> Region:
-    first = region.lines[0].replace()
+    first = region.bound_symbols[0].replace()
     first.header = f"not fused: {reason}"
-    return Region((first, *region.lines[1:]), set(region.outputs))
+    return Region((first, *region.bound_symbols[1:]), set(region.outputs))
 
 
 def _halves(region: Region) -> list[Region]:
     """The first and the second half of a region's operations."""
-    middle = len(region.lines) // 2
-    second = Region(region.lines[middle:], set(region.outputs))
-    return [Region(region.lines[:middle], {*region.outputs, *second.inputs}), second]
+    middle = len(region.bound_symbols) // 2
+    second = Region(region.bound_symbols[middle:], set(region.outputs))
+    return [Region(region.bound_symbols[:middle], {*region.outputs, *second.inputs}), second]
 
 
 def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tuple[BoundSymbol, ...]]:
@@ -246,17 +222,17 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tupl
     else is seen through, of all that it shows, stays. A view of an input that is read outside as well is read by the
     region too, so that regions which read it are alike wherever it was made.
     """
-    producer = producers(region.lines)
+    producer = producers(region.bound_symbols)
     chains = {o: _chain(o, producer) for o in region.outputs}
-    shown: dict[Proxy, list[Proxy]] = {}
+    views_of: dict[Proxy, list[Proxy]] = {}
     for o, chain in chains.items():
-        shown.setdefault(chain[-1], []).append(o)
+        views_of.setdefault(chain[-1], []).append(o)
     needed: set[Proxy] = set()
     waiting = []
-    for root, outputs in shown.items():
-        if root in producer:  # the last value that all of it is seen through
+    for base, outputs in views_of.items():
+        if base in producer:  # the last value that all of it is seen through
             common = set(chains[outputs[0]]).intersection(*(chains[o] for o in outputs[1:]))
-            needed.add(next(v for v in chains[outputs[0]] if v in common and _shows_all(v, root)))
+            needed.add(next(v for v in chains[outputs[0]] if v in common and _views_all(v, base)))
         waiting += outputs
     afterwards: dict[BoundSymbol, None] = {}
     while waiting:
@@ -274,9 +250,13 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tupl
     of_inputs = {
         operation for operation in afterwards if all(_chain(o, producer)[-1] not in producer for o in operation.outputs)
     }
-    inside = [operation for operation in region.lines if operation not in of_inputs]
+    inside = [operation for operation in region.bound_symbols if operation not in of_inputs]
     before, after = (
-        [operation for operation in region.lines if operation in afterwards and (operation in of_inputs) is first]
+        [
+            operation
+            for operation in region.bound_symbols
+            if operation in afterwards and (operation in of_inputs) is first
+        ]
         for first in (True, False)
     )
     return Region(leading_to(inside, needed), needed), tuple(before), tuple(after)
@@ -294,15 +274,15 @@ def _chain(value: Proxy, producer: dict[Proxy, BoundSymbol]) -> list[Proxy]:
     return chain
 
 
-def _shows_all(view: Proxy, root: Proxy) -> bool:
+def _views_all(view: Proxy, base: Proxy) -> bool:
     """Whether a view surely has all elements of what it is a view of."""
-    both_tensors = isinstance(view, TensorProxy) and isinstance(root, TensorProxy)
-    return view is root or both_tensors and equal_counts(view, root)
+    both_tensors = isinstance(view, TensorProxy) and isinstance(base, TensorProxy)
+    return view is base or both_tensors and equal_counts(view, base)
 
 
 def fusible(operation: BoundSymbol, numbers: bool = False) -> bool:
     """What no region contains: operations with effects, those that wait for the device or draw random numbers, and what
-    depends on symbolic numbers. numbers: on those that data decides only."""
+    depends on symbolic numbers. numbers: on data-dependent ones only."""
     if not operation.sym.tags.isdisjoint(_ALONE) or operation.sym.python_printer is not None or operation.sym.is_fusion:
         return False
     if not (has_numbers(operation.args) or has_numbers(operation.output) or has_numbers(operation.kwargs)):

@@ -52,8 +52,10 @@ FAMILIES = (
     "collectives",
     "views",
     "batching_rules",
+    "splitting_rules",
     "seeded",
     "linearity",
+    "parts",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")

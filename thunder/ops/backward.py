@@ -36,7 +36,7 @@ def sum_to(g: TensorProxy, shape: tuple) -> TensorProxy:
         isinstance(n, NumberProxy) and n.unbacked and (n == g.shape[i - len(shape)]) is not True
         for i, n in enumerate(shape)
     ):
-        return op("sum_to_size")(g, tuple(shape))  # whether it was stretched, only the run tells
+        return op("sum_to_size")(g, tuple(shape))  # whether it was stretched is data-dependent
     lead = len(g.shape) - len(shape)
     dims = (
         *range(lead),

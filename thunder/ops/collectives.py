@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -254,17 +255,16 @@ def _spelled_op(op) -> str:
     return name
 
 
-def _with_group(position: int, op_at: int | None) -> Callable:
-    """(args, kwargs) with the group, and the reduction, said."""
+def _with_group(meta: Callable) -> Callable:
+    """(args, kwargs) of a call with the group, and the reduction where there is one, said."""
+    signature = inspect.signature(meta)
 
     def arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        args = list(args)
-        if op_at is not None:
-            args += ["sum"] * (op_at + 1 - len(args))
-            args[op_at] = _spelled_op(args[op_at])
-        args += [None] * (position + 1 - len(args))
-        args[position] = group_of(args[position])
-        return tuple(args), kwargs
+        bound = signature.bind(*args, **kwargs)
+        if "op" in signature.parameters:
+            bound.arguments["op"] = _spelled_op(bound.arguments.get("op", "sum"))
+        bound.arguments["group"] = group_of(bound.arguments.get("group"))
+        return bound.args, bound.kwargs
 
     return arguments
 
@@ -278,9 +278,9 @@ def _typed(a: TensorProxy, out: TensorProxy, async_op: bool) -> TensorProxy:
     )
 
 
-def _collective(run: Callable, group_at: int, op_at: int | None = None) -> Callable[[Callable], Symbol]:
+def _collective(run: Callable) -> Callable[[Callable], Symbol]:
     def define(meta: Callable) -> Symbol:
-        symbol = torch_prim(name=meta.__name__, fn=run, canonicalize=_with_group(group_at, op_at))(meta)
+        symbol = torch_prim(name=meta.__name__, fn=run, canonicalize=_with_group(meta))(meta)
         symbol.explain = None  # asking PyTorch what is wrong would be a collective of this rank only
         return symbol
 
@@ -297,7 +297,7 @@ def _parts(n, dim, group, what: str):
     return n // group.size()
 
 
-@_collective(_run_all_gather, 1)
+@_collective(_run_all_gather)
 def all_gather(a, group=None, async_op=False, dim=None):
     """The tensors of all ranks, joined along `dim` (the first where it is None) in the order of ranks."""
     if not a.shape:
@@ -306,13 +306,13 @@ def all_gather(a, group=None, async_op=False, dim=None):
     return _typed(a, like(a, (*a.shape[:d], a.shape[d] * group.size(), *a.shape[d + 1 :])), async_op)
 
 
-@_collective(_run_all_reduce, 2, 1)
+@_collective(_run_all_reduce)
 def all_reduce(a, op="sum", group=None, async_op=False):
     """The sum, average, minimum, maximum or product over all ranks."""
     return _typed(a, like(a), async_op)
 
 
-@_collective(_run_reduce_scatter, 2, 1)
+@_collective(_run_reduce_scatter)
 def reduce_scatter(a, op="sum", group=None, async_op=False, dim=None):
     """This rank's part, along `dim` (the first where it is None), of the reduction over all ranks."""
     d = (dim or 0) % len(a.shape)
@@ -321,13 +321,13 @@ def reduce_scatter(a, op="sum", group=None, async_op=False, dim=None):
     )
 
 
-@_collective(_run_broadcast, 2)
+@_collective(_run_broadcast)
 def broadcast(a, root, group=None, async_op=False):
     """The tensor of rank `root` of the group."""
     return _typed(a, like(a), async_op)
 
 
-@_collective(_run_all_to_all, 1)
+@_collective(_run_all_to_all)
 def all_to_all(a, group=None, async_op=False):
     """Part i along the first dimension comes from rank i, which sent there the part with this rank's number."""
     _parts(a.shape[0], 0, group, "all_to_all")

@@ -387,7 +387,7 @@ for _rank, _plain, _transposed in (
 
 
 def _multiply_adds(x: TensorProxy, weight: TensorProxy) -> int:
-    """x: the result, under transposition what comes in: each of its elements meets the kernels of a group's
+    """x: the result, under transposition the input: each of its elements meets the kernels of a group's
     channels."""
     return element_count(x) * element_count(weight) // max(1, number_value(weight.shape[0]))
 

@@ -34,7 +34,7 @@ LTORCH: dict[str, Symbol] = {}  # operations with PyTorch's semantics, by name
 PRIMS: dict[str, Symbol] = {}  # operations without broadcasting, promotion or defaults, by name
 _BY_TORCH: dict[Callable, Callable] = {}
 # qualified name of an operator that a library registered with torch.library -> what it means in terms of operations
-STAND_INS: dict[str, Callable] = {}
+SUBSTITUTES: dict[str, Callable] = {}
 _INPLACE: dict[Callable, Symbol] = {}  # torch's in-place callable -> the operation whose result it writes back
 
 
@@ -45,8 +45,8 @@ def lookup(function) -> Callable | None:
         found = _BY_TORCH.get(function)
     except TypeError:  # unhashable: no function of torch's
         return None
-    if found is None and STAND_INS and isinstance(function, (compat.OpOverloadPacket, compat.OpOverload)):
-        return STAND_INS.get(str(getattr(function, "_qualified_op_name", None) or function._schema.name))
+    if found is None and SUBSTITUTES and isinstance(function, (compat.OpOverloadPacket, compat.OpOverload)):
+        return SUBSTITUTES.get(str(getattr(function, "_qualified_op_name", None) or function._schema.name))
     return found
 
 

@@ -16,10 +16,10 @@ from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, m
 from thunder.errors import ThunderError
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
-_FEW = 1 << 22  # elements up to which a stand-in is a dense tensor; beyond it is one element, expanded
+_FEW = 1 << 22  # elements up to which a fake is a dense tensor; beyond it is one element, expanded
 
 
-def stand_in(x) -> Any:
+def fake(x) -> Any:
     """A tensor of zeros with a proxy's metadata, on the CPU; other values as torch takes them."""
     if isinstance(x, TensorProxy):
         shape = tuple(number_value(n) for n in x.shape)
@@ -67,7 +67,7 @@ def as_pytorch(symbol, args: tuple, kwargs: dict, error: Exception) -> Exception
         return None
     try:
         with compat.DisableTorchFunction(), torch.no_grad():
-            symbol.fn(*map_structure(stand_in, args), **map_structure(stand_in, kwargs))
+            symbol.fn(*map_structure(fake, args), **map_structure(fake, kwargs))
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as better:
         return better.with_traceback(None)
     return None

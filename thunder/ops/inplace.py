@@ -170,7 +170,7 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
         except DataDependentError:
             if function is operator.setitem and _is_own_view(memory, *args):
                 return
-            _refuse(f"{function.__name__} reads memory that it writes to, at places that data decides")
+            _refuse(f"{function.__name__} reads memory that it writes to, at data-dependent places")
         if not repeats and not any(_overlaps(layouts[target], layout) for layout in layouts.values()):
             _check_order(function, layouts, target, args)
             return
@@ -179,16 +179,16 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
             _refuse(f"{function.__name__} reads memory that it writes to, under another place")
         storage = torch.zeros(size, dtype=torch.uint8)
 
-        def stand_in(x):
+        def fake(x):
             layout = layouts.get(memory.holder(x)) if isinstance(x, TensorProxy) else None
             if layout is None:
-                return explain.stand_in(x)
+                return explain.fake(x)
             return torch.empty(0, dtype=layout.dtype).set_(
                 storage.untyped_storage(), layout.storage_offset(), layout.shape, layout.stride()
             )
 
         try:
-            function(*map_structure(stand_in, args), **map_structure(stand_in, kwargs))
+            function(*map_structure(fake, args), **map_structure(fake, kwargs))
         except RuntimeError as error:
             if str(error).startswith("unsupported operation"):
                 raise
@@ -233,10 +233,10 @@ def _reads_written(target: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _is_own_view(memory: Memory, a: TensorProxy, key, value) -> bool:
     """Whether `a[key] = value` puts `a[key]` back in its place, as `a[key] += 1` does."""
-    operation, shown = memory.view_of.get(memory.holder(value), (None, None))
+    operation, viewed = memory.view_of.get(memory.holder(value), (None, None))
     return (
         operation is not None
-        and shown is memory.holder(a)
+        and viewed is memory.holder(a)
         and operation.sym is LTORCH["getitem"]
         and hashable(operation.args[1]) == hashable(key)
     )

@@ -16,7 +16,7 @@ from thunder.errors import CaptureError
 from thunder.ops import opaque
 from thunder.ops.backward import sum_to
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, STAND_INS, alias, composite, declare, prim, torch_prim
+from thunder.ops.define import LTORCH, SUBSTITUTES, alias, composite, declare, prim, torch_prim
 from thunder.ops.dims import check_tensor, wrap_dim
 from thunder.ops.elementwise import operator_methods
 from thunder.ops.opaque import casts_inside
@@ -422,7 +422,7 @@ def _grouped_fallback(input, weight, offs):
     return opaque.symbol_for(torch.ops.transformers.grouped_mm_fallback)(input, weight, offs)
 
 
-STAND_INS["transformers::grouped_mm_fallback"] = _grouped_fallback
+SUBSTITUTES["transformers::grouped_mm_fallback"] = _grouped_fallback
 
 # --- derivatives: the products that PyTorch's autograd computes
 

@@ -2,7 +2,7 @@
 
 A program holds on to its proxies; when one is written to, it stands for another value from then on. Views of it, and
 what it is a view of, are written to as well: the written part is put into the whole (`through`), and other views are
-made again when somebody reads them. So the recorded program has no mutation in it; what came from outside is written
+rebuilt when somebody reads them. So the recorded program has no mutation in it; what came from outside is written
 back at the end (see `Capture`).
 """
 
@@ -27,7 +27,7 @@ class Memory:
     """The state of one recording.
 
     active: whether anything was written to. outside: called with what is about to be written to, in the end, and
-    whether that happens through a view, and behind autograd's back; says no by raising. layout: gives a stand-in tensor
+    whether that happens through a view, and behind autograd's back; says no by raising. layout: gives a fake tensor
     with the strides, and on the storage, that a value has when the program runs in PyTorch; asked only when what is
     written to may share memory.
     """
@@ -40,19 +40,19 @@ class Memory:
     ):  # type: ignore[assignment]
         self.active = False
         self.outside, self.layout = outside, layout
-        # view -> the operation that made it and what it shows
+        # view -> the operation that made it and its base
         self.view_of: dict[Proxy, tuple[BoundSymbol, TensorProxy]] = {}
         self.views: dict[Proxy, list[Proxy]] = {}
         self.current: dict[Proxy, TensorProxy] = {}  # what was written to -> what it is now
         self.owner: dict[Proxy, Proxy] = {}  # the other way round
         self.versions: dict[str, str] = {}  # names of values that were written -> name of what they were written to
-        self.stale: set[Proxy] = set()  # views to make again before they are read, with all that show them
+        self.stale: set[Proxy] = set()  # views to rebuild before they are read, with all that show them
         # value -> its views that are not stale, or that others show that are not
         self.fresh: dict[Proxy, dict[Proxy, None]] = {}
         # views that autograd does not see through -> the last value written to them, which says where they come from
         self.histories: dict[Proxy, TensorProxy] = {}
         self.copies: set[Proxy] = set()  # what turned out to be a copy
-        # what is shown in the end -> results that may be views of it or copies
+        # what is viewed in the end -> results that may be views of it or copies
         self.undecided: dict[Proxy, list[TensorProxy]] = {}
         self.counted: set[Proxy] = set()  # what was written to not only through `.data`, so that its version counts on
         self.filled: set[Proxy] = set()  # what has other elements now, directly or through a view
@@ -61,7 +61,9 @@ class Memory:
         self.formed: dict[Proxy, TensorProxy] = {}
         self.lost: dict[Proxy, str] = {}  # what can not be read any more -> why
         self.fixed: dict[Proxy, str] = {}  # what must not be written to -> why
-        self.apart: set[Proxy] = set()  # leaves that do not share memory here which they share in PyTorch
+        # leaves that share memory in PyTorch and not here -> with what
+        self.apart: dict[Proxy, TensorProxy] = {}
+        self.leaving: dict[Proxy, TensorProxy] = {}  # what shares memory in PyTorch -> which of it leaves the program
         self.shared: dict[Proxy, list[TensorProxy]] = {}  # values that share memory in a way that is not known
         self._deriving = False
         for operation in operations:
@@ -72,19 +74,19 @@ class Memory:
         """A view was recorded."""
         if self._deriving or not may_view(operation):
             return
-        shown = next((i for i in operation.inputs if type(i) is TensorProxy), None)
-        if shown is None:
+        viewed = next((i for i in operation.inputs if type(i) is TensorProxy), None)
+        if viewed is None:
             return
-        shown = self.holder(shown)
+        viewed = self.holder(viewed)
         for o in operation.outputs:
-            if o is not shown and o not in self.view_of:
-                self._show(o, operation, shown)
+            if o is not viewed and o not in self.view_of:
+                self._add_view(o, operation, viewed)
                 if operation.sym.may_copy:
-                    self.undecided.setdefault(self.base(shown), []).append(o)
+                    self.undecided.setdefault(self.base(viewed), []).append(o)
 
-    def _show(self, view: Proxy, operation: BoundSymbol, shown: TensorProxy) -> None:
-        self.view_of[view] = operation, shown
-        self.views.setdefault(shown, []).append(view)
+    def _add_view(self, view: Proxy, operation: BoundSymbol, viewed: TensorProxy) -> None:
+        self.view_of[view] = operation, viewed
+        self.views.setdefault(viewed, []).append(view)
         self._visit_again(view)
 
     def _freshen(self, x: Proxy) -> None:
@@ -94,11 +96,11 @@ class Memory:
     def _visit_again(self, x: Proxy) -> None:
         """A write to what `x` shows comes to `x`: each view on the way is among those that are visited."""
         while x in self.view_of:
-            shown = self.view_of[x][1]
-            if x in (views := self.fresh.setdefault(shown, {})):
+            viewed = self.view_of[x][1]
+            if x in (views := self.fresh.setdefault(viewed, {})):
                 return
             views[x] = None
-            x = shown
+            x = viewed
 
     def holder(self, x: TensorProxy) -> TensorProxy:
         """The proxy that the program holds, for a value that was written into it."""
@@ -124,18 +126,18 @@ class Memory:
         return self.current.get(x, x)
 
     def _derive(self, x: TensorProxy) -> None:
-        """Makes a view again from what it shows now, and with it the other results of its operation."""
-        operation, shown = self.view_of[x]
+        """Rebuilds a view from its base as it is now, and with it the other results of its operation."""
+        operation, viewed = self.view_of[x]
         if x.requires_grad and operation.sym.several_views:
             raise CaptureError(
                 f"a result of {operation.sym.name}(), which gives several views, is read after its memory was written "
                 "to, which autograd does not support",
                 location=user_location(), remedy="make the view again after the write",
             )  # fmt: skip
-        now = self.latest(shown)
+        now = self.latest(viewed)
 
         def place(p):
-            return now if type(p) is TensorProxy and self.holder(p) is shown else p
+            return now if type(p) is TensorProxy and self.holder(p) is viewed else p
 
         self._deriving = True
         try:
@@ -167,17 +169,17 @@ class Memory:
         self._hold(target, _with_history(self.latest(target), value))
         self._note_history(target)
         while target in self.view_of:
-            operation, shown = self.view_of[target]
+            operation, viewed = self.view_of[target]
             inverse = operation.sym.view_inverse
-            whole = inverse and inverse(operation, target, self.latest(shown), value)
+            whole = inverse and inverse(operation, target, self.latest(viewed), value)
             if whole is None:
                 self._lose(target, operation)
                 return
-            self.versions[whole.name] = shown.name
-            whole = _with_history(self.latest(shown), whole)
-            self._hold(shown, whole, kept=target)
-            self._note_history(shown)
-            target, value = shown, whole
+            self.versions[whole.name] = viewed.name
+            whole = _with_history(self.latest(viewed), whole)
+            self._hold(viewed, whole, kept=target)
+            self._note_history(viewed)
+            target, value = viewed, whole
 
     def _note_history(self, x: TensorProxy) -> None:
         """What is written to a view that autograd does not see through is the view's own history, whatever its memory
@@ -187,7 +189,7 @@ class Memory:
 
     def declare(self, target: TensorProxy) -> set[str]:
         """`target` is about to be written to. Raises where that is not allowed; says which operations that autograd
-        does not see through it is shown by."""
+        does not see through it is viewed by."""
         target = self.holder(target)
         self._decide(self.base(target))
         base = self.base(target)
@@ -229,7 +231,7 @@ class Memory:
         return False
 
     def _detaching(self, x: TensorProxy) -> set[str]:
-        """The operations between a view and what it shows in the end that autograd does not see through."""
+        """The operations between a view and its base that autograd does not see through."""
         found = set()
         while x in self.view_of:
             operation, x = self.view_of[x]
@@ -246,19 +248,19 @@ class Memory:
             if self.base(x) is not base:  # a view of one that turned out to be a copy
                 self.undecided.setdefault(self.base(x), []).append(x)
                 continue
-            operation, shown = self.view_of[x]
+            operation, viewed = self.view_of[x]
             with compat.DisableTorchFunction():
                 copied = self.layout(x).untyped_storage()._cdata != self.layout(base).untyped_storage()._cdata
             if copied:
                 self.copies.add(x)
                 del self.view_of[x]
-                self.views[shown] = [v for v in self.views[shown] if v is not x]
+                self.views[viewed] = [v for v in self.views[viewed] if v is not x]
             elif operation.sym.name == "as_strided":  # says places in memory, whatever it was called on
                 with compat.DisableTorchFunction():
                     part = part_shown(self.layout(x, True), self.layout(base, True))
                 if part is not None:
-                    self.views[shown] = [v for v in self.views[shown] if v is not x]
-                    self._show(x, part_of.bind(base, *part, output=x, context=current_recorder().context), base)
+                    self.views[viewed] = [v for v in self.views[viewed] if v is not x]
+                    self._add_view(x, part_of.bind(base, *part, output=x, context=current_recorder().context), base)
 
     def _hold(self, target: TensorProxy, value: TensorProxy, kept: TensorProxy | None = None) -> None:
         self.current[target], self.owner[value] = value, target
@@ -267,7 +269,7 @@ class Memory:
         self._outdate(target, kept)
 
     def _outdate(self, x: Proxy, kept: TensorProxy | None) -> None:
-        """Views of `x` are made again before they are read. A write visits only what was read since the last one."""
+        """Views of `x` are rebuilt before they are read. A write visits only what was read since the last one."""
         for view in self.fresh.pop(x, ()):
             if view not in self.view_of or self.view_of[view][1] is not x:
                 continue
@@ -285,12 +287,12 @@ class Memory:
         base = self.base(target)
         for x in (base, *self.below(base)):
             for other in self.shared.get(x, ()):
-                root = self.base(other)
-                if root is base:
+                other_base = self.base(other)
+                if other_base is base:
                     continue
                 if self.outside is not None:
-                    self.outside(root, True, False)
-                for lost in (root, *self.below(root)):
+                    self.outside(other_base, True, False)
+                for lost in (other_base, *self.below(other_base)):
                     self.lost[lost] = (
                         "an operation that thunder does not know gave a view of a tensor; one of the two was written "
                         "to, and the other is read again"
@@ -317,7 +319,7 @@ class Memory:
         """`x` came from outside and shows `base`, which did, too: all of it in its layout, or the `part` (size, stride,
         offset) of its elements."""
         if x not in self.view_of:
-            self._show(
+            self._add_view(
                 x,
                 LTORCH["view"].bind(base, base.shape, output=x)
                 if part is None
@@ -346,7 +348,12 @@ class Memory:
         )
         if not self.is_alone(x):
             self.fixed[copy] = why
-            self.apart.add(copy)
+            self.apart[copy] = self.base(x)
+
+    def leaves_apart(self, x: TensorProxy) -> bool:
+        """`x` leaves the program. Whether something that it shares memory with in PyTorch, and not here, did before."""
+        base = self.base(x)
+        return bool(self.apart) and self.leaving.setdefault(self.apart.get(base, base), base) is not base
 
     # --- another shape in place
     def is_alone(self, x: TensorProxy) -> bool:
@@ -403,10 +410,10 @@ class Memory:
         if x in self.view_of:
             if "data" not in self._detaching(x):
                 self.counted.add(self.base(x))
-            operation, shown = self.view_of.pop(x)
-            self.views[shown] = [v for v in self.views[shown] if v is not x]
-            self._show(inner, operation.swap({x: inner}), shown)
-            self._show(x, symbol.bind(inner, *args, output=x, context=context), inner)
+            operation, viewed = self.view_of.pop(x)
+            self.views[viewed] = [v for v in self.views[viewed] if v is not x]
+            self._add_view(inner, operation.swap({x: inner}), viewed)
+            self._add_view(x, symbol.bind(inner, *args, output=x, context=context), inner)
         elif below:
             if back is None:
                 raise CaptureError(
@@ -414,7 +421,7 @@ class Memory:
                     location=user_location(),
                     remedy="use the form that makes a new tensor",
                 )
-            self._show(inner, back[0].bind(value, *back[1], output=inner, context=context), x)
+            self._add_view(inner, back[0].bind(value, *back[1], output=inner, context=context), x)
         if inner in self.view_of:
             self.stale.add(inner)
         if symbol.may_copy and x in self.view_of:
@@ -423,7 +430,7 @@ class Memory:
             self.rearranged.setdefault(x, []).append((symbol, args))
         for view in below:  # they show what `x` was
             operation, _ = self.view_of[view]
-            self._show(view, operation.swap({p: inner for p in operation.inputs if self.holder(p) is x}), inner)
+            self._add_view(view, operation.swap({p: inner for p in operation.inputs if self.holder(p) is x}), inner)
         self._outdate(inner, None)
         self.reform(x, value)
 
@@ -437,10 +444,10 @@ class Memory:
         self._outdate(base, None)
 
     def settle(self) -> None:
-        """Views that were written to directly are made again from what they show when they are read next, so that
+        """Views that were written to directly are rebuilt from their bases when they are read next, so that
         results share memory as the program's do."""
-        for view, (operation, shown) in list(self.view_of.items()):
-            if shown not in self.lost and self.current.pop(view, None) is not None:
+        for view, (operation, viewed) in list(self.view_of.items()):
+            if viewed not in self.lost and self.current.pop(view, None) is not None:
                 self.stale.add(view)
                 self._outdate(view, None)
             if operation.context is None:  # another name from outside: it is what it names

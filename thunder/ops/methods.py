@@ -192,7 +192,11 @@ def fixed_value(a: TensorProxy) -> torch.Tensor | None:
     numbers. None for any other, and where sizes stay symbolic."""
     recorder = current_recorder()
     operations = _fixed_operations(a, recorder) if recorder is not None else None
-    if recorder is None or operations is None or numbers_in([(line.args, line.kwargs) for line in operations], []):
+    if (
+        recorder is None
+        or operations is None
+        or numbers_in([(operation.args, operation.kwargs) for operation in operations], [])
+    ):
         return None
     return _run_fixed(operations, recorder.latest(a), {})
 
@@ -204,7 +208,7 @@ def value_of_sizes(a: TensorProxy, read: Callable[[torch.Tensor], int]) -> int |
     operations = _fixed_operations(a, recorder) if recorder is not None else None
     if recorder is None or operations is None:
         return None
-    numbers = numbers_in([(line.args, line.kwargs) for line in operations], [])
+    numbers = numbers_in([(operation.args, operation.kwargs) for operation in operations], [])
     if not numbers or any(n.unbacked for n in numbers):
         return None
     names = sorted(set().union(*(n.expression.symbols() for n in numbers)))
@@ -227,18 +231,18 @@ def _fixed_operations(a: TensorProxy, recorder: Recorder) -> list | None:
     needed: dict = {}
     pending = [a]
     while pending:
-        line = producer.get(pending.pop())
+        operation = producer.get(pending.pop())
         if (
-            line is None
-            or line.sym.fn is None
-            or line.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE}
+            operation is None
+            or operation.sym.fn is None
+            or operation.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE}
             or len(needed) > _FIXED_LINES
         ):
             return None
-        if line not in needed:
-            needed[line] = None
-            pending += line.inputs
-    return [line for line in recorder.bound_symbols if line in needed]
+        if operation not in needed:
+            needed[operation] = None
+            pending += operation.inputs
+    return [operation for operation in recorder.bound_symbols if operation in needed]
 
 
 def _run_fixed(operations: list, a: TensorProxy, numbers: dict[str, int]) -> torch.Tensor:
@@ -254,10 +258,10 @@ def _run_fixed(operations: list, a: TensorProxy, numbers: dict[str, int]) -> tor
         return torch.device("cpu") if absent else x
 
     with compat.DisableTorchFunction(), torch.no_grad():
-        for line in operations:
-            result = line.sym.fn(*map_structure(given, line.args), **map_structure(given, line.kwargs))
+        for operation in operations:
+            result = operation.sym.fn(*map_structure(given, operation.args), **map_structure(given, operation.kwargs))
             values |= zip(
-                line.outputs, [x for x in compat.tree_leaves(result) if isinstance(x, torch.Tensor)], strict=True
+                operation.outputs, [x for x in compat.tree_leaves(result) if isinstance(x, torch.Tensor)], strict=True
             )
     return values[a]
 
@@ -357,7 +361,7 @@ _item, _tolist = _read("item"), _read("tolist")
 
 
 def item(a: TensorProxy):
-    """`a.item()`: a number that only the run tells, or the number itself where it depends on no input."""
+    """`a.item()`: a data-dependent number, or the number itself where it depends on no input."""
     value = fixed_value(a)
     if value is not None:
         with compat.DisableTorchFunction():
@@ -371,20 +375,20 @@ def item(a: TensorProxy):
 
 def _read_before(recorder: Recorder, a: TensorProxy) -> UnbackedNumber | None:
     """The number that was read already, of this tensor or of one that is made in the same way."""
-    read = [line for line in recorder.bound_symbols if line.sym is _item]
+    read = [operation for operation in recorder.bound_symbols if operation.sym is _item]
     if not read:
         return None
     producer = producers(recorder.bound_symbols)
 
     def made(x):
-        line = producer.get(x)
+        operation = producer.get(x)
         return (
             (x,)
-            if line is None or line.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE}
-            else (line.rhs, tuple(o is x for o in line.outputs))
+            if operation is None or operation.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE}
+            else (operation.rhs, tuple(o is x for o in operation.outputs))
         )
 
-    return {made(line.args[0]): line.output for line in read}.get(made(a))
+    return {made(operation.args[0]): operation.output for operation in read}.get(made(a))
 
 
 def tolist(a: TensorProxy):
@@ -403,7 +407,7 @@ def tolist(a: TensorProxy):
 
 
 def _asked(symbol: Symbol, *args, **kwargs):
-    """What an operation says that gives a bool: a condition that only the run tells, or the bool itself where it
+    """What an operation says that gives a bool: a data-dependent condition, or the bool itself where it
     depends on no input."""
     values = [fixed_value(x) if isinstance(x, TensorProxy) else x for x in args]
     if all(v is not None for v in values) and not any(isinstance(x, TensorProxy) for x in kwargs.values()):
@@ -414,7 +418,7 @@ def _asked(symbol: Symbol, *args, **kwargs):
 
 def _said(name: str):
     recorder = current_recorder()
-    assert recorder is not None, "what data decides is known in a trace only"
+    assert recorder is not None, "what is data-dependent is known in a trace only"
     return made_number(recorder, bool, f"what {name} says")[0]
 
 
@@ -483,7 +487,7 @@ for _name in [*_PLAIN_METHODS, "item", "tolist", "numpy"]:
 
 
 for _name, _remedy in {
-    "register_hook": "write it as a torch.autograd.Function, or return the tensor and register the hook on the result",
+    "register_hook": "register the hook in the compiled function itself",
     "retain_grad": "return the tensor, and call it on the result",
     "backward": "return the loss and call backward() on it outside, or use thunder.core.transforms.value_and_grad or "
     "torch.func.grad",

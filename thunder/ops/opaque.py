@@ -16,7 +16,7 @@ from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, hash
 from thunder.core.unbacked import fresh_size
 from thunder.errors import CaptureError
 from thunder.ops.define import alias, lookup, torch_path
-from thunder.ops.explain import as_torch, example, stand_in
+from thunder.ops.explain import as_torch, example, fake
 from thunder.ops.opaque_values import CONSTRUCTORS, holds_unusual, is_tensor, is_unusual, typed_by_example
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
@@ -204,7 +204,7 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
         return _typed_under(compat.FakeTensorMode(), function, name, args, kwargs)
     except (compat.DataDependentOutput, compat.DynamicOutputShape):
         mode = compat.fake_mode_of_sizes()
-    try:  # sizes that data decides come out as symbols
+    try:  # data-dependent sizes come out as symbols
         return _typed_under(mode, function, name, args, kwargs)
     except (
         compat.DataDependentOutput,
@@ -397,7 +397,7 @@ def _reached(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[
 
 def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
     def real(x):
-        return example(x) if isinstance(x, AnyProxy) else stand_in(x)
+        return example(x) if isinstance(x, AnyProxy) else fake(x)
 
     if not _differentiates_fakes((args, kwargs)):
         return wanted

@@ -82,14 +82,14 @@ def typed_by_example(function: Callable, name: str, args: tuple, kwargs: dict) -
     )
     known: dict[int, Proxy] = {}
 
-    def stand_in(x):
+    def fake(x):
         made = example(x, torch.zeros)
         if isinstance(x, Proxy):
             known[id(made)] = x
         return made
 
     with compat.without_function_modes(), torch.no_grad():
-        examples = map_structure(stand_in, (args, kwargs))
+        examples = map_structure(fake, (args, kwargs))
         out = function(*examples[0], **examples[1])
 
         def typed(x):

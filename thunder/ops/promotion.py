@@ -128,7 +128,7 @@ def broadcast_shapes(*shapes: tuple) -> tuple:
             elif one is False:  # m is 1, or equal to n: PyTorch refuses anything else
                 out[offset + i] = n
             elif other_one is not False and (m == n) is not True:
-                bool(one)  # raises: only the run tells which of the two is stretched
+                bool(one)  # raises: which of the two is stretched is data-dependent
     return tuple(out)
 
 

@@ -127,7 +127,7 @@ rnn_tanh_cell, rnn_relu_cell, gru_cell, lstm_cell = (_cell(name) for name in _ST
 
 @gru_cell.vjp
 def _(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
-    """As its parts, but the difference of state and proposal, which is cheap, is made again."""
+    """As its decomposition, but the difference of state and proposal, which is cheap, is recomputed."""
     if x.device.type != "cpu":
         return NotImplemented
     recurrent, given = (_op("chunk", gates, 3, 1) for gates in _linears(x, hx, w_ih, w_hh, b_ih, b_hh))

@@ -119,7 +119,7 @@ def _sum_to_size_meta(a, size):
 
 
 def _decided(a: tuple, b: tuple) -> bool:
-    """Whether two shapes are equal. Raises DataDependentError where only the run tells."""
+    """Whether two shapes are equal. Raises DataDependentError where that is data-dependent."""
     return len(a) == len(b) and builtins.all([bool(n == m) for n, m in zip(a, b)])
 
 
@@ -522,7 +522,7 @@ def diff(a, n=1, dim=-1, prepend=None, append=None):
 
 
 def _unreduced(g, a, dim, keepdim: bool):
-    """What a reduction made, or its cotangent, with the reduced dimensions put back as 1."""
+    """What a reduction made, or its cotangent, with the reduced dimensions restored as 1."""
     dims = canonical_dims(a, dim)
     if not keepdim and g.shape:
         for d in sorted(dims):

@@ -1,4 +1,4 @@
-"""Operations whose result is as large as data decides: places of what is true, chosen elements, different values."""
+"""Operations whose result is of a data-dependent size: places of what is true, chosen elements, different values."""
 
 from __future__ import annotations
 

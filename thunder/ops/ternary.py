@@ -240,7 +240,7 @@ def addcmul(a, b, c, *, value=1):
 
 
 def _times(a, value):
-    return a if (value == 1) is True else a * value  # of a number that only the run tells it is neither
+    return a if (value == 1) is True else a * value  # of a data-dependent number it is neither
 
 
 def _of(f, x: TensorProxy):

@@ -1,4 +1,4 @@
-"""`torch.permute_copy` and its kin, the copy of what a view shows, and `diagonal_scatter` and its kin, a copy with
+"""`torch.permute_copy` and its kin, the copy of a view, and `diagonal_scatter` and its kin, a copy with
 other values in the place of a view."""
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _view_copy(name: str, view, sample) -> Symbol:
     functions = [f for space in (torch, torch.Tensor) if (f := getattr(space, f"{name}_copy", None)) is not None]
 
     def meta(a, *args, **kwargs):
-        shown = view(like(a), *args, **kwargs)
-        return map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, shown)
+        viewed = view(like(a), *args, **kwargs)
+        return map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, viewed)
 
     def decomposition(*args, **kwargs):
         return map_structure(lambda x: _copy(x) if isinstance(x, TensorProxy) else x, view(*args, **kwargs))

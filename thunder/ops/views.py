@@ -51,7 +51,7 @@ def _copyable(write: Callable) -> Callable:
 
 
 def _placed(operation: BoundSymbol, view, whole, part):
-    """Any view that shows elements of the whole: their places are what it shows of 0, 1, 2 ..."""
+    """Any view that shows elements of the whole: their places are the same view of 0, 1, 2 ..."""
     count = math.prod(whole.shape)
     places = operation.sym(
         LTORCH["reshape"](LTORCH["arange"](count, device=whole.device), whole.shape),

@@ -34,7 +34,7 @@ __all__ = [
     "turns",
 ]
 
-SYSTEMS = ("eager", "torch.compile", "thunder", "thunder_inductor")
+SYSTEMS = ("eager", "torch.compile", "thunder", "thunder_inductor", "thunder_tiers")
 
 
 def cxx_compiler() -> str | None:
@@ -48,10 +48,11 @@ def compile_with(system: str, fn: Callable) -> Callable:
         return fn
     if system == "torch.compile":
         return torch.compile(fn)
-    if system in ("thunder", "thunder_inductor"):
+    if system in ("thunder", "thunder_inductor", "thunder_tiers"):
         import thunder
 
-        return thunder.jit(fn, executors=["inductor"] if system == "thunder_inductor" else None)
+        tiers = "background" if system == "thunder_tiers" else "wait"
+        return thunder.jit(fn, executors=["inductor"] if system == "thunder_inductor" else None, tiers=tiers)
     raise ValueError(f"{system!r} is no system; known: {', '.join(SYSTEMS)}")
 
 
@@ -128,13 +129,14 @@ def in_processes(
     options: Sequence[str],
     caches: Sequence[str],
     line: Callable[[dict[str, Any]], str],
+    limit: float | None = None,
 ) -> list[dict[str, Any]]:
     """The rows of all workloads, each measured in a process of its own, `script workload --inner --systems ...
     options`, whose last line of output they are; printed by `line`.
 
     caches: environment variables that name folders of caches. Where there are some, first calls are asked for: each
     system has a process of its own with empty caches, whose rows have "run" "cold", and another one with the caches
-    that it left, "second".
+    that it left, "second". limit: seconds, after which a process is killed.
     """
     rows = []
     for workload in workloads:
@@ -143,24 +145,20 @@ def in_processes(
                 env = os.environ | {name: os.path.join(folder, name.lower()) for name in caches}
                 command = [sys.executable, script, workload, "--inner", "--systems", ",".join(together), *options]
                 for run in ("cold", "second") if caches else ("",):
-                    done = subprocess.run(
-                        [*command, *(["--first-call"] if run else [])],
-                        env=env,
-                        capture_output=True,
-                        text=True,
-                        check=False,
-                    )
-                    if done.returncode:
-                        found = [
-                            {
-                                "workload": workload,
-                                "system": s,
-                                "failed": (done.stderr.strip().splitlines() or ["no output"])[-1],
-                            }
-                            for s in together
-                        ]
-                    else:
+                    try:
+                        done = subprocess.run(
+                            [*command, *(["--first-call"] if run else [])],
+                            env=env,
+                            capture_output=True,
+                            text=True,
+                            check=True,
+                            timeout=limit,
+                        )
                         found = json.loads(done.stdout.splitlines()[-1])
+                    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+                        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+                        failed = (said.strip().splitlines() or ["no output"])[-1]
+                        found = [{"workload": workload, "system": s, "failed": failed} for s in together]
                     for row in found:
                         rows.append(row | ({"run": run} if run else {}))
                         print(line(rows[-1]), flush=True)

@@ -24,22 +24,24 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thunder._lazy import names_from
+from thunder.analysis.flow import producers
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in, same_shape
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
-from thunder.core.trace import Trace, timed_pass
+from thunder.core.trace import Trace, TraceTag, timed_pass
 from thunder.core.unbacked import with_sizes
 from thunder.errors import DataDependentError, MissingImplementationError, ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH, opaque
+from thunder.ops.parts import add_part, part_of_zeros
 from thunder.transforms.levels import typed
+from thunder.transforms.phases import get_grad_symbol, marked
 
 __all__ = [
     "Linearization",
     "by_formula",
     "joint_trace",
     "grad_transform_on_trace",
-    "sides",
     "get_grad_symbol",
     "get_grad",
     "put_grad",
@@ -50,7 +52,6 @@ __all__ = [
 # ----------------------------------------------------------------------------------------------------------------
 # get_grad, put_grads
 
-get_grad_symbol = Symbol("get_grad", lambda value: like(value), module="prims", is_prim=True, tags=(OpTags.DONT_DCE,))
 put_grad_symbol = Symbol(
     "put_grad", lambda value, gradient: None, module="prims", is_prim=True, tags=(OpTags.DONT_DCE,)
 )
@@ -307,7 +308,7 @@ def _derivatives(operation: BoundSymbol, executors: Sequence, out: list, functio
 
 
 def _differentiated(operation: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
-    """`differentiate`; None as well where the rule would have to decide by a size that data decides, which PyTorch's
+    """`differentiate`; None as well where the rule would have to decide by a data-dependent size, which PyTorch's
     own derivative does when it runs."""
     try:
         return differentiate(operation, rule, is_generator)
@@ -336,16 +337,25 @@ def _identity(a):
 
 
 class _Gradients:
-    """The cotangents accumulated so far, by value."""
+    """The cotangents accumulated so far, by value. recorder: the current one, where the backward is written."""
 
-    def __init__(self):
+    def __init__(self, recorder: Recorder):
         self.current: dict[Proxy, Any] = {}
         self.zeros: set[Proxy] = set()  # the values that only missing cotangents lead to so far
+        self.recorder, self.producers, self.seen = recorder, {}, 0
 
     def add(self, value: Proxy, gradient) -> None:
         known = None if value in self.zeros else self.current.get(value)
         self.zeros.discard(value)
-        self.current[value] = gradient if known is None else LTORCH["add"](known, gradient)
+        self.current[value] = gradient if known is None else self.sum(known, gradient)
+
+    def sum(self, known, gradient):
+        """What is zeros beside a part is added where it is not zeros."""
+        written = self.recorder.bound_symbols
+        self.producers |= producers(written[self.seen :])
+        self.seen = len(written)
+        found = part_of_zeros(gradient, self.producers)
+        return LTORCH["add"](known, gradient) if found is None else add_part(known, found[0], *found[1])
 
     def add_zeros(self, value: Proxy) -> None:
         if value not in self.current:
@@ -397,7 +407,7 @@ class Linearization:
     def backward(self, seeds: Iterable[tuple[Proxy, Any]], recorder: Recorder) -> dict[Proxy, Any]:
         """Writes the backward to `recorder`, the current one. `seeds` are pairs of a value and its cotangent. The
         cotangents of all values that get one."""
-        grads = _Gradients()
+        grads = _Gradients(recorder)
         for value, cotangent in seeds:
             grads.add(value, cotangent)
         for step in reversed(self.steps):
@@ -432,8 +442,11 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     wanted = (isinstance(a, TensorProxy) and a.requires_grad for a in trace.args)
     gradients = tuple(grads.get(a) if w else None for a, w in zip(trace.args, wanted, strict=True))
     output = {"output": gradients, "flat_args": trace.args, "fw_flat_out": trace.output}
-    operations = with_sizes([*linear.forward, *recorder.bound_symbols], trace.args, trace.names)
-    return trace.replace(bound_symbols=operations, output=output, name="joint")
+    number = trace.info.backwards + 1
+    backward = marked(recorder.bound_symbols, number)
+    operations = with_sizes([*linear.forward, *backward], trace.args, trace.names)
+    info = trace.info.replace(backwards=number)
+    return trace.replace(bound_symbols=operations, output=output, name="joint", tags={TraceTag.JOINT}, info=info)
 
 
 def grad_transform_on_trace(trace: Trace, /, *args, **kwargs) -> Trace:
@@ -502,22 +515,13 @@ def write_without(
 
 def _other_term(operation: BoundSymbol, gone: set) -> TensorProxy | None:
     """Of a sum or difference of two tensors with one missing: the other, where it is of the result's form."""
+    if operation.sym is add_part:
+        return operation.args[0] if operation.args[0] not in gone else None
     if operation.sym not in (LTORCH["add"], LTORCH["sub"]) or operation.kwargs or len(operation.inputs) != 2:
         return None
     term = operation.inputs[0] if operation.inputs[1] in gone else operation.inputs[1]
     alike = same_shape(term.shape, operation.output.shape) and term.dtype is operation.output.dtype  # type: ignore[attr-defined]
     return term if alike else None
-
-
-def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[BoundSymbol]]:
-    """The operations of a joint trace: those of the forward, the `get_grad` ones, those of the backward."""
-    border = next((i for i, b in enumerate(joint.bound_symbols) if b.sym is get_grad_symbol), len(joint.bound_symbols))
-    rest = joint.bound_symbols[border:]
-    return (
-        list(joint.bound_symbols[:border]),
-        [b for b in rest if b.sym is get_grad_symbol],
-        [b for b in rest if b.sym is not get_grad_symbol],
-    )
 
 
 # the steps after this one, under the path where Lightning Thunder's users find them; they import this module

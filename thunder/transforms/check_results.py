@@ -63,7 +63,7 @@ def _difference(result, said) -> str | None:
         return next((p for r, s in zip(result, said, strict=True) if (p := _difference(r, s)) is not None), None)
     if isinstance(said, TensorProxy):
         return _tensor_difference(result, said)
-    if said is None or isinstance(said, Proxy) or result is said:  # nobody reads what an operation has no name for
+    if said is None or isinstance(said, Proxy) or result is said:  # what has no name is dead
         return None
     return (
         None

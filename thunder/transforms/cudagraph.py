@@ -9,9 +9,9 @@ A region runs line by line when it is called first, is recorded when it is calle
 then on. What it reads is copied to where the recording expects it, except for parameters, buffers, what it writes to,
 and what other graphs saved for it: their addresses are looked at, and other ones are another recording. So are, without
 grad, arguments that come in at the same address twice, until they do not. A long forward is two recordings: the device
-works on the first while the host launches the other. In a backward, products that nobody reads, and sums that finish
-gradients, are on a second stream (`side_stream`). Recordings share memory, where their results stay until the next
-replay:
+works on the first while the host launches the other. In a backward, products that nothing in it uses, and sums that
+finish gradients, are on a second stream (`side_stream`). Recordings share memory, where their results stay until the
+next replay:
 
 - what the program returns is copied out of it, except for gradients, as they are large;
 - gradients, and what is saved for the backward, are watched. Where one of them is still in use when a replay would
@@ -75,6 +75,9 @@ class CUDAGraphTransform(Transform):
         self.share_mem_pool = share_mem_pool
         self._memory: dict[tuple, Memory] = {}
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(share_mem_pool={self.share_mem_pool})"
+
     def __reduce__(self):
         return type(self), (), {"share_mem_pool": self.share_mem_pool}
 
@@ -131,7 +134,8 @@ class CUDAGraphTransform(Transform):
         groups = _result_apart(groups, operations, returned - {bases[p] for p in saved})
         regions = schedule(operations, groups, trace.output_proxies)
         recorded = [
-            self.can_fuse(r.lines[0]) and sum(OpTags.SHAPE_OP not in operation.sym.tags for operation in r.lines) >= 2
+            self.can_fuse(r.bound_symbols[0])
+            and sum(OpTags.SHAPE_OP not in operation.sym.tags for operation in r.bound_symbols) >= 2
             for r in regions
         ]
         memory, _ = _memory(operations)
@@ -145,7 +149,7 @@ class CUDAGraphTransform(Transform):
             if not is_recorded:
                 made += [
                     self._explained(operation)
-                    for operation in region.lines
+                    for operation in region.bound_symbols
                     if operation.sym not in (unpack_sequence, clear_symbol) or operation.args[-1] not in taken
                 ]
                 continue
@@ -155,12 +159,12 @@ class CUDAGraphTransform(Transform):
                 c: [(i, p) for i, p in enumerate(c.collection) if p in within]
                 for c in dict.fromkeys(gathered[p] for p in region.inputs if p in gathered)
             }
-            inside, written = _memory(region.lines)
+            inside, written = _memory(region.bound_symbols)
             stays = [o in kept and inside.get(o) not in within for o in region.outputs]
             shows = [not s or o in read for s, o in zip(stays, region.outputs, strict=True)]
             staying, outputs = (list(itertools.compress(region.outputs, chosen)) for chosen in (stays, shows))
             arguments = [*inputs, *(p for pairs in collections.values() for _, p in pairs)]
-            program = del_last_used(Trace(name, arguments, region.lines, list(region.outputs), trace.names))
+            program = del_last_used(Trace(name, arguments, region.bound_symbols, list(region.outputs), trace.names))
             run = GraphedRegion(
                 f"{name} of {trace.name}",
                     side_stream.side_stream(program, LEAST_BESIDE, small=True) if backward else program,
@@ -178,7 +182,11 @@ class CUDAGraphTransform(Transform):
             symbol = Symbol(name, id=f"cudagraph.{name}", is_prim=True, fn=run, is_fusion=True)
             made.append(
                 symbol.bind(
-                    *inputs, *collections, output=outputs, subsymbols=region.lines, context=region.lines[0].context
+                    *inputs,
+                    *collections,
+                    output=outputs,
+                    subsymbols=region.bound_symbols,
+                    context=region.bound_symbols[0].context,
                 )
             )
         if saved:
@@ -228,7 +236,7 @@ def _gathered(
         operation
         for region, is_recorded in zip(regions, recorded, strict=True)
         if not is_recorded
-        for operation in region.lines
+        for operation in region.bound_symbols
     ]
     outside = {p for operation in alone for p in operation.inputs}.union(output)
     gathered, unpacked = dict[Proxy, CollectionProxy](), set[Proxy]()

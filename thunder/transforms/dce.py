@@ -10,7 +10,7 @@ __all__ = ["dce"]
 
 
 def dce(trace: Trace) -> Trace:
-    """Drops operations whose results nobody reads and that have no effect.
+    """Drops operations whose results are not used and that have no effect.
 
     Before: `t0 = sin(x)`, `t1 = cos(x)`, `return t1`. After: `t1 = cos(x)`, `return t1`.
     """

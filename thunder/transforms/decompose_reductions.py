@@ -2,7 +2,7 @@
 
 Before: `t0 = ltorch.softmax(x, -1)`, and a backward that reads t0. After: `t1 = ltorch.amax(x, -1, True)`, `t2 =
 ltorch.sub(x, t1)`, `t3 = ltorch.exp(t2)`, `t4 = ltorch.sum(t3, -1, True)`, `t0 = ltorch.true_divide(t3, t4)`. Now the
-planner of what is saved (`memory_budget.py`) can save the two numbers of each row, and compute the rest again in the
+planner of what is saved (`save_plan.py`) can save the two numbers of each row, and compute the rest again in the
 kernel that reads it, in one pass.
 """
 
@@ -13,24 +13,26 @@ from collections.abc import Sequence
 from thunder.core.rewrite import decomposed
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
-from thunder.transforms.autodiff import sides
+from thunder.transforms.phases import phases
 
 __all__ = ["decompose_reductions"]
 
 
-def decompose_reductions(joint: Trace, fusers: Sequence) -> Trace:
-    """Decomposes the operations of the forward that reduce inside, that one of the executors may fuse, and whose
-    results the backward reads."""
-    forward, _, backward = sides(joint)
-    read = {i for operation in backward for i in operation.inputs}
-    chosen = {
-        operation
-        for operation in forward
-        if not read.isdisjoint(operation.outputs)
-        and _reduces_inside(operation)
-        and any(f.takes(operation) for f in fusers)
-    }
-    return decomposed(joint, chosen)
+def decompose_reductions(trace: Trace, fusers: Sequence) -> Trace:
+    """Decomposes operations that reduce inside, that one of the executors may fuse, and whose results a later backward
+    reads."""
+    chosen = set[BoundSymbol]()
+    for number in range(1, trace.info.backwards + 1):
+        forward, _, backward, _, _ = phases(trace, number)
+        read = {i for operation in backward for i in operation.inputs}
+        chosen |= {
+            operation
+            for operation in forward
+            if not read.isdisjoint(operation.outputs)
+            and _reduces_inside(operation)
+            and any(f.takes(operation) for f in fusers)
+        }
+    return decomposed(trace, chosen)
 
 
 def _reduces_inside(operation: BoundSymbol) -> bool:

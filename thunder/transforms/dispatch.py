@@ -1,49 +1,92 @@
-"""Transform for execution: every operation goes to the first executor that takes it."""
+"""Dispatch: every operation goes to the first executor that takes it, by itself or in a region."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from thunder.core.proxies import proxies_in
-from thunder.core.rewrite import Rewriter, rewrite
+from thunder.core.rewrite import Rewriter, decomposed, rewrite
 from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
-from thunder.core.trace import Trace
+from thunder.core.trace import Trace, timed_pass
 from thunder.errors import MissingImplementationError
 from thunder.extend import Executor, Implementation
 from thunder.extend.fusion import FusionExecutor
 
-__all__ = ["dispatch"]
+__all__ = ["dispatch", "decompose_lists", "fuse", "dispatch_left"]
 
 
 def dispatch(trace: Trace, executors: Sequence[Executor]) -> Trace:
-    """Gives every operation to the first executor that takes it, and opens up composites that nobody takes.
+    """Gives every operation to the first executor that takes it, and decomposes composites that nobody takes.
 
     Before: `t0 = ltorch.mul(a, b)`. After, with the torch executor: `t0 = torch.mul(a, b)`, the operation before as its
     decomposition.
 
-    A fusion executor that may take an operation gets its regions first; what it leaves goes to the others.
+    Operations that a fusion executor may take stay as they are (`info.fusible`): `fuse` makes regions of them, and
+    `dispatch_left` gives the others of them to the executors that do not fuse.
 
     Raises MissingImplementationError for an operation that no executor takes and that has no decomposition.
     """
-    fusers = [e for e in executors if isinstance(e, FusionExecutor)]
-    left: set[int] = set()  # ids of operations that a fusion executor may take
-    placed = rewrite(trace, lambda operation, rewriter: _place(operation, tuple(executors), rewriter, left))
-    if not left:
-        return placed
-    fused = placed
+    left: dict[BoundSymbol, None] = {}
+    made = rewrite(trace, lambda operation, out: _place(operation, tuple(executors), out, left))
+    return made.replace(info=made.info.replace(fusible=frozenset(left))) if left else made
+
+
+def decompose_lists(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
+    """Decomposes fusible operations on lists of tensors, where one reads from the other: a region for each tensor, and
+    not one that is as long as the list.
+
+    Before: `[t0, t1] = ltorch.foreach_mul([a, b], 2)`. After: `t0 = ltorch.mul(a, 2)`, `t1 = ltorch.mul(b, 2)`.
+    """
+    chosen = {b for fuser in fusers for b in _lists(trace, fuser)}
+    return decomposed(trace, chosen)
+
+
+def _lists(trace: Trace, fuser: FusionExecutor) -> set[BoundSymbol]:
+    """The operations on lists that one executor fuses and that others which it fuses read from or are read by."""
+    lists = [
+        operation
+        for operation in trace.bound_symbols
+        if operation.sym.differentiate_decomposition
+        and fuser.takes(operation)
+        and all(map(fuser.takes, operation.subsymbols))
+    ]
+    if not lists:
+        return set()
+    taken = [operation for operation in trace.bound_symbols if fuser.takes(operation)]
+    made = {o for operation in taken for o in operation.outputs}
+    read = {i for operation in taken for i in operation.inputs}
+    return {b for b in lists if not made.isdisjoint(b.inputs) or not read.isdisjoint(b.outputs)}
+
+
+def fuse(trace: Trace, fusers: Sequence[FusionExecutor]) -> list[Trace]:
+    """Regions of fusible operations, made by one fusion executor after the other: a trace of each."""
+    made = [trace]
     for fuser in fusers:
-        fused = fuser.fusion_pass(fused)
-    others = tuple(e for e in executors if e not in fusers)
-
-    def rest(operation: BoundSymbol, out: Rewriter) -> None:
-        """What a fusion executor left alone goes to the first of the others."""
-        of_a_region = operation.sym.is_fusion or operation.sym.executor is not None and id(operation) not in left
-        out.write(operation) if of_a_region else _place(operation, others, out, left)
-
-    return rewrite(fused, rest)
+        title = "Fusion" if len(fusers) == 1 else f"Fusion by {fuser.name}"
+        made.append(timed_pass(title, made[-1], fuser.fusion_pass))
+    return made[1:]
 
 
-def _place(operation: BoundSymbol, executors: tuple[Executor, ...], out: Rewriter, left: set[int]) -> None:
+def dispatch_left(trace: Trace, executors: Sequence[Executor]) -> Trace:
+    """Gives the operations that fusion executors have left alone to the others.
+
+    Before: `t0 = ltorch.mul(a, b)`, which no region has. After: `t0 = torch.mul(a, b)`.
+    """
+    others = tuple(e for e in executors if not isinstance(e, FusionExecutor))
+    fusible = trace.info.fusible
+
+    def rule(operation: BoundSymbol, out: Rewriter) -> None:
+        symbol = operation.sym
+        is_placed = symbol.is_fusion or symbol.executor is not None and operation not in fusible
+        out.write(operation) if is_placed else _place(operation, others, out, {})
+
+    made = rewrite(trace, rule)
+    return made.replace(info=made.info.replace(fusible=frozenset()))
+
+
+def _place(
+    operation: BoundSymbol, executors: tuple[Executor, ...], out: Rewriter, left: dict[BoundSymbol, None]
+) -> None:
     """Writes what executes `operation`."""
     symbol = operation.sym
     for executor in executors:
@@ -52,7 +95,7 @@ def _place(operation: BoundSymbol, executors: tuple[Executor, ...], out: Rewrite
             if found is not None and found.execution_transform is not None:
                 return _rewrite(operation, executor, found.execution_transform, executors, out, left)
             if executor.takes(operation):
-                left.add(id(operation))
+                left[operation] = None
                 return out.write(operation)
         elif found is not None and found.executes and executor.get_fuel():
             return _implement(operation, executor, found, executors, out, left)
@@ -67,7 +110,7 @@ def _place(operation: BoundSymbol, executors: tuple[Executor, ...], out: Rewrite
         )
     if not operation.subsymbols and any(o not in operation.aliases for o in operation.outputs):
         raise MissingImplementationError(
-            f"no executor takes {symbol.qualified_name}, and its decomposition depends on sizes that data decides. "
+            f"no executor takes {symbol.qualified_name}, and its decomposition depends on data-dependent sizes. "
             "Register an implementation"
         )
     for sub in operation.subsymbols:
@@ -81,7 +124,7 @@ def _implement(
     found: Implementation,
     executors: tuple[Executor, ...],
     out: Rewriter,
-    left: set[int],
+    left: dict[BoundSymbol, None],
 ) -> None:
     if found.execution_transform is None:
         assert found.symbol is not None, "an implementation has a symbol or an execution transform"
@@ -95,7 +138,7 @@ def _rewrite(
     transform: Callable,
     executors: tuple[Executor, ...],
     out: Rewriter,
-    left: set[int],
+    left: dict[BoundSymbol, None],
 ) -> None:
     """Writes what an execution transform makes of an operation."""
     with recording(Recorder(operation.context, lambda: operation.location)) as recorder:

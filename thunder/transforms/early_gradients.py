@@ -27,8 +27,8 @@ from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.ops import PRIMS
 from thunder.ops.backward import op, times_cotangent
-from thunder.transforms.autodiff import sides
 from thunder.transforms.levels import renamed_operation
+from thunder.transforms.phases import marked, phases
 
 __all__ = ["early_gradients"]
 
@@ -37,12 +37,12 @@ SMALLEST = 1 << 20  # bytes of a gradient that are worth a pass
 
 def early_gradients(joint: Trace, fusers: Sequence) -> Trace:
     """Moves gradients of a loss into the forward, where one of the executors fuses what computes them."""
-    forward, starts, backward = sides(joint)
+    forward, starts, backward, _, _ = phases(joint)
     known = {o for operation in forward for o in operation.outputs} | {a for a in joint.args if isinstance(a, Proxy)}
     for start in starts:
         if start.output.shape == () and start.output.dtype.name != "float16":
-            joint = _Loss(joint, start.output, forward, backward, known, fusers).moved()
-            forward, _, backward = sides(joint)
+            joint = _Loss(joint, start.output, forward, starts, backward, known, fusers).moved()
+            forward, _, backward, _, _ = phases(joint)
     return joint
 
 
@@ -55,17 +55,13 @@ class _Loss:
         joint: Trace,
         cotangent: TensorProxy,
         forward: list[BoundSymbol],
+        starts: list[BoundSymbol],
         backward: list[BoundSymbol],
         known: set,
         fusers: Sequence,
     ):
-        self.joint, self.cotangent, self.forward, self.backward, self.fusers = (
-            joint,
-            cotangent,
-            forward,
-            backward,
-            fusers,
-        )
+        self.joint, self.cotangent, self.fusers = joint, cotangent, fusers
+        self.forward, self.starts, self.backward = forward, starts, backward
         self.early: dict[BoundSymbol, None] = {}
         self.linear: dict[Proxy, BoundSymbol | None] = {cotangent: None}
         there, linear = known | {cotangent}, _Linear({cotangent})
@@ -98,39 +94,38 @@ class _Loss:
                 table |= dict(zip(operation.outputs, same.outputs, strict=True))
             else:
                 operations.append(renamed_operation(operation, table, lambda o: self.joint.names.make()))
-        makers = {self.linear[v]: v for v in chosen}
+        producers_of = {self.linear[v]: v for v in chosen}
         backward = [
             times_cotangent.bind(table[v], self.cotangent, output=v, context=operation.context)
-            if (v := makers.get(operation)) is not None
+            if (v := producers_of.get(operation)) is not None
             else operation
             for operation in self.backward
         ]
-        starts = self.joint.bound_symbols[len(self.forward) : len(self.joint.bound_symbols) - len(self.backward)]
-        return self.joint.replace(bound_symbols=[*self.forward, *operations, *starts, *backward])
+        return self.joint.replace(bound_symbols=[*self.forward, *marked(operations, 0), *self.starts, *backward])
 
     def read_elsewhere(self) -> list[Proxy]:
         """What other operations read, or views of it, where no executor fuses these: there it would be computed on the
         way."""
         bases = alias_bases(self.early, maybe=True)
-        readers = [
+        uses = [
             (i, self.fuses(operation))
             for operation in self.backward
             if operation not in self.early
             for i in operation.inputs
             if i in self.linear
         ]
-        readers += [(g, False) for g in self.joint.output["output"] if isinstance(g, Proxy) and g in self.linear]
-        fused = {bases[value] for value, fused in readers if fused}
+        uses += [(g, False) for g in self.joint.output["output"] if isinstance(g, Proxy) and g in self.linear]
+        fused = {bases[value] for value, fused in uses if fused}
         return [
             v
-            for v in dict.fromkeys(bases[value] for value, _ in readers)
+            for v in dict.fromkeys(bases[value] for value, _ in uses)
             if v not in fused and self.linear.get(v) is not None
         ]
 
     def is_worth_it(self, value: Proxy) -> bool:
         """Whether a pass over something about as large is saved: that is read where the forward reads it, and no
         reductions of long rows come first."""
-        assert isinstance(value, TensorProxy), "lines that are fused make tensors"
+        assert isinstance(value, TensorProxy), "fused operations make tensors"
         made = {o for operation in self.early for o in operation.outputs}
         read = [
             i

@@ -59,9 +59,9 @@ class _Flat:
     def matrix(self, x: TensorProxy) -> TensorProxy:
         # that of another layer was made under no_grad
         if x not in self.given or self.given[x].requires_grad is not x.requires_grad:
-            root = self.matrices.get(x, self.source.get(x, x))
+            base = self.matrices.get(x, self.source.get(x, x))
             self.given[x] = (
-                root if equal_shapes(root.shape, _flat_shape(x)) else LTORCH["reshape"](root, _flat_shape(x))
+                base if equal_shapes(base.shape, _flat_shape(x)) else LTORCH["reshape"](base, _flat_shape(x))
             )
         return self.given[x]
 
@@ -93,9 +93,9 @@ class _Flat:
             and operation.output.requires_grad is x.requires_grad
         ):
             if x in self.matrices:
-                root = self.matrices[operation.output] = self.matrices[x]
+                base = self.matrices[operation.output] = self.matrices[x]
                 shaped = operation.sym if is_view else LTORCH["reshape"]  # columns in other shapes may be a copy
-                return out.trace(lambda *args, **kwargs: shaped(root, operation.output.shape), operation)
+                return out.trace(lambda *args, **kwargs: shaped(base, operation.output.shape), operation)
             # a view that is none is an error
             if not is_view and self.read[operation.output] == 1 and not self.has_effects:
                 self.source[operation.output] = self.source.get(x, x)

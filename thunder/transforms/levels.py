@@ -16,13 +16,13 @@ __all__ = ["Level", "write", "typed", "renamed", "renamed_operation", "renamed_v
 
 
 class Level:
-    """What a function did when it was called with `arguments`: `lines`, operations that make `outputs`. Both are flat;
+    """What a function did when it was called with `arguments`: `operations`, which that make `outputs`. Both are flat;
     an output may be an argument or a value from outside."""
 
-    __slots__ = ("arguments", "lines", "outputs")
+    __slots__ = ("arguments", "operations", "outputs")
 
     def __init__(self, arguments: Sequence[TensorProxy], operations: Sequence[BoundSymbol], outputs: Sequence):
-        self.arguments, self.lines, self.outputs = list(arguments), list(operations), list(outputs)
+        self.arguments, self.operations, self.outputs = list(arguments), list(operations), list(outputs)
 
 
 def typed(operations: Iterable[BoundSymbol], grad_enabled: bool = True) -> None:

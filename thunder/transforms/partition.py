@@ -3,6 +3,8 @@ is saved."""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
@@ -20,19 +22,22 @@ from thunder.core.proxies import (
 )
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
-from thunder.core.trace import Trace, TraceTag
+from thunder.core.trace import ForwardBackward, Trace, TraceTag
+from thunder.extend import FusionExecutor
 from thunder.ops.inplace import also_written, write_back
-from thunder.transforms.autodiff import grad_transform_on_trace, sides
+from thunder.transforms.autodiff import grad_transform_on_trace
 from thunder.transforms.dce import dce
+from thunder.transforms.phases import phases
 from thunder.transforms.recompute import recompute
-from thunder.transforms.unstack_saved import unstack_saved
 
 __all__ = [
     "partition",
-    "as_saved_by",
+    "saved_collections",
+    "gathers_saved",
     "has_effect",
     "modified_in_place",
     "overwritten_before",
+    "read_by_products",
     "views_of_outputs",
     "ForwardBackward",
     "split_into_forward_and_backward",
@@ -41,77 +46,60 @@ __all__ = [
 ]
 
 
-class ForwardBackward:
-    """forward: returns (outputs, (saved tensors, saved others)). backward: `backward_fn(saved_for_backward,
-    cotangents)`, one gradient or None an argument.
+def partition(joint: Trace) -> Trace:
+    """The forward of a joint trace, with the backward beside it (`info.cut`): what that reads of the forward is saved.
 
-    outputs: the distinct tensors, numbers of data and values of host calls that the forward makes and the program
-    returns, in order.
-    cotangents: what the backward is given, for those that require grad.
+    Before: `t0 = sin(x)`, `t1 = get_grad(t0)`, `t2 = cos(x)`, `t3 = mul(t1, t2)`. After: `t0 = sin(x)`, `return (t0),
+    ((x), ())`; and `x = C0`, `t1 = cotangents`, `t2 = cos(x)`, `t3 = mul(t1, t2)`, `return (t3)`.
     """
-
-    __slots__ = ("forward", "backward", "outputs", "cotangents", "saved_tensors", "saved_others", "returned")
-
-    def __init__(
-        self,
-        forward: Trace,
-        backward: Trace,
-        outputs: list,
-        cotangents: list,
-        saved_tensors: list,
-        saved_others: list,
-        returned,
-    ):
-        self.forward, self.backward, self.outputs, self.cotangents = forward, backward, outputs, cotangents
-        self.saved_tensors, self.saved_others, self.returned = saved_tensors, saved_others, returned
-
-
-def partition(joint: Trace) -> ForwardBackward:
-    """Cuts a joint trace at its `get_grad` operations: what the backward reads of the forward is saved."""
-    forward_lines, starts, backward_lines = sides(joint)
+    forward_operations, starts, backward_operations, _, _ = phases(joint)
     gradients, returned = joint.output["output"], joint.output["fw_flat_out"]
     cotangents = [b.output for b in starts]
-    backward_lines = leading_to(backward_lines, gradients, has_effect)
-    overwritten = overwritten_before(forward_lines, backward_lines, joint.info.copies)
+    backward_operations = leading_to(backward_operations, gradients, has_effect)
+    overwritten = overwritten_before(forward_operations, backward_operations, joint.info.copies)
     if overwritten is not None:
-        backward_lines, gradients = (
+        backward_operations, gradients = (
             [modified_in_place.bind(overwritten.name, output=None)],
             tuple(None for _ in gradients),
         )
-    made = {o for b in backward_lines for o in b.outputs} | set(cotangents)
-    read = dict.fromkeys(i for b in backward_lines for i in b.inputs if i not in made)
+    made = {o for b in backward_operations for o in b.outputs} | set(cotangents)
+    read = dict.fromkeys(i for b in backward_operations for i in b.inputs if i not in made)
     read |= dict.fromkeys(g for g in gradients if isinstance(g, Proxy) and g not in made)
     tensors = [p for p in read if isinstance(p, TensorProxy)]
     arguments = set(a for a in joint.args if isinstance(a, Proxy))
-    tensors, again = unstack_saved(forward_lines, tensors, arguments)
-    backward_lines = [*again, *backward_lines]
-    others = [p for p in read if not isinstance(p, TensorProxy)] + _numbers(joint, backward_lines)
+    others = [p for p in read if not isinstance(p, TensorProxy)] + _numbers(joint, backward_operations)
     outputs = [
         o
         for o in dict.fromkeys(proxies_in(returned, []))
         if isinstance(o, (TensorProxy, UnbackedNumber, AnyProxy)) and o not in arguments
     ]
+    info = joint.info.replace(backwards=joint.info.backwards - 1, recomputed={})
     forward = joint.replace(
         name="augmented_forward_fn",
-        bound_symbols=forward_lines,
+        bound_symbols=forward_operations,
         output=(tuple(outputs), (tuple(tensors), tuple(others))),
         tags={TraceTag.AUGMENTED_FORWARD},
+        info=info,
     )
-    backward = _backward_trace(joint, backward_lines, tensors, others, cotangents, gradients)
-    return ForwardBackward(dce(forward), backward, outputs, cotangents, tensors, others, returned)
+    backward = _backward_trace(forward, backward_operations, tensors, others, cotangents, gradients)
+    cut = ForwardBackward(forward, backward, outputs, cotangents, tensors, others, returned)
+    return forward.replace(info=info.replace(cut=cut))
 
 
-def as_saved_by(forward: Trace, cut: ForwardBackward) -> ForwardBackward:
-    """The same cut, for a forward that a transform may have made gather saved values in collections: the backward
-    unpacks these.
+def gathers_saved(backward: Trace) -> bool:
+    """Whether the forward that runs gathers saved values in collections."""
+    return any(isinstance(c, CollectionProxy) for c in backward.info.saved_as[1])
 
-    Before: `return (y), ((t0, t1, x), ())`. After: `return (y), ((x,), (results0,))`, and the backward begins with `t0,
-    t1 = results0`.
+
+def saved_collections(backward: Trace) -> Trace:
+    """The backward, which unpacks the collections that a transform has made the forward gather saved values in.
+
+    Before: the forward returned `(y), ((t0, t1, x), ())`. After: it returns `(y), ((x,), (results0,))`, and the
+    backward begins with `t0, t1 = results0`.
     """
-    tensors, others = forward.output[1]
+    cut, (tensors, others) = backward.info.cut, backward.info.saved_as
+    assert cut is not None, "a backward knows its cut"
     collections = [c for c in others if isinstance(c, CollectionProxy)]
-    if not collections:
-        return cut
     ours = {p.name: p for p in cut.saved_tensors}
     tensors, gathered = (
         [ours[p.name] for p in tensors],
@@ -119,10 +107,12 @@ def as_saved_by(forward: Trace, cut: ForwardBackward) -> ForwardBackward:
     )
     others = [*cut.saved_others, *gathered]
     operations = [
-        operation for operation in cut.backward.bound_symbols if operation.sym not in (unpack_sequence, clear_symbol)
+        operation for operation in backward.bound_symbols if operation.sym not in (unpack_sequence, clear_symbol)
     ]
-    backward = _backward_trace(cut.backward, operations, tensors, others, cut.cotangents, cut.backward.output)
-    return ForwardBackward(cut.forward, backward, cut.outputs, cut.cotangents, tensors, others, cut.returned)
+    backward = backward.replace(info=backward.info.replace(saved_as=((), ())))
+    made = _backward_trace(backward, operations, tensors, others, cut.cotangents, backward.output)
+    cut = dataclasses.replace(cut, backward=made, saved_tensors=tensors, saved_others=others)
+    return made.replace(info=made.info.replace(cut=cut))
 
 
 def views_of_outputs(forward: Trace) -> list[int]:
@@ -152,6 +142,19 @@ def views_of_outputs(forward: Trace) -> list[int]:
     return [i for i, p in enumerate(saved) if base(p) in returned]
 
 
+def read_by_products(cut: ForwardBackward, executors: Sequence) -> list[int]:
+    """Places of the cotangents that several matrix products read, each of which would copy one that is broadcast, as
+    the gradient of a sum is."""
+    if not any(isinstance(e, FusionExecutor) for e in executors):  # what nobody fuses runs as in eager, bit for bit
+        return []
+    operations = cut.backward.bound_symbols
+    bases = alias_bases(operations, maybe=True)
+    reads = collections.Counter(
+        base for b in operations if OpTags.MATMUL_OP in b.sym.tags for base in {bases[i] for i in b.inputs}
+    )
+    return [i for i, c in enumerate(cut.cotangents) if reads[c] > 1]
+
+
 def overwritten_before(
     forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol], copies: Container[str] = ()
 ) -> TensorProxy | None:
@@ -169,9 +172,9 @@ def overwritten_before(
     for b in backward:
         unread = b.sym.statistics  # positions of arguments that gradients do not depend on
         for value in b.inputs:
-            root = bases[value]
-            if (root in targets or value in reshaped) and not any(b.args[i] is value for i in unread):
-                return root
+            base = bases[value]
+            if (base in targets or value in reshaped) and not any(b.args[i] is value for i in unread):
+                return base
     return None
 
 
@@ -190,8 +193,10 @@ modified_in_place = Symbol(
 def split_into_forward_and_backward(joint: Trace) -> tuple[Trace, Trace | None]:
     """The forward and the backward of a joint trace; None in the place of a backward where there is nothing to
     differentiate."""
-    cut = partition(joint)
-    return cut.forward, cut.backward if any(g is not None for g in joint.output["output"]) else None
+    forward = partition(dce(joint))
+    cut = forward.info.cut
+    assert cut is not None, "partition cuts"
+    return forward, cut.backward if any(g is not None for g in joint.output["output"]) else None
 
 
 class ForwardBackwardTraces(NamedTuple):
@@ -202,7 +207,7 @@ class ForwardBackwardTraces(NamedTuple):
 def forward_and_backward_from_trace(trace: Trace, torch_autograd: bool = False) -> ForwardBackwardTraces:
     """The forward and backward traces of a computation trace. `torch_autograd` is accepted as in 2024: both are made in
     the one way there is."""
-    return ForwardBackwardTraces(*split_into_forward_and_backward(recompute(grad_transform_on_trace(trace))))
+    return ForwardBackwardTraces(*split_into_forward_and_backward(recompute(dce(grad_transform_on_trace(trace)))))
 
 
 def has_effect(operation: BoundSymbol) -> bool:

@@ -23,7 +23,9 @@ __all__ = ["Pullback", "pushforward", "gradients_of"]
 def _linearized(level: Level, executors: Sequence) -> Linearization:
     """The level's derivative. What its results do not need is not differentiated, but stays: the program around it may
     have seen it."""
-    linear = Linearization(level.lines, executors, functional=True, needed=set(leading_to(level.lines, level.outputs)))
+    linear = Linearization(
+        level.operations, executors, functional=True, needed=set(leading_to(level.operations, level.outputs))
+    )
     for step in linear.steps:
         if isinstance(step, Derivative):
             _check_connected(step)

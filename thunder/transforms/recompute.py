@@ -18,29 +18,37 @@ from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, map_structu
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.ops import PRIMS
-from thunder.transforms.autodiff import sides
-from thunder.transforms.dce import dce
 from thunder.transforms.levels import renamed_operation, renamed_value
+from thunder.transforms.phases import marked, phases
 
-__all__ = ["recompute"]
+__all__ = ["recompute", "recomputes"]
 
 
-def recompute(joint: Trace, chosen: Iterable[Proxy] = ()) -> Trace:
-    """A joint trace whose backward recomputes what checkpoints contain, and the values of `chosen`.
+def recomputes(trace: Trace) -> bool:
+    """Whether a backward of a program has something to recompute."""
+    return bool(trace.info.backwards) and (any(trace.info.recomputed.values()) or any(map(_chain, trace.bound_symbols)))
+
+
+def recompute(trace: Trace, number: int | None = None, chosen: Iterable[Proxy] = ()) -> Trace:
+    """A program one of whose backwards, by default the last, recomputes what checkpoints contain, and the values of
+    `chosen`.
 
     Before: `t0 = sin(x)` in a checkpoint, `t1 = exp(t0)` after it; `t2 = get_grad(t1)`, `t3 = mul(t2, t1)`, `t4 =
     cos(x)`, `t5 = mul(t3, t0)`. After: the same, with `bw_t0 = sin(x)` right before the last one, which reads `bw_t0`.
     """
     chosen = frozenset(chosen)
-    if not chosen and not any(b.context is not None and b.context.checkpoint for b in joint.bound_symbols):
-        return joint
-    forward, starts, backward = sides(dce(joint))
-    copies = _Copies(forward, chosen, joint.names)
+    number = trace.info.backwards if number is None else number
+    if not chosen and not any(map(_chain, trace.bound_symbols)):
+        return trace
+    forward, starts, backward, update, returned = phases(trace, number)
+    copies = _Copies(forward, chosen, trace.names)
     operations = [new for b in backward for new in copies.before(b)]
-    gradients = map_structure(lambda x: copies.last(x) if isinstance(x, Proxy) else x, joint.output["output"])
-    operations += copies.pending
-    output = joint.output | {"output": gradients}
-    return joint.replace(bound_symbols=[*copies.forward_with_states(), *starts, *operations], output=output)
+    output = trace.output
+    if returned:
+        gradients = map_structure(lambda x: copies.last(x) if isinstance(x, Proxy) else x, output["output"])
+        operations, output = operations + copies.pending, output | {"output": gradients}
+    operations = [*copies.forward_with_states(), *starts, *marked(operations, number), *update]
+    return trace.replace(bound_symbols=operations, output=output)
 
 
 def _chain(operation: BoundSymbol) -> tuple:

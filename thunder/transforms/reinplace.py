@@ -1,4 +1,4 @@
-"""In-place operations again: what a program writes to is written to, where nobody reads the old value any more.
+"""In-place operations again: what a program writes to is written to, where the old value is dead.
 
 Capture turns `x.add_(1)` into `t0 = add(x, 1)` and, for an x from outside, `copy_(x, t0)` at the end. Here the two
 become one again, and a temporary that the program overwrites is overwritten, so that nothing is copied that PyTorch

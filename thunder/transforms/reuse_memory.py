@@ -1,5 +1,5 @@
-"""Reuse Memory: a fused kernel, or a lone elementwise operation, writes a result over an input that nobody reads any
-more.
+"""Reuse Memory: gradients are added up in place, and a fused kernel, or a lone elementwise operation, writes a
+result over an input that is dead behind it.
 
 Before: `t1 = torch.nn.functional.linear(x, w)`, `[t2] = TritonFusion0(t1, y)`, `return t2`. After: the same, with the
 comment `t2 is written over t1`, and no memory for t2. Before: `t1 = torch.nn.functional.linear(x, w)`, `t2 =
@@ -17,65 +17,105 @@ import collections
 from collections.abc import Callable
 
 from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import original_of
 from thunder.analysis.lifetimes import last_uses
 from thunder.core.proxies import Proxy, TensorProxy, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags
-from thunder.core.trace import Trace
+from thunder.core.trace import Trace, TraceTag
 from thunder.extend.fusion import FusionExecutor, run_by
+from thunder.ops.parts import add_part, rearranges
 from thunder.transforms.del_last_used import python_del
+from thunder.transforms.phases import phase_of
 from thunder.transforms.reinplace import in_place_form, run_in_place
 
-__all__ = ["reuse_memory"]
+__all__ = ["has_memory_to_reuse", "reuse_memory"]
 
 
-def reuse_memory(trace: Trace) -> Trace:
-    """Lets fusions and elementwise operations write over inputs that die with them."""
-    bases = alias_bases(trace.bound_symbols, maybe=True)
-    base = bases.__getitem__
-    last = last_uses(trace.bound_symbols, trace.output_proxies, base, lambda operation: operation.sym is not python_del)
-    owned: set[Proxy] = set()
+def has_memory_to_reuse(program: Trace, fused: bool) -> bool:
+    """Whether a program may be fused, or has operations that add gradients up."""
+    backward = TraceTag.BACKWARD in program.tags
+    return fused or any(_adds_gradients(b) or backward and b.sym.accumulates for b in program.bound_symbols)
 
-    def dying(i: int, operation: BoundSymbol) -> list[int]:
-        """The places of the inputs whose memory nobody reads afterwards. Beside a view of it, a value is read where it
-        would be written over."""
-        read = collections.Counter(map(base, operation.inputs))
-        return [n for n, p in enumerate(operation.inputs) if p in owned and last[p] == i and read[p] == 1]
 
+def reuse_memory(trace: Trace, fused: bool) -> Trace:
+    """Lets operations write over inputs that die with them: those that add gradients up, fusions, and elementwise ones
+    where a fusion executor is used."""
+    backward = TraceTag.BACKWARD in trace.tags
+    state = _Lifetimes(trace)
     operations: list[BoundSymbol] = []
     for i, operation in enumerate(trace.bound_symbols):
-        executor = operation.sym.executor
-        fuser = (
-            executor
-            if isinstance(executor, FusionExecutor) and executor.owns_results and operation.sym.is_fusion
-            else None
-        )
-        function = _in_place_function(operation) if fuser is None and not owned.isdisjoint(operation.inputs) else None
-        makes = fuser is not None or operation.sym.owns_result
+        fuser, own = _fuser(operation), operation.sym.owns_result
+        hidden = fuser is not None or OpTags.MATMUL_OP in operation.sym.tags
+        accumulates = _adds_gradients(operation) or backward and operation.sym.accumulates
         if fuser is not None:
-            found = dying(i, operation)
-            operation = _writing_over(operation, fuser, found) if found else operation
-        # what a linear layer gives is a view of something that nobody has, and what leaves the program must be none
-        elif (
-            function is not None
-            and 0 in dying(i, operation)
-            and last.get(operation.outputs[0]) != len(trace.bound_symbols)
-        ):
-            operation, makes = run_in_place(operation, function), True
+            found = state.dying(i, operation)
+            operation, own = _writing_over(operation, fuser, found) if found else operation, True
+        elif (accumulates or fused and operation.sym.elementwise) and (function := _in_place_function(operation)):
+            home = state.home(i, operation, rearranged=accumulates)
+            # what a linear layer gives is a view of something that nobody has, and what leaves the forward must be none
+            if home is not None and (backward or not state.owned[home] or not state.leaves(operation)):
+                operation, own, hidden = run_in_place(operation, function), True, state.owned[home]
         operations.append(operation)
-        if makes:
-            owned |= {o for o in operation.outputs if isinstance(o, TensorProxy)}
-        elif operation.sym is not python_del and not (
-            operation.outputs and all(o in bases for o in operation.outputs)
-        ):  # it may keep what it reads, or give it under another name
-            owned.difference_update(map(base, operation.inputs))
+        state.after(operation, own, hidden)
     return trace.replace(bound_symbols=operations)
 
 
+def _adds_gradients(operation: BoundSymbol) -> bool:
+    return operation.sym.accumulates and (phase_of(operation) > 0 or original_of(operation).sym is add_part)
+
+
+class _Lifetimes:
+    """Values that are dead behind an operation. owned: values that have memory to themselves, and whether they
+    may be views of something that nobody has."""
+
+    def __init__(self, trace: Trace):
+        self.end, self.bases = len(trace.bound_symbols), alias_bases(trace.bound_symbols, maybe=True)
+        self.rearranged = {b.outputs[0]: b for b in trace.bound_symbols if rearranges(b)}
+        base, outputs = self.bases.__getitem__, trace.output_proxies
+        self.last = last_uses(trace.bound_symbols, outputs, base, lambda b: b.sym is not python_del)
+        self.owned: dict[Proxy, bool] = {}
+
+    def dying(self, i: int, operation: BoundSymbol) -> list[int]:
+        """The places of the inputs that are dead behind it. Beside a view of it, a value is read where it
+        would be written over."""
+        read = collections.Counter(map(self.bases.__getitem__, operation.inputs))
+        return [n for n, p in enumerate(operation.inputs) if p in self.owned and self.last[p] == i and read[p] == 1]
+
+    def home(self, i: int, operation: BoundSymbol, rearranged: bool) -> Proxy | None:
+        """The value whose memory the first operand is, all of it, where it dies with the operation. rearranged: also
+        where the operand is that with its dimensions in another order."""
+        home = operation.args[0]
+        while rearranged and (b := self.rearranged.get(home)) is not None:
+            home = b.args[0]
+        reads = sum(self.bases[p] is home for p in operation.inputs)
+        return home if home in self.owned and self.last[home] == i and reads == 1 else None
+
+    def leaves(self, operation: BoundSymbol) -> bool:
+        return self.last.get(operation.outputs[0]) == self.end
+
+    def after(self, operation: BoundSymbol, own: bool, hidden: bool) -> None:
+        """An operation that neither owns its results nor gives views may keep what it reads, or give it under another
+        name."""
+        if own:
+            self.owned |= {o: hidden for o in operation.outputs if isinstance(o, TensorProxy)}
+        elif operation.sym is not python_del and not (
+            operation.outputs and all(o in self.bases for o in operation.outputs)
+        ):
+            for base in map(self.bases.__getitem__, operation.inputs):
+                self.owned.pop(base, None)
+
+
+def _fuser(operation: BoundSymbol) -> FusionExecutor | None:
+    executor = operation.sym.executor
+    is_fusion = isinstance(executor, FusionExecutor) and executor.owns_results and operation.sym.is_fusion
+    return executor if is_fusion else None  # type: ignore[return-value]
+
+
 def _in_place_function(operation: BoundSymbol) -> Callable | None:
-    """What computes an elementwise operation of PyTorch's in the memory of its first operand, where that has the
-    result's type and shape."""
+    """What computes an operation of PyTorch's in the memory of its first operand, where that has the result's type and
+    shape."""
     form = in_place_form(operation) if OpTags.IN_PLACE not in operation.sym.tags else None
-    if form is None or not operation.sym.elementwise:
+    if form is None:
         return None
     target, result = operation.args[0], operation.outputs[0]
     fits = (
@@ -88,7 +128,7 @@ def _in_place_function(operation: BoundSymbol) -> Callable | None:
 
 
 def _writing_over(operation: BoundSymbol, fuser: FusionExecutor, dying: list[int]) -> BoundSymbol:
-    found = fuser.writing_over(operation.sym.fn, dying)
+    found = fuser.writing_over(operation.sym.fn, dying)  # type: ignore[arg-type]
     if found is None:
         return operation
     function, pairs = found

@@ -36,16 +36,16 @@ def seed_random(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
     made = rewrite(trace, seeds.rule)
     read = {p for operation in made.bound_symbols for p in operation.inputs}
     return made.replace(
-        bound_symbols=[*(s for s in seeds.lines if not read.isdisjoint(s.outputs)), *made.bound_symbols]
+        bound_symbols=[*(s for s in seeds.draws if not read.isdisjoint(s.outputs)), *made.bound_symbols]
     )
 
 
 class _Seeds:
-    """lines: those that draw the seeds, one for each device. offset: the next operation's."""
+    """draws: the operations that draw the seeds, one for each device. offset: the next operation's."""
 
     def __init__(self, fusers: Sequence[FusionExecutor]):
         self.fusers = fusers
-        self.lines: list[BoundSymbol] = []
+        self.draws: list[BoundSymbol] = []
         self.of_device: dict = {}
         self.offset = 0
 
@@ -76,7 +76,7 @@ class _Seeds:
                     Recorder(operation.context.replace(checkpoint=()), lambda: operation.location)
                 ) as recorder:
                     self.of_device[device] = LTORCH["randint"](0, 2**63 - 1, (), device=device, dtype=int64)
-                self.lines += recorder.bound_symbols
+                self.draws += recorder.bound_symbols
             self.offset += 1
             return random.uniform_philox(
                 tuple(shape),

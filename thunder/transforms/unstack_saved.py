@@ -1,9 +1,9 @@
 """What a saved tensor was stacked from is read out of it, not saved beside it.
 
-Before: `return (y, (t2, t0, t1))`, with `t2 = ltorch.stack([t0, t1], 0)` among the operations. After: `return (y,
-(t2,))`, and the backward begins with `t0 = ltorch.select(t2, 0, 0)`, `t1 = ltorch.select(t2, 0, 1)`. A scan that stacks
-its states and reads them again saves them once. Only stacks: the parts of a concatenation, few and large, would be read
-with gaps, which kernels of images copy.
+Before: `t2 = ltorch.stack([t0, t1], 0)` in the forward, and a backward that reads t0, t1 and t2. After: the backward
+begins with `bw_t0 = ltorch.select(t2, 0, 0)`, `bw_t1 = ltorch.select(t2, 0, 1)`, and reads these and t2. A scan that
+stacks its states and reads them again saves them once. Only stacks: the parts of a concatenation, few and large, would
+be read with gaps, which kernels of images copy.
 """
 
 from __future__ import annotations
@@ -12,21 +12,49 @@ from collections.abc import Sequence
 
 from thunder.analysis.aliases import may_view
 from thunder.analysis.flow import producers
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import Trace
 from thunder.ops import LTORCH
+from thunder.transforms.levels import renamed_operation
+from thunder.transforms.phases import marked, phases
 
 __all__ = ["unstack_saved"]
 
 
-def unstack_saved(
+def unstack_saved(trace: Trace) -> Trace:
+    """Lets backwards read what was stacked out of the stack, where it is saved for nothing else."""
+    for number in range(1, trace.info.backwards + 1):
+        trace = _unstacked(trace, number)
+    return trace
+
+
+def _unstacked(trace: Trace, number: int) -> Trace:
+    forward, starts, backward, update, returned = phases(trace, number)
+    made = {o for b in (*starts, *backward) for o in b.outputs}
+    read = dict.fromkeys(i for b in backward for i in b.inputs) | dict.fromkeys(returned)
+    saved = [p for p in read if isinstance(p, TensorProxy) and p not in made]
+    again = _parts_of_stacks(forward, saved, {a for a in trace.args if isinstance(a, Proxy)})
+    if not again:
+        return trace
+    table: dict[Proxy, Proxy] = {}
+    parts = [renamed_operation(b, table, lambda o: trace.names.claim(f"bw_{o.name}")) for b in again]
+    output = trace.output
+    if returned:
+        gradients = map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, output["output"])
+        output = output | {"output": gradients}
+    operations = marked([*parts, *(b.swap(table) for b in backward)], number)
+    return trace.replace(bound_symbols=[*forward, *starts, *operations, *update], output=output)
+
+
+def _parts_of_stacks(
     operations: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: set[Proxy]
-) -> tuple[list[TensorProxy], list[BoundSymbol]]:
-    """Which tensors have to be saved instead of all of these, and the operations that make the others of them.
-    Arguments live anyway, and so does what views them."""
+) -> list[BoundSymbol]:
+    """The operations that make saved tensors of stacks that are saved. Arguments live anyway, and so does what views
+    them."""
     joins = [b for b in operations if b.sym is LTORCH["stack"]]
     if not joins:
-        return saved, []
+        return []
     views = {o: b for o, b in producers(operations).items() if may_view(b) and len(b.inputs) == 1}
     left: dict[Proxy, dict] = {}  # what is saved, by whose memory it may be
     for o in saved:
@@ -51,7 +79,7 @@ def unstack_saved(
         for part, operation in parts:
             if left.pop(_base(part, views), None) is not None:
                 again.append(operation)
-    return [o for kept in left.values() for o in kept], again
+    return again
 
 
 def _base(o: Proxy, views: dict[Proxy, BoundSymbol]) -> Proxy:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from thunder import compat
+from thunder.capture import containers
 from thunder.capture.library.functional import separate
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.pytree import tree_flatten
@@ -60,9 +61,15 @@ def apply(c, f, args, kwargs):
     placeholders = [like(o) for o in proxies_in(outputs, [])]
     for p in placeholders:
         p.name = c.recorder.context.names.make()
+    before = containers.state(c)
     # in eager, too, it runs after the forward's autocast is left
     with separate(c, False) as backward, compat.autocast_off():
         gradients = map_structure(c.recorder.latest, c.call(_backward_of(cls), [ctx, *placeholders], {}))
+    if containers.written_since(c, before):
+        c.refuse(
+            f"the backward of {cls.__name__} writes to what is outside of it, which happens when the backward runs",
+            "let the backward only compute gradients, or register a hook (Tensor.register_hook), which may do more",
+        )
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
     program = _Function(cls, inputs, forward.bound_symbols, result, backward.bound_symbols, placeholders, gradients)
     program.symbol.nondifferentiable = {i for i, inner in enumerate(proxies_in(result, [])) if id(inner) in plain}

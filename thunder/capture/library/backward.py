@@ -15,19 +15,20 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.flow import producers
+from thunder.capture.library import hooks
 from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
-from thunder.core.proxies import METHODS, TensorProxy, like
+from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.distributed.placement import synchronizes
 from thunder.distributed.synchronize import leave_for_later, synchronize_gradient
+from thunder.extend.passes import Lowering
 from thunder.ops import LTORCH
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch_dtype
-from thunder.transforms.autodiff import Derivative, Linearization, get_grad_symbol, sides
-from thunder.transforms.backward_inside import marked
+from thunder.transforms.autodiff import Derivative, Linearization
 from thunder.transforms.levels import renamed, typed
-from thunder.transforms.recompute import recompute
+from thunder.transforms.phases import marked
 
 __all__ = ["Engine", "freed", "run_engine", "make_gradients", "call_backward", "group_by_device_and_dtype"]
 
@@ -69,12 +70,16 @@ class Engine:
     freed: derivatives whose saved values are gone.
 
     leaves: the tensors from outside whose `.grad` is read or written, by id. hooked: those whose hooks would be called
-    if there were any.
+    if there were any. heads: see `hooks.node`. retained: values whose gradient a backward leaves in `.grad` -> the
+    tensor. ran: those that a backward has reached.
     """
 
     def __init__(self):
         self.leaves: dict[int, TensorProxy] = {}
         self.hooked: dict[TensorProxy, None] = {}
+        self.heads: dict[TensorProxy, TensorProxy] = {}
+        self.retained: dict[TensorProxy, TensorProxy] = {}
+        self.ran: set[TensorProxy] = set()
         self.known: dict[BoundSymbol, Derivative] = {}
         self.freed: dict[Derivative, None] = {}
         self.used: set[Derivative] = set()
@@ -206,6 +211,8 @@ class _Pulled:
     def __init__(self, c, outputs: Sequence[TensorProxy], cotangents: Sequence, create_graph: bool):
         self.c, self.create_graph = c, create_graph
         engine, operations = c.engine, c.recorder.bound_symbols
+        if not create_graph:  # a second derivative starts from what the program says
+            operations[:] = _prepared(c, operations, outputs)
         linear = Linearization(
             operations,
             c.request.options.executors,
@@ -247,43 +254,39 @@ class _Pulled:
         for p in wanted:
             if p in c.tensors.real:
                 _check_leaf(c, p)
-        found = [self.grads.get(p) for p in wanted]
+        found = [self.grads.get(hooks.node(c, p)) for p in wanted]
         operations = leading_to(self.operations, found)
         _check_unmodified(c, operations)
-        if any(
-            operation.context is not None and operation.context.checkpoint for operation in c.recorder.bound_symbols
-        ):
-            operations, found = self._recomputing(operations, found)
         table: dict = {}
         if self.again:
             operations = renamed(operations, c.recorder.context.names, table)
         c.engine.backwards += 1
-        operations = marked(operations, c.engine.backwards)
-        c.recorder.bound_symbols += operations
+        start, given = len(c.recorder.bound_symbols), {}
         for operation in operations:
+            operation = operation.swap(given) if given else operation
+            if operation.sym is hooks.call_hook:
+                given[operation.output] = hooks.run(c, operation, self.create_graph)
+                continue
+            c.recorder.bound_symbols.append(operation)
             if OpTags.VIEW in operation.sym.tags:
                 c.recorder.memory.add(operation)
-        self.written = operations
-        return [table.get(g, g) for g in found]
+        c.recorder.bound_symbols[start:] = marked(c.recorder.bound_symbols[start:], c.engine.backwards)
+        self.written = c.recorder.bound_symbols[start:]
+        found = [table.get(g, g) for g in found]
+        return [given.get(g, g) for g in found]
 
-    def _recomputing(self, operations: list[BoundSymbol], found: list) -> tuple[list, list]:
-        """The backward, which computes again what checkpoints contain."""
-        forward = self.c.recorder.bound_symbols
-        names = self.c.recorder.context.names
-        # where the backward starts
-        start = get_grad_symbol.bind(forward[-1].outputs[0], output=like(forward[-1].outputs[0]))
-        start.outputs[0].name = names.make()
-        given = tuple(o for operation in forward for o in operation.outputs)
-        joint = Trace(
-            "joint",
-            (),
-            [*forward, start, *operations],
-            {"output": tuple(found), "flat_args": (), "fw_flat_out": given},
-            names,
-        )
-        again = recompute(joint)
-        forward[:], _, operations = sides(again)
-        return operations, list(again.output["output"])
+
+def _prepared(c, operations: Sequence[BoundSymbol], outputs: Sequence[TensorProxy]) -> Sequence[BoundSymbol]:
+    """The bound symbols in front of a backward, as the passes make them that prepare for derivatives (`Pass.inside`).
+    Operations that are replaced stay: the rest of the program may use their results, or else they are dead code."""
+    options = c.request.options
+    lowering = Lowering(options, tuple(options.executors), differentiates=True)
+    trace = Trace("computation", (), operations, tuple(outputs), c.recorder.context.names)
+    for one in options.passes:
+        if one.inside:
+            trace = [trace, *one.traces(trace, lowering)][-1]
+    made = {o for b in trace.bound_symbols for o in b.outputs}
+    return [*trace.bound_symbols, *(b for b in operations if b.outputs and made.isdisjoint(b.outputs))]
 
 
 def _check_leaf(c, p: TensorProxy) -> None:
@@ -375,7 +378,9 @@ def _synchronized(c, pulled: _Pulled, p: TensorProxy, g: TensorProxy | None) -> 
 
 def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
     """Gradients go to `.grad`: added in place to what is there."""
-    tensors = list(dict.fromkeys(p for p in wanted if p in pulled.grads))
+    retained = {t: value for value, t in c.engine.retained.items() if hooks.node(c, value) in pulled.grads}
+    c.engine.ran.update(retained.values())
+    tensors = list(dict.fromkeys(p for p in (*wanted, *retained.values()) if hooks.node(c, p) in pulled.grads))
     found = pulled.write(tensors)
     bases, made, taken = (
         alias_bases(pulled.written),

@@ -8,7 +8,7 @@ from thunder import compat
 from thunder.capture.ask import SAME
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops.explain import stand_in
+from thunder.ops.explain import fake
 from thunder.ops.torch_types import from_tensor_dtype
 
 __all__ = ["read_gradient", "write_gradient", "leaf_gradient", "first_proxy"]
@@ -56,8 +56,8 @@ def write_gradient(c, p: TensorProxy, value) -> None:
         type(now) is not TensorProxy or value is p or now.dtype is not dtype or tuple(now.shape) != shape
     ):
         with compat.DisableTorchFunction():
-            tensor = stand_in(p)
-            tensor.grad = tensor if value is p else stand_in(now) if type(now) is TensorProxy else value
+            tensor = fake(p)
+            tensor.grad = tensor if value is p else fake(now) if type(now) is TensorProxy else value
     key = _place(c, p)
     c.keep[id(p)] = p
     if p in c.tensors.real:

@@ -214,7 +214,7 @@ HANDLERS |= {
 }  # fmt: skip
 
 
-def _maker(kind: Callable) -> Callable:
+def _constructor(kind: Callable) -> Callable:
     def make(c, f, args, kwargs):
         return made(c, kind(*args, **kwargs))
 
@@ -223,7 +223,7 @@ def _maker(kind: Callable) -> Callable:
 
 # thunder's own transforms, called inside a program: by (module, name), since the module stands above this one
 BY_NAME = {
-    ("thunder.functional_transforms", name): _maker(kind)
+    ("thunder.functional_transforms", name): _constructor(kind)
     for name, kind in {
         "grad": Grad,
         "value_and_grad": functools.partial(Grad, value=True),

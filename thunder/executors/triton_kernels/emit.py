@@ -75,8 +75,8 @@ def emit(
 ) -> Source:  # fmt: skip
     """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's
     interpreter. shared: bytes of a multiprocessor's shared memory. tile: in place of the one that a rule gives. late:
-    what is written over something that the kernel reads, after all threads of a program have read it. wide: places
-    that only the run tells may need 64 bits."""
+    what is written over something that the kernel reads, after all threads of a program have read it. wide:
+    data-dependent places may need 64 bits."""
     return _Emitter(schedule, kernel, strides, interpreted, shared, tile or tile_of(kernel), late, wide).run()
 
 
@@ -103,7 +103,7 @@ class _Emitter:
         }
         before = schedule.kernels[: schedule.kernels.index(kernel)]
         self.types |= {v: self.types[v.what[0]] for v in kernel.stores if v.kind == "part"}
-        # loaded, where others that are elementwise are computed again
+        # loaded, where others that are elementwise are recomputed
         self.dear = {v for k in before for v in k.stores if v in schedule.dear}
         self.strides = {**strides, **{v: strides_of(v.shape) for v in schedule.temporaries}}
         self.outer: list[str] = []

@@ -12,7 +12,7 @@ import torch
 
 from thunder import compat
 from thunder.core.codegen import compile_source
-from thunder.core.regions import Region
+from thunder.core.regions import FusedFunction, Region
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels.autotune import tuned
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
@@ -50,7 +50,7 @@ def interpreting() -> bool:
     return bool(runtime.interpret) if runtime is not None else TRITON_INTERPRET.value
 
 
-class FusedRegion:
+class FusedRegion(FusedFunction):
     """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays
     them out.
 
@@ -69,7 +69,7 @@ class FusedRegion:
 
     def __init__(self, region: Region, device: torch.device, autotune: bool = False, planned: bool = False):
         self.region, self.device = region, device
-        self.over: dict[int, int] = {}
+        self.over = {}
         self.late: frozenset[int] = frozenset()
         self.fork: Callable[[int, tuple], int] | None = None
         self.planned = planned
@@ -81,7 +81,7 @@ class FusedRegion:
         self.schedule = schedule(program_of(region, self.numbers), 2 * multiprocessors)
         self.permutes = any(
             v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs)
-        ) or any(map(_chooses_layout, region.lines))
+        ) or any(map(_chooses_layout, region.bound_symbols))
         self._variants: dict[tuple, Callable] = {}
         # whether tensors are like those of the last variant, which is asked in one call, and that variant
         self._usual: tuple[Callable, Callable] | None = None
@@ -92,8 +92,12 @@ class FusedRegion:
             self._sources(self._row_major())  # raises Undecided
 
     @property
-    def kernels(self) -> int:
+    def kernels(self) -> int:  # type: ignore[override]
         return len(self.schedule.kernels)
+
+    @property
+    def scratch_bytes(self) -> int:  # type: ignore[override]
+        return sum(v.numel * v.dtype.bytes for v in self.schedule.temporaries)
 
     @property
     def source(self) -> str:
@@ -103,7 +107,7 @@ class FusedRegion:
         return self._source
 
     def writing_over(self, dying: frozenset[int]) -> FusedRegion:
-        """The same region, for calls in which the inputs at these places own their memory and nobody reads them
+        """The same region, for calls in which the inputs at these places own their memory and are dead
         afterwards: outputs are written over as many as kernels allow."""
         found = self._overwriting.get(dying)
         if found is None:
@@ -492,10 +496,10 @@ def _allocator(device: torch.device) -> Callable:
     return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
-def _chooses_layout(line: BoundSymbol) -> bool:
+def _chooses_layout(operation: BoundSymbol) -> bool:
     """Whether an operation is asked for another layout than that of its operand, as
     `x.to(memory_format=torch.channels_last)` is."""
-    return any(type(v) is torch.memory_format for v in (*line.args, *line.kwargs.values()))
+    return any(type(v) is torch.memory_format for v in (*operation.args, *operation.kwargs.values()))
 
 
 def _keeps_order(v) -> bool:

@@ -49,13 +49,13 @@ def layout_of(
         values = _Tensors(seen)
         for p, s in zip(_tensors(region.inputs), strides, strict=True):
             values.make(p, s)
-        if not all(_follow(operation, values) for operation in region.lines):
+        if not all(_follow(operation, values) for operation in region.bound_symbols):
             if not fakes:
                 return [strides_of(values.shape(o)) for o in _tensors(region.outputs)]
             with compat.FakeTensorMode():
                 for p, s in zip(_tensors(region.inputs), strides, strict=True):
                     values.make(p, s, to_torch_device(p.device))
-                for operation in region.lines:
+                for operation in region.bound_symbols:
                     run_line(operation, values, seen)
     return [_dense(values[o]) for o in region.outputs]
 
@@ -65,7 +65,7 @@ def _tensors(proxies: Sequence[Proxy]) -> list[TensorProxy]:
 
 
 def _follow(operation: BoundSymbol, values: _Tensors) -> bool:
-    """Adds what a line makes to `values`; False where no rule says how it is laid out."""
+    """Adds what an operation makes to `values`; False where no rule says how it is laid out."""
     symbol = operation.sym
     if OpTags.VIEW in symbol.tags and sum(isinstance(i, TensorProxy) for i in operation.inputs) == 1:
         run_line(operation, values, values.seen)
@@ -116,7 +116,7 @@ def _is_row_major_format(t: torch.Tensor) -> bool:
 
 
 def _elementwise(operation: BoundSymbol) -> bool:
-    """Whether all that a line is made of computes elements from those at the same place, broadcast."""
+    """Whether all that an operation is made of computes elements from those at the same place, broadcast."""
     if primitive(operation):
         return operation.sym.name in FUNCTIONS or operation.sym.id in (
             "prims.convert_element_type",

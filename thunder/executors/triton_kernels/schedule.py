@@ -75,7 +75,7 @@ def fits(columns: int | Extent) -> bool:
 
 class Schedule:
     """kernels in the order they run. temporaries: values that one stores and a later one loads, beside the program's
-    outputs. dear: elementwise values that are stored and loaded as well, where others are computed again."""
+    outputs. dear: elementwise values that are stored and loaded as well, where others are recomputed."""
 
     __slots__ = ("program", "kernels", "temporaries", "dear")
 

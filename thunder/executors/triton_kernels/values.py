@@ -1,7 +1,7 @@
 """What a region computes: a graph of values, each of which is a function of a place.
 
-The lines of a region are opened up to primitives. Elementwise ones become maps; views, slices, joins and paddings only
-say where an operand is read (`sources`), and cost nothing; reductions are where passes over memory begin and end.
+The operations of a region are decomposed to primitives. Elementwise ones become maps; views, slices, joins and paddings
+only say where an operand is read (`sources`), and cost nothing; reductions are where passes over memory begin and end.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Program:
 
 
 # ---------------------------------------------------------------------------------------------------------------- which
-# lines
+# operations
 
 
 def _tensors(operation: BoundSymbol) -> list[TensorProxy]:
@@ -96,7 +96,8 @@ _known: weakref.WeakKeyDictionary[BoundSymbol, bool] = weakref.WeakKeyDictionary
 
 
 def primitive(operation: BoundSymbol) -> bool:
-    """Whether a line is computed as it is, not by its parts. What it decides of sizes is decided once."""
+    """Whether an operation is computed as it is, without its decomposition. What it decides of sizes is decided
+    once."""
     found = _known.get(operation)
     if found is None:
         found = _known[operation] = _primitive(operation)
@@ -104,16 +105,18 @@ def primitive(operation: BoundSymbol) -> bool:
 
 
 def _primitive(operation: BoundSymbol) -> bool:
-    maker = _MAKERS.get(operation.sym.id)
-    if maker is None or not all(map(_known_type, _tensors(operation))) or not _known_numbers(operation):
+    lowering = _LOWERINGS.get(operation.sym.id)
+    if lowering is None or not all(map(_known_type, _tensors(operation))) or not _known_numbers(operation):
         return False
-    if maker is _map:
+    if lowering is _map:
         return _function(operation.sym.name, operation.args) is not None
-    if maker is _reduction:
+    if lowering is _reduction:
         return _reduces(operation)
-    if maker is _philox:
+    if lowering is _philox:
         return isinstance(operation.kwargs["seed"], TensorProxy) and _out(operation).dtype.name == "float32"
-    return maker not in (_gather, _take) or _out(operation).dtype.category == FLOAT and len(operation.args[0].shape) > 0
+    return (
+        lowering not in (_gather, _take) or _out(operation).dtype.category == FLOAT and len(operation.args[0].shape) > 0
+    )
 
 
 _OF_A_SHAPE = {"prims.reshape", "prims.broadcast_in_dim", "prims.full", "prims.iota", "ltorch.uniform_philox"}
@@ -135,7 +138,7 @@ def _known_numbers(operation: BoundSymbol) -> bool:
         return not has_numbers((what[0], operation.kwargs)) and all(
             n >= 0 for pair in what[1] for n in pair if isinstance(n, NumberProxy)
         )
-    return not has_numbers((what, operation.kwargs)) or _MAKERS[operation.sym.id] is _map
+    return not has_numbers((what, operation.kwargs)) or _LOWERINGS[operation.sym.id] is _map
 
 
 def _reduces(operation: BoundSymbol) -> bool:
@@ -150,7 +153,7 @@ def _reduces(operation: BoundSymbol) -> bool:
     return rows == 1 or rows >= 64 or columns <= 16384 or min(dims) == 0
 
 
-# ---------------------------------------------------------------------------------------------------------------- lines
+# ------------------------------------------------------------------------------------------------ operations
 # to values
 
 
@@ -169,7 +172,7 @@ def program_of(region: Region, numbers: Numbers) -> Program:
         assert isinstance(p, TensorProxy), "regions of the fuser read tensors"
         values[p] = Value("input", (), numbers.shape(p.shape), p.dtype, i)
         inputs.append(values[p])
-    for operation in region.lines:
+    for operation in region.bound_symbols:
         _lower(operation, values)
     outputs: dict[Value, None] = {}
     for p in region.outputs:
@@ -181,7 +184,7 @@ def program_of(region: Region, numbers: Numbers) -> Program:
 def _lower(operation: BoundSymbol, values: _Values) -> None:
     if primitive(operation):
         operands = tuple(values[x] if isinstance(x, TensorProxy) else x for x in operation.args)
-        values[operation.outputs[0]] = _MAKERS[operation.sym.id](operation, operands, values)
+        values[operation.outputs[0]] = _LOWERINGS[operation.sym.id](operation, operands, values)
         return
     operations, aliases = operation.subsymbols, operation.aliases
     for sub in operations:
@@ -204,7 +207,7 @@ def _lower(operation: BoundSymbol, values: _Values) -> None:
 
 
 def _computes(operation: BoundSymbol) -> bool:
-    """Whether a line does more than to convert and to move data."""
+    """Whether an operation does more than to convert and to move data."""
     if primitive(operation):
         return OpTags.SHAPE_OP not in operation.sym.tags and operation.sym.id != "prims.convert_element_type"
     return any(map(_computes, operation.subsymbols))
@@ -288,7 +291,7 @@ def _philox(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
     return _made("philox", operation, (values[operation.kwargs["seed"]],), values, what)
 
 
-_MAKERS: dict[Any, Callable] = {
+_LOWERINGS: dict[Any, Callable] = {
     **{f"prims.{name}": _map for name in FUNCTIONS},
     **{f"prims.{name}": _view(kind) for name, kind in {
         "broadcast_in_dim": "broadcast", "reshape": "reshape", "squeeze": "reshape", "transpose": "permute",

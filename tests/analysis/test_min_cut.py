@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thunder.transforms.min_cut import sink_side
+from thunder.analysis.min_cut import sink_side
 
 NODES = 9  # the first is the source, the last the sink
 EDGES = st.dictionaries(

@@ -1,11 +1,12 @@
-"""What is saved for the backward and what is recomputed: a minimum cut of the forward's data flow.
+"""Save Plan: what is saved for a backward and what it recomputes, by a minimum cut of the forward's data flow.
 
-Every value that the backward reads is either saved, which costs its bytes, or recomputed, which costs time and
-needs the values it is made of. For a price of time, the choice that costs least is a minimum cut: a value is an edge as
-heavy as its bytes, an operation is tied to the source by the price of its time, what the backward reads is tied to the
-sink, and what stands on the sink's side is recomputed. (Min-cut rematerialization as in Chen, Moreau et al. 2018,
-"TVM" and AOTAutograd's partitioner; the price is a Lagrange multiplier of the budget.) Lowering the price until the
-bytes fit the budget walks along the curve of least time for each amount of memory.
+Every value that the backward reads is either saved, which costs its bytes, or recomputed, which costs time and needs
+the values it is made of. Parameters that a backward gathers again (ZeRO-3), and what is computed of them alone, cost
+nothing but the gathering, which runs beside other work. For a price of time, the choice that costs least is a minimum
+cut: a value is an edge as heavy as its bytes, an operation is tied to the source by the price of its time, what the
+backward reads is tied to the sink, and what stands on the sink's side is recomputed. (Min-cut rematerialization as in
+Chen, Moreau et al. 2018, "TVM" and AOTAutograd's partitioner; the price is a Lagrange multiplier of the budget.)
+Lowering the price until the bytes fit the budget walks along the curve of least time for each amount of memory.
 """
 
 from __future__ import annotations
@@ -17,23 +18,24 @@ from dataclasses import dataclass
 from thunder.analysis.aliases import alias_bases, is_view
 from thunder.analysis.cost import estimated_time, nbytes
 from thunder.analysis.flow import positions, producers
+from thunder.analysis.min_cut import sink_side
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.ops.inplace import writes_back
 from thunder.options import compile_option
-from thunder.transforms.autodiff import sides
-from thunder.transforms.min_cut import sink_side
+from thunder.transforms.phases import phases
 from thunder.transforms.recompute import recompute
 
-__all__ = ["Plan", "plan", "curve", "MEMORY_BUDGET"]
+__all__ = ["Plan", "plan", "curve", "save_plan", "regathered", "regathers", "MEMORY_BUDGET"]
 
 MEMORY_BUDGET = compile_option(
     "memory_budget", float, 1.0,
     "the share of the bytes saved for the backward that may be saved; the rest is recomputed in the least time",
-    owner="memory_budget", valid="a number above 0, at most 1", check=lambda share: 0 < share <= 1,
+    owner="save_plan", valid="a number above 0, at most 1", check=lambda share: 0 < share <= 1,
 )  # fmt: skip
 
+FREE = 1e-3  # the price in bytes of what costs no time: not done for nothing
 STEPS = 24  # halvings of the interval of prices
 
 
@@ -51,16 +53,24 @@ class Plan:
     time: float
 
 
-def plan(joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None = None) -> Plan:
-    """The plan that saves at most `budget` times the bytes that are saved without one, in the least time; the smallest
-    there is where none is that small.
+def save_plan(trace: Trace, budget: float, fuses: Callable[[BoundSymbol], bool]) -> Trace:
+    """The trace that knows what each of its backwards recomputes (`info.recomputed`); see `plan`."""
+    found = {n: plan(trace, budget, fuses, n).recomputed for n in range(1, trace.info.backwards + 1)}
+    return trace.replace(info=trace.info.replace(recomputed=found))
+
+
+def plan(
+    joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None = None, number: int | None = None
+) -> Plan:
+    """The plan for a backward, by default the last, that saves at most `budget` times the bytes that are saved without
+    one, in the least time; the smallest there is where none is that small.
 
     budget: above 0, at most 1. free: operations that a fusion executor takes. Those of them that are elementwise or
     move data cost nothing when they are recomputed: they join a region that reads their inputs. Products and
     reductions are no part of that.
     """
-    flow = _Flow(joint, free)
-    whole = flow.evaluate(frozenset())
+    flow = _Flow(joint, free, number)
+    whole = flow.evaluate(flow.regathered)
     start = flow.cut(math.inf)
     target = budget * flow.bytes_in(whole.saved)
     if start.nbytes <= target:
@@ -96,11 +106,39 @@ def _is_fixed(operation: BoundSymbol) -> bool:
     )
 
 
+def regathers(operation: BoundSymbol) -> bool:
+    """Whether backwards gather the result of an operation again."""
+    return operation.sym.regathers is not None and operation.sym.regathers(operation)
+
+
+def regathered(
+    forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol], returned: Iterable[Proxy] = ()
+) -> frozenset[Proxy]:
+    """The values that a backward reads and gathers again: parameters, and what is computed of them alone. The parameter
+    that it reads first would be gathered right after the forward let go of it, with nothing to compute meanwhile: it is
+    kept. returned: values that the backward returns."""
+    found, gathered = set[Proxy](), set[Proxy]()
+    for operation in forward:
+        if regathers(operation):
+            gathered.update(operation.outputs)
+            found.update(operation.outputs)
+        elif found and operation.inputs and found.issuperset(operation.inputs) and not _is_fixed(operation):
+            found.update(operation.outputs)
+    read = [i for i in (*(i for b in backward for i in b.inputs), *returned) if i in found]
+    if read and read[0] in gathered:
+        found.remove(read[0])
+    needed = found.intersection(read)
+    for operation in reversed(forward):
+        if not needed.isdisjoint(operation.outputs):
+            needed |= found.intersection(operation.inputs)
+    return frozenset(needed)
+
+
 class _Flow:
     """The forward's data flow, with views counted as the values they show."""
 
-    def __init__(self, joint: Trace, free: Callable[[BoundSymbol], bool] | None):
-        self.forward, _, backward = sides(recompute(joint))
+    def __init__(self, joint: Trace, free: Callable[[BoundSymbol], bool] | None, number: int | None = None):
+        self.forward, _, backward, _, returned = phases(recompute(joint, number), number)
         self.free = free
         self.producer = producers(self.forward)
         self.bases, self.maybe_bases = alias_bases(self.forward), alias_bases(self.forward, maybe=True)
@@ -114,11 +152,12 @@ class _Flow:
             for v in (*operation.inputs, *operation.outputs)
             if self.maybe_bases[v] in written
         }
-        read = [i for b in backward for i in b.inputs] + [g for g in joint.output["output"] if isinstance(g, Proxy)]
+        read = [i for b in backward for i in b.inputs] + returned
         self.required = dict.fromkeys(v for v in read if v in self.producer)
         apart = {i for operation in self.forward if free is None or not free(operation) for i in operation.inputs}
         # views that nothing but kernels reads
         self.inside = {v for v in self.bases if v not in apart and v not in self.gone} if free is not None else set()
+        self.regathered = regathered(self.forward, backward, returned)
         self.time = {operation: estimated_time(operation) for operation in self.forward}
 
     def of(self, value: Proxy) -> Proxy:
@@ -127,12 +166,14 @@ class _Flow:
     def price(self, operation: BoundSymbol, price: float) -> float:
         if _is_fixed(operation) or not self.gone.isdisjoint(operation.inputs):
             return math.inf
+        if not self.regathered.isdisjoint(operation.outputs):
+            return FREE
         if (
             self.free is not None
             and not operation.sym.tags & {OpTags.MATMUL_OP, OpTags.REDUCTION_OP}
             and self.free(operation)
         ):
-            return 1e-3  # bytes: not done for nothing
+            return FREE
         return price * self.time[operation] if price < math.inf else math.inf
 
     def cut(self, price: float) -> Plan:
@@ -178,8 +219,8 @@ class _Flow:
         return self._reaches
 
     def evaluate(self, chosen: frozenset[Proxy]) -> Plan:
-        """What is saved, and what it costs, when these values are recomputed. Views of values are made again from
-        what they show, unless that is written to, or a view is there anyway."""
+        """What is saved, and what it costs, when these values are recomputed. Views are recomputed from
+        their bases, unless that is written to, or a view is there anyway."""
         chosen |= {
             v
             for v in self.bases

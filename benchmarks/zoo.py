@@ -1,0 +1,382 @@
+"""Models and programs that nobody tuned for, under eager PyTorch, torch.compile and thunder.
+
+    python benchmarks/zoo.py [NAME ...] [--systems eager,torch.compile,thunder,thunder_tiers] [--device cuda]
+        [--full] [--rounds 20] [--threads 2] [--minutes 8] [--batch 1/3] [--together 6] [--json FILE]
+
+The rows are those of zoo_programs.py, small models with odd sizes, trained without dropout; with `--full` those of
+zoo_full.py, for a GPU, what tells most first. Each runs in a process of its own, all systems on copies of the same
+module and arguments, taking turns. `--together`: so many processes compile at a time, one after the other measures,
+and their first calls hinder each other. A run ends after `--minutes`; rows that FILE has are not measured again, so
+that several runs make one table. NAME: parts of names.
+
+One line for each row and system, and at the end the geometric means of all ratios to torch.compile:
+
+    ms        the median step; ratio, eager: to torch.compile's and eager's, with their 95 % intervals
+    first     seconds to the first result; imports that the row itself needs are done. On a GPU all caches are empty
+    peak      megabytes that a step allocates at most beyond what is there before it
+    gradient  the worst gradient's distance from float64's, relative, in the first step and in one of those that are
+              measured; of a served model, of its result; of a whole step, of the parameters after the first
+    kernels   on a GPU, milliseconds of a step's kernels; FILE says which take most
+
+TensorFloat-32 products are left to `--tf32`. The exit status is 1 where a system fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from model_zoo import named_tensors
+from zoo_full import rows as full_rows
+from zoo_programs import ROWS, Row, Task
+
+from thunder.tests.measuring import (
+    compile_with,
+    cxx_compiler,
+    interleaved,
+    median,
+    paired_ratio,
+    parse_systems,
+    repetitions,
+)
+
+ROUND_SECONDS = 0.02  # a turn is as many steps as take about this long
+COLUMNS = ("ratio", "eager", "first_ratio", "peak_ratio", "gradient_ratio")
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")
+
+
+def task_of(row: Row, device: str, dtype: torch.dtype | None = None) -> Task:
+    """The row's task, the same one each time; with another type for all that is floating."""
+    torch.manual_seed(0)
+    task = row.make()
+    for module in task.modules:
+        module.to(device, dtype)
+
+    def moved(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return type(x)(map(moved, x))
+        if not isinstance(x, torch.Tensor):
+            return x
+        return x.detach().to(device, dtype if x.is_floating_point() else None).requires_grad_(x.requires_grad)
+
+    task.args, task.kwargs = tuple(map(moved, task.args)), {n: moved(x) for n, x in task.kwargs.items()}
+    return task
+
+
+def step_of(task: Task, compiled: Callable) -> Callable[[], list[torch.Tensor]]:
+    """One step. It gives what is compared: gradients, results of a served model, parameters after a whole step."""
+    parameters = [p for module in task.modules for p in module.parameters()]
+    inputs = [x for x in task.args if isinstance(x, torch.Tensor)]
+    wanted = [x for x in (*parameters, *inputs) if x.requires_grad]
+
+    def floating() -> list[torch.Tensor]:
+        return [x for _, x in named_tensors(compiled(*task.args, **task.kwargs)) if x.is_floating_point()]
+
+    cotangents: list[torch.Tensor] = []
+
+    def train() -> list[torch.Tensor]:
+        results = [x for x in floating() if x.requires_grad]
+        cotangents[:] = cotangents or map(cotangent, results)
+        found = torch.autograd.grad(results, wanted, cotangents, allow_unused=True)
+        return [g for g in found if g is not None]
+
+    def infer() -> list[torch.Tensor]:
+        with torch.no_grad():
+            return floating()
+
+    def whole() -> list[torch.Tensor]:
+        compiled(*task.args, **task.kwargs)
+        return [p.detach() for p in parameters]
+
+    return {"train": train, "infer": infer, "step": whole}[task.mode]
+
+
+def cotangent(x: torch.Tensor) -> torch.Tensor:
+    """Fixed numbers of a tensor's form: that of a weighted mean."""
+    numbers = torch.arange(x.numel(), device=x.device, dtype=torch.float64).cos() / x.numel()
+    return torch.empty_like(x).copy_(numbers.view(x.shape))
+
+
+def distance(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    """The largest norm of a difference, by the norm, or by a thousandth of the largest one: a gradient may be zero.
+    Raises ValueError where the tensors are not as many."""
+    norms = [b.double().norm().item() for b in exact]
+    return max(
+        (a.double() - b.double()).norm().item() / max(norm, 1e-3 * max(norms))
+        for a, b, norm in zip(found, exact, norms, strict=True)
+    )
+
+
+def exact_of(row: Row, device: str) -> list[torch.Tensor] | None:
+    """What float64 gives; None where the program draws numbers, and where memory does not suffice. Products of groups
+    of rows have no kernel for it."""
+    task = task_of(row, device, torch.float64)
+    if task.random:
+        return None
+    for module in task.modules:
+        for m in module.modules():
+            if hasattr(config := getattr(m, "config", None), "_experts_implementation"):
+                config._experts_implementation = "eager"
+    with contextlib.suppress(torch.OutOfMemoryError):
+        return [x.cpu() if device == "cuda" else x.clone() for x in step_of(task, task.function)()]
+    return None
+
+
+def peak_of(step: Callable, device: str) -> float:
+    """Bytes that a step allocates at most beyond what is there before it."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        torch.cuda.synchronize()
+        return float(torch.cuda.max_memory_allocated() - before)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step()
+    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    held = peak = 0
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return float(peak)
+
+
+def kernels_of(step: Callable, most: int = 10) -> dict[str, Any]:
+    """Milliseconds of a step's kernels, how many there are, and those that take most: name, milliseconds, calls."""
+    step()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+    found = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
+    return {
+        "ms": sum(e.self_device_time_total for e in found) / 1e3,
+        "calls": sum(e.count for e in found),
+        "most": [(e.key[:90], e.self_device_time_total / 1e3, e.count) for e in found[:most]],
+    }
+
+
+def settled(system: str, step: Callable) -> None:
+    """Steps until nothing is compiled any more."""
+    step()
+    if system == "thunder_tiers":
+        from thunder import tiers
+        from thunder.runtime import background
+
+        background.idle(200)
+        for _ in range(5 * tiers.TIMED):
+            step()
+
+
+def measure(name: str, chosen: argparse.Namespace, ready: Callable[[], None]) -> list[dict[str, Any]]:
+    """A row of the table for each system. ready: called when everything is compiled; measuring begins behind it."""
+    torch.set_num_threads(chosen.threads)
+    row = rows_of(chosen)[name]
+    task = row.make()
+    facts = {
+        "workload": name, "family": row.family, "device": chosen.device, "threads": chosen.threads,
+        "torch": torch.__version__, "tf32": task.tf32 or chosen.tf32,
+    }  # fmt: skip
+    torch.set_float32_matmul_precision("high" if facts["tf32"] else "highest")
+    rows: dict[str, dict[str, Any]] = {system: facts | {"system": system} for system in chosen.systems}
+    exact = exact_of(row, chosen.device)
+    synchronize = torch.cuda.synchronize if chosen.device == "cuda" else lambda: None
+    steps: dict[str, Callable] = {}
+    for system, found in rows.items():
+        task = task_of(row, chosen.device)
+        step = step_of(task, compile_with(system, task.function))
+        try:
+            start = time.perf_counter()
+            results = step()
+            synchronize()
+            found["first"] = time.perf_counter() - start
+            settled(system, step)
+            if exact is not None:
+                later = [results] if task.mode == "step" else [results, step()]
+                found["gradient"] = max(distance(r, exact) for r in later)
+            del results
+            found["peak"] = peak_of(step, chosen.device)
+        except Exception as error:  # noqa: BLE001  an error of whatever kind is this program's finding
+            found["failed"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            continue
+        steps[system] = lambda step=step: (step(), synchronize())
+    if chosen.device == "cuda":
+        torch.cuda.empty_cache()
+    ready()
+    if steps:
+        repeat = repetitions(next(iter(steps.values())), ROUND_SECONDS)
+        interleaved(steps, 2, repeat)
+        clock = time.process_time if chosen.device == "cpu" and chosen.threads == 1 else time.perf_counter
+        for system, seconds in (samples := interleaved(steps, chosen.rounds, repeat, clock)).items():
+            rows[system]["ms"] = 1e3 * median(seconds)
+            for ratio, base in (("ratio", "torch.compile"), ("eager", "eager")):
+                if base in samples and base != system:
+                    rows[system][ratio] = paired_ratio(seconds, samples[base])
+    if chosen.device == "cuda":
+        for system, call in steps.items():
+            rows[system]["kernels"] = kernels_of(call)
+    base = rows.get("torch.compile", {})
+    for found in rows.values():
+        for what in ("first", "peak", "gradient"):
+            if found is not base and base.get(what) and what in found:
+                found[f"{what}_ratio"] = found[what] / base[what]
+    return list(rows.values())
+
+
+def rows_of(chosen: argparse.Namespace) -> dict[str, Row]:
+    return full_rows(chosen.small) if chosen.full else ROWS
+
+
+def together(names: Sequence[str], chosen: argparse.Namespace, limit: float) -> Iterator[list[dict[str, Any]]]:
+    """What rows measure whose processes compile at the same time. After so many seconds these are killed."""
+    options = [f"--{name}={getattr(chosen, name)}" for name in ("rounds", "threads", "device")]
+    options += [
+        f"--systems={','.join(chosen.systems)}",
+        *(f"--{n}" for n in ("tf32", "full", "small") if getattr(chosen, n)),
+    ]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        processes: dict[str, subprocess.Popen] = {}
+        said = {}
+        for i, name in enumerate(names):
+            caches = {c: os.path.join(folder, f"{i}", c) for c in CACHES} if chosen.device == "cuda" else {}
+            compilers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // len(names)))}
+            said[name] = stack.enter_context(open(os.path.join(folder, f"{i}.txt"), "w+"))
+            process = subprocess.Popen(
+                [sys.executable, __file__, name, "--inner", *options],
+                env=compilers | os.environ | caches, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said[name],
+            )  # fmt: skip
+            processes[name] = stack.enter_context(process)
+            stack.callback(process.kill)
+        timer = threading.Timer(limit, lambda: [process.kill() for process in processes.values()])
+        timer.start()
+        stack.callback(timer.cancel)
+        for process in processes.values():
+            while process.stdout.readline() not in ("ready\n", ""):  # type: ignore[union-attr]
+                pass
+        for name, process in processes.items():
+            out, _ = process.communicate("go\n")
+            if process.returncode == 0:
+                yield json.loads(out.splitlines()[-1])
+                continue
+            said[name].seek(0)
+            last = (said[name].read().strip().splitlines() or ["no output"])[-1]
+            last = last if process.returncode > 0 else f"was killed, or died, within {limit:.0f} seconds: {last}"
+            yield [{"workload": name, "system": system, "failed": last} for system in chosen.systems]
+
+
+def line(row: dict[str, Any]) -> str:
+    head = f"{row['workload']:32} {row['system']:16}"
+    if "failed" in row:
+        return f"{head} FAILS: {row['failed']}"
+    ratios = "".join(
+        f"  {name} " + ("{:.2f} [{:.2f}, {:.2f}]".format(*row[name]) if name in row else " " * 17)
+        for name in ("ratio", "eager")
+    )
+    kernels = f"  kernels {row['kernels']['ms']:8.3f} ms" if "kernels" in row else ""
+    return (
+        f"{head} {row['ms']:9.3f} ms{ratios}{kernels}  first {row['first']:6.2f} s  peak {row['peak'] / 1e6:8.2f} MB  "
+        f"gradient {row.get('gradient', math.nan):.1e}"
+    )
+
+
+def means(rows: list[dict[str, Any]]) -> list[str]:
+    """Geometric means of the ratios to torch.compile, and to eager, by system."""
+    found = [f"{'geometric means':32} {'system':16}" + "".join(f" {name:>14}" for name in COLUMNS) + "   rows"]
+    for system in dict.fromkeys(row["system"] for row in rows):
+        of_system = [row for row in rows if row["system"] == system and "failed" not in row]
+        cells = []
+        for name in COLUMNS:
+            values = [
+                row[name][0] if isinstance(row[name], (list, tuple)) else row[name] for row in of_system if name in row
+            ]
+            values = [v for v in values if v > 0]
+            cells.append(f"{math.exp(sum(map(math.log, values)) / len(values)):14.3f}" if values else f"{'':14}")
+        found.append(f"{'':32} {system:16} {' '.join(cells)} {len(of_system):6}")
+    return found
+
+
+def ready() -> None:
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
+def chosen_rows(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> list[str]:
+    rows = rows_of(chosen)
+    names = [
+        n
+        for n, row in rows.items()
+        if (chosen.device in row.devices or chosen.small) and any(p.lower() in n.lower() for p in chosen.names)
+    ]
+    if not names:
+        parser.error(f"no row's name contains {' or '.join(chosen.names)}; there are {', '.join(rows)}")
+    batch, _, batches = chosen.batch.partition("/")
+    return names[int(batch) - 1 :: int(batches)]
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=[""], help="parts of names of rows")
+    parser.add_argument("--systems", default=["eager", "torch.compile", "thunder", "thunder_tiers"], type=parse_systems)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--rounds", type=int, default=20, help="at least 20, for the intervals")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--minutes", type=float, default=8, help="everything ends after these")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for a row")
+    parser.add_argument("--batch", default="1/1", help="I/N: each N-th row, from the I-th on")
+    parser.add_argument("--together", type=int, default=1, help="rows that compile at a time")
+    parser.add_argument("--full", action="store_true", help="the rows of zoo_full.py")
+    parser.add_argument("--small", action="store_true", help="these in small sizes, to test them")
+    parser.add_argument("--tf32", action="store_true")
+    parser.add_argument("--list", action="store_true", help="print the rows, and measure nothing")
+    parser.add_argument("--json", help="rows are added there", metavar="FILE")
+    parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def main() -> int:
+    chosen = (parser := arguments()).parse_args()
+    if chosen.inner:
+        print(json.dumps(measure(chosen.names[0], chosen, ready)))
+        return 0
+    names = chosen_rows(parser, chosen)
+    if chosen.list:
+        print("\n".join(f"{rows_of(chosen)[name].family:28} {name}" for name in names))
+        return 0
+    if "torch.compile" in chosen.systems and chosen.device == "cpu" and cxx_compiler() is None:
+        parser.error("torch.compile needs a C++ compiler on the CPU: leave it out of --systems")
+    file = Path(chosen.json) if chosen.json else None
+    rows = json.loads(file.read_text()) if file is not None and file.exists() else []
+    known, end = {row["workload"] for row in rows}, time.monotonic() + 60 * chosen.minutes
+    left = [name for name in names if name not in known]
+    for i in range(0, len(left), chosen.together):
+        if (seconds := end - time.monotonic()) < 0:
+            break
+        for found in together(left[i : i + chosen.together], chosen, min(seconds, chosen.limit)):
+            if time.monotonic() > end:  # this one was killed
+                break
+            rows += found
+            print(*map(line, found), sep="\n", flush=True)
+            if file is not None:
+                file.write_text(json.dumps(rows, indent=1) + "\n")
+    print("\n".join(means(rows)))
+    missing = len(set(names) - {row["workload"] for row in rows})
+    more = f"; run again with --json for the other {missing}" if missing else ""
+    print(f"{len(names) - missing} of {len(names)} rows{more}")
+    return int(any("failed" in row for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,370 @@
+"""Tiers: a program runs at once, and what a compiler makes of it comes in between calls."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import thunder
+from thunder import tiers
+from thunder.errors import OptionError
+from thunder.executors import inductor
+from thunder.extend.fusion import FusionExecutor, fusible
+from thunder.ops.layout import run_line
+from thunder.runtime import background
+
+ROOT = str(Path(thunder.__file__).parent.parent)
+WAIT = 300  # seconds, after which something hangs
+
+
+class Ahead(FusionExecutor):
+    """Takes pointwise operations. Its regions take `seconds` by the clock of the tests, and are compiled when they may.
+
+    ran: how many regions have run. strides: those that it was to compile for.
+    """
+
+    compiles_ahead = True
+
+    def __init__(self, name: str, seconds: float = 0.0, failure: Exception | None = None):
+        super().__init__(name)
+        self.seconds, self.failure, self.may = seconds, failure, threading.Event()
+        self.ran, self.strides = 0, {}
+
+    def can_fuse(self, operation):
+        return fusible(operation) and operation.sym.name in ("sin", "cos", "mul", "add")
+
+    def fuse(self, region, counter):
+        def run(*tensors):
+            self.ran += 1
+            CLOCK.now += self.seconds
+            values = dict(zip(region.inputs, tensors, strict=True))
+            for operation in region.bound_symbols:
+                run_line(operation, values)
+            return [values[o] for o in region.outputs]
+
+        name = f"ahead{counter}"
+        return self.register_temporary_operation(
+            name, run, inputs=region.inputs, outputs=region.outputs, bsyms=region.bound_symbols
+        )
+
+    def compile_ahead(self, forward, backward, strides):
+        assert self.may.wait(WAIT)
+        self.strides = strides
+        if self.failure is not None:
+            raise self.failure
+
+
+class Clock:
+    """Goes on when it is asked, so that a call without regions takes 1."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+CLOCK = Clock()
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    monkeypatch.setattr(tiers, "clock", CLOCK)
+    yield
+    assert background.idle(WAIT)
+
+
+def program(x):
+    return (torch.sin(x) * 2 + x).sum() * x.cos()
+
+
+X = torch.randn(4, 6, dtype=torch.float64)
+
+
+def in_tiers(executor, f=program):
+    return thunder.jit(f, executors=[executor], tiers="background")
+
+
+def let(executor):
+    executor.may.set()
+    assert background.idle(WAIT)
+
+
+def test_calls_do_not_wait_and_the_faster_tier_stays():
+    executor = Ahead("faster", seconds=-0.5)
+    compiled = in_tiers(executor)
+    for _ in range(3):
+        assert torch.equal(compiled(X), program(X))
+    entry = compiled.programs[0]
+    assert executor.ran == 0 and str(entry.tiers) == "first tier: the second tier is being compiled"
+    assert "faster" not in str(entry.forward) and "first tier" in repr(entry)
+    let(executor)
+    assert executor.strides == {"x": (6, 1)}
+    for _ in range(4 * tiers.TIMED):
+        assert torch.equal(compiled(X), program(X))
+    assert entry.tiers.running == "second" and "faster: " in entry.tiers.reason
+    assert not isinstance(entry.computation_fn, tiers.Tiers)
+    assert "ahead0(" in str(entry.forward) and thunder.cache_misses(compiled) == 1
+    before = executor.ran
+    compiled(X)
+    assert executor.ran > before
+
+
+def test_a_tier_that_is_slower_is_given_back():
+    executor = Ahead("slower", seconds=0.5)
+    compiled = in_tiers(executor)
+    compiled(X)
+    let(executor)
+    for _ in range(4 * tiers.TIMED):
+        compiled(X)
+    entry = compiled.programs[0]
+    assert entry.tiers.running == "first" and "the second is slower" in entry.tiers.reason
+    before = executor.ran
+    assert before and torch.equal(compiled(X), program(X)) and executor.ran == before
+
+
+@pytest.mark.parametrize("seconds, stays", [(-0.5, "second"), (0.5, "first")])
+def test_a_step_is_measured_with_its_backward(seconds, stays):
+    executor = Ahead(f"steps {stays}", seconds)
+    compiled = in_tiers(executor)
+    for i in range(5 * tiers.TIMED):
+        x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
+        compiled(x).sum().backward(), program(y).sum().backward()
+        assert torch.equal(x.grad, y.grad)
+        if i == 1:
+            let(executor)
+    entry = compiled.programs[0]
+    assert entry.tiers.running == stays and ("ahead0(" in str(entry.backward)) is (stays == "second")
+
+
+def test_forward_and_backward_of_a_call_are_of_one_tier():
+    executor = Ahead("one tier", seconds=-0.5)
+    compiled, x = in_tiers(executor), X.clone().requires_grad_()
+    results = [compiled(x) for _ in range(tiers.TIMED + 2)]
+    let(executor)
+    assert executor.ran == 0
+    for y in results:
+        y.sum().backward()
+    assert executor.ran == 0
+    later = [compiled(x) for _ in range(4 * tiers.TIMED)]
+    assert compiled.programs[0].tiers.running == "second"
+    before = executor.ran
+    later[-1].sum().backward()
+    assert executor.ran > before
+
+
+def test_what_cannot_be_compiled_stays_in_the_first_tier_with_one_warning():
+    executor = Ahead("fails", failure=RuntimeError("no compiler likes it"))
+    compiled = in_tiers(executor)
+    compiled(X)
+    let(executor)
+    with pytest.warns(UserWarning, match="stays in its first tier.*no compiler likes it") as found:
+        compiled(X)
+    assert [Path(w.filename) for w in found] == [Path(__file__)]
+    with warnings.catch_warnings(record=True) as again:
+        assert torch.equal(compiled(X), program(X))
+    assert not again and compiled.programs[0].tiers.running == "first" and executor.ran == 0
+
+
+def test_a_new_shape_is_a_program_with_tiers_of_its_own():
+    executor = Ahead("shapes", seconds=-0.5)
+    compiled = in_tiers(executor)
+    compiled(X), compiled(X[:3])
+    let(executor)
+    for _ in range(4 * tiers.TIMED):
+        compiled(X[:3])
+    assert [e.tiers.running for e in compiled.programs] == ["first", "second"]
+
+
+def test_a_program_that_is_gone_is_not_compiled():
+    executor, other = Ahead("first of two"), Ahead("second of two")
+    compiled, gone = in_tiers(executor), in_tiers(other)
+    compiled(X), gone(X)
+    del gone
+    import gc
+
+    gc.collect()
+    let(executor)
+    assert other.strides == {} and not other.may.is_set()
+
+
+def test_options():
+    assert thunder.jit(program).options.tiers is tiers.TIERS_OPTIONS.WAIT
+    with pytest.raises(OptionError, match="valid: 'wait', 'background'"):
+        thunder.jit(program, tiers="later")
+    for options in ({"numerics": "eager"}, {"executors": []}, {"tiers": "wait"}):
+        compiled = thunder.jit(program, **({"tiers": "background"} | options))
+        compiled(X)
+        assert compiled.programs[0].tiers is None
+
+
+def test_symbolic_numbers_are_known_to_both_tiers():
+    executor = Ahead("numbers", seconds=-0.5)
+    compiled = thunder.jit(lambda x, n: program(x) * n, executors=[executor], tiers="background")
+    executor.may.set()
+    for n in (*range(3, 9), *[5] * 4 * tiers.TIMED):
+        assert torch.equal(compiled(X, n), program(X) * n)
+        assert background.idle(WAIT)
+    assert {e.tiers.running for e in compiled.programs if e.calls > 4 * tiers.TIMED} == {"second"}
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Inductor
+
+
+pytestmark_inductor = pytest.mark.skipif(
+    inductor.inductor_ex.unavailable() is not None, reason="Inductor needs a C++ compiler on the CPU"
+)
+
+
+@pytestmark_inductor
+def test_inductor_compiles_in_another_process(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tiers, "TIMED", 1)
+
+    def f(x, w):
+        return torch.tanh((x @ w).sin() * 2 + x.exp().cos()) + 1
+
+    compiled = thunder.jit(f, tiers="background")
+    x, w = torch.randn(8, 8), torch.randn(8, 8, requires_grad=True)
+    (want,) = torch.autograd.grad(f(x, w).sum(), w)
+    assert torch.equal(torch.autograd.grad(compiled(x, w).sum(), w)[0], want)
+    entry = compiled.programs[0]
+    assert background.idle(WAIT)
+    entry.tiers.first.forward[1:], entry.tiers.first.backward[1:] = [1e9], [1e9]  # nothing is slower
+    from torch._dynamo.utils import counters
+
+    misses = counters["inductor"]["fxgraph_cache_miss"]
+    for _ in range(6):
+        torch.testing.assert_close(torch.autograd.grad(compiled(x, w).sum(), w)[0], want)
+    assert entry.tiers.running == "second" and "Inductor0(" in str(entry.forward)
+    assert counters["inductor"]["fxgraph_cache_miss"] == misses == 0
+
+    # a cotangent that lies in memory otherwise: PyTorch runs the region until it is compiled for that
+    y = compiled(x, w)
+    cotangent = torch.randn(8, 8).t()
+    (want,) = torch.autograd.grad(f(x, w), w, cotangent)
+    torch.testing.assert_close(torch.autograd.grad(y, w, cotangent)[0], want)
+    regions = [b.sym.fn for b in entry.backward.bound_symbols if isinstance(b.sym.fn, inductor.InductorRegion)]
+    assert regions and all(not region.waits for region in regions)
+    assert background.idle(WAIT)
+    assert sum(region.compilations for region in regions) > len(regions)
+    torch.testing.assert_close(torch.autograd.grad(compiled(x, w), w, cotangent)[0], want)
+
+
+@pytestmark_inductor
+def test_regions_of_symbolic_sizes_stay_in_the_first_tier():
+    compiled = thunder.jit(lambda x: (x.sin() * 2 + x.cos()).sum(0), tiers="background", dynamic=True)
+    compiled(X)
+    assert background.idle(WAIT)
+    for n in (3, 4, 5):
+        compiled(torch.randn(n, 6))
+    assert "first tier: the second is not compiled: Inductor compiles regions of symbolic sizes" in str(
+        compiled.programs[0].tiers
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# the end of the process
+
+JOBS = """
+import subprocess, sys, os, time
+class Compiles:
+    def __init__(self, file): self.file = file
+    def compile(self):
+        child = subprocess.Popen(["sleep", "1000"])
+        with open(self.file + ".new", "w") as f: f.write(f"{os.getpid()} {child.pid}")
+        os.rename(self.file + ".new", self.file)
+        child.wait()
+"""
+SCRIPT = """
+import os, sys, time
+sys.path.insert(0, {folder!r})
+import thunder
+from thunder.runtime import background
+from jobs import Compiles
+background.submit(lambda: background.elsewhere(Compiles({file!r})))
+while not os.path.exists({file!r}): time.sleep(0.05)
+print("compiles", flush=True)
+input()
+{then}
+"""
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def ended(pids: list[int]) -> bool:
+    limit = time.monotonic() + 30
+    while any(map(alive, pids)) and time.monotonic() < limit:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc whether processes have ended")
+@pytest.mark.parametrize("how", ["ends", "raises", "interrupted", "killed", "forks"])
+def test_no_process_outlives_the_program(tmp_path, how):
+    (tmp_path / "jobs.py").write_text(textwrap.dedent(JOBS))
+    then = {
+        "ends": "",
+        "raises": "raise SystemExit(3)",
+        "forks": "pid = os.fork()\nif not pid: sys.exit(0)\nos.waitpid(pid, 0)\n"
+        "print(background._BACKGROUND.process.poll(), flush=True)",
+    }.get(how, "")
+    file = str(tmp_path / "pids")
+    script = SCRIPT.format(folder=str(tmp_path), file=file, then=then)
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": ROOT},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "compiles\n"
+        pids = [int(pid) for pid in Path(file).read_text().split()]
+        assert all(map(alive, pids))
+        if how in ("interrupted", "killed"):
+            process.send_signal(signal.SIGINT if how == "interrupted" else signal.SIGKILL)
+        out, err = process.communicate("\n", timeout=WAIT)
+    codes = {"ends": 0, "raises": 3, "interrupted": -signal.SIGINT, "killed": -signal.SIGKILL, "forks": 0}
+    assert process.returncode == codes[how], err
+    assert out == ("None\n" if how == "forks" else "")
+    assert not err if how != "interrupted" else err.rstrip().endswith("KeyboardInterrupt")
+    assert ended(pids)
+
+
+def test_a_compiler_that_dies_is_an_error_and_started_again(tmp_path, monkeypatch):
+    (tmp_path / "dying_jobs.py").write_text("import os\nclass Dies:\n def compile(self): os._exit(3)\n"
+        "class Fails:\n def compile(self): raise ValueError('no')\nclass Fine:\n def compile(self): print('noise')\n")  # fmt: skip
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(background, "_BACKGROUND", background._Background())
+    from dying_jobs import Dies, Fails, Fine  # type: ignore[import-not-found]
+
+    try:
+        background.elsewhere(Fine())
+        with pytest.raises(RuntimeError, match="ValueError: no"):
+            background.elsewhere(Fails())
+        with pytest.raises(RuntimeError, match="has ended"):
+            background.elsewhere(Dies())
+        background.elsewhere(Fine())
+    finally:
+        background._BACKGROUND.end()
+    with pytest.raises(background.Ended):
+        background.elsewhere(Fine())

@@ -1,0 +1,30 @@
+"""The words of the glossary (`tests/words.py`)."""
+
+import pytest
+
+from tests.words import ROOT, ROWS, offenders, places_in
+
+
+def test_no_file_says_a_word_that_the_glossary_replaces():
+    assert offenders() == []
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("for line in trace.bound_symbols:", "bound symbol, operation"),
+        ("the lines of the program that it made", "bound symbol, operation"),
+        ("the value is computed again in the backward", "rematerialization, recompute"),
+        ("the view is put back", "functionalize, write back"),
+        ("a size that data decides", "data-dependent, unbacked"),
+        ("values that nobody reads", "dead code, live-in, live-out"),
+    ],
+)
+def test_a_row_finds_what_it_replaces(text, said):
+    found = {row.say for row in ROWS if not row.counted and places_in(text, row)}
+    assert found == {said}
+
+
+def test_the_glossary_has_every_word_to_say():
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    assert [word for row in ROWS for word in row.say.split(", ") if word not in page] == []

@@ -1,0 +1,235 @@
+"""Hooks of tensors that a program registers: `t.register_hook(hook)` and `t.retain_grad()`.
+
+A hook runs when the backward does. In a backward inside of the program it is interpreted there. A backward outside
+calls it as it is, with what it has in its closure as arguments:
+
+    t1 = hooked(t0, limit, (t2,))      # forward: t0 itself
+    t4 = call_hook(t3, limit, (t2,))   # backward: what the hook makes of t3
+"""
+
+from __future__ import annotations
+
+import collections
+import dis
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from thunder import compat
+from thunder.capture.ask import IDENTITY
+from thunder.capture.native import IMMUTABLE, PRIMITIVE
+from thunder.capture.tensors import is_leaf
+from thunder.core.codegen import OBJECT_NAMES
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, map_structure
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.interpreter.attributes import plain_attribute
+from thunder.transforms.levels import renamed_value
+
+__all__ = ["call_hook", "finish", "node", "register", "retain", "run"]
+
+
+class Hook:
+    """A hook as the program registered it. rebuilt: what makes it of the values of one call; known at the end."""
+
+    def __init__(self, function: Callable):
+        self.function = function
+        self.rebuilt: Callable[[tuple], Callable] = lambda values: function
+        self.name = plain_attribute(function, "__name__") or type(function).__name__
+
+    def __call__(self, gradient: torch.Tensor, values: tuple) -> torch.Tensor:
+        found = self.rebuilt(values)(gradient)
+        if found is None:
+            return gradient
+        if not isinstance(found, torch.Tensor):
+            raise TypeError(f"hook {self.name!r} gave a {type(found).__name__}, where a tensor or None is expected")
+        if found.shape != gradient.shape or found.dtype != gradient.dtype:
+            raise RuntimeError(f"hook {self.name!r} has changed the size or the type of value")
+        return found
+
+
+OBJECT_NAMES[Hook] = lambda hook: "hook" if hook.name == "<lambda>" else hook.name
+
+
+def _type_of_hooked(value: TensorProxy, hook: Hook, values: tuple) -> TensorProxy:
+    return like(value)
+
+
+def _derivative(value: TensorProxy, hook: Hook, values: tuple):
+    gradient = yield value
+    return (call_hook(gradient, hook, values),)
+
+
+hooked = Symbol(
+    "hooked", _type_of_hooked, module="ltorch", id="hooked", is_prim=True,
+    tags=(OpTags.VIEW,), fn=lambda value, hook, values: value.view_as(value),
+)  # fmt: skip
+hooked.grad_rule = _derivative
+
+call_hook = Symbol(
+    "call_hook", lambda gradient, hook, values: like(gradient), module="ltorch", id="call_hook", is_prim=True,
+    tags=(OpTags.DONT_DCE,), fn=lambda gradient, hook, values: hook(gradient, values),
+)  # fmt: skip
+call_hook.once_differentiable = "a hook of a tensor, which runs as it is, is no operation"
+
+
+def node(c, value: TensorProxy) -> TensorProxy:
+    """The value whose gradient is what the hooks of a value make of its gradient."""
+    return c.engine.heads.get(value, value)
+
+
+def register(c, f, args, kwargs) -> RemovableHandle:
+    """`Tensor.register_hook`: hooks run in the order of their registration, on the whole gradient."""
+    given = dict(zip(("self", "hook"), args)) | kwargs
+    value = c.recorder.latest(given["self"])
+    if not value.requires_grad:
+        raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+    if is_leaf(c, given["self"]):
+        c.refuse("a hook is registered on a leaf", "register it outside of the compiled function")
+    operations = c.recorder.bound_symbols
+    head = node(c, value)
+    place = next((i for i, b in enumerate(operations) if any(o is head for o in b.outputs)), None)
+    if c.outer_recorders or place is None or operations[place] in c.engine.known:
+        return c.refuse(
+            "a hook is registered on an argument, inside of a transform of functions, or after a backward",
+            "register it outside of the compiled function, or earlier",
+        )
+    below = renamed_value(head, c.recorder.context.names.make())
+    c.engine.heads[value] = below
+    hook = hooked.bind(below, Hook(given["hook"]), (), output=head, context=c.recorder.context.afterwards)
+    hook.location = c.own_location()
+    operations[place : place + 1] = [operations[place].swap({head: below}), hook]
+    return _Handle(collections.OrderedDict())
+
+
+class _Handle(RemovableHandle):
+    """What `register_hook` gives inside of a program."""
+
+    def remove(self) -> None:
+        raise RuntimeError(
+            "a hook that a compiled function registered is removed: register it outside of the compiled function, on "
+            "its result, or let the hook itself decide"
+        )
+
+    def __exit__(self, *error) -> None:
+        self.remove()
+
+
+def retain(c, f, args, kwargs) -> None:
+    """`Tensor.retain_grad`: a backward inside of the program leaves the gradient in `.grad`."""
+    value = c.recorder.latest(args[0])
+    if not value.requires_grad:
+        raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
+    if not is_leaf(c, args[0]):
+        c.engine.retained[value] = args[0]
+
+
+def run(c, operation: BoundSymbol, create_graph: bool) -> TensorProxy:
+    """What a hook makes of a gradient in a backward inside of the program, where it is interpreted."""
+    gradient, hook, _ = operation.args
+    before = torch.is_grad_enabled()
+    compat.set_grad_enabled(create_graph)
+    c.synchronize()
+    try:
+        found = c.call(hook.function, [gradient], {})
+    finally:
+        compat.set_grad_enabled(before)
+        c.synchronize()
+    if found is None:
+        return c.recorder.latest(gradient)
+    found = c.recorder.latest(found)
+    if type(found) is not TensorProxy or tuple(found.shape) != tuple(gradient.shape):
+        raise RuntimeError(f"hook {hook.name!r} has changed the size of value")
+    return found
+
+
+def finish(c, result) -> None:
+    """Hooks that no backward of the program has run go to the backward outside. Raises CaptureError where one knows
+    what the next call has another of."""
+    left = set(map(id, _tensors_of(result)))
+    for value, tensor in c.engine.retained.items():
+        if value not in c.engine.ran and id(tensor) in left:
+            c.refuse(
+                "retain_grad of a tensor that it returns is called, and the backward runs outside",
+                "call retain_grad() on the result",
+            )
+    for i, operation in enumerate(c.recorder.bound_symbols):
+        if operation.sym is hooked:
+            value, hook, _ = operation.args
+            values: list = []
+            hook.rebuilt = _rebuilt(c, hook.function, values)
+            c.recorder.bound_symbols[i] = operation.replace(args=(value, hook, tuple(values)))
+
+
+def _rebuilt(c, value, values: list, depth: int = 8) -> Callable[[tuple], Any]:
+    """What makes a value again of `values`, which it appends to: the proxies in it. What comes from outside is asked to
+    stay the same object."""
+    t, part = type(value), functools.partial(_rebuilt, c, values=values, depth=depth - 1)
+    if isinstance(value, (Proxy, NumberProxy)):
+        values.append(c.recorder.latest(value))
+        return lambda given, n=len(values) - 1: given[n]
+    if t in PRIMITIVE or isinstance(value, IMMUTABLE):
+        return lambda given: value
+    if depth and t is tuple:
+        items = [part(v) for v in value]
+        return lambda given: tuple(item(given) for item in items)
+    look = c.containers.lazy.get(id(value)) or c.containers.filled.get(id(value))
+    source = look.source if look is not None else c.sources.get(id(value))
+    if source is not None:
+        if source.base is not None:  # else it is the compiled module, or stands in the program
+            c.ask(source, IDENTITY)
+        original = value if look is None else look.original
+        return lambda given: original
+    if depth and t is functools.partial:
+        function, items = part(value.func), part(value.args)
+        keywords = {k: part(v) for k, v in value.keywords.items()}
+        return lambda given: functools.partial(
+            function(given), *items(given), **{k: v(given) for k, v in keywords.items()}
+        )
+    if depth and t is types.MethodType:
+        function, owner = part(value.__func__), part(value.__self__)
+        return lambda given: types.MethodType(function(given), owner(given))
+    if depth and t is types.FunctionType and id(value) in c.fresh:
+        return _rebuilt_function(c, value, part)
+    of_nothing = t is types.BuiltinFunctionType and isinstance(value.__self__, (types.ModuleType, type(None), type))
+    if of_nothing or isinstance(value, (types.FunctionType, type, types.ModuleType)):
+        return lambda given: value
+    return c.refuse(
+        f"a hook that is registered inside of it has a {t.__name__} of the program's own, which the backward outside "
+        "would find as it was at the first call",
+        "give the hook tensors and numbers, or what was made outside, or call backward inside",
+    )
+
+
+def _rebuilt_function(c, function: types.FunctionType, part: Callable) -> Callable[[tuple], Any]:
+    """A function that the program made, with the cells that it shares with the world outside, and others of its own."""
+    code, cells = function.__code__, function.__closure__ or ()
+    outside = [id(cell) in c.outside.cells for cell in cells]
+    own = {name for name, shared in zip(code.co_freevars, outside, strict=True) if not shared}
+    if any(i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval in own for i in dis.get_instructions(code)):
+        c.refuse(
+            "a hook that is registered inside of it assigns to a variable of the program",
+            "keep the value in an object from outside, or call backward inside",
+        )
+    contents = [None if shared else part(cell.cell_contents) for cell, shared in zip(cells, outside, strict=True)]
+    defaults, keywords = part(function.__defaults__), part(tuple((function.__kwdefaults__ or {}).items()))
+
+    def made(given: tuple) -> types.FunctionType:
+        closure = tuple(
+            cell if content is None else types.CellType(content(given))
+            for cell, content in zip(cells, contents, strict=True)
+        )
+        copy = types.FunctionType(code, function.__globals__, function.__name__, defaults(given), closure)
+        copy.__kwdefaults__ = dict(keywords(given))
+        return copy
+
+    return made
+
+
+def _tensors_of(result) -> list[TensorProxy]:
+    found: list = []
+    map_structure(lambda x: found.append(x) if type(x) is TensorProxy else None, result)
+    return found

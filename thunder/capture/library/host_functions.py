@@ -1,0 +1,111 @@
+"""Functions of Python and PyTorch that run on the host and take containers: what they do to them, or read of them, the
+program does itself."""
+
+from __future__ import annotations
+
+import collections
+import operator
+import pickle
+import random
+import types
+from typing import Any
+
+import numpy
+import torch
+
+from thunder.capture import host_lines
+from thunder.capture.native import impure
+from thunder.capture.native_calls import call_native
+from thunder.core.proxies import TensorProxy, concrete, proxies_in
+from thunder.options import SHARP_EDGES_OPTIONS
+
+__all__ = ["handlers"]
+
+MOST = 64  # elements of a list that is shuffled: each is a host call
+
+
+def _shuffled(values: tuple) -> list:
+    found = list(values)
+    random.shuffle(found)
+    return found
+
+
+def _shuffled_by_numpy(values: tuple) -> list:
+    found = list(values)
+    numpy.random.shuffle(found)
+    return found
+
+
+_GENERATORS = (  # which the functions of the two modules draw from
+    (random.shuffle.__self__, _shuffled),  # type: ignore[attr-defined]
+    (numpy.random.shuffle.__self__, _shuffled_by_numpy),
+)
+
+
+def _shuffle(c, f, args, kwargs):
+    """`random.shuffle(x)` and NumPy's: numbers come from the host; of anything else each order is a path."""
+    generator, x, *rest = args
+    draw = next((f for g, f in _GENERATORS if g is generator), None)
+    if draw is None or type(x) is not list or rest or kwargs or len(x) > MOST:
+        return host_lines.run_impure(c, types.MethodType(f, generator), args[1:], kwargs)
+    if c.request.options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR:
+        c.sharp(impure(random.shuffle))
+    c.materialize(x)
+    numbers = all(type(v) in (int, float) for v in x)
+    given = tuple(x) if numbers else tuple(range(len(x)))
+    drawn = host_lines.run(c, draw, (given,), effect="random")
+    found = [host_lines.run(c, operator.getitem, (drawn, i)) for i in range(len(x))]
+    x[:] = found if numbers else [x[concrete(i)] for i in found]
+    return None
+
+
+def _ordered(pairs: tuple, attributes: tuple) -> collections.OrderedDict:
+    made = collections.OrderedDict(pairs)
+    made.__dict__.update(attributes)
+    return made
+
+
+def _saved(c, value) -> Any:
+    """What is written of a value: ordered dicts, as state dicts are, with their attributes."""
+    value = c.materialize(value)
+    if type(value) is collections.OrderedDict:
+        pairs = tuple((k, _saved(c, v)) for k, v in value.items())
+        attributes = tuple((k, _saved(c, v)) for k, v in vars(value).items())
+        return host_lines.run(c, _ordered, (pairs, attributes), pure=True)
+    if type(value) is dict:
+        return {k: _saved(c, v) for k, v in value.items()}
+    return type(value)(_saved(c, v) for v in value) if type(value) in (list, tuple) else value
+
+
+def _writable(c, f, value) -> Any:
+    value = _saved(c, value)
+    if any(type(p) is TensorProxy and c.recorder.latest(p).requires_grad for p in proxies_in(value, [])):
+        c.refuse(f"{f.__name__}() is given a tensor that requires grad", "give it x.detach()")
+    return value
+
+
+def _save(c, f, args, kwargs):
+    return host_lines.run_impure(c, f, [_writable(c, f, args[0]), *args[1:]], kwargs)
+
+
+def _load(c, f, args, kwargs):
+    return host_lines.run_impure(c, f, args, kwargs)
+
+
+def _dumps(c, f, args, kwargs):
+    value = c.materialize(args[0])
+    if not proxies_in(value, []):
+        return call_native(c, f, args, kwargs)
+    return host_lines.run(c, f, [_writable(c, f, value), *args[1:]], kwargs, pure=True)
+
+
+def _loads(c, f, args, kwargs):
+    return host_lines.run(c, f, args, kwargs)
+
+
+def handlers() -> dict:
+    """By function."""
+    return {
+        random.Random.shuffle: _shuffle, numpy.random.shuffle.__func__: _shuffle, torch.save: _save, torch.load: _load,
+        pickle.dumps: _dumps, pickle.loads: _loads,
+    }  # fmt: skip

@@ -1,0 +1,273 @@
+"""`python -m thunder run`, `bench`, `explain` and `doctor`: thunder on a script, a model and a machine.
+
+python -m thunder run train.py --steps 10
+python -m thunder bench models.py:make --input 4x128:int64 --train
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import re
+import runpy
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+import thunder
+from thunder.capture import passes
+from thunder.options import C_COMPILER, CXX_COMPILER, ENVIRONMENT, cache_directory
+from thunder.tests.measuring import compile_with, interleaved, parse_systems, repetitions
+
+__all__ = ["add_commands", "doctor"]
+
+
+def add_commands(commands: Any) -> None:
+    """Adds the commands of this file to those of an ArgumentParser."""
+    run = commands.add_parser("run", help="run a script; modules that it calls are compiled, a report follows")
+    run.add_argument("--recipe", default="auto", help="a recipe's name: docs/recipes.md")
+    run.add_argument("script")
+    run.add_argument("arguments", nargs=argparse.REMAINDER)
+    run.set_defaults(command=lambda given: run_script(given.script, given.arguments, given.recipe))
+
+    bench = commands.add_parser("bench", help="time a model beside eager PyTorch")
+    bench.add_argument("--systems", default="eager,thunder", help="of eager, torch.compile, thunder, thunder_inductor")
+    bench.add_argument("--train", action="store_true", help="forward and backward")
+    bench.add_argument("--seconds", type=float, default=5.0, help="how long to measure")
+    _add_model(bench)
+    bench.set_defaults(command=lambda given: time_model(*_model(given), given.systems, given.train, given.seconds))
+
+    explain = commands.add_parser("explain", help="what a model does on the host, and what that costs")
+    _add_model(explain)
+    explain.set_defaults(command=_explain)
+
+
+# --------------------------------------------------------------------------------------------------------------- models
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="package.module:name or file.py:name: a model, or what makes one")
+    parser.add_argument(
+        "--input", action="append", default=[], help="sizes of an argument, as 4x128 or 4x128:int64; one for each"
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _model(given: argparse.Namespace) -> tuple[Callable, list[torch.Tensor]]:
+    """The model of a command line, on its device, and its arguments. Raises SystemExit in words for what is none."""
+    place, _, name = given.model.partition(":")
+    if not name:
+        raise SystemExit(f"{given.model!r} is no model: say package.module:name or file.py:name")
+    if place.endswith(".py"):
+        found: Any = runpy.run_path(place).get(name)
+    else:
+        found = getattr(importlib.import_module(place), name, None)
+    if found is None:
+        raise SystemExit(f"{place} has no {name!r}")
+    torch.manual_seed(0)
+    model = found if isinstance(found, torch.nn.Module) or given.input and not _makes_model(found) else found()
+    if isinstance(model, torch.nn.Module):
+        model.to(given.device)
+    return model, [_argument(text, given.device) for text in given.input]
+
+
+def _makes_model(found: Any) -> bool:
+    return isinstance(found, type) or getattr(found, "__code__", None) is not None and not found.__code__.co_argcount
+
+
+def _argument(text: str, device: str) -> torch.Tensor:
+    parsed = re.fullmatch(r"(\d+(?:x\d+)*)?(?::(\w+))?", text)
+    dtype = getattr(torch, parsed[2] or "float32", None) if parsed else None
+    if not isinstance(dtype, torch.dtype):
+        raise SystemExit(f"--input {text!r}: say sizes and a dtype, as 4x128 or 4x128:int64")
+    sizes = [int(n) for n in parsed[1].split("x")] if parsed[1] else []
+    if dtype.is_floating_point:
+        return torch.randn(sizes, device=device).to(dtype)
+    return torch.randint(0, 2 if dtype is torch.bool else 100, sizes, device=device).to(dtype)
+
+
+def _explain(given: argparse.Namespace) -> int:
+    model, args = _model(given)
+    print(thunder.explain(model, *args))
+    return 0
+
+
+def time_model(model: Callable, args: list[torch.Tensor], systems: str, train: bool, seconds: float) -> int:
+    """Prints the first call and the median time of a call for each system, taken in turns."""
+    on_gpu = any(a.is_cuda for a in args)
+
+    def step(call: Callable) -> None:
+        with torch.set_grad_enabled(train):
+            out = call(*args)
+        if train:
+            made = out.values() if isinstance(out, dict) else out if isinstance(out, (tuple, list)) else [out]
+            means = [x.float().mean() for x in made if isinstance(x, torch.Tensor) and x.requires_grad]
+            torch.stack(means).sum().backward()
+        if on_gpu:
+            torch.cuda.synchronize()
+
+    calls, first = {}, {}
+    for name in parse_systems(systems):
+        calls[name] = lambda compiled=compile_with(name, model): step(compiled)
+        start = time.perf_counter()
+        calls[name]()
+        first[name] = time.perf_counter() - start
+        calls[name]()
+    rounds = 10
+    repeat = max(repetitions(call, seconds / rounds / len(calls)) for call in calls.values())
+    samples = interleaved(calls, rounds, repeat)
+    base = median(samples[next(iter(samples))])
+    for name, values in samples.items():
+        ms = median(values) * 1e3
+        print(f"{name:16} {ms:10.3f} ms a call, {ms / base / 1e3:5.2f} of the first, first call {first[name]:.2f} s")
+    return 0
+
+
+# -------------------------------------------------------------------------------------------------------------- scripts
+
+
+class _Row:
+    """What happened to one module."""
+
+    def __init__(self, module: torch.nn.Module, recipe: str):
+        self.name, self.calls, self.programs, self.why = type(module).__name__, 0, 0, ""
+        self.seconds = 0.0  # of calls that compiled
+        try:
+            self.compiled: Any = thunder.compile(module, recipe=recipe)
+        except NotImplementedError as error:
+            self.compiled, self.why = None, str(error)
+
+    def __call__(self, args: tuple, kwargs: dict) -> Any:
+        known, start = len(self.compiled.programs), time.perf_counter()
+        try:
+            return self.compiled(*args, **kwargs)
+        finally:
+            self.calls += 1
+            self.programs = len(self.compiled.programs)
+            if self.programs > known:
+                self.seconds += time.perf_counter() - start
+            if not self.programs:
+                self.why = "the original ran: a warning said why"
+            elif self.compiled.recompilations:
+                self.why = f"compiled again, the last time because {self.compiled.recompilations[-1].reason}"
+
+    def __str__(self) -> str:
+        took = f", calls that compiled took {self.seconds:.2f} s" if self.programs else ""
+        return f"{self.name}: {self.calls} calls, {self.programs} programs{took}{self.why and '; ' + self.why}"
+
+
+@contextmanager
+def compiled_calls(recipe: str):
+    """Inside the block, calls of modules with parameters run compiled programs. Gives what happened to each module.
+
+    A call inside of another is a part of that. `Module.__call__` is PyTorch's own while a compiled module runs, so that
+    programs do not see this one.
+    """
+    usual, rows = torch.nn.Module.__call__, {}
+
+    def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if next(module.parameters(), None) is None:
+            return usual(module, *args, **kwargs)
+        torch.nn.Module.__call__ = usual
+        try:
+            row = rows.get(id(module))  # which keeps the module, so that its id stays its own
+            if row is None:
+                row = rows[id(module)] = _Row(module, recipe)
+            return usual(module, *args, **kwargs) if row.compiled is None else row(args, kwargs)
+        finally:
+            torch.nn.Module.__call__ = call
+
+    torch.nn.Module.__call__ = call
+    try:
+        yield rows
+    finally:
+        torch.nn.Module.__call__ = usual
+
+
+def run_script(script: str, arguments: list[str], recipe: str) -> int:
+    """Runs a script as `python script.py arguments` would, with compiled modules, and prints what they did."""
+    given, path = sys.argv, sys.path[:]
+    sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
+    try:
+        with compiled_calls(recipe) as rows:
+            runpy.run_path(script, run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = given, path
+        print(f"\nthunder: {len(rows)} modules" if rows else "\nthunder: the script calls no module with parameters")
+        for row in rows.values():
+            print(f"  {row}")
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------------------- doctor
+
+
+def doctor() -> int:
+    """Prints what thunder needs of this machine, and what is missing for what. 1 where a small program fails."""
+    for name, words in (
+        ("C compiler", _c_compiler()), ("C++ compiler", _cxx_compiler()), ("Triton", _triton()), ("cache", _cache()),
+    ):  # fmt: skip
+        print(f"{name}: {words}")
+    for executor in thunder.get_all_executors():
+        if (why := executor.unavailable()) is not None:
+            print(f"executor {executor.name} takes nothing here: {why}")
+    for option in ENVIRONMENT:
+        if option.value != option.default and option.name != "PATH":
+            print(f"environment: {option.name}={option.value}")
+    wrong = [kind for kind in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])) if not _works(kind)]
+    print(f"a small training step: {'differs from eager on ' + ', '.join(wrong) if wrong else 'equals eager'}")
+    return bool(wrong)
+
+
+def _c_compiler() -> str:
+    found = C_COMPILER.value or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if found is None:
+        return "none, so that prologues run in Python"
+    made = passes.build(found)
+    fails = f"{found} cannot build an extension (are Python's headers there?): prologues run in Python"
+    return fails if made is None else found
+
+
+def _cxx_compiler() -> str:
+    found = CXX_COMPILER.value or shutil.which("clang++" if sys.platform == "darwin" else "g++")
+    return found or "none, so that Inductor makes no kernels for the CPU"
+
+
+def _triton() -> str:
+    if importlib.util.find_spec("triton") is None:
+        return "not installed, so that no kernels are made for GPUs"
+    return importlib.import_module("triton").__version__
+
+
+def _cache() -> str:
+    directory = cache_directory()
+    files = [p.stat().st_size for p in directory.rglob("*") if p.is_file()] if directory.exists() else []
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            writable = ""
+    except OSError as error:
+        writable = f", not writable ({error.strerror}): each process compiles its own kernels"
+    return f"{directory}, {len(files)} files, {sum(files) / 2**20:.1f} MiB{writable}"
+
+
+def _works(device: str) -> bool:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)).to(device)
+    x = torch.randn(4, 8, device=device)
+    found = []
+    for call in (model, thunder.jit(model, fallback="error")):
+        model.zero_grad()
+        loss = call(x).square().mean()
+        loss.backward()
+        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(*found, strict=True))

@@ -1,0 +1,221 @@
+"""Passes: what `thunder.jit` does to a captured program, step by step, and lists of them.
+
+    thunder.jit(model, passes=lambda passes: passes.without("Early Gradients"))
+    thunder.jit(model, passes=thunder.passes().after("Dead Code Elimination", thunder.Pass("Mine", mine)))
+
+A pass is a function from a trace to a trace. The list says in which order passes run; each that changes a program adds
+its trace, under its own header, to `thunder.last_traces`. Facts say which orders work: a pass needs some of a trace,
+and gives or ends others.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import thunder
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import Trace, TraceBuilder, headed
+from thunder.errors import OptionError
+from thunder.extend import Executor
+from thunder.extend.fusion import FusionExecutor
+from thunder.options import JitOptions
+
+__all__ = ["Pass", "PassList", "Lowering", "OPERATIONS", "RUNS"]
+
+OPERATIONS = "operations"  # the fact that a captured trace begins with
+RUNS = "executors"  # the fact that a program needs to run
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """What a program is lowered for: the options and the executors, as far as they run on its devices.
+
+    differentiates: results require grad, so that the program gets a backward. plain: as PyTorch's own operations alone,
+    for values that only they know (`is_grads_batched=True`).
+    """
+
+    options: JitOptions
+    executors: tuple[Executor, ...]
+    differentiates: bool = False
+    plain: bool = False
+
+    @cached_property
+    def fusers(self) -> tuple[FusionExecutor, ...]:
+        return tuple(e for e in self.executors if isinstance(e, FusionExecutor))
+
+    def fuses(self, operation: BoundSymbol) -> bool:
+        """Whether a fusion executor takes an operation."""
+        return any(e.takes(operation) for e in self.fusers)
+
+    def keeps(self, operation: BoundSymbol) -> bool:
+        """Whether a fusion executor takes an operation and wants its results kept for the backward."""
+        return any(e.takes(operation) and e.keeps(operation) for e in self.fusers)
+
+
+def _always(trace: Trace, lowering: Lowering) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One step from a trace to the next.
+
+    name: the header of the traces that it makes. run(trace, lowering): the changed trace; the trace itself where it
+    changes nothing; or a list of traces, the last one of which goes on, where it takes several steps that have headers
+    of their own. when(trace, lowering): whether it runs for a trace. needs: facts that have to hold of a trace before
+    it; gives: those that hold afterwards; ends: those that hold no more. meaning: one line that says what it does; by
+    default the first line of run's docstring. inside: it also runs for the operations in front of a backward inside of
+    a program, when capture differentiates them.
+    """
+
+    name: str
+    run: Callable[[Trace, Lowering], Any]
+    needs: Sequence[str] = ()
+    gives: Sequence[str] = ()
+    ends: Sequence[str] = ()
+    when: Callable[[Trace, Lowering], bool] = _always
+    meaning: str = ""
+    inside: bool = False
+
+    def __post_init__(self):
+        if not callable(self.run):
+            raise OptionError(f"thunder.Pass({self.name!r}, ...) takes a function (trace, lowering) -> trace")
+        for field in ("needs", "gives", "ends"):
+            facts = getattr(self, field)
+            object.__setattr__(self, field, (facts,) if isinstance(facts, str) else tuple(facts))
+        if not self.meaning:
+            first = (getattr(self.run, "__doc__", None) or "").strip().partition("\n")[0]
+            object.__setattr__(self, "meaning", first)
+
+    def traces(self, trace: Trace, lowering: Lowering) -> list[Trace]:
+        """The traces that the pass makes of one; none where it does not run or changes nothing.
+
+        Raises OptionError where it returns no trace.
+        """
+        if not self.when(trace, lowering):
+            return []
+        start = time.perf_counter_ns()
+        made = self.run(trace, lowering)
+        if isinstance(made, list) or made is trace:
+            return [] if made is trace else made
+        if not isinstance(made, (Trace, TraceBuilder)):
+            wanted = "return a trace, or a list of traces"
+            raise OptionError(f"the pass {self.name} returned {type(made).__name__}: {wanted}")
+        return [headed(self.name, made, start)]
+
+    def __repr__(self) -> str:
+        return f"<pass {self.name}>"
+
+    def __reduce_ex__(self, protocol):
+        """A pass of thunder's own is pickled by its name."""
+        return (_own, (self.name,)) if _own(self.name) is self else super().__reduce_ex__(protocol)
+
+
+def _own(name: str) -> Pass | None:
+    return next((p for p in thunder.passes() if p.name == name), None)
+
+
+class PassList(tuple[Pass, ...]):
+    """Passes in the order in which they run. Printed as a table. Its methods return changed lists; any function of
+    sequences will do as well.
+
+    Names that are not there raise OptionError, which names the near ones.
+    """
+
+    def __getitem__(self, place):  # type: ignore[override]
+        if isinstance(place, str):
+            return self[self._place(place)]
+        found = super().__getitem__(place)
+        return PassList(found) if isinstance(place, slice) else found
+
+    def _place(self, name: str) -> int:
+        """The place of a pass, given its name or itself."""
+        names = [p.name for p in self]
+        if isinstance(name, Pass):
+            name = name.name
+        if name in names:
+            return names.index(name)
+        lowered = {n.lower(): n for n in names}
+        near = difflib.get_close_matches(str(name).lower(), lowered, 1)
+        hint = f"did you mean {lowered[near[0]]!r}?" if near else "`python -m thunder passes` lists those there are"
+        raise OptionError(f"no pass is called {name!r}: {hint}")
+
+    def before(self, name: str, *passes: Pass) -> PassList:
+        """With these passes right before the one of that name."""
+        place = self._place(name)
+        return PassList((*self[:place], *passes, *self[place:]))
+
+    def after(self, name: str, *passes: Pass) -> PassList:
+        """With these passes right after the one of that name."""
+        place = self._place(name) + 1
+        return PassList((*self[:place], *passes, *self[place:]))
+
+    def without(self, *names: str) -> PassList:
+        """Without the passes of these names."""
+        gone = {self._place(name) for name in names}
+        return PassList(p for i, p in enumerate(self) if i not in gone)
+
+    def replacing(self, name: str, *passes: Pass) -> PassList:
+        """With these passes in the place of the one of that name."""
+        place = self._place(name)
+        return PassList((*self[:place], *passes, *self[place + 1 :]))
+
+    def giving(self, fact: str) -> int:
+        """The place of the first pass that gives a fact."""
+        return next((i for i, p in enumerate(self) if fact in p.gives), len(self))
+
+    def checked(self, known: Sequence[Pass] = ()) -> PassList:
+        """The list. Raises OptionError where a pass needs a fact that does not hold at its place, where two have one
+        name, and where the program could not run. known: other passes, which errors may name."""
+        holds, ended = {OPERATIONS}, dict[str, Pass]()
+        names = set[str]()
+        for p in self:
+            if not isinstance(p, Pass):
+                raise OptionError(f"passes= has {p!r}, which is no pass: thunder.Pass(name, run) makes one")
+            if p.name in names:
+                raise OptionError(f"passes= has two passes that are called {p.name!r}: give one of them another name")
+            names.add(p.name)
+            for fact in p.needs:
+                if fact not in holds:
+                    raise OptionError(f"passes=: {p.name} needs {fact!r}, {self._giver(fact, ended, known)}")
+            ended |= dict.fromkeys(p.ends, p)
+            holds = holds.difference(p.ends).union(p.gives)
+        if RUNS not in holds:
+            raise OptionError(f"passes=: a program that runs needs {RUNS!r}, {self._giver(RUNS, ended, known)}")
+        return self
+
+    def _giver(self, fact: str, ended: dict[str, Pass], known: Sequence[Pass]) -> str:
+        """In words, why a fact does not hold at some place, and how it would."""
+        if fact in ended:
+            return f"which {ended[fact].name} ends: put it before that one"
+        givers = [p for p in (*self, *known) if fact in p.gives]
+        if givers:
+            return f"which {givers[0].name} gives: put that one before it"
+        facts = {f for p in (*self, *known) for f in p.gives}
+        near = difflib.get_close_matches(fact, facts, 1)
+        return "which no pass gives" + (f": did you mean {near[0]!r}?" if near else "")
+
+    def __str__(self) -> str:
+        head = ("pass", "needs", "gives", "ends", "meaning")
+        rows = [head, *((p.name, *map(", ".join, (p.needs, p.gives, p.ends)), p.meaning) for p in self)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
+        return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows)
+
+    __repr__ = __str__
+
+
+def resolve_passes(given: Any, default: PassList) -> PassList:
+    """The list that `thunder.jit(passes=given)` asks for: a function of the default list, or a sequence.
+
+    Raises OptionError, in words, for anything else, and for a list that does not work.
+    """
+    found = given(default) if callable(given) else given
+    if isinstance(found, (str, bytes, Pass)) or not isinstance(found, Iterable):
+        what = "returns" if callable(given) else "is"
+        raise OptionError(f"passes= {what} {found!r}: give a function from the list of passes to a list, or a list")
+    return PassList(found).checked(default)

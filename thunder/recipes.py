@@ -1,0 +1,225 @@
+"""`thunder.compile` and recipes: named choices of what `thunder.jit` is told.
+
+    compiled = thunder.compile(model, recipe="training", plugins=[FP8(scaling="rowwise")])
+
+A recipe is a frozen dataclass. Its fields are its parameters, `options()` are keywords of `thunder.jit`, `place` is
+what happens to the compiled module afterwards. A plugin is a recipe as well: several are joined by `+`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from thunder.api import jit
+from thunder.distributed import FSDPBucketingStrategy, FSDPType, ddp, fsdp
+from thunder.errors import OptionError
+from thunder.transforms.cudagraph import CUDAGraphTransform
+from thunder.transforms.float8 import Float8Transform
+
+__all__ = [
+    "compile", "Recipe", "Default", "Inference", "Training", "ReduceOverhead", "FP8", "DDP", "FSDP",
+    "get_recipes", "register_recipe",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A choice of what `thunder.jit` is told. A subclass is a frozen dataclass whose fields are its parameters.
+
+    `print(recipe)` shows the keywords of `thunder.jit` that it sets. `a + b` is a recipe that sets what both set.
+    """
+
+    def options(self) -> dict[str, Any]:
+        """Keywords of `thunder.jit`, made anew for each compiled function. Those that are lists are joined with those
+        of other recipes."""
+        return {}
+
+    def place(self, compiled: Any) -> Any:
+        """What the compiled function or module becomes: distributed, for example."""
+        return compiled
+
+    def __add__(self, other: Recipe) -> Recipe:
+        if not isinstance(other, Recipe):
+            return NotImplemented
+        return Joined((*_parts(self), *_parts(other)))
+
+    def __str__(self) -> str:
+        lines = [repr(self), *(f"  {name} = {value!r}" for name, value in self.options().items())]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Joined(Recipe):
+    """Several recipes, in order. Raises OptionError where two of them set an option to different values."""
+
+    parts: tuple[Recipe, ...]
+
+    def options(self) -> dict[str, Any]:
+        joined: dict[str, Any] = {}
+        set_by: dict[str, Recipe] = {}
+        for part in self.parts:
+            for name, value in part.options().items():
+                if name not in joined:
+                    joined[name], set_by[name] = value, part
+                elif isinstance(value, (list, tuple)):
+                    joined[name] = [*joined[name], *value]
+                elif value != joined[name]:
+                    raise OptionError(
+                        f"{set_by[name]!r} sets {name}={joined[name]!r}, and {part!r} sets {name}={value!r}: leave one "
+                        "of the two out"
+                    )
+        return joined
+
+    def place(self, compiled: Any) -> Any:
+        for part in self.parts:
+            compiled = part.place(compiled)
+        return compiled
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self.parts))
+
+
+def _parts(recipe: Recipe) -> tuple[Recipe, ...]:
+    return recipe.parts if isinstance(recipe, Joined) else (recipe,)
+
+
+@dataclass(frozen=True)
+class Default(Recipe):
+    """What `thunder.jit` does when it is told nothing."""
+
+
+@dataclass(frozen=True)
+class Inference(Recipe):
+    """Results never require grad, and nothing is saved for a backward. The module's mode stays: call `eval()`."""
+
+    def options(self) -> dict[str, Any]:
+        return {"disable_torch_autograd": True}
+
+
+@dataclass(frozen=True)
+class Training(Recipe):
+    """memory_budget: the share of the bytes saved for the backward that may be saved. rng: "fused" lets fusion
+    executors draw dropout's numbers, which are then not eager's."""
+
+    memory_budget: float = 1.0
+    rng: str = "torch"
+
+    def options(self) -> dict[str, Any]:
+        return {"memory_budget": self.memory_budget, "rng": self.rng}
+
+
+@dataclass(frozen=True)
+class ReduceOverhead(Recipe):
+    """CUDA graphs, as `torch.compile(mode="reduce-overhead")`: the host launches a program as one. On the CPU it
+    changes nothing but that each size has a program."""
+
+    def options(self) -> dict[str, Any]:
+        return {"transforms": [CUDAGraphTransform()]}
+
+
+@dataclass(frozen=True)
+class FP8(Recipe):
+    """Linear layers in float8; see `Float8Transform`, which has these parameters."""
+
+    scaling: str = "tensorwise"
+    gradient_dtype: torch.dtype | None = None
+    filter: Callable[[Any, str], bool] | None = None
+
+    def options(self) -> dict[str, Any]:
+        return {"transforms": [Float8Transform(**_fields(self))]}
+
+
+@dataclass(frozen=True)
+class DDP(Recipe):
+    """Every rank holds all parameters; see `thunder.distributed.ddp`, which has these parameters."""
+
+    bucket_size_in_mb: float = 25.0
+    broadcast_from: int | None = 0
+    process_group: Any = None
+
+    def place(self, compiled: Any) -> Any:
+        return ddp(compiled, **_fields(self))
+
+
+@dataclass(frozen=True)
+class FSDP(Recipe):
+    """Every rank holds a part of each parameter; see `thunder.distributed.fsdp`, which has these parameters."""
+
+    device: torch.device | str | None = None
+    broadcast_from: int | None = None
+    sharding_strategy: FSDPType = FSDPType.ZERO2
+    bucketing_strategy: FSDPBucketingStrategy = FSDPBucketingStrategy.NONE
+    move_state_dict_to_cpu: bool | None = None
+    process_group: Any = None
+    dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+
+    def place(self, compiled: Any) -> Any:
+        return fsdp(compiled, **_fields(self))
+
+
+def _fields(recipe: Recipe) -> dict[str, Any]:
+    return {f.name: getattr(recipe, f.name) for f in fields(recipe)}
+
+
+_NAMED: dict[str, type[Recipe]] = {
+    "auto": Default, "default": Default, "inference": Inference, "training": Training,
+    "reduce-overhead": ReduceOverhead, "fp8": FP8, "ddp": DDP, "fsdp": FSDP, "distributed": FSDP,
+}  # fmt: skip
+
+
+def get_recipes() -> dict[str, type[Recipe]]:
+    """The recipes that have names."""
+    return dict(_NAMED)
+
+
+def register_recipe(name: str, recipe: type[Recipe]) -> type[Recipe]:
+    """Gives a recipe a name, which `thunder.compile` takes. Raises OptionError for a name that another one has."""
+    if _NAMED.setdefault(name, recipe) is not recipe:
+        raise OptionError(f"a recipe is called {name!r} already: {_NAMED[name].__name__}")
+    return recipe
+
+
+def _recipe(given: Recipe | str) -> Recipe:
+    if isinstance(given, Recipe):
+        return given
+    if isinstance(given, str) and given in _NAMED:
+        return _NAMED[given]()
+    if isinstance(given, type) and issubclass(given, Recipe):
+        raise OptionError(f"recipe {given.__name__} is a class: give an instance, {given.__name__}(...)")
+    raise OptionError(f"{given!r} is no recipe; valid: a thunder.Recipe, {', '.join(map(repr, _NAMED))}")
+
+
+def compile(
+    model: Callable | None = None,
+    /,
+    *,
+    recipe: Recipe | str = "auto",
+    plugins: Recipe | str | Sequence[Recipe | str] | None = None,
+    **options: Any,
+) -> Any:
+    """`thunder.jit` with what a recipe and plugins set.
+
+    model: a function or an `nn.Module`; without one this is a decorator that takes options. recipe: a recipe or its
+    name; "auto" and "default" are what `thunder.jit` does when it is told nothing. plugins: further recipes, or their
+    names, which add to it. options: keywords of `thunder.jit`; they have the last word, but for lists (`transforms`,
+    `executors`), which come after those of the recipes.
+
+    Returns what `thunder.jit` returns, or the module as the recipes place it. Raises OptionError (a ValueError) for an
+    unknown name, which lists those there are, and where two recipes set an option to different values; what
+    `thunder.jit` raises for options.
+    """
+    if model is None:
+        return functools.partial(compile, recipe=recipe, plugins=plugins, **options)
+    given = (plugins,) if isinstance(plugins, (str, Recipe)) else plugins or ()
+    chosen = functools.reduce(Recipe.__add__, map(_recipe, (recipe, *given)))
+    settings = chosen.options()
+    for name, value in options.items():
+        joins = isinstance(value, (list, tuple)) and name in settings
+        settings[name] = [*settings[name], *value] if joins else value
+    return chosen.place(jit(model, **settings))

@@ -1,0 +1,165 @@
+"""Work behind the running program: one thread, and one process that compiles for it.
+
+Jobs run one after the other, in the order in which they came, in a daemon thread that the first one starts. A job has
+graphs compiled by `elsewhere`, in a process that does nothing else: the program's own interpreter stays free, and what
+is compiled is found in the compiler's caches on disk. The process is in a session of its own, so that Ctrl-C is the
+program's alone; it ends, with the compilers that it has started, when the program closes its pipe or is gone. At exit
+jobs that wait are dropped, and the process is killed: nobody waits for a compiler.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from thunder.options import environment_of_children
+
+__all__ = ["Ended", "elsewhere", "idle", "submit"]
+
+
+class Ended(Exception):
+    """The program ends: what a job raises that is not finished."""
+
+
+class _Background:
+    """The thread, its jobs, and the process that it talks to."""
+
+    def __init__(self):
+        self.condition = threading.Condition()
+        self.jobs: collections.deque[Callable[[], None]] = collections.deque()
+        self.thread: threading.Thread | None = None
+        self.process: subprocess.Popen | None = None
+        self.ended = self.busy = False
+        self.owner = os.getpid()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        with self.condition:
+            if self.ended:
+                return
+            self.jobs.append(job)
+            if self.thread is None:
+                self.thread = threading.Thread(target=self.run, name="thunder-compiles", daemon=True)
+                self.thread.start()
+            self.condition.notify_all()
+
+    def run(self) -> None:
+        while True:
+            with self.condition:
+                self.busy = False
+                self.condition.notify_all()
+                while not self.jobs and not self.ended:
+                    self.condition.wait()
+                if self.ended:
+                    return
+                job, self.busy = self.jobs.popleft(), True
+            with contextlib.suppress(Ended):
+                job()
+            del job  # which holds a program
+
+    def elsewhere(self, job: Any) -> None:
+        with self.condition:
+            if self.ended:
+                raise Ended("the program ends")
+            self.process = self.process or _started()
+            process = self.process
+        assert process.stdin is not None and process.stdout is not None, "it was started with pipes"
+        try:
+            pickle.dump(job, process.stdin)
+            process.stdin.flush()
+            failure = pickle.load(process.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            with self.condition:
+                if self.ended:
+                    raise Ended("the program ends") from error
+                self.process = None
+            process.kill()
+            code = process.wait()
+            _close(process)
+            raise RuntimeError(f"the process that compiles has ended with {code}") from error
+        if failure is not None:
+            raise RuntimeError(failure)
+
+    def idle(self, timeout: float | None) -> bool:
+        with self.condition:
+            return self.condition.wait_for(lambda: not self.jobs and not self.busy, timeout)
+
+    def end(self) -> None:
+        if os.getpid() != self.owner:  # a fork: the thread and the process are another program's
+            return
+        with self.condition:
+            self.ended = True
+            self.jobs.clear()
+            thread, process = self.thread, self.process
+            self.condition.notify_all()
+        if process is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
+            process.wait()
+        if thread is not None:
+            thread.join()
+        if process is not None:
+            _close(process)
+
+
+def _started() -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "thunder.runtime.compiler_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=environment_of_children(),
+    )
+
+
+_BACKGROUND = _Background()
+_OF_PARENTS: list[_Background] = []
+
+
+def _close(process: subprocess.Popen) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # what was not written any more
+                pipe.close()
+
+
+def submit(job: Callable[[], None]) -> None:
+    """Runs a job in the background, unless the program ends before. The job handles what it raises, but for Ended."""
+    _BACKGROUND.submit(job)
+
+
+def elsewhere(job: Any) -> None:
+    """`job.compile()` in the process that compiles; for jobs in the background. Raises RuntimeError with the words of
+    what was raised there, and Ended at the end of the program."""
+    _BACKGROUND.elsewhere(job)
+
+
+def idle(timeout: float | None = None) -> bool:
+    """Waits until no job is left; whether that is so."""
+    return _BACKGROUND.idle(timeout)
+
+
+def _forked() -> None:
+    """The thread and the process are another program's, whose pipe must be open nowhere else when that ends."""
+    global _BACKGROUND
+    if _BACKGROUND.process is not None:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for pipe in (_BACKGROUND.process.stdin, _BACKGROUND.process.stdout):
+            os.dup2(nothing, pipe.fileno())  # type: ignore[union-attr]
+        os.close(nothing)
+    _OF_PARENTS.append(_BACKGROUND)
+    _BACKGROUND = _Background()
+
+
+atexit.register(lambda: _BACKGROUND.end())
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

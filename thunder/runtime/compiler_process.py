@@ -1,0 +1,49 @@
+"""The process that compiles graphs for another one: `python -m thunder.runtime.compiler_process`.
+
+It reads pickled jobs from its standard input, calls `job.compile()`, and writes a pickled None, or the words of what
+was raised, to its standard output. It ends, with all that it has started, when its input does.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+from typing import IO, Any
+
+
+def _read(jobs: IO[bytes], waiting: queue.Queue[Any]) -> None:
+    """Puts jobs into the queue; the end of input is the end of the process, and of compilers that it runs."""
+    try:
+        while True:
+            waiting.put(pickle.load(jobs))
+    except EOFError:
+        if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(0)
+    except Exception as error:  # noqa: BLE001  a job of a class that is not known here
+        waiting.put(error)
+
+
+def main() -> None:
+    jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
+    waiting: queue.Queue[Any] = queue.Queue()
+    threading.Thread(target=_read, args=(jobs, waiting), daemon=True).start()
+    while True:
+        job, failure = waiting.get(), None
+        try:
+            if isinstance(job, Exception):
+                raise job
+            job.compile()
+        except Exception as error:  # noqa: BLE001  the other process says so
+            failure = f"{type(error).__name__}: {error}"
+        pickle.dump(failure, answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

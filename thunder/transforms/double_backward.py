@@ -1,0 +1,83 @@
+"""What a backward that is differentiated itself needs: the gradients of a computation as a computation of their own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy, like
+from thunder.core.symbol import OpTags
+from thunder.core.trace import ForwardBackward, Trace
+from thunder.ops.inplace import writes_back
+from thunder.ops.torch_types import to_torch_device
+from thunder.options import RNG_OPTIONS, JitOptions
+from thunder.transforms.dce import dce
+from thunder.transforms.partition import modified_in_place, overwritten_before
+from thunder.transforms.phases import marked
+from thunder.transforms.pullback import gradients_of
+
+__all__ = ["InputsBehind", "gradient_program", "inputs_behind", "random_devices"]
+
+
+def gradient_program(
+    acquired: Trace, cut: ForwardBackward, missing: Sequence[int], executors: Sequence
+) -> tuple[Trace, list[int]]:
+    """The gradients of a computation as a computation of their own, for a backward that is differentiated, and which of
+    the computation's arguments it takes.
+
+    Its arguments are those, then the cotangents that are not missing. What the computation writes to its arguments is
+    not written again. Where an argument was written to after the gradients read it, the program raises PyTorch's error.
+    """
+    operations = marked([b.copied() for b in acquired.bound_symbols if not writes_back(b)], 0)
+    outputs = [o for o in cut.outputs if o.requires_grad]
+    cotangents = [None if i in missing else like(o) for i, o in enumerate(outputs)]
+    for c in cotangents:
+        if c is not None:
+            c.name, c.requires_grad = acquired.names.make("cotangent"), True
+    forward = acquired.replace(bound_symbols=operations, info=acquired.info.replace(backwards=0))
+    gradients = gradients_of(dce(forward), cotangents, outputs, executors)
+    overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols, acquired.info.copies)
+    if overwritten is not None:
+        raise_error = modified_in_place.bind(overwritten.name, output=None)
+        gradients = gradients.replace(bound_symbols=[raise_error], output=tuple(None for _ in gradients.output))
+    read = {p for b in gradients.bound_symbols for p in b.inputs} | set(gradients.output_proxies)
+    needed = [i for i, a in enumerate(acquired.args) if not isinstance(a, TensorProxy) or a in read]
+    return gradients.replace(args=[*(acquired.args[i] for i in needed), *gradients.args[len(acquired.args) :]]), needed
+
+
+def random_devices(acquired: Trace, options: JitOptions) -> list | None:
+    """The devices whose default generators a computation may draw from; None where it may draw from others: the user's,
+    or those of fusion executors."""
+    drawing = [b for b in acquired.bound_symbols if not b.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE))]
+    if drawing and options.rng is RNG_OPTIONS.FUSED or any(b.kwargs.get("generator") is not None for b in drawing):
+        return None
+    return list(
+        dict.fromkeys(to_torch_device(o.device) for b in drawing for o in b.outputs if isinstance(o, TensorProxy))
+    )
+
+
+class InputsBehind(NamedTuple):
+    """What the gradients can be computed from again: places of arguments. saved: pairs of such a place and its place
+    among the saved tensors."""
+
+    kept: list[int]
+    saved: list[tuple[int, int]]
+    numbers: list[int]
+
+
+def inputs_behind(cut: ForwardBackward, args: Sequence) -> InputsBehind:
+    """The arguments that saved values were computed from, and all that are no tensors."""
+    collections = [o.collection for o in cut.saved_others if isinstance(o, CollectionProxy)]
+    others = [o for o in cut.saved_others if isinstance(o, Proxy)]
+    needed = {*cut.saved_tensors, *others, *itertools.chain(*collections)}
+    for b in reversed(cut.forward.bound_symbols):
+        if not needed.isdisjoint(b.outputs) or not b.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE)):
+            needed.update(b.inputs)
+    saved = {p: i for i, p in enumerate(cut.saved_tensors)}
+    tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, TensorProxy) and a in needed]
+    return InputsBehind(
+        [i for i, a in tensors if a not in saved],
+        [(i, saved[a]) for i, a in tensors if a in saved],
+        [i for i, a in enumerate(args) if not isinstance(a, TensorProxy)],
+    )
