@@ -205,6 +205,9 @@ class Capture(Host):
 
     names = objects.names
 
+    def compares(self, kind) -> bool:
+        return kind is HostProxy
+
     def build_class(self, body, name, bases, keywords):
         made = super().build_class(body, name, bases, keywords)
         self.fresh.add(id(made))
@@ -228,13 +231,13 @@ class Capture(Host):
             value = super().load_cell(f, cell, name)
         except NameError:
             if owner is not None:
-                self.ask(self._cell_source(owner, name), PRESENT)
+                self.ask(self.cell_source(owner, name), PRESENT)
             raise
         if owner is None or name == "__class__" or type(value) in (TensorProxy, types.CellType):
             return value
-        return self.read(value, self._cell_source(owner, name))
+        return self.read(value, self.cell_source(owner, name))
 
-    def _cell_source(self, f, name: str) -> Source:
+    def cell_source(self, f, name: str) -> Source:
         source = (self.sources.get(id(f)) or self.const(f)).child("cell", f.__code__.co_freevars.index(name), name)
         source.label = name
         return source
@@ -249,7 +252,7 @@ class Capture(Host):
         if owner is None:
             cell.cell_contents = v
             return
-        self.writes.written.add(self._cell_source(owner, name_of_cell(owner, cell)))
+        self.writes.written.add(self.cell_source(owner, name_of_cell(owner, cell)))
         self.keep[id(cell)] = cell
         self.writes.overlay[id(cell), None] = v
         self.writes.effects[id(cell), None] = ("cell", cell, None)

@@ -154,7 +154,7 @@ def compares_in_python(host, values) -> bool:
             seen.add(id(value))
             pending += dict.values(value) if isinstance(value, dict) else tuple(value)
         kinds.add(kind)
-    return any(in_python(host.lookup(kind, name)) for kind in kinds for name in COMPARED)
+    return any(host.compares(kind) or in_python(host.lookup(kind, name)) for kind in kinds for name in COMPARED)
 
 
 def run(host, f, args, kwargs) -> Any:
