@@ -125,7 +125,10 @@ class Compiled:
             tree = table.tree
             entries = tree.entries if tree.ask is None else tree.likely(self.fn, args, kwargs)
             for entry in entries:
-                inputs = entry.prologue_fn(self.fn, args, kwargs)
+                try:
+                    inputs = entry.prologue_fn(self.fn, args, kwargs)
+                except Exception:  # noqa: BLE001 - see CacheEntry.inputs
+                    continue
                 if type(inputs) is tuple:
                     if entry is not entries[0]:
                         self._to_front(entries, entry)
@@ -175,7 +178,7 @@ class Compiled:
                 return found
             entry = self._compile(modes, args, kwargs)  # which says what path the call goes
             for known in self.programs if found is not None else ():
-                if known.path == entry.path and type(inputs := known.prologue_fn(self.fn, args, kwargs)) is tuple:
+                if known.path == entry.path and type(inputs := known.inputs(self.fn, args, kwargs)) is tuple:
                     return known, inputs
             self._remember(modes, entry, facts)
             return entry, self._inputs(entry, args, kwargs)
@@ -285,7 +288,7 @@ class Compiled:
         for entry in self._tables[modes].by_last_use() if modes in self._tables else ():
             if not entry.path or entry.path[0].where != path[0].where:
                 continue
-            inputs = entry.prologue_fn(self.fn, args, kwargs)
+            inputs = entry.inputs(self.fn, args, kwargs)
             if type(inputs) is tuple:
                 if entry.path[: len(path)] == path:
                     return entry, inputs
@@ -354,7 +357,7 @@ class Compiled:
         try:
             entry = self._compile(modes, args, kwargs, path, log)
             start = clock()
-            inputs = entry.prologue_fn(self.fn, args, kwargs)
+            inputs = entry.inputs(self.fn, args, kwargs)
             if type(inputs) is str:  # imports of PyTorch's while a program is captured replace some of its functions
                 entry = self._compile(modes, args, kwargs, path, log)
                 inputs = self._inputs(entry, args, kwargs)
@@ -396,7 +399,7 @@ class Compiled:
         """The entry that fits a call, with the inputs of its computation; `reasons` gets those why others do not."""
         table = self._tables.get(modes)
         for entry in table.by_last_use() if table is not None else ():
-            inputs = entry.prologue_fn(self.fn, args, kwargs)
+            inputs = entry.inputs(self.fn, args, kwargs)
             if type(inputs) is tuple:
                 table.learn(entry, facts)
                 entry.used = self.stats.calls
@@ -410,7 +413,7 @@ class Compiled:
 
     def _inputs(self, entry: CacheEntry, args: tuple, kwargs: dict) -> tuple:
         """The inputs of a program that was compiled for these arguments."""
-        inputs = entry.prologue_fn(self.fn, args, kwargs)
+        inputs = entry.inputs(self.fn, args, kwargs)
         if type(inputs) is str:
             raise CaptureError(
                 f"the program does not fit the inputs it was captured from: {inputs}",

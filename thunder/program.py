@@ -76,6 +76,14 @@ class CacheEntry:
     backward = property(lambda self: self.backward_traces[-1] if self.backward_traces else None)
     epilogue = property(lambda self: self.epilogue_traces[-1] if self.epilogue_traces else None)
 
+    def inputs(self, fn: Callable, args: tuple, kwargs: dict) -> tuple | str:
+        """The inputs of the computation, or why the program does not fit a call. A question that raises was asked of
+        something else than at capture: its answer is another one."""
+        try:
+            return self.prologue_fn(fn, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever what stands there now raises
+            return f"a question that the prologue asks raised {type(error).__name__}: {error}"
+
     def __str__(self) -> str:
         return "\n".join(str(trace) for trace in (self.prologue, self.forward, self.epilogue, self.backward) if trace)
 

@@ -157,13 +157,17 @@ def inputs(seed: int) -> list[tuple]:
     ]  # fmt: skip
 
 
+def new_state() -> types.SimpleNamespace:
+    return types.SimpleNamespace(count=1, flag=False, log=[], kept=None)
+
+
 def run(program: Program) -> tuple[str, str]:
     """What a program shows: ("same" | "refused" | "wrong", words)."""
     space: dict = {"torch": torch}
     exec(compile(program.source(), f"<program {program.seed}>", "exec"), space)
     function = space["program"]
     compiled = thunder.jit(function, fallback="error", numerics="eager", max_paths=64)
-    states = [types.SimpleNamespace(count=1, flag=False, log=[], kept=None) for _ in range(2)]
+    states = [new_state() for _ in range(2)]
     for call, args in enumerate(inputs(program.seed)):
         outcomes = []
         for f, state in zip((function, compiled), states):
@@ -176,6 +180,7 @@ def run(program: Program) -> tuple[str, str]:
             return "refused", got[0][1]
         if type(want[0]) is tuple and type(want[0][0]) is type:  # eager raises: so must we; what it wrote is its own
             want, got = (want[0][0], ()), (got[0][0] if type(got[0]) is tuple else got[0], ())
+            states = [new_state() for _ in range(2)]
         elif want[1] is RuntimeError:  # eager has no gradient: it has written to what the derivative reads
             want, got = (want[0], (), *want[2:]), (got[0], (), *got[2:])
         try:

@@ -237,6 +237,14 @@ def difference(ours: list[str], theirs: list[str]) -> str:
 # ------------------------------------------------------------------------------------------------ running programs
 
 
+def _free_frames(error: BaseException | None) -> None:
+    """Let go of the frames that raised, so that their generators are closed now on both sides."""
+    seen = []
+    while error is not None and error not in seen:
+        seen.append(error)
+        error.__traceback__, error = None, error.__context__
+
+
 class Side:
     """One of the two worlds that a program runs in."""
 
@@ -272,6 +280,7 @@ class Side:
                 result = function(*self.space["ARGS"], **self.space.get("KWARGS", {}))
             except Exception as e:  # noqa: BLE001 - the errors of generated programs are compared
                 error = e
+                _free_frames(e)
         modes = torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_autocast_enabled("cpu")
         description = Description()
         if error is not None:

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from tests.properties import issue18
 from tests.properties.compared import Program, run
 
 TEXT = pathlib.Path(__file__).with_name("found.txt").read_text()
@@ -22,6 +23,12 @@ def found() -> list:
         marks = [pytest.mark.xfail(strict=True, reason=reason)] if state == "open" else []
         parameters.append(pytest.param(Program(source + "\n", tuple(steps)), id=name, marks=marks))
     return parameters
+
+
+@pytest.mark.parametrize("name", issue18.PROGRAMS)
+def test_program_of_the_list_of_wrong_results(name):
+    ours, theirs = issue18.outcomes(issue18.PROGRAMS[name])
+    assert issue18.same(ours, theirs), (ours, theirs)
 
 
 @pytest.mark.parametrize("program", found())

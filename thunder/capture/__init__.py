@@ -67,14 +67,15 @@ class Captured:
         self.constant_numbers = constant_numbers(c)
         self.effects = frozenset(source.describe(c.parameters) for source in c.writes.written)
         self._computation(c, output)
-        # the program may handle an error of an operation, which comes when the computation runs; nothing is lost then
+        # the program may handle an error of an operation, or have written before it, and the error comes when the
+        # computation runs, before the epilogue; nothing is lost then
         effects = any(
             OpTags.DONT_DCE in operation.tags and OpTags.DECISION not in operation.tags
             for operation in c.recorder.bound_symbols
         )
         # what the original would do again must not have happened
         happened = effects or c.tensors.mutated or self.host_calls
-        self.may_fail_over = any(record.catches for record in c.calls) and not happened
+        self.may_fail_over = (epilogue.writes or any(record.catches for record in c.calls)) and not happened
         c.ask_at_the_end()
         self._write_prologue(c)
         self.guard_count = len(c.observed) + len(c.tensors.shapes)

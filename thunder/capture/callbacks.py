@@ -14,7 +14,7 @@ import types
 
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.interpreter import decode, standins
-from thunder.interpreter.attributes import plain_attribute, type_attribute
+from thunder.interpreter.attributes import BUILTINS, plain_attribute, type_attribute
 
 __all__ = ["called_in", "reached", "stand_in", "released", "check_hashed"]
 
@@ -37,7 +37,7 @@ def called_in(c, kind: type, f=None) -> str:
 def _owner(f):
     """The class that a method in C belongs to."""
     owner = plain_attribute(f, "__self__")
-    if type(f) is types.BuiltinFunctionType and not isinstance(owner, (types.ModuleType, types.NoneType, type)):
+    if type(f) in BUILTINS and not isinstance(owner, (types.ModuleType, types.NoneType, type)):
         f = type_attribute(type(owner), f.__name__)
     return plain_attribute(f, "__objclass__")
 
@@ -142,6 +142,9 @@ def check_class(c, f, args) -> None:
     """A class is about to be made natively, which calls what its namespace and its bases say."""
     bases, space = args[-2:] if len(args) > 2 else ((), {})
     hooks = [(type(value), "__set_name__") for value in (space.values() if isinstance(space, dict) else ())]
+    for kind in {type(base) for base in bases if not isinstance(base, type)} if isinstance(bases, tuple) else ():
+        if called_in(c, kind):
+            c.refuse(f"making a class asks a {kind.__qualname__} for __mro_entries__", "make the class outside")
     hooks += [
         (base, "__init_subclass__") for base in (bases if isinstance(bases, tuple) else ()) if isinstance(base, type)
     ]

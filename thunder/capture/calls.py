@@ -17,11 +17,12 @@ from thunder.capture.ask import KEYS
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.library import higher_order, torch_func
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import CONTAINERS, impure, native_module
+from thunder.capture.native import CONTAINERS, PRIMITIVE, impure, native_module
 from thunder.capture.native_calls import BY_NAME, BY_TYPE, HANDLERS, IDENTITY_CALLS, call_builtin, call_native, reaches
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
+from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.interpreter import NULL, text
 from thunder.interpreter.attributes import type_attribute
@@ -89,6 +90,11 @@ def _call_cached(c, f, args, kwargs):
     """A function of the user's behind functools.lru_cache: the prologue asks it, as eager does at each call, and what
     it gives is read like anything from outside."""
     hash((*args, *kwargs.values()))  # raises
+    if id(f.__wrapped__) in c.fresh and {*map(type, (*args, *kwargs.values()))} <= PRIMITIVE | {TensorProxy}:
+        return _own_cache(c, f)(*args, **kwargs)
+    if any(type(a) is TensorProxy for a in (*args, *kwargs.values())):
+        what = f"{getattr(f, '__name__', 'a function')}() is behind functools.lru_cache, which keeps results by tensor"
+        c.refuse(what, "call it without the cache (`__wrapped__`), or outside of the compiled function")
     if reaches(c, args, kwargs) or id(f.__wrapped__) in c.fresh:
         return call(c, f.__wrapped__, args, kwargs)
     key = f, *map(type, args), *args, *kwargs.items()
@@ -99,6 +105,16 @@ def _call_cached(c, f, args, kwargs):
     finally:
         c.in_cached_call -= 1
     return c.read(value, c.const(asked, getattr(f, "__name__", "")).call("__call__"))
+
+
+def _own_cache(c, f):
+    """What stands for a cache that the program made: one like it, whose function comes back to the machine."""
+    found = c.known.own_caches.get(id(f))
+    if found is None:
+        function = f.__wrapped__
+        found = functools.lru_cache(**f.cache_parameters())(lambda *a, **k: call(c, function, list(a), k))
+        c.known.own_caches[id(f)], c.keep[id(f)] = found, f
+    return found
 
 
 def _original(c, f):
@@ -174,7 +190,8 @@ BY_TYPE |= torch_func.KINDS
 BY_TYPE[staticmethod] = lambda c, f, args, kwargs: call(c, f.__func__, args, kwargs)
 
 
-_FRAMES = frozenset(("_getframe", "_getframemodulename"))  # functions that look at who calls them are interpreted
+# functions that look at who calls them are interpreted
+_FRAMES = frozenset(("_getframe", "_getframemodulename", "currentframe"))
 
 
 def _call_function(c, f, args, kwargs):
@@ -195,6 +212,6 @@ def _call_function(c, f, args, kwargs):
         seen = reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)
         if impure(f) is not None or not (seen or _FRAMES.intersection(f.__code__.co_names)):
             return call_native(c, f, args, kwargs)
-    elif id(f) in c.keep:
+    elif id(f) in c.keep or id(f) in c.fresh:
         c.known.interpreted.add(id(f))
     return c.enter(f, args, kwargs)

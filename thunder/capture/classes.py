@@ -79,12 +79,18 @@ def of_library(kind: type) -> bool:
     return not isinstance(module, str) or native_module(module) and not issubclass(kind, torch.nn.Module)
 
 
+_MADE_AGAIN = {property, staticmethod, classmethod}
+
+
 def _depend(c, kind, name, after, found, owner, passed) -> None:
     """What a user's class says: descriptors, functions and classes stay the same objects; other values are asked where
     they are used."""
     if not is_fixed(found):
         _absent(c, passed, name)
+        _ask_bases(c, kind)
         return
+    if type(found) in _MADE_AGAIN:  # otherwise: a program that gives it back gives this one
+        c.keep[id(found)], c.outside.origins[id(found)] = found, entry(c, owner, name)
     if not of_library(type(found)) and not issubclass(type(found), type) and id(found) not in c.sources:
         c.know(found, c.const(found))  # a descriptor of the user's: its methods read its attributes
     if not _by_class(c, kind, name, after, found):

@@ -26,6 +26,8 @@ def reduced(c, f, args, kwargs):
     only those are called natively that `object.__reduce_ex__` reads attributes by."""
     o = args[0] if plain_attribute(f, "__self__") is None else f.__self__
     c.materialize(o)
+    if c.slot(type(type(o)), "__getattr__") and "__slotnames__" not in vars(type(o)):
+        c.refuse(f"copying a {type(o).__name__} asks its metaclass's __getattr__ natively", "copy it outside")
     state_of = c.slot(type(o), "__getstate__")
     by_class = any(c.slot(type(o), n) for n in ("__reduce__", "__getnewargs__", "__getnewargs_ex__"))
     if state_of is not None and not by_class and isinstance(o, torch.nn.Module):
@@ -55,7 +57,7 @@ def construct_object(c, cls, args, kwargs):
         ]
         return call_native(c, cls, args, kwargs)
     if cls is dict or cls is collections.OrderedDict:
-        return call_native(c, cls, [c.materialize(a) if isinstance(a, dict) else pairs(c, a) for a in args], kwargs)
+        return call_native(c, cls, [pairs(c, a) for a in args], kwargs)
     if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, Size)):
         return c.call(torch.empty, args, {"device": "cpu"})
     if cls is torch.Size and args:

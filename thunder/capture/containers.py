@@ -348,7 +348,7 @@ def _changes(s, look: Look) -> list[tuple]:
     if isinstance(s, dict) and was is None:  # only written to, or single keys read
         now, mine = container_base(type(s)).items(s), look.items
         found = [("item", original, source, k, v) for k, v in now if k not in mine or mine[k] is not v]
-        return found + [("delitem", original, source, k, None) for k in mine if k not in s]
+        return found + [("delitem", original, source, k, None) for k in mine if not dict.__contains__(s, k)]
     if isinstance(s, dict):
         return _changed_dict(dict(container_base(type(s)).items(s)), was, original, source)
     if isinstance(s, set):

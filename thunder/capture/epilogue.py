@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import gc
+import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -21,12 +24,12 @@ from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
 from thunder.capture.remade import UNCHANGING, goes_on, is_filled, made_of, native_new
-from thunder.capture.sources import MISSING
+from thunder.capture.sources import MISSING, held
 from thunder.capture.statements import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
-from thunder.interpreter.attributes import plain_attribute
+from thunder.interpreter.attributes import BUILTINS, plain_attribute
 
 __all__ = ["EpilogueWriter", "is_plain"]
 
@@ -96,6 +99,8 @@ class EpilogueWriter:
             return f"{b}.{source.key}"
         if source.step == "call":
             return f"{b}.{source.key[0]}({', '.join(map(self.literal, source.key[1:]))})"
+        if source.step == "held":
+            return f"{self.pin(held)}({b})"
         if source.step == "keyed":
             return f"{b}[{self.path(source.key)}]"
         if source.step == "cell":
@@ -162,7 +167,7 @@ class EpilogueWriter:
         """What is made of an outside object: its id, a method of it, a weak reference."""
         if t is Id:
             return f"{self.pin(id)}({self.path(self.c.outside.ids[value][0])})"
-        if t in (types.BuiltinFunctionType, types.MethodWrapperType) and not isinstance(
+        if t in (*BUILTINS, types.MethodWrapperType) and not isinstance(
             value.__self__, (types.ModuleType, types.NoneType, type)
         ):
             return self._variable(value, f"({self.build(value.__self__)}).{value.__name__}")
@@ -201,15 +206,46 @@ class EpilogueWriter:
                     torch.Generator,
                     range,
                     torch.Size,
-                    types.GenericAlias,
-                    types.UnionType,
                     *IMMUTABLE,
                 ),
             )
             or t in _LITERAL
         ):
+            if isinstance(value, type) and self._holds_values(value):
+                self.c.refuse(
+                    f"the class {value.__name__} leaves the compiled function with values of the program",
+                    "make the class outside, and objects of it inside",
+                )
             return True
+        if isinstance(value, (operator.itemgetter, operator.methodcaller)) and self._holds_values(value):
+            return False
         return isinstance(value, UNCHANGING) or t.__module__.startswith("torch") and not t.__dictoffset__
+
+    def _holds_values(self, value) -> bool:
+        """Whether something that is pinned as it is leads to proxies, or to snapshots of containers from outside."""
+        c, seen, pending = self.c, set(), [value]
+        while pending:
+            value = pending.pop()
+            snapshot = id(value) in c.containers.lazy or id(value) in c.containers.filled
+            if snapshot or isinstance(value, (Proxy, NumberProxy)):
+                return True
+            stays = isinstance(value, types.ModuleType) or isinstance(value, type) and not self._is_made(value)
+            if id(value) in seen or stays or id(value) in c.sources or type(value) in _LITERAL or len(seen) > 10_000:
+                continue
+            seen.add(id(value))
+            if isinstance(value, types.FunctionType):
+                pending += (value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__)
+            else:
+                pending += gc.get_referents(vars(value) if isinstance(value, type) else value)
+        return False
+
+    def _is_made(self, kind: type) -> bool:
+        """Whether a class was made while the program was captured: no module has it, nor came it from outside."""
+        if id(kind) in self.c.fresh:
+            return True
+        known = id(kind) in self.c.outside.constant_sources or not kind.__flags__ & _HEAP_TYPE
+        module = sys.modules.get(kind.__module__) if isinstance(kind.__module__, str) else None
+        return not known and getattr(module, kind.__qualname__.split(".")[0], None) is None
 
     def _variable(self, value, expression: str) -> str:
         name = self.built[id(value)] = self.names.make("o")
@@ -253,7 +289,7 @@ class EpilogueWriter:
             inside = [self.build(x) for x in value]
             if inside:
                 self.lines.append(f"{name}.{'update' if isinstance(value, set) else 'extend'}(({', '.join(inside)},))")
-        if t not in (list, dict, set) and plain_attribute(value, "__dict__"):
+        if t not in CONTAINERS:
             self._attributes(value, name)
         return name
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import types
 from collections import deque
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import NULL, standins, text
 from thunder.interpreter.attributes import plain_attribute, type_attribute
 
-__all__ = ["expose", "attributes", "as_operand", "as_text"]
+__all__ = ["expose", "attributes", "as_operand", "as_text", "parts_of"]
 
 MOST = 10_000  # objects that one call may look at
 # native code calls them, or asks torch about them
@@ -141,16 +142,40 @@ def _can_be_asked(c, value, source, name: str) -> bool:
 
 def as_operand(c, value):
     """A value that native code is to make a part of a string: where its text is made in Python, that comes back."""
-    if type(value) not in _LEAVES and standins.stands_alone(type(value)) and text.is_in_python(c, type(value)):
-        return standins.substitute(c, value, {})
+    kind = type(value)
+    if kind not in _LEAVES and standins.stands_alone(kind):
+        if text.is_in_python(c, kind) or callbacks.called_in(c, kind, int):
+            return standins.substitute(c, value, {})
+    elif callbacks.called_in(c, kind, int):
+        callbacks.refuse(c, value, int)
     if text.holds_python(c, value):
         return standins.stand_in(c, value, {})
     return as_text(c, value)
 
 
+def parts_of(value) -> list:
+    """What is not a container, of what a value holds; containers that hold each other are looked into once."""
+    found, seen, pending = [], set(), [value]
+    while pending:
+        value = pending.pop()
+        if not isinstance(value, (list, tuple, dict, deque)):
+            found.append(value)
+        elif id(value) not in seen:
+            seen.add(id(value))
+            pending += (*dict.keys(value), *dict.values(value)) if isinstance(value, dict) else _items_of(value)
+    return found
+
+
+def _items_of(value):
+    base: Any = next(base for base in (list, tuple, deque) if isinstance(value, base))
+    return base.__iter__(value)
+
+
 def as_text(c, value):
     """What goes into a string: exposed, with numbers that stay symbolic as what they are."""
     expose(c, value, shown=True)
+    if not any(callbacks.called_in(c, type(x)) or isinstance(x, (AnyProxy, NumberProxy)) for x in parts_of(value)):
+        return value
     if type(value) in CONTAINERS and isinstance(value, (dict, deque)):
         value = copy.copy(value)
         for k, x in list(value.items() if isinstance(value, dict) else enumerate(value)):

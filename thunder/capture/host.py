@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import linecache
 import types
+import weakref
 from typing import Any
 
 import torch
@@ -104,6 +105,7 @@ class Capture(Host):
         self.sources: dict[int, Source] = {}
         self.keep: dict[int, Any] = {}
         self.fresh: set[int] = set()  # ids of functions and classes that the program made
+        self.made: dict[int, weakref.ref] = {}  # these functions
         # what the program depends on
         self.observed: dict[tuple, Any] = {}  # (source, question, operand) -> the answer
         self.values: dict[Source, Any] = {}  # what stands there
@@ -201,6 +203,11 @@ class Capture(Host):
         found = self.lookup(t, name)
         return found if type(found) is types.FunctionType else None
 
+    names = objects.names
+
+    def compares(self, kind) -> bool:
+        return kind is HostProxy
+
     def build_class(self, body, name, bases, keywords):
         made = super().build_class(body, name, bases, keywords)
         self.fresh.add(id(made))
@@ -224,13 +231,13 @@ class Capture(Host):
             value = super().load_cell(f, cell, name)
         except NameError:
             if owner is not None:
-                self.ask(self._cell_source(owner, name), PRESENT)
+                self.ask(self.cell_source(owner, name), PRESENT)
             raise
         if owner is None or name == "__class__" or type(value) in (TensorProxy, types.CellType):
             return value
-        return self.read(value, self._cell_source(owner, name))
+        return self.read(value, self.cell_source(owner, name))
 
-    def _cell_source(self, f, name: str) -> Source:
+    def cell_source(self, f, name: str) -> Source:
         source = (self.sources.get(id(f)) or self.const(f)).child("cell", f.__code__.co_freevars.index(name), name)
         source.label = name
         return source
@@ -245,7 +252,7 @@ class Capture(Host):
         if owner is None:
             cell.cell_contents = v
             return
-        self.writes.written.add(self._cell_source(owner, name_of_cell(owner, cell)))
+        self.writes.written.add(self.cell_source(owner, name_of_cell(owner, cell)))
         self.keep[id(cell)] = cell
         self.writes.overlay[id(cell), None] = v
         self.writes.effects[id(cell), None] = ("cell", cell, None)
@@ -272,8 +279,10 @@ class Capture(Host):
         return (known or self.const(f)).attr(name)
 
     def made_function(self, f):
+        """Nothing keeps it alive: it may hold an exception, with the frames that raised it."""
+        forget = functools.partial(_forget, (self.fresh, self.known.interpreted), id(f))
         self.fresh.add(id(f))
-        self.keep[id(f)] = f
+        self.made[id(f)] = weakref.ref(f, forget)
         return f
 
     def default(self, f, name, value):
@@ -450,6 +459,11 @@ class Capture(Host):
             if s.step != "const" and not isinstance(self.keep.get(i), torch.nn.Module) and s.key != "__dict__"
         ]  # fmt: skip
         return [(leaves, "tensors"), (list(dict.fromkeys(boxes)), "objects")]
+
+
+def _forget(tables: tuple[set[int], ...], number: int, _) -> None:
+    for table in tables:
+        table.discard(number)
 
 
 def _holds_state(cell: types.CellType) -> bool:

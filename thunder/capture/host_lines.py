@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import collections
 import operator
 import pickle
 import random
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +19,12 @@ import torch
 from thunder import compat
 from thunder.capture.expose import expose
 from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module
+from thunder.capture.remade import UNCHANGING
 from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of
 from thunder.core.proxies import Condition, NumberProxy, Proxy, Size, TensorProxy, proxies_in
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import made_number
-from thunder.interpreter.attributes import plain_attribute
+from thunder.interpreter.attributes import BUILTINS, plain_attribute
 from thunder.ops.explain import fake
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
@@ -62,7 +65,9 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     name = plain_attribute(function, "__qualname__", type(function).__qualname__)
     if current_recorder() is not c.recorder or c.outer_recorders:
         c.refuse(f"{name}() runs on the host inside of a transform of functions", "call it outside of the transform")
-    reads = _only_reads(_called(function, args))
+    called = _called(function, args)
+    reads = _only_reads(called) and not _gives_back(c, called, args)
+    _check_owner(c, function, name)
     args = tuple(_given(c, a, reads) for a in args)
     kwargs = {k: _given(c, v, reads) for k, v in (kwargs or {}).items()}
     kind = _known_kind(function, args, kwargs)
@@ -88,6 +93,22 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
         c.path.knows(out, value)
     _share(c, out, (args, kwargs))
     return result
+
+
+def _check_owner(c, function: Callable, name: str) -> None:
+    """A method of an object that the program made at capture would change that one object at each call."""
+    owner = plain_attribute(function, "__self__")
+    if type(function) not in BUILTINS or owner is None or id(owner) in c.sources or id(owner) in c.outside.origins:
+        return
+    steady = isinstance(owner, (type, types.ModuleType, tuple, *_FIXED, *UNCHANGING)) or type(owner) in _TEXT_OF
+    if not steady and _effect(function) != "random":
+        c.refuse(
+            f"{name}() puts data-dependent values into a {type(owner).__name__} that the program made",
+            "collect such values in a list",
+        )
+
+
+_TEXT_OF = (list, dict, set, frozenset)  # their methods that make text
 
 
 def _known_kind(function, args: tuple, kwargs: dict) -> type | None:
@@ -134,8 +155,8 @@ def _share(c, out, given) -> None:
 
 
 # code that does not change the containers that it is given
-_READING = {print, format, repr, str, ascii, list, len, torch.save, pickle.dumps}
-_READING |= {f.__func__ for f in (random.choice, random.choices, random.sample)}
+_CHOOSING = {f.__func__ for f in (random.choice, random.choices, random.sample)}
+_READING = {print, format, repr, str, ascii, list, len, torch.save, pickle.dumps, *_CHOOSING}
 _READING_MODULES = (
     "json", "math", "statistics", "numpy", "pprint", "textwrap", "re", "_operator", "logging", "thunder",
 )  # fmt: skip
@@ -158,6 +179,14 @@ def _only_reads(function) -> bool:
     module = plain_attribute(function, "__module__") or type(owner).__module__
     changes = plain_attribute(function, "__name__") == "shuffle"  # of NumPy's generators
     return not changes and module.split(".")[0] in _READING_MODULES or isinstance(owner, (str, bytes))
+
+
+def _gives_back(c, function, args) -> bool:
+    """Whether a function gives back some of what a container holds that is more than its content."""
+    if plain_attribute(function, "__func__", function) not in _CHOOSING:
+        return False
+    containers = [a for a in args if isinstance(a, (list, tuple))]
+    return any(type(x) in (list, dict, set) for a in containers for x in c.materialize(a))
 
 
 def _given(c, value, reads: bool):
@@ -275,7 +304,7 @@ def takes(c, function, args, kwargs) -> bool:
     if not any(map(holds_host_values, given)):
         return False
     owner = plain_attribute(function, "__self__")
-    if type(owner) in (list, dict, set, tuple) or type(function).__name__ == "method_descriptor":
+    if isinstance(owner, (list, dict, set, tuple, collections.deque)) or type(function).__name__ == "method_descriptor":
         return False
     module = (plain_attribute(function, "__module__") or type(owner).__module__).split(".")[0]
     if module == "builtins":

@@ -25,7 +25,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder.compat.names import READ_MODULES
-from thunder.interpreter.attributes import plain_attribute
+from thunder.interpreter.attributes import BUILTINS, plain_attribute
 
 __all__ = [
     "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
@@ -41,7 +41,7 @@ PRIMITIVE = {
 }  # fmt: skip
 # values that are what they are by identity
 IDENTICAL = {
-    types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, types.MethodDescriptorType,
+    types.FunctionType, *BUILTINS, types.ModuleType, type, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.MethodWrapperType,
     types.GenericAlias, types.UnionType, functools._lru_cache_wrapper, object, torch.Generator,
 }  # fmt: skip

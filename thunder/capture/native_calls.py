@@ -15,6 +15,7 @@ import struct
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy
 import torch
@@ -22,6 +23,7 @@ import torch.utils.checkpoint
 
 from thunder import compat
 from thunder.capture import ask, callbacks, containers, host_lines, items, operations
+from thunder.capture.classes import of_library
 from thunder.capture.expose import as_operand, expose
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
@@ -42,8 +44,9 @@ from thunder.capture.native import (
 from thunder.capture.operations import all_lifted, record
 from thunder.capture.sources import MISSING
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure, settled
-from thunder.interpreter import NULL, Host, standins
-from thunder.interpreter.attributes import plain_attribute, type_attribute
+from thunder.interpreter import NULL, Host, standins, text
+from thunder.interpreter.attributes import BUILTINS, plain_attribute, type_attribute
+from thunder.interpreter.tracebacks import swallow
 from thunder.ops import inplace_of, lookup
 
 __all__ = [
@@ -52,7 +55,7 @@ __all__ = [
 ]  # fmt: skip
 
 IDENTITY_CALLS = {
-    types.BuiltinFunctionType,
+    *BUILTINS,
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
     types.MethodWrapperType,
@@ -160,6 +163,8 @@ def _by_receiver(c, f, s, args, kwargs):
 
 
 def _formatted(c, f, args, kwargs):
+    if f.__name__ == "format" and text.looks_inside(f.__self__):
+        return text.format_fields(c, f.__self__, args, kwargs)
     kwargs = {k: v for k, v in kwargs.items() if not isinstance(k, str) or k in f.__self__}  # which it may look at
     if operations.is_unknown_text((*args, *kwargs.values())):
         return host_lines.text(c, f, *args, **kwargs)
@@ -194,8 +199,7 @@ def _stepping(c, f, s, args, kwargs) -> tuple:
             for i, a in enumerate(args)
         ]
     elif s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
-        of_dict = isinstance(s, dict) and type(s) is not collections.Counter
-        args = [iterable(c, a) if isinstance(a, dict) or not of_dict else pairs(c, a) for a in args]
+        args = [pairs(c, a) if isinstance(s, dict) else iterable(c, a) for a in args]
     else:
         return args, kwargs
     return args, {k: callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
@@ -209,20 +213,23 @@ def _is_iterating(f) -> bool:
 
 
 def iterable(c, a):
-    if (
-        type(a) is not TensorProxy
-        and not isinstance(a, dict)
-        and (c.slot(type(a), "__iter__") or c.slot(type(a), "__getitem__"))
-    ):
+    t = type(a)
+    if t is not TensorProxy and (c.slot(t, "__iter__") or not isinstance(a, dict) and c.slot(t, "__getitem__")):
         return c.steps(a)
     if id(a) in c.outside.iterators or type(a) is set:
         return c.iterate(a)
     return c.materialize(a)
 
 
-def callable_for_native(c, f):
+def callable_for_native(c, f) -> Any:
     """Native code will call `f`: it comes back to the machine."""
     return f if f is None else lambda *a, **k: c.call(f, list(a), k)
+
+
+def _called_back(c, f, function):
+    """`callable_for_native`, whose result a native function may use up: the text that a pattern puts in."""
+    called = callable_for_native(c, function)
+    return (lambda *a: c.handed(called(*a))) if f.__name__ in ("sub", "subn") else called
 
 
 def call_native(c, f, args, kwargs):
@@ -236,10 +243,11 @@ def call_native(c, f, args, kwargs):
         return host_lines.of_numpy(c, f, args, kwargs)
     if host_lines.takes(c, f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
-    if f is functools.cmp_to_key or plain_attribute(f, "__module__") == "itertools":
-        at, name = _CALLING.get(f, (None, ""))
-        args = [callable_for_native(c, a) if i == at and callable(a) else a for i, a in enumerate(args)]
-        kwargs = {k: callable_for_native(c, a) if k == name and callable(a) else a for k, a in kwargs.items()}
+    if (calling := _CALLING.get(id(standins.descriptor(f)[0]))) is not None:
+        at, name = calling
+        at += type(f) is types.MethodDescriptorType  # which takes the object first
+        args = [_called_back(c, f, a) if i == at and callable(a) else a for i, a in enumerate(args)]
+        kwargs = {k: _called_back(c, f, a) if k == name and callable(a) else a for k, a in kwargs.items()}
     if isinstance(f, type) and issubclass(f, type) or f is type.__new__:
         callbacks.check_class(c, f, args)
     known: dict = {}
@@ -262,6 +270,7 @@ def call_native(c, f, args, kwargs):
     if type(f) in IDENTITY_CALLS:  # which takes numbers only
         args, kwargs = map_structure(settled, list(args)), map_structure(settled, kwargs)
     result = Host.call_native(c, f, [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs)
+    c.synchronize()  # it may have entered or left a mode
     if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.outside.arrays for a in args):
         return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
     if type(result) in _ANSWERS and not (args or kwargs) and _is_question(f):
@@ -278,8 +287,11 @@ def _name_operands(c, error: TypeError, args) -> None:
 
 # the place and the name of the function among the arguments
 _CALLING = {
-    functools.cmp_to_key: (0, "mycmp"), itertools.accumulate: (1, "func"), itertools.groupby: (1, "key"),
-    **dict.fromkeys((itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.takewhile), (0, "")),
+    id(functools.cmp_to_key): (0, "mycmp"), id(itertools.accumulate): (1, "func"), id(itertools.groupby): (1, "key"),
+    **dict.fromkeys(
+        map(id, (itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.takewhile)), (0, "")
+    ),
+    id(re.Pattern.sub): (0, "repl"), id(re.Pattern.subn): (0, "repl"), id(contextvars.Context.run): (0, ""),
 }  # fmt: skip
 
 
@@ -331,13 +343,13 @@ def _check_keys(c, table, given) -> None:
     keys: list = []
     for a in given:
         if isinstance(a, (dict, set, frozenset)) or type(a) in DICT_VIEWS:
-            keys += a
+            keys += ask.keys(a)
         elif type(a) in (list, tuple):
             keys += [a] if type(a) is tuple else []
             keys += [x[0] if type(x) is tuple and x else x for x in a]
         else:
             keys.append(a)
-    callbacks.check_hashed(c, keys, ask.keys(table) if table else ())
+    callbacks.check_hashed(c, keys, ask.keys(table))
 
 
 def _asks_for_types(f) -> bool:
@@ -397,11 +409,23 @@ def _looks_inside(f) -> bool:
         return True
 
 
-def pairs(c, a) -> list:
-    """What dict() makes of an argument that is no dict: a mapping's items, or pairs."""
-    if type(a) is TensorProxy or c.lookup(type(a), "keys") is NULL:
+def pairs(c, a):
+    """What dict() makes of an argument: a dict, a mapping's items, or pairs (dict_update_arg)."""
+    if isinstance(a, dict) and not c.slot(type(a), "__iter__"):
+        return c.materialize(a)
+    if type(a) is TensorProxy or not _has_keys(c, a):
         return [_pair(c, p) for p in c.steps(a)]
-    return [(k, c.getitem(a, k)) for k in c.steps(c.call(c.load_attr(a, "keys"), [], {}))]
+    keys = list(c.steps(c.call(c.load_attr(a, "keys"), [], {})))
+    return [(k, c.getitem(a, k)) for k in keys]
+
+
+def _has_keys(c, a) -> bool:
+    try:
+        c.load_attr(a, "keys")
+    except AttributeError as error:
+        swallow(error)
+        return False
+    return True
 
 
 def _pair(c, p):
@@ -430,7 +454,7 @@ def reaches(c, args, kwargs) -> bool:
             return True
         if t is functools.partial and reaches(c, (a.func, *a.args), a.keywords) or _is_users(t):
             return True
-        if isinstance(a, tuple) and a and reaches(c, a, {}):
+        if isinstance(a, tuple) and a and reaches(c, a, {}) or isinstance(a, type) and not of_library(a):
             return True
     return False
 

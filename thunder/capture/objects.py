@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from thunder.capture import containers, host_lines, opaque_values, reads
-from thunder.capture.ask import IDENTITY, PRESENT, TYPE
+from thunder.capture.ask import IDENTITY, KEYS, PRESENT, TYPE
 from thunder.capture.classes import DELETED, UNKNOWN, entry, is_fixed, lookup, of_library, owner_of
 from thunder.capture.library import gradients
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, IDENTICAL, PRIMITIVE, native_module, tracked_anyway
@@ -126,8 +126,10 @@ def _cell_contents(c, cell):
     owner = c.outside.cells.get(id(cell))
     if owner is None:
         return c.read(cell.cell_contents, c.const(cell, "cell").attr("cell_contents"))
+    name = owner.__code__.co_freevars[owner.__closure__.index(cell)]
     try:
-        return c.load_cell(owner, cell, owner.__code__.co_freevars[owner.__closure__.index(cell)])
+        found = c.load_cell(owner, cell, name)
+        return c.read(found, c.cell_source(owner, name)) if name == "__class__" else found
     except NameError:
         raise ValueError("Cell is empty") from None
 
@@ -180,6 +182,8 @@ def _attribute_function(t: type):
         return _of_builtin
     if issubclass(t, NumberProxy):
         return _of_number
+    if t is types.FrameType:
+        return _of_frame
     if type(type_attribute(t, "__getattribute__")) is types.FunctionType:
         return reads.load_attr
     return (lambda c, o, n: getattr(o, n)) if t is Condition else attributes.load_attr
@@ -194,6 +198,12 @@ def _of_number(c, o, n):
     if n in ("real", "imag"):
         return o if n == "real" else o.python_type()
     return getattr(o.concrete() if hasattr(o.python_type, n) else o.python_type, n)
+
+
+def _of_frame(c, o, n):
+    if n == "f_back":
+        c.refuse("a frame is asked who called it", "call it outside of the compiled function")
+    return getattr(o, n)
 
 
 def _of_module(c, o, n):
@@ -238,6 +248,22 @@ def of_torch_module(c, m, n: str):
             c.ask(source.attr(where).item(n) if where in m.__dict__ else source.attr(where), PRESENT)
         c.ask(source.attr("__dict__").item(n), PRESENT)
     raise AttributeError(f"{type(m).__name__!r} object has no attribute {n!r}")
+
+
+def names(c, o):
+    """`dir(o)`: with what the program wrote and without what it deleted; classes of the user's are asked for theirs."""
+    kinds = (o if issubclass(type(o), type) else type(o)).__mro__
+    for kind in kinds:
+        if id(kind) not in c.fresh and not of_library(kind):
+            c.ask(c.const(kind).attr("__dict__"), KEYS)
+    found = c.call_native(dir, [o], {})
+    changed = {id(x): x for x in (o, *kinds)}
+    written = [(n, value, changed[i]) for (i, n), value in c.writes.overlay.items() if i in changed]
+    if type(found) is not list or not written:
+        return found
+    deleted = [(n, owner) for n, value, owner in written if value is DELETED]
+    gone = {n for n, owner in deleted if all(n not in vars(kind) for kind in kinds if kind is not owner)}
+    return sorted({*found, *(n for n, value, _ in written if value is not DELETED and type(n) is str)} - gone)
 
 
 # ---------------------------------------------------------------- writes
@@ -352,7 +378,7 @@ def own_delete(c, o, n) -> None:
     elif own(c, o, n) is NULL and not hasattr(type(type_attribute(type(o), n)), "__set__"):
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}", name=n, obj=o)
     else:
-        c.load_attr(o, n)
+        _check_filled(c, o, n)
     c.writes.overlay[id(o), n] = DELETED
     if (copy := c.containers.attribute_dicts_of.get(id(o))) is not None:
         copy.pop(n, None)
@@ -363,7 +389,22 @@ def own_delete(c, o, n) -> None:
         del c.writes.effects[id(o), n]
 
 
+def _check_filled(c, o, n) -> None:
+    """There is something to delete; of an empty slot, its descriptor says so."""
+    found = type_attribute(type(o), n)
+    try:
+        c.load_attr(o, n)
+    except AttributeError:
+        if type(found) is types.MemberDescriptorType:
+            found.__delete__(object.__new__(type(o)))
+        raise
+
+
 # ---------------------------------------------------------------- globals
+
+
+# by identity, and no constant: a program gives back the object itself
+_ITSELF = {object, types.GenericAlias, types.UnionType, *attributes.BUILTINS}
 
 
 def namespace_value(c, space: dict, label: str, n: str, value, answered: Source | None = None):
@@ -377,7 +418,7 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
                 c.ask(source, IDENTITY)
                 if t is torch.Generator:
                     c.sources.setdefault(id(value), source)
-                elif t is object:
+                elif t in _ITSELF:
                     c.keep[id(value)], c.outside.origins[id(value)] = value, source
         return value
     if native_module(space.get("__name__")) and not issubclass(t, tracked_anyway):

@@ -15,7 +15,7 @@ from thunder import compat
 from thunder.capture import host_lines, opaque_values
 from thunder.capture.ask import PRESENT
 from thunder.capture.examples import checked
-from thunder.capture.expose import as_operand, expose
+from thunder.capture.expose import as_operand, expose, parts_of
 from thunder.capture.library import backward, gradients, hooks, leaves
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, native_module, plain_base
@@ -30,7 +30,6 @@ from thunder.core.proxies import (
     Size,
     TensorProxy,
     map_structure,
-    proxies_in,
 )
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
 from thunder.interpreter import NULL, sequences
@@ -181,6 +180,9 @@ def lifted(c, v, *, typed: bool = False):
     if t in CONTAINERS or t is tuple or t is slice:
         expose(c, v)
         return _lifted(c, v, typed) if t in (list, tuple, dict, slice) else v
+    if isinstance(v, (list, tuple)) and t not in (Size, torch.Size):
+        expose(c, v, called=f"an operation that is given a {t.__name__}")
+        return _lifted(c, v if type_attribute(t, "_make") is not NULL else list(v), typed)
     if type_attribute(t, "__torch_function__") is not NULL or _means_nothing(c, v, t):
         c.refuse(f"a {t.__name__} goes into an operation", "give it tensors and numbers")
     if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
@@ -193,8 +195,8 @@ def lifted(c, v, *, typed: bool = False):
 
 def _lifted(c, v, typed: bool):
     t = type(v)
-    if t is list:
-        return [_lifted(c, x, typed) for x in v]
+    if isinstance(v, list):
+        return [_lifted(c, x, typed) for x in list.__iter__(v)]
     if t is dict:
         return {k: _lifted(c, x, typed) for k, x in v.items()}
     if t is tuple:
@@ -215,7 +217,9 @@ def operation(c, name: str, *operands):
 def record(c, function, args, kwargs) -> Any:
     """A call of a torch function."""
     if function in NOT_OPERATIONS:
-        return function(*args, **kwargs)
+        found = function(*args, **kwargs)
+        c.synchronize()
+        return found
     if any(type(a) in (HostProxy, host_lines.HostMethod) for a in (*args, *kwargs.values())):
         return host_lines.run(c, function, args, kwargs)
     if function in LAYOUT_QUESTIONS:
@@ -285,7 +289,7 @@ def is_unknown_text(values) -> bool:
 
 
 def _holds_tensors(value) -> bool:
-    return type(value) in (list, tuple, dict) and any(type(p) is TensorProxy for p in proxies_in(value, []))
+    return type(value) in (list, tuple, dict) and any(type(x) is TensorProxy for x in parts_of(value))
 
 
 def formatted_text(c, text: str, values):

@@ -57,6 +57,8 @@ def native_binary(c, symbol, a, b):
             c.refuse(f"{symbol} with a tensor that is sparse, nested or of a subclass", f"write a = a {symbol[:-1]} b")
         return opaque_values.apply(c, ARITHMETIC[symbol], operations.all_lifted(c, (a, b)), {})
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        if symbol in ("*", "*=") and isinstance(a if tb is TensorProxy else b, sequences.INDEXED):
+            return ARITHMETIC[symbol](*(operator.index(x) if type(x) is TensorProxy else x for x in (a, b)))
         if _is_no_operand(c, a, b, symbol):
             return _as_python_does(ARITHMETIC[symbol], a, b)
         return _recorded(c, ARITHMETIC[symbol], a, b)
@@ -80,8 +82,7 @@ def _is_no_operand(c, a, b, symbol: str) -> bool:
         c.refuse(
             f"PyTorch asks a {type(other).__name__}, which has a __getattr__, for more than is seen", "call it outside"
         )
-    repeated = symbol == "*" and isinstance(other, sequences.INDEXED)
-    return type(tensor) is TensorProxy and not (repeated and tensor.dtype.category in ("int", "bool"))
+    return type(tensor) is TensorProxy
 
 
 _OPERANDS = (int, float, complex, torch.Tensor, numpy.generic, numpy.ndarray, *PROXIES)
@@ -238,7 +239,7 @@ def native_truth(c, o):
 def unpack(c, value, before, after=None):
     known = c.lookup(type(value), "__iter__") is not NULL or c.lookup(type(value), "__getitem__") is not NULL
     if type(value) in (TensorProxy, HostProxy) or known and (c.containers.lazy or id(value) in c.outside.iterators):
-        value = list(c.steps(value))
+        value = [x for x in c.steps(value)]  # unpacking asks for no length
     return Host.unpack(c, value, before, after)
 
 

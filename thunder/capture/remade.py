@@ -15,7 +15,7 @@ import weakref
 import numpy
 
 from thunder.interpreter import sequences
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.attributes import BUILTINS, type_attribute
 
 __all__ = ["UNCHANGING", "is_filled", "goes_on", "made_of", "native_new"]
 
@@ -28,9 +28,9 @@ def made_of(value, t: type) -> tuple | None:
         (table,) = gc.get_referents(value)
         return getattr(type(table), _VIEWS[t]), (table,)
     if isinstance(value, (staticmethod, classmethod)):
-        return t, (value.__func__,)
+        return None if type(value.__func__) in BUILTINS else (t, (value.__func__,))
     if t is types.MappingProxyType:
-        return t, tuple(gc.get_referents(value))
+        return _mapping(value)
     if t is property:
         return t, (value.fget, value.fset, value.fdel, value.__doc__)
     if t is types.CellType:
@@ -49,6 +49,13 @@ def made_of(value, t: type) -> tuple | None:
     return None
 
 
+def _mapping(value: types.MappingProxyType) -> tuple:
+    (table,) = gc.get_referents(value)
+    owners = {getattr(x, "__objclass__", None) for x in table.values()} if type(table) is dict else ()
+    shown = [kind for kind in owners if isinstance(kind, type) and gc.get_referents(vars(kind))[0] is table]
+    return (vars, (shown[0],)) if shown else (type(value), (table,))
+
+
 def goes_on(value) -> bool:
     """Whether a value is an iterator of native code's, which goes on where it stands and cannot be rebuilt."""
     if type(value) in _ITERATORS:
@@ -62,8 +69,9 @@ def goes_on(value) -> bool:
 # objects of classes made in C that nobody can change
 UNCHANGING = (
     re.Pattern, re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller,
-    types.CodeType, types.WrapperDescriptorType, types.MethodDescriptorType, types.GetSetDescriptorType,
-    types.MemberDescriptorType, types.ClassMethodDescriptorType, types.TracebackType, types.FrameType, type(...),
+    staticmethod, classmethod, types.CodeType, types.WrapperDescriptorType, types.MethodDescriptorType,
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType, types.TracebackType,
+    types.FrameType, type(...),
     type(NotImplemented), numpy.dtype, numpy.ufunc,
 )  # fmt: skip
 

@@ -3,12 +3,13 @@ pinned object."""
 
 from __future__ import annotations
 
+import gc
 import re
 from typing import Any
 
 from thunder.interpreter.attributes import plain_attribute
 
-__all__ = ["MISSING", "Source", "called", "cell", "find", "item"]
+__all__ = ["MISSING", "Source", "called", "cell", "find", "held", "item"]
 
 _PRIVATE_STEPS = {"_lc_original", "__self__", "_parameters", "_buffers", "_modules", "__dict__"}
 
@@ -48,6 +49,11 @@ def called(owner, how: tuple):
         return MISSING
 
 
+def held(proxy, _=None):
+    """The mapping that a mappingproxy shows."""
+    return gc.get_referents(proxy)[0]
+
+
 def cell(function, index: int):
     try:
         return function.__closure__[index].cell_contents
@@ -60,8 +66,9 @@ class Source:
 
     step: "root" (key: "fn", "args" or "kwargs"), "const" (key: the name of a pinned object), "attr" (an attribute),
     "find" (an attribute that no code of the user's answers), "item", "keyed" (an item whose key is the tensor at
-    another source), "cell" (key: index in the closure), "call" (key: a method's name and arguments), or "size" (key: a
-    dimension of a tensor). label: how a root or constant is called when a person reads about it.
+    another source), "held" (the mapping behind a mappingproxy), "cell" (key: index in the closure), "call" (key: a
+    method's name and arguments), or "size" (key: a dimension of a tensor). label: how a root or constant is called
+    when a person reads about it.
     """
 
     __slots__ = ("base", "step", "key", "label", "_children")
@@ -80,7 +87,7 @@ class Source:
             return base.shape[self.key]
         if self.step == "keyed":
             return item(base, values[self.key])
-        return {"item": item, "find": find, "cell": cell, "call": called}[self.step](base, self.key)
+        return {"item": item, "find": find, "cell": cell, "call": called, "held": held}[self.step](base, self.key)
 
     def child(self, step: str, key, label: str = "") -> Source:
         found = self._children.get((step, type(key), key))
@@ -136,6 +143,8 @@ class Source:
                 text = f"global {s.key}"
             elif s.step == "call":
                 text = f"{text}.{s.key[0]}()" if s.key[0] != "__call__" else f"{text}()"
+            elif s.step == "held":
+                pass
             elif s.step == "size":
                 text = f"{text}.shape[{s.key}]"
             elif s.step == "keyed":

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
+from typing import Any
 
 import numpy
 import torch
@@ -26,7 +27,7 @@ from thunder.capture.native import (
     tracked_anyway,
 )
 from thunder.capture.numbers import primitive
-from thunder.capture.sources import Source
+from thunder.capture.sources import Source, held
 from thunder.core.proxies import TensorProxy
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import in_python, type_attribute
@@ -74,6 +75,10 @@ def _method(c, value: types.MethodType, source: Source):
 
 def _mapping_proxy(c, value: types.MappingProxyType, source: Source):
     ask(c, source, TYPE)
+    mapping = held(value)
+    if isinstance(mapping, dict) and type(mapping) is not dict:
+        inside: Any = read(c, mapping, source.child("held", None))
+        return types.MappingProxyType(inside)
     ask(c, source, KEYS)
     return types.MappingProxyType({k: read(c, x, source.item(k)) for k, x in value.items()})
 

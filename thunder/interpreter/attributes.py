@@ -6,6 +6,7 @@ part is interpreted. What a class's native code answers is the host's `native_ge
 
 from __future__ import annotations
 
+import array
 import functools
 import types
 from typing import Any
@@ -18,6 +19,8 @@ FUNCTION, METHOD = types.FunctionType, types.MethodType
 # Types of special methods that native code implements. They take the object first, and need no binding.
 NATIVE_METHODS = frozenset({types.WrapperDescriptorType, types.MethodDescriptorType})
 _OF_C = frozenset({METHOD, types.BuiltinFunctionType, types.MethodWrapperType, *NATIVE_METHODS})
+# Types of functions and bound methods in C; the second is that of methods that are told their class.
+BUILTINS = frozenset({types.BuiltinFunctionType, type(array.array("i").extend)})
 _DATA = {
     **dict.fromkeys((property, types.MemberDescriptorType, types.GetSetDescriptorType), True),
     **dict.fromkeys((FUNCTION, staticmethod, classmethod, types.ClassMethodDescriptorType, *NATIVE_METHODS), False),
@@ -58,7 +61,7 @@ def call_special(host, method, value, args, name):
     kind = type(method)
     if kind is FUNCTION:
         return host.call(method, [value, *args], {})
-    if kind in NATIVE_METHODS:
+    if kind in NATIVE_METHODS or kind is types.NoneType:  # which raises
         return method(value, *args)
     return host.call(bind(host, method, value, type(value), name), list(args), {})
 

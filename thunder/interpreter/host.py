@@ -269,6 +269,14 @@ class Host:
     def own_delete(self, value, name):
         native_method(type(value), "__delattr__")(value, name)
 
+    def compares(self, kind) -> bool:
+        """Whether the host compares objects of a class itself."""
+        return False
+
+    def names(self, value):
+        """`dir(value)`."""
+        return self.call_native(dir, [value], {})
+
     # ---------------------------------------------------------------- what native code answers
 
     def class_value(self, kind, name, found):

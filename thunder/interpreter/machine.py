@@ -79,7 +79,7 @@ class Frame:
                     start = ip = self.ip + 1
                     ip = start = self.catch(error)
         finally:
-            host.exc = self.outer_exc
+            host.exc, self.outer_exc = self.outer_exc, None  # which leads to whoever runs a generator
             host.instructions += executed
             frames.pop()
 

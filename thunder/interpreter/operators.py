@@ -40,11 +40,12 @@ def binary(host, symbol, a, b):
             if host.lookup(type(a), f"__{name}__") is NULL and host.lookup(type(b), f"__r{name}__") is NULL:
                 shown = f"{symbol}: '{host.type_name(a)}' and '{host.type_name(b)}'"
                 raise TypeError(f"unsupported operand type(s) for {shown}")  # natively, it would be called again
+            return _after_in_place(host, name, plain, a, b)
         elif method is not NULL and not (name == "add" and isinstance(a, SEQUENCES)):
             return host.native_binary(symbol, a, b)
         elif method is not NULL:  # a sequence's own comes after the other operand's reflected method
             reflected = host.lookup(type(b), "__radd__")
-            if in_python(reflected) and reflected is not None:
+            if in_python(reflected):
                 result = call_special(host, reflected, b, [a], "__radd__")
                 return result if result is not NotImplemented else host.native_binary(symbol, a, host.steps(b))
             return host.native_binary(symbol, a, b)
@@ -52,6 +53,19 @@ def binary(host, symbol, a, b):
         a, b = _factor(host, a, b), _factor(host, b, a)
     shown = {"**": "** or pow()"}.get(symbol, symbol)
     return by_methods(host, name, a, b, shown, lambda: host.native_binary(symbol, a, b))
+
+
+def _after_in_place(host, name, plain, a, b):
+    """`a += b` whose in-place method, in Python, has declined: what `a + b` gives, with errors of `+=`."""
+
+    def natively():
+        try:
+            return host.native_binary(plain, a, b)
+        except TypeError as error:
+            text = str(error).replace(f"operand type(s) for {plain}:", f"operand type(s) for {plain}=:")
+            raise TypeError(text) from None
+
+    return by_methods(host, name, a, b, f"{plain}=", natively)
 
 
 def _factor(host, value, sequence):
@@ -81,8 +95,10 @@ def by_methods(host, name, a, b, shown, natively):
             if name == "mul" and host.lookup(kind_b, "__index__") is NULL:
                 steps[1] = (_no_multiple, a, b, forward)
     for method, x, y, called in steps:
-        if method is NULL or method is None:
+        if method is NULL:
             continue
+        if name == "mul" and isinstance(x, SEQUENCES) and in_python(host.lookup(type(y), "__index__")):
+            y = index(host, y)
         result = method(x, y) if method is _no_multiple else call_special(host, method, x, [y], called)
         if result is not NotImplemented:
             return result
@@ -130,7 +146,7 @@ def _compares_in_python(host, kind, name):
 
 def _compare_one(host, a, name, b):
     method = host.lookup(type(a), name)
-    if method is NULL or method is None or method is object.__eq__:
+    if method is NULL or method is object.__eq__:
         return NotImplemented
     if method is object.__ne__:  # the opposite of `__eq__`
         result = _compare_one(host, a, "__eq__", b)

@@ -160,12 +160,25 @@ def following(host, iterator):
 
 
 class Steps:
-    """An iterator for native code, whose steps come back to the host."""
+    """An iterator of a value for native code, whose steps come back to the host."""
 
-    __slots__ = ("host", "iterator")
+    __slots__ = ("host", "iterator", "value")
 
-    def __init__(self, host, iterator):
-        self.host, self.iterator = host, iterator
+    def __init__(self, host, iterator, value):
+        self.host, self.iterator, self.value = host, iterator, value
+
+    def __length_hint__(self):
+        """What native code that makes a list asks the value (PyObject_LengthHint)."""
+        kind = type(self.value)
+        if in_python(self.host.lookup(kind, "__len__")):
+            try:
+                return length(self.host, self.value)
+            except TypeError as error:
+                swallow(error)
+        method = self.host.lookup(kind, "__length_hint__")
+        return (
+            call_special(self.host, method, self.value, [], "__length_hint__") if in_python(method) else NotImplemented
+        )
 
     def __iter__(self):
         return self
@@ -181,7 +194,10 @@ def steps(host, value):
     """`iter(value)`, for native code."""
     iterator = host.iterate(value)
     method = host.lookup(type(iterator), "__next__")
-    return Steps(host, iterator) if in_python(method) and type(iterator) not in NATIVE_ITERATORS else iterator
+    told = any(in_python(host.lookup(type(value), name)) for name in ("__len__", "__length_hint__"))
+    if told or in_python(method) and type(iterator) not in NATIVE_ITERATORS:
+        return Steps(host, iterator, value)
+    return iterator
 
 
 # ---------------------------------------------------------------- length and truth

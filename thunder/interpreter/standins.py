@@ -17,10 +17,11 @@ import types
 from collections import deque
 from typing import Any
 
-from thunder.interpreter.attributes import in_python, type_attribute
+from thunder.interpreter.attributes import BUILTINS, in_python, type_attribute
 from thunder.interpreter.binding import of
 from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.operators import COMPARE_METHOD
+from thunder.interpreter.tables import VERSION
 
 COMPARED = {method: symbol for symbol, method in COMPARE_METHOD.items()}
 _ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift divmod"
@@ -133,7 +134,7 @@ def compares(f) -> bool:
 
 def descriptor(f):
     """The method of a class in C that a bound one is, and the object; a function by itself, and NULL."""
-    if type(f) is types.BuiltinFunctionType and not isinstance(f.__self__, (types.ModuleType, type, types.NoneType)):
+    if type(f) in BUILTINS and not isinstance(f.__self__, (types.ModuleType, type, types.NoneType)):
         found = type_attribute(type(f.__self__), f.__name__)
         if type(found) is types.MethodDescriptorType:
             return found, f.__self__
@@ -153,7 +154,7 @@ def compares_in_python(host, values) -> bool:
             seen.add(id(value))
             pending += dict.values(value) if isinstance(value, dict) else tuple(value)
         kinds.add(kind)
-    return any(in_python(host.lookup(kind, name)) for kind in kinds for name in COMPARED)
+    return any(host.compares(kind) or in_python(host.lookup(kind, name)) for kind in kinds for name in COMPARED)
 
 
 def run(host, f, args, kwargs) -> Any:
@@ -167,7 +168,8 @@ def run(host, f, args, kwargs) -> Any:
     first: Any = owner if bound else args[0]
     several = not bound and function in (min, max) and len(args) > 1
     if not several and function in _OF_ITERABLES and type(first) not in _HOLDERS:
-        first = args[0] = list(host.steps(first))
+        values = host.steps(first)  # of which only `sorted` asks for the length
+        first = args[0] = list(values) if function is sorted else [x for x in values]
     if not several and not isinstance(first, _HOLDERS):
         return NULL
     base: Any = next((b for b in _HOLDERS if isinstance(first, b)), list)
@@ -178,6 +180,8 @@ def run(host, f, args, kwargs) -> Any:
     key = kwargs.get("key")
     if key is None and not compares_in_python(host, held):
         return NULL
+    if VERSION >= (3, 12) and "reverse" in kwargs:  # before, it is a number
+        kwargs = kwargs | {"reverse": host.truth(kwargs["reverse"])}
     known: dict[int, StandIn] = {}
     given = [stand_in(host, a, known) if i in elements else a for i, a in enumerate(given)]
     if not several:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _string  # as string.Formatter does
+import itertools
 import types
 from typing import Any
 
-from thunder.interpreter.attributes import call_special, in_python
+from thunder.interpreter.attributes import call_special, in_python, load_attr
 from thunder.interpreter.binding import of
 from thunder.interpreter.building import CONVERSIONS
 
@@ -101,6 +103,36 @@ def format_value(host, value, conversion, spec):
     if conversion:
         value = host.call(CONVERSIONS[conversion], [value], {})
     return formatted(host, value, spec)
+
+
+def format_fields(host, template: str, args, named, count=None):
+    """`template.format(*args, **named)` whose fields look into values: `{0.name}`, `{0[key]}` (MarkupIterator_next)."""
+    count, parts = count or itertools.count(), []
+    for literal, field, spec, conversion in _string.formatter_parser(template):
+        parts.append(literal)
+        if field is not None:
+            first, path = _string.formatter_field_name_split(field)
+            first = next(count) if first == "" else first
+            if type(first) is int and first >= len(args):
+                raise IndexError(f"Replacement index {first} out of range for positional args tuple")
+            value = args[first] if type(first) is int else host.getitem(named, first)
+            for is_attribute, name in path:
+                value = load_attr(host, value, name) if is_attribute else host.getitem(value, name)
+            spec = format_fields(host, spec, args, named, count) if "{" in spec else spec
+            parts.append(format_value(host, value, "\0sra".index(conversion or "\0"), spec))
+    return host.join(parts)
+
+
+def looks_inside(template: str) -> bool:
+    """Whether a field of a text for `format` looks into a value, and all fields are either numbered or not."""
+    try:
+        fields = [field for _, field, *_ in _string.formatter_parser(template) if field is not None]
+        split = [_string.formatter_field_name_split(field) for field in fields]
+        paths = [list(path) for _, path in split]
+    except ValueError:  # which `format` words
+        return False
+    kinds = {first == "" for first, _ in split if type(first) is int or first == ""}
+    return any(paths) and len(kinds) < 2
 
 
 def _format(host, function, args, kwargs):

@@ -23,7 +23,7 @@ from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, register_inplace, torch_prim
 from thunder.ops.dims import is_empty
 from thunder.ops.layout import is_dense
-from thunder.ops.memory import Memory, replacing
+from thunder.ops.memory import Memory, are_disjoint, replacing
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.torch_types import scalar_type
 
@@ -172,6 +172,7 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
                 return
             _refuse(f"{function.__name__} reads memory that it writes to, at data-dependent places")
         if not repeats and not any(_overlaps(layouts[target], layout) for layout in layouts.values()):
+            _check_order(function, layouts, target, args)
             return
         size = layouts[target].untyped_storage().nbytes()
         if size > _PROBED_BYTES:
@@ -191,6 +192,43 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
         except RuntimeError as error:
             if str(error).startswith("unsupported operation"):
                 raise
+            return
+        _check_order(function, layouts, target, args)
+
+
+def _check_order(function: Callable, layouts: dict, target: TensorProxy, args: tuple) -> None:
+    """Refuses an operation that PyTorch takes, and that reads elements behind where it writes to them."""
+    written = layouts[target]
+    if function is operator.setitem:
+        key = args[1] if type(args[1]) is tuple else (args[1],)
+        if any(isinstance(part, TensorProxy) or type(part) in (list, bool) for part in key):
+            return  # at places that an index tells, PyTorch looks itself
+        written = written[args[1]]
+    if any(_reads_written(written, layout) for p, layout in layouts.items() if p is not target):
+        _refuse(f"{function.__name__} reads memory that it writes to, under another place")
+
+
+def _reads_written(target: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether an element of one tensor lies where another element of the other is, of two with one storage."""
+    if are_disjoint(target, other):
+        return False
+    try:
+        other = other.expand(target.shape)
+    except RuntimeError:
+        return True
+    if target.dtype is not other.dtype:
+        return True
+    (a, b), first = (target, other), min(target.storage_offset(), other.storage_offset())
+    if a.stride() == b.stride() and a.storage_offset() == b.storage_offset():
+        return False
+    size = 1 + max(x.storage_offset() - first + sum((n - 1) * s for n, s in zip(x.shape, x.stride())) for x in (a, b))
+    if size * a.itemsize > _PROBED_BYTES:
+        return True
+    places = torch.full((size,), -1)
+    own = torch.arange(a.numel()).view(a.shape)
+    places.as_strided(a.shape, a.stride(), a.storage_offset() - first).copy_(own)
+    found = places.as_strided(b.shape, b.stride(), b.storage_offset() - first)
+    return bool(((found >= 0) & (found != own)).any())
 
 
 def _is_own_view(memory: Memory, a: TensorProxy, key, value) -> bool:

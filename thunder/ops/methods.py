@@ -294,10 +294,16 @@ def _of_item(read: Callable) -> Callable:
     return lambda a: read(concrete(item(a)))
 
 
+def _as_index(a):
+    if (a.numel_value == 1) is not True or a.dtype.category > 1:
+        raise TypeError("only integer tensors of a single element can be converted to an index")
+    return operator.index(concrete(item(a)))
+
+
 _READ_NUMBER = {
     "__bool__": lambda a: bool(is_nonzero(a)),
     **{f"__{t.__name__}__": _of_item(t) for t in (int, float, complex)},
-    "__index__": _of_item(operator.index),
+    "__index__": _as_index,
     "__contains__": lambda a, value: bool(LTORCH["any"](LTORCH["eq"](a, value))),
 }
 _BRANCH = (

@@ -61,12 +61,9 @@ def write_gradient(c, p: TensorProxy, value) -> None:
     key = _place(c, p)
     c.keep[id(p)] = p
     if p in c.tensors.real:
-        if (
-            value is None
-            and key not in c.writes.overlay
-            and c.tensors.real[p][0].grad is not None
-            and (placement is None or placement.is_whole)
-        ):
+        with compat.DisableTorchFunction():
+            filled = c.tensors.real[p][0].grad is not None
+        if value is None and key not in c.writes.overlay and filled and (placement is None or placement.is_whole):
             _drop_gradient(p)
         c.writes.effects.setdefault(key, ("grad", p, "grad"))
     c.writes.overlay[key] = value
