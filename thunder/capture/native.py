@@ -29,7 +29,7 @@ from thunder.interpreter.attributes import BUILTINS, plain_attribute
 
 __all__ = [
     "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
-    "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "plain_base",
+    "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "is_tracked", "container_base", "plain_base",
     "impure", "slots", "ENUM", "CHANGES",
 ]  # fmt: skip
 
@@ -111,13 +111,21 @@ def native_module(name: str | None) -> bool:
 
 
 # outside state that lives in a library object
-tracked_anyway = (
+_TRACKED = {
     type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList,
-        collections.ChainMap, torch.nn.Module,
+    collections.ChainMap, torch.nn.Module,
     BaseException, string.Template,
     contextlib._GeneratorContextManagerBase, contextlib.ExitStack, weakref.WeakKeyDictionary,
-    weakref.WeakValueDictionary, weakref.WeakSet, ast.AST, io.IOBase,
-)  # fmt: skip
+    weakref.WeakValueDictionary, weakref.WeakSet, ast.AST, io.IOBase.__base__,
+}  # fmt: skip
+
+
+def is_tracked(kind: type) -> bool:
+    """Whether objects of a library's class are read like the user's. Their bases say so: an abstract base class would
+    ask each class that comes from it."""
+    return not _TRACKED.isdisjoint(kind.__mro__)
+
+
 ITERATING = {
     list, tuple, set, frozenset, zip, enumerate, map, filter, sorted, sum, any, all, min, max, iter, reversed,
     functools.reduce, collections.deque, dict.fromkeys,

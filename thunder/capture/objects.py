@@ -17,7 +17,7 @@ from thunder.capture import containers, host_lines, opaque_values, reads
 from thunder.capture.ask import IDENTITY, KEYS, PRESENT, TYPE
 from thunder.capture.classes import DELETED, UNKNOWN, entry, is_fixed, lookup, of_library, owner_of
 from thunder.capture.library import gradients
-from thunder.capture.native import CONTAINERS, DICT_VIEWS, IDENTICAL, PRIMITIVE, native_module, tracked_anyway
+from thunder.capture.native import CONTAINERS, DICT_VIEWS, IDENTICAL, PRIMITIVE, is_tracked, native_module
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy, concrete
@@ -421,7 +421,7 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
                 elif t in _ITSELF:
                     c.keep[id(value)], c.outside.origins[id(value)] = value, source
         return value
-    if native_module(space.get("__name__")) and not issubclass(t, tracked_anyway):
+    if native_module(space.get("__name__")) and not is_tracked(t):
         return value
     return c.read(value, answered or c.const(space, "global").item(n))
 

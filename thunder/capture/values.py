@@ -22,9 +22,9 @@ from thunder.capture.native import (
     IMMUTABLE,
     PRIMITIVE,
     is_iterator,
+    is_tracked,
     native_module,
     plain_base,
-    tracked_anyway,
 )
 from thunder.capture.numbers import primitive
 from thunder.capture.sources import Source, held
@@ -123,7 +123,7 @@ def _other(c, value, t: type, source: Source):
     if is_iterator(value) and not in_python(type_attribute(t, "__next__")):
         c.outside.iterators[id(value)] = value
     by_identity = t in IDENTICAL or issubclass(t, (type, ENUM, frozenset))
-    if by_identity or native_module(t.__module__) and not issubclass(t, (*tracked_anyway, weakref.ref)):
+    if by_identity or native_module(t.__module__) and not (is_tracked(t) or issubclass(t, weakref.ref)):
         ask(c, source, IDENTITY)
         if t is types.FunctionType:
             c.outside.function_sources.setdefault(id(value), source)

@@ -157,7 +157,8 @@ _DEFINITIONS = {
 
 def definition_of(operator):
     """The function that a higher-order operator stands for, None where there is none here."""
-    return _DEFINITIONS.get(operator.__name__) if isinstance(operator, compat.HigherOrderOperator) else None
+    known = compat.HigherOrderOperator in type(operator).__mro__  # an abstract base class asks all that come from it
+    return _DEFINITIONS.get(operator.__name__) if known else None
 
 
 def _defined(function):
