@@ -18,9 +18,9 @@ from thunder.interpreter.tracebacks import swallow
 FUNCTION, METHOD = types.FunctionType, types.MethodType
 # Types of special methods that native code implements. They take the object first, and need no binding.
 NATIVE_METHODS = frozenset({types.WrapperDescriptorType, types.MethodDescriptorType})
-_OF_C = frozenset({METHOD, types.BuiltinFunctionType, types.MethodWrapperType, *NATIVE_METHODS})
 # Types of functions and bound methods in C; the second is that of methods that are told their class.
 BUILTINS = frozenset({types.BuiltinFunctionType, type(array.array("i").extend)})
+_OF_C = frozenset({METHOD, types.MethodWrapperType, *BUILTINS, *NATIVE_METHODS})
 _DATA = {
     **dict.fromkeys((property, types.MemberDescriptorType, types.GetSetDescriptorType), True),
     **dict.fromkeys((FUNCTION, staticmethod, classmethod, types.ClassMethodDescriptorType, *NATIVE_METHODS), False),

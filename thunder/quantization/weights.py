@@ -133,14 +133,14 @@ def _names(format: QuantizedWeights, path: str) -> list[str]:
 
 def _own_weights(model, filter: Callable | None) -> list[tuple[str, torch.Tensor]]:
     """The weights of linear layers that no other module reads, by their paths."""
-    readers: dict[int, int] = {}
+    uses: dict[int, int] = {}
     for module in model._model.modules():
         for parameter in module._parameters.values():
-            readers[id(parameter)] = readers.get(id(parameter), 0) + 1
+            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
     return [
         (f"{path}.weight" if path else "weight", module.weight)
         for path, module in model._model.named_modules()
-        if isinstance(module, torch.nn.Linear) and readers.get(id(module.weight)) == 1
+        if isinstance(module, torch.nn.Linear) and uses.get(id(module.weight)) == 1
         if type(module.weight) is torch.nn.Parameter and module.weight.dtype.is_floating_point
         if filter is None or filter(module, path)
     ]
