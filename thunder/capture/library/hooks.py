@@ -24,7 +24,7 @@ from thunder.capture.ask import IDENTITY
 from thunder.capture.native import IMMUTABLE, PRIMITIVE
 from thunder.capture.tensors import is_leaf
 from thunder.core.codegen import OBJECT_NAMES
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, map_structure
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.interpreter.attributes import plain_attribute
 from thunder.transforms.levels import renamed_value
@@ -149,7 +149,7 @@ def run(c, operation: BoundSymbol, create_graph: bool) -> TensorProxy:
 def finish(c, result) -> None:
     """Hooks that no backward of the program has run go to the backward outside. Raises CaptureError where one knows
     what the next call has another of."""
-    left = set(map(id, _tensors_of(result)))
+    left = set(map(id, proxies_in(result, []))) if c.engine.retained else ()
     for value, tensor in c.engine.retained.items():
         if value not in c.engine.ran and id(tensor) in left:
             c.refuse(
@@ -227,9 +227,3 @@ def _rebuilt_function(c, function: types.FunctionType, part: Callable) -> Callab
         return copy
 
     return made
-
-
-def _tensors_of(result) -> list[TensorProxy]:
-    found: list = []
-    map_structure(lambda x: found.append(x) if type(x) is TensorProxy else None, result)
-    return found
