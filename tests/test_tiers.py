@@ -231,6 +231,9 @@ pytestmark_inductor = pytest.mark.skipif(
 def test_inductor_compiles_in_another_process(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tiers, "TIMED", 1)
+    from torch._dynamo.utils import counters
+
+    misses = counters["inductor"]["fxgraph_cache_miss"]  # of this process, in which other tests ran
 
     def f(x, w):
         return torch.tanh((x @ w).sin() * 2 + x.exp().cos()) + 1
@@ -242,13 +245,10 @@ def test_inductor_compiles_in_another_process(monkeypatch, tmp_path):
     entry = compiled.programs[0]
     assert background.idle(WAIT)
     entry.tiers.first.forward[1:], entry.tiers.first.backward[1:] = [1e9], [1e9]  # nothing is slower
-    from torch._dynamo.utils import counters
-
-    misses = counters["inductor"]["fxgraph_cache_miss"]
     for _ in range(6):
         torch.testing.assert_close(torch.autograd.grad(compiled(x, w).sum(), w)[0], want)
     assert entry.tiers.running == "second" and "Inductor0(" in str(entry.forward)
-    assert counters["inductor"]["fxgraph_cache_miss"] == misses == 0
+    assert counters["inductor"]["fxgraph_cache_miss"] == misses
 
     # a cotangent that lies in memory otherwise: PyTorch runs the region until it is compiled for that
     y = compiled(x, w)
