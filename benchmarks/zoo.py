@@ -115,7 +115,7 @@ def distance(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
     Raises ValueError where the tensors are not as many."""
     norms = [b.double().norm().item() for b in exact]
     return max(
-        (a.double() - b.double()).norm().item() / max(norm, 1e-3 * max(norms))
+        (a.double() - b.to(a.device, torch.float64)).norm().item() / max(norm, 1e-3 * max(norms))
         for a, b, norm in zip(found, exact, norms, strict=True)
     )
 
