@@ -327,15 +327,6 @@ def own_store(c, o, n, v) -> None:
         object.__setattr__(o, n, v)  # raises
     if id(o) not in c.sources:
         c.know(o, c.const(o))
-    if (
-        c.tensors.replaced
-        and issubclass(type(o), torch.nn.Module)
-        and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in c.tensors.replaced
-    ):
-        c.refuse(
-            f"{n!r} is assigned, for which a transform has put another tensor in the place of the module's own",
-            "leave this buffer to the module",
-        )
     c.writes.overlay[id(o), n] = v
     found = type_attribute(type(o), n)
     hidden = hasattr(type(found), "__set__") and type(found) not in (
