@@ -26,7 +26,7 @@ from thunder.capture.objects import cached_outside
 from thunder.capture.remade import UNCHANGING, goes_on, is_filled, made_of, native_new
 from thunder.capture.sources import MISSING, held
 from thunder.capture.statements import check_symbol, written
-from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
+from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 from thunder.interpreter.attributes import BUILTINS, plain_attribute
@@ -430,7 +430,7 @@ class EpilogueWriter:
         the result."""
         c = self.c
         if not (self.writes or c.engine.freed) and is_plain(c, result, set()):
-            return None, None, _latest(c, result)
+            return None, None, map_structure(lambda x: latest(c, x) if type(x) is TensorProxy else x, result)
         expression = self.build(result)
         self.effects()
         names = [name for name, _ in self.values.values()]
@@ -454,14 +454,3 @@ def latest(c, value: TensorProxy) -> TensorProxy:
     with recording(c.recorder):
         found = c.recorder.latest(value)
     return c.tensors.reshaped.get(found, found)
-
-
-def _latest(c, value):
-    t = type(value)
-    if t is TensorProxy:
-        return latest(c, value)
-    if t is tuple or t is list:
-        return t([_latest(c, x) for x in value])
-    if t is dict:
-        return {k: _latest(c, x) for k, x in value.items()}
-    return value

@@ -30,7 +30,7 @@ from thunder.interpreter.builtin_calls import FRAME_CALLS
 from thunder.interpreter.control import NULL
 from thunder.interpreter.decode import decode
 from thunder.interpreter.errors import UnsupportedError
-from thunder.interpreter.history import FullLog, ShortLog
+from thunder.interpreter.history import SHORT_LOG_LENGTH, FullLog
 from thunder.interpreter.instructions import builtin_namespace, name_not_defined, provides
 from thunder.interpreter.machine import DRIVERS, Frame, drive_awaitable
 from thunder.interpreter.recursion import FIRST_ROOM, original_limit, with_frames
@@ -83,7 +83,7 @@ class Host:
         self.recursion_limit = original_limit()
         self.stack_room = FIRST_ROOM
         self.log = FullLog() if record_history else None
-        self.history = ShortLog()
+        self.history = collections.deque(maxlen=SHORT_LOG_LENGTH)
         self.shown: set[int] = set()  # containers whose text is being written
 
     @property
