@@ -297,7 +297,10 @@ class EpilogueWriter:
         """A function that the program made: built anew, with cells that hold this call's values."""
         cells, filled = [], []
         for cell in value.__closure__ or ():
-            if id(cell) not in self.built:
+            if (owner := self.c.outside.cells.get(id(cell))) is not None:  # shared with functions outside
+                source = self.c.cell_source(owner, cell)
+                self.built[id(cell)] = f"{self.path(source.base)}.__closure__[{source.key}]"
+            elif id(cell) not in self.built:
                 self._variable(cell, f"{self.pin(types.CellType)}()")
                 filled.append(cell)
             cells.append(self.built[id(cell)])
@@ -433,14 +436,18 @@ class EpilogueWriter:
             return None, None, map_structure(lambda x: latest(c, x) if type(x) is TensorProxy else x, result)
         expression = self.build(result)
         self.effects()
+        trace, function = self.program("epilogue", "fn, args, kwargs, values", expression)
+        return trace, function, tuple(value for _, value in self.values.values())
+
+    def program(self, name: str, signature: str, result: str) -> tuple[Trace, Callable]:
+        """What was written, as a function of the computation's values."""
         names = [name for name, _ in self.values.values()]
         unpack = [f"{', '.join(names)}, = values"] if names else []
         lines = [
             BoundSymbol(check_symbol("pack"), (), {"text": [text], "objects": {}}, None, inputs=(), outputs=())
             for text in (*unpack, *self.lines)
         ]
-        trace, function = written("epilogue", "fn, args, kwargs, values", lines, expression, self.names, self.objects)
-        return trace, function, tuple(value for _, value in self.values.values())
+        return written(name, signature, lines, result, self.names, self.objects)
 
 
 def latest(c, value: TensorProxy) -> TensorProxy:

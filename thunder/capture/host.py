@@ -231,15 +231,17 @@ class Capture(Host):
             value = super().load_cell(f, cell, name)
         except NameError:
             if owner is not None:
-                self.ask(self.cell_source(owner, name), PRESENT)
+                self.ask(self.cell_source(owner, cell), PRESENT)
             raise
         if owner is None or name == "__class__" or type(value) in (TensorProxy, types.CellType):
             return value
-        return self.read(value, self.cell_source(owner, name))
+        return self.read(value, self.cell_source(owner, cell))
 
-    def cell_source(self, f, name: str) -> Source:
-        source = (self.sources.get(id(f)) or self.const(f)).child("cell", f.__code__.co_freevars.index(name), name)
-        source.label = name
+    def cell_source(self, f, cell) -> Source:
+        """Where a cell of a function from outside is read."""
+        index = next(i for i, c in enumerate(f.__closure__) if c is cell)
+        source = (self.sources.get(id(f)) or self.const(f)).child("cell", index)
+        source.label = f.__code__.co_freevars[index]
         return source
 
     def namespace(self, given):
@@ -252,7 +254,7 @@ class Capture(Host):
         if owner is None:
             cell.cell_contents = v
             return
-        self.writes.written.add(self.cell_source(owner, name_of_cell(owner, cell)))
+        self.writes.written.add(self.cell_source(owner, cell))
         self.keep[id(cell)] = cell
         self.writes.overlay[id(cell), None] = v
         self.writes.effects[id(cell), None] = ("cell", cell, None)
@@ -472,11 +474,6 @@ def _holds_state(cell: types.CellType) -> bool:
         return isinstance(cell.cell_contents, containers.MUTABLE)
     except ValueError:
         return False
-
-
-def name_of_cell(f, cell) -> str:
-    """The name of a cell in a function's closure."""
-    return next(n for n, c in zip(f.__code__.co_freevars, f.__closure__, strict=True) if c is cell)
 
 
 def parameter_names(fn) -> tuple[str, ...]:

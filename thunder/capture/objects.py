@@ -126,10 +126,10 @@ def _cell_contents(c, cell):
     owner = c.outside.cells.get(id(cell))
     if owner is None:
         return c.read(cell.cell_contents, c.const(cell, "cell").attr("cell_contents"))
-    name = owner.__code__.co_freevars[owner.__closure__.index(cell)]
+    source = c.cell_source(owner, cell)
     try:
-        found = c.load_cell(owner, cell, name)
-        return c.read(found, c.cell_source(owner, name)) if name == "__class__" else found
+        found = c.load_cell(owner, cell, source.label)
+        return c.read(found, source) if source.label == "__class__" else found
     except NameError:
         raise ValueError("Cell is empty") from None
 
