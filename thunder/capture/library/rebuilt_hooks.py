@@ -69,8 +69,8 @@ class _HookWriter(EpilogueWriter):
             return self._variable(value, f"{self.pin(t)}({', '.join((*given, *named))})")
         return super()._other(value, t) if self._is_fixed(value, t) else self._refuse(t)
 
-    def _refuse(self, t: type):
-        self.c.refuse(
+    def _refuse(self, t: type) -> str:
+        return self.c.refuse(
             f"a hook that is registered inside of it has a {t.__name__} of the program's own, which the backward "
             "outside would find as it was at the first call",
             "give the hook tensors and numbers, or what was made outside, or call backward inside",
