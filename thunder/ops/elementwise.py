@@ -17,7 +17,7 @@ from thunder import compat
 from thunder.core import dtypes
 from thunder.core.proxies import METHODS, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops.backward import op, sigmoid_backward, sum_to, tanh_backward
+from thunder.ops.backward import gradient_of_first, op, sum_to
 from thunder.ops.corners import is_differentiated, kept_at_tie, turns_at_origin
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, PRIMS, alias, composite, declare, prim
@@ -82,17 +82,8 @@ def unary(
     symbol.elementwise = True
     symbol.samples(sampler)
     if vjp is not None:
-        symbol.vjp(_unary_rule(symbol, vjp))
+        gradient_of_first(symbol, vjp)
     return symbol
-
-
-def _unary_rule(symbol: Symbol, vjp: Callable) -> Callable:
-    def rule(a):
-        y = symbol(a)
-        g = yield y
-        return (vjp(g, y, a),)
-
-    return rule
 
 
 def _pair(name: str) -> tuple[Callable, ...]:
@@ -170,8 +161,6 @@ VJP: dict[str, Callable] = {
     "cosh": lambda g, y, x: g * op("sinh")(x),
     "sinh": lambda g, y, x: g * op("cosh")(x),
     "tan": lambda g, y, x: g * (1 + y * y),
-    "tanh": lambda g, y, x: tanh_backward(g, y),
-    "sigmoid": lambda g, y, x: sigmoid_backward(g, y),
     "deg2rad": lambda g, y, x: op("deg2rad")(g),
     "rad2deg": lambda g, y, x: op("rad2deg")(g),
     "erf": lambda g, y, x: 2.0 / math.sqrt(math.pi) * op("exp")(-(x * x)) * g,

@@ -467,12 +467,6 @@ def _(a, dim=0):
     return (stack(list(pieces), dim),)
 
 
-@select.vjp
-def _(a, dim, index):
-    g = yield select(a, dim, index)
-    return (backward.select_backward(g, a.shape, dim, index),)
-
-
 @narrow.vjp
 def _(a, dim, start, length):
     g = yield narrow(a, dim, start, length)
