@@ -360,24 +360,6 @@ def old_lu_solve(b, LU_data, LU_pivots):
     return linalg_lu_solve(LU_data, LU_pivots, b)
 
 
-def _matrix_samples(symbol: Symbol, *more: dict) -> None:
-    @symbol.samples
-    def _(make):
-        for shape in ((3, 3), (2, 4, 3), (3, 5)):
-            yield (make(*shape),)
-        for options in more:
-            yield (make(3, 3),), options
-
-    @symbol.error_samples
-    def _(make):
-        yield (make(3),)
-
-
-_matrix_samples(lu_factor)
-_matrix_samples(lu_factor_ex, {"check_errors": True})
-_matrix_samples(linalg_lu)
-
-
 # ---------------------------------------------------------------------------------------------------------------- LDL:
 # PyTorch has no derivatives
 
@@ -385,12 +367,11 @@ ldl_factor = of_square(
     "linalg_ldl_factor",
     lambda a: types.linalg_ldl_factor((like(a), _pivots(a))),
     torch.linalg.ldl_factor,
-    definite=True,
     options=("hermitian",),
 )
 ldl_factor_ex = of_square(
     "linalg_ldl_factor_ex", lambda a: types.linalg_ldl_factor_ex((like(a), _pivots(a), like(a, a.shape[:-2], int32))),
-    torch.linalg.ldl_factor_ex, definite=True,
+    torch.linalg.ldl_factor_ex,
     options=("hermitian", "check_errors"),
 )  # fmt: skip
 

@@ -1,0 +1,80 @@
+"""How long functions and files are, and how many branches a function has.
+
+    python tests/sizes.py        # lines by folder, and what is above a bound
+    python tests/sizes.py -q     # only what is refused: functions above a bound
+
+A branch is what may or may not run: `if`, a loop, an `except`, a conditional expression, an operand of `and` and `or`,
+a `for` or `if` of a comprehension, a case. Those of a function inside count for that one.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+LINES, BRANCHES, FILE = 60, 25, 500
+_ONE = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.match_case)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Function(NamedTuple):
+    where: str
+    lines: int
+    branches: int
+
+    @property
+    def is_refused(self) -> bool:
+        return self.lines > LINES or self.branches > BRANCHES
+
+
+def _branches(node: ast.AST) -> int:
+    count = 0
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (*_FUNCTIONS, ast.Lambda)):
+            continue
+        count += isinstance(child, _ONE) + _branches(child)
+        if isinstance(child, ast.BoolOp):
+            count += len(child.values) - 1
+        elif isinstance(child, ast.comprehension):
+            count += 1 + len(child.ifs)
+    return count
+
+
+def functions(path: Path) -> Iterator[Function]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, _FUNCTIONS):
+            where = f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+            yield Function(where, node.end_lineno - node.lineno + 1, _branches(node))
+
+
+def sources() -> list[Path]:
+    return sorted((ROOT / "thunder").rglob("*.py"))
+
+
+def refused() -> list[Function]:
+    return sorted((f for path in sources() for f in functions(path) if f.is_refused), key=lambda f: -f.lines)
+
+
+def _print_lines() -> None:
+    lines: Counter[str] = Counter()
+    for path in sources():
+        count = len(path.read_text().splitlines())
+        lines[str(path.relative_to(ROOT).parent) if path.parent.parent != ROOT else "thunder/*.py"] += count
+        if count > FILE:
+            print(f"{count:6} lines  {path.relative_to(ROOT)}")
+    print("\n".join(f"{count:6} {folder}" for folder, count in sorted(lines.items())))
+    print(f"{lines.total():6} in all")
+
+
+if __name__ == "__main__":
+    if "-q" not in sys.argv:
+        _print_lines()
+    found = refused()
+    for one in found:
+        print(f"{one.lines:6} lines, {one.branches:2} branches  {one.where}")
+    sys.exit(f"functions above {LINES} lines or {BRANCHES} branches: {len(found)}" if found else 0)
