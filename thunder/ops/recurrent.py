@@ -95,19 +95,8 @@ def _cell(name: str) -> Symbol:
         def decomposition(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
             return step(x, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
 
-    symbol = composite(fn=function, name=f"{name}_cell", meta=meta, autocast="cuda:lower")(decomposition)
+    symbol = composite(function, name=f"{name}_cell", meta=meta)(decomposition)
     symbol.differentiate_decomposition = lambda x, *args, **kwargs: x.device.type == "cpu"  # elsewhere it is one kernel
-
-    @alias(function)
-    def call(*args, **kwargs):
-        """On a CPU autocast sees its parts."""
-        context = current_recorder().context
-        if context.autocast is not None and args[0].device.type == "cpu":
-            return decomposition(*args, **kwargs)
-        return symbol(*args, **kwargs)
-
-    symbol.torch_functions = (function,)
-
     return symbol
 
 
@@ -276,7 +265,5 @@ def _packed_under_autocast(name: str, function: Callable, step: Callable, packed
 
 for _name in _STEPS:
     _net(_name)
-# PyTorch composes it of others, which autocast casts
-casts_inside(
-    *(getattr(torch, f"{kind}{cell}") for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell"))
-)
+# PyTorch composes them of others, which autocast casts
+casts_inside(*(getattr(torch, f"{name}_cell") for name in _STEPS))
