@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, Collection, Iterator, KeysView
 from contextlib import contextmanager
 from typing import Any
 
@@ -404,7 +404,11 @@ class Symbol(Definition):
         """Arguments given by the name of a positional parameter, or by PyTorch's or numpy's other name for it, put in
         their places."""
         names = self.parameters
-        renamed = {self._spelling(k): v for k, v in kwargs.items() if k != "out" or v is not None}
+        renamed = {
+            spelled(k, names, self.defaults, lambda: self.places(*self.torch_functions)): v
+            for k, v in kwargs.items()
+            if k != "out" or v is not None
+        }
         if names.isdisjoint(renamed):
             return args, renamed
         positional, order = list(args), list(names)
@@ -426,15 +430,16 @@ class Symbol(Definition):
                 raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
         return tuple(positional), renamed
 
-    def _spelling(self, keyword: str) -> str:
-        """What an argument is called here: operands are found by their places in PyTorch's functions, `axis` is dim."""
-        # an opaque operation is called as the user calls it
-        if keyword in self.parameters or keyword in self.defaults or not self.parameters:
-            return keyword
-        place = self.places(*self.torch_functions).get(keyword)
-        if place is not None and place < len(self.parameters):
-            return list(self.parameters)[place]
-        return {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
+
+def spelled(keyword: str, parameters: Collection[str], defaults: Collection[str], places: Callable[[], dict]) -> str:
+    """What an argument is called here: operands are found by their places in PyTorch's functions, `axis` is dim."""
+    # an opaque operation is called as the user calls it
+    if keyword in parameters or keyword in defaults or not parameters:
+        return keyword
+    place = places().get(keyword)
+    if place is not None and place < len(parameters):
+        return list(parameters)[place]
+    return {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
 
 
 def no_places(*functions: Callable) -> dict[str, int]:

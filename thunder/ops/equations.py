@@ -22,6 +22,7 @@ from thunder.ops.factorizations import _CPU, matrices, mT, of_square, product, s
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.shape import adjoint
+from thunder.ops.spellings import without_none
 from thunder.ops.torch_types import to_torch_dtype
 
 # ---------------------------------------------------------------------------------------------------------------- a
@@ -388,13 +389,6 @@ def ldl_solve(LD, pivots, B, *, hermitian=False):
 
 # ---------------------------------------------------------------------------------------------------------------- least
 # squares
-
-
-def without_none(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """PyTorch has one form with `rcond` or `tol`, by position or by name, and one with atol= and rtol=."""
-    if len(args) > 1 and args[1] is None:
-        kwargs, args = {**kwargs, **({"hermitian": args[2]} if len(args) > 2 else {})}, args[:1]
-    return args, kwargs
 
 
 def _pinv_meta(A, rcond=None, hermitian=False, *, atol=None, rtol=None):

@@ -10,8 +10,9 @@ from thunder.core.proxies import like
 from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
-from thunder.ops.dims import packed, wrap_dim, wrap_dims
+from thunder.ops.dims import wrap_dim, wrap_dims
 from thunder.ops.shape import MOVES, VIEW, reshape, slice_dim, transpose
+from thunder.ops.spellings import packed
 
 # ----------------------------------------------------------------------------------------------------------------
 # repeating
