@@ -72,9 +72,17 @@ def test_pages_run_and_print_what_they_show(page):
 
 
 def test_links_lead_somewhere():
-    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
             assert "://" in target or (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_each_decision_is_a_dated_record_that_the_tour_names():
+    tour = (ROOT / "docs/design.md").read_text()
+    for record in (ROOT / "docs/decisions").glob("*.md"):
+        title, empty, date, *_ = record.read_text().splitlines()
+        assert title.startswith("# ") and not empty and re.fullmatch(r"\d{4}-\d\d-\d\d", date), record.name
+        assert f"[{title[2:]}](decisions/{record.name})" in tour, f"docs/design.md does not name {record.name}"
 
 
 def test_a_wrong_page_is_noticed(tmp_path):
