@@ -64,7 +64,7 @@ class Model(torch.nn.Module):
 def test_times_are_those_of_lines_and_modules(clock):
     with torch.no_grad():
         found = thunder.profile(thunder.jit(Model(), executors=[clock.executor()]), torch.ones(4))
-    assert (found.step, found.seconds, found.guards) == (19.0, 19.0, 0.0)
+    assert (found.step, found.noted, found.seconds, found.guards) == (19.0, 19.0, 19.0, 0.0)
     lines = [(s.key[3].strip(), s.seconds) for s in found.by_line() if s.key]
     assert lines == [("return torch.cos(torch.sin(x))", 16.0), ("return torch.sin(x) * self.scale  # last", 3.0)]
     assert {s.key: s.seconds for s in found.by_module() if s.seconds} == {
@@ -74,7 +74,7 @@ def test_times_are_those_of_lines_and_modules(clock):
         "layers.1": 8.0,
     }
     text = str(found)
-    assert "a step took 19000.000 ms" in text and "(100%)" in text and "layers.1" in text
+    assert "a step took 19000.000 ms" in text and "(100.0%)" in text and "layers.1" in text
     assert "# last" in text
 
 

@@ -86,6 +86,8 @@ from thunder.profiling import profile as profile
 from thunder.profiling import profiler_ranges as profiler_ranges
 from thunder.recipes import Recipe as Recipe
 from thunder.recipes import compile as compile
+from thunder.reporting import Report as Report
+from thunder.reporting import report as report
 from thunder.tracing import trace as trace
 from thunder.transforms.autocast import autocast as autocast
 from thunder.transforms.base import Transform as Transform

@@ -35,7 +35,7 @@ from thunder.transforms.del_last_used import python_del
 from thunder.transforms.partition import unpack_sequence
 from thunder.transforms.phases import phase_of
 
-__all__ = ["Cost", "Profile", "Share", "profile", "profiler_ranges"]
+__all__ = ["Cost", "Profile", "Share", "costs_of", "profile", "profiler_ranges"]
 
 ROUNDS = 3, 20  # calls of each kind, at least and at most, as long as they take
 SECONDS = 3.0  # together
@@ -76,12 +76,12 @@ class Profile:
     """What `thunder.profile` has measured; printed, two tables.
 
     costs: of each bound symbol, in the order in which they ran. step: seconds of a call, with its backward, that nobody
-    looked into. guards: seconds of its prologue. timeline: bytes in memory behind each bound symbol, more than before
-    the call. peak: the largest of them. scale: one for a whole program.
+    looked into. noted: seconds of the call that the times are of. guards: seconds of its prologue. timeline: bytes in
+    memory behind each bound symbol, more than before the call. peak: the largest of them.
     """
 
-    def __init__(self, entry: CacheEntry, costs: Sequence[Cost], step: float, guards: float):
-        self.entry, self.costs, self.step, self.guards = entry, tuple(costs), step, guards
+    def __init__(self, entry: CacheEntry, costs: Sequence[Cost], step: float, noted: float, guards: float):
+        self.entry, self.costs, self.step, self.noted, self.guards = entry, tuple(costs), step, noted, guards
         self.timeline: list[int] = []
         for cost in costs:
             self.timeline.append(cost.bytes + (self.timeline[-1] if self.timeline else 0))
@@ -92,6 +92,11 @@ class Profile:
     def seconds(self) -> float:
         """The sum of the times of the bound symbols."""
         return sum(cost.seconds for cost in self.costs)
+
+    @property
+    def covered(self) -> float:
+        """How much of the call the bound symbols are; the rest is autograd's, and the dispatch of the call."""
+        return self.seconds / self.noted if self.noted else 0.0
 
     def by_line(self) -> list[Share]:
         """By the user's line, the longest first. The key is None for bound symbols that come from no line."""
@@ -122,8 +127,8 @@ class Profile:
 
     def __str__(self) -> str:
         head = (
-            f"a step took {1e3 * self.step:.3f} ms; {len(self.costs)} bound symbols took {1e3 * self.seconds:.3f} ms "
-            f"({self.seconds / self.step:.0%}), the guards {1e6 * self.guards:.0f} us; "
+            f"a step took {1e3 * self.step:.3f} ms, with notes {1e3 * self.noted:.3f} ms: of these {len(self.costs)} "
+            f"bound symbols {1e3 * self.seconds:.3f} ms ({self.covered:.1%}), guards {1e6 * self.guards:.0f} us; "
             f"memory rose by {_mib(self.peak)} MiB at most"
         )
         lines = _table([(s, _at(s.key)) for s in self.by_line()], "line", self.seconds)
@@ -331,32 +336,36 @@ def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
     def step() -> tuple[float, CacheEntry]:
         calls, started = {id(p): p.calls for p in compiled.programs}, _now()
         result = compiled(*args, **kwargs)
-        entry = compiled.stats.last_entry
+        took, entry = _now() - started, compiled.stats.last_entry
         if entry is None or entry.calls == calls.get(id(entry), 0):
             raise CaptureError("the original function runs, so that there is no program to measure", remedy=_REMEDY)
         if entry.backward_traces:
-            _backward(result, [x for x in entry.inputs(compiled.fn, args, kwargs) if _requires_grad(x)])
-        return _now() - started, entry
+            inputs = [x for x in entry.inputs(compiled.fn, args, kwargs) if _requires_grad(x)]
+            started = _now()
+            gradients = _backward(result, inputs)
+            took += _now() - started
+            del gradients  # giving memory back is no part of the program
+        return took, entry
 
     for _ in range(WARM):
         entry = step()[1]
     traces, plain, noted = entry.executed, [], []
     started = time.perf_counter()
     while len(plain) < ROUNDS[0] or len(plain) < ROUNDS[1] and time.perf_counter() - started < SECONDS:
-        plain.append(step())
+        plain.append((*step(), []))
         with _noting(traces, _clock) as runs:
-            noted.append((step()[1], runs))
+            noted.append((*step(), runs))
     with torch.profiler.profile(activities=_activities(), profile_memory=True) as profiler:
         with _noting(traces, _ranges(lambda trace, number: f"thunder {traces.index(trace)} {number}")) as runs:
-            noted.append((step()[1], runs))
-    ran = [[run.trace for run in runs if run.is_whole] for _, runs in noted]
-    if any(e is not entry for _, e in plain) or any(e is not entry for e, _ in noted) or any(r != ran[0] for r in ran):
+            counted = (*step(), runs)
+    calls = [*noted, counted]
+    ran = [[run.trace for run in runs if run.is_whole] for _, _, runs in calls]
+    if any(e is not entry for _, e, _ in [*plain, *calls]) or any(r != ran[0] for r in ran):
         raise CaptureError("calls with these arguments do not all run the same program", remedy=_REMEDY)
-    times = min(
-        ([run.times() for run in runs if run.is_whole] for _, runs in noted[:-1]), key=lambda t: sum(map(sum, t))
-    )
-    costs = _costs(entry, ran[0], times, _allocated(profiler))
-    return Profile(entry, costs, min(took for took, _ in plain), _guards(entry, compiled, args, kwargs))
+    took, _, runs = min(noted, key=lambda call: call[0])
+    costs = costs_of(entry, ran[0], [run.times() for run in runs if run.is_whole], _allocated(profiler))
+    fastest = min(seconds for seconds, *_ in plain)
+    return Profile(entry, costs, fastest, took, _guards(entry, compiled, args, kwargs))
 
 
 _REMEDY = "profile calls that are compiled and go one way; thunder.explain says what runs on the host"
@@ -388,11 +397,11 @@ def _tensors(result: Any) -> Iterator[torch.Tensor]:
         yield from _tensors(inner)
 
 
-def _backward(result: Any, inputs: list[torch.Tensor]) -> None:
-    """Runs the backward of a result, which accumulates nothing."""
+def _backward(result: Any, inputs: list[torch.Tensor]) -> tuple:
+    """The gradients of a result, which are accumulated nowhere."""
     outputs = [x for x in _tensors(result) if x.requires_grad]
     outputs = [x for x in outputs if x.numel() == 1] or outputs
-    torch.autograd.grad(outputs, inputs, [torch.ones_like(x) for x in outputs], allow_unused=True)
+    return torch.autograd.grad(outputs, inputs, [torch.ones_like(x) for x in outputs], allow_unused=True)
 
 
 def _guards(entry: CacheEntry, compiled: Compiled, args: tuple, kwargs: dict) -> float:
@@ -414,9 +423,11 @@ def _allocated(profiler: torch.profiler.profile) -> dict[str, int]:
     return {e.name: e.cpu_memory_usage + e.device_memory_usage for e in events if not e.is_async}
 
 
-def _costs(
+def costs_of(
     entry: CacheEntry, ran: Sequence[Trace], times: Sequence[Sequence[float]], allocated: Mapping[str, int]
 ) -> list[Cost]:
+    """The bound symbols of programs that ran. times: by program and bound symbol. allocated: bytes, by the names of
+    ranges."""
     made_at: dict[Proxy, tuple] = {}  # by value, the location of the bound symbol that makes it
     found = []
     for trace, seconds in zip(ran, times, strict=True):
