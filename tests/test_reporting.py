@@ -1,6 +1,9 @@
 """`thunder.report`: a page of HTML, looked at by its elements."""
 
+import json
 import random
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
 import pytest
@@ -209,3 +212,38 @@ def test_a_notebook_shows_the_page_apart():
     (frame,) = Page(made._repr_html_()).root.inside
     assert frame.tag == "iframe" and frame.attributes["srcdoc"] == made.html
     assert f"{len(made.html.encode()):,} bytes" in repr(made)
+
+
+LOOKS = """
+<script>
+  addEventListener("load", () => {
+    const rows = key => [...document.getElementById(key).tBodies[0].rows];
+    const times = () => rows("by_line").map(row => parseFloat(row.children[0].dataset.n));
+    const descends = list => list.every((n, i) => !i || n <= list[i - 1]), found = {};
+    document.querySelector("#by_line th").click();
+    found.once = descends(times());
+    document.querySelector("#by_line th").click();
+    found.twice = descends(times().reverse());
+    const field = document.querySelector("input[data-for=program0]");
+    field.value = "Approximate"; field.dispatchEvent(new Event("input"));
+    found.visible = rows("program0").filter(row => row.offsetHeight).map(row => row.children[4].textContent);
+    found.chart = document.getElementById("timeline").getBoundingClientRect().height;
+    document.body.innerHTML = `<pre id="found">${JSON.stringify(found)}</pre>`;
+  });
+</script>
+"""
+
+
+def test_a_browser_sorts_and_filters_the_page(tmp_path):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium is installed here")
+    place = tmp_path / "page.html"
+    html = thunder.report(thunder.jit(Model()), None, torch.randn(8, 16)).html
+    place.write_text(html.replace("</body>", LOOKS + "</body>"))
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
+    done = subprocess.run([*command, place.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    (shown,) = Page(done.stdout).root.all("pre", id="found")
+    found = json.loads(shown.text)
+    assert found["once"] and found["twice"] and found["chart"] > 100
+    assert len(found["visible"]) == 2 and all("functional.gelu" in text for text in found["visible"])

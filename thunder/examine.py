@@ -191,6 +191,7 @@ def saved_for_backward(compiled: Callable) -> SavedValues:
         v
         for value in (*tensors, *others)
         for v in (value.collection if isinstance(value, CollectionProxy) else (value,))
+        if isinstance(v, Proxy)  # symbolic numbers take no memory
     ]
     for value in sorted(saved, key=lambda v: v in bases):  # before views of it, the value that owns the memory
         operation, base = producer.get(value), bases[value]
