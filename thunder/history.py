@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from thunder.core.trace import Trace
 from thunder.program import CacheEntry
 
-__all__ = ["RECORDS", "Recompilation", "CompileStats"]
+__all__ = ["RECORDS", "Recompilation", "CompileStats", "Traces"]
 
 RECORDS = 1000  # recompilations that are remembered
 
@@ -31,8 +32,24 @@ class Recompilation:
         return f"call {self.call}{where}: {self.reason}"
 
 
+class Traces(list[Trace]):
+    """Traces in the order of the passes. Printed, a table of contents; `traces[-1]` prints the program that runs, and
+    `traces[-1].python(depth=1)` prints it without decompositions."""
+
+    def __str__(self) -> str:
+        lines = []
+        for i, trace in enumerate(self):
+            title, took = trace.made_by
+            time = "" if took is None else f"{took} ms"
+            lines.append(f"{i:3}  {title:42}{len(trace.bound_symbols):6} bound symbols{time:>10}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
 class CompileStats:
-    """Counters and the traces of the last call. Times are in nanoseconds, of the last call that compiled."""
+    """Counters and the traces of the last call. Times are in nanoseconds, of the last call that compiled. Printed, a
+    table."""
 
     def __init__(self):
         self.calls = self.cache_hits = self.cache_misses = 0
@@ -42,6 +59,19 @@ class CompileStats:
         self.recompilations: deque[Recompilation] = deque(maxlen=RECORDS)
         self.interpreted_instructions = self.bound_symbols_created = 0
         self.times: dict[str, tuple[int, int]] = {}
+
+    def __str__(self) -> str:
+        again = self.recompilations[-1].reason if self.recompilations else "never"
+        rows = {
+            "calls": self.calls, "cache hits": self.cache_hits, "cache misses": self.cache_misses,
+            "programs": len(self.interpreter_cache), "compiled again, the last time because": again,
+            "instructions interpreted": self.interpreted_instructions,
+            "operations captured": self.bound_symbols_created,
+        }  # fmt: skip
+        times = {f"last {what}, ms": f"{(stop - start) / 1e6:.3f}" for what, (start, stop) in self.times.items()}
+        return "\n".join(f"{name:40}{value}" for name, value in (rows | times).items())
+
+    __repr__ = __str__
 
     last_traces = property(lambda self: self.last_entry.computation_traces if self.last_entry else [])
     last_backward_traces = property(lambda self: self.last_entry.backward_traces if self.last_entry else [])

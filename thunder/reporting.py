@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import platform
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -328,12 +327,12 @@ def _passes(entry: CacheEntry) -> Iterator[str]:
 
 
 def _pass(trace: Trace, before: Trace | None) -> str:
-    made = re.fullmatch(r"Constructed by (.*) \(took (\d+) milliseconds\)", trace.provenance)
-    title, took = (made[1], f", {made[2]} ms") if made else (trace.provenance or "as captured", "")
-    head = f"{escape(title)} <small>{len(trace.bound_symbols)} bound symbols{took}</small>"
+    title, took = trace.made_by
+    counts = f"{len(trace.bound_symbols)} bound symbols" + (f", {took} ms" if took is not None else "")
+    head = f"{escape(title)} <small>{counts}</small>"
     if before is None:
-        return f"<details><summary>{head}</summary>{_cut(trace.python(print_depth=1))}</details>"
-    lines = [t.python(print_depth=1).split("\n")[1:] for t in (before, trace)]
+        return f"<details><summary>{head}</summary>{_cut(trace.python(depth=1))}</details>"
+    lines = [t.python(depth=1).split("\n")[1:] for t in (before, trace)]
     changed = [x for x in difflib.unified_diff(*lines, lineterm="", n=0) if not x.startswith(("---", "+++"))]
     kinds = {"+": "add", "-": "cut", "@": "at"}
     shown = [f'<span class="{kinds[x[0]]}">{escape(x)}</span>' for x in changed[:CHANGED]]
@@ -344,7 +343,7 @@ def _pass(trace: Trace, before: Trace | None) -> str:
 
 
 def _guards(compiled: Compiled, entry: CacheEntry) -> Iterator[str]:
-    yield f"<details><summary>the prologue</summary>{_cut(entry.prologue.python(print_depth=1))}</details>"
+    yield f"<details><summary>the prologue</summary>{_cut(entry.prologue.python(depth=1))}</details>"
     again = compiled.recompilations
     yield f"<h3>{len(again)} recompilations</h3>"
     rows = ((_number(r.call, "{}"), _text(r.reason), _where(r.location)) for r in again)
