@@ -566,7 +566,7 @@ class Compiled:
     def _point_at_user(self, entry: CacheEntry, error: Exception) -> None:
         """An error of an operation names the user's line it came from."""
         location = entry.captured.user_location(entry.computation_traces[-1], error.__traceback__)
-        if location is not None and not getattr(error, "__notes__", None):
+        if location is not None:
             add_location(error, location)
 
     # --- copies keep function and options, and drop what was compiled
