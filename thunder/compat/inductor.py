@@ -11,6 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock  # torch imports it as well
 
@@ -219,6 +220,13 @@ def _compiled(
             waiting.pop()()
 
     return getattr(compiled, "current_callable", None) or compiled, wait
+
+
+def inductor_source(run: Callable) -> str:
+    """The text of the module that Inductor has made a function in; empty where it has made none, or it is gone."""
+    code = getattr(run, "__code__", None)
+    path = Path(code.co_filename) if code is not None else Path()
+    return path.read_text(encoding="utf-8") if path.is_file() and "_inductor" in run.__module__ else ""
 
 
 def _vector_setting() -> dict[str, object]:

@@ -188,6 +188,11 @@ class InductorRegion(FusedFunction):
         self._begun: dict[tuple, tuple] = {}  # by the keys of `_variants`
         self._ahead: set[tuple] = set()  # keys of what is compiled in the background
 
+    @property
+    def source(self) -> str:  # type: ignore[override]
+        """The text of Inductor's kernels, for each of the strides that came in."""
+        return "\n\n".join(dict.fromkeys(compat.inductor_source(run) for run, *_ in [*self._begun.values()]))
+
     def writing_over(self, dying: Sequence[int]) -> InductorRegion:
         """The same region, for calls in which the inputs at these places own their memory and are dead
         afterwards. On a GPU, freed memory is used again at no cost."""
