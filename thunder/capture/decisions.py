@@ -21,7 +21,7 @@ from thunder.core.symbol import BoundSymbol, OpTags, current_recorder, detached,
 from thunder.core.symbolic import RELATIONS
 from thunder.errors import CaptureError
 from thunder.executors.torchex import no_autocast
-from thunder.ops.explain import as_torch
+from thunder.ops.infer import as_torch
 from thunder.ops.layout import assign
 
 __all__ = ["Path", "RaisesBefore"]

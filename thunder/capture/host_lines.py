@@ -25,7 +25,7 @@ from thunder.core.proxies import Condition, NumberProxy, Proxy, Size, TensorProx
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import made_number
 from thunder.interpreter.attributes import BUILTINS, plain_attribute
-from thunder.ops.explain import fake
+from thunder.ops.infer import fake
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 

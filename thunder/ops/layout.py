@@ -9,7 +9,7 @@ import torch
 
 from thunder.core.proxies import NumberProxy, Proxy, map_structure
 from thunder.core.symbol import BoundSymbol
-from thunder.ops.explain import as_torch
+from thunder.ops.infer import as_torch
 
 __all__ = ["assign", "is_dense", "run_line"]
 
