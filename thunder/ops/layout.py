@@ -11,7 +11,16 @@ from thunder.core.proxies import NumberProxy, Proxy, map_structure
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.explain import as_torch
 
-__all__ = ["is_dense", "run_line"]
+__all__ = ["is_dense", "padded_row", "run_line"]
+
+ROW_BYTES = 16  # products of matrices have fast kernels where rows begin at multiples of it
+LEAST_ROW = 256  # bytes: a shorter row would be mostly padding
+
+
+def padded_row(columns: int, itemsize: int) -> int:
+    """From a row of a matrix to the next, in elements, so that each begins where products are fast."""
+    size = columns * itemsize
+    return columns if size < LEAST_ROW else -(-size // ROW_BYTES) * ROW_BYTES // itemsize
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

@@ -51,6 +51,11 @@ def _linear_meta(a, weight, bias=None):
     return like(a, (*shape[:-1], w[0])) if len(w) == 2 else like(a, shape[:-1])
 
 
+def linear_into(out: torch.Tensor, a: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """The linear layer of a matrix, written to `out`, whose rows may be apart."""
+    return torch.mm(a, w.t(), out=out) if bias is None else torch.addmm(bias, a, w.t(), out=out)
+
+
 @composite(F.linear, meta=_linear_meta, autocast="lower", tags=MATMUL)
 def linear(a, weight, bias=None):
     if len(weight.shape) == 1:
