@@ -27,6 +27,7 @@ from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
 from thunder.transforms.joined_parts import has_parts, joined_parts
 from thunder.transforms.keep import keep_in_memory
+from thunder.transforms.padded_rows import has_rows_to_pad, padded_rows
 from thunder.transforms.partition import gathers_saved, partition, saved_collections
 from thunder.transforms.recompute import recompute, recomputes
 from thunder.transforms.reinplace import reinplace
@@ -114,6 +115,11 @@ def _owns(lowering: Lowering) -> bool:
     return any(e.owns_results for e in lowering.fusers)
 
 
+def _pads(lowering: Lowering) -> bool:
+    exact = lowering.options.numerics is NUMERICS_OPTIONS.EAGER
+    return any(e.takes_padding for e in lowering.fusers) and not exact
+
+
 PASSES = PassList((
     # the program as it was captured
     Pass("Dead Code Elimination", lambda trace, _: dce(trace), needs=OPERATIONS,
@@ -186,6 +192,9 @@ PASSES = PassList((
     Pass("Decompose Lists", lambda trace, lowering: decompose_lists(trace, lowering.fusers), needs=FUSIBLE,
          when=lambda trace, _: bool(trace.info.fusible),
          meaning="decompose fusible operations on lists of tensors: a region for each tensor"),
+    Pass("Pad Rows", lambda trace, lowering: padded_rows(trace, lowering.fuses), needs=FUSIBLE,
+         when=lambda trace, lowering: _pads(lowering) and has_rows_to_pad(trace),
+         meaning="let products write rows that begin where products are fast"),
     Pass("Fusion", lambda trace, lowering: fuse(trace, lowering.fusers), needs=FUSIBLE,
          when=lambda trace, _: bool(trace.info.fusible),
          meaning="run regions of fusible operations as one"),
@@ -259,7 +268,7 @@ def lower_with_derivatives(
     forward = joint[:-1] + _expected(_run(joint[-1], steps[place:], lowering), lowering)
     cut = joint[-1].info.cut
     assert cut is not None, "the pass that gives the cut makes one"
-    info = cut.backward.info.replace(cut=cut, saved_as=forward[-1].output[1])
+    info = cut.backward.info.replace(cut=cut, saved_as=forward[-1].output[1], padded=forward[-1].info.padded)
     start = cut.backward.replace(provenance=joint[-1].provenance, info=info)
     backward = _expected(_run(start, steps[place:], lowering), lowering)
     cut = next((t.info.cut for t in reversed(backward) if t.info.cut is not None), cut)

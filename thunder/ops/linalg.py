@@ -14,11 +14,12 @@ from thunder.core.proxies import TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
 from thunder.ops import opaque
-from thunder.ops.backward import sum_to
+from thunder.ops.backward import sum_to, times_cotangent
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, SUBSTITUTES, alias, composite, declare, prim, torch_prim
 from thunder.ops.dims import check_tensor, wrap_dim
 from thunder.ops.elementwise import operator_methods
+from thunder.ops.layout import empty_rows
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device
 from thunder.ops.shape import permute, reshape, unsqueeze
@@ -579,6 +580,29 @@ def _(a, other):
 # PyTorch composes these of the same operations
 declare(kron, vdot, differentiate_decomposition=True)
 declare(*(LTORCH[name] for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm")), owns_result=True)
+
+
+def _padded_linear(a: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    out = empty_rows(a, (*a.shape[:-1], w.shape[0]))
+    linear_into(out.flatten(0, -2), a.flatten(0, -2), w, bias)
+    return out
+
+
+def _padded_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    out = empty_rows(a, (*a.shape[:-1], b.shape[-1]))
+    multiply, end = (torch.mm, -2) if b.dim() == 2 else (torch.bmm, -3)
+    multiply(a.flatten(0, end), b if b.dim() == 2 else b.flatten(0, end), out=out.flatten(0, end))
+    return out
+
+
+def _padded_addmm(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *, beta=1, alpha=1) -> torch.Tensor:
+    return torch.addmm(a, x, y, beta=beta, alpha=alpha, out=empty_rows(x, (x.shape[0], y.shape[1])))
+
+
+declare(linear, padded_rows=_padded_linear)
+declare(matmul, mm, bmm, padded_rows=_padded_matmul)
+declare(addmm, padded_rows=_padded_addmm)
+declare(linear, matmul, mm, bmm, addmm, times_cotangent, takes_rows_apart=True)
 declare(*(LTORCH[name] for name in ("addmm", "addmv", "addbmm", "baddbmm")), factors=(1, 2))
 
 
