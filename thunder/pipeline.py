@@ -18,6 +18,7 @@ from thunder.ops import LTORCH
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
+from thunder.transforms.cse import share
 from thunder.transforms.dce import dce
 from thunder.transforms.decompose_reductions import decompose_reductions
 from thunder.transforms.del_last_used import del_last_used
@@ -148,6 +149,9 @@ PASSES = PassList((
     Pass("Dead Code Elimination after Derivatives", _cleaned, needs=(OPERATIONS, JOINT),
          when=lambda trace, lowering: lowering.differentiates,
          meaning="drop gradients that are dead code"),
+    Pass("Share Results", lambda trace, _: share(trace), needs=(OPERATIONS, JOINT),
+         when=lambda _, lowering: bool(lowering.fusers),
+         meaning="compute equal expressions of a phase once"),
     Pass("Decompose Reductions", lambda trace, lowering: decompose_reductions(trace, lowering.fusers),
          needs=(OPERATIONS, JOINT), when=_has_backward_for_fusers,
          meaning="decompose fusible operations that reduce inside, so that less is saved"),

@@ -35,7 +35,7 @@ class Region:
         self.outputs: tuple[Proxy, ...] = tuple(
             dict.fromkeys(o for operation in operations for o in operation.outputs if o in needed_after)
         )
-        self.padded = padded.intersection((*self.inputs, *made)) if padded else padded
+        self.padded: Set[Proxy] = padded & {*self.inputs, *made} if padded else padded
 
     @property
     def numbers(self) -> tuple[NumberProxy, ...]:
