@@ -18,6 +18,7 @@ from thunder.ops import LTORCH
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
+from thunder.transforms.casts import has_casts, join_casts
 from thunder.transforms.cse import share
 from thunder.transforms.dce import dce
 from thunder.transforms.decompose_reductions import decompose_reductions
@@ -209,6 +210,10 @@ PASSES = PassList((
     Pass("Reinplace", lambda trace, _: reinplace(trace), needs=(RUNS, UNDELETED),
          when=lambda trace, lowering: bool(trace.info.written) and not lowering.plain,
          meaning="run operations in place again that the program wrote in place"),
+    Pass("Join Casts",
+         lambda trace, lowering: join_casts(trace, lowering.options.numerics is NUMERICS_OPTIONS.EAGER),
+         needs=(RUNS, UNDELETED), when=lambda trace, lowering: not lowering.plain and has_casts(trace),
+         meaning="cast what layers read by few launches, and let products write what is cast of them"),
     Pass("Overlap Communication",
          lambda trace, lowering: overlap(trace, lowering.options.get(COMMUNICATION_BYTES_IN_FLIGHT)),
          needs=(RUNS, UNDELETED), when=_communicates,

@@ -433,8 +433,14 @@ SUBSTITUTES["transformers::grouped_mm_fallback"] = _grouped_fallback
 # --- derivatives: the products that PyTorch's autograd computes
 
 
-def _run_transposed_product(a, g, b, offs=None):
-    product = torch.mm if offs is None else functools.partial(F.grouped_mm, offs=offs)
+def _mm_in_float32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.is_cuda and torch.version.cuda is not None:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return torch.mm(a, b).to(torch.float32)
+
+
+def _run_transposed_product(a, g, b, offs=None, mm=torch.mm):
+    product = mm if offs is None else functools.partial(F.grouped_mm, offs=offs)
     if b.stride(-2) == 1 and b.stride(-1) >= max(1, b.shape[-2]):
         return product(g.t(), a).transpose(-2, -1)
     return product(a.t(), g)
@@ -450,6 +456,13 @@ transposed_product = Symbol(
     tags=MATMUL,
     fn=_run_transposed_product,
 )
+
+
+def _transposed_in_float32(a, g, b, offs=None):
+    return _run_transposed_product(a, g, b, offs, _mm_in_float32).to(torch.float32)
+
+
+mm.in_float32, transposed_product.in_float32 = _mm_in_float32, _transposed_in_float32
 
 
 def _second(a, g, b, offs=None):

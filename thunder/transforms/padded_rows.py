@@ -42,10 +42,10 @@ def padded_rows(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trace:
         after = _Half(cut.backward, cut.backward.output, fuses)
     here = _Half(trace, returned, fusible.__contains__, frozenset(proxies_in(saved, [])), after)
     padded = set(trace.info.padded)
-    makers = {o: b for b in trace.bound_symbols for o in b.outputs if _pads(b) or b in fusible}
+    produced_by = {o: b for b in trace.bound_symbols for o in b.outputs if _pads(b) or b in fusible}
     for value in dict.fromkeys(_matrices(trace.bound_symbols)):
-        maker = makers.get(value)
-        if maker is not None and not _is_view(maker) and _is_odd(value) and value not in padded:
+        producer = produced_by.get(value)
+        if producer is not None and not _is_view(producer) and _is_odd(value) and value not in padded:
             padded |= here.views_taken(value) or set()
     if len(padded) == len(trace.info.padded):
         return trace
