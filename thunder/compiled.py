@@ -41,6 +41,7 @@ from thunder.history import CompileStats, Recompilation
 from thunder.methods import CompiledMethod
 from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
 from thunder.program import CacheEntry
+from thunder.programs.keep import find, keep, wanted
 from thunder.tiers import lower_in_tiers
 
 __all__ = ["Compiled", "compiled_of"]
@@ -81,6 +82,7 @@ class Compiled:
             maxlen=REFUSALS
         )  # modes and facts of calls
         self._eager_calls = 0  # that ran the original function because there are too many programs
+        self.documents: tuple[dict, ...] = ()  # programs that `thunder.load` read
         self.replaced: Compiled | None = None  # of a module: the forward that a library has put there
         self.module: Callable = lambda: None  # the ThunderModule that calls it, held weakly
         # what stands in the place of the module's parameters and buffers
@@ -355,7 +357,7 @@ class Compiled:
             record = Recompilation(stats.last_compile_reasons[0], calling_line(), stats.calls, time.time())
             stats.recompilations.append(record)
         try:
-            entry = self._compile(modes, args, kwargs, path, log)
+            entry = self._loaded(modes, args, kwargs, path) or self._compile(modes, args, kwargs, path, log)
             start = clock()
             inputs = entry.inputs(self.fn, args, kwargs)
             if type(inputs) is str:  # imports of PyTorch's while a program is captured replace some of its functions
@@ -421,6 +423,16 @@ class Compiled:
             )
         return inputs
 
+    def _loaded(self, modes: tuple, args: tuple, kwargs: dict, path: tuple) -> CacheEntry | None:
+        """The entry of a program on disk that fits a call."""
+        if path or not (self.documents or wanted(self.options)):
+            return None
+        why = self.stats.not_loaded = []
+        with without_collection():
+            found = find(self.fn, self.options, modes, args, kwargs, self.overrides, self.documents, why)
+        self.stats.loaded += found is not None
+        return found
+
     # --- compilation
     def _compile(self, modes: tuple, args: tuple, kwargs: dict, path: tuple = (), log: Log | None = None) -> CacheEntry:
         # a compilation makes many objects that stay; looking through them again and again is a third of its time
@@ -463,7 +475,10 @@ class Compiled:
         start = clock()
         try:
             captured.transform(options, self.overrides, self.module())
-            return lower_in_tiers(captured, options, modes, self.module(), self._lock)
+            entry = lower_in_tiers(captured, options, modes, self.module(), self._lock)
+            if wanted(options) and not any(self.overrides):
+                keep(entry, self.fn, options, modes)
+            return entry
         except ThunderError as error:
             if error.bound_symbol is not None and error.bound_symbol.location is not None:
                 add_location(error, captured.where(error.bound_symbol.location))

@@ -14,7 +14,7 @@ from typing import Any
 __all__ = [
     "ThunderError", "CaptureError", "DataDependentError", "MissingImplementationError", "TraceCheckError",
     "OptionError", "CollectiveError", "SharpEdgeError",
-    "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "warn_user", "user_line", "calling_line", "add_location",
+    "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "ProgramFileWarning", "warn_user", "user_line", "calling_line", "add_location",
 ]  # fmt: skip
 
 
@@ -81,6 +81,10 @@ class FallbackWarning(UserWarning):
 
 class RecompileWarning(UserWarning):
     """One function was compiled more often than the limit; the text says what changed each time."""
+
+
+class ProgramFileWarning(UserWarning):
+    """A program on disk is damaged, or not to be trusted, or programs cannot be written; once for each process."""
 
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep

@@ -42,6 +42,8 @@ class CompileStats:
         self.recompilations: deque[Recompilation] = deque(maxlen=RECORDS)
         self.interpreted_instructions = self.bound_symbols_created = 0
         self.times: dict[str, tuple[int, int]] = {}
+        self.loaded = 0  # programs that came from disk
+        self.not_loaded: list[str] = []  # of the last call that looked there, why others did not fit
 
     last_traces = property(lambda self: self.last_entry.computation_traces if self.last_entry else [])
     last_backward_traces = property(lambda self: self.last_entry.backward_traces if self.last_entry else [])
