@@ -65,12 +65,32 @@ def _constant(value: Any) -> str:
 
 
 def find_named(module: str, path: str) -> Any:
-    """What stands in an imported module under a dotted name; MISSING where nothing does. Only tables are read."""
+    """What stands in an imported module under a dotted name; MISSING where nothing does. Only tables are read.
+
+    `Class.name#fget` is a part of what stands there: the function of a property, what a decorator wraps.
+    """
     found: Any = sys.modules.get(module, MISSING)
+    path, *parts = path.split("#")
     for name in path.split("."):
         space = getattr(found, "__dict__", None) if isinstance(found, (types.ModuleType, type)) else None
         found = space.get(name, MISSING) if isinstance(space, (dict, types.MappingProxyType)) else MISSING
-    return found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
+    for part in parts:
+        found = dict(_parts(found)).get(part, MISSING)
+    return found
+
+
+def _parts(x: Any) -> list[tuple[str, Any]]:
+    """The functions inside of a descriptor or of a decorated function."""
+    found = [(name, getattr(x, name)) for name in _INSIDE.get(type(x), ())]
+    if type(x) in (types.FunctionType, functools._lru_cache_wrapper) and "__wrapped__" in x.__dict__:
+        found.append(("__wrapped__", x.__dict__["__wrapped__"]))
+    return found
+
+
+_INSIDE: dict[type, tuple[str, ...]] = {
+    property: ("fget", "fset", "fdel"), staticmethod: ("__func__",), classmethod: ("__func__",),
+    functools.cached_property: ("func",),
+}  # fmt: skip
 
 
 def name_of(x: Any) -> tuple[str, str] | None:
@@ -78,9 +98,18 @@ def name_of(x: Any) -> tuple[str, str] | None:
     module, path = getattr(x, "__module__", None), getattr(x, "__qualname__", getattr(x, "__name__", None))
     if isinstance(x, type):
         module, path = type.__getattribute__(x, "__module__"), type.__getattribute__(x, "__qualname__")
-    if isinstance(module, str) and isinstance(path, str) and find_named(module, path) is x:
-        return module, path
+    if not isinstance(module, str) or not isinstance(path, str) or "#" in path:
+        return None
+    level = [(path, find_named(module, path))]
+    for _ in range(_WRAPPED):
+        for name, found in level:
+            if found is x:
+                return module, name
+        level = [(f"{name}#{part}", inside) for name, found in level for part, inside in _parts(found)]
     return None
+
+
+_WRAPPED = 6  # decorators around a function
 
 
 class Describer:
@@ -197,7 +226,7 @@ class Describer:
             return [[str(n), self(held[n])] for n in sorted(held, key=str)]
         try:
             made = x.__reduce_ex__(2)
-        except TypeError:
+        except Exception:  # noqa: BLE001 - whatever a library's object raises
             raise Unspeakable(f"an object of {t.__module__}.{t.__qualname__}, which says nothing of itself") from None
         return [self(part) for part in made] if isinstance(made, tuple) else [str(made)]
 

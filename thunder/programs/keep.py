@@ -230,6 +230,9 @@ def keep(entry: CacheEntry, fn: Any, options: JitOptions, modes: tuple) -> None:
     except (Unspeakable, Damaged) as error:
         refused(said or {"function": _function(fn)}, str(error))
         return
+    except Exception as error:  # noqa: BLE001 - the program runs all the same
+        refused(said or {"function": _function(fn)}, f"writing it raised {type(error).__name__}: {error}")
+        return
     name = f"{key_of(said)}-{digest(json.dumps(document['questions']))[:16]}{files.SUFFIX}"
     _store(files.directory() / name, document)
     if entry.connection is not None:

@@ -147,7 +147,7 @@ def _attribute(node: ast.Attribute) -> None:
         raise Damaged(f"its text asks a value for an attribute: {ast.unparse(node)}")
     found: Any = _ROOTS[inner.id]
     for name in reversed(path):
-        if name.startswith("_") and name not in _PRIVATE:
+        if name.startswith("_") and not _may_be_private(found, name):
             raise Damaged(f"its text names {ast.unparse(node)}")
         found = getattr(found, name, None)
     spaces = (types.ModuleType, compat.OpOverload, compat.OpOverloadPacket, type(torch.ops), type(torch.ops.aten))
@@ -156,7 +156,13 @@ def _attribute(node: ast.Attribute) -> None:
         raise Damaged(f"its text names {ast.unparse(node)}, which is no operation")
 
 
-_PRIVATE = {"_C", "_nn"}
+def _may_be_private(owner: Any, name: str) -> bool:
+    """Operations have private names in PyTorch, and so have two modules of them."""
+    if owner is torch and name == "_C" or owner is compat.nn_bindings or name == "_nn":
+        return True
+    return isinstance(owner, type(torch.ops.aten)) or _is_operation(getattr(owner, name, None))
+
+
 # where functions stand that carry out operations
 _OPERATIONS = ("thunder.executors.", "thunder.ops.", "thunder.transforms.partition")
 
