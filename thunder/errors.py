@@ -14,7 +14,7 @@ from typing import Any
 __all__ = [
     "ThunderError", "CaptureError", "DataDependentError", "MissingImplementationError", "TraceCheckError",
     "OptionError", "CollectiveError", "SharpEdgeError",
-    "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "ProgramFileWarning", "warn_user", "user_line", "calling_line", "add_location",
+    "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "ProgramFileError", "ProgramFileWarning", "warn_user", "user_line", "calling_line", "add_location",
 ]  # fmt: skip
 
 
@@ -81,6 +81,10 @@ class FallbackWarning(UserWarning):
 
 class RecompileWarning(UserWarning):
     """One function was compiled more often than the limit; the text says what changed each time."""
+
+
+class ProgramFileError(ThunderError):
+    """A program cannot be written to a file, or a file is damaged or not to be trusted."""
 
 
 class ProgramFileWarning(UserWarning):

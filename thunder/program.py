@@ -55,7 +55,7 @@ class CacheEntry:
     __slots__ = (
         "captured", "path", "modes", "used", "calls", "prologue_fn", "prologue_traces", "computation_fn",
         "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces", "tiers",
-        "connection", "__weakref__",
+        "connection", "from_disk", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, captured: Captured, found: Lowered, modes: tuple):
@@ -64,6 +64,7 @@ class CacheEntry:
         self.prologue_fn, self.prologue_traces = captured.prologue_fn, captured.prologue_traces
         self.epilogue_fn, self.epilogue_traces = captured.epilogue_fn, captured.epilogue_traces
         self.tiers: Any = None
+        self.from_disk = False  # its traces are text then
         self.take(found)
 
     def take(self, found: Lowered) -> None:

@@ -37,8 +37,7 @@ from thunder.programs.describe import Describer, Unspeakable, named
 from thunder.programs.questions import Replay, written_questions
 from thunder.programs.text import (
     check_computation,
-    check_epilogue,
-    checked,
+    epilogue_of,
     function_of,
     objects_of,
     written_object,
@@ -63,7 +62,7 @@ def document_of(entry: CacheEntry, options: JitOptions) -> dict:
         text = _body(entry.epilogue)
         used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
         objects = {name: x for name, x in entry.epilogue.info.objects.items() if name in used}
-        checked(text, "epilogue", objects, check_epilogue)
+        epilogue_of(text, objects)
         epilogue = text
     connection, differentiates = entry.connection, entry.connection is not None
     said = {
@@ -223,17 +222,21 @@ def entry_of(
     if document["connection"] is None:
         run = not_differentiable(forward_fn, modes, document["facts"]["any_input_requires_grad"])
     else:
-        backward_fn = function_of(backward)
+        backward_fn = lazily(backward)
+        for text in (document["plain"], *document["without"].values()):
+            check_computation(text["text"], text["name"], objects_of(text["objects"]))
         run = differentiable(_connected(document, forward_fn, backward_fn, modes), modes)
         backwards = [TextTrace("backward", backward["text"], backward_fn)]
     captured: Any = Loaded(document, weak)
     captured.prologue_traces, captured.prologue_fn = [prologue], prologue_fn
     captured.epilogue_traces, captured.epilogue_fn = [], None
     if document["epilogue"] is not None:
-        captured.epilogue_fn = checked(document["epilogue"], "epilogue", replay.objects(), check_epilogue)
+        captured.epilogue_fn = epilogue_of(document["epilogue"], replay.objects())
         captured.epilogue_traces = [TextTrace("epilogue", document["epilogue"], captured.epilogue_fn)]
     traces = [TextTrace("computation", computation["text"], forward_fn)]
-    return CacheEntry(captured, Lowered(traces, backwards, run), modes)
+    entry = CacheEntry(captured, Lowered(traces, backwards, run), modes)
+    entry.from_disk = True
+    return entry
 
 
 def _connected(document: dict, forward: Callable, backward: Callable, modes: tuple) -> Callable:
@@ -247,7 +250,7 @@ def _connected(document: dict, forward: Callable, backward: Callable, modes: tup
         None if said["random"] is None else [named(device) for device in said["random"]],
         said["dense"], said["names"], said["fuses"], nothing, nothing, nothing,
     )  # fmt: skip
-    checked(connection.result, "result", connection.objects, check_computation)
+    check_computation(connection.result, "result", connection.objects)
     apart, arguments = apart_from_autocast(connection), len(kept) + len(saved) + len(numbers)
 
     def without(missing: Sequence[int]) -> Callable | None:
@@ -261,6 +264,19 @@ def _connected(document: dict, forward: Callable, backward: Callable, modes: tup
         connection, forward, backward, modes, make_without=without, make_batched=lambda missing: None,
         make_again=again, decisions=Decisions(),
     )  # fmt: skip
+
+
+def lazily(said: dict) -> Callable:
+    """The function of a computation's text, which is looked at now and compiled at its first call."""
+    check_computation(said["text"], said["name"], objects_of(said["objects"]))
+    made: list[Callable] = []
+
+    def run(*inputs):
+        if not made:
+            made.append(function_of(said))
+        return made[0](*inputs)
+
+    return run
 
 
 def _differentiated(plain: dict, missing: Sequence[int], arguments: int) -> Callable:

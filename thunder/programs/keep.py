@@ -31,7 +31,7 @@ from thunder.programs.entry import document_of, entry_of, key_of_missing
 from thunder.programs.questions import Mismatch
 from thunder.programs.text import Damaged, written_text
 
-__all__ = ["KEEP", "KEPT", "differences", "find", "keep", "metadata", "refused", "wanted"]
+__all__ = ["KEEP", "KEPT", "differences", "document_for", "find", "keep", "metadata", "refused", "wanted"]
 
 KEEP = compile_option(
     "keep_programs", bool, None,
@@ -246,6 +246,15 @@ def _add(document: dict, name: str, missing: tuple[int, ...], trace: Any) -> Non
     except (Unspeakable, Damaged):
         return  # PyTorch differentiates the program in this case
     _store(files.directory() / name, document)
+
+
+def document_for(compiled: Any, modes: tuple, args: tuple, kwargs: dict) -> tuple[dict, CacheEntry]:
+    """The document of the program that a compiled function runs at a call, and its entry. Raises Unspeakable, Damaged
+    and what capture raises."""
+    said = metadata(compiled.fn, compiled.options, modes)
+    return compiled.with_open_capture(
+        modes, args, kwargs, lambda entry: {"metadata": said, **document_of(entry, compiled.options)}
+    )
 
 
 def _store(path: Path, document: dict) -> None:

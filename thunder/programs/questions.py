@@ -272,19 +272,19 @@ class Replay:
     def _ask(self, say: Describer, number: int, question: str, about: list, want: Any) -> None:
         source = self.source(number)
         operand = self.source(about[1]) if about[0] == "source" else named(about[1])
-        path = source.describe(self.parameters)
         try:
             self.value(source)
             if type(operand) is Source:
                 self.value(operand)
-            answer = ask.ask(self, source, QUESTIONS[question], operand)
-            now = say(answer)
-        except Unspeakable as error:
-            raise Mismatch(f"{path}: {error}") from None
-        except Exception as error:
-            raise Mismatch(f"{path}: the question {question!r} raised {type(error).__name__}: {error}") from None
-        if now != want:
-            raise Mismatch(f"{path}: the answer to {question!r} was {_short(want)}, is {_short(now)}")
+            now = say(ask.ask(self, source, QUESTIONS[question], operand))
+            if now == want:
+                return
+            what = f"the answer to {question!r} was {_short(want)}, is {_short(now)}"
+        except (Unspeakable, Mismatch) as error:
+            what = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever what stands there now raises
+            what = f"the question {question!r} raised {type(error).__name__}: {error}"
+        raise Mismatch(f"{source.describe(self.parameters)}: {what}")
 
     def _look_at_tensors(self, say: Describer) -> None:
         for number, want in self.said["tensors"]:

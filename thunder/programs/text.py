@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
+import keyword
 import math
+import re
 import types
 import weakref
 from collections.abc import Callable
@@ -24,7 +27,7 @@ from thunder.ops.define import inplace_of, lookup
 from thunder.programs.describe import Describer, Unspeakable, name_of, named
 
 __all__ = [
-    "Damaged", "check_computation", "check_epilogue", "checked", "function_of", "objects_of", "written_object", "written_text",
+    "Damaged", "check_computation", "epilogue_of", "function_of", "objects_of", "written_object", "written_text",
 ]  # fmt: skip
 
 
@@ -60,47 +63,65 @@ def written_object(x: Any) -> Any:
 
 # -------------------------------------------------------------------------------------------------------- from text
 
-_STATEMENTS = (ast.Assign, ast.Expr, ast.Delete, ast.Return, ast.Pass)
-_EXPRESSIONS = (
-    ast.Name, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Call, ast.Attribute, ast.Subscript, ast.Slice,
-    ast.keyword, ast.Starred, ast.UnaryOp, ast.BinOp, ast.USub, ast.UAdd, ast.Not, ast.Invert, ast.operator,
-    ast.expr_context, ast.Compare, ast.cmpop,
-)  # fmt: skip
 _ROOTS: dict[str, Any] = {"torch": torch, "Tensor": torch.Tensor, "math": math}
 _LITERALS: dict[str, Any] = {"float": float, "complex": complex, "slice": slice, "set": set}
 _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, type(torch.device))
+_QUOTED = r"""b?'(?:[^'\\\n]|\\.)*'|b?"(?:[^"\\\n]|\\.)*"|\#[^\n]*"""
+_NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+_NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?j?"
+_WORDS = re.compile(rf"(?>{_QUOTED}|{_NUMBER}|{_NAME}|\.\.\.|[ \n]+|\\\n|[()\[\]{{}},:=*+\-/%<>!|&~;])*+", re.ASCII)
+_QUOTES, _NAMES = re.compile(_QUOTED, re.ASCII), re.compile(_NAME, re.ASCII)
+_KEYWORDS = {"def", "return", "del", "None", "True", "False", "not", "and", "or", "is", "pass"}
+_BANNED = {*keyword.kwlist} - _KEYWORDS
 
 
 def function_of(said: dict) -> Callable:
     """The function of a computation's text. Raises Damaged where the text is none of a computation."""
-    return checked(said["text"], said["name"], objects_of(said["objects"]), check_computation)
-
-
-def checked(
-    text: str, name: str, objects: dict[str, Any], check: Callable[[ast.AST, dict[str, Any]], None]
-) -> Callable:
-    """The function that text defines, where `check` has nothing against any node of it."""
-    for node in ast.walk(parsed(text, name)):
-        check(node, objects)
-    return compile_source(text, name, _LITERALS | _ROOTS | objects | {"__builtins__": {}})
-
-
-def parsed(text: str, name: str) -> ast.FunctionDef:
-    """The one function that a text defines, without decorators and defaults."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Damaged(f"its text is no Python: {error}") from None
-    if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef) or tree.body[0].name != name:
-        raise Damaged("its text is not one function")
-    function = tree.body[0]
-    given = function.args
-    if function.decorator_list or function.returns or given.defaults or given.kw_defaults or given.vararg or given.kwarg:
-        raise Damaged("its function has decorators or defaults")
-    for statement in function.body:
-        if not isinstance(statement, _STATEMENTS):
-            raise Damaged(f"its text has a statement that programs do not have: {type(statement).__name__}")
+    objects = objects_of(said["objects"])
+    known = check_computation(said["text"], said["name"], objects)
+    function = compile_source(said["text"], said["name"], _LITERALS | _ROOTS | objects | {"__builtins__": {}})
+    code = function.__code__
+    if any(isinstance(x, types.CodeType) for x in code.co_consts) or not known.issuperset(code.co_names):
+        raise Damaged("its text is more than the statements of a program")
     return function
+
+
+def check_computation(text: str, name: str, objects: dict[str, Any]) -> set[str]:
+    """The names outside of a computation that its text may use. Raises Damaged where it is no computation's.
+
+    It is one function, of names, literals and calls: no keywords but those of simple statements, and no attributes but
+    those on the way to an operation. It is looked at as words, since making a syntax tree takes as long as capture.
+    """
+    if not text.startswith(f"def {name}(") or re.search(r"\n(?! )", text) or not _WORDS.fullmatch(text):
+        raise Damaged("its text is not one function of plain statements")
+    words = _NAMES.findall(_QUOTES.sub("0", text))
+    if words.count("def") != 1:
+        raise Damaged("its text defines more than one function")
+    known = {*objects, *_LITERALS}
+    for word in {*words}:
+        root, *path = word.split(".")
+        if word in _BANNED or root.startswith("__"):
+            raise Damaged(f"its text has a word that programs do not have: {word}")
+        if path:
+            _check_dotted(word)
+            known |= {root, *path}
+    return known
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_dotted(word: str) -> None:
+    """Raises Damaged where a dotted name is no operation and no constant of PyTorch's."""
+    root, *path = word.split(".")
+    if root not in _ROOTS:
+        raise Damaged(f"its text asks a value for an attribute: {word}")
+    found: Any = _ROOTS[root]
+    for name in path:
+        if name.startswith("_") and not _may_be_private(found, name):
+            raise Damaged(f"its text names {word}")
+        found = getattr(found, name, None)
+    known = isinstance(found, _CONSTANTS) or found is torch.device
+    if not known and not _is_aten(found) and not _is_operation(found) and not _is_math(found):
+        raise Damaged(f"its text names {word}, which is no operation")
 
 
 def objects_of(said: dict[str, Any]) -> dict[str, Any]:
@@ -120,42 +141,6 @@ def _may_be_named(x: Any) -> bool:
     return type(x) in plain or isinstance(x, _CONSTANTS)
 
 
-def check_computation(node: ast.AST, objects: dict[str, Any]) -> None:
-    if isinstance(node, (ast.FunctionDef, ast.arguments, ast.arg, *_STATEMENTS)):
-        return
-    if not isinstance(node, _EXPRESSIONS):
-        raise Damaged(f"its text has an expression that programs do not have: {type(node).__name__}")
-    if isinstance(node, ast.Name) and node.id.startswith("__"):
-        raise Damaged(f"its text names {node.id}")
-    if isinstance(node, ast.Attribute):
-        _attribute(node)
-    if isinstance(node, ast.Call):
-        called = node.func
-        by_name = isinstance(called, ast.Name) and (called.id in objects or called.id in _LITERALS)
-        if not by_name and not isinstance(called, ast.Attribute):
-            raise Damaged("its text calls what is no operation")
-
-
-def _attribute(node: ast.Attribute) -> None:
-    """An attribute in a computation is an operation, or a part of the path to one."""
-    path: list[str] = []
-    inner: ast.AST = node
-    while isinstance(inner, ast.Attribute):
-        path.append(inner.attr)
-        inner = inner.value
-    if not isinstance(inner, ast.Name) or inner.id not in _ROOTS:
-        raise Damaged(f"its text asks a value for an attribute: {ast.unparse(node)}")
-    found: Any = _ROOTS[inner.id]
-    for name in reversed(path):
-        if name.startswith("_") and not _may_be_private(found, name):
-            raise Damaged(f"its text names {ast.unparse(node)}")
-        found = getattr(found, name, None)
-    spaces = (types.ModuleType, compat.OpOverload, compat.OpOverloadPacket, type(torch.ops), type(torch.ops.aten))
-    known = isinstance(found, (*spaces, *_CONSTANTS)) or found is torch.device or found is torch.Tensor
-    if not known and not _is_operation(found) and not _is_math(found):
-        raise Damaged(f"its text names {ast.unparse(node)}, which is no operation")
-
-
 def _may_be_private(owner: Any, name: str) -> bool:
     """Operations have private names in PyTorch, and so have two modules of them."""
     if owner is torch and name == "_C" or owner is compat.nn_bindings or name == "_nn":
@@ -165,6 +150,10 @@ def _may_be_private(owner: Any, name: str) -> bool:
 
 # where functions stand that carry out operations
 _OPERATIONS = ("thunder.executors.", "thunder.ops.", "thunder.transforms.partition")
+
+
+def _is_aten(x: Any) -> bool:
+    return isinstance(x, (compat.OpOverload, compat.OpOverloadPacket)) and str(x).startswith("aten.")
 
 
 def _is_operation(x: Any) -> bool:
@@ -177,28 +166,58 @@ def _is_math(x: Any) -> bool:
 
 # --------------------------------------------------------------------------------------------------------- epilogues
 
+_STATEMENTS = (ast.Assign, ast.Expr, ast.Delete, ast.Return, ast.Pass)
+_EXPRESSIONS = (
+    ast.Name, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Call, ast.Attribute, ast.Subscript, ast.Slice,
+    ast.keyword, ast.Starred, ast.UnaryOp, ast.BinOp, ast.USub, ast.UAdd, ast.Not, ast.Invert, ast.operator,
+    ast.expr_context, ast.Compare, ast.cmpop,
+)  # fmt: skip
 _METHODS = {"__new__", "extend", "update", "clear", "append", "add", "set"}
 _MAKING = (torch.Size, types.MethodType, weakref.ref, frozenset, set, list, dict, collections.deque, id)
 
 
-def check_epilogue(node: ast.AST, objects: dict[str, Any]) -> None:
-    """Raises Damaged for what epilogues do not have: they build objects and write to them."""
-    if isinstance(node, (ast.FunctionDef, ast.arguments, ast.arg, *_STATEMENTS)):
+def epilogue_of(text: str, objects: dict[str, Any]) -> Callable:
+    """The function of an epilogue's text. Raises Damaged where the text does more than build objects and write to
+    them."""
+    for node in ast.walk(_parsed(text)):
+        if isinstance(node, (ast.FunctionDef, ast.arguments, ast.arg, *_STATEMENTS)):
+            continue
+        if not isinstance(node, _EXPRESSIONS):
+            raise Damaged(f"its epilogue has an expression that epilogues do not have: {type(node).__name__}")
+        if isinstance(node, ast.Call):
+            _check_call(node.func, objects)
+    return compile_source(text, "epilogue", _LITERALS | objects | {"__builtins__": {}})
+
+
+def _parsed(text: str) -> ast.FunctionDef:
+    """The one function that a text defines, without decorators and defaults."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Damaged(f"its epilogue is no Python: {error}") from None
+    if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef) or tree.body[0].name != "epilogue":
+        raise Damaged("its epilogue is not one function")
+    function = tree.body[0]
+    if function.decorator_list or ast.unparse(function.args) != "fn, args, kwargs, values":
+        raise Damaged("its epilogue has decorators or other arguments")
+    for statement in function.body:
+        if not isinstance(statement, _STATEMENTS):
+            raise Damaged(f"its epilogue has a statement that programs do not have: {type(statement).__name__}")
+    return function
+
+
+def _check_call(called: ast.expr, objects: dict[str, Any]) -> None:
+    if isinstance(called, ast.Name) and (called.id == "set" or _may_build(objects.get(called.id))):
         return
-    if not isinstance(node, _EXPRESSIONS):
-        raise Damaged(f"its epilogue has an expression that epilogues do not have: {type(node).__name__}")
-    if isinstance(node, ast.Call):
-        called = node.func
-        named_so = isinstance(called, ast.Name) and (called.id == "set" or _may_build(objects.get(called.id)))
-        if not named_so and not (isinstance(called, ast.Attribute) and called.attr in _METHODS):
-            raise Damaged(f"its epilogue calls {ast.unparse(called)}")
+    if not isinstance(called, ast.Attribute) or called.attr not in _METHODS:
+        raise Damaged(f"its epilogue calls {ast.unparse(called)}")
 
 
 def _may_build(x: Any) -> bool:
     if isinstance(x, types.FunctionType):
         return x.__module__.startswith("thunder.")
     methods = (types.WrapperDescriptorType, types.MethodDescriptorType)
-    return x in _MAKING or isinstance(x, methods) or x in (setattr, delattr) or x in _NEW
+    return isinstance(x, methods) or any(x is known for known in (*_MAKING, *_NEW, setattr, delattr))
 
 
 _NEW = (tuple.__new__, object.__new__, dict.__new__, list.__new__, set.__new__, collections.OrderedDict.__new__)
