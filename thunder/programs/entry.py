@@ -148,10 +148,10 @@ def _plain(given: Connection, options: JitOptions) -> Trace:
     """The outputs that require grad, computed from the arguments by PyTorch's functions alone, so that PyTorch can
     differentiate it: for derivatives that the document does not hold."""
     computation = given.computation
-    for b in computation.bound_symbols:
+    kept = [b.copied() for b in computation.bound_symbols if not writes_back(b)]
+    for b in kept:
         if LTORCH.get(b.sym.name) is not b.sym and PRIMS.get(b.sym.name) is not b.sym:
             raise Unspeakable(f"the operation {b.sym.name} has a derivative of its own")
-    kept = [b.copied() for b in computation.bound_symbols if not writes_back(b)]
     outputs = tuple(o for o in given.cut.outputs if o.requires_grad)
     program = dce(computation.replace(name="plain", bound_symbols=kept, output=outputs, info=TraceInfo()))
     executors = tuple(get_always_executors())

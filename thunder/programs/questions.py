@@ -108,6 +108,9 @@ class _Writer:
     def place(self, value: Any) -> list:
         """How another process finds the like of an object: by its name, or where it stands."""
         c = self.c
+        for part in _FUNCTION_PARTS:
+            if value is _part(c.request.fn, part):
+                return ["fn", part]
         if value is c.outside.hooks:
             return ["hooks", *map(self._hook_table, value)]
         for i, table in enumerate(c.request.overrides):
@@ -143,6 +146,13 @@ class _Writer:
 _GLOBAL_HOOKS = (
     "global_forward_hooks", "global_forward_pre_hooks", "global_backward_hooks", "global_backward_pre_hooks",
 )  # fmt: skip
+
+
+_FUNCTION_PARTS = ("", "__func__", "__self__")  # of what is compiled: a function, a module, or a method
+
+
+def _part(fn: Any, name: str) -> Any:
+    return fn if not name else getattr(fn, name, MISSING) if type(fn) is types.MethodType else MISSING
 
 
 def _module(name: str) -> types.ModuleType:
@@ -356,11 +366,13 @@ class Replay:
                 getattr(compat, name) if owner == "all" and name in _GLOBAL_HOOKS else self._hooks_at(owner, name)
                 for owner, name in rest
             ]
-        if kind == "overrides":
+        if kind == "fn" and rest[0] in _FUNCTION_PARTS:
+            found = _part(self.request.fn, rest[0])
+        elif kind == "overrides":
             return self.request.overrides[rest[0]]
-        if kind == "globals":
+        elif kind == "globals":
             return vars(_module(rest[0]))
-        if kind == "at":
+        elif kind == "at":
             found = self.value(self.source(rest[0]))
         elif kind == "cell of":
             found = self.found(rest[0]).__closure__[rest[1]]
