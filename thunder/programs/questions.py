@@ -63,9 +63,12 @@ class _Writer:
         self._known: dict[Source, int] = {}
         self._constants: dict[str, int] = {}
         self._standing: dict[int, list[Source]] = {}
+        self._instances: dict[int, Source] = {}  # by the id of their class
         for source, value in c.values.items():
             if source.base is not None:
                 self._standing.setdefault(id(value), []).append(source)
+            if source.step != "const":
+                self._instances.setdefault(id(type(value)), source)
         self._open: set[int] = set()  # constants that are being found
 
     def source(self, source: Source) -> int:
@@ -130,6 +133,8 @@ class _Writer:
                 return ["at", self.source(source)]
             except Unspeakable:
                 continue
+        if id(value) in self._instances:
+            return ["type of", self.source(self._instances[id(value)])]
         raise Unspeakable(f"{_called(value)}, which has no name and stands nowhere that a prologue can look")
 
     def _hook_table(self, table: Any) -> list:
@@ -374,6 +379,8 @@ class Replay:
             return vars(_module(rest[0]))
         elif kind == "at":
             found = self.value(self.source(rest[0]))
+        elif kind == "type of":
+            found = type(self.value(self.source(rest[0])))
         elif kind == "cell of":
             found = self.found(rest[0]).__closure__[rest[1]]
         else:

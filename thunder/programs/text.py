@@ -65,12 +65,14 @@ def written_object(x: Any) -> Any:
 
 _ROOTS: dict[str, Any] = {"torch": torch, "Tensor": torch.Tensor, "math": math}
 _LITERALS: dict[str, Any] = {"float": float, "complex": complex, "slice": slice, "set": set}
-_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, type(torch.device))
+_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 _QUOTED = r"""b?'(?:[^'\\\n]|\\.)*'|b?"(?:[^"\\\n]|\\.)*"|\#[^\n]*"""
 _NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?j?"
-_WORDS = re.compile(rf"(?>{_QUOTED}|{_NUMBER}|{_NAME}|\.\.\.|[ \n]+|\\\n|[()\[\]{{}},:=*+\-/%<>!|&~;])*+", re.ASCII)
+# a name before a quote would be a prefix: f"..." is code
+_WORDS = re.compile(rf"(?>{_QUOTED}|{_NUMBER}|{_NAME}(?!['\"\w])|\.\.\.|[ \n]+|\\\n|[()\[\]{{}},:=*+\-/%<>!|&~;])*+", re.ASCII)
 _QUOTES, _NAMES = re.compile(_QUOTED, re.ASCII), re.compile(_NAME, re.ASCII)
+_CALLED = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?=[ ]*(?:\\\n[ ]*)*\()", re.ASCII)
 _KEYWORDS = {"def", "return", "del", "None", "True", "False", "not", "and", "or", "is", "pass"}
 _BANNED = {*keyword.kwlist} - _KEYWORDS
 
@@ -94,10 +96,13 @@ def check_computation(text: str, name: str, objects: dict[str, Any]) -> set[str]
     """
     if not text.startswith(f"def {name}(") or re.search(r"\n(?! )", text) or not _WORDS.fullmatch(text):
         raise Damaged("its text is not one function of plain statements")
-    words = _NAMES.findall(_QUOTES.sub("0", text))
+    plain = _QUOTES.sub("0", text)
+    words, known = _NAMES.findall(plain), {*objects, *_LITERALS}
     if words.count("def") != 1:
         raise Damaged("its text defines more than one function")
-    known = {*objects, *_LITERALS}
+    for called in {*_CALLED.findall(plain)} - {name, *_KEYWORDS}:
+        if not callable(objects.get(called, _LITERALS.get(called))):
+            raise Damaged(f"its text calls {called}, which is no operation")
     for word in {*words}:
         root, *path = word.split(".")
         if word in _BANNED or root.startswith("__"):
@@ -173,6 +178,7 @@ _EXPRESSIONS = (
     ast.expr_context, ast.Compare, ast.cmpop,
 )  # fmt: skip
 _METHODS = {"__new__", "extend", "update", "clear", "append", "add", "set"}
+_DUNDERS = {"__dict__", "__closure__", "__new__", "__kwdefaults__", "__qualname__", "__doc__", "__module__"}
 _MAKING = (torch.Size, types.MethodType, weakref.ref, frozenset, set, list, dict, collections.deque, id)
 
 
@@ -184,6 +190,8 @@ def epilogue_of(text: str, objects: dict[str, Any]) -> Callable:
             continue
         if not isinstance(node, _EXPRESSIONS):
             raise Damaged(f"its epilogue has an expression that epilogues do not have: {type(node).__name__}")
+        if isinstance(node, ast.Attribute) and node.attr.startswith("__") and node.attr not in _DUNDERS:
+            raise Damaged(f"its epilogue asks for {node.attr}")
         if isinstance(node, ast.Call):
             _check_call(node.func, objects)
     return compile_source(text, "epilogue", _LITERALS | objects | {"__builtins__": {}})
