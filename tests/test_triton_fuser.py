@@ -321,6 +321,33 @@ PROGRAMS = {  # program, inputs, kernels of the forward, of the backward
 }  # fmt: skip
 
 
+def permuted_beside_sums(x, y):
+    z = torch.where(x <= 0, 0, y)
+    return z.permute(2, 0, 1), z.sum((0, 1))
+
+
+def sums_of_permuted(x, y):
+    z = torch.where(x <= 0, 0, y).permute(2, 0, 1)
+    return z * 2, z.sum((0, 1))
+
+
+def permuted_norm(x, y):
+    z = F.layer_norm(x * y, (x.shape[-1],))
+    return z.transpose(0, 2), z + 1
+
+
+@pytest.mark.parametrize("program", [permuted_beside_sums, sums_of_permuted, permuted_norm])
+def test_what_is_only_permuted_is_computed_once(program):
+    x, y = tensor(9, 31, 70, grad=False), tensor(9, 31, 70, grad=False, seed=1)
+    compiled = thunder.jit(program, executors=[TritonFuser("permutes")])
+    for got, eager, exact in zip(compiled(x, y), program(x, y), program(x.double(), y.double()), strict=True):
+        check_close(got, eager, exact)
+    (fusion,) = fusions(compiled)
+    first = fusion.source.partition("def fused_")[2].partition("@triton.jit")[0]
+    if program is not sums_of_permuted:
+        assert first.count("tl.load(in") == 2 and first.count("tl.store(") >= 2
+
+
 @pytest.mark.parametrize("long", [False, True], ids=["", "long"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_kernels_of_a_program(name, long, monkeypatch):
