@@ -14,7 +14,8 @@ from typing import Any
 __all__ = [
     "ThunderError", "CaptureError", "DataDependentError", "MissingImplementationError", "TraceCheckError",
     "OptionError", "CollectiveError", "SharpEdgeError",
-    "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "ProgramFileError", "ProgramFileWarning", "warn_user", "user_line", "calling_line", "add_location",
+    "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "ProgramFileError", "ProgramFileWarning",
+    "warn_user", "user_line", "calling_line", "add_location",
 ]  # fmt: skip
 
 

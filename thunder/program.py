@@ -135,8 +135,8 @@ class Connection:
 
 
 class Variants:
-    """The backwards for the case that no cotangents come for some outputs. made: those that were asked for. notice: told
-    of each one."""
+    """The backwards for the case that no cotangents come for some outputs. made: those that were asked for. notice:
+    told of each one."""
 
     def __init__(self, make: Callable[[tuple[int, ...]], Trace]):
         self._make = make

@@ -18,7 +18,11 @@ EXECUTED: list[str] = []
 
 
 def watch(event: str, arguments: tuple) -> None:
-    if WATCHING and event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn") and "true" in str(arguments):
+    if (
+        WATCHING
+        and event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn")
+        and "true" in str(arguments)
+    ):
         EXECUTED.append(event)  # a C compiler is started as well
 
 
@@ -155,7 +159,8 @@ def forged(document: dict) -> list[dict]:
         for said in FUNCTIONS
     ]
     found += [
-        changed(document, "epilogue", f"def epilogue(fn, args, kwargs, values):\n  return {attack}") for attack in EPILOGUES
+        changed(document, "epilogue", f"def epilogue(fn, args, kwargs, values):\n  return {attack}")
+        for attack in EPILOGUES
     ]
     found += [
         changed(document, "epilogue", f"@{attack}\ndef epilogue(fn, args, kwargs, values):\n  return 1")

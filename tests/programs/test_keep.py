@@ -461,4 +461,3 @@ def test_eight_processes_at_once(cache, tmp_path):
     assert {said(process)[0] for process in processes} <= {"1 0 True", "0 1 True"}
     assert [p.suffix for p in cache.iterdir()] == [".program"]
     assert said(started(tmp_path / "model.py")) == ("0 1 True", "")
-

@@ -146,7 +146,11 @@ KEYS = Question(
 ELEMENTS = KEYS._replace(name="elements", words="the elements of {path} changed")
 CONTENT = Question("content", lambda v, _: content(v), "content({v})", EQUAL, "the content of {path} changed")
 HOLDS = Question(
-    "holds", lambda v, k: set.__contains__(v, k), "({k} in {v})", IS, ("{path} held {k}, does not", "{path} holds {k} now")
+    "holds",
+    lambda v, k: set.__contains__(v, k),
+    "({k} in {v})",
+    IS,
+    ("{path} held {k}, does not", "{path} holds {k} now"),
 )
 REPLACED = KEYS._replace(name="overrides", words="other parameters of the compiled module are replaced than before")
 PRESENT = Question(

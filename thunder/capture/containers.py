@@ -23,8 +23,8 @@ from thunder.core.proxies import TensorProxy
 from thunder.interpreter.attributes import plain_attribute, type_attribute
 
 __all__ = [
-    "MUTABLE", "LARGE", "snapshot", "buffer", "materialize", "length", "list_item", "dict_item", "has_element", "has_key",
-    "made_by_factory", "entry",
+    "MUTABLE", "LARGE", "snapshot", "buffer", "materialize", "length", "list_item", "dict_item", "has_element",
+    "has_key", "made_by_factory", "entry",
     "attribute_dict", "write_attributes", "changes", "state", "written_since", "is_changed",
 ]  # fmt: skip
 

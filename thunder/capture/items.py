@@ -11,7 +11,15 @@ import numpy
 import torch
 
 from thunder.capture import host_lines, opaque_values
-from thunder.capture.containers import dict_item, has_element, has_key, list_item, made_by_factory, materialize, write_attributes
+from thunder.capture.containers import (
+    dict_item,
+    has_element,
+    has_key,
+    list_item,
+    made_by_factory,
+    materialize,
+    write_attributes,
+)
 from thunder.capture.expose import expose
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.native import CONTAINERS, PRIMITIVE

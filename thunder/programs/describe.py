@@ -8,10 +8,13 @@ same order, equal numbers mean that it is one object in the one process where it
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import copyreg
 import enum
 import functools
 import hashlib
+import importlib
 import json
 import logging
 import sys
@@ -22,6 +25,7 @@ from typing import Any
 
 import torch
 
+from thunder import compat
 from thunder.capture.classes import of_library
 from thunder.capture.native import CONTAINERS, IMMUTABLE, slots
 from thunder.capture.sources import MISSING
@@ -65,10 +69,14 @@ def _constant(value: Any) -> str:
 
 
 def find_named(module: str, path: str) -> Any:
-    """What stands in an imported module under a dotted name; MISSING where nothing does. Only tables are read.
+    """What stands in an imported module under a dotted name; MISSING where nothing does. Only tables are read; of
+    modules, thunder's own are imported.
 
     `Class.name#fget` is a part of what stands there: the function of a property, what a decorator wraps.
     """
+    if module.startswith("thunder.") and module not in sys.modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
     found: Any = sys.modules.get(module, MISSING)
     path, *parts = path.split("#")
     for name in path.split("."):
@@ -100,6 +108,8 @@ def name_of(x: Any) -> tuple[str, str] | None:
         module, path = type.__getattribute__(x, "__module__"), type.__getattribute__(x, "__qualname__")
     if not isinstance(module, str) or not isinstance(path, str) or "#" in path:
         return None
+    if isinstance(x, type) and type(x) is type and x in _TYPES_BY_CLASS:  # which builtins does not have
+        return "types", _TYPES_BY_CLASS[x]
     level = [(path, find_named(module, path))]
     for _ in range(_WRAPPED):
         for name, found in level:
@@ -109,6 +119,7 @@ def name_of(x: Any) -> tuple[str, str] | None:
     return None
 
 
+_TYPES_BY_CLASS: dict[Any, str] = {v: k for k, v in vars(types).items() if isinstance(v, type)}
 _WRAPPED = 6  # decorators around a function
 
 
@@ -143,7 +154,7 @@ class Describer:
             property: lambda x: ["property", self.number(x), *map(self, (x.fget, x.fset, x.fdel))],
             staticmethod: lambda x: ["staticmethod", self.number(x), self(x.__func__)],
             classmethod: lambda x: ["classmethod", self.number(x), self(x.__func__)],
-            functools.partial: lambda x: ["partial", self(x.func), self(x.args), self(tuple(x.keywords.items()))],
+            functools.partial: lambda x: ["partial", self(x.func), self._data(x.args), self._data(x.keywords)],
             functools._lru_cache_wrapper: lambda x: ["cached", self.number(x), self(x.__wrapped__)],
             contextvars.ContextVar: lambda x: ["context variable", self.number(x), x.name],
             logging.Logger: lambda x: ["logger", x.name],
@@ -164,7 +175,7 @@ class Describer:
             return ["torch", str(x).removeprefix("torch.")]
         if t in _DESCRIPTORS:
             return ["descriptor", self(x.__objclass__), x.__name__]
-        if isinstance(x, enum.Enum):
+        if isinstance(x, enum.Enum) or _is_member(x, t):
             return ["enum", self(t), x.name]
         if isinstance(x, types.ModuleType):
             return self._module(x)
@@ -172,7 +183,7 @@ class Describer:
             return ["tensor", self(t), self.number(x)]
         if isinstance(x, IMMUTABLE):
             return ["value", self(t), repr(x)]
-        if t.__module__ == "torch._ops":
+        if isinstance(x, (compat.OpOverload, compat.OpOverloadPacket)):
             return ["operator", self(t), str(x)]
         return self._object(x, t)
 
@@ -183,6 +194,12 @@ class Describer:
             found = self._numbers[id(x)] = len(self._numbers)
             self._kept.append(x)
         return found
+
+    def _data(self, x: Any) -> Any:
+        """What a partial function is given: a dict is what is in it."""
+        if type(x) is dict:
+            return ["dict", *([self(k), self._data(v)] for k, v in x.items())]
+        return ["tuple", *map(self._data, x)] if type(x) is tuple else self(x)
 
     def _module(self, x: types.ModuleType) -> list:
         name = getattr(x, "__name__", None)
@@ -225,7 +242,7 @@ class Describer:
             held = {n: object.__getattribute__(x, n) for n in names if _has(x, n)} | (own or {})
             return [[str(n), self(held[n])] for n in sorted(held, key=str)]
         try:
-            made = x.__reduce_ex__(2)
+            made = copyreg.dispatch_table[t](x) if t in copyreg.dispatch_table else x.__reduce_ex__(2)
         except Exception:  # noqa: BLE001 - whatever a library's object raises
             raise Unspeakable(f"an object of {t.__module__}.{t.__qualname__}, which says nothing of itself") from None
         return [self(part) for part in made] if isinstance(made, tuple) else [str(made)]
@@ -241,6 +258,12 @@ def _too_large(x: Any) -> bool:
         seen.update(map(id, new))
         pending += new
     return len(seen) > PARTS
+
+
+def _is_member(x: Any, t: type) -> bool:
+    """Whether a value is one of an enumeration of C++."""
+    members = t.__dict__.get("__members__") if t.__module__.startswith("torch.") else None
+    return members is not None and getattr(x, "name", None) in getattr(t, "__members__", ())
 
 
 def _has(x: Any, name: str) -> bool:
@@ -312,12 +335,32 @@ def _a_descriptor(owner: Any, name: str) -> Any:
 
 def _a_member(kind: Any, name: str) -> Any:
     kind = named(kind)
-    return kind[name] if isinstance(kind, type) and issubclass(kind, enum.Enum) else MISSING
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind[name]
+    return kind.__members__[name] if kind.__module__.startswith("torch.") else MISSING
 
 
 def _a_module(name: str) -> Any:
     found = sys.modules.get(name, MISSING)
     return found if isinstance(found, types.ModuleType) else MISSING
+
+
+def _a_dict(*items: Any) -> Any:
+    found = {named(k): named(v) for k, v in items}
+    return MISSING if any(v is MISSING for v in found.values()) else found
+
+
+def _cache_of(wrapped: Any) -> Any:
+    """The function behind functools.lru_cache, found where what it wraps is named."""
+    inside = named(wrapped)
+    found = find_named(wrapped[1], wrapped[2].removesuffix("#__wrapped__")) if inside is not MISSING else MISSING
+    return found if type(found) is functools._lru_cache_wrapper and found.__wrapped__ is inside else MISSING
+
+
+def _a_partial(function: Any, args: Any, keywords: Any) -> Any:
+    function = named(function)
+    known = isinstance(function, (types.FunctionType, functools._lru_cache_wrapper))
+    return functools.partial(function, *named(args), **named(keywords)) if known else MISSING
 
 
 _MAKERS: dict[str, Callable] = {
@@ -326,5 +369,5 @@ _MAKERS: dict[str, Callable] = {
     "tuple": _all(tuple), "Size": _all(torch.Size), "frozenset": _all(frozenset), "slice": _all(lambda x: slice(*x)),
     "range": range, "device": torch.device, "torch": _torch_constant, "module": _a_module, "class": _a_class,
     "function": _a_function, "builtin": _a_builtin, "builtin of": _of_builtin, "descriptor": _a_descriptor,
-    "enum": _a_member,
+    "enum": _a_member, "dict": _a_dict, "partial": _a_partial, "cached": lambda number, wrapped: _cache_of(wrapped),
 }  # fmt: skip

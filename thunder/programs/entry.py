@@ -197,7 +197,7 @@ class Loaded:
         return any(reference() is None for reference in self._weak)
 
     def user_location(self, trace: Trace, traceback: Any) -> tuple | None:
-        """The user's line that the failing line of the program came from, where it is still that line."""
+        """The user's line that the failing bound symbol came from, where it still stands there."""
         function = trace._callable
         while traceback is not None and function is not None:
             if traceback.tb_frame.f_code is function.__code__:

@@ -22,7 +22,7 @@ import torch
 import thunder
 from thunder.errors import ProgramFileWarning, warn_user
 from thunder.extend import FUEL_LEVEL
-from thunder.options import KEEP_PROGRAMS, CACHE_OPTIONS, SHARP_EDGES_OPTIONS, JitOptions, compile_option
+from thunder.options import CACHE_OPTIONS, KEEP_PROGRAMS, SHARP_EDGES_OPTIONS, JitOptions, compile_option
 from thunder.pipeline import PASSES
 from thunder.program import CacheEntry
 from thunder.programs import files
@@ -31,7 +31,19 @@ from thunder.programs.entry import document_of, entry_of, key_of_missing
 from thunder.programs.questions import Mismatch
 from thunder.programs.text import Damaged, written_text
 
-__all__ = ["KEEP", "KEPT", "differences", "document_for", "find", "keep", "metadata", "refused", "wanted"]
+__all__ = [
+    "KEEP",
+    "KEPT",
+    "differences",
+    "machine",
+    "versions",
+    "document_for",
+    "find",
+    "keep",
+    "metadata",
+    "refused",
+    "wanted",
+]
 
 KEEP = compile_option(
     "keep_programs", bool, None,
@@ -58,8 +70,8 @@ def metadata(fn: Any, options: JitOptions, modes: tuple) -> dict[str, Any]:
         "code": _code(fn),
         "modes": _modes(modes),
         "options": _options(options),
-        "versions": dict(_versions()),
-        "machine": dict(_machine()),
+        "versions": dict(versions()),
+        "machine": dict(machine()),
     }
 
 
@@ -102,7 +114,10 @@ def _options(options: JitOptions) -> dict[str, str]:
     }  # fmt: skip
     said["sharp_edges"] = str(options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR)
     given = {n: v for n, v in options.compile_options.items() if n != KEEP.name}
-    return said | {"executors": str([(e.name, e.version) for e in options.executors]), "others": str(sorted(given.items()))}
+    return said | {
+        "executors": str([(e.name, e.version) for e in options.executors]),
+        "others": str(sorted(given.items())),
+    }
 
 
 def _check_executor(executor: Any) -> None:
@@ -115,7 +130,7 @@ def _check_executor(executor: Any) -> None:
 
 
 @functools.cache
-def _versions() -> tuple:
+def versions() -> tuple:
     return (
         ("thunder", f"{thunder.__version__} {_sources()}"),
         ("python", f"{platform.python_implementation()} {sys.version}"),
@@ -133,8 +148,10 @@ def _sources() -> str:
 
 
 @functools.cache
-def _machine() -> tuple:
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+def machine() -> tuple:
+    gpus = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
     return (
         ("system", f"{platform.system()} {platform.machine()}"),
         ("processor", torch.backends.cpu.get_cpu_capability()),
@@ -158,7 +175,14 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def find(
-    fn: Any, options: JitOptions, modes: tuple, args: tuple, kwargs: dict, overrides: tuple, given: tuple, why: list[str]
+    fn: Any,
+    options: JitOptions,
+    modes: tuple,
+    args: tuple,
+    kwargs: dict,
+    overrides: tuple,
+    given: tuple,
+    why: list[str],
 ) -> CacheEntry | None:
     """The entry of a program on disk that fits a call; None where there is none. given: documents that the user loaded.
     why: gets, in words, what was wrong with those that were looked at."""
@@ -277,5 +301,3 @@ def refused(said: dict[str, Any], reason: str) -> None:
         files.write(path, {"metadata": said, "reason": reason}, key)
     except OSError:
         return  # no program would be kept there either
-
-

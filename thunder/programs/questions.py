@@ -123,7 +123,8 @@ class _Writer:
             if find_named(name, "__name__") is not MISSING and value is vars(_module(name)):
                 return ["globals", name]
         said = Describer()(value)
-        if named(said) is value:
+        found, kind = named(said), type(value)
+        if found is value or kind is functools.partial is type(found) and found.func is value.func:
             return ["named", said]
         if type(value) is types.CellType and id(value) in c.outside.cells:
             owner = c.outside.cells[id(value)]

@@ -57,7 +57,9 @@ def written_object(x: Any) -> Any:
         kind = "the function" if callable(x) else "an object"
         raise Unspeakable(f"a bound symbol names {kind} {getattr(x, '__qualname__', type(x).__qualname__)}")
     if not _may_be_named(x):
-        raise Unspeakable(f"a bound symbol calls {'.'.join(name_of(x) or (repr(x),))}, which is no operation of thunder's")
+        raise Unspeakable(
+            f"a bound symbol calls {'.'.join(name_of(x) or (repr(x),))}, which is no operation of thunder's"
+        )
     return said
 
 
@@ -70,7 +72,9 @@ _QUOTED = r"""b?'(?:[^'\\\n]|\\.)*'|b?"(?:[^"\\\n]|\\.)*"|\#[^\n]*"""
 _NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?j?"
 # a name before a quote would be a prefix: f"..." is code
-_WORDS = re.compile(rf"(?>{_QUOTED}|{_NUMBER}|{_NAME}(?!['\"\w])|\.\.\.|[ \n]+|\\\n|[()\[\]{{}},:=*+\-/%<>!|&~;])*+", re.ASCII)
+_WORDS = re.compile(
+    rf"(?>{_QUOTED}|{_NUMBER}|{_NAME}(?!['\"\w])|\.\.\.|[ \n]+|\\\n|[()\[\]{{}},:=*+\-/%<>!|&~;])*+", re.ASCII
+)
 _QUOTES, _NAMES = re.compile(_QUOTED, re.ASCII), re.compile(_NAME, re.ASCII)
 _CALLED = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?=[ ]*(?:\\\n[ ]*)*\()", re.ASCII)
 _KEYWORDS = {"def", "return", "del", "None", "True", "False", "not", "and", "or", "is", "pass"}
