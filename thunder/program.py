@@ -48,14 +48,15 @@ class CacheEntry:
 
     `prologue`, `forward`, `backward` and `epilogue` are the traces that run; the last two are None where there is
     nothing to do. Each of `prologue_traces`, `computation_traces`, `backward_traces` and `epilogue_traces` has the
-    traces of all passes, as captured first. A printed entry is the text of all four. tiers: under tiers="background",
+    traces of all passes, as captured first. A printed entry is the text of all four. executed: the traces that calls
+    run, those of backwards that were compiled later among them. tiers: under tiers="background",
     which tier runs, and why (see `thunder.tiers.Tiers`); None where there is one.
     """
 
     __slots__ = (
         "captured", "path", "modes", "used", "calls", "prologue_fn", "prologue_traces", "computation_fn",
-        "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces", "tiers",
-        "connection", "from_disk", "__weakref__",
+        "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces", "executed",
+        "tiers", "connection", "from_disk", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, captured: Captured, found: Lowered, modes: tuple):
@@ -71,7 +72,7 @@ class CacheEntry:
         """Calls run this computation from now on."""
         self.computation_traces, self.backward_traces = found.computation_traces, found.backward_traces
         self.backward_fn = found.backward_traces[-1].python_callable() if found.backward_traces else None
-        self.computation_fn, self.connection = found.run, found.connection
+        self.computation_fn, self.executed, self.connection = found.run, found.executed, found.connection
 
     prologue = property(lambda self: self.prologue_traces[-1])
     forward = property(lambda self: self.computation_traces[-1])
@@ -97,12 +98,13 @@ class CacheEntry:
 
 
 class Lowered(NamedTuple):
-    """The traces of a computation and of its backward, and what a call runs. connection: how the two belong to
-    autograd, None without a backward."""
+    """The traces of a computation and of its backward, and what a call runs. executed: see `CacheEntry`. connection:
+    how the two belong to autograd, None without a backward."""
 
     computation_traces: list[Trace]
     backward_traces: list[Trace]
     run: Callable
+    executed: list[Trace]
     connection: Connection | None = None
 
 
@@ -168,11 +170,12 @@ def lowered(
     captured: Captured, given: JitOptions, modes: tuple, watch: Callable[[Trace, Callable], Callable]
 ) -> Lowered:
     """What the passes make of a captured program. watch: for each trace and its function, what runs in its place."""
-    options = asked_for(captured.computation, given)
+    options, executed = asked_for(captured.computation, given), list[Trace]()
 
     def program(trace: Trace) -> Callable:
         if options.debug.check_traces:
             trace._callable = check_results(trace, captured.where).python_callable()
+        executed.append(trace)
         return watch(trace, trace.python_callable())
 
     backward: list[Trace] = []
@@ -187,7 +190,7 @@ def lowered(
         run = with_log(run, bool(captured.path))
     if captured.path:
         run = _with_numbers_put_back(run, captured.computation)
-    return Lowered([*captured.computation_traces[:-1], *traces], backward, run, connection)
+    return Lowered([*captured.computation_traces[:-1], *traces], backward, run, executed, connection)
 
 
 def differentiable(run: Callable, modes: tuple) -> Callable:

@@ -141,7 +141,7 @@ def contains(c, o, v) -> bool:
         if type(o) is set and not o and id(v) not in c.sources and (found := has_element(c, o, v)) is not None:
             return found
         materialize(c, o)
-    if type(o) is HostProxy or host_lines.holds_host_values(o) or type(v) is HostProxy:
+    if type(o) is HostProxy or host_lines.holds_host_values(c, o) or type(v) is HostProxy:
         return bool(host_lines.operate(c, operator.contains, o, v))
     expose(c, o, v)
     if isinstance(o, (list, tuple, dict, set, frozenset, collections.deque)):

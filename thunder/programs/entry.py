@@ -234,7 +234,7 @@ def entry_of(
         captured.epilogue_fn = epilogue_of(document["epilogue"], replay.objects())
         captured.epilogue_traces = [TextTrace("epilogue", document["epilogue"], captured.epilogue_fn)]
     traces = [TextTrace("computation", computation["text"], forward_fn)]
-    entry = CacheEntry(captured, Lowered(traces, backwards, run), modes)
+    entry = CacheEntry(captured, Lowered(traces, backwards, run, []), modes)
     entry.from_disk = True
     return entry
 
