@@ -21,16 +21,7 @@ from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, native_module, plain_base
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import (
-    METHODS,
-    AnyProxy,
-    Condition,
-    NumberProxy,
-    Proxy,
-    Size,
-    TensorProxy,
-    map_structure,
-)
+from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy, map_structure
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
 from thunder.interpreter import NULL, sequences
 from thunder.interpreter.attributes import in_python, plain_attribute, type_attribute
