@@ -21,8 +21,17 @@ from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, native_module, plain_base
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy, map_structure
-from thunder.errors import SharpEdgeError, SharpEdgeWarning
+from thunder.core.proxies import (
+    METHODS,
+    AnyProxy,
+    Condition,
+    NumberProxy,
+    Proxy,
+    Size,
+    TensorProxy,
+    map_structure,
+)
+from thunder.errors import SharpEdgeError, SharpEdgeWarning, with_section
 from thunder.interpreter import NULL, sequences
 from thunder.interpreter.attributes import in_python, plain_attribute, type_attribute
 from thunder.ops import lookup
@@ -308,4 +317,5 @@ def sharp_edge(c, what: str) -> None:
         c.sharp_edges.append(text)
         if option is SHARP_EDGES_OPTIONS.WARN:
             file, line = location[:2] if location else ("unknown place", 0)
+            text = with_section(text, SharpEdgeWarning)
             warnings.warn_explicit(text, SharpEdgeWarning, file, line, registry=_WARNED)

@@ -55,11 +55,12 @@ class Region:
 class FusedFunction:
     """A function that runs a region, and what passes and estimates ask of it.
 
-    kernels: how many it launches. scratch_bytes: that it allocates beside its results. over: which results are written
-    over which inputs, or may be, by their places.
+    kernels: how many it launches. source: their text, as far as it is known. scratch_bytes: that it allocates beside
+    its results. over: which results are written over which inputs, or may be, by their places.
     """
 
     kernels: int = 1
+    source: str = ""
     scratch_bytes: int = 0
     over: Mapping[int, int] = MappingProxyType({})
 

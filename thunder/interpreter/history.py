@@ -152,10 +152,11 @@ def _log_line(entry, print_source_code: bool) -> str | None:
 
 
 def format_location(location):
-    """(file name, line, (column, end column), source line, qualified name) of a `Host.location()`."""
+    """(file name, line, (column, end column), source line, qualified name) of a location: (code, instruction index),
+    and whatever a host adds."""
     if location is None:
         return "?", 0, (None, None), "", "?"
-    code, ip = location
+    code, ip = location[:2]
     record = decode(code)
     line = record.line(code, ip) or code.co_firstlineno
     positions = list(code.co_positions())[record.offsets[ip] // 2]

@@ -31,6 +31,7 @@ __all__ = [
     "write",
     "overwrite",
     "write_back",
+    "copy_unless_there",
     "setitem",
     "overwriting",
     "write_out",
@@ -275,6 +276,14 @@ write_back = Symbol(
     tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
     fn=torch.Tensor.copy_,
 )
+
+
+def copy_unless_there(target: torch.Tensor, value: torch.Tensor) -> None:
+    """`target.copy_(value)`, where a kernel may have made the value in the target's memory."""
+    if target.data_ptr() != value.data_ptr() or target.stride() != value.stride():
+        target.copy_(value)
+    elif not target.is_inference():
+        torch.autograd.graph.increment_version(target)
 
 
 def _copy_data(target: torch.Tensor, value: torch.Tensor) -> None:
