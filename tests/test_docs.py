@@ -78,7 +78,7 @@ def anchors(page):
 
 
 def test_links_lead_somewhere():
-    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         for target, section in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
             place = page.parent / target if target else page
             assert "://" in target or place.exists(), f"{page.name} links to {target}"
@@ -96,6 +96,14 @@ def test_the_page_of_the_api_is_current():
     from tests import api_page
 
     assert api_page.text() == api_page.PAGE.read_text(), "run python tests/api_page.py"
+
+
+def test_each_decision_is_a_dated_record_that_the_tour_names():
+    tour = (ROOT / "docs/design.md").read_text()
+    for record in (ROOT / "docs/decisions").glob("*.md"):
+        title, empty, date, *_ = record.read_text().splitlines()
+        assert title.startswith("# ") and not empty and re.fullmatch(r"\d{4}-\d\d-\d\d", date), record.name
+        assert f"[{title[2:]}](decisions/{record.name})" in tour, f"docs/design.md does not name {record.name}"
 
 
 def test_a_wrong_page_is_noticed(tmp_path):

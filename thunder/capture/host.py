@@ -243,15 +243,17 @@ class Capture(Host):
             value = super().load_cell(f, cell, name)
         except NameError:
             if owner is not None:
-                self.ask(self.cell_source(owner, name), PRESENT)
+                self.ask(self.cell_source(owner, cell), PRESENT)
             raise
         if owner is None or name == "__class__" or type(value) in (TensorProxy, types.CellType):
             return value
-        return self.read(value, self.cell_source(owner, name))
+        return self.read(value, self.cell_source(owner, cell))
 
-    def cell_source(self, f, name: str) -> Source:
-        source = (self.sources.get(id(f)) or self.const(f)).child("cell", f.__code__.co_freevars.index(name), name)
-        source.label = name
+    def cell_source(self, f, cell) -> Source:
+        """Where a cell of a function from outside is read."""
+        index = next(i for i, c in enumerate(f.__closure__) if c is cell)
+        source = (self.sources.get(id(f)) or self.const(f)).child("cell", index)
+        source.label = f.__code__.co_freevars[index]
         return source
 
     def namespace(self, given):
@@ -264,7 +266,7 @@ class Capture(Host):
         if owner is None:
             cell.cell_contents = v
             return
-        self.writes.written.add(self.cell_source(owner, name_of_cell(owner, cell)))
+        self.writes.written.add(self.cell_source(owner, cell))
         self.keep[id(cell)] = cell
         self.writes.overlay[id(cell), None] = v
         self.writes.effects[id(cell), None] = ("cell", cell, None)
@@ -513,11 +515,6 @@ def content(cell: types.CellType) -> Any:
 def _holds_state(cell: types.CellType) -> bool:
     """Whether a cell of a library's function holds what the function may change."""
     return isinstance(content(cell), containers.MUTABLE)
-
-
-def name_of_cell(f, cell) -> str:
-    """The name of a cell in a function's closure."""
-    return next(n for n, c in zip(f.__code__.co_freevars, f.__closure__, strict=True) if c is cell)
 
 
 def parameter_names(fn) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def graph_job(
     if any(node.op in ("get_attr", "call_module") for node in graph.graph.nodes):
         return None
     shapes = [(tuple(t.shape), t.stride(), t.dtype, t.device) for t in examples]
-    config = {k: v for k, v in compat.config.get_serializable_config_copy().items() if _pickles(v)}
+    config = {k: v for k, v in compat.config.get_config_copy().items() if _pickles(v)}
     return GraphJob(graph.code, shapes, tuple(reused), compat.picklable_settings(), config, INDUCTOR_CACHE_DIR.value)
 
 

@@ -19,7 +19,7 @@ import math
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -142,7 +142,9 @@ class InductorExecutor(FusionExecutor):
             before = _Program(trace, before)
             before.compile_ahead(state, strides)
 
-    def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
+    def writing_over(
+        self, function: Callable, dying: Sequence[int], homes: Mapping[int, int] | None = None
+    ) -> tuple[Callable, dict[int, int]] | None:
         found = function.writing_over(dying) if isinstance(function, InductorRegion) else None
         return (found, found.over) if found is not None and found.over else None
 

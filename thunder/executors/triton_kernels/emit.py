@@ -22,6 +22,7 @@ from thunder.executors.triton_kernels.schedule import (
     in_order,
     operand_place,
     reduced_place,
+    stored_place,
     tile_place,
 )
 from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, divides, hint
@@ -351,9 +352,9 @@ class _Emitter:
 
     # ------------------------------------------------------------------------------------------------------------
     # stores
-    def _tile_place(self, v: Value) -> Place:
+    def _tile_place(self, v: Value, stored: bool = False) -> Place:
         if self.kernel.kind != "map":
-            return tile_place(v, self.kernel)
+            return (stored_place if stored else tile_place)(v, self.kernel)
         return split(self._in_memory_order(v) if v.kind == "part" else self.linear, v.shape)
 
     def _is_row(self, v: Value) -> bool:
@@ -373,7 +374,7 @@ class _Emitter:
             self._accumulate(p, accumulator, operand, reduced if len(p.shape) == 1 else "r")
 
     def _store(self, v: Value) -> None:
-        place = split(Index.of(self.kernel.r), v.shape) if self._is_row(v) else self._tile_place(v)
+        place = split(Index.of(self.kernel.r), v.shape) if self._is_row(v) else self._tile_place(v, stored=True)
         self._write(v, place, self._reduction(v) if v.kind == "reduce" else self.value(v, place, ()))
 
     def _write(self, v: Value, place: Place, term: _Term) -> None:
