@@ -31,6 +31,7 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace, TraceTag
 from thunder.errors import CaptureError, OptionError
 from thunder.program import CacheEntry
+from thunder.programs.entry import text_only
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.partition import unpack_sequence
 from thunder.transforms.phases import phase_of
@@ -349,6 +350,8 @@ def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
 
     for _ in range(WARM):
         entry = step()[1]
+        if entry.from_disk:
+            raise text_only()
     traces, plain, noted = entry.executed, [], []
     started = time.perf_counter()
     while len(plain) < ROUNDS[0] or len(plain) < ROUNDS[1] and time.perf_counter() - started < SECONDS:
