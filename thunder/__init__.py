@@ -23,6 +23,8 @@ _FROM = {
     "thunder.tracing": ("trace",),
     "thunder.verification": ("verify",),
     "thunder.explanation": ("explain",),
+    "thunder.profiling": ("profile", "profiler_ranges"),
+    "thunder.reporting": ("report", "Report"),
     "thunder.module": ("ThunderModule",),
     "thunder.options": (
         "DebugOptions", "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "FALLBACK_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS",

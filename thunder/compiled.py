@@ -38,8 +38,9 @@ from thunder.errors import (
     warn_user,
 )
 from thunder.history import CompileStats, Recompilation
+from thunder.logs import configure, log_program, log_recompilation
 from thunder.methods import CompiledMethod
-from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
+from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, LOGS, RECOMPILE_WARNING_LIMIT, JitOptions
 from thunder.program import CacheEntry
 from thunder.tiers import lower_in_tiers
 
@@ -72,6 +73,7 @@ class Compiled:
     """A compiled function or module: the original, its options, its programs and its history."""
 
     def __init__(self, fn: Callable, options: JitOptions):
+        configure(LOGS.value)
         self.fn, self.options = fn, options
         self.stats = CompileStats()
         self._tables: dict[tuple, EntryTable] = {}  # by modes
@@ -354,6 +356,7 @@ class Compiled:
         if stats.cache_misses > 1:
             record = Recompilation(stats.last_compile_reasons[0], calling_line(), stats.calls, time.time())
             stats.recompilations.append(record)
+            log_recompilation(self._name, record)
         try:
             entry = self._compile(modes, args, kwargs, path, log)
             start = clock()
@@ -463,7 +466,9 @@ class Compiled:
         start = clock()
         try:
             captured.transform(options, self.overrides, self.module())
-            return lower_in_tiers(captured, options, modes, self.module(), self._lock)
+            entry = lower_in_tiers(captured, options, modes, self.module(), self._lock)
+            log_program(self._name, entry)
+            return entry
         except ThunderError as error:
             if error.bound_symbol is not None and error.bound_symbol.location is not None:
                 add_location(error, captured.where(error.bound_symbol.location))
@@ -561,7 +566,7 @@ class Compiled:
     def _point_at_user(self, entry: CacheEntry, error: Exception) -> None:
         """An error of an operation names the user's line it came from."""
         location = entry.captured.user_location(entry.computation_traces[-1], error.__traceback__)
-        if location is not None and not getattr(error, "__notes__", None):
+        if location is not None:
             add_location(error, location)
 
     # --- copies keep function and options, and drop what was compiled

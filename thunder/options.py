@@ -120,9 +120,10 @@ LOCAL_RANK = EnvironmentOption("LOCAL_RANK", str, None, "the process's number on
 TRITON_INTERPRET = EnvironmentOption(
     "TRITON_INTERPRET", bool, False, "Triton's interpreter runs kernels, on any device"
 )
+LOGS = EnvironmentOption("THUNDER_LOGS", str, "", "what is logged: recompiles, guards, passes, separated by commas")
 FALLBACK = EnvironmentOption("THUNDER_FALLBACK", str, "eager", "what fallback= is where thunder.jit is not told")
 ENVIRONMENT = (
-    FALLBACK, CACHE_DIR, C_COMPILER, CXX_COMPILER, INDUCTOR_CACHE_DIR, SEARCH_PATH, LOCAL_RANK, TRITON_INTERPRET,
+    FALLBACK, LOGS, CACHE_DIR, C_COMPILER, CXX_COMPILER, INDUCTOR_CACHE_DIR, SEARCH_PATH, LOCAL_RANK, TRITON_INTERPRET,
 )  # fmt: skip
 
 

@@ -44,32 +44,33 @@ class CacheEntry:
 
     `prologue`, `forward`, `backward` and `epilogue` are the traces that run; the last two are None where there is
     nothing to do. Each of `prologue_traces`, `computation_traces`, `backward_traces` and `epilogue_traces` has the
-    traces of all passes, as captured first. A printed entry is the text of all four. tiers: under tiers="background",
+    traces of all passes, as captured first. A printed entry is the text of all four. executed: the traces that calls
+    run, those of backwards that were compiled later among them. tiers: under tiers="background",
     which tier runs, and why (see `thunder.tiers.Tiers`); None where there is one.
     """
 
     __slots__ = (
         "captured", "path", "modes", "used", "calls", "prologue_fn", "prologue_traces", "computation_fn",
-        "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces", "tiers",
-        "__weakref__",
+        "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces",
+        "executed", "tiers", "__weakref__",
     )  # fmt: skip
 
     def __init__(
         self, captured: Captured, computation_traces: list[Trace], computation_fn: Callable, modes: tuple,
-        backward_traces: list[Trace],
+        backward_traces: list[Trace], executed: list[Trace],
     ):  # fmt: skip
         self.captured, self.modes, self.path = captured, modes, captured.path
         self.used = self.calls = 0  # the number of the last call that ran it; how many did
         self.prologue_fn, self.prologue_traces = captured.prologue_fn, captured.prologue_traces
         self.epilogue_fn, self.epilogue_traces = captured.epilogue_fn, captured.epilogue_traces
         self.tiers: Any = None
-        self.take(Lowered(computation_traces, backward_traces, computation_fn))
+        self.take(Lowered(computation_traces, backward_traces, computation_fn, executed))
 
     def take(self, found: Lowered) -> None:
         """Calls run this computation from now on."""
         self.computation_traces, self.backward_traces = found.computation_traces, found.backward_traces
         self.backward_fn = found.backward_traces[-1].python_callable() if found.backward_traces else None
-        self.computation_fn = found.run
+        self.computation_fn, self.executed = found.run, found.executed
 
     prologue = property(lambda self: self.prologue_traces[-1])
     forward = property(lambda self: self.computation_traces[-1])
@@ -95,11 +96,12 @@ class CacheEntry:
 
 
 class Lowered(NamedTuple):
-    """The traces of a computation and of its backward, and what a call runs."""
+    """The traces of a computation and of its backward, and what a call runs. executed: see `CacheEntry`."""
 
     computation_traces: list[Trace]
     backward_traces: list[Trace]
     run: Callable
+    executed: list[Trace]
 
 
 def lower_captured(
@@ -113,18 +115,19 @@ def lower_captured(
     if compat.distributed_is_used():
         check_agreement([found.computation_traces[-1], *found.backward_traces[-1:]])
     captured.settle(given, model)
-    return CacheEntry(captured, found.computation_traces, found.run, modes, found.backward_traces)
+    return CacheEntry(captured, found.computation_traces, found.run, modes, found.backward_traces, found.executed)
 
 
 def lowered(
     captured: Captured, given: JitOptions, modes: tuple, watch: Callable[[Trace, Callable], Callable]
 ) -> Lowered:
     """What the passes make of a captured program. watch: for each trace and its function, what runs in its place."""
-    options = asked_for(captured.computation, given)
+    options, executed = asked_for(captured.computation, given), list[Trace]()
 
     def program(trace: Trace) -> Callable:
         if options.debug.check_traces:
             trace._callable = check_results(trace, captured.where).python_callable()
+        executed.append(trace)
         return watch(trace, trace.python_callable())
 
     backward: list[Trace] = []
@@ -141,7 +144,7 @@ def lowered(
         run = with_log(run, bool(captured.path))
     if captured.path:
         run = _with_numbers_put_back(run, captured.computation)
-    return Lowered([*captured.computation_traces[:-1], *traces], backward, run)
+    return Lowered([*captured.computation_traces[:-1], *traces], backward, run, executed)
 
 
 def _with_numbers_put_back(function: Callable, computation: Trace) -> Callable:

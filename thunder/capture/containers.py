@@ -110,8 +110,11 @@ def materialize(c, s) -> None:
             )
         c.ask(source, KEYS)
         c.elements(base.keys(value))
-        read = look.items
-        _fill(c, s, look, base, [read[k] if k in read else c.read(x, source.item(k)) for k, x in base.items(value)])
+        known = {
+            **dict.fromkeys(base.keys(s), MISSING),
+            **look.items,
+        }  # what the program has put in hides what was there
+        _fill(c, s, look, base, [known[k] if k in known else c.read(x, source.item(k)) for k, x in base.items(value)])
     else:
         n = c.ask(source, LENGTH)
         read = {(k if k >= 0 else k + n): x for k, x in look.items.items()}

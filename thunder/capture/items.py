@@ -131,7 +131,7 @@ def contains(c, o, v) -> bool:
         if isinstance(o, dict) and _hashable(v):
             return has_key(c, o, v)
         materialize(c, o)
-    if type(o) is HostProxy or host_lines.holds_host_values(o) or type(v) is HostProxy:
+    if type(o) is HostProxy or host_lines.holds_host_values(c, o) or type(v) is HostProxy:
         return bool(host_lines.operate(c, operator.contains, o, v))
     expose(c, o, v)
     if isinstance(o, (list, tuple, dict, set, frozenset, collections.deque)):

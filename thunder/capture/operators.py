@@ -255,7 +255,7 @@ def native_text(c, function, value, *spec):
     expose(c, value)
     if isinstance(value, BaseException) and function is str and len(value.args) == 1 and type(value) is not KeyError:
         return c.call(str, [value.args[0]], {})
-    if operations.is_unknown_text((value, *spec)):
+    if operations.is_unknown_text(c, value, *spec):
         return host_lines.text(c, function, value, *spec)
     return native_calls.call_native(c, function, [as_text(c, value), *spec], {})
 

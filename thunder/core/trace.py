@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 import time
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -128,9 +129,16 @@ class Trace:
         )
 
     # --- text
-    def python(self, *, print_depth: int = -1, include_decorators: bool = True) -> str:
-        """The program as Python text. print_depth: 1 leaves decompositions out, -1 shows all of them as comments."""
-        return function_source(self, Printer(print_depth), include_decorators)
+    def python(self, *, depth: int | None = None, print_depth: int = -1, include_decorators: bool = True) -> str:
+        """The program as Python text. depth: 1 leaves decompositions out, 2 shows one level of them as comments, and so
+        on; all levels where it is not given. print_depth: what Lightning Thunder calls it, where -1 means all."""
+        return function_source(self, Printer(print_depth if depth is None else depth), include_decorators)
+
+    @property
+    def made_by(self) -> tuple[str, int | None]:
+        """The pass that made it, and how many milliseconds it took; ("as captured", None) where none did."""
+        found = re.fullmatch(r"Constructed by (.*) \(took (\d+) milliseconds\)", self.provenance)
+        return (found[1], int(found[2])) if found else (self.provenance or "as captured", None)
 
     def python_ctx(self) -> dict[str, Any]:
         """The objects that the text names and does not import."""

@@ -56,6 +56,7 @@ FAMILIES = (
     "seeded",
     "linearity",
     "parts",
+    "kernel_derivatives",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")

@@ -14,10 +14,10 @@ from thunder import compat
 from thunder.core.proxies import NumberProxy, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
 from thunder.core.utils import has_triton
-from thunder.ops.define import LTORCH, PRIMS, torch_prim
+from thunder.ops.define import LTORCH, PRIMS, declare, torch_prim
 from thunder.ops.layout import is_dense
 
-__all__ = ["sum_to", "kernel", "op", "formula", "times_cotangent"]
+__all__ = ["sum_to", "kernel", "gradient_of_first", "op", "formula", "times_cotangent"]
 
 aten = torch.ops.aten
 
@@ -65,6 +65,17 @@ def kernel(name: str, overload: str, meta: Callable, tags: tuple[OpTags, ...] = 
         tags=tags,
         fn=getattr(getattr(aten, name), overload),
     )
+
+
+def gradient_of_first(symbol: Symbol, gradient: Callable) -> None:
+    """The derivative of an operation of one differentiable tensor: gradient(cotangent, result, *arguments). What it
+    reads is saved, and no more."""
+
+    @symbol.vjp
+    def _(*args, **kwargs):
+        y = symbol(*args, **kwargs)
+        g = yield y
+        return (gradient(g, y, *args, **kwargs),)
 
 
 def memory_format(t: torch.Tensor) -> torch.memory_format:
@@ -151,7 +162,9 @@ select_backward = kernel("select_backward", "default", lambda g, sizes, dim, ind
 slice_backward = kernel("slice_backward", "default", lambda g, sizes, dim, start, end, step: like(g, tuple(sizes)))
 
 
-select_backward.layout = slice_backward.layout = "row-major"  # written into zeros
+diagonal_backward = kernel("diagonal_backward", "default", lambda g, sizes, offset, dim1, dim2: like(g, tuple(sizes)))
+unfold_backward = kernel("unfold_backward", "default", lambda g, sizes, dim, size, step: like(g, tuple(sizes)))
+declare(select_backward, slice_backward, diagonal_backward, unfold_backward, layout="row-major")  # written into zeros
 
 
 def _index_backward(g, shape, indices):

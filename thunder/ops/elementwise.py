@@ -17,7 +17,7 @@ from thunder import compat
 from thunder.core import dtypes
 from thunder.core.proxies import METHODS, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops.backward import op, sigmoid_backward, sum_to, tanh_backward
+from thunder.ops.backward import gradient_of_first, op, sum_to
 from thunder.ops.corners import is_differentiated, kept_at_tie, turns_at_origin
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, PRIMS, alias, composite, declare, prim
@@ -82,17 +82,8 @@ def unary(
     symbol.elementwise = True
     symbol.samples(sampler)
     if vjp is not None:
-        symbol.vjp(_unary_rule(symbol, vjp))
+        gradient_of_first(symbol, vjp)
     return symbol
-
-
-def _unary_rule(symbol: Symbol, vjp: Callable) -> Callable:
-    def rule(a):
-        y = symbol(a)
-        g = yield y
-        return (vjp(g, y, a),)
-
-    return rule
 
 
 def _pair(name: str) -> tuple[Callable, ...]:
@@ -170,8 +161,6 @@ VJP: dict[str, Callable] = {
     "cosh": lambda g, y, x: g * op("sinh")(x),
     "sinh": lambda g, y, x: g * op("cosh")(x),
     "tan": lambda g, y, x: g * (1 + y * y),
-    "tanh": lambda g, y, x: tanh_backward(g, y),
-    "sigmoid": lambda g, y, x: sigmoid_backward(g, y),
     "deg2rad": lambda g, y, x: op("deg2rad")(g),
     "rad2deg": lambda g, y, x: op("rad2deg")(g),
     "erf": lambda g, y, x: 2.0 / math.sqrt(math.pi) * op("exp")(-(x * x)) * g,
@@ -402,6 +391,27 @@ def binary(
 
     primitive = prim(run, name=prim_name or name)(prim_meta)
 
+    def decomposition(a, b):
+        if is_number(a) and is_number(b):
+            return python(a, b)
+        compute = promotes(result_type(a, b))[0]
+        tensors = [x for x in (a, b) if type(x) is TensorProxy]
+        shape = broadcast_shapes(*(t.shape for t in tensors))
+        a, b = (broadcast_to(convert(x, compute), shape) if type(x) is TensorProxy else x for x in (a, b))
+        return primitive(a, b)
+
+    meta, tags = _binary_meta(name, promotes, numbers, python), (OpTags.DETACHED,) if detached else ()
+    symbol = composite(*torch_functions, name=name, meta=meta, autocast=autocast, tags=tags, fn=run)(decomposition)
+    if operator is not None:
+        operator_methods(symbol, operator)
+    symbol.elementwise = True
+    symbol.samples(_binary_samples(domain, samples, numbers))
+    if left is not None or right is not None:
+        symbol.vjp(_binary_rule(symbol, left, right))
+    return symbol
+
+
+def _binary_meta(name: str, promotes: Callable, numbers: str, python: Callable | None) -> Callable:
     def meta(a, b):
         if type(a) is TensorProxy and type(b) is TensorProxy:
             if a.dtype is b.dtype and a.device is b.device and same_shape(a.shape, b.shape):
@@ -418,37 +428,21 @@ def binary(
             f"{name}(): arguments must be Tensors or numbers, not {type(a).__name__} and {type(b).__name__}"
         )
 
-    def decomposition(a, b):
-        if is_number(a) and is_number(b):
-            return python(a, b)
-        compute = promotes(result_type(a, b))[0]
-        tensors = [x for x in (a, b) if type(x) is TensorProxy]
-        shape = broadcast_shapes(*(t.shape for t in tensors))
-        a, b = (broadcast_to(convert(x, compute), shape) if type(x) is TensorProxy else x for x in (a, b))
-        return primitive(a, b)
+    return meta
 
-    symbol = composite(
-        *torch_functions, name=name, meta=meta, autocast=autocast, tags=(OpTags.DETACHED,) if detached else (), fn=run
-    )(decomposition)
-    if operator is not None:
-        operator_methods(symbol, operator)
-    low, high = domain
-    kind = {"dtype": torch.int64} if samples == "integer" else {}
+
+def _binary_samples(domain: tuple[float, float], samples: str, numbers: str) -> Callable:
+    given: dict = {"low": domain[0], "high": domain[1]}
+    typed = given | ({"dtype": torch.int64} if samples == "integer" else {})
 
     def sampler(make):
-        yield make(4, 3, low=low, high=high, **kind), make(4, 3, low=low, high=high, **kind)
-        yield make(2, 1, low=low, high=high, **kind), make(1, 5, low=low, high=high, **kind)
-        yield make(4, 3, low=low, high=high, **kind), make(3, low=low, high=high, **kind)
-        yield make(3, low=low, high=high, **kind), make(low=low, high=high, **kind)
+        for a, b in (((4, 3), (4, 3)), ((2, 1), (1, 5)), ((4, 3), (3,)), ((3,), ())):
+            yield make(*a, **typed), make(*b, **typed)
         if samples == "all" and numbers != "none":
-            yield make(3, low=low, high=high), 2.0
-            yield make(3, low=low, high=high), 2
+            yield make(3, **given), 2.0
+            yield make(3, **given), 2
 
-    symbol.elementwise = True
-    symbol.samples(sampler)
-    if left is not None or right is not None:
-        symbol.vjp(_binary_rule(symbol, left, right))
-    return symbol
+    return sampler
 
 
 def _binary_rule(symbol: Symbol, left: Callable | None, right: Callable | None) -> Callable:

@@ -22,6 +22,7 @@ from thunder.ops.factorizations import _CPU, matrices, mT, of_square, product, s
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.shape import adjoint
+from thunder.ops.spellings import without_none
 from thunder.ops.torch_types import to_torch_dtype
 
 # ---------------------------------------------------------------------------------------------------------------- a
@@ -360,24 +361,6 @@ def old_lu_solve(b, LU_data, LU_pivots):
     return linalg_lu_solve(LU_data, LU_pivots, b)
 
 
-def _matrix_samples(symbol: Symbol, *more: dict) -> None:
-    @symbol.samples
-    def _(make):
-        for shape in ((3, 3), (2, 4, 3), (3, 5)):
-            yield (make(*shape),)
-        for options in more:
-            yield (make(3, 3),), options
-
-    @symbol.error_samples
-    def _(make):
-        yield (make(3),)
-
-
-_matrix_samples(lu_factor)
-_matrix_samples(lu_factor_ex, {"check_errors": True})
-_matrix_samples(linalg_lu)
-
-
 # ---------------------------------------------------------------------------------------------------------------- LDL:
 # PyTorch has no derivatives
 
@@ -385,12 +368,11 @@ ldl_factor = of_square(
     "linalg_ldl_factor",
     lambda a: types.linalg_ldl_factor((like(a), _pivots(a))),
     torch.linalg.ldl_factor,
-    definite=True,
     options=("hermitian",),
 )
 ldl_factor_ex = of_square(
     "linalg_ldl_factor_ex", lambda a: types.linalg_ldl_factor_ex((like(a), _pivots(a), like(a, a.shape[:-2], int32))),
-    torch.linalg.ldl_factor_ex, definite=True,
+    torch.linalg.ldl_factor_ex,
     options=("hermitian", "check_errors"),
 )  # fmt: skip
 
@@ -407,13 +389,6 @@ def ldl_solve(LD, pivots, B, *, hermitian=False):
 
 # ---------------------------------------------------------------------------------------------------------------- least
 # squares
-
-
-def without_none(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """PyTorch has one form with `rcond` or `tol`, by position or by name, and one with atol= and rtol=."""
-    if len(args) > 1 and args[1] is None:
-        kwargs, args = {**kwargs, **({"hermitian": args[2]} if len(args) > 2 else {})}, args[:1]
-    return args, kwargs
 
 
 def _pinv_meta(A, rcond=None, hermitian=False, *, atol=None, rtol=None):

@@ -9,9 +9,9 @@ import torch
 
 from thunder.core.proxies import NumberProxy, Proxy, map_structure
 from thunder.core.symbol import BoundSymbol
-from thunder.ops.explain import as_torch
+from thunder.ops.infer import as_torch
 
-__all__ = ["empty_rows", "is_dense", "padded_row", "padded_strides", "run_line"]
+__all__ = ["assign", "empty_rows", "is_dense", "padded_row", "padded_strides", "run_line"]
 
 ROW_BYTES = 16  # products of matrices have fast kernels where rows begin at multiples of it
 LEAST_ROW = 256  # bytes: a shorter row would be mostly padding
@@ -68,15 +68,16 @@ def run_line(
         ValueError
     ) as error:  # of a view of fake tensors that strides do not allow, where PyTorch's functions raise RuntimeError
         raise RuntimeError(str(error)) from error
-    _name(operation.output, result, values)
+    assign(operation.output, result, values)
 
 
-def _name(said, result, values: dict[Proxy, object]) -> None:
+def assign(said, result, values: dict[Proxy, Any]) -> None:
+    """Notes the results of an operation under its proxies."""
     if isinstance(said, Proxy):
         values[said] = result
     elif isinstance(said, (tuple, list)):
         for s, r in zip(said, result, strict=True):
-            _name(s, r, values)
+            assign(s, r, values)
     elif isinstance(said, dict):
         for k, s in said.items():
-            _name(s, result[k], values)
+            assign(s, result[k], values)

@@ -22,13 +22,21 @@ from thunder.core.proxies import (
     map_structure,
     numbers_in,
 )
-from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, positional_parameters, user_location
+from thunder.core.symbol import (
+    OpTags,
+    Recorder,
+    Symbol,
+    current_recorder,
+    positional_parameters,
+    spelled,
+    user_location,
+)
 from thunder.core.symbolic import Computed, constant
 from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
 from thunder.ops.define import LTORCH, alias, inplace_of, lookup, operand_places, torch_prim
-from thunder.ops.explain import as_torch
+from thunder.ops.infer import as_torch
 from thunder.ops.mutating import call_mutating
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -88,13 +96,7 @@ _parameters_of = functools.cache(positional_parameters)  # of aliases, which are
 def _spelled_as(operation, function, kwargs: dict) -> dict:
     """Arguments of a function of PyTorch's by the names that an alias has at their places."""
     order, defaults = _parameters_of(operation)
-    if kwargs.keys() <= order | defaults.keys():
-        return kwargs
-    names, places = list(order), operand_places(function)
-    return {
-        names[places[k]] if k not in order and k not in defaults and places.get(k, len(names)) < len(names) else k: v
-        for k, v in kwargs.items()
-    }
+    return {spelled(k, order, defaults, lambda: operand_places(function)): v for k, v in kwargs.items()}
 
 
 METHODS.torch_function = call_torch

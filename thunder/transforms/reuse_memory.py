@@ -22,7 +22,7 @@ from thunder.analysis.lifetimes import last_uses
 from thunder.core.proxies import Proxy, TensorProxy, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace, TraceTag
-from thunder.extend.fusion import FusionExecutor, run_by
+from thunder.extend.fusion import FusionExecutor, written_over
 from thunder.ops.parts import add_part, rearranges
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.phases import phase_of
@@ -49,7 +49,7 @@ def reuse_memory(trace: Trace, fused: bool) -> Trace:
         accumulates = _adds_gradients(operation) or backward and operation.sym.accumulates
         if fuser is not None:
             found = state.dying(i, operation)
-            operation, own = _writing_over(operation, fuser, found) if found else operation, True
+            operation, own = written_over(operation, found)[0] if found else operation, True
         elif (accumulates or fused and operation.sym.elementwise) and (function := _in_place_function(operation)):
             home = state.home(i, operation, rearranged=accumulates)
             # what a linear layer gives is a view of something that nobody has, and what leaves the forward must be none
@@ -129,19 +129,3 @@ def _in_place_function(operation: BoundSymbol) -> Callable | None:
         and same_shape(target.shape, result.shape)
     )
     return form[0] if fits else None
-
-
-def _writing_over(operation: BoundSymbol, fuser: FusionExecutor, dying: list[int]) -> BoundSymbol:
-    found = fuser.writing_over(operation.sym.fn, dying)  # type: ignore[arg-type]
-    if found is None:
-        return operation
-    function, pairs = found
-    verb = "may be" if fuser.permits else "is"
-    return run_by(
-        operation,
-        function,
-        ", ".join(
-            f"{operation.outputs[o].name} {verb} written over {operation.inputs[i].name}" for o, i in pairs.items()
-        ),
-        OpTags.IN_PLACE,
-    )

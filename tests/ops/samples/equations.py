@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from thunder.core.symbol import Symbol
 from thunder.ops.equations import (
     ldl_solve,
+    linalg_lu,
     linalg_lu_solve,
     linalg_solve,
     linalg_solve_triangular,
     lobpcg,
     lstsq,
+    lu_factor,
+    lu_factor_ex,
     lu_unpack,
     old_lu_solve,
     pca_lowrank,
@@ -191,3 +195,21 @@ def _(make):
 @lobpcg.error_samples
 def _(make):
     yield make(4, 4), 2
+
+
+def _matrix_samples(symbol: Symbol, *more: dict) -> None:
+    @symbol.samples
+    def _(make):
+        for shape in ((3, 3), (2, 4, 3), (3, 5)):
+            yield (make(*shape),)
+        for options in more:
+            yield (make(3, 3),), options
+
+    @symbol.error_samples
+    def _(make):
+        yield (make(3),)
+
+
+_matrix_samples(lu_factor)
+_matrix_samples(lu_factor_ex, {"check_errors": True})
+_matrix_samples(linalg_lu)

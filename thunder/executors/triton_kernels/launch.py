@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import torch
 
@@ -75,7 +75,8 @@ class FusedRegion(FusedFunction):
         self.late: frozenset[int] = frozenset()
         self.fork: Callable[[int, tuple], int] | None = None
         self.planned = planned
-        self._overwriting: dict[frozenset[int], FusedRegion] = {}
+        self._overwriting: dict[tuple, FusedRegion] = {}
+        self.homes: Mapping[int, int] = {}
         self.interpreted = interpreting() and not planned
         self.autotune = autotune and not self.interpreted and not region.numbers
         multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
@@ -108,13 +109,16 @@ class FusedRegion(FusedFunction):
             self._sources(self._row_major())
         return self._source
 
-    def writing_over(self, dying: frozenset[int]) -> FusedRegion:
+    def writing_over(self, dying: frozenset[int], homes: Mapping[int, int] | None = None) -> FusedRegion:
         """The same region, for calls in which the inputs at these places own their memory and are dead
-        afterwards: outputs are written over as many as kernels allow."""
-        found = self._overwriting.get(dying)
+        afterwards: outputs are written over as many as kernels allow. homes: see `FusionExecutor.writing_over`."""
+        homes = self.homes if homes is None else homes
+        key = dying, tuple(sorted(homes.items()))
+        found = self._overwriting.get(key)
         if found is None:
-            found = self._overwriting[dying] = self._copy()
-            found.over = self._places(dying)
+            found = self._overwriting[key] = self._copy()
+            found.homes = homes
+            found.over = self._places(dying, homes)
             if found.over and self._expected is not None:
                 found._expected = _Compiled(found, self._row_major())
         return found
@@ -147,7 +151,7 @@ class FusedRegion(FusedFunction):
         found._expected = _Compiled(found, self._row_major()) if found._expected is not None else None
         return found
 
-    def _places(self, dying: frozenset[int]) -> dict[int, int]:
+    def _places(self, dying: frozenset[int], homes: Mapping[int, int]) -> dict[int, int]:
         """Which outputs may be written over which of these inputs, if all inputs are row-major: what writes one reads
         the input there and nowhere else, no later kernel does."""
         program = self.schedule.program
@@ -155,7 +159,8 @@ class FusedRegion(FusedFunction):
         taken: dict[int, int] = {}
         for o, out in enumerate(program.outputs):
             number, source = next(((n, s) for n, s in enumerate(sources) if out in s.stores), (0, None))
-            for i in sorted(dying.difference(taken.values())) if source is not None else ():  # none stores all of it
+            free = dying.union(i for i in homes if homes[i] == o).difference(taken.values())
+            for i in sorted(free) if source is not None else ():  # none stores all of it
                 x = program.inputs[i]
                 same = x.numel == out.numel and x.dtype is out.dtype and source.loads.get(x) == {source.stores[out]}
                 if same and not any(x in s.loads for s in sources[number + 1 :]):
