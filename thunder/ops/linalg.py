@@ -12,11 +12,12 @@ from thunder.core.dtypes import int64
 from thunder.core.proxies import TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
-from thunder.ops.backward import sum_to
+from thunder.ops.backward import sum_to, times_cotangent
 from thunder.ops.binary import operator_methods
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, declare, prim, torch_prim
 from thunder.ops.dims import check_tensor, wrap_dim
+from thunder.ops.layout import empty_rows
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device
 from thunder.ops.shape import permute, reshape, unsqueeze
@@ -47,6 +48,11 @@ def _linear_meta(a, weight, bias=None):
     ):
         raise RuntimeError(f"linear: input {list(shape)} {a.dtype}, weight {list(w)} {weight.dtype} do not fit")
     return like(a, (*shape[:-1], w[0])) if len(w) == 2 else like(a, shape[:-1])
+
+
+def linear_into(out: torch.Tensor, a: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """The linear layer of a matrix, written to `out`, whose rows may be apart."""
+    return torch.mm(a, w.t(), out=out) if bias is None else torch.addmm(bias, a, w.t(), out=out)
 
 
 @composite(F.linear, meta=_linear_meta, autocast="lower", tags=MATMUL)
@@ -386,8 +392,14 @@ def trace(a):
 # --- derivatives: the products that PyTorch's autograd computes
 
 
-def _run_transposed_product(a, g, b, offs=None):
-    product = torch.mm if offs is None else functools.partial(F.grouped_mm, offs=offs)
+def _mm_in_float32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.is_cuda and torch.version.cuda is not None:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return torch.mm(a, b).to(torch.float32)
+
+
+def _run_transposed_product(a, g, b, offs=None, mm=torch.mm):
+    product = mm if offs is None else functools.partial(F.grouped_mm, offs=offs)
     if b.stride(-2) == 1 and b.stride(-1) >= max(1, b.shape[-2]):
         return product(g.t(), a).transpose(-2, -1)
     return product(a.t(), g)
@@ -403,6 +415,13 @@ transposed_product = Symbol(
     tags=MATMUL,
     fn=_run_transposed_product,
 )
+
+
+def _transposed_in_float32(a, g, b, offs=None):
+    return _run_transposed_product(a, g, b, offs, _mm_in_float32).to(torch.float32)
+
+
+mm.in_float32, transposed_product.in_float32 = _mm_in_float32, _transposed_in_float32
 
 
 def of_second(a, g, b, offs=None):
@@ -525,6 +544,29 @@ def _(a, other):
 # PyTorch composes these of the same operations
 declare(kron, vdot, differentiate_decomposition=True)
 declare(*(LTORCH[name] for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm")), owns_result=True)
+
+
+def _padded_linear(a: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    out = empty_rows(a, (*a.shape[:-1], w.shape[0]))
+    linear_into(out.flatten(0, -2), a.flatten(0, -2), w, bias)
+    return out
+
+
+def _padded_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    out = empty_rows(a, (*a.shape[:-1], b.shape[-1]))
+    multiply, end = (torch.mm, -2) if b.dim() == 2 else (torch.bmm, -3)
+    multiply(a.flatten(0, end), b if b.dim() == 2 else b.flatten(0, end), out=out.flatten(0, end))
+    return out
+
+
+def _padded_addmm(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *, beta=1, alpha=1) -> torch.Tensor:
+    return torch.addmm(a, x, y, beta=beta, alpha=alpha, out=empty_rows(x, (x.shape[0], y.shape[1])))
+
+
+declare(linear, padded_rows=_padded_linear)
+declare(matmul, mm, bmm, padded_rows=_padded_matmul)
+declare(addmm, padded_rows=_padded_addmm)
+declare(linear, matmul, mm, bmm, addmm, times_cotangent, takes_rows_apart=True)
 declare(*(LTORCH[name] for name in ("addmm", "addmv", "addbmm", "baddbmm")), factors=(1, 2))
 
 

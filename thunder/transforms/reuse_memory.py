@@ -41,7 +41,7 @@ def reuse_memory(trace: Trace, fused: bool) -> Trace:
     """Lets operations write over inputs that die with them: those that add gradients up, fusions, and elementwise ones
     where a fusion executor is used."""
     backward = TraceTag.BACKWARD in trace.tags
-    state = _Lifetimes(trace)
+    state, padded = _Lifetimes(trace), trace.info.padded
     operations: list[BoundSymbol] = []
     for i, operation in enumerate(trace.bound_symbols):
         fuser, own = _fuser(operation), operation.sym.owns_result
@@ -53,7 +53,11 @@ def reuse_memory(trace: Trace, fused: bool) -> Trace:
         elif (accumulates or fused and operation.sym.elementwise) and (function := _in_place_function(operation)):
             home = state.home(i, operation, rearranged=accumulates)
             # what a linear layer gives is a view of something that nobody has, and what leaves the forward must be none
-            if home is not None and (backward or not state.owned[home] or not state.leaves(operation)):
+            if (
+                home is not None
+                and (backward or not state.owned[home] or not state.leaves(operation))
+                and (home not in padded or operation.output in padded)
+            ):
                 operation, own, hidden = run_in_place(operation, function), True, state.owned[home]
         operations.append(operation)
         state.after(operation, own, hidden)
