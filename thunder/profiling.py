@@ -77,11 +77,15 @@ class Profile:
 
     costs: of each bound symbol, in the order in which they ran. step: seconds of a call, with its backward, that nobody
     looked into. noted: seconds of the call that the times are of. guards: seconds of its prologue. timeline: bytes in
-    memory behind each bound symbol, more than before the call. peak: the largest of them.
+    memory behind each bound symbol, more than before the call. peak: the largest of them. compiled, entry: the function
+    and its program.
     """
 
-    def __init__(self, entry: CacheEntry, costs: Sequence[Cost], step: float, noted: float, guards: float):
-        self.entry, self.costs, self.step, self.noted, self.guards = entry, tuple(costs), step, noted, guards
+    def __init__(
+        self, compiled: Compiled, entry: CacheEntry, costs: Sequence[Cost], step: float, noted: float, guards: float
+    ):
+        self.compiled, self.entry, self.costs = compiled, entry, tuple(costs)
+        self.step, self.noted, self.guards = step, noted, guards
         self.timeline: list[int] = []
         for cost in costs:
             self.timeline.append(cost.bytes + (self.timeline[-1] if self.timeline else 0))
@@ -366,7 +370,7 @@ def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
     took, _, runs = min(noted, key=lambda call: call[0])
     costs = costs_of(entry, ran[0], [run.times() for run in runs if run.is_whole], _allocated(profiler))
     fastest = min(seconds for seconds, *_ in plain)
-    return Profile(entry, costs, fastest, took, _guards(entry, compiled, args, kwargs))
+    return Profile(compiled, entry, costs, fastest, took, _guards(entry, compiled, args, kwargs))
 
 
 _REMEDY = "profile calls that are compiled and go one way; thunder.explain says what runs on the host"

@@ -53,20 +53,23 @@ class Report:
         return f"<a report of {len(self.html.encode()):,} bytes: report.save(path)>"
 
 
-def report(fn: Callable, path: str | Path | None = None, /, *args: Any, **kwargs: Any) -> Report:
+def report(fn: Callable | Profile, path: str | Path | None = None, /, *args: Any, **kwargs: Any) -> Report:
     """A page about a compiled function or module: its programs by pass, the user's lines beside what runs, fused
     kernels, memory, guards, recompilations, decisions, what runs on the host, and communication.
 
-    path: where it is written, if anywhere. args, kwargs: of a call that `thunder.profile` measures, with all that it
-    says of the number of calls; without them the page is about the last call, and has no times.
+    fn: also what `thunder.profile` gave. path: where the page is written, if anywhere. args, kwargs: of a call that
+    `thunder.profile` measures, with all that it says of the number of calls; without them, and without a profile, the
+    page is about the last call, and has no times.
 
     Raises TypeError where `fn` was not compiled, or not called and no arguments are given.
     """
-    measured = profile(fn, *args, **kwargs) if args or kwargs else None
-    entry = last_entry(fn) if measured is None else measured.entry
-    compiled = compiled_of(fn)
-    assert compiled is not None, "last_entry and profile refuse what is not compiled"
-    found = Report(_page(compiled, entry, measured))
+    measured = profile(fn, *args, **kwargs) if args or kwargs else fn if isinstance(fn, Profile) else None
+    if measured is not None:
+        found = Report(_page(measured.compiled, measured.entry, measured))
+    else:
+        entry, compiled = last_entry(fn), compiled_of(fn)
+        assert compiled is not None, "last_entry refuses what is not compiled"
+        found = Report(_page(compiled, entry, None))
     if path is not None:
         found.save(path)
     return found
