@@ -160,6 +160,7 @@ def test_what_was_compiled_again_what_is_decided_and_what_runs_on_the_host(capsy
     again = page.rows("recompilations")
     assert [row[0] for row in again] == ["2", "3"] and again[0][1].startswith("another path")
     assert all("compiled(x)" in row[2] for row in again)
+    assert [row[3].partition("#")[2] for row in again] == ["another-path", "other-dimensions"]
     assert [row[3] for row in page.rows("paths")] == ["True", "False", "True"]
     kinds = [row[0] for row in page.rows("host_calls")]
     assert kinds == ["value", "decision", "host call", "host call"]

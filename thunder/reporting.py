@@ -23,6 +23,7 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.examine import operations_in, saved_for_backward
 from thunder.explanation import explained
+from thunder.history import section_of_reason
 from thunder.inspection import last_entry, last_paths
 from thunder.profiling import Cost, Profile, Share, costs_of, profile
 from thunder.program import CacheEntry
@@ -349,8 +350,10 @@ def _guards(compiled: Compiled, entry: CacheEntry) -> Iterator[str]:
     yield f"<details><summary>the prologue</summary>{_cut(entry.prologue.python(depth=1))}</details>"
     again = compiled.recompilations
     yield f"<h3>{len(again)} recompilations</h3>"
-    rows = ((_number(r.call, "{}"), _text(r.reason), _where(r.location)) for r in again)
-    yield from _table("recompilations", ("call", "reason", "called at"), rows, ROWS) if again else ()
+    rows = (
+        (_number(r.call, "{}"), _text(r.reason), _where(r.location), _text(section_of_reason(r.reason))) for r in again
+    )
+    yield from _table("recompilations", ("call", "reason", "called at", "what to do"), rows, ROWS) if again else ()
     if compiled.stats.last_compile_reasons:
         yield f"<p>The last compilation: {escape('; '.join(compiled.stats.last_compile_reasons[:8]))}</p>"
     used = compiled.options.used_compile_options
