@@ -35,7 +35,7 @@ from thunder.transforms.del_last_used import python_del
 from thunder.transforms.partition import unpack_sequence
 from thunder.transforms.phases import phase_of
 
-__all__ = ["Cost", "Profile", "Share", "costs_of", "profile", "profiler_ranges"]
+__all__ = ["Cost", "Profile", "Share", "check_symbols", "costs_of", "profile", "profiler_ranges"]
 
 ROUNDS = 3, 20  # calls of each kind, at least and at most, as long as they take
 SECONDS = 3.0  # together
@@ -304,7 +304,7 @@ def _ranges(name: Callable[[Trace, int], str]) -> Callable[[Trace], Callable[[],
 def profiler_ranges(fn: Callable) -> Iterator[None]:
     """Inside the block, each bound symbol of the programs of `fn` is a range of `torch.profiler`, and of NVTX under
     `torch.autograd.profiler.emit_nvtx`: "transformer.h.0.attn: torch.addmm". Programs that are compiled inside of it
-    have none.
+    have none, nor have those from disk.
 
     Raises TypeError where `fn` is not compiled.
     """
@@ -353,6 +353,7 @@ def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
 
     for _ in range(WARM):
         entry = step()[1]
+    check_symbols(entry)
     traces, plain, noted = entry.executed, [], []
     started = time.perf_counter()
     while len(plain) < ROUNDS[0] or len(plain) < ROUNDS[1] and time.perf_counter() - started < SECONDS:
@@ -371,6 +372,13 @@ def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
     costs = costs_of(entry, ran[0], [run.times() for run in runs if run.is_whole], _allocated(profiler))
     fastest = min(seconds for seconds, *_ in plain)
     return Profile(compiled, entry, costs, fastest, took, _guards(entry, compiled, args, kwargs))
+
+
+def check_symbols(entry: CacheEntry) -> None:
+    """Raises CaptureError for a program from disk, of which there is the text alone."""
+    if entry.from_disk:
+        remedy = "use thunder.jit(fn) without keep_programs=, in a process of its own or beside this one"
+        raise CaptureError("the program was loaded from disk, and its text has no bound symbols", remedy=remedy)
 
 
 _REMEDY = "profile calls that are compiled and go one way; thunder.explain says what runs on the host"

@@ -25,7 +25,7 @@ from thunder.examine import operations_in, saved_for_backward
 from thunder.explanation import explained
 from thunder.history import section_of_reason
 from thunder.inspection import last_entry, last_paths
-from thunder.profiling import Cost, Profile, Share, costs_of, profile
+from thunder.profiling import Cost, Profile, Share, check_symbols, costs_of, profile
 from thunder.program import CacheEntry
 from thunder.transforms.del_last_used import python_del
 
@@ -62,7 +62,8 @@ def report(fn: Callable | Profile, path: str | Path | None = None, /, *args: Any
     `thunder.profile` measures, with all that it says of the number of calls; without them, and without a profile, the
     page is about the last call, and has no times.
 
-    Raises TypeError where `fn` was not compiled, or not called and no arguments are given.
+    Raises TypeError where `fn` was not compiled, or not called and no arguments are given; CaptureError for a program
+    from disk, of which there is the text alone.
     """
     measured = profile(fn, *args, **kwargs) if args or kwargs else fn if isinstance(fn, Profile) else None
     if measured is not None:
@@ -70,6 +71,7 @@ def report(fn: Callable | Profile, path: str | Path | None = None, /, *args: Any
     else:
         entry, compiled = last_entry(fn), compiled_of(fn)
         assert compiled is not None, "last_entry refuses what is not compiled"
+        check_symbols(entry)
         found = Report(_page(compiled, entry, None))
     if path is not None:
         found.save(path)
