@@ -180,7 +180,7 @@ class TextTrace(Trace):
         super().__init__(name, (), (), None, Names())
         self.text, self._callable = text, function
 
-    def python(self, *, print_depth: int = -1, include_decorators: bool = True) -> str:
+    def python(self, *, depth: int | None = None, print_depth: int = -1, include_decorators: bool = True) -> str:
         return self.text
 
     @property
@@ -213,11 +213,6 @@ class Loaded:
     @property
     def outlived(self) -> bool:
         return any(reference() is None for reference in self._weak)
-
-    @property
-    def where(self) -> Callable:
-        """Raises ThunderError, as bound symbols of its traces do."""
-        raise text_only()
 
     def user_location(self, trace: Trace, traceback: Any) -> tuple | None:
         """The user's line that the failing bound symbol came from, where it still stands there."""
