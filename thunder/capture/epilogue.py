@@ -30,11 +30,10 @@ from thunder.capture.statements import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
-from thunder.interpreter.attributes import BUILTINS, plain_attribute
+from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, plain_attribute
 
 __all__ = ["EpilogueWriter", "is_plain"]
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torch.device)
 
 
@@ -244,7 +243,7 @@ class EpilogueWriter:
         """Whether a class was made while the program was captured: no module has it, nor came it from outside."""
         if id(kind) in self.c.fresh:
             return True
-        known = id(kind) in self.c.outside.constant_sources or not kind.__flags__ & _HEAP_TYPE
+        known = id(kind) in self.c.outside.constant_sources or not kind.__flags__ & HEAP_TYPE
         module = sys.modules.get(kind.__module__) if isinstance(kind.__module__, str) else None
         return not known and getattr(module, kind.__qualname__.split(".")[0], None) is None
 
@@ -261,7 +260,7 @@ class EpilogueWriter:
         text = f"({', '.join(inside)}{',' if len(inside) == 1 else ''})"
         if t is tuple or t is torch.Size:
             return text if t is tuple else self._variable(value, f"{self.pin(t)}({text})")
-        if not t.__flags__ & _HEAP_TYPE or tuple.__new__ is not native_new(t):
+        if not t.__flags__ & HEAP_TYPE or tuple.__new__ is not native_new(t):
             return self.pin(value) if all(type(x) in _LITERAL for x in value) else self._reduced(value, t)
         name = self._variable(value, f"{self.pin(tuple.__new__)}({self.pin(t)}, {text})")
         self._attributes(value, name)
@@ -324,10 +323,10 @@ class EpilogueWriter:
 
     def _object(self, value, t: type) -> str:
         allocating = next(c for c in t.__mro__ if "__new__" in c.__dict__)
-        if allocating.__flags__ & _HEAP_TYPE and type(allocating.__new__) is types.BuiltinFunctionType:
+        if allocating.__flags__ & HEAP_TYPE and type(allocating.__new__) is types.BuiltinFunctionType:
             return self._reduced(value, t)
         # the user's own __new__ and __init__ ran while the program was captured
-        builtin = next(c for c in t.__mro__ if not c.__flags__ & _HEAP_TYPE)
+        builtin = next(c for c in t.__mro__ if not c.__flags__ & HEAP_TYPE)
         given = f", *{self.build(value.args)}" if isinstance(value, BaseException) else ""
         name = self._variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)}{given})")
         if isinstance(value, property):

@@ -204,10 +204,6 @@ def _symbolic(c, f, args, kwargs):
     )
 
 
-def _callable(c, f, args, kwargs):
-    return False if type(args[0]) is TensorProxy else callable(args[0])
-
-
 def _check_is_size(c, f, args, kwargs):
     """torch._check_is_size: of a data-dependent number; others are checked by PyTorch's own function."""
     (n, *rest), most = args, kwargs.get("max")
@@ -263,7 +259,7 @@ def install() -> None:
     HANDLERS.update({id(f): _by_name(HANDLERS.get(id(f), call_native)) for f in (getattr, hasattr)})
     M = torch.nn.Module
     table = {
-        type: _type, callable: _callable, id: id_of, print: _print, int: _number, float: _number,
+        type: _type, id: id_of, print: _print, int: _number, float: _number,
         breakpoint: lambda c, f, a, k: breakpoint_line(),
         M.__call__: _module_call,
         M.__getattr__: lambda c, f, a, k: objects.of_torch_module(c, *a),
@@ -291,7 +287,6 @@ def install() -> None:
         torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k),
             torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
         os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
-        torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
         min: _extreme, max: _extreme,
         # a compiled program has no such ranges
         torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],

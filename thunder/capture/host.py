@@ -12,6 +12,7 @@ to outside objects become effects.
 from __future__ import annotations
 
 import functools
+import inspect
 import linecache
 import types
 import weakref
@@ -521,20 +522,16 @@ def parameter_names(fn) -> tuple[str, ...]:
     """Names of the positional parameters that the user wrote, without self; beyond them `name_0`, `name_1` for
     `*name`."""
     fn = original(fn)
-    target = fn.forward if isinstance(fn, torch.nn.Module) else fn
-    bound = isinstance(target, types.MethodType)
-    target = plain_attribute(target, "__func__", target)
-    while isinstance(target, functools.partial):
-        target = target.func
-    code = getattr(target, "__code__", None)
-    if code is None:
-        code, bound = getattr(vars(type(target)).get("__call__"), "__code__", None), True
-    if code is None:
+    try:
+        signature = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn, follow_wrapped=False)
+    except (TypeError, ValueError):  # native code that says nothing of them
         return ()
-    names = code.co_varnames[: code.co_argcount][1 if bound else 0 :]
-    if code.co_flags & 4:
-        rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
-        names = (*names, *(f"{rest}_{i}" for i in range(64)))
+    names: list[str] = []
+    for p in signature.parameters.values():
+        if p.kind is p.VAR_POSITIONAL:
+            names += [f"{p.name}_{i}" for i in range(64)]
+        elif p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+            names.append(p.name)
     return tuple(names)
 
 

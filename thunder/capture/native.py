@@ -164,7 +164,7 @@ def is_iterator(value) -> bool:
 
 BUFFERS = (bytearray, array.array)  # compared by value with a copy
 _TABLES = ({}, collections.OrderedDict())
-DICT_VIEWS = {type(view) for table in _TABLES for view in (table.keys(), table.values(), table.items())}
+DICT_VIEWS = {type(getattr(table, n)()): n for table in _TABLES for n in ("keys", "values", "items")}
 _CHANGING = {"random", "_random", "time", "secrets", "uuid", "numpy.random"}  # give another value at each call
 _CHANGING_FUNCTIONS = {
     ("datetime", "now"), ("datetime", "today"), ("datetime", "utcnow"), ("posix", "urandom"), ("posix", "getrandom"),

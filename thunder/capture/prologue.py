@@ -20,7 +20,7 @@ import torch
 from thunder import compat
 from thunder.capture import ask, passes
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, VALUE, Question, say, was_is
-from thunder.capture.checks import Apart, Rows, Tensors, attribute, by_owner, get
+from thunder.capture.checks import Apart, Rows, Tensors, attribute, by_owner, get, metadata
 from thunder.capture.groups import Groups
 from thunder.capture.native import CONTAINERS
 from thunder.capture.sources import MISSING, Source, called, cell, find, held, item
@@ -383,20 +383,7 @@ class PrologueWriter:
         expected, tensors = [], []
         for source, shape in capture.tensors.shapes.items():
             tensor = capture.guarded_tensor(source)
-            was = {
-                "type": type(tensor),
-                "shape": shape,
-                "dtype": tensor.dtype,
-                "device": tensor.device,
-                "requires_grad": tensor.requires_grad,
-            }
-            was |= {
-                "is_conj": tensor.is_conj(),
-                "is_neg": tensor.is_neg(),
-                "is_inference": tensor.is_inference(),
-                "layout": tensor.layout,
-            }
-            expected.append((source, was))
+            expected.append((source, {"type": type(tensor), "shape": shape, **metadata(tensor)}))
             tensors.append(tensor)
         self.objects["check_tensor_metadata"] = compat.tensor_batch_check(
             tensors, list(capture.tensors.shapes.values())
