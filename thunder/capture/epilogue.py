@@ -375,7 +375,7 @@ class EpilogueWriter:
     def _write(self, kind: str, o, n, v) -> str:
         if kind == "attr":
             target = self.path(c_source) if (c_source := self.c.sources.get(id(o))) is not None else self.pin(o)
-            return f"{self._setter(o)}({target}, {n!r}, {self.build(v)})"
+            return f"{self._natively('setattr', o)}({target}, {n!r}, {self.build(v)})"
         if kind == "entry":
             return f"{self.path(self.c.sources[id(o)])}.__dict__[{n!r}] = {self.build(v)}"
         if kind == "context":
@@ -384,26 +384,19 @@ class EpilogueWriter:
             path = self.path(self.c.tensors.real[o][1]) if o in self.c.tensors.placements else self.build(o)
             return f"{path}.grad = {self.build(v)}"
         if kind == "delattr":
-            delete = (
-                "delattr"
-                if isinstance(o, torch.nn.Module)
-                else self.pin(object.__delattr__)
-                if type(type(o).__delattr__) is types.FunctionType
-                else "delattr"
-            )
-            return f"{delete}({self.path(self.c.sources[id(o)])}, {n!r})"
+            return f"{self._natively('delattr', o)}({self.path(self.c.sources[id(o)])}, {n!r})"
         if kind == "global":
             return f"{self.pin(o)}[{n!r}] = {self.build(v)}"
         if kind == "delglobal":
             return f"del {self.pin(o)}[{n!r}]"
         return f"{self.pin(o)}.cell_contents = {self.build(v)}"
 
-    def _setter(self, o) -> str:
-        """How an attribute is written back: the user's own `__setattr__` ran while the program was captured, and does
-        not run again."""
-        if type(type(o).__setattr__) is not types.FunctionType or isinstance(o, type):
-            return "setattr"
-        return self.pin(torch.nn.Module.__setattr__ if isinstance(o, torch.nn.Module) else object.__setattr__)
+    def _natively(self, how: str, o) -> str:
+        """How an attribute is written back or deleted: the user's own `__setattr__` or `__delattr__` ran while the
+        program was captured, and does not run again."""
+        if type(getattr(type(o), f"__{how}__")) is not types.FunctionType or isinstance(o, type):
+            return how
+        return self.pin(getattr(torch.nn.Module if isinstance(o, torch.nn.Module) else object, f"__{how}__"))
 
     def _write_container(self, kind: str, original, x: str, k, v) -> str:
         t = type(original)

@@ -57,29 +57,23 @@ def _number(c, f, args, kwargs):
     return PROTOCOL_CALLS[id(f)](c, f, args, kwargs)
 
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # the last two: backward
+
+
+@functools.cache
+def _hooks_of_all() -> list[dict]:
+    """The hook dicts of all modules, in the order of HOOKS."""
+    return [getattr(compat, f"global{n}") for n in HOOKS]
 
 
 def _module_call(c, f, args, kwargs):
     """nn.Module.__call__: without hooks it goes straight to forward."""
     m = args[0]
     d = m.__dict__
-    has_hooks = any(c.containers.snapshots.get(id(d[n])) or d[n] for n in HOOKS)
-    has_global = (
-        compat.global_forward_hooks
-        or compat.global_forward_pre_hooks
-        or compat.global_backward_hooks
-        or compat.global_backward_pre_hooks
-    )
     if d.get("_compiled_call_impl") is not None:
         c.refuse("a module that torch.compile compiled is called inside", "compile with one of the two")
-    if has_hooks or has_global:
-        if (
-            d["_backward_hooks"]
-            or d["_backward_pre_hooks"]
-            or compat.global_backward_hooks
-            or compat.global_backward_pre_hooks
-        ):
+    if any(c.containers.snapshots.get(id(d[n])) or d[n] for n in HOOKS) or any(_hooks_of_all()):
+        if any(d[n] for n in HOOKS[2:]) or any(_hooks_of_all()[2:]):
             c.refuse(
                 "a module with full backward hooks is called",
                 "remove the hooks, or register hooks on the compiled module's outputs",
@@ -96,12 +90,7 @@ def _watch_hooks(c, m) -> None:
         return
     if not c.known.seen_hooks:
         c.ask(c.const(c.outside.hooks, "hooks"), FILLED)
-        c.outside.hooks += [
-            compat.global_forward_hooks,
-            compat.global_forward_pre_hooks,
-            compat.global_backward_hooks,
-            compat.global_backward_pre_hooks,
-        ]
+        c.outside.hooks += _hooks_of_all()
     c.known.seen_hooks.add(id(m))
     c.outside.hooks += [m.__dict__[n] for n in HOOKS]
 
@@ -109,10 +98,7 @@ def _watch_hooks(c, m) -> None:
 def _guard_hooks(c, m) -> None:
     """The hook dicts of a module with hooks are read by the interpreted call; those that are empty are checked to stay
     so."""
-    source = c.sources.get(id(m))
-    if source is None:
-        return
-    for n in HOOKS:
+    for n in HOOKS if id(m) in c.sources else ():
         c.materialize(c.load_attr(m, n))
 
 

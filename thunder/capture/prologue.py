@@ -23,7 +23,7 @@ from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, V
 from thunder.capture.checks import Apart, Rows, Tensors, attribute, by_owner, get, metadata
 from thunder.capture.groups import Groups
 from thunder.capture.native import CONTAINERS
-from thunder.capture.sources import MISSING, Source, called, cell, find, held, item
+from thunder.capture.sources import MISSING, STEPS, Source
 from thunder.capture.statements import check_symbol, written
 from thunder.core.codegen import Text
 from thunder.core.symbol import BoundSymbol, Names
@@ -167,8 +167,7 @@ class PrologueWriter:
                 return f"{b}.get({self.literal(key)}, MISSING)"
             if kind in (list, tuple) and key in range(self.capture.observed.get((base, ask.LENGTH, None), 0)):
                 return f"{b}[{key}]"
-        how = {"item": "item", "find": "find", "cell": "cell", "call": "called", "held": "held"}[source.step]
-        return f"{how}({b}, {self.literal(key)})"
+        return f"{STEPS[source.step].__name__}({b}, {self.literal(key)})"
 
     def type_of(self, source: Source) -> type | None:
         if source.base is None:
@@ -462,5 +461,5 @@ _DICTS = ("__dict__", *_MODULE_TABLES)
 _HELPERS: dict[str, Any] = {
     f.__name__: f for f in (any, all, getattr, hasattr, id, isinstance, len, list, map, sorted, str, tuple, type, math)
 }
-_HELPERS |= {f.__name__: f for f in (was_is, say, called, cell, find, held, item)}
+_HELPERS |= {f.__name__: f for f in (was_is, say, *STEPS.values())}
 _HELPERS |= ask.HELPERS | {"MISSING": MISSING, "passes": passes, "own": object.__getattribute__}
