@@ -12,9 +12,6 @@ from thunder.capture.native import PRIMITIVE
 from thunder.capture.passes import GONE
 from thunder.capture.sources import MISSING, Source
 
-__all__ = ["Rows", "attribute", "by_owner", "get", "Tensors", "Apart", "metadata"]
-
-
 _VALUES = {*PRIMITIVE, tuple}  # the defaults of a function are a tuple
 
 

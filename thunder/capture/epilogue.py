@@ -32,8 +32,6 @@ from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, plain_attribute
 
-__all__ = ["EpilogueWriter", "is_plain"]
-
 _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torch.device)
 
 

@@ -32,8 +32,6 @@ from thunder.ops import random
 from thunder.ops.methods import as_number
 from thunder.ops.opaque_values import CONSTRUCTORS
 
-__all__ = ["install"]
-
 
 def _type(c, f, args, kwargs):
     if len(args) != 1 or kwargs:

@@ -57,8 +57,6 @@ from thunder.ops import autocast
 from thunder.ops.memory import Memory
 from thunder.ops.torch_types import from_tensor_dtype
 
-__all__ = ["Capture"]
-
 handlers.install()
 
 _RESERVED = {

@@ -28,12 +28,6 @@ import torch.utils.checkpoint
 from thunder.compat.names import READ_MODULES
 from thunder.interpreter.attributes import BUILTINS, plain_attribute
 
-__all__ = [
-    "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
-    "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "is_tracked", "container_base", "plain_base",
-    "impure", "parts_of", "slots", "ENUM", "CHANGES",
-]  # fmt: skip
-
 # values that are compared by value and never tracked
 PRIMITIVE = {
     int, float, bool, str, bytes, complex, type(None), type(...), torch.dtype, torch.device, torch.Size,

@@ -24,9 +24,6 @@ from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy, 
 from thunder.interpreter import NULL, attributes
 from thunder.interpreter.attributes import HEAP_TYPE, call_special, native_method, type_attribute
 
-__all__ = ["cached_outside"]
-
-
 # ---------------------------------------------------------------- objects
 
 

@@ -30,8 +30,6 @@ from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
 from thunder.interpreter.attributes import type_attribute
 
-__all__ = ["PrologueWriter"]
-
 CACHED = 32  # tables that are not worth looking at before they are read
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 

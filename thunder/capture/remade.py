@@ -17,8 +17,6 @@ from thunder.capture.native import DICT_VIEWS
 from thunder.interpreter import sequences
 from thunder.interpreter.attributes import BUILTINS, type_attribute
 
-__all__ = ["UNCHANGING", "is_filled", "goes_on", "made_of", "native_new"]
-
 
 def made_of(value, t: type) -> tuple | None:
     """(a callable, its arguments) that make an object of a library's again, where its parts do not say so."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from thunder.interpreter.attributes import plain_attribute
 
-__all__ = ["MISSING", "STEPS", "Source", "held"]
-
 _PRIVATE_STEPS = {"_lc_original", "__self__", "_parameters", "_buffers", "_modules", "__dict__"}
 
 

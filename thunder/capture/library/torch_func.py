@@ -19,8 +19,6 @@ from thunder.capture.library.functional import (
 )
 from thunder.capture.library.vmap import VMap
 
-__all__ = ["HANDLERS", "BY_NAME", "KINDS"]
-
 
 def _call_transformed(c, f, args, kwargs):
     """A call of a transformed function."""
