@@ -1,6 +1,7 @@
 """docs/api.md, the public names with their docstrings. A test says where it is not current.
 
-python tests/api_page.py    # writes it
+python tests/api_page.py      # writes it
+python tests/api_page.py -    # prints it
 """
 
 from __future__ import annotations
@@ -43,9 +44,15 @@ def signature(thing: object) -> str:
     return re.sub(r"(: |-> )'([^']*)'", r"\1\2", re.sub(r" at 0x[0-9a-f]+", "", found))
 
 
+def documentation(thing: object) -> str:
+    """An enumeration without a docstring shows Python's, which each version words anew."""
+    found = inspect.getdoc(thing) or ""
+    return "" if isinstance(thing, enum.EnumMeta) and found == inspect.getdoc(enum.Enum) else found
+
+
 def section(module: str, name: str, thing: object) -> list[str]:
     lines = [f"### {module}.{name}", "", f"    {name}{signature(thing)}", ""]
-    lines += [escaped(inspect.getdoc(thing) or ""), ""]
+    lines += [escaped(documentation(thing)), ""]
     if inspect.isclass(thing):
         for method, value in vars(thing).items():
             function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
@@ -65,7 +72,7 @@ def text() -> str:
             if not n.startswith("_") and not isinstance(getattr(module, n), dtypes.dtype)
         ]
         things = {n: getattr(module, n) for n in names if callable(getattr(module, n))}
-        things = {n: thing for n, thing in things.items() if id(thing) not in known and inspect.getdoc(thing)}
+        things = {n: thing for n, thing in things.items() if id(thing) not in known and documentation(thing)}
         known |= set(map(id, things.values()))
         first = (module.__doc__ or "").split("\n\n")[0].replace("\n", " ")
         lines += [f"## {module.__name__}", "", escaped(first), ""]
@@ -74,6 +81,8 @@ def text() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1:] == ["-"]:
+    print(text(), end="")
+elif __name__ == "__main__":
     PAGE.write_text(text())
     print(PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE, file=sys.stderr)

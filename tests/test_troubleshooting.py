@@ -48,6 +48,7 @@ def test_a_warning_names_its_section():
 QUESTIONS = {
     "type": "other-types", "is": "another-object", "value": "other-values", "len": "other-containers",
     "keys": "other-containers", "elements": "other-containers", "content": "other-containers",
+    "holds": "other-containers",
     "overrides": "replaced-parameters", "present": "come-or-gone", "same": "shared-memory", "shared": "shared-memory",
     "metadata": "other-kinds-of-tensor", "hooks": "hooks", "tensor_hooks": "hooks",
 }  # fmt: skip

@@ -16,6 +16,7 @@ __version__ = "0.2.0"
 _FROM = {
     "thunder.api": ("jit", "add_transform", "mark_dynamic"),
     "thunder.recipes": ("compile", "Recipe"),
+    "thunder.precompiled": ("precompile", "load"),
     "thunder.transforms.base": ("Transform",),
     "thunder.transforms.autocast": ("autocast",),
     "thunder.extend.opaque": ("opaque",),

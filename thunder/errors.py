@@ -14,8 +14,8 @@ from typing import Any
 __all__ = [
     "ThunderError", "CaptureError", "DataDependentError", "MissingImplementationError", "TraceCheckError",
     "OptionError", "CollectiveError", "SharpEdgeError",
-    "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "warn_user", "user_line", "calling_line", "add_location",
-    "section_of", "with_section",
+    "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "ProgramFileError", "ProgramFileWarning",
+    "warn_user", "user_line", "calling_line", "add_location", "section_of", "with_section",
 ]  # fmt: skip
 
 
@@ -94,6 +94,14 @@ class FallbackWarning(UserWarning):
 
 class RecompileWarning(UserWarning):
     """One function was compiled more often than the limit; the text says what changed each time."""
+
+
+class ProgramFileError(ThunderError):
+    """A program cannot be written to a file, or a file is damaged or not to be trusted."""
+
+
+class ProgramFileWarning(UserWarning):
+    """A program on disk is damaged, or not to be trusted, or programs cannot be written; once for each process."""
 
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep

@@ -24,7 +24,7 @@ REASONS = (
     ("other-kinds-of-tensor", r"\.(dtype|device|requires_grad|layout|is_\w+\(\)|stride\(\)) was "
      r"| was a \w+, is |^what kind of tensor "),
     ("other-types", r" was of type "),
-    ("other-containers", r"^len\(|^the (keys|elements|content) of "),
+    ("other-containers", r"^len\(|^the (keys|elements|content) of | held .*, does not$| holds .* now$"),
     ("other-code", r"^(the code|a default argument) of "),
     ("another-object", r" is another object than before$"),
     ("come-or-gone", r" (exists now|is gone|is nothing)$| was nothing, is "),
@@ -90,6 +90,8 @@ class CompileStats:
         self.recompilations: deque[Recompilation] = deque(maxlen=RECORDS)
         self.interpreted_instructions = self.bound_symbols_created = 0
         self.times: dict[str, tuple[int, int]] = {}
+        self.loaded = 0  # programs that came from disk
+        self.not_loaded: list[str] = []  # of the last call that looked there, why others did not fit
 
     def __str__(self) -> str:
         again = self.recompilations[-1].reason if self.recompilations else "never"

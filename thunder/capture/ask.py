@@ -139,6 +139,13 @@ KEYS = Question(
 )
 ELEMENTS = KEYS._replace(name="elements", words="the elements of {path} changed")
 CONTENT = Question("content", lambda v, _: content(v), "content({v})", EQUAL, "the content of {path} changed")
+HOLDS = Question(
+    "holds",
+    lambda v, k: set.__contains__(v, k),
+    "({k} in {v})",
+    IS,
+    ("{path} held {k}, does not", "{path} holds {k} now"),
+)
 REPLACED = KEYS._replace(name="overrides", words="other parameters of the compiled module are replaced than before")
 PRESENT = Question(
     "present", lambda v, _: v is not MISSING, "({v} is not MISSING)", IS, ("{path} is gone", "{path} exists now")

@@ -116,8 +116,11 @@ class Tensors:
 
 def metadata(tensor: torch.Tensor) -> dict:
     """What is checked of tensors besides their class and shape, as people write it."""
-    stated = {name: getattr(tensor, name) for name in ("dtype", "device", "requires_grad", "layout")}
-    return stated | {f"{name}()": getattr(tensor, name)() for name in ("is_conj", "is_neg", "is_inference")}
+    return {
+        "dtype": tensor.dtype, "device": tensor.device, "requires_grad": tensor.requires_grad,
+        "is_conj()": tensor.is_conj(), "is_neg()": tensor.is_neg(), "is_inference()": tensor.is_inference(),
+        "layout": tensor.layout,
+    }  # fmt: skip
 
 
 class Apart:

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from thunder.capture.ask import CONTENT, ELEMENTS, KEYS, LENGTH, PRESENT, SAME, TYPE, content, is_data
+from thunder.capture.ask import CONTENT, ELEMENTS, HOLDS, KEYS, LENGTH, PRESENT, SAME, TYPE, content, is_data
 from thunder.capture.identities import real_id, told_apart
-from thunder.capture.native import BUFFERS, CONTAINERS, container_base, slots
+from thunder.capture.native import BUFFERS, CONTAINERS, IDENTICAL, PRIMITIVE, container_base, slots
 from thunder.capture.sources import MISSING, Source
 from thunder.capture.state import AttributeDict, Look
 from thunder.core.proxies import TensorProxy
@@ -228,6 +228,19 @@ def has_key(c, s, k) -> bool:
     if k in s:
         return True
     return c.ask(entry(c, c.containers.lazy[id(s)].source, k)[1], PRESENT)
+
+
+def has_element(c, s, v) -> bool | None:
+    """`v in s`, of a set that nobody has read as a whole; None where comparing runs code that is not Python's."""
+    look = c.containers.lazy[id(s)]
+    if type(s) is not set or not all(map(_compares_by_itself, (v, *look.original))):
+        return None
+    return c.ask(look.source, HOLDS, v)
+
+
+def _compares_by_itself(v) -> bool:
+    """Whether a value is equal to what Python says it is."""
+    return type(v) in PRIMITIVE or type(v) in IDENTICAL or type(v).__eq__ in (object.__eq__, type.__eq__)
 
 
 def made_by_factory(c, s, k):

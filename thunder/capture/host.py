@@ -244,8 +244,10 @@ class Capture(Host):
         return self.read(value, self.cell_source(owner, cell))
 
     def cell_source(self, f, cell) -> Source:
-        """Where a cell of a function from outside is read."""
-        index = next(i for i, c in enumerate(f.__closure__) if c is cell)
+        """Where a cell of a function from outside is read. Two cells may hold the same."""
+        index = 0
+        while f.__closure__[index] is not cell:
+            index += 1
         source = (self.sources.get(id(f)) or self.const(f)).child("cell", index)
         source.label = f.__code__.co_freevars[index]
         return source

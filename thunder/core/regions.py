@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
@@ -19,11 +19,14 @@ __all__ = ["FusedFunction", "Region", "convex_regions", "schedule", "region_key"
 
 
 class Region:
-    """Operations to run as one, in order, with the values they read from outside and those that are read after them."""
+    """Operations to run as one, in order, with the values they read from outside and those that are read after them.
 
-    __slots__ = ("bound_symbols", "inputs", "outputs")
+    padded: values of it whose rows are apart where they are in memory (`TraceInfo.padded`).
+    """
 
-    def __init__(self, operations: Sequence[BoundSymbol], needed_after: set[Proxy]):
+    __slots__ = ("bound_symbols", "inputs", "outputs", "padded")
+
+    def __init__(self, operations: Sequence[BoundSymbol], needed_after: set[Proxy], padded: Set[Proxy] = frozenset()):
         self.bound_symbols = tuple(operations)
         made = {o for operation in operations for o in operation.outputs}
         self.inputs: tuple[Proxy, ...] = tuple(
@@ -32,6 +35,7 @@ class Region:
         self.outputs: tuple[Proxy, ...] = tuple(
             dict.fromkeys(o for operation in operations for o in operation.outputs if o in needed_after)
         )
+        self.padded: Set[Proxy] = padded & {*self.inputs, *made} if padded else padded
 
     @property
     def numbers(self) -> tuple[NumberProxy, ...]:
@@ -447,4 +451,5 @@ def region_key(region: Region):
         for operation in region.bound_symbols
     ]
     sizes = tuple(n.decisions.is_size(n.name) for n in region.numbers)
-    return (tuple(operations), tuple(map(number, region.inputs)), tuple(map(number, region.outputs)), sizes)
+    padded = frozenset(map(number, region.padded))
+    return (tuple(operations), tuple(map(number, region.inputs)), tuple(map(number, region.outputs)), sizes, padded)

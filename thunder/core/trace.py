@@ -50,7 +50,8 @@ class TraceInfo:
     backwards: how many backwards the program has; contexts of bound symbols say which one they belong to. recomputed:
     by backward, the values of its forward that it recomputes. cut: how a forward and its backward belong together.
     saved_as: of a backward, the tensors and other values that the forward which runs returns for it. missing: the
-    cotangents that a backward is not given. fusible: bound symbols that fusion executors may take.
+    cotangents that a backward is not given. fusible: bound symbols that fusion executors may take. padded: matrices
+    whose rows are apart in memory.
     """
 
     objects: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -66,6 +67,7 @@ class TraceInfo:
     saved_as: tuple = ((), ())
     missing: Set[Proxy] = frozenset()
     fusible: Set[BoundSymbol] = frozenset()
+    padded: Set[Proxy] = frozenset()
 
     def replace(self, **changes) -> TraceInfo:
         """A copy with some of the fields changed."""

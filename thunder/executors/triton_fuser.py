@@ -49,7 +49,7 @@ class TritonFuser(FusionExecutor):
 
     needs_sizes = False
     capturable = True
-    owns_results = True
+    owns_results = takes_padding = True
     longest_row = ON_CHIP
 
     def __init__(self, name: str, *, autotune: bool = False, **options):

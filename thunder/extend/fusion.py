@@ -72,6 +72,8 @@ class FusionExecutor(Executor):
 
     permits = False  # whether `writing_over` says what may be overwritten, and not what is
 
+    takes_padding = False  # whether its functions lay out what is in `Region.padded` with rows apart
+
     longest_row = 0  # how many numbers it keeps on chip, where they are read again after they were reduced to one
 
     def can_execute(self, operation: BoundSymbol) -> bool:
@@ -145,6 +147,9 @@ class FusionExecutor(Executor):
             fused, core, before, after = None, region, (), ()
             if all(map(takes, region.bound_symbols)):
                 core, before, after = without_views(region)
+                core = Region(
+                    core.bound_symbols, set(core.outputs), trace.info.padded if self.takes_padding else frozenset()
+                )
                 if self.should_fuse(core) and self.get_fuel():
                     while f"{self.name}{counter}" in trace.names.taken:  # a value of the user's is called like that
                         counter += 1

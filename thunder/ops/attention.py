@@ -283,11 +283,16 @@ def _run_bias(mask, dtype, hidden=float("-inf")):
     )
 
 
+def _bias(mask, dtype, hidden=float("-inf")):
+    """The decomposition, which kernels compute."""
+    return LTORCH["to"](LTORCH["where"](mask, 0.0, hidden), dtype=dtype)
+
+
 attention_bias = Symbol(
     "attention_bias",
     lambda mask, dtype, hidden=float("-inf"): like(mask, dtype=from_tensor_dtype(dtype)),
     id="attention_bias",
-    is_prim=True,
+    decomposition=_bias,
     fn=_run_bias,
 )  # a mask of bools as what is added to the scores: 0 and -inf, or another number where a kernel wants one
 

@@ -15,6 +15,7 @@ from thunder.core.proxies import NumberProxy, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
 from thunder.core.utils import has_triton
 from thunder.ops.define import LTORCH, PRIMS, declare, torch_prim
+from thunder.ops.layout import is_dense
 
 __all__ = ["sum_to", "kernel", "gradient_of_first", "op", "formula", "times_cotangent"]
 
@@ -114,12 +115,23 @@ def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.T
     would wait for it, a kernel looks."""
     if compat.keeps_graph() or gradient.is_cuda and torch.cuda.is_current_stream_capturing():
         return gradient * cotangent
-    # all of its memory, not a part with gaps
-    if gradient.is_cuda and has_triton() and gradient.nbytes == gradient.untyped_storage().nbytes():
+    if gradient.is_cuda and has_triton() and (rows := _rows(gradient)) is not None:
         from thunder.ops.scale_kernel import scale
 
-        return scale(gradient, cotangent)
+        scale(rows, cotangent)
+        return gradient
     return gradient if not cotangent.is_cuda and cotangent == 1 else gradient.mul_(cotangent)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor | None:
+    """A tensor as a matrix: of one row where nothing is between its elements, of its last dimension otherwise."""
+    if is_dense(x):
+        return x.as_strided((1, x.numel()), (x.numel(), 1))
+    if x.stride(-1) != 1 or x.stride()[:-1] != tuple(
+        x.stride(-2) * math.prod(x.shape[d:-1]) for d in range(1, x.dim())
+    ):
+        return None
+    return x.flatten(0, -2)
 
 
 # a saved gradient for a cotangent of 1, for another one: written over where autograd keeps no graph that would read it

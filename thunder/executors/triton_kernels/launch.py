@@ -12,6 +12,7 @@ import torch
 
 from thunder import compat
 from thunder.core.codegen import compile_source
+from thunder.core.proxies import TensorProxy
 from thunder.core.regions import FusedFunction, Region
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels.autotune import tuned
@@ -26,6 +27,7 @@ from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, hint,
 from thunder.executors.triton_kernels.strides import fit, fits_text, ordered_like, stride_atoms, strides_in_words
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.executors.triton_kernels.values import Value, program_of
+from thunder.ops.layout import padded_strides
 from thunder.ops.torch_types import to_torch_dtype
 from thunder.options import TRITON_INTERPRET
 
@@ -167,7 +169,12 @@ class FusedRegion(FusedFunction):
         return taken
 
     def _row_major(self) -> tuple:
-        return tuple(strides_of(v.shape) for v in self.schedule.program.inputs)
+        """The strides that inputs are expected to have: row-major ones, with rows apart where they are padded."""
+        padded = [p in self.region.padded for p in self.region.inputs if isinstance(p, TensorProxy)]
+        return tuple(
+            padded_strides(v.shape, v.dtype.bytes) if p else strides_of(v.shape)
+            for p, v in zip(padded, self.schedule.program.inputs, strict=True)
+        )
 
     def __call__(self, *args) -> list[torch.Tensor]:
         """args: the inputs, and after them the sizes that stay symbolic."""
@@ -283,9 +290,10 @@ class FusedRegion(FusedFunction):
         return sources, layout
 
     def layout(self, strides: tuple) -> list[tuple]:
-        """The strides of the outputs: PyTorch's, for inputs of these strides."""
+        """The strides of the outputs: PyTorch's, for inputs of these strides, but for rows that are padded."""
         inputs, outputs = self.schedule.program.inputs, self.schedule.program.outputs
-        if not self.permutes and all(s == strides_of(v.shape) for v, s in zip(inputs, strides, strict=True)):
+        row_major = all(s == strides_of(v.shape) for v, s in zip(inputs, strides, strict=True))
+        if not self.permutes and not self.region.padded and row_major:
             return [strides_of(v.shape) for v in outputs]
         if not self.numbers.names:
             return layout_of(self.region, strides, fakes=not self.planned)
@@ -312,7 +320,7 @@ class _Variant:
     ):
         program, temporaries = region.schedule.program, region.schedule.temporaries
         self.region, self.strides = region, strides
-        expected = over and all(s == strides_of(v.shape) for s, v in zip(strides, program.inputs, strict=True))
+        expected = over and strides == region._row_major()
         self.over = {program.outputs[o]: program.inputs[i] for o, i in region.over.items()} if expected else {}
         self.wide = wide
         self.sources, layout = region._sources(strides, tiles, self.over, wide)
@@ -336,7 +344,7 @@ class _Variant:
             if there is not None:  # which may be a view for autograd, and a result is none
                 shown = (
                     f".as_strided({tuple_text(v.shape)}, {tuple_text(s)})"
-                    if (there.shape, strides_of(there.shape)) != (v.shape, tuple(s))
+                    if (there.shape, self.layout[there]) != (v.shape, tuple(s))
                     else ""
                 )
                 made = f"{self.names[there]}{shown}.detach()"
