@@ -17,8 +17,6 @@ from thunder.capture.native_calls import call_native
 from thunder.core.proxies import TensorProxy, concrete, proxies_in
 from thunder.options import SHARP_EDGES_OPTIONS
 
-__all__ = ["handlers"]
-
 MOST = 64  # elements of a list that is shuffled: each is a host call
 
 
