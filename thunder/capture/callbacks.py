@@ -7,6 +7,7 @@ cannot be stood in for is refused.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import sys
@@ -16,7 +17,7 @@ from thunder.capture.native import PRIMITIVE, native_module
 from thunder.interpreter import decode, standins
 from thunder.interpreter.attributes import BUILTINS, plain_attribute, type_attribute
 
-__all__ = ["called_in", "reached", "stand_in", "released", "check_hashed"]
+__all__ = ["called_in", "reached", "runs_python", "stand_in", "released", "check_hashed"]
 
 _KINDS = {type, types.ModuleType, types.FunctionType}
 
@@ -32,6 +33,13 @@ def called_in(c, kind: type, f=None) -> str:
     if names is None and _owner(f) in (object, type):
         names = _OBJECTS_OWN.get(f.__name__, ())
     return next((found[n] for n in found if names is None or n in names), "")
+
+
+def runs_python(f) -> bool:
+    """Whether a call of a function or a method runs Python code of the user's."""
+    while type(f) in (types.MethodType, functools.partial):
+        f = f.__func__ if type(f) is types.MethodType else f.func
+    return type(f) is types.FunctionType and _of_users(f)
 
 
 def _owner(f):
@@ -103,7 +111,9 @@ _LIBRARIES = {"torch", *sys.stdlib_module_names}
 
 
 def stand_in(c, value, known: dict, caller):
-    """What native code is given in the place of an object whose special methods the user wrote."""
+    """What native code is given in the place of a function, or of an object whose special methods the user wrote."""
+    if runs_python(value):
+        return known.setdefault(id(value), standins.Called(c, value, known))
     if not standins.stands_alone(type(value)):
         refuse(c, value, caller)
     return standins.substitute(c, value, known)

@@ -17,7 +17,7 @@ from thunder import compat
 from thunder.capture import host_lines, objects
 from thunder.capture.ask import FILLED
 from thunder.capture.construct import construct_object, reduced
-from thunder.capture.identities import id_of
+from thunder.capture.identities import hashable, id_of
 from thunder.capture.library import autograd_function, backward, higher_order, host_functions, leaves, torch_func
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native
 from thunder.capture.operations import OF_AUTOGRAD, kind_of, record, type_of
@@ -204,6 +204,17 @@ def _symbolic(c, f, args, kwargs):
     )
 
 
+def _instance_check(c, f, args, kwargs):
+    """type.__instancecheck__, called by name: proxies are of the classes that they stand for."""
+    if len(args) == 2 and (kind := type_of(c, args[1])) is not type(args[1]):
+        return type.__subclasscheck__(args[0], kind)
+    return call_native(c, f, args, kwargs)
+
+
+def _hash(c, f, args, kwargs):
+    return PROTOCOL_CALLS[id(f)](c, f, [hashable(c, a) for a in args], kwargs)
+
+
 def _callable(c, f, args, kwargs):
     return False if type(args[0]) is TensorProxy else callable(args[0])
 
@@ -263,12 +274,12 @@ def install() -> None:
     HANDLERS.update({id(f): _by_name(HANDLERS.get(id(f), call_native)) for f in (getattr, hasattr)})
     M = torch.nn.Module
     table = {
-        type: _type, callable: _callable, id: id_of, print: _print, int: _number, float: _number,
+        type: _type, callable: _callable, id: id_of, hash: _hash, print: _print, int: _number, float: _number,
         breakpoint: lambda c, f, a, k: breakpoint_line(),
         M.__call__: _module_call,
         M.__getattr__: lambda c, f, a, k: objects.of_torch_module(c, *a),
         M.__setattr__: _module_setattr,
-        object.__reduce_ex__: reduced,
+        object.__reduce_ex__: reduced, type.__instancecheck__: _instance_check,
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
         threading.Thread.start: _outside_of_programs("a thread is started"),

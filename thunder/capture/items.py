@@ -119,7 +119,7 @@ def setitem(c, o, k, v) -> None:
     if isinstance(o, dict) and id(o) not in c.containers.lazy:
         c.hashed((k,), o)
     if type(k) is slice and isinstance(o, list) and (type(v) in CONTAINERS or c.slot(type(v), "__iter__")):
-        v = list(c.steps(v))
+        v = [x for x in c.steps(v)]  # which asks for no length
     o[k] = v
     write_attributes(c, o)
 

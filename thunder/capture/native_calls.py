@@ -8,6 +8,7 @@ import contextvars
 import functools
 import io
 import itertools
+import json.encoder
 import operator
 import random
 import re
@@ -229,7 +230,7 @@ def callable_for_native(c, f) -> Any:
 def _called_back(c, f, function):
     """`callable_for_native`, whose result a native function may use up: the text that a pattern puts in."""
     called = callable_for_native(c, function)
-    return (lambda *a: c.handed(called(*a))) if f.__name__ in ("sub", "subn") else called
+    return (lambda *a: c.handed(called(*a))) if f.__name__ in _USING_UP else called
 
 
 def call_native(c, f, args, kwargs):
@@ -285,8 +286,10 @@ def _name_operands(c, error: TypeError, args) -> None:
             error.args = (error.args[0].replace(type(a).__name__, operations.type_of(c, a).__name__),)
 
 
+_USING_UP = ("sub", "subn", "Encoder")
 # the place and the name of the function among the arguments
 _CALLING = {
+    id(json.encoder.c_make_encoder): (1, "default"),
     id(functools.cmp_to_key): (0, "mycmp"), id(itertools.accumulate): (1, "func"), id(itertools.groupby): (1, "key"),
     **dict.fromkeys(
         map(id, (itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.takewhile)), (0, "")
@@ -336,7 +339,17 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
 
 
 def _stand_in(c, f, a, known: dict):
-    return callbacks.stand_in(c, a, known, f) if callbacks.called_in(c, type(a), f) else a
+    called = callbacks.runs_python(a) and not _keeps(f) or callbacks.called_in(c, type(a), f)
+    return callbacks.stand_in(c, a, known, f) if called else a
+
+
+def _keeps(f) -> bool:
+    """Whether native code keeps a function that it is given, and does not call it."""
+    owner: Any = f if isinstance(f, type) else plain_attribute(f, "__objclass__") or plain_attribute(f, "__self__")
+    return isinstance(owner, type) and (owner in (object, type) or issubclass(owner, _KEEPERS))
+
+
+_KEEPERS = (staticmethod, classmethod, property, functools._lru_cache_wrapper)
 
 
 def _check_keys(c, table, given) -> None:

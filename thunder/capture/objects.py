@@ -128,8 +128,7 @@ def _cell_contents(c, cell):
         return c.read(cell.cell_contents, c.const(cell, "cell").attr("cell_contents"))
     name = owner.__code__.co_freevars[owner.__closure__.index(cell)]
     try:
-        found = c.load_cell(owner, cell, name)
-        return c.read(found, c.cell_source(owner, name)) if name == "__class__" else found
+        return c.load_cell(owner, cell, name)
     except NameError:
         raise ValueError("Cell is empty") from None
 

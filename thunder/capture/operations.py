@@ -80,6 +80,7 @@ _STATED = {
     "shape": lambda c, p: _shape(p), "name": lambda c, p: None,
     "requires_grad": lambda c, p: p.requires_grad, "ndim": lambda c, p: p.ndim,
     "__class__": lambda c, p: kind_of(c, c.recorder.memory.holder(p)),
+    "__dict__": lambda c, p: c.refuse("__dict__ of a tensor is read", "ask for its attributes by their names"),
     **{n: lambda c, p, convert=convert: convert(p) for n, convert in _CONVERTED.items()},
 }  # fmt: skip
 

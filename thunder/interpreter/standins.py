@@ -71,6 +71,19 @@ class Compared(StandIn):
         return self.host.truth(self.host.compare(">", self.value, original(other)))
 
 
+class Called(Compared):
+    """What native code may call, and keeps nothing of."""
+
+    __slots__ = ()
+    __hash__ = StandIn.__hash__
+
+    def __call__(self, *args, **kwargs):
+        return self.host.handed(self.host.call(self.value, [original(a) for a in args], kwargs))
+
+    def __getattr__(self, name):
+        return self.host.handed(self.host.load_attr(self.value, name))
+
+
 def stand_in(host, value, known):
     """The stand-in of a value that native code compares or hashes."""
     found = known.get(id(value))
