@@ -289,8 +289,7 @@ class EpilogueWriter:
             inside = [self.build(x) for x in value]
             if inside:
                 self.lines.append(f"{name}.{'update' if isinstance(value, set) else 'extend'}(({', '.join(inside)},))")
-        if t not in CONTAINERS:
-            self._attributes(value, name)
+        self._attributes(value, name)
         return name
 
     def _function(self, value: types.FunctionType) -> str:

@@ -289,7 +289,7 @@ def _name_operands(c, error: TypeError, args) -> None:
 _USING_UP = ("sub", "subn", "Encoder")
 # the place and the name of the function among the arguments
 _CALLING = {
-    id(json.encoder.c_make_encoder): (1, "default"),
+    id(getattr(json.encoder, "c_make_encoder", None)): (1, "default"),
     id(functools.cmp_to_key): (0, "mycmp"), id(itertools.accumulate): (1, "func"), id(itertools.groupby): (1, "key"),
     **dict.fromkeys(
         map(id, (itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.takewhile)), (0, "")

@@ -55,8 +55,8 @@ def own(c, o, name):
         space = object.__getattribute__(o, "__dict__")  # of a class made in C++, a view
         kind: Any = dict if isinstance(space, dict) else types.MappingProxyType
         found = kind.get(space, name, NULL)
-    except AttributeError:
-        return NULL
+    except AttributeError:  # native code keeps it for itself
+        return attributes.plain_attribute(o, name, NULL)
     source = origin(c, o)
     if source is None:
         return found
@@ -177,7 +177,7 @@ def _attribute_function(t: type):
         return host_lines.attribute
     if issubclass(t, types.ModuleType):
         return _of_module
-    if t in PRIMITIVE or t in CONTAINERS or t in DICT_VIEWS or t is tuple:
+    if t in PRIMITIVE or t in CONTAINERS and not t.__dictoffset__ or t in DICT_VIEWS or t is tuple:
         return _of_builtin
     if issubclass(t, NumberProxy):
         return _of_number

@@ -259,7 +259,7 @@ class Host:
         try:
             own = object.__getattribute__(value, "__dict__")
         except AttributeError:  # native code keeps it for itself
-            return NULL
+            return attributes.plain_attribute(value, name, NULL)
         return dict.get(own, name, NULL)
 
     def own_store(self, value, name, new):
