@@ -2,6 +2,7 @@
 
     python benchmarks/lengths.py                  # Llama and Qwen3 of 8 layers, 60 lengths, on the GPU
     python benchmarks/lengths.py --profile        # which kernels a step spends its time in
+    python benchmarks/lengths.py --torch-compile  # and the time of all steps with torch.compile's default options
 
 Reports for each model how many programs and regions all lengths needed, the time of all steps with what was compiled,
 and for ten lengths the ratio of a step's time (median of 20 that take turns) to that of a step that was compiled with
@@ -69,7 +70,7 @@ def profile(name: str, run: Callable[[], None]) -> None:
         print(f"    {e.self_device_time_total / 5000:8.3f} ms {e.count / 5:6.1f} times  {e.key[:110]}")
 
 
-def measure(name: str, make: Callable, layers: int, lengths: int, compared: int, profiled: bool) -> None:
+def measure(name: str, make: Callable, layers: int, lengths: int, compared: int, profiled: bool, beside: bool) -> None:
     torch.manual_seed(0)
     with torch.device("cuda"):
         model, vocabulary = make(layers)
@@ -85,6 +86,10 @@ def measure(name: str, make: Callable, layers: int, lengths: int, compared: int,
         f"the first three {times[0] / 1000:.2f} {times[1] / 1000:.2f} {times[2] / 1000:.2f} s, "
         f"the slowest other {max(times[3:]):.1f} ms, median {statistics.median(times):.2f} ms"
     )
+    if beside:
+        other = torch.compile(model)
+        total = sum(milliseconds(lambda n=n: step(model, other, batches[n])) for n in chosen)
+        print(f"  torch.compile: {total / 1000:.1f} s in all; ours {sum(times) / total:.3f} of it", flush=True)
     for r in thunder.last_recompile_reasons(compiled)[:3]:
         print("  ", r)
     others = sorted(dict.fromkeys(chosen[3:]))[:: max(1, (lengths - 3) // compared)][:compared]
@@ -115,10 +120,11 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, default=60)
     parser.add_argument("--compared", type=int, default=10)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--torch-compile", action="store_true")
     options = parser.parse_args()
     for name in options.models:
         make = {"llama": llama, "qwen3": qwen3}[name]
-        measure(name, make, options.layers, options.lengths, options.compared, options.profile)
+        measure(name, make, options.layers, options.lengths, options.compared, options.profile, options.torch_compile)
 
 
 if __name__ == "__main__":

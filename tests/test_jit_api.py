@@ -26,7 +26,14 @@ import thunder
 import thunder.examine
 import thunder.functional
 from thunder import compat
-from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeError, SharpEdgeWarning
+from thunder.errors import (
+    CaptureError,
+    FallbackWarning,
+    OptionError,
+    RecompileWarning,
+    SharpEdgeError,
+    SharpEdgeWarning,
+)
 from thunder.options import COMPILE_OPTIONS, RECOMPILE_WARNING_LIMIT, compile_option
 from thunder.tests.litgpt_model import GPT
 from thunder.tests.nanogpt_model import *  # noqa: F403  models for the trace checks
@@ -969,6 +976,10 @@ LEAVES = {
     "deterministic, warn": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
     "precision": lambda: torch.set_float32_matmul_precision("medium"),
     "warnings": lambda: torch.set_warn_always(True),
+    "precision of one backend": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+    "an older name": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "attention": lambda: torch.backends.cuda.enable_math_sdp(False),
 }
 
 
@@ -991,6 +1002,60 @@ def test_a_program_leaves_settings_as_eager_does(name, raises):
                 results = []
             found.append((results, compat.settings()))
     assert found[0] == found[1] == found[2] and found[0][1] != compat.settings()
+
+
+@pytest.mark.parametrize("name", ["deterministic", "precision", "precision of one backend", "benchmark"])
+def test_a_setting_that_is_in_force_already_is_left_as_eager_leaves_it(name):
+    def program(x):
+        LEAVES[name]()
+        return x * 2
+
+    compiled, before = thunder.jit(program), compat.settings()
+    with compat.modes_restored():
+        LEAVES[name]()
+        compiled(torch.ones(2))
+        set_by_program = compat.settings()
+        compat.set_settings(before)
+        compiled(torch.ones(2))
+        assert compat.settings() == set_by_program != before
+    assert compat.settings() == before
+
+
+def _precision_inside(x):
+    torch.set_float32_matmul_precision("medium")
+    result = x @ x
+    torch.set_float32_matmul_precision("highest")
+    return result
+
+
+def _kernels_of_another_library(x):
+    with torch.backends.mkldnn.flags(enabled=False):
+        return torch.nn.functional.conv2d(x[None, None], x[None, None, :3, :3])
+
+
+def _small_numbers(x):
+    torch.set_flush_denormal(True)
+    y = x * 1e-40 * 0.5
+    torch.set_flush_denormal(False)
+    return y
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # says PyTorch's own context manager
+@pytest.mark.parametrize("program", [_precision_inside, _kernels_of_another_library, _small_numbers])
+def test_what_runs_under_a_setting_of_the_programs_own_is_refused(program):
+    x = torch.randn(8, 8)
+    with compat.modes_restored():
+        with pytest.raises(CaptureError, match=(message := r"runs behind a change of PyTorch's settings \(")):
+            thunder.jit(program)(x)
+        with pytest.warns(FallbackWarning, match=message):
+            assert torch.equal(thunder.jit(program, fallback="eager")(x), program(x))
+
+
+def test_newer_names_of_precision_may_be_in_force():
+    x = torch.randn(8, 8)
+    with compat.modes_restored():
+        torch.backends.cuda.matmul.fp32_precision = "tf32"  # torch.get_float32_matmul_precision() raises from now on
+        assert torch.equal(thunder.jit(lambda x: x @ x)(x), x @ x)
 
 
 class Noting(TorchFunctionMode):

@@ -351,7 +351,8 @@ def test_no_process_outlives_the_program(tmp_path, how):
     file = str(tmp_path / "pids")
     script = SCRIPT.format(folder=str(tmp_path), file=file, then=then)
     with subprocess.Popen(
-        [sys.executable, "-c", script],
+        # Python warns of a fork of any program that has threads
+        [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", script],
         env=os.environ | {"PYTHONPATH": ROOT},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -364,6 +365,7 @@ def test_no_process_outlives_the_program(tmp_path, how):
         assert all(map(alive, pids))
         if how in ("interrupted", "killed"):
             process.send_signal(signal.SIGINT if how == "interrupted" else signal.SIGKILL)
+            process.wait(WAIT)  # what is read now might be read before the signal arrives
         out, err = process.communicate("\n", timeout=WAIT)
     codes = {"ends": 0, "raises": 3, "interrupted": -signal.SIGINT, "killed": -signal.SIGKILL, "forks": 0}
     assert process.returncode == codes[how], err

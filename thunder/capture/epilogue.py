@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from thunder import compat
 from thunder.capture import containers, host_lines, operations
 from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
@@ -364,8 +365,9 @@ class EpilogueWriter:
         for kind, original, source, k, v in containers.changes(c):
             writes.append(self._write_container(kind, original, self.path(source), k, v))
         self.lines += [w for w in writes if w]
-        for (setter, *given), value in c.writes.left.items():
-            self.lines.append(f"{self.pin(setter)}({', '.join(map(self.literal, (*given, value)))})")
+        if left := c.writes.left:
+            values = ", ".join(f"{name!r}: {self.literal(value)}" for name, value in left.items())
+            self.lines.append(f"{self.pin(compat.set_settings)}({{{values}}})")
 
     def _write(self, kind: str, o, n, v) -> str:
         if kind == "attr":

@@ -119,6 +119,7 @@ class Capture(Host):
         self.reading: Reading | None = None  # an attribute that Python code answers
         # how many torch-function modes are active, the program's `with torch.device(...)` among them
         self.function_modes = -1
+        self.same_settings = functools.partial(compat.settings_are, compat.settings())
 
     # ------------------------------------------------------------------------------------------------ sources and
     # guards
@@ -173,6 +174,17 @@ class Capture(Host):
             policy = autocast.policy(*cast) if cast else None
             self.recorder.context = context.replace(
                 grad_enabled=grad, default_dtype=from_tensor_dtype(dtype), autocast=policy
+            )
+
+    def follow_settings(self, f, result) -> None:
+        """PyTorch's function `f` has run. Where it may have changed a setting, the program is one for the settings of
+        this call: what it sets is set when it ends."""
+        before, names = self.same_settings.args[0], self.recorder.context.names
+        now = compat.kernel_settings()
+        names.settings = tuple(name for name, value in now.items() if value != before[name])
+        if names.settings or result is None and type(f) in (types.FunctionType, types.BuiltinFunctionType):
+            self.setting(
+                self.const(self.same_settings, "PyTorch's settings are those at capture: ").call("__call__"), True
             )
 
     # ------------------------------------------------------------------------------------------------ objects
@@ -384,13 +396,14 @@ class Capture(Host):
     call, call_native, operation = calls.call, native_calls.call_native, operations.operation
 
     def restore_context(self) -> None:
-        """Context variables that the program leaves set are as they were: the epilogue sets them."""
+        """Context variables that the program leaves set are as they were: the epilogue sets them, and settings."""
         for variable, token in self.writes.context_tokens.items():
             self.keep[id(variable)] = variable
             self.writes.overlay[id(variable), None] = variable.get()
             self.writes.effects[id(variable), None] = ("context", variable, None)
             variable.reset(token)
         self.writes.context_tokens = {}
+        self.recorder.context.names.settings = ()
 
     # ------------------------------------------------------------------------------------------------ trouble
 

@@ -266,12 +266,15 @@ def call_native(c, f, args, kwargs):
             raise
         if c.outside.arrays:
             items.check_arrays(c)
+        if type(plain_attribute(f, "__self__")) is types.GeneratorType:
+            c.follow_settings(f, result)  # of a context manager of PyTorch's that ends
         return callbacks.released(c, f, result, known) if known else result
     c.synchronize()
     if type(f) in IDENTITY_CALLS:  # which takes numbers only
         args, kwargs = map_structure(settled, list(args)), map_structure(settled, kwargs)
     result = Host.call_native(c, f, [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs)
     c.synchronize()  # it may have entered or left a mode
+    c.follow_settings(f, result)
     if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.outside.arrays for a in args):
         return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
     if type(result) in _ANSWERS and not (args or kwargs) and _is_question(f):

@@ -204,7 +204,12 @@ def native_delitem(c, o, k):
 def native_next(c, iterator):
     if id(iterator) in c.outside.iterators:
         items.advance(c)
-    return builtins.next(iterator)
+    if type(iterator) is not types.GeneratorType:
+        return builtins.next(iterator)
+    try:
+        return builtins.next(iterator)
+    finally:
+        c.follow_settings(builtins.next, iterator)  # of a context manager of PyTorch's
 
 
 def native_len(c, o):

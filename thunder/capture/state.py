@@ -151,7 +151,7 @@ class Writes:
     written: set[Source] = field(default_factory=set)
     # of variables that the program has set: what its first `set` gave
     context_tokens: dict[contextvars.ContextVar, contextvars.Token] = field(default_factory=dict)
-    left: dict[tuple, Any] = field(default_factory=dict)  # settings of PyTorch's that stay in force
+    left: dict[str, Any] = field(default_factory=dict)  # settings of PyTorch's that stay in force
 
 
 @dataclass(slots=True)

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable
 
 import torch
 
 from thunder import compat
 
-_FLAGS = (  # float32_matmul_precision is the first one; "medium" and "high" differ on CPUs
-    "cublas_allow_tf32", "cudnn_allow_tf32", "cublas_allow_bf16_reduced_precision_reduction",
-    "cublas_allow_fp16_reduced_precision_reduction",
-    "cublas_allow_fp16_accumulation", "deterministic_algorithms", "cudnn_deterministic", "cudnn_enabled",
-)  # fmt: skip
 _ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
 # the second one becomes the third at the first call where PyTorch prefers cuDNN
 _USUAL_ORDERS = ([], [1, 2, 0, 3, 4], [3, 1, 2, 0, 4])
@@ -24,16 +17,6 @@ def load_kernel(path: str, name: str, shared: int, device: int) -> int:
     """The handle of a function in a file of machine code, in the context of the current device."""
     # from torch 2.13 on the module comes first; then registers and spills
     return compat.static_launcher._load_kernel(path, name, shared, device)[-3]
-
-
-def kernel_flags() -> list:
-    """The flags by which PyTorch chooses kernels on a GPU when it runs them."""
-    return [flag() for flag in _flags()]
-
-
-@functools.cache
-def _flags() -> list[Callable]:
-    return [getattr(compat.C, f"_get_{name}") for name in _FLAGS if hasattr(compat.C, f"_get_{name}")]
 
 
 def attention_backends() -> tuple:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -51,8 +52,16 @@ def graph_job(
     if any(node.op in ("get_attr", "call_module") for node in graph.graph.nodes):
         return None
     shapes = [(tuple(t.shape), t.stride(), t.dtype, t.device) for t in examples]
-    deterministic, folder = torch.are_deterministic_algorithms_enabled(), INDUCTOR_CACHE_DIR.value
-    return GraphJob(graph.code, shapes, tuple(reused), torch.get_num_threads(), deterministic, folder)
+    config = {k: v for k, v in compat.config.get_serializable_config_copy().items() if _pickles(v)}
+    return GraphJob(graph.code, shapes, tuple(reused), compat.picklable_settings(), config, INDUCTOR_CACHE_DIR.value)
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except (pickle.PicklingError, AttributeError, TypeError):  # functions made in functions, handles
+        return False
+    return True
 
 
 def _graph_of(function: Callable, tensors: Sequence[torch.Tensor], rewritten: Callable) -> tuple[Any, list, list, Any]:
@@ -75,15 +84,15 @@ class GraphJob(NamedTuple):
     source: str
     tensors: list[tuple]
     reused: tuple[int, ...]
-    threads: int
-    deterministic: bool
+    settings: dict[str, Any]
+    config: dict[str, Any]
     folder: str | None
 
     def compile(self) -> None:
         """Leaves in Inductor's caches what it makes of the graph. For a process that does nothing else."""
         INDUCTOR_CACHE_DIR.assign(self.folder)
-        torch.set_num_threads(self.threads)
-        torch.use_deterministic_algorithms(self.deterministic)
+        compat.set_settings(self.settings)
+        compat.config.load_config(self.config)
         names: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan")}
         exec(self.source, names)
         forward, mode = names["forward"], _fake_mode()

@@ -100,42 +100,19 @@ def without_function_modes():
             compat.push_function_mode(mode)
 
 
-def settings() -> dict[tuple, object]:
-    """PyTorch's settings that a program may leave in force: what sets each, with its first arguments, and its value."""
-    found: dict[tuple, object] = {
-        (compat.set_grad_enabled,): torch.is_grad_enabled(),
-        (torch.set_default_dtype,): torch.get_default_dtype(),
-        (torch.set_autocast_cache_enabled,): torch.is_autocast_cache_enabled(),
-        (torch.set_deterministic_debug_mode,): torch.get_deterministic_debug_mode(),
-        (torch.set_float32_matmul_precision,): torch.get_float32_matmul_precision(),
-        (torch.set_warn_always,): torch.is_warn_always_enabled(),
-        (torch.set_num_threads,): torch.get_num_threads(),
-    }
-    for kind in compat.AUTOCAST_KINDS:
-        found[torch.set_autocast_enabled, kind] = torch.is_autocast_enabled(kind)
-        found[torch.set_autocast_dtype, kind] = torch.get_autocast_dtype(kind)
-    return found
-
-
-def changed_settings(before: dict[tuple, object]) -> dict[tuple, object]:
-    """Those settings that are not what they were, as they are now."""
-    return {setter: value for setter, value in settings().items() if value != before[setter]}
-
-
 @contextlib.contextmanager
 def modes_restored():
     """What the block leaves of settings, autocast and torch-function modes is what it found: a program that fails half
     way leaves its own on."""
     with compat.DisableTorchFunction():
-        depth, before, nesting = compat.function_modes(), settings(), compat.autocast_nesting()
+        depth, before, nesting = compat.function_modes(), compat.settings(), compat.autocast_nesting()
     try:
         yield
     finally:
         while compat.function_modes() > depth:
             compat.pop_function_mode()
         with compat.DisableTorchFunction():
-            for (setter, *given), _ in changed_settings(before).items():
-                setter(*given, before[setter, *given])
+            compat.set_settings(before)
             for _ in range(compat.autocast_nesting() - nesting):
                 torch.autocast_decrement_nesting()
 

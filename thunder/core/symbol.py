@@ -19,7 +19,7 @@ from thunder.core.definition import Definition
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, numbers_in, proxies_in, settled
 from thunder.core.recording import RECORDER, current_recorder, recording, user_location
 from thunder.core.symbolic import Facts
-from thunder.errors import DataDependentError, MissingImplementationError
+from thunder.errors import CaptureError, DataDependentError, MissingImplementationError
 
 __all__ = [
     "OpTags",
@@ -63,10 +63,10 @@ class Names:
     decides, by name.
 
     backends: what attention might use when the capture of the program began; attends: whether the program depends on
-    that.
+    that. settings: the names of settings of PyTorch's that the program has changed, and that kernels follow.
     """
 
-    __slots__ = ("taken", "counters", "facts", "backends", "attends")
+    __slots__ = ("taken", "counters", "facts", "backends", "attends", "settings")
 
     def __init__(self):
         self.taken: set[str] = {"_"}  # what a printed program calls an output that is None
@@ -74,6 +74,7 @@ class Names:
         self.facts = Facts()
         self.backends: tuple | None = None
         self.attends = False
+        self.settings: tuple[str, ...] = ()
 
     def make(self, prefix: str = "t") -> str:
         """A new name, the prefix and a number."""
@@ -304,6 +305,12 @@ class Symbol(Definition):
         ):
             return out
         context = recorder.context
+        if context.names.settings and inputs and not subsymbols and self._follows(context.names.settings):
+            raise CaptureError(
+                f"{self.name} runs behind a change of PyTorch's settings ({', '.join(context.names.settings)}), and "
+                "the compiled program runs under those of its call",
+                remedy="change them before the call, or in a function that calls the compiled one",
+            )
         needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs) and not self.typed_by_running
         apart = self.nondifferentiable if needs_grad else ()
         for i, o in enumerate(outputs):
@@ -329,6 +336,10 @@ class Symbol(Definition):
             UNBACKED["read_sizes"](recorder, operation)
         # the caller's own, who may change it
         return list(out) if type(out) is list else dict(out) if type(out) is dict else out
+
+    def _follows(self, settings: tuple[str, ...]) -> bool:
+        """Whether these settings of PyTorch's may change what the operation computes."""
+        return "flush_denormal" in settings or not (self.elementwise or OpTags.SHAPE_OP in self.tags)
 
     def connects(self, args, kwargs, inputs) -> bool:
         """Whether results of a call require grad, in grad mode; `inputs` are the proxies among the arguments."""
