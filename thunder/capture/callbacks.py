@@ -30,8 +30,8 @@ def called_in(c, kind: type, f=None) -> str:
     if not found or f is None:
         return next(iter(found.values()), "")
     names = _NAMES.get(id(f))
-    if names is None and _owner(f) in (object, type):
-        names = _OBJECTS_OWN.get(f.__name__, ())
+    if names is None and (owner := _owner(f)) is not None:
+        names = _OBJECTS_OWN.get(f.__name__, ()) if owner in (object, type) else _of_builtins(owner, f.__name__)
     return next((found[n] for n in found if names is None or n in names), "")
 
 
@@ -88,6 +88,18 @@ _OBJECTS_OWN = {
     "__getstate__": None, "__call__": None, "__instancecheck__": ("__getattribute__",),
     "__subclasscheck__": ("__getattribute__",),
 }  # fmt: skip
+
+
+def _of_builtins(owner: type, name: str) -> tuple | None:
+    """What a slot of a builtin class calls of its operands: of most it looks at nothing but the class."""
+    if owner in _SCALARS and name in _BY_CLASS or owner in _SEQUENCES and name in ("__len__", "__iter__", "__add__"):
+        return ()
+    return ("__index__",) if owner in _SEQUENCES and name in ("__mul__", "__rmul__", "__getitem__") else None
+
+
+_SCALARS = (int, float, complex, bool, str, bytes)
+_SEQUENCES = (list, tuple, str, bytes)
+_BY_CLASS = standins.CALLED - {"__format__", "__contains__", "__getitem__", "__mul__", "__rmul__", "__mod__"}
 
 
 def _called_in(c, kind: type) -> dict[str, str]:

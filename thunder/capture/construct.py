@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copyreg
+import itertools
 import types
 
 import torch
@@ -11,7 +12,16 @@ import torch
 from thunder.capture import callbacks
 from thunder.capture.expose import expose
 from thunder.capture.native import CALLABLE_FIRST, ENUM, ITERATING, native_module
-from thunder.capture.native_calls import call_native, callable_for_native, iterable, pairs, reaches
+from thunder.capture.native_calls import (
+    DECIDING,
+    call_native,
+    callable_for_native,
+    iterable,
+    iterated,
+    pairs,
+    predicate,
+    reaches,
+)
 from thunder.capture.operations import record, size
 from thunder.core.proxies import Size
 from thunder.interpreter import Host, construction
@@ -51,11 +61,11 @@ def construct_object(c, cls, args, kwargs):
     if lookup(cls) is not None:
         return record(c, cls, args, kwargs)
     if cls in ITERATING:
-        args = [
-            callable_for_native(c, a) if cls in CALLABLE_FIRST and i == 0 else iterable(c, a)
-            for i, a in enumerate(args)
-        ]
+        called = predicate if cls in DECIDING else callable_for_native
+        args = [called(c, a) if cls in CALLABLE_FIRST and i == 0 else iterable(c, a) for i, a in enumerate(args)]
         return call_native(c, cls, args, kwargs)
+    if cls is itertools.chain:
+        args = [iterated(c, a) for a in args]
     if cls is dict or cls is collections.OrderedDict:
         return call_native(c, cls, [pairs(c, a) for a in args], kwargs)
     if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, Size)):

@@ -6,6 +6,8 @@ import asyncio
 import concurrent.futures
 import functools
 import inspect
+import itertools
+import operator
 import os
 import threading
 import types
@@ -19,7 +21,7 @@ from thunder.capture.ask import FILLED
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.identities import hashable, id_of
 from thunder.capture.library import autograd_function, backward, higher_order, host_functions, leaves, torch_func
-from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native
+from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, iterable, iterated
 from thunder.capture.operations import OF_AUTOGRAD, kind_of, record, type_of
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import Condition, NumberProxy, TensorProxy, converted, extreme
@@ -215,6 +217,28 @@ def _hash(c, f, args, kwargs):
     return PROTOCOL_CALLS[id(f)](c, f, [hashable(c, a) for a in args], kwargs)
 
 
+def _chained(c, f, args, kwargs):
+    """itertools.chain.from_iterable."""
+    _, *given = args
+    if len(given) == 1 and not kwargs:
+        given = [map(functools.partial(iterated, c), iterable(c, given[0]))]
+    return call_native(c, f, given, kwargs)
+
+
+def _accumulate(c, f, args, kwargs):
+    """itertools.accumulate, which adds where it is given no function."""
+    if (args[1] if len(args) > 1 else kwargs.get("func")) is None:
+        args, kwargs = args[:1], kwargs | {"func": operator.add}
+    return call_native(c, f, [iterable(c, a) if i == 0 else a for i, a in enumerate(args)], kwargs)
+
+
+def _compress(c, f, args, kwargs):
+    """itertools.compress, which asks selectors for the truth."""
+    if len(args) == 2 and not kwargs:
+        args = [iterable(c, args[0]), map(c.truth, iterable(c, args[1]))]
+    return call_native(c, f, args, kwargs)
+
+
 def _callable(c, f, args, kwargs):
     return False if type(args[0]) is TensorProxy else callable(args[0])
 
@@ -281,7 +305,8 @@ def install() -> None:
         M.__setattr__: _module_setattr,
         object.__reduce_ex__: reduced, type.__instancecheck__: _instance_check,
         torch.utils.checkpoint.checkpoint: _checkpoint,
-        torch.compile: _torch_compile,
+        torch.compile: _torch_compile, vars(itertools.chain)["from_iterable"]: _chained,
+        itertools.accumulate: _accumulate, itertools.compress: _compress,
         threading.Thread.start: _outside_of_programs("a thread is started"),
         concurrent.futures.ThreadPoolExecutor.__init__: _outside_of_programs("a pool of threads is made"),
         asyncio.run: _outside_of_programs("asyncio.run is called"),

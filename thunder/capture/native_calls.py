@@ -52,7 +52,7 @@ from thunder.ops import inplace_of, lookup
 
 __all__ = [
     "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native",
-    "reaches", "pairs", "callable_for_native", "iterable",
+    "DECIDING", "reaches", "pairs", "callable_for_native", "iterable", "iterated", "predicate",
 ]  # fmt: skip
 
 IDENTITY_CALLS = {
@@ -213,6 +213,11 @@ def _is_iterating(f) -> bool:
         return False
 
 
+def iterated(c, a):
+    """Native code will iterate over `a`, later."""
+    return a if type(a) in PRIMITIVE else standins.Iterated(c, a, {})
+
+
 def iterable(c, a):
     t = type(a)
     if t is not TensorProxy and (c.slot(t, "__iter__") or not isinstance(a, dict) and c.slot(t, "__getitem__")):
@@ -229,8 +234,18 @@ def callable_for_native(c, f) -> Any:
 
 def _called_back(c, f, function):
     """`callable_for_native`, whose result a native function may use up: the text that a pattern puts in."""
+    if f in DECIDING:
+        return predicate(c, function)
     called = callable_for_native(c, function)
     return (lambda *a: c.handed(called(*a))) if f.__name__ in _USING_UP else called
+
+
+def predicate(c, f) -> Any:
+    """Native code will ask `f`, or an element by itself, for the truth."""
+    return lambda x: c.truth(x if f is None else c.call(f, [x], {}))
+
+
+DECIDING = (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
 
 
 def call_native(c, f, args, kwargs):
@@ -247,7 +262,10 @@ def call_native(c, f, args, kwargs):
     if (calling := _CALLING.get(id(standins.descriptor(f)[0]))) is not None:
         at, name = calling
         at += type(f) is types.MethodDescriptorType  # which takes the object first
-        args = [_called_back(c, f, a) if i == at and callable(a) else a for i, a in enumerate(args)]
+        args = [
+            _called_back(c, f, a) if i == at and (callable(a) or f is itertools.filterfalse) else a
+            for i, a in enumerate(args)
+        ]
         kwargs = {k: _called_back(c, f, a) if k == name and callable(a) else a for k, a in kwargs.items()}
     if isinstance(f, type) and issubclass(f, type) or f is type.__new__:
         callbacks.check_class(c, f, args)
@@ -326,7 +344,7 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
         if stands:
             args = [_stand_in(c, f, a, known) for a in args]
             kwargs = {k: _stand_in(c, f, a, known) for k, a in kwargs.items()}
-        called = f if stands else None
+        called = f if stands and not standins.compares(f) else None
         expose(c, s, *args, *kwargs.values(), concretely=_asks_for_types(f), called=called)
         return args, kwargs
     if f in _KEYED:  # values are put in unseen

@@ -84,6 +84,15 @@ class Called(Compared):
         return self.host.handed(self.host.load_attr(self.value, name))
 
 
+class Iterated(StandIn):
+    """What native code iterates over later."""
+
+    __slots__ = ()
+
+    def __iter__(self):
+        return iter(self.host.steps(self.value))
+
+
 def stand_in(host, value, known):
     """The stand-in of a value that native code compares or hashes."""
     found = known.get(id(value))

@@ -118,7 +118,8 @@ def _scanner(c, f, args, kwargs):
 def handlers() -> dict:
     """By function."""
     return {
-        getattr(json.scanner, "c_make_scanner", None): _scanner, operator.call: lambda c, f, a, k: c.call(a[0], a[1:], k) if a else f(),
+        getattr(json.scanner, "c_make_scanner", None): _scanner,
+        operator.call: lambda c, f, a, k: c.call(a[0], a[1:], k) if a else f(),
         random.Random.shuffle: _shuffle, numpy.random.shuffle.__func__: _shuffle, torch.save: _save, torch.load: _load,
         pickle.dumps: _dumps, pickle.loads: _loads,
     }  # fmt: skip
