@@ -11,6 +11,7 @@ import operator
 import os
 import threading
 import types
+import weakref
 
 import torch
 import torch.utils.checkpoint
@@ -307,6 +308,7 @@ def install() -> None:
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile, vars(itertools.chain)["from_iterable"]: _chained,
         itertools.accumulate: _accumulate, itertools.compress: _compress,
+        weakref.finalize.__init__: _outside_of_programs("a finalizer is registered"),
         threading.Thread.start: _outside_of_programs("a thread is started"),
         concurrent.futures.ThreadPoolExecutor.__init__: _outside_of_programs("a pool of threads is made"),
         asyncio.run: _outside_of_programs("asyncio.run is called"),

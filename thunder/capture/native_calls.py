@@ -480,7 +480,7 @@ def reaches(c, args, kwargs) -> bool:
         t = type(a)
         if t is TensorProxy or t is AnyProxy or id(a) in c.sources or isinstance(a, NumberProxy):
             return True
-        if t in VIEWS or t is types.MappingProxyType:
+        if t in VIEWS or t is types.MappingProxyType or t in BUILTINS and impure(a) is not None:
             return True
         if t is types.MethodType and (id(a.__self__) in c.sources or reaches(c, (a.__func__,), {})):
             return True

@@ -270,6 +270,8 @@ def names(c, o):
 
 def store_attr(c, o, n, v) -> None:
     o = concrete(o)
+    if type(o) is HostProxy:
+        c.refuse(f"attribute {n!r} of a {o.kind.__name__} that a host call gives is set", "make the object outside")
     if type(o) is not TensorProxy:
         attributes.store_attr(c, o, n, v)
     elif n == "grad":

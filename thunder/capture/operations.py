@@ -18,7 +18,7 @@ from thunder.capture.examples import checked
 from thunder.capture.expose import as_operand, expose, parts_of
 from thunder.capture.library import backward, gradients, hooks, leaves
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import CONTAINERS, native_module, plain_base
+from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module, plain_base
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import (
@@ -110,9 +110,10 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         if real is not None:
             c.ask(source.find(n), PRESENT)
         raise AttributeError(f"'{kind_of(c, p).__name__}' object has no attribute {n!r}")
+    if type(attribute) in PRIMITIVE:
+        return getattr(kind_of(c, p), n)
     c.synchronize()
-    value = getattr(p, n)
-    return value
+    return getattr(p, n)
 
 
 def kind_of(c, p: TensorProxy) -> type:
@@ -163,7 +164,7 @@ def _means_nothing(c, v, t: type) -> bool:
     special methods in Python."""
     if native_module(t.__module__) or callable(v) or plain_base(t) is not None:
         return False
-    if any(in_python(type_attribute(t, f"__{name}__")) for name in ("index", "float", "int")):
+    if any(in_python(type_attribute(t, f"__{name}__")) for name in ("index", "float", "int", "getitem", "array")):
         return True
     return all(type_attribute(t, f"__{name}__") is NULL for name in ("getitem", "array", "index", "float"))
 

@@ -17,7 +17,7 @@ import types
 from collections import deque
 from typing import Any
 
-from thunder.interpreter.attributes import BUILTINS, in_python, type_attribute
+from thunder.interpreter.attributes import BUILTINS, call_special, in_python, type_attribute
 from thunder.interpreter.binding import of
 from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.operators import COMPARE_METHOD
@@ -68,7 +68,24 @@ class Compared(StandIn):
         return self.host.truth(self.host.compare("<", self.value, original(other)))
 
     def __gt__(self, other):
+        if not isinstance(other, StandIn):  # of `other < self`, of which a key is a number
+            return self.host.truth(self.host.compare("<", other, self.value))
         return self.host.truth(self.host.compare(">", self.value, original(other)))
+
+
+class Sorted(Compared):
+    """An element of a list that is sorted, all of one class: a comparison that its method declines begins again."""
+
+    __slots__ = ()
+    __hash__ = StandIn.__hash__
+
+    def __lt__(self, other):
+        method = self.host.lookup(type(self.value), "__lt__")
+        if in_python(method):
+            result = call_special(self.host, method, self.value, [original(other)], "__lt__")
+            if result is not NotImplemented:
+                return self.host.truth(result)
+        return Compared.__lt__(self, other)
 
 
 class Called(Compared):
@@ -93,11 +110,11 @@ class Iterated(StandIn):
         return iter(self.host.steps(self.value))
 
 
-def stand_in(host, value, known):
+def stand_in(host, value, known, kind=Compared):
     """The stand-in of a value that native code compares or hashes."""
     found = known.get(id(value))
     if found is None:
-        found = known[id(value)] = Compared(host, value, known)
+        found = known[id(value)] = kind(host, value, known)
     return found
 
 
@@ -207,7 +224,8 @@ def run(host, f, args, kwargs) -> Any:
     known: dict[int, StandIn] = {}
     given = [stand_in(host, a, known) if i in elements else a for i, a in enumerate(given)]
     if not several:
-        given[0] = base(stand_in(host, x, known) for x in inside)
+        alike = function in (sorted, list.sort) and len(set(map(type, inside))) == 1
+        given[0] = base(stand_in(host, x, known, Sorted if alike else Compared) for x in inside)
     if key is not None:
         kwargs = kwargs | {"key": _key(host, key, known)}
     try:
