@@ -1,7 +1,7 @@
 """What the choices for attention, for a linear layer with its loss, in float8 and of few rows are made from: the tables
 of docs/performance.md, on a GPU.
 
-    python benchmarks/gpu_products.py [attention] [loss] [float8] [rows]
+    python benchmarks/gpu_products.py [attention] [loss] [padding] [float8] [rows]
 
 One line a measurement. Times are medians, in milliseconds; in microseconds for float8 and for few rows, which run from
 CUDA graphs: few rows with weights that are in no cache.
@@ -99,7 +99,27 @@ def loss(rows: int = 4096, width: int = 4096, classes: int = 128256) -> None:
     report("eager", eager)
     for joined.LIMIT in LIMITS:
         name = f"at most {joined.LIMIT / 2**20:.0f} MiB of logits" if joined.LIMIT < 1 << 60 else "all logits"
-        report(name, lambda: joined._forward(x, w, target, -100, "mean", torch.float32, (True, True)))
+        report(name, lambda: joined._forward(x, w, None, target, -100, "mean", torch.float32, (True, True, False)))
+
+
+def padding(shapes=((8192, 768, 50257), (4096, 768, 30522), (2222, 1920, 32003))) -> None:
+    """The three products of a layer (rows, k, n), with rows of the results and their gradients that are apart or not,
+    and the layer with a bias."""
+    from thunder.ops.layout import empty_rows
+    from thunder.ops.linalg import linear_into
+
+    for rows, k, n in shapes:
+        x, w, b = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in ((rows, k), (n, k), (n,)))
+        for name, out in (("dense", x.new_empty(rows, n)), ("padded", empty_rows(x, (rows, n)))):
+            out.normal_()
+            for product, call in (
+                ("result", lambda out=out: linear_into(out, x, w)),
+                ("result with a bias", lambda out=out: linear_into(out, x, w, b)),
+                ("input's gradient", lambda out=out: out @ w),
+                ("weight's gradient", lambda out=out: out.t() @ x),
+            ):
+                print(f"padding, {rows} x {k} x {n}, {name}, {product}: {median(call):.3f}", flush=True)
+        print(f"padding, {rows} x {k} x {n}, linear with a bias: {median(lambda: F.linear(x, w, b)):.3f}", flush=True)
 
 
 def graphed(calls) -> float:
@@ -172,6 +192,12 @@ def few(counts=(1, 2, 4, 8, 16)) -> None:
 
 if __name__ == "__main__":
     with torch.no_grad():
-        for name, measure in (("attention", attention), ("loss", loss), ("float8", float8), ("rows", few)):
+        for name, measure in (
+            ("attention", attention),
+            ("loss", loss),
+            ("padding", padding),
+            ("float8", float8),
+            ("rows", few),
+        ):
             if name in sys.argv[1:] or not sys.argv[1:]:
                 measure()

@@ -1,4 +1,4 @@
-"""`python -m thunder`: run, bench, explain, doctor."""
+"""`python -m thunder`: run, report, bench, explain, doctor."""
 
 from __future__ import annotations
 
@@ -100,6 +100,17 @@ def test_run_says_what_is_not_compiled():
     assert texts[0].startswith("Net: 1 calls, 1 programs") and "TorchScript" in texts[1]
 
 
+def test_report_writes_a_page_for_each_module(script, capsys, tmp_path):
+    with open(script, "a") as file:
+        file.write("    other = torch.nn.Linear(4, 4)\n    other(torch.ones(1, 4))\n")
+    assert command("report", "--output", str(tmp_path / "page.html"), script, "a") == 0
+    printed = capsys.readouterr().out
+    assert "['a']" in printed and f"Net: {tmp_path / 'page.html'}, its last call measured" in printed
+    assert f"Linear: {tmp_path / 'page_2.html'}, its last call measured" in printed
+    text = (tmp_path / "page.html").read_text()
+    assert "return self.second(torch.relu(self.first(x))) * SCALE" in text and 'id="timeline"' in text
+
+
 def test_bench(script, capsys):
     assert command("bench", f"{script}:Net", "--input", "4x8", "--train", "--seconds", "0.1", "--device", "cpu") == 0
     eager, ours = capsys.readouterr().out.splitlines()
@@ -144,4 +155,4 @@ def test_the_commands_are_listed():
     root = Path(__file__).resolve().parents[1]
     done = subprocess.run([sys.executable, "-m", "thunder", "--help"], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0
-    assert all(name in done.stdout for name in ("options", "passes", "run", "bench", "explain", "doctor"))
+    assert all(name in done.stdout for name in ("options", "passes", "run", "report", "bench", "explain", "doctor"))

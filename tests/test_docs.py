@@ -71,10 +71,40 @@ def test_pages_run_and_print_what_they_show(page):
     assert shown, "a page that shows nothing cannot be wrong"
 
 
+def anchors(page):
+    """What a page's titles are called in links."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
 def test_links_lead_somewhere():
-    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
-            assert "://" in target or (page.parent / target).exists(), f"{page.name} links to {target}"
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        for target, section in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+            place = page.parent / target if target else page
+            assert "://" in target or place.exists(), f"{page.name} links to {target}"
+            assert not section or "://" in target or section in anchors(place), (
+                f"{page.name} links to {target}#{section}"
+            )
+
+
+def test_every_page_is_in_the_site():
+    listed = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(p.name for p in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_page_of_the_api_is_current():
+    # in a process of its own: tests register options, which a docstring lists
+    command = [sys.executable, str(ROOT / "tests/api_page.py"), "-"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed == (ROOT / "docs/api.md").read_text(), "run python tests/api_page.py"
+
+
+def test_each_decision_is_a_dated_record_that_the_tour_names():
+    tour = (ROOT / "docs/design.md").read_text()
+    for record in (ROOT / "docs/decisions").glob("*.md"):
+        title, empty, date, *_ = record.read_text().splitlines()
+        assert title.startswith("# ") and not empty and re.fullmatch(r"\d{4}-\d\d-\d\d", date), record.name
+        assert f"[{title[2:]}](decisions/{record.name})" in tour, f"docs/design.md does not name {record.name}"
 
 
 def test_a_wrong_page_is_noticed(tmp_path):

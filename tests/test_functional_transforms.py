@@ -1,5 +1,6 @@
 """grad, value_and_grad, vjp, jvp, vmap: alone, composed, inside compiled functions, and torch.func's own there."""
 
+import copy
 import functools
 import random
 
@@ -315,6 +316,51 @@ def test_gradients_of_single_samples_by_functional_call():
         thunder.jit(lambda p, x, y: torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(p, x, y))(parameters, *batch),
         wanted,
     )
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count = self.count + 1
+        return self.b(self.a(x)) + self.count
+
+
+@pytest.mark.parametrize("options", [{}, {"tie_weights": False}, {"strict": True}], ids=["tied", "untied", "strict"])
+@pytest.mark.parametrize("names", ["a.weight", "a.weight b.weight", "a.weight count", "nothing", "*"])
+def test_functional_call_is_pytorchs_own(names, options):
+    model, x = Tied(), torch.randn(4, 3)
+    own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    names = own if names == "*" else names.split()
+
+    def call(x):
+        given = {n: own[n].detach() + i if n in own else x for i, n in enumerate(names)}
+        return torch.func.functional_call(model, given, (x,), **options), given
+
+    def attempt(call):
+        with torch.no_grad():
+            try:
+                return call(x), ""
+            except (RuntimeError, ValueError) as error:
+                return (), str(error)
+
+    compiled = thunder.jit(call)
+    for _ in range(2):
+        before = copy.deepcopy(model.state_dict())
+        (wanted, error), _ = attempt(call), model.load_state_dict(before)
+        found, raised = attempt(compiled)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        assert raised == error
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_jacobians_in_chunks(size):
+    f = torch.func.jacrev(lambda x: torch.tanh(W @ x) * x.sum(), chunk_size=size)
+    torch.testing.assert_close(thunder.jit(lambda x: f(x))(X), f(X))
 
 
 @pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd, torch.func.hessian])

@@ -978,7 +978,7 @@ LEAVES = {
     "warnings": lambda: torch.set_warn_always(True),
     "precision of one backend": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
     "an older name": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
-    "benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "reduced precision": lambda: setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
     "attention": lambda: torch.backends.cuda.enable_math_sdp(False),
 }
 
@@ -1004,7 +1004,7 @@ def test_a_program_leaves_settings_as_eager_does(name, raises):
     assert found[0] == found[1] == found[2] and found[0][1] != compat.settings()
 
 
-@pytest.mark.parametrize("name", ["deterministic", "precision", "precision of one backend", "benchmark"])
+@pytest.mark.parametrize("name", ["deterministic", "precision", "precision of one backend", "reduced precision"])
 def test_a_setting_that_is_in_force_already_is_left_as_eager_leaves_it(name):
     def program(x):
         LEAVES[name]()

@@ -298,6 +298,23 @@ def test_lengths_of_packed_sequences_are_read_at_each_call():
         torch.testing.assert_close(tensors(compiled(given)), tensors(net(given)), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("cls", [nn.RNN, nn.GRU, nn.LSTM])
+def test_types_of_packed_sequences_under_autocast(cls):
+    """Which ones they are depends on the operations that a step consists of."""
+    net = cls(4, 6)
+
+    def program(given):
+        with torch.autocast("cpu", torch.bfloat16):
+            out, _ = net(given)
+        return out.data, out.data.float()
+
+    given = packed()
+    with torch.no_grad():
+        want, got = program(given), thunder.jit(program)(given)
+    assert [x.dtype for x in got] == [x.dtype for x in want]
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
 EVALUATED = {
     "TransformerEncoder": (
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),

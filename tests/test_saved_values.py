@@ -53,3 +53,12 @@ def test_without_gradients_nothing_is_saved():
         saved_for_backward(compiled)
     compiled(torch.randn(3))
     assert saved_for_backward(compiled) == ()
+
+
+def test_symbolic_numbers_are_saved_and_take_no_memory():
+    layer = torch.nn.Linear(4, 4)
+    compiled = thunder.jit(lambda x: (layer(x).sum(0) / x.shape[0]).exp())
+    for n in (3, 5):
+        compiled(torch.ones(n, 4)).sum().backward()
+    assert thunder.last_traces(compiled)[-1].output[1][1], "the size is saved"
+    assert saved_for_backward(compiled).nbytes == 4 * 4

@@ -445,6 +445,49 @@ def test_forward_and_backward_are_lines(on_the_cpu, options):
     assert "sdpa_cpu" not in names(thunder.last_traces(compiled)[-1])
 
 
+def joined_with_nothing(x):
+    return torch.cat([torch.tensor([], dtype=x.dtype), x], -2)
+
+
+@pytest.mark.parametrize("copy", [joined_with_nothing, torch.clone, torch.Tensor.contiguous])
+def test_keys_and_values_are_read_where_they_are(on_the_cpu, copy):
+    """As a cache gives them that was empty."""
+
+    def attend(x, w):
+        q, k, v = ((x @ w).view(2, 24, 3, 4, 8)).permute(2, 0, 3, 1, 4)
+        return scaled_dot_product_attention(q, copy(k), copy(v), is_causal=True)
+
+    torch.manual_seed(0)
+    inputs = torch.randn(2, 24, 32), torch.randn(32, 96)
+    compiled = thunder.jit(attend, executors=["sdpa"])
+    for a, b in zip(with_gradients(compiled, *inputs), with_gradients(attend, *inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        assert a.stride() == b.stride()
+    assert not {"cat", "clone", "contiguous", "tensor"} & set(names(thunder.last_traces(compiled)[-1]))
+
+
+@pytest.mark.parametrize("at", [slice(1, 9), slice(None, None, 2)])
+def test_keys_that_begin_at_odd_places_are_copied(on_the_cpu, at):
+    def attend(x, w):
+        k = (x @ w).view(2, 24, 4, 16).transpose(1, 2)[..., at]
+        return scaled_dot_product_attention(k.clone(), k.contiguous(), k.contiguous())
+
+    torch.manual_seed(0)
+    inputs = torch.randn(2, 24, 32), torch.randn(32, 64)
+    compiled = thunder.jit(attend, executors=["sdpa"])
+    for a, b in zip(with_gradients(compiled, *inputs), with_gradients(attend, *inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert "contiguous" in names(thunder.last_traces(compiled)[-1])
+
+
+def test_a_bias_that_is_aligned_stays():
+    biases = torch.randn(3, 5, 7), torch.randn(3, 1, 16)[..., :9]
+    for bias in biases:
+        once = sdpaex._run_aligned(bias, bias.shape[-1])
+        assert once.stride(-1) == 1 and all(n % 16 == 0 for n in once.stride()[:-1]) and torch.equal(once, bias)
+        assert sdpaex._run_aligned(once, bias.shape[-1]).data_ptr() == once.data_ptr()
+
+
 def test_only_wanted_gradients_and_second_ones(on_the_cpu):
     torch.manual_seed(0)
     inputs = [torch.randn(1, 2, 3, 4, dtype=torch.float64) for _ in range(3)]

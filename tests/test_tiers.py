@@ -310,7 +310,7 @@ class Compiles:
         child.wait()
 """
 SCRIPT = """
-import os, sys, time
+import os, select, sys, time
 sys.path.insert(0, {folder!r})
 import thunder
 from thunder.runtime import background
@@ -318,7 +318,7 @@ from jobs import Compiles
 background.submit(lambda: background.elsewhere(Compiles({file!r})))
 while not os.path.exists({file!r}): time.sleep(0.05)
 print("compiles", flush=True)
-input()
+while not select.select([sys.stdin], [], [], 0.05)[0]: pass  # a read that has not begun would not see a signal
 {then}
 """
 

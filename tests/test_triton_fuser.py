@@ -321,6 +321,33 @@ PROGRAMS = {  # program, inputs, kernels of the forward, of the backward
 }  # fmt: skip
 
 
+def permuted_beside_sums(x, y):
+    z = torch.where(x <= 0, 0, y)
+    return z.permute(2, 0, 1), z.sum((0, 1))
+
+
+def sums_of_permuted(x, y):
+    z = torch.where(x <= 0, 0, y).permute(2, 0, 1)
+    return z * 2, z.sum((0, 1))
+
+
+def permuted_norm(x, y):
+    z = F.layer_norm(x * y, (x.shape[-1],))
+    return z.transpose(0, 2), z + 1
+
+
+@pytest.mark.parametrize("program", [permuted_beside_sums, sums_of_permuted, permuted_norm])
+def test_what_is_only_permuted_is_computed_once(program):
+    x, y = tensor(9, 31, 70, grad=False), tensor(9, 31, 70, grad=False, seed=1)
+    compiled = thunder.jit(program, executors=[TritonFuser("permutes")])
+    for got, eager, exact in zip(compiled(x, y), program(x, y), program(x.double(), y.double()), strict=True):
+        check_close(got, eager, exact)
+    (fusion,) = fusions(compiled)
+    first = fusion.source.partition("def fused_")[2].partition("@triton.jit")[0]
+    if program is not sums_of_permuted:
+        assert first.count("tl.load(in") == 2 and first.count("tl.store(") >= 2
+
+
 @pytest.mark.parametrize("long", [False, True], ids=["", "long"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_kernels_of_a_program(name, long, monkeypatch):
@@ -650,3 +677,98 @@ def test_integers_that_are_negated_are_not_for_the_assembler_to_see():
     )
     both = thunder.jit(lambda x: ((-x).amax() + 1, (-x).sum() + 1), executors=[TritonFuser("signs")])
     assert [int(v) for v in both(x)] == [301, 301] and "amax" in others(both)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# arguments that the program writes to
+
+
+def _ema(a, b, x):
+    a.lerp_(x, 0.1)
+    b.mul_(0.9).addcmul_(x, x, value=0.1)
+    return x / (b.sqrt() + 1e-3)
+
+
+def _old_read_later(a, b, x):
+    old = a * 2
+    a.add_(x).mul_(b)
+    return old + a
+
+
+def _exchanged(a, b, x):
+    new = a * x + b
+    a.copy_(b * 3 + x)
+    b.copy_(new)
+    return a - b
+
+
+def _one_over_the_other(a, b, x):
+    a.copy_((b + x) * 2)
+    return b.add_(a)
+
+
+def _returned(a, b, x):
+    a.mul_(x).add_(1)
+    return a, a * b
+
+
+def _before_a_decision(a, b, x):
+    a.mul_(x).add_(b)
+    return a + 1 if x.sum() > 1e9 else a - 1
+
+
+def _slices(a, b, x):
+    a[1:].mul_(2).add_(x[1:])
+    b.add_(a).mul_(x)
+    return b.sin()
+
+
+def _reduced(a, b, x):
+    a.sub_(a.mean(0)).mul_(x)
+    return (a * b).sum(0)
+
+
+_ARRANGED = {"row-major": lambda t: t, "transposed": lambda t: t.t().contiguous().t(), "a slice": lambda t: t[:, :5]}
+
+
+@pytest.mark.parametrize("arranged", _ARRANGED)
+@pytest.mark.parametrize(
+    "program",
+    [_ema, _old_read_later, _exchanged, _one_over_the_other, _returned, _before_a_decision, _slices, _reduced],
+)
+def test_kernels_write_arguments(program, arranged):
+    """As eager leaves them, and where they are."""
+    fuser = TritonFuser("arguments")
+    compiled = thunder.jit(program, executors=[fuser])
+    for seed in range(3):
+        given = [tensor(6, 7, grad=False, seed=seed + i).to(DEVICE) for i in range(3)]
+        want, got = ([_ARRANGED[arranged](t.clone()) for t in given] for _ in range(2))
+        places, versions = [t.data_ptr() for t in got], [t._version for t in got]
+        wanted, found = program(*want), compiled(*got)
+        for a, b in zip((*want, *_tuple(wanted)), (*got, *_tuple(found)), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
+            assert a.stride() == b.stride()
+        assert [t.data_ptr() for t in got] == places
+        moved = [t._version > v for t, v in zip(got, versions, strict=True)]
+        assert moved == [t._version > 0 for t in want] or arranged == "a slice"
+    assert thunder.cache_misses(compiled) == 1
+
+
+def _tuple(x):
+    return x if type(x) is tuple else (x,)
+
+
+@pytest.mark.parametrize("arranged, copies", [("row-major", 0), ("transposed", 2)])
+def test_what_a_kernel_leaves_in_an_argument_is_not_copied(arranged, copies, monkeypatch):
+    found, copy = [], torch.Tensor.copy_
+
+    def counting(target, value):
+        found.extend([target] if sys._getframe(1).f_code.co_name == "copy_unless_there" else [])
+        return copy(target, value)
+
+    compiled = thunder.jit(_ema, executors=[TritonFuser("there")])
+    given = [_ARRANGED[arranged](tensor(6, 7, grad=False, seed=i).abs()) for i in range(3)]
+    compiled(*given)
+    monkeypatch.setattr(torch.Tensor, "copy_", counting)
+    compiled(*given)
+    assert len(found) == copies

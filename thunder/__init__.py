@@ -16,6 +16,7 @@ __version__ = "0.2.0"
 _FROM = {
     "thunder.api": ("jit", "add_transform", "mark_dynamic"),
     "thunder.recipes": ("compile", "Recipe"),
+    "thunder.precompiled": ("precompile", "load"),
     "thunder.transforms.base": ("Transform",),
     "thunder.transforms.autocast": ("autocast",),
     "thunder.extend.opaque": ("opaque",),
@@ -23,6 +24,8 @@ _FROM = {
     "thunder.tracing": ("trace",),
     "thunder.verification": ("verify",),
     "thunder.explanation": ("explain",),
+    "thunder.profiling": ("profile", "profiler_ranges"),
+    "thunder.reporting": ("report", "Report"),
     "thunder.module": ("ThunderModule",),
     "thunder.options": (
         "DebugOptions", "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "FALLBACK_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS",

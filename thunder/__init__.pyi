@@ -82,8 +82,14 @@ from thunder.options import NUMERICS_OPTIONS as NUMERICS_OPTIONS
 from thunder.options import RNG_OPTIONS as RNG_OPTIONS
 from thunder.options import SHARP_EDGES_OPTIONS as SHARP_EDGES_OPTIONS
 from thunder.pipeline import passes as passes
+from thunder.precompiled import load as load
+from thunder.precompiled import precompile as precompile
+from thunder.profiling import profile as profile
+from thunder.profiling import profiler_ranges as profiler_ranges
 from thunder.recipes import Recipe as Recipe
 from thunder.recipes import compile as compile
+from thunder.reporting import Report as Report
+from thunder.reporting import report as report
 from thunder.tracing import trace as trace
 from thunder.transforms.autocast import autocast as autocast
 from thunder.transforms.base import Transform as Transform

@@ -14,6 +14,7 @@ import thunder
 from thunder.command_line import add_commands, doctor
 from thunder.compat.names import NEWEST, OLDEST, missing
 from thunder.options import COMPILE_OPTIONS, ENVIRONMENT
+from thunder.programs.commands import add_command
 
 
 def versions() -> None:
@@ -68,6 +69,7 @@ def main(arguments: list[str]) -> int:
     for what, text in ((options, "everything that can be set"), (passes, "the list of passes")):
         commands.add_parser(what.__name__, help=text).set_defaults(command=lambda given, what=what: what())
     add_commands(commands)
+    add_command(commands)
     commands.add_parser("doctor", help="check this machine").set_defaults(command=lambda given: versions() or doctor())
     given = parser.parse_args(arguments)
     return given.command(given) or 0

@@ -1,6 +1,7 @@
-"""`python -m thunder run`, `bench`, `explain` and `doctor`: thunder on a script, a model and a machine.
+"""`python -m thunder run`, `report`, `bench`, `explain` and `doctor`: thunder on a script, a model and a machine.
 
 python -m thunder run train.py --steps 10
+python -m thunder report --output train.html train.py --steps 10
 python -m thunder bench models.py:make --input 4x128:int64 --train
 """
 
@@ -34,10 +35,15 @@ __all__ = ["add_commands", "doctor"]
 def add_commands(commands: Any) -> None:
     """Adds the commands of this file to those of an ArgumentParser."""
     run = commands.add_parser("run", help="run a script; modules that it calls are compiled, a report follows")
-    run.add_argument("--recipe", default="auto", help="a recipe's name: docs/recipes.md")
-    run.add_argument("script")
-    run.add_argument("arguments", nargs=argparse.REMAINDER)
+    _add_script(run)
     run.set_defaults(command=lambda given: run_script(given.script, given.arguments, given.recipe))
+
+    report = commands.add_parser("report", help="run a script, and write a page for each module that it calls")
+    report.add_argument("--output", default="thunder_report.html", help="the page; others are numbered behind its name")
+    _add_script(report)
+    report.set_defaults(
+        command=lambda given: run_script(given.script, given.arguments, given.recipe, Path(given.output).absolute())
+    )
 
     bench = commands.add_parser("bench", help="time a model beside eager PyTorch")
     bench.add_argument("--systems", default="eager,thunder", help="of eager, torch.compile, thunder, thunder_inductor")
@@ -49,6 +55,12 @@ def add_commands(commands: Any) -> None:
     explain = commands.add_parser("explain", help="what a model does on the host, and what that costs")
     _add_model(explain)
     explain.set_defaults(command=_explain)
+
+
+def _add_script(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--recipe", default="auto", help="a recipe's name: docs/recipes.md")
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
 
 
 # --------------------------------------------------------------------------------------------------------------- models
@@ -141,6 +153,7 @@ class _Row:
     def __init__(self, module: torch.nn.Module, recipe: str):
         self.name, self.calls, self.programs, self.why = type(module).__name__, 0, 0, ""
         self.seconds = 0.0  # of calls that compiled
+        self.last: tuple[tuple, dict, bool] | None = None  # the arguments of the last call, and whether it had grad
         try:
             self.compiled: Any = thunder.compile(module, recipe=recipe)
         except NotImplementedError as error:
@@ -152,6 +165,7 @@ class _Row:
             return self.compiled(*args, **kwargs)
         finally:
             self.calls += 1
+            self.last = args, kwargs, torch.is_grad_enabled()
             self.programs = len(self.compiled.programs)
             if self.programs > known:
                 self.seconds += time.perf_counter() - start
@@ -193,8 +207,9 @@ def compiled_calls(recipe: str):
         torch.nn.Module.__call__ = usual
 
 
-def run_script(script: str, arguments: list[str], recipe: str) -> int:
-    """Runs a script as `python script.py arguments` would, with compiled modules, and prints what they did."""
+def run_script(script: str, arguments: list[str], recipe: str, output: Path | None = None) -> int:
+    """Runs a script as `python script.py arguments` would, with compiled modules, and prints what they did. output:
+    where a page about each module is written, measured by calls like its last one."""
     given, path = sys.argv, sys.path[:]
     sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
     try:
@@ -205,7 +220,23 @@ def run_script(script: str, arguments: list[str], recipe: str) -> int:
         print(f"\nthunder: {len(rows)} modules" if rows else "\nthunder: the script calls no module with parameters")
         for row in rows.values():
             print(f"  {row}")
+        for number, row in enumerate((r for r in rows.values() if output is not None and r.programs), 1):
+            place = output if number == 1 else output.with_stem(f"{output.stem}_{number}")  # type: ignore[union-attr]
+            print(f"  {row.name}: {place}, {_page(row, place)}")
     return 0
+
+
+def _page(row: _Row, place: Path) -> str:
+    """Writes the page of a module. In words, what it is about."""
+    assert row.last is not None, "a module with programs was called"
+    args, kwargs, grad = row.last
+    try:
+        with torch.set_grad_enabled(grad):
+            thunder.report(row.compiled, place, *args, **kwargs)
+        return "its last call measured"
+    except Exception as error:  # noqa: BLE001  the script's module may refuse to be called again
+        thunder.report(row.compiled, place)
+        return f"not measured: {type(error).__name__}: {error}"
 
 
 # --------------------------------------------------------------------------------------------------------------- doctor

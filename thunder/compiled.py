@@ -38,9 +38,11 @@ from thunder.errors import (
     warn_user,
 )
 from thunder.history import CompileStats, Recompilation
+from thunder.logs import configure, log_program, log_recompilation
 from thunder.methods import CompiledMethod
-from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
+from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, LOGS, RECOMPILE_WARNING_LIMIT, JitOptions
 from thunder.program import CacheEntry
+from thunder.programs.keep import find, keep, wanted
 from thunder.tiers import lower_in_tiers
 
 __all__ = ["Compiled", "compiled_of"]
@@ -72,6 +74,7 @@ class Compiled:
     """A compiled function or module: the original, its options, its programs and its history."""
 
     def __init__(self, fn: Callable, options: JitOptions):
+        configure(LOGS.value)
         self.fn, self.options = fn, options
         self.stats = CompileStats()
         self._tables: dict[tuple, EntryTable] = {}  # by modes
@@ -81,6 +84,7 @@ class Compiled:
             maxlen=REFUSALS
         )  # modes and facts of calls
         self._eager_calls = 0  # that ran the original function because there are too many programs
+        self.documents: tuple[dict, ...] = ()  # programs that `thunder.load` read
         self.replaced: Compiled | None = None  # of a module: the forward that a library has put there
         self.module: Callable = lambda: None  # the ThunderModule that calls it, held weakly
         # what stands in the place of the module's parameters and buffers
@@ -174,14 +178,24 @@ class Compiled:
         with self._lock:
             facts = self._facts(modes, args, kwargs)
             found = self._fitting(modes, args, kwargs, facts, [])
-            if found is not None and not found[0].path:
+            if found is not None and not found[0].path and not found[0].from_disk:
                 return found
             entry = self._compile(modes, args, kwargs)  # which says what path the call goes
             for known in self.programs if found is not None else ():
+                if known.from_disk:
+                    continue  # which has no bound symbols to look at
                 if known.path == entry.path and type(inputs := known.inputs(self.fn, args, kwargs)) is tuple:
                     return known, inputs
             self._remember(modes, entry, facts)
             return entry, self._inputs(entry, args, kwargs)
+
+    def with_open_capture(self, modes: tuple, args: tuple, kwargs: dict, look: Callable) -> tuple[Any, CacheEntry]:
+        """A new entry for a call with these arguments, and what `look` says of it before its capture is closed. Nothing
+        runs, and the entry is not remembered."""
+        found: list = []
+        with self._lock:
+            entry = self._compile(modes, args, kwargs, look=lambda entry: found.append(look(entry)))
+        return found[-1], entry
 
     # --- a call that no entry fits
     def _miss(self, modes: tuple, args: tuple, kwargs: dict):
@@ -354,8 +368,9 @@ class Compiled:
         if stats.cache_misses > 1:
             record = Recompilation(stats.last_compile_reasons[0], calling_line(), stats.calls, time.time())
             stats.recompilations.append(record)
+            log_recompilation(self._name, record)
         try:
-            entry = self._compile(modes, args, kwargs, path, log)
+            entry = self._loaded(modes, args, kwargs, path) or self._compile(modes, args, kwargs, path, log)
             start = clock()
             inputs = entry.inputs(self.fn, args, kwargs)
             if type(inputs) is str:  # imports of PyTorch's while a program is captured replace some of its functions
@@ -421,19 +436,38 @@ class Compiled:
             )
         return inputs
 
+    def _loaded(self, modes: tuple, args: tuple, kwargs: dict, path: tuple) -> CacheEntry | None:
+        """The entry of a program on disk that fits a call."""
+        if path or not (self.documents or wanted(self.options)):
+            return None
+        why = self.stats.not_loaded = []
+        with without_collection():
+            found = find(self.fn, self.options, modes, args, kwargs, self.overrides, self.documents, why)
+        self.stats.loaded += found is not None
+        return found
+
     # --- compilation
-    def _compile(self, modes: tuple, args: tuple, kwargs: dict, path: tuple = (), log: Log | None = None) -> CacheEntry:
+    def _compile(
+        self, modes: tuple, args: tuple, kwargs: dict, path: tuple = (), log: Log | None = None,
+        look: Callable | None = None,
+    ) -> CacheEntry:  # fmt: skip
+        """look: is shown the entry before its capture is closed."""
+        if look is None:
+            look = self._keep if wanted(self.options) else lambda entry: None
         # a compilation makes many objects that stay; looking through them again and again is a third of its time
         with without_collection():
             changing = self._changing()
             numbers = any(changing.values())
             try:
-                return self._compile_with(changing, modes, args, kwargs, path, log)
+                return self._compile_with(changing, modes, args, kwargs, path, log, look)
             except Exception:  # noqa: BLE001 - without the symbolic numbers it succeeds, or raises for what it is
                 if not numbers:
                     raise
             written = {path: None for path, values in changing.items() if values is None}
-            return self._compile_with(written, modes, args, kwargs, path, log)
+            return self._compile_with(written, modes, args, kwargs, path, log, look)
+
+    def _keep(self, entry: CacheEntry) -> None:
+        keep(entry, self.fn, self.options, entry.modes)
 
     def _changing(self) -> dict[str, set | None]:
         """Paths whose numbers stay symbolic, and the values for which they do not.
@@ -447,7 +481,7 @@ class Compiled:
         return found | {path: None for entry in self.stats.interpreter_cache for path in entry.captured.effects}
 
     def _compile_with(
-        self, changing: dict, modes: tuple, args: tuple, kwargs: dict, path: tuple, log: Log | None
+        self, changing: dict, modes: tuple, args: tuple, kwargs: dict, path: tuple, log: Log | None, look: Callable
     ) -> CacheEntry:
         stats, clock, options = self.stats, time.perf_counter_ns, self.options
         start = clock()
@@ -463,7 +497,10 @@ class Compiled:
         start = clock()
         try:
             captured.transform(options, self.overrides, self.module())
-            return lower_in_tiers(captured, options, modes, self.module(), self._lock)
+            entry = lower_in_tiers(captured, options, modes, self.module(), self._lock)
+            look(entry)
+            log_program(self._name, entry)
+            return entry
         except ThunderError as error:
             if error.bound_symbol is not None and error.bound_symbol.location is not None:
                 add_location(error, captured.where(error.bound_symbol.location))
@@ -561,7 +598,7 @@ class Compiled:
     def _point_at_user(self, entry: CacheEntry, error: Exception) -> None:
         """An error of an operation names the user's line it came from."""
         location = entry.captured.user_location(entry.computation_traces[-1], error.__traceback__)
-        if location is not None and not getattr(error, "__notes__", None):
+        if location is not None:
             add_location(error, location)
 
     # --- copies keep function and options, and drop what was compiled

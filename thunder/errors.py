@@ -14,17 +14,30 @@ from typing import Any
 __all__ = [
     "ThunderError", "CaptureError", "DataDependentError", "MissingImplementationError", "TraceCheckError",
     "OptionError", "CollectiveError", "SharpEdgeError",
-    "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "warn_user", "user_line", "calling_line", "add_location",
+    "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "ProgramFileError", "ProgramFileWarning",
+    "warn_user", "user_line", "calling_line", "add_location", "section_of", "with_section",
 ]  # fmt: skip
 
 
+HELP = "docs/troubleshooting.md"  # a section for each class of this file, and for each reason to compile again
+
+
+def section_of(kind: type) -> str:
+    """Where the page about troubles tells of an error or a warning."""
+    return f"{HELP}#{next((c.__name__ for c in kind.__mro__ if c.__module__ == __name__), '').lower()}"
+
+
 class ThunderError(RuntimeError):
-    """Base of all errors that are thunder's own.
+    """Base of all errors that are thunder's own. A traceback names its section of the page about troubles.
 
     bound_symbol: the one of a trace that a pass failed on, so that the user's line it came from can be named.
     """
 
     bound_symbol: Any = None
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.add_note(f"See {section_of(type(self))}")
 
 
 class CaptureError(ThunderError):
@@ -83,6 +96,14 @@ class RecompileWarning(UserWarning):
     """One function was compiled more often than the limit; the text says what changed each time."""
 
 
+class ProgramFileError(ThunderError):
+    """A program cannot be written to a file, or a file is damaged or not to be trusted."""
+
+
+class ProgramFileWarning(UserWarning):
+    """A program on disk is damaged, or not to be trusted, or programs cannot be written; once for each process."""
+
+
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -130,14 +151,25 @@ def _is_test(code: Any) -> bool:
     return code.co_filename.startswith(_HERE + "tests")
 
 
+_AT = "in the user's program: "
+
+
 def add_location(error: BaseException, location: tuple) -> None:
-    """Adds to an error the user's line, (filename, line number, function name, source line), that it is about."""
+    """Adds to an error the user's line, (filename, line number, function name, source line), that it is about; to one
+    that names a line nothing."""
     filename, line, function, source = location
-    error.add_note(f"in the user's program: {filename}:{line}, in {function}\n    {source.strip()}")
+    if not any(note.startswith(_AT) for note in getattr(error, "__notes__", ())):
+        error.add_note(f"{_AT}{filename}:{line}, in {function}\n    {source.strip()}")
+
+
+def with_section(text: str, category: type[Warning]) -> str:
+    """The text of a warning, which names its section of the page about troubles where it has one."""
+    return f"{text} (see {section_of(category)})" if category.__module__ == __name__ else text
 
 
 def warn_user(text: str, category: type[Warning]) -> None:
     """A warning that points at the innermost line outside of thunder."""
+    text = with_section(text, category)
     level, frame = 1, sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(_HERE) and not _is_test(frame.f_code):
         level, frame = level + 1, frame.f_back

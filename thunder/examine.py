@@ -25,6 +25,7 @@ __all__ = [
     "torch_calls",
     "get_fusions",
     "get_fusion_symbols",
+    "operations_in",
     "saved_for_backward",
     "SavedValue",
     "SavedValues",
@@ -75,10 +76,10 @@ def get_fusions(trace: Trace, warn_if_fusions_unavailable: bool = True) -> list[
 
 def get_fusion_symbols(trace: Trace) -> list[Symbol]:
     """The operations of a trace that fusion executors made."""
-    return [b.sym for b in _operations(trace) if b.sym.is_fusion]
+    return [b.sym for b in operations_in(trace) if b.sym.is_fusion]
 
 
-def _operations(trace: Trace) -> list[BoundSymbol]:
+def operations_in(trace: Trace) -> list[BoundSymbol]:
     """The operations of a trace, those in CUDA graphs among them."""
     return [
         inner
@@ -183,13 +184,14 @@ def saved_for_backward(compiled: Callable) -> SavedValues:
         return SavedValues()
     trace = entry.computation_traces[-1]
     tensors, others = trace.output[1]
-    operations = _operations(trace)
+    operations = operations_in(trace)
     producer = producers(operations)
     bases, counted, found = alias_bases(operations), {a for a in trace.args if isinstance(a, TensorProxy)}, []
     saved = [
         v
         for value in (*tensors, *others)
         for v in (value.collection if isinstance(value, CollectionProxy) else (value,))
+        if isinstance(v, Proxy)  # symbolic numbers take no memory
     ]
     for value in sorted(saved, key=lambda v: v in bases):  # before views of it, the value that owns the memory
         operation, base = producer.get(value), bases[value]

@@ -4,7 +4,7 @@ costs."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from thunder.errors import CaptureError
 from thunder.program import CacheEntry
 from thunder.transforms.base import Transform
 
-__all__ = ["Explained", "Explanation", "explain"]
+__all__ = ["Explained", "Explanation", "explain", "explained"]
 
 KINDS = ("fallback", "decision", "value", "wait", "host call", "opaque operation")
 
@@ -72,7 +72,6 @@ class _Measured(Transform):
 
     def __init__(self):
         self.seconds: dict[int, float] = {}  # id of a bound symbol -> in the last call
-        self.watched: dict[int, BoundSymbol] = {}
 
     def transform_trace_post_optimization(self, computation_trace: Trace, **kwargs) -> Trace:
         bound_symbols: list[BoundSymbol] = []
@@ -80,7 +79,6 @@ class _Measured(Transform):
             if (kind := _kind(b)) is None:
                 bound_symbols.append(b)
                 continue
-            self.watched[id(b)] = b
             bound_symbols += [self._clock(kind, b, -1), b, self._clock(kind, b, 1)]
         return computation_trace.replace(bound_symbols=bound_symbols)
 
@@ -95,19 +93,21 @@ class _Measured(Transform):
         symbol = Symbol(name, id=("explain", sign, id(b)), is_prim=True, tags=(OpTags.DONT_DCE,), fn=note)
         return BoundSymbol(symbol, (), {}, None, context=b.context, location=b.location)
 
-    def explained(self, entry: CacheEntry) -> Iterator[Explained]:
-        """What a program does, in its order."""
-        for b in entry.computation_traces[-1].bound_symbols:
-            if id(b) not in self.watched:
-                continue
-            seconds, kind = self.seconds.get(id(b)), _kind(b)
-            took = None if seconds is None or seconds < 0 else seconds * 1e3
-            where = entry.captured.where(b.location) if b.location is not None else None
-            if kind == "decision":
-                decision = entry.path[_recorded(b).args[-1]]
-                yield Explained(kind, f"{decision.question}: {decision.answer!r}", decision.where, took)
-            else:
-                yield Explained(kind, _words(kind, b), where, took, _bytes(kind, b))
+
+def explained(entry: CacheEntry, seconds: Mapping[int, float]) -> Iterator[Explained]:
+    """What a program does besides computing on the device, in its order. seconds: by the id of a bound symbol, what it
+    took."""
+    for b in entry.computation_traces[-1].bound_symbols:
+        if (kind := _kind(b)) is None:
+            continue
+        found = seconds.get(id(b))
+        took = None if found is None or found < 0 else found * 1e3
+        where = entry.captured.where(b.location) if b.location is not None else None
+        if kind == "decision":
+            decision = entry.path[_recorded(b).args[-1]]
+            yield Explained(kind, f"{decision.question}: {decision.answer!r}", decision.where, took)
+        else:
+            yield Explained(kind, _words(kind, b), where, took, _bytes(kind, b))
 
 
 def _recorded(b: BoundSymbol) -> BoundSymbol:
@@ -162,4 +162,4 @@ def explain(fn: Callable, /, *args: Any, **kwargs: Any) -> Explanation:
         took = (time.perf_counter() - started) * 1e3
         reason = f"{error.reason} ({error.remedy})" if error.remedy else error.reason
         return Explanation((Explained("fallback", reason, error.location, took),), took)
-    return Explanation(tuple(measure.explained(compiled_of(measured).stats.last_entry)), took)
+    return Explanation(tuple(explained(compiled_of(measured).stats.last_entry, measure.seconds)), took)

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from thunder.compiled import Compiled, compiled_of
 from thunder.core.paths import Decision
 from thunder.core.symbol import OpTags
-from thunder.core.trace import Trace
-from thunder.history import CompileStats
+from thunder.history import CompileStats, Traces
 from thunder.options import CACHE_OPTIONS
 from thunder.program import CacheEntry
 
@@ -68,25 +67,25 @@ def compile_stats(fn: Any) -> CompileStats | None:
     return None if found is None else found.stats
 
 
-def last_traces(fn: Any) -> list[Trace]:
+def last_traces(fn: Any) -> Traces:
     """The computation traces of the last call, in the order of the passes: the first as acquired, the last as
-    executed."""
-    return list(_called(fn).stats.last_traces)
+    executed. Printed, a table of contents."""
+    return Traces(_called(fn).stats.last_traces)
 
 
-def last_backward_traces(fn: Any) -> list[Trace]:
+def last_backward_traces(fn: Any) -> Traces:
     """The backward traces of the last call; empty where nothing required grad."""
-    return list(_called(fn).stats.last_backward_traces)
+    return Traces(_called(fn).stats.last_backward_traces)
 
 
-def last_prologue_traces(fn: Any) -> list[Trace]:
+def last_prologue_traces(fn: Any) -> Traces:
     """The prologue traces of the last call: what is checked before its program runs."""
-    return list(_called(fn).stats.last_prologue_traces)
+    return Traces(_called(fn).stats.last_prologue_traces)
 
 
-def last_epilogue_traces(fn: Any) -> list[Trace]:
+def last_epilogue_traces(fn: Any) -> Traces:
     """The epilogue traces of the last call: how the result is put together and what is written back."""
-    return list(_called(fn).stats.last_epilogue_traces)
+    return Traces(_called(fn).stats.last_epilogue_traces)
 
 
 def cache_option(fn: Any) -> CACHE_OPTIONS:

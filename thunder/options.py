@@ -120,9 +120,14 @@ LOCAL_RANK = EnvironmentOption("LOCAL_RANK", str, None, "the process's number on
 TRITON_INTERPRET = EnvironmentOption(
     "TRITON_INTERPRET", bool, False, "Triton's interpreter runs kernels, on any device"
 )
+LOGS = EnvironmentOption("THUNDER_LOGS", str, "", "what is logged: recompiles, guards, passes, separated by commas")
 FALLBACK = EnvironmentOption("THUNDER_FALLBACK", str, "eager", "what fallback= is where thunder.jit is not told")
+KEEP_PROGRAMS = EnvironmentOption(
+    "THUNDER_KEEP_PROGRAMS", bool, False, "programs are kept on disk where thunder.jit is not told (keep_programs=)"
+)
 ENVIRONMENT = (
-    FALLBACK, CACHE_DIR, C_COMPILER, CXX_COMPILER, INDUCTOR_CACHE_DIR, SEARCH_PATH, LOCAL_RANK, TRITON_INTERPRET,
+    FALLBACK, LOGS, KEEP_PROGRAMS, CACHE_DIR, C_COMPILER, CXX_COMPILER, INDUCTOR_CACHE_DIR, SEARCH_PATH,
+    LOCAL_RANK, TRITON_INTERPRET,
 )  # fmt: skip
 
 

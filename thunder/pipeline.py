@@ -18,6 +18,8 @@ from thunder.ops import LTORCH
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
+from thunder.transforms.casts import has_casts, join_casts
+from thunder.transforms.cse import share
 from thunder.transforms.dce import dce
 from thunder.transforms.decompose_reductions import decompose_reductions
 from thunder.transforms.del_last_used import del_last_used
@@ -27,6 +29,7 @@ from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
 from thunder.transforms.joined_parts import has_parts, joined_parts
 from thunder.transforms.keep import keep_in_memory
+from thunder.transforms.padded_rows import has_rows_to_pad, padded_rows
 from thunder.transforms.partition import gathers_saved, partition, saved_collections
 from thunder.transforms.recompute import recompute, recomputes
 from thunder.transforms.reinplace import reinplace
@@ -114,6 +117,11 @@ def _owns(lowering: Lowering) -> bool:
     return any(e.owns_results for e in lowering.fusers)
 
 
+def _pads(lowering: Lowering) -> bool:
+    exact = lowering.options.numerics is NUMERICS_OPTIONS.EAGER
+    return any(e.takes_padding for e in lowering.fusers) and not exact
+
+
 PASSES = PassList((
     # the program as it was captured
     Pass("Dead Code Elimination", lambda trace, _: dce(trace), needs=OPERATIONS,
@@ -142,6 +150,9 @@ PASSES = PassList((
     Pass("Dead Code Elimination after Derivatives", _cleaned, needs=(OPERATIONS, JOINT),
          when=lambda trace, lowering: lowering.differentiates,
          meaning="drop gradients that are dead code"),
+    Pass("Share Results", lambda trace, _: share(trace), needs=(OPERATIONS, JOINT),
+         when=lambda _, lowering: bool(lowering.fusers),
+         meaning="compute equal expressions of a phase once"),
     Pass("Decompose Reductions", lambda trace, lowering: decompose_reductions(trace, lowering.fusers),
          needs=(OPERATIONS, JOINT), when=_has_backward_for_fusers,
          meaning="decompose fusible operations that reduce inside, so that less is saved"),
@@ -186,6 +197,9 @@ PASSES = PassList((
     Pass("Decompose Lists", lambda trace, lowering: decompose_lists(trace, lowering.fusers), needs=FUSIBLE,
          when=lambda trace, _: bool(trace.info.fusible),
          meaning="decompose fusible operations on lists of tensors: a region for each tensor"),
+    Pass("Pad Rows", lambda trace, lowering: padded_rows(trace, lowering.fuses), needs=FUSIBLE,
+         when=lambda trace, lowering: _pads(lowering) and has_rows_to_pad(trace),
+         meaning="let products write rows that begin where products are fast"),
     Pass("Fusion", lambda trace, lowering: fuse(trace, lowering.fusers), needs=FUSIBLE,
          when=lambda trace, _: bool(trace.info.fusible),
          meaning="run regions of fusible operations as one"),
@@ -196,6 +210,10 @@ PASSES = PassList((
     Pass("Reinplace", lambda trace, _: reinplace(trace), needs=(RUNS, UNDELETED),
          when=lambda trace, lowering: bool(trace.info.written) and not lowering.plain,
          meaning="run operations in place again that the program wrote in place"),
+    Pass("Join Casts",
+         lambda trace, lowering: join_casts(trace, lowering.options.numerics is NUMERICS_OPTIONS.EAGER),
+         needs=(RUNS, UNDELETED), when=lambda trace, lowering: not lowering.plain and has_casts(trace),
+         meaning="cast what layers read by few launches, and let products write what is cast of them"),
     Pass("Overlap Communication",
          lambda trace, lowering: overlap(trace, lowering.options.get(COMMUNICATION_BYTES_IN_FLIGHT)),
          needs=(RUNS, UNDELETED), when=_communicates,
@@ -259,7 +277,7 @@ def lower_with_derivatives(
     forward = joint[:-1] + _expected(_run(joint[-1], steps[place:], lowering), lowering)
     cut = joint[-1].info.cut
     assert cut is not None, "the pass that gives the cut makes one"
-    info = cut.backward.info.replace(cut=cut, saved_as=forward[-1].output[1])
+    info = cut.backward.info.replace(cut=cut, saved_as=forward[-1].output[1], padded=forward[-1].info.padded)
     start = cut.backward.replace(provenance=joint[-1].provenance, info=info)
     backward = _expected(_run(start, steps[place:], lowering), lowering)
     cut = next((t.info.cut for t in reversed(backward) if t.info.cut is not None), cut)

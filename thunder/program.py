@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from thunder.core.paths import OtherPath
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, leaves, map_structure
 from thunder.core.symbol import OpTags
 from thunder.core.symbolic import Decisions
-from thunder.core.trace import Trace
+from thunder.core.trace import ForwardBackward, Trace
 from thunder.distributed.agreement import check_agreement
 from thunder.executors.torch_autograd import connected, with_grad, without_grad
 from thunder.executors.torchex import no_autocast
@@ -33,10 +34,13 @@ from thunder.pipeline import (
     lower_with_derivatives,
 )
 from thunder.transforms.check_results import check_results
-from thunder.transforms.double_backward import gradient_program, inputs_behind, random_devices
+from thunder.transforms.double_backward import InputsBehind, gradient_program, inputs_behind, random_devices
 from thunder.transforms.partition import read_by_products, views_of_outputs
 
-__all__ = ["CacheEntry", "Lowered", "lower_captured", "lowered"]
+__all__ = [
+    "CacheEntry", "Connection", "Lowered", "Variants", "apart_from_autocast", "connect", "differentiable",
+    "lower_captured", "lowered", "not_differentiable",
+]  # fmt: skip
 
 
 class CacheEntry:
@@ -44,32 +48,31 @@ class CacheEntry:
 
     `prologue`, `forward`, `backward` and `epilogue` are the traces that run; the last two are None where there is
     nothing to do. Each of `prologue_traces`, `computation_traces`, `backward_traces` and `epilogue_traces` has the
-    traces of all passes, as captured first. A printed entry is the text of all four. tiers: under tiers="background",
+    traces of all passes, as captured first. A printed entry is the text of all four. executed: the traces that calls
+    run, those of backwards that were compiled later among them. tiers: under tiers="background",
     which tier runs, and why (see `thunder.tiers.Tiers`); None where there is one.
     """
 
     __slots__ = (
         "captured", "path", "modes", "used", "calls", "prologue_fn", "prologue_traces", "computation_fn",
-        "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces", "tiers",
-        "__weakref__",
+        "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces", "executed",
+        "tiers", "connection", "from_disk", "__weakref__",
     )  # fmt: skip
 
-    def __init__(
-        self, captured: Captured, computation_traces: list[Trace], computation_fn: Callable, modes: tuple,
-        backward_traces: list[Trace],
-    ):  # fmt: skip
+    def __init__(self, captured: Captured, found: Lowered, modes: tuple):
         self.captured, self.modes, self.path = captured, modes, captured.path
         self.used = self.calls = 0  # the number of the last call that ran it; how many did
         self.prologue_fn, self.prologue_traces = captured.prologue_fn, captured.prologue_traces
         self.epilogue_fn, self.epilogue_traces = captured.epilogue_fn, captured.epilogue_traces
         self.tiers: Any = None
-        self.take(Lowered(computation_traces, backward_traces, computation_fn))
+        self.from_disk = False  # its traces are text then
+        self.take(found)
 
     def take(self, found: Lowered) -> None:
         """Calls run this computation from now on."""
         self.computation_traces, self.backward_traces = found.computation_traces, found.backward_traces
         self.backward_fn = found.backward_traces[-1].python_callable() if found.backward_traces else None
-        self.computation_fn = found.run
+        self.computation_fn, self.executed, self.connection = found.run, found.executed, found.connection
 
     prologue = property(lambda self: self.prologue_traces[-1])
     forward = property(lambda self: self.computation_traces[-1])
@@ -95,11 +98,58 @@ class CacheEntry:
 
 
 class Lowered(NamedTuple):
-    """The traces of a computation and of its backward, and what a call runs."""
+    """The traces of a computation and of its backward, and what a call runs. executed: see `CacheEntry`. connection:
+    how the two belong to autograd, None without a backward."""
 
     computation_traces: list[Trace]
     backward_traces: list[Trace]
     run: Callable
+    executed: list[Trace]
+    connection: Connection | None = None
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How a forward and its backward belong to autograd, in what can be written down.
+
+    result: the text of `result(inputs, outputs)`, the structure that the program returns; objects: what it names.
+    own: places of outputs that are detached from what they are views of; shown: the same of saved tensors.
+    requires_grad: of each output. inputs, random, dense, names: see `connected`. fuses: whether kernels know the types
+    they were made for.
+
+    variants: the backward for the case that no cotangents come for some outputs. computation, cut: what it all was made
+    of.
+    """
+
+    result: str
+    objects: dict[str, Any]
+    own: list[int]
+    shown: list[int]
+    requires_grad: list[bool | None]
+    inputs: InputsBehind
+    random: list | None
+    dense: list[int]
+    names: list[str]
+    fuses: bool
+    variants: Variants
+    computation: Trace
+    cut: ForwardBackward
+
+
+class Variants:
+    """The backwards for the case that no cotangents come for some outputs. made: those that were asked for. notice:
+    told of each one."""
+
+    def __init__(self, make: Callable[[tuple[int, ...]], Trace]):
+        self._make = make
+        self.made: dict[tuple[int, ...], Trace] = {}
+        self.notice: Callable[[tuple[int, ...], Trace], None] | None = None
+
+    def __call__(self, missing: Sequence[int]) -> Trace:
+        found = self.made[tuple(missing)] = self._make(tuple(missing))
+        if self.notice is not None:
+            self.notice(tuple(missing), found)
+        return found
 
 
 def lower_captured(
@@ -113,35 +163,45 @@ def lower_captured(
     if compat.distributed_is_used():
         check_agreement([found.computation_traces[-1], *found.backward_traces[-1:]])
     captured.settle(given, model)
-    return CacheEntry(captured, found.computation_traces, found.run, modes, found.backward_traces)
+    return CacheEntry(captured, found, modes)
 
 
 def lowered(
     captured: Captured, given: JitOptions, modes: tuple, watch: Callable[[Trace, Callable], Callable]
 ) -> Lowered:
     """What the passes make of a captured program. watch: for each trace and its function, what runs in its place."""
-    options = asked_for(captured.computation, given)
+    options, executed = asked_for(captured.computation, given), list[Trace]()
 
     def program(trace: Trace) -> Callable:
         if options.debug.check_traces:
             trace._callable = check_results(trace, captured.where).python_callable()
+        executed.append(trace)
         return watch(trace, trace.python_callable())
 
     backward: list[Trace] = []
+    connection = None
     if captured.output_requires_grad and not options.disable_torch_autograd:
-        traces, backward, run = _connect(captured.computation, options, modes, program)
-        if not compat.grad_enabled_in(modes) and not compat.inference_in(modes):
-            run = with_grad(run)
+        traces, backward, run, connection = _connect(captured.computation, options, modes, program)
+        run = differentiable(run, modes)
     else:
         traces = lower(captured.computation, options, options.executors)
-        run = _in_modes(program(traces[-1]), modes)
-        if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
-            run = without_grad(run)
+        run = not_differentiable(program(traces[-1]), modes, captured.any_input_requires_grad)
     if captured.host_calls:
         run = with_log(run, bool(captured.path))
     if captured.path:
         run = _with_numbers_put_back(run, captured.computation)
-    return Lowered([*captured.computation_traces[:-1], *traces], backward, run)
+    return Lowered([*captured.computation_traces[:-1], *traces], backward, run, executed, connection)
+
+
+def differentiable(run: Callable, modes: tuple) -> Callable:
+    """A function that is connected to autograd, in the grad mode of its calls."""
+    return run if compat.grad_enabled_in(modes) or compat.inference_in(modes) else with_grad(run)
+
+
+def not_differentiable(run: Callable, modes: tuple, any_input_requires_grad: bool) -> Callable:
+    """A computation without a backward, in the modes of its calls."""
+    run = _in_modes(run, modes)
+    return without_grad(run) if compat.grad_enabled_in(modes) and any_input_requires_grad else run
 
 
 def _with_numbers_put_back(function: Callable, computation: Trace) -> Callable:
@@ -177,16 +237,14 @@ def _in_modes(function: Callable, modes: tuple) -> Callable:
 
 def _connect(
     computation: Trace, options: JitOptions, modes: tuple, program: Callable[[Trace], Callable]
-) -> tuple[list[Trace], list[Trace], Callable]:
-    """The traces of a computation's forward and backward, and the two as a function connected to autograd.
+) -> tuple[list[Trace], list[Trace], Callable, Connection]:
+    """The traces of a computation's forward and backward, the two as a function connected to autograd, and how.
 
     The backward for all outputs is compiled before the forward runs. A backward that some outputs play no part in, and
     one that is itself differentiated, are compiled when they are first met. `program` makes a callable of a trace.
     """
     executors = options.executors
     forward, backward, cut = lower_with_derivatives(computation, options, executors)
-    # a backward that is called under autocast runs as eager's would; kernels know the types they were made for
-    apart = no_autocast if any(isinstance(e, FusionExecutor) for e in executors) else lambda run: run
 
     def again(missing: Sequence[int]) -> tuple[Callable, list[int]]:
         gradients, needed = gradient_program(computation, cut, missing, executors)
@@ -195,30 +253,60 @@ def _connect(
             return _connect(gradients, options, modes, program)[2], needed
         return _in_modes(program(lower(gradients, options, executors)[-1]), modes), needed
 
-    forward_fn = without_grad(_in_modes(program(forward[-1]), modes))
-    run = connected(
-        _with_own_results(forward_fn, computation, cut.outputs, views_of_outputs(forward[-1])),
-        apart(program(backward[-1])),
-        _result_of(computation, cut.outputs),
+    result, objects = _result_of(computation, cut.outputs)
+    connection = Connection(
+        result, objects,
+        _own_results(computation, cut.outputs),
+        list(views_of_outputs(forward[-1])),
         [o.requires_grad for o in cut.outputs],
-        make_without=lambda missing: apart(program(lower_backward_without(cut, missing, options, executors)[-1])),
+        inputs_behind(cut, computation.args),
+        random_devices(computation, options),
+        read_by_products(cut, executors),
+        [a.name for a in computation.args if not isinstance(a, TensorProxy)],
+        any(isinstance(e, FusionExecutor) for e in executors),
+        Variants(lambda missing: lower_backward_without(cut, missing, options, executors)[-1]),
+        computation, cut,
+    )  # fmt: skip
+    apart = apart_from_autocast(connection)
+    run = connect(
+        connection, program(forward[-1]), program(backward[-1]), modes,
+        make_without=lambda missing: apart(program(connection.variants(missing))),
         make_batched=lambda missing: program(lower_backward_for_batches(cut, missing, options)[-1]),
         make_again=again,
-        inputs=inputs_behind(cut, computation.args),
-        random=random_devices(computation, options),
-        dense=read_by_products(cut, executors),
         decisions=next((a.decisions for a in computation.args if isinstance(a, NumberProxy)), Decisions()),
-        names=[a.name for a in computation.args if not isinstance(a, TensorProxy)],
+    )  # fmt: skip
+    return forward, backward, run, connection
+
+
+def apart_from_autocast(connection: Connection) -> Callable[[Callable], Callable]:
+    """A backward that is called under autocast runs as eager's would; kernels know the types they were made for."""
+    return no_autocast if connection.fuses else lambda run: run
+
+
+def connect(
+    connection: Connection, forward: Callable, backward: Callable, modes: tuple, *, make_without: Callable,
+    make_batched: Callable, make_again: Callable, decisions: Decisions,
+) -> Callable:  # fmt: skip
+    """The functions of a forward and a backward as one that is connected to autograd. make_...: see `connected`."""
+    given = connection
+    return connected(
+        _with_own_results(without_grad(_in_modes(forward, modes)), given.own, given.shown),
+        apart_from_autocast(given)(backward),
+        compile_source(given.result, "result", given.objects),
+        given.requires_grad,
+        make_without=make_without,
+        make_batched=make_batched,
+        make_again=make_again,
+        inputs=given.inputs,
+        random=given.random,
+        dense=given.dense,
+        decisions=decisions,
+        names=given.names,
     )
-    return forward, backward, run
 
 
-def _with_own_results(forward: Callable, computation: Trace, outputs: list, shown_by_saved: Sequence[int]) -> Callable:
-    """`forward`, with results detached that are views and share memory with no argument and no other result.
-
-    PyTorch refuses writes to views that an autograd function returns. shown_by_saved: places of saved tensors that may
-    be views of results. Such a view holds the result, that its node, and this what was saved: none would be freed.
-    """
+def _own_results(computation: Trace, outputs: list) -> list[int]:
+    """Places of results that are views and share memory with no argument and no other result."""
     operations, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
     producer, bases = producers(operations), alias_bases(operations, maybe=True)
     written = computation.info.written  # in memory that was there
@@ -232,7 +320,15 @@ def _with_own_results(forward: Callable, computation: Trace, outputs: list, show
             return False
         return o is not base or not producer[o].sym.elementwise or o.name in written
 
-    places = [i for i, o in enumerate(outputs) if may_be_own_view(o)]
+    return [i for i, o in enumerate(outputs) if may_be_own_view(o)]
+
+
+def _with_own_results(forward: Callable, places: Sequence[int], shown_by_saved: Sequence[int]) -> Callable:
+    """`forward`, with the results in these places detached.
+
+    PyTorch refuses writes to views that an autograd function returns. shown_by_saved: places of saved tensors that may
+    be views of results. Such a view holds the result, that its node, and this what was saved: none would be freed.
+    """
     if not places and not shown_by_saved:
         return forward
 
@@ -254,8 +350,9 @@ def _without_bases(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> Se
     return tuple(found)
 
 
-def _result_of(computation: Trace, outputs: list) -> Callable:
-    """(inputs, outputs) -> the structure that the computation returns, of distinct outputs and of inputs."""
+def _result_of(computation: Trace, outputs: list) -> tuple[str, dict[str, Any]]:
+    """The text of (inputs, outputs) -> the structure that the computation returns, of distinct outputs and of inputs,
+    and the objects that it names."""
     args = computation.args
     places = {p: f"inputs[{i}]" for i, p in enumerate(args) if isinstance(p, Proxy)}
     places |= {p: f"outputs[{i}]" for i, p in enumerate(outputs)}
@@ -265,5 +362,4 @@ def _result_of(computation: Trace, outputs: list) -> Callable:
     numbers = "".join(f"  {a.name} = inputs[{i}]\n" for i, a in enumerate(args) if isinstance(a, NumberProxy))
     numbers += "".join(f"  {o.name} = outputs[{i}]\n" for i, o in enumerate(outputs) if isinstance(o, UnbackedNumber))
     imports = "\n".join(sorted(printer.imports))
-    source = f"{imports}\ndef result(inputs, outputs):\n{numbers}  return {expression}"
-    return compile_source(source, "result", printer.context)
+    return f"{imports}\ndef result(inputs, outputs):\n{numbers}  return {expression}", printer.context

@@ -135,7 +135,9 @@ class Tiers:
     def begin(self, entry: CacheEntry) -> None:
         """Takes the calls of an entry that the first tier was lowered to."""
         self._entry, entry.tiers = weakref.ref(entry), self
-        self.first.program = Lowered(entry.computation_traces, entry.backward_traces, entry.computation_fn)
+        self.first.program = Lowered(
+            entry.computation_traces, entry.backward_traces, entry.computation_fn, entry.executed
+        )
         entry.computation_fn = self
 
     def __call__(self, *inputs):

@@ -35,7 +35,7 @@ from thunder.api import jit
 from thunder.compiled import compiled_of
 from thunder.core.dtypes import complex128, dtype, float64
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.symbol import BoundSymbol, Names, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import OptionError
 from thunder.executors.pythonex import python_ex
@@ -532,57 +532,25 @@ class _Step:
 
     def derivative(self, operation: BoundSymbol, wanted: list, values: dict) -> None:
         inputs = list(dict.fromkeys(operation.inputs))
-        alone = Trace("computation", inputs, [operation], operation.output, self.names)
-        forward, backward, cut = lower_with_derivatives(alone, self.options, self.options.executors)
+        program = Trace("computation", inputs, [operation], operation.output, self.names)
+        forward, backward, cut = lower_with_derivatives(program, self.options, self.options.executors)
         starts = [o for o in cut.outputs if o.requires_grad]
-        given = [values[p.name] for p in inputs]
-        state = [(g, g.get_state()) for g in _generators()]
-
-        def pulled_back(given, cotangents, change=_concrete):
-            for g, s in state:
-                g.set_state(s)
-            leaves = {
-                p.name: x.detach().clone().requires_grad_() if p in wanted_set else x
-                for p, x in zip(inputs, given, strict=True)
-            }
-            with torch.enable_grad():
-                outputs = _program(inputs, [operation], tuple(starts), self.names, change)(*leaves.values())
-            pairs = [(o, c.to(o.dtype)) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
-            return torch.autograd.grad(
-                [o for o, _ in pairs],
-                [leaves[p.name] for p in wanted],
-                [c for _, c in pairs],
-                allow_unused=True,
-                materialize_grads=True,
-            )
-
-        wanted_set = set(wanted)
-        others = [e for e in self.options.executors if e not in _PYTORCH]
-        ran = {b.sym.executor for t in (forward[-1], backward[-1]) for b in t.bound_symbols}
-        executor = next(
-            (e.name for e in others if e.get_grad_transform(operation) is not None),
-            next((e.name for e in others if e in ran), "torch"),
-        )
-        text = "\n".join(_printed(operation))
+        given, alone = [values[p.name] for p in inputs], _Alone(operation, inputs, wanted, starts, self.names)
+        executor, text = self.differentiates(operation, (forward[-1], backward[-1])), "\n".join(_printed(operation))
         cotangents = [
             self.cotangent(values[o.name]) if isinstance(values.get(o.name), torch.Tensor) else None for o in starts
         ]
+
+        def add(label: str, verdict: _Verdict) -> None:
+            where = operation.location
+            self.add("derivative", label, operation.sym.name, executor, text, None, where, verdict)
+
         try:
-            eager = pulled_back(given, cotangents)
+            eager = alone.gradients(given, cotangents)
         except (RuntimeError, NotImplementedError, KeyError, AttributeError) as error:
-            verdict = _Verdict(
-                0.0,
-                0.0,
-                0.0,
-                0.0,
-                None,
-                f"PyTorch does not differentiate it by itself: {str(error).splitlines()[0][:120]}",
-            )
-            return self.add(
-                "derivative", wanted[0].name, operation.sym.name, executor, text, None, operation.location, verdict
-            )
-        for g, s in state:
-            g.set_state(s)
+            why = f"PyTorch does not differentiate it by itself: {str(error).splitlines()[0][:120]}"
+            return add(wanted[0].name, _Verdict(0.0, 0.0, 0.0, 0.0, None, why))
+        alone.restore_generators()
         with torch.no_grad():
             _, (tensors, others) = no_autocast(forward[-1].python_callable())(*map(_copied, given))
             found = no_autocast(backward[-1].python_callable())(
@@ -593,23 +561,23 @@ class _Step:
         if OpTags.RANDOM_OP not in operation.sym.tags:
             try:
                 wide = [c.double() if not c.dtype.is_complex else c for c in cotangents]
-                reference = pulled_back(list(map(_wide, given)), wide, _wide)
-                changed = pulled_back([_changed(x, self.generator) for x in given], wide, _wide)
+                reference = alone.gradients(list(map(_wide, given)), wide, _wide)
+                changed = alone.gradients([_changed(x, self.generator) for x in given], wide, _wide)
             except (RuntimeError, TypeError, ValueError, NotImplementedError):
                 reference = changed = None
         for i, p in enumerate(wanted):
             got = ours[p] if ours[p] is not None else torch.zeros_like(eager[i])
             verdict = _judge(got, eager[i], reference and reference[i], changed and changed[i])
-            self.add(
-                "derivative",
-                f"gradient of {p.name}",
-                operation.sym.name,
-                executor,
-                text,
-                None,
-                operation.location,
-                verdict,
-            )
+            add(f"gradient of {p.name}", verdict)
+
+    def differentiates(self, operation: BoundSymbol, programs: tuple[Trace, Trace]) -> str:
+        """The name of the executor that an operation's derivative comes from, or that runs it."""
+        others = [e for e in self.options.executors if e not in _PYTORCH]
+        ran = {b.sym.executor for t in programs for b in t.bound_symbols}
+        return next(
+            (e.name for e in others if e.get_grad_transform(operation) is not None),
+            next((e.name for e in others if e in ran), "torch"),
+        )
 
     # --- results and gradients of the whole program
     def whole(self, own: list) -> None:
@@ -668,6 +636,37 @@ class _Step:
                 producer.location if producer is not None else None,
                 verdict,
             )
+
+
+class _Alone:
+    """An operation by itself, which PyTorch differentiates. wanted: those of its inputs that get a gradient. starts:
+    its results that have a cotangent."""
+
+    def __init__(self, operation: BoundSymbol, inputs: list, wanted: list, starts: list, names: Names):
+        self.operation, self.inputs, self.wanted, self.starts, self.names = operation, inputs, wanted, starts, names
+        self.differentiated, self.states = set(wanted), [(g, g.get_state()) for g in _generators()]
+
+    def restore_generators(self) -> None:
+        for generator, state in self.states:
+            generator.set_state(state)
+
+    def gradients(self, given: list, cotangents: list, change: Callable = _concrete) -> tuple[torch.Tensor, ...]:
+        self.restore_generators()
+        leaves = {
+            p.name: x.detach().clone().requires_grad_() if p in self.differentiated else x
+            for p, x in zip(self.inputs, given, strict=True)
+        }
+        with torch.enable_grad():
+            run = _program(self.inputs, [self.operation], tuple(self.starts), self.names, change)
+            outputs = run(*leaves.values())
+        pairs = [(o, c.to(o.dtype)) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
+        return torch.autograd.grad(
+            [o for o, _ in pairs],
+            [leaves[p.name] for p in self.wanted],
+            [c for _, c in pairs],
+            allow_unused=True,
+            materialize_grads=True,
+        )
 
 
 def _differentiable(p) -> bool:

@@ -164,3 +164,65 @@ def test_writes_into_what_was_asked_for_its_content_are_effects():
     for _ in range(2):
         found, wanted = compiled(torch.ones(2), ours), program(torch.ones(2), eagers)
         assert torch.equal(found[0], wanted[0]) and found[1] is ours[3] and ours == eagers
+
+
+KNOWN, WANTED = {int, "relu"}, frozenset({"sigmoid"})
+
+
+def by_membership(x, name):
+    return x.relu() if name in KNOWN and name not in WANTED else x.neg()
+
+
+def in_order(x):
+    for element in KNOWN:
+        x = x + len(str(element))
+    return x
+
+
+def test_a_set_is_asked_for_one_element():
+    """What else is in it, and its order, is no question of a program that only looks for one."""
+    compiled, x = thunder.jit(by_membership), torch.randn(3)
+    KNOWN.add("tanh")
+    try:
+        compiled(x, "relu")
+        KNOWN.add(float)
+        torch.testing.assert_close(compiled(x, "relu"), x.relu())
+        assert thunder.cache_misses(compiled) == 1
+        KNOWN.discard("relu")
+        torch.testing.assert_close(compiled(x, "relu"), x.neg())
+        assert "held relu, does not" in thunder.last_recompile_reasons(compiled)[0]
+        KNOWN.add("relu")
+        whole = thunder.jit(in_order)
+        for change in (lambda: KNOWN.add("softplus"), lambda: KNOWN.discard("softplus")):
+            torch.testing.assert_close(whole(x), in_order(x))
+            change()
+        torch.testing.assert_close(whole(x), in_order(x))
+    finally:
+        KNOWN.clear()
+        KNOWN.update({int, "relu"})
+
+
+class Never:
+    """Equal to nothing, and hashed as a text."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __hash__(self):
+        return hash("relu")
+
+    def __eq__(self, other):
+        return False
+
+
+def test_a_set_with_objects_that_compare_themselves_is_read():
+    never, x = Never(), torch.randn(3)
+    KNOWN.add(never)
+    try:
+        compiled = thunder.jit(by_membership)
+        torch.testing.assert_close(compiled(x, "relu"), by_membership(x, "relu"))
+        KNOWN.discard("relu")
+        torch.testing.assert_close(compiled(x, "relu"), by_membership(x, "relu"))
+    finally:
+        KNOWN.clear()
+        KNOWN.update({int, "relu"})

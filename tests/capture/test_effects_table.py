@@ -379,6 +379,69 @@ def buffer_reassigned():
     return m, m, ()
 
 
+def holder():
+    m = nn.Module()
+    m.register_buffer("n", torch.zeros(()))
+    m.w, m.k, m.calls = nn.Parameter(torch.ones(3), requires_grad=False), nn.Identity(), 0
+    return m
+
+
+@on(holder)
+def buffer_assigned_and_read_in_its_dict(m, x):
+    m.n = m.n + 1
+    return m._buffers["n"] + x
+
+
+@on(holder)
+def buffer_assigned_and_written_in_its_dict(m, x):
+    m.n = m.n + 1
+    m._buffers["n"] = m.n * 2
+    return m.n + x
+
+
+@on(holder, misses=2)
+def buffer_assigned_and_listed(m, x):
+    m.n, m.calls = x.sum(), m.calls + 1
+    return dict(m.named_buffers())["n"] + m.calls
+
+
+@on(holder, misses=2)
+def child_assigned_and_listed(m, x):
+    m.k = nn.Tanh()
+    return [c(x) for c in m.children()]
+
+
+@on(holder, misses=2)
+def buffer_that_is_a_parameter_now(m, x):
+    m.n = nn.Parameter(x.detach().clone(), requires_grad=False)
+    return m.n + x, [*m._buffers], [*m._parameters]
+
+
+@on(holder)
+def number_for_a_buffer(m, x):
+    try:
+        m.n = 3
+    except TypeError as error:
+        return x, str(error)
+
+
+@on(holder, misses=2)
+def functional_call_that_assigns_a_buffer(m, x):
+    m.forward = None  # not what is called
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = m
+
+        def forward(self, x):
+            self.inner.n = self.inner.n + 1
+            return x * self.inner.w + self.inner.n
+
+    given = {"inner.w": x[0], "inner.n": torch.zeros(())}
+    return torch.func.functional_call(Counting(), given, (x,)), given
+
+
 @row(2)
 def buffer_set_to_none():
     class Buffered(nn.Module):

@@ -70,6 +70,12 @@ def partial(x, w):
     return y.sum()
 
 
+def method_of_a_list(x, w):
+    y = x * w
+    y.register_hook(SEEN.append)
+    return y.sum()
+
+
 def in_a_view(x, w):
     y = (x * w)[0]
     y.register_hook(lambda g: g * 3)
@@ -130,7 +136,20 @@ def same(a, b):
     torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-PROGRAMS = [closure, used_before, several, keeps, branches, partial, in_a_view, returned, inside, retained, wanted]
+PROGRAMS = [
+    closure,
+    used_before,
+    several,
+    keeps,
+    branches,
+    partial,
+    method_of_a_list,
+    in_a_view,
+    returned,
+    inside,
+    retained,
+    wanted,
+]
 
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)

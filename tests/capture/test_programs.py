@@ -1209,6 +1209,45 @@ def test_returned_function_has_this_calls_values():
     assert torch.equal(compiled(Y)(X), Y * 2 + X)
 
 
+def counted_outside():
+    count = 0
+
+    def program(x):
+        def step():
+            nonlocal count
+            count += 1
+            return count
+
+        return x + 1, step
+
+    return program, lambda: count
+
+
+def test_a_returned_function_shares_the_variables_outside():
+    trails = []
+    for make in (lambda f: f, thunder.jit):
+        program, seen = counted_outside()
+        run, trail = make(program), []
+        for _ in range(3):
+            _, step = run(torch.ones(2))
+            trail += [step(), step(), seen()]
+        trails.append(trail)
+    assert trails[0] == trails[1]
+
+
+def test_cells_of_equal_contents_are_told_apart():
+    a, b = 1, 1
+
+    def inner():
+        return a, b
+
+    compiled = thunder.jit(lambda x: x * inner.__closure__[1].cell_contents)
+    x = torch.ones(2)
+    assert torch.equal(compiled(x), x)
+    inner.__closure__[1].cell_contents = 2
+    assert torch.equal(compiled(x), x * 2)
+
+
 def test_symbolic_lengths():
     class Block(nn.Module):
         def __init__(self):

@@ -18,3 +18,25 @@ def test_truth_and_comparison_of_objects_follow_methods_added_later():
     Plain.__eq__ = lambda self, other: True
     assert torch.equal(truth(x), x) and torch.equal(equal(x), x * 2)
     assert thunder.cache_misses(truth) == thunder.cache_misses(equal) == 2
+
+
+def test_a_hash_and_an_equality_that_only_look_are_interpreted():
+    class Key:
+        def __init__(self, *parts):
+            self.parts = parts
+
+        def __hash__(self):
+            return hash(self.parts[0]) ^ hash(self.parts[1])
+
+        def __eq__(self, other):
+            if not isinstance(other, Key):
+                return NotImplemented
+            return self.parts == other.parts
+
+    def program(x, key):
+        table = {Key(1, 2): 3, key: 4}
+        return x * table[Key(1, 2)] * table[key]
+
+    compiled, x = thunder.jit(program), torch.ones(2)
+    for key in (Key(2, 5), Key(1, 2), Key(2, 5)):
+        assert torch.equal(compiled(x, key), program(x, key))

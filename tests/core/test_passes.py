@@ -22,7 +22,7 @@ from thunder.extend import resolve_executors
 from thunder.options import JitOptions
 from thunder.pipeline import lower
 from thunder.tests.litgpt_model import GPT
-from thunder.transforms.cse import cse
+from thunder.transforms.cse import cse, share
 from thunder.transforms.dce import dce
 from thunder.transforms.del_last_used import del_last_used
 
@@ -292,6 +292,46 @@ def test_cse_tells_numbers_apart_and_leaves_random_numbers_alone():
     made = cse(trace)
     assert [line.sym.name for line in made.bound_symbols] == ["mul", "mul", "rand_like", "rand_like", "split"]
     assert made.output[0] is made.output[2] and made.output[5][1] is made.output[6][1]
+
+
+@SETTINGS
+@given(PROGRAMS)
+def test_what_leaves_a_program_has_memory_of_its_own(description):
+    """Shared is what is used inside."""
+    trace = trace_of(description)
+    made = check(share(trace))
+    assert equal(run(made), run(trace))
+    assert made.output == trace.output or [o.name for o in made.output_proxies] == [
+        o.name for o in trace.output_proxies
+    ]
+
+
+def test_casts_of_one_value_are_shared_by_its_layers():
+    """Gradients are added up in the precision in which eager adds them up."""
+    from thunder.executors.inductor import inductor_ex
+
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+
+    class Together(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return sum(layer(x).float() for layer in self.layers)
+
+    module = Together()
+    compiled = thunder.jit(module, executors=[inductor_ex])
+    x = torch.randn(4, 8).requires_grad_()
+    found, want = compiled(x), module(x)
+    torch.testing.assert_close(found, want, rtol=1e-2, atol=1e-2)
+    trace = next(t for t in thunder.last_traces(compiled) if "Share Results" in t.provenance)
+    casts = [b for b in trace.bound_symbols if b.sym.name == "to" and b.args and b.args[0].name == "x"]
+    assert len(casts) == 1
+    a, b = (torch.autograd.grad(y.pow(2).sum(), x)[0] for y in (found, want))
+    torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
 
 
 # ---------------------------------------------------------------------------------------------------------------- del

@@ -23,7 +23,7 @@ import thunder.compat.modes  # noqa: F401 - these four are what the first call w
 from thunder import compat
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
-from thunder.capture.library import hooks
+from thunder.capture.library import rebuilt_hooks
 from thunder.capture.library.functional import Transformed
 from thunder.capture.numbers import constant_numbers, read_numbers
 from thunder.capture.operations import RecordingMode
@@ -61,7 +61,7 @@ class Captured:
         write_back(c)
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
-        hooks.finish(c, result)
+        rebuilt_hooks.finish(c, result)
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
         self.constant_numbers = constant_numbers(c)

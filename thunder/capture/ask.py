@@ -23,7 +23,7 @@ from thunder.ops.opaque_values import metadata
 
 __all__ = [
     "EQUAL", "Question", "ask", "reach", "value_at", "TYPE", "IDENTITY", "VALUE", "LENGTH", "KEYS", "CONTENT",
-    "PRESENT", "ELEMENTS", "REPLACED", "SAME", "SHARED", "KIND",
+    "PRESENT", "ELEMENTS", "HOLDS", "REPLACED", "SAME", "SHARED", "KIND",
     "FILLED", "HOOKED", "same_value", "same_elements", "say", "was_is", "is_data", "content", "HELPERS",
 ]  # fmt: skip
 
@@ -145,6 +145,13 @@ KEYS = Question(
 )
 ELEMENTS = KEYS._replace(name="elements", words="the elements of {path} changed")
 CONTENT = Question("content", lambda v, _: content(v), "content({v})", EQUAL, "the content of {path} changed")
+HOLDS = Question(
+    "holds",
+    lambda v, k: set.__contains__(v, k),
+    "({k} in {v})",
+    IS,
+    ("{path} held {k}, does not", "{path} holds {k} now"),
+)
 REPLACED = KEYS._replace(name="overrides", words="other parameters of the compiled module are replaced than before")
 PRESENT = Question(
     "present", lambda v, _: v is not MISSING, "({v} is not MISSING)", IS, ("{path} is gone", "{path} exists now")

@@ -13,11 +13,11 @@ import operator
 import sys
 import types
 
-from thunder.capture.native import PRIMITIVE, native_module
+from thunder.capture.native import PRIMITIVE, native_module, parts_of
 from thunder.interpreter import decode, standins
 from thunder.interpreter.attributes import BUILTINS, plain_attribute, type_attribute
 
-__all__ = ["called_in", "reached", "runs_python", "stand_in", "released", "check_hashed"]
+__all__ = ["called_in", "reached", "runs_python", "stand_in", "released", "check_hashed", "only_looks"]
 
 _KINDS = {type, types.ModuleType, types.FunctionType}
 
@@ -52,20 +52,7 @@ def _owner(f):
 
 def reached(c, f, args, kwargs) -> bool:
     """Whether native code `f` would find, in containers, an object whose special methods the user wrote."""
-    pending, seen = [*args, *kwargs.values()], set()
-    while pending:
-        value = pending.pop()
-        kind = type(value)
-        if kind in PRIMITIVE or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if called_in(c, kind, f):
-            return True
-        if kind is dict:
-            pending += value.values()
-        elif kind in (list, tuple, set):
-            pending += value
-    return False
+    return any(called_in(c, type(v), f) for v in parts_of(*args, *kwargs.values()) if type(v) not in PRIMITIVE)
 
 
 _NUMBERS = ("__float__", "__index__", "__int__", "__complex__")
@@ -182,11 +169,13 @@ def check_class(c, f, args) -> None:
 
 # ---------------------------------------------------------------- hash tables
 
-_PURE = {
-    "LOAD_FAST", "LOAD_CONST", "LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_GLOBAL_CALLABLE",
-    "CALL", "COMPARE", "IS_OP", "CONTAINS_OP", "BUILD_TUPLE", "RETURN_VALUE", "POP_JUMP_IF_FALSE",
-    "POP_JUMP_IF_TRUE", "JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP", "BINARY_OP", "UNARY_NOT", "COPY", "SWAP",
-    "POP_TOP", "LOAD_DEREF",
+# instructions that write nothing and make nothing that can be changed
+_LOOKS = {
+    "LOAD_FAST", "STORE_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_GLOBAL_CALLABLE", "LOAD_DEREF", "COPY_FREE_VARS",
+    "LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER", "SUBSCRIPT", "COMPARE", "CONTAINS_OP", "IS_OP", "NOT", "TO_BOOL", "JUMP",
+    "POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE", "JUMP_IF_TRUE_OR_POP",
+    "JUMP_IF_FALSE_OR_POP", "PUSH_NULL", "POP_TOP", "COPY", "SWAP", "CALL", "RETURN_VALUE", "RAISE_VARARGS",
+    "FORMAT_VALUE", "BUILD_STRING",
 }  # fmt: skip
 _PURE_CALLS = {"hash", "isinstance", "type", "len", "tuple", "frozenset", "id", "str", "repr", "int", "bool", "super"}
 
@@ -229,9 +218,16 @@ def _of_users(method) -> bool:
     return not _of_library(method.__globals__.get("__name__"))
 
 
+def only_looks(function, *others: str) -> bool:
+    """Whether a function's own instructions write nothing and make nothing that can be changed, but for `others`."""
+    return {h.__name__ for h, _ in decode(function.__code__).program} <= _LOOKS.union(others)
+
+
 def _is_pure(method) -> bool:
     """Whether a function only looks at attributes and compares them."""
-    program = decode(method.__code__).program
-    names = [h.__name__ for h, _ in program]
-    called = {argument for h, argument in program if h.__name__ == "LOAD_GLOBAL_CALLABLE"}
-    return set(names) <= _PURE and called <= _PURE_CALLS and "LOAD_METHOD" not in names
+    for handler, argument in decode(method.__code__).program:
+        name = handler.__name__
+        calls = name in ("LOAD_METHOD", "LOAD_SUPER") or name == "LOAD_GLOBAL_CALLABLE" and argument not in _PURE_CALLS
+        if calls or name == "BINARY" and argument[1].endswith("="):
+            return False
+    return only_looks(method, "BUILD_TUPLE", "BINARY")

@@ -11,17 +11,8 @@ import torch
 
 from thunder.capture import callbacks
 from thunder.capture.expose import expose
-from thunder.capture.native import CALLABLE_FIRST, ENUM, ITERATING, native_module
-from thunder.capture.native_calls import (
-    DECIDING,
-    call_native,
-    callable_for_native,
-    iterable,
-    iterated,
-    pairs,
-    predicate,
-    reaches,
-)
+from thunder.capture.native import ENUM, ITERATING, native_module
+from thunder.capture.native_calls import call_native, iterated, pairs, reaches, stepping
 from thunder.capture.operations import record, size
 from thunder.core.proxies import Size
 from thunder.interpreter import Host, construction
@@ -61,9 +52,7 @@ def construct_object(c, cls, args, kwargs):
     if lookup(cls) is not None:
         return record(c, cls, args, kwargs)
     if cls in ITERATING:
-        called = predicate if cls in DECIDING else callable_for_native
-        args = [called(c, a) if cls in CALLABLE_FIRST and i == 0 else iterable(c, a) for i, a in enumerate(args)]
-        return call_native(c, cls, args, kwargs)
+        return call_native(c, cls, stepping(c, cls, None, args), kwargs)
     if cls is itertools.chain:
         args = [iterated(c, a) for a in args]
     if cls is dict or cls is collections.OrderedDict:

@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 
-from thunder.capture.ask import CONTENT, ELEMENTS, KEYS, LENGTH, PRESENT, SAME, TYPE, content, is_data
+from thunder.capture.ask import CONTENT, ELEMENTS, HOLDS, KEYS, LENGTH, PRESENT, SAME, TYPE, content, is_data
 from thunder.capture.identities import real_id, told_apart
-from thunder.capture.native import BUFFERS, CONTAINERS, container_base, slots
+from thunder.capture.native import BUFFERS, CONTAINERS, IDENTICAL, PRIMITIVE, container_base, slots
 from thunder.capture.sources import MISSING, Source
 from thunder.capture.state import AttributeDict, Look
 from thunder.core.proxies import TensorProxy
 from thunder.interpreter.attributes import plain_attribute, type_attribute
 
 __all__ = [
-    "MUTABLE", "LARGE", "snapshot", "buffer", "materialize", "length", "list_item", "dict_item", "has_key",
-    "made_by_factory", "entry",
+    "MUTABLE", "LARGE", "snapshot", "buffer", "materialize", "length", "list_item", "dict_item", "has_element",
+    "has_key", "made_by_factory", "entry",
     "attribute_dict", "write_attributes", "changes", "state", "written_since", "is_changed",
 ]  # fmt: skip
 
@@ -111,8 +111,11 @@ def materialize(c, s) -> None:
             )
         c.ask(source, KEYS)
         c.elements(base.keys(value))
-        read = look.items
-        _fill(c, s, look, base, [read[k] if k in read else c.read(x, source.item(k)) for k, x in base.items(value)])
+        known = {
+            **dict.fromkeys(base.keys(s), MISSING),
+            **look.items,
+        }  # what the program has put in hides what was there
+        _fill(c, s, look, base, [known[k] if k in known else c.read(x, source.item(k)) for k, x in base.items(value)])
     else:
         n = c.ask(source, LENGTH)
         read = {(k if k >= 0 else k + n): x for k, x in look.items.items()}
@@ -232,6 +235,19 @@ def has_key(c, s, k) -> bool:
     if k in s:
         return True
     return c.ask(entry(c, c.containers.lazy[id(s)].source, k)[1], PRESENT)
+
+
+def has_element(c, s, v) -> bool | None:
+    """`v in s`, of a set that nobody has read as a whole; None where comparing runs code that is not Python's."""
+    look = c.containers.lazy[id(s)]
+    if type(s) is not set or not all(map(_compares_by_itself, (v, *look.original))):
+        return None
+    return c.ask(look.source, HOLDS, v)
+
+
+def _compares_by_itself(v) -> bool:
+    """Whether a value is equal to what Python says it is."""
+    return type(v) in PRIMITIVE or type(v) in IDENTICAL or type(v).__eq__ in (object.__eq__, type.__eq__)
 
 
 def made_by_factory(c, s, k):

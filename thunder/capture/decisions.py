@@ -21,7 +21,8 @@ from thunder.core.symbol import BoundSymbol, OpTags, current_recorder, detached,
 from thunder.core.symbolic import RELATIONS
 from thunder.errors import CaptureError
 from thunder.executors.torchex import no_autocast
-from thunder.ops.explain import as_torch
+from thunder.ops.infer import as_torch
+from thunder.ops.layout import assign
 
 __all__ = ["Path", "RaisesBefore"]
 
@@ -270,15 +271,15 @@ class _Values:
             for inner in subsymbols:
                 self._run(inner)
             if result is not b.output:
-                self._assign(b.output, map_structure(self._given, result))
+                assign(b.output, map_structure(self._given, result), self.known)
             return
         args, kwargs = map_structure(self._given, b.args), map_structure(self._given, b.kwargs)
         if b.sym is host_call:
-            self._assign(b.output, taken_from_log(*args[:4], *args[6:]))
+            assign(b.output, taken_from_log(*args[:4], *args[6:]), self.known)
             return
         if OpTags.OPAQUE in b.sym.tags:  # it may write to what it is given
             args = map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, args)
-        self._assign(b.output, no_autocast(b.sym.fn)(*args, **kwargs))
+        assign(b.output, no_autocast(b.sym.fn)(*args, **kwargs), self.known)
 
     def _given(self, x):
         if isinstance(x, Proxy):
@@ -292,16 +293,6 @@ class _Values:
                 copied.set_state(x.get_state())
             return copied
         return as_torch(x)
-
-    def _assign(self, output, result) -> None:
-        if isinstance(output, Proxy):
-            self.known[output] = result
-        elif isinstance(output, (tuple, list)):
-            for o, r in zip(output, result, strict=True):
-                self._assign(o, r)
-        elif isinstance(output, dict):
-            for key, o in output.items():
-                self._assign(o, result[key])
 
     @contextlib.contextmanager
     def _run_mode(self, random: bool) -> Iterator[None]:

@@ -27,7 +27,7 @@ from thunder.capture.objects import cached_outside
 from thunder.capture.remade import UNCHANGING, goes_on, is_filled, is_global, made_of, native_new
 from thunder.capture.sources import MISSING, held
 from thunder.capture.statements import check_symbol, written
-from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
+from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 from thunder.interpreter.attributes import BUILTINS, plain_attribute
@@ -298,7 +298,10 @@ class EpilogueWriter:
         """A function that the program made: built anew, with cells that hold this call's values."""
         cells, filled = [], []
         for cell in value.__closure__ or ():
-            if id(cell) not in self.built:
+            if (owner := self.c.outside.cells.get(id(cell))) is not None:  # shared with functions outside
+                source = self.c.cell_source(owner, cell)
+                self.built[id(cell)] = f"{self.path(source.base)}.__closure__[{source.key}]"
+            elif id(cell) not in self.built:
                 self._variable(cell, f"{self.pin(types.CellType)}()")
                 filled.append(cell)
             cells.append(self.built[id(cell)])
@@ -432,17 +435,21 @@ class EpilogueWriter:
         the result."""
         c = self.c
         if not (self.writes or c.engine.freed) and is_plain(c, result, set()):
-            return None, None, _latest(c, result)
+            return None, None, map_structure(lambda x: latest(c, x) if type(x) is TensorProxy else x, result)
         expression = self.build(result)
         self.effects()
+        trace, function = self.program("epilogue", "fn, args, kwargs, values", expression)
+        return trace, function, tuple(value for _, value in self.values.values())
+
+    def program(self, name: str, signature: str, result: str) -> tuple[Trace, Callable]:
+        """What was written, as a function of the computation's values."""
         names = [name for name, _ in self.values.values()]
         unpack = [f"{', '.join(names)}, = values"] if names else []
         lines = [
             BoundSymbol(check_symbol("pack"), (), {"text": [text], "objects": {}}, None, inputs=(), outputs=())
             for text in (*unpack, *self.lines)
         ]
-        trace, function = written("epilogue", "fn, args, kwargs, values", lines, expression, self.names, self.objects)
-        return trace, function, tuple(value for _, value in self.values.values())
+        return written(name, signature, lines, result, self.names, self.objects)
 
 
 def latest(c, value: TensorProxy) -> TensorProxy:
@@ -456,14 +463,3 @@ def latest(c, value: TensorProxy) -> TensorProxy:
     with recording(c.recorder):
         found = c.recorder.latest(value)
     return c.tensors.reshaped.get(found, found)
-
-
-def _latest(c, value):
-    t = type(value)
-    if t is TensorProxy:
-        return latest(c, value)
-    if t is tuple or t is list:
-        return t([_latest(c, x) for x in value])
-    if t is dict:
-        return {k: _latest(c, x) for k, x in value.items()}
-    return value

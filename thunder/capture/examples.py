@@ -14,7 +14,7 @@ from thunder.capture.tensors import is_leaf
 from thunder.core.proxies import NumberProxy, TensorProxy, map_structure, number_value
 from thunder.errors import ThunderError
 from thunder.interpreter.attributes import plain_attribute
-from thunder.ops.explain import as_torch
+from thunder.ops.infer import as_torch
 from thunder.ops.torch_types import to_torch_dtype
 
 __all__ = ["checked", "is_tried"]

@@ -9,20 +9,28 @@ from __future__ import annotations
 import copy
 import types
 from collections import deque
-from typing import Any
 
 import torch
 
 from thunder.capture import callbacks, containers
 from thunder.capture.ask import KEYS
-from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_base, is_iterator, native_module, slots
+from thunder.capture.native import (
+    CONTAINERS,
+    DICT_VIEWS,
+    PRIMITIVE,
+    container_base,
+    is_iterator,
+    native_module,
+    parts_of,
+    slots,
+)  # fmt: skip
 from thunder.capture.sources import MISSING
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import NULL, standins, text
 from thunder.interpreter.attributes import plain_attribute, type_attribute
 
-__all__ = ["expose", "attributes", "as_operand", "as_text", "parts_of"]
+__all__ = ["expose", "attributes", "as_operand", "as_text"]
 
 MOST = 10_000  # objects that one call may look at
 # native code calls them, or asks torch about them
@@ -151,24 +159,6 @@ def as_operand(c, value):
     if text.holds_python(c, value):
         return standins.stand_in(c, value, {})
     return as_text(c, value)
-
-
-def parts_of(value) -> list:
-    """What is not a container, of what a value holds; containers that hold each other are looked into once."""
-    found, seen, pending = [], set(), [value]
-    while pending:
-        value = pending.pop()
-        if not isinstance(value, (list, tuple, dict, deque)):
-            found.append(value)
-        elif id(value) not in seen:
-            seen.add(id(value))
-            pending += (*dict.keys(value), *dict.values(value)) if isinstance(value, dict) else _items_of(value)
-    return found
-
-
-def _items_of(value):
-    base: Any = next(base for base in (list, tuple, deque) if isinstance(value, base))
-    return base.__iter__(value)
 
 
 def as_text(c, value):

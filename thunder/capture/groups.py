@@ -13,7 +13,7 @@ import types
 from thunder.capture.ask import HOOKED, IDENTITY, KEYS, PRESENT, TYPE, VALUE, Question, same_value, value_at
 from thunder.capture.sources import MISSING, Source
 
-__all__ = ["Groups"]
+__all__ = ["Groups", "settings_changed"]
 
 DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
 TABLES = (dict, collections.OrderedDict, types.MappingProxyType)  # whose items no code of the user's answers
@@ -36,7 +36,7 @@ class Groups:
         self.hooked: list[Source] = []
         self.single: list[tuple] = []
         self._held: dict[Source, list] = {}
-        changed = self._settings_changed()
+        changed = settings_changed(self.capture)
         for (source, question, operand), want in self.capture.observed.items():
             if source in changed or self._is_implied(source, question, want):
                 continue
@@ -100,16 +100,17 @@ class Groups:
         # values are compared one by one: those in a dict that is made for each call are rarely the same objects
         return base if question is not VALUE and self.writer.type_of(base) in DICTS else None
 
-    def _settings_changed(self) -> set[Source]:
-        """PyTorch's settings that the program changed itself after it asked for them: the next call finds what this one
-        found."""
-        found = set()
-        for source, question, _ in self.capture.observed:
-            if source in self.capture.settings and question is VALUE:
-                now = source.fetch(value_at(self.capture, source.base), self.capture.values)
-                if not same_value(now, self.capture.values[source]):
-                    found.add(source)
-        return found
+
+def settings_changed(capture) -> set[Source]:
+    """PyTorch's settings that the program changed itself after it asked for them: the next call finds what this one
+    found."""
+    found = set()
+    for source, question, _ in capture.observed:
+        if source in capture.settings and question is VALUE:
+            now = source.fetch(value_at(capture, source.base), capture.values)
+            if not same_value(now, capture.values[source]):
+                found.add(source)
+    return found
 
 
 def _add(rows: list, *row) -> bool:

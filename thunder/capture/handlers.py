@@ -23,7 +23,7 @@ from thunder.capture.construct import construct_object, reduced
 from thunder.capture.identities import hashable, id_of
 from thunder.capture.library import autograd_function, backward, higher_order, host_functions, leaves, torch_func
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, iterable, iterated
-from thunder.capture.operations import OF_AUTOGRAD, kind_of, record, type_of
+from thunder.capture.operations import OF_AUTOGRAD, record, type_of
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import Condition, NumberProxy, TensorProxy, converted, extreme
 from thunder.core.unbacked import assume
@@ -32,8 +32,8 @@ from thunder.interpreter import attributes
 from thunder.interpreter.builtin_calls import FRAME_CALLS
 from thunder.interpreter.host import PROTOCOL_CALLS
 from thunder.ops import random
-from thunder.ops.methods import as_number
 from thunder.ops.opaque_values import CONSTRUCTORS
+from thunder.ops.tensor_values import as_number
 
 __all__ = ["install"]
 
@@ -352,21 +352,30 @@ def install() -> None:
 KEEP: list = []
 
 
+_HOLDS = {"_parameters": torch.nn.Parameter, "_buffers": torch.Tensor, "_modules": torch.nn.Module}
+
+
 def _module_setattr(c, f, args, kwargs):
-    """nn.Module.__setattr__ of an outside module: the name may be a parameter, a buffer or a child."""
+    """nn.Module.__setattr__ of an outside module: what is no parameter, buffer or child is an attribute, without
+    looking at all others. A new value of one stands in the dict that has it."""
     m, n, v = args
     if id(m) not in c.sources:  # made inside
         return c.enter(f, args, kwargs)
-    parameters = m.__dict__.get("_parameters", {})
-    if (
-        n in parameters
-        and v is not None
-        and not (type(v) is TensorProxy and kind_of(c, v) is torch.nn.Parameter)
-        and not isinstance(v, torch.nn.Parameter)
-    ):
-        raise TypeError(f"cannot assign '{_type_name(v)}' as parameter '{n}' (torch.nn.Parameter or None expected)")
-    return attributes.set_attribute(c, m, n, v)
+    kind, where = type_of(c, v), next((w for w in _HOLDS if _holds(c, m, w, n)), None)
+    if where is None and not issubclass(kind, (torch.nn.Parameter, torch.nn.Module)):
+        return attributes.set_attribute(c, m, n, v)
+    moves = where == "_buffers" and issubclass(kind, torch.nn.Parameter)
+    if where is None or moves or v is not None and not issubclass(kind, _HOLDS[where]):
+        return c.enter(f, args, kwargs)
+    if id(m.__dict__[where].get(n)) in c.tensors.replaced:
+        c.refuse(
+            f"{n!r} is assigned, for which a transform has put another tensor in the place of the module's own",
+            "leave this buffer to the module",
+        )
+    return c.setitem(c.load_attr(m, where), n, v)
 
 
-def _type_name(v) -> str:
-    return "torch.FloatTensor" if type(v) is TensorProxy else type(v).__name__
+def _holds(c, m, where: str, n: str) -> bool:
+    table = m.__dict__.get(where)
+    known = table is not None and (n in table or id(table) in c.containers.snapshots)
+    return known and c.contains(c.load_attr(m, where), n)

@@ -243,15 +243,17 @@ class Capture(Host):
             value = super().load_cell(f, cell, name)
         except NameError:
             if owner is not None:
-                self.ask(self.cell_source(owner, name), PRESENT)
+                self.ask(self.cell_source(owner, cell), PRESENT)
             raise
         if owner is None or type(value) in (TensorProxy, types.CellType):
             return value
-        return self.read(value, self.cell_source(owner, name))
+        return self.read(value, self.cell_source(owner, cell))
 
-    def cell_source(self, f, name: str) -> Source:
-        source = (self.sources.get(id(f)) or self.const(f)).child("cell", f.__code__.co_freevars.index(name), name)
-        source.label = name
+    def cell_source(self, f, cell) -> Source:
+        """Where a cell of a function from outside is read."""
+        index = next(i for i, c in enumerate(f.__closure__) if c is cell)
+        source = (self.sources.get(id(f)) or self.const(f)).child("cell", index)
+        source.label = f.__code__.co_freevars[index]
         return source
 
     def namespace(self, given):
@@ -264,7 +266,7 @@ class Capture(Host):
         if owner is None:
             cell.cell_contents = v
             return
-        self.writes.written.add(self.cell_source(owner, name_of_cell(owner, cell)))
+        self.writes.written.add(self.cell_source(owner, cell))
         self.keep[id(cell)] = cell
         self.writes.overlay[id(cell), None] = v
         self.writes.effects[id(cell), None] = ("cell", cell, None)
@@ -356,7 +358,7 @@ class Capture(Host):
                     told_apart(self, k, keys[:i])
 
     def handed(self, value):
-        inside = type(value) in (list, tuple, dict) and host_lines.holds_host_values(value)
+        inside = type(value) in (list, tuple, dict) and host_lines.holds_host_values(self, value)
         if inside or type(value) in (TensorProxy, HostProxy):
             what = "a tensor" if type(value) is TensorProxy else "a tensor's values"
             self.refuse(f"native code gets {what} from an object", "call the object's method in Python before")
@@ -408,11 +410,34 @@ class Capture(Host):
     # ------------------------------------------------------------------------------------------------ trouble
 
     def own_location(self) -> tuple | None:
-        """`location` of the innermost frame that is not library code; of the innermost one where all are."""
+        """(code, instruction index, module path) of the innermost frame that is not library code, of the innermost one
+        where all are. The path is that of the innermost module that runs: None where none does."""
+        own = module = None
         for frame in reversed(self.stack_of_frames):
-            if not _is_library(frame.fn.__globals__.get("__name__", "")):
-                return frame.fn.__code__, frame.ip
-        return self.location()
+            if own is None and not _is_library(frame.fn.__globals__.get("__name__", "")):
+                own = frame
+            if module is None:
+                module = self._module_path(frame)
+            if own is not None and module is not None:
+                break
+        location = self.location() if own is None else (own.fn.__code__, own.ip)
+        return None if location is None else (*location, module)
+
+    def _module_path(self, frame) -> str | None:
+        """The path of the module that a method runs of, as the user would write it below the compiled module."""
+        code = frame.fn.__code__
+        owner = frame.locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if type(owner) is types.CellType:  # where a function or class inside of the method names it
+            owner = content(owner)
+        if not isinstance(owner, torch.nn.Module):
+            return None
+        outside = self.outside
+        path = outside.rooted.get(id(owner), outside.module_paths.get(id(owner)))
+        if path is None:
+            source = self.sources.get(id(owner))
+            path = type(owner).__name__ if source is None else source.describe(self.parameters).rpartition(" ")[2]
+            outside.module_paths[id(owner)], self.keep[id(owner)] = path, owner
+        return path
 
     def user_location(self) -> tuple | None:
         """(filename, line, function, source line) of the innermost frame that is not library code."""
@@ -480,17 +505,17 @@ def _forget(tables: tuple[set[int], ...], number: int, _) -> None:
         table.discard(number)
 
 
+def content(cell: types.CellType) -> Any:
+    """What a cell holds; None where that is nothing."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
 def _holds_state(cell: types.CellType) -> bool:
     """Whether a cell of a library's function holds what the function may change."""
-    try:
-        return isinstance(cell.cell_contents, containers.MUTABLE)
-    except ValueError:
-        return False
-
-
-def name_of_cell(f, cell) -> str:
-    """The name of a cell in a function's closure."""
-    return next(n for n, c in zip(f.__code__.co_freevars, f.__closure__, strict=True) if c is cell)
+    return isinstance(content(cell), containers.MUTABLE)
 
 
 def parameter_names(fn) -> tuple[str, ...]:
@@ -514,11 +539,11 @@ def parameter_names(fn) -> tuple[str, ...]:
     return tuple(names)
 
 
-def rooted_modules(fn) -> set[int]:
-    """The ids of the modules that the compiled function is, or is a method of, and of those in it."""
+def rooted_modules(fn) -> dict[int, str]:
+    """By id, the paths of the modules that the compiled function is, or is a method of, and of those in it."""
     root = original(fn)
     root = root.__self__ if type(root) is types.MethodType else root
-    return {id(m) for m in root.modules()} if isinstance(root, torch.nn.Module) else set()
+    return {id(m): name for name, m in root.named_modules()} if isinstance(root, torch.nn.Module) else {}
 
 
 def replaced_tensors(fn, overrides: tuple[dict, ...]) -> dict[int, tuple[dict, str]]:

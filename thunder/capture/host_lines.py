@@ -19,14 +19,14 @@ import torch
 from thunder import compat
 from thunder.capture.examples import is_tried
 from thunder.capture.expose import expose
-from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module
+from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module, parts_of
 from thunder.capture.remade import UNCHANGING
 from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of
 from thunder.core.proxies import Condition, FloatProxy, IntegerProxy, NumberProxy, Proxy, Size, TensorProxy, proxies_in
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import made_number
 from thunder.interpreter.attributes import BUILTINS, plain_attribute
-from thunder.ops.explain import fake
+from thunder.ops.infer import fake
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
@@ -220,8 +220,10 @@ def _given(c, value, reads: bool):
         return value
     if isinstance(value, torch.Tensor):
         return c.lift(value)
-    if t in (list, tuple, dict, set) and (reads or t is tuple):
+    if t in (list, tuple, dict, set, collections.OrderedDict) and (reads or t is tuple):
         expose(c, value)
+        if t is collections.OrderedDict:  # as state dicts are, with their attributes
+            return run(c, _ordered, (tuple(value.items()), tuple(vars(value).items())), pure=True)
         if t is dict:
             return {_given(c, k, reads): _given(c, v, reads) for k, v in value.items()}
         return t(_given(c, v, reads) for v in value)
@@ -237,6 +239,12 @@ def _given(c, value, reads: bool):
             "give it tensors, numbers and text",
         )
     return value
+
+
+def _ordered(items: tuple, attributes: tuple) -> collections.OrderedDict:
+    made = collections.OrderedDict(items)
+    made.__dict__.update(attributes)
+    return made
 
 
 def printable(c, value):
@@ -263,16 +271,17 @@ def _effect(function) -> str:
 # ------------------------------------------------------------------------------------- values that a host call gave
 
 
-def holds_host_values(value, numbers: bool = True, depth: int = 4) -> bool:
-    """Whether there is a value of a host call in a plain structure, or a data-dependent number."""
-    t = type(value)
-    if t is HostProxy or t is HostMethod:
-        return True
-    if t is Condition or isinstance(value, NumberProxy):
-        return numbers and bool(value.unbacked)
-    if not depth or t not in (list, tuple, dict, set):
+def holds_host_values(c, *values, numbers: bool = True) -> bool:
+    """Whether values are or hold what host calls give, or data-dependent numbers."""
+    if _NAMES.isdisjoint(c.recorder.context.names.counters):
         return False
-    return any(holds_host_values(v, numbers, depth - 1) for v in (value.values() if t is dict else value))
+    return any(
+        type(v) in (HostProxy, HostMethod)
+        or numbers
+        and (type(v) is Condition or isinstance(v, NumberProxy))
+        and bool(v.unbacked)
+        for v in parts_of(*values)
+    )
 
 
 def _values_of(tensor: torch.Tensor) -> numpy.ndarray:
@@ -316,10 +325,8 @@ def check_leaves(c, value) -> None:
 
 def takes(c, function, args, kwargs) -> bool:
     """Whether native code is given such values, and does more with them than to keep them."""
-    if _NAMES.isdisjoint(c.recorder.context.names.counters):
-        return False
     given = (*args, *kwargs.values())
-    if not any(map(holds_host_values, given)):
+    if not holds_host_values(c, *given):
         return False
     owner = plain_attribute(function, "__self__")
     if isinstance(owner, (list, dict, set, tuple, collections.deque)) or type(function).__name__ == "method_descriptor":
@@ -327,7 +334,7 @@ def takes(c, function, args, kwargs) -> bool:
     module = (plain_attribute(function, "__module__") or type(owner).__module__).split(".")[0]
     if module == "builtins":
         return not isinstance(function, type) and function not in _KEEPING
-    return module not in _SYMBOLIC or any(holds_host_values(v, numbers=False) for v in given)
+    return module not in _SYMBOLIC or holds_host_values(c, *given, numbers=False)
 
 
 _NAMES = frozenset("uvh")  # of data-dependent numbers, and of values of host calls

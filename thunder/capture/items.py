@@ -11,7 +11,15 @@ import numpy
 import torch
 
 from thunder.capture import host_lines, opaque_values
-from thunder.capture.containers import dict_item, has_key, list_item, made_by_factory, materialize, write_attributes
+from thunder.capture.containers import (
+    dict_item,
+    has_element,
+    has_key,
+    list_item,
+    made_by_factory,
+    materialize,
+    write_attributes,
+)
 from thunder.capture.expose import expose
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.native import CONTAINERS, PRIMITIVE
@@ -134,8 +142,10 @@ def contains(c, o, v) -> bool:
     if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(o, dict) and _hashable(v):
             return has_key(c, o, v)
+        if type(o) is set and not o and id(v) not in c.sources and (found := has_element(c, o, v)) is not None:
+            return found
         materialize(c, o)
-    if type(o) is HostProxy or host_lines.holds_host_values(o) or type(v) is HostProxy:
+    if type(o) is HostProxy or host_lines.holds_host_values(c, o) or type(v) is HostProxy:
         return bool(host_lines.operate(c, operator.contains, o, v))
     expose(c, o, v)
     if isinstance(o, (list, tuple, dict, set, frozenset, collections.deque)):

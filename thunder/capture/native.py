@@ -19,6 +19,7 @@ import string
 import threading
 import types
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -31,7 +32,7 @@ from thunder.interpreter.attributes import BUILTINS, plain_attribute
 __all__ = [
     "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
     "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "is_tracked", "container_base", "plain_base",
-    "impure", "slots", "ENUM", "CHANGES",
+    "impure", "parts_of", "slots", "ENUM", "CHANGES",
 ]  # fmt: skip
 
 # values that are compared by value and never tracked
@@ -59,6 +60,21 @@ def container_base(kind: type) -> Any:
 
 
 _BUILTIN = {list, dict, set, collections.OrderedDict, collections.deque}
+
+
+def parts_of(*values) -> Iterator:
+    """The values and everything in the containers among them, each container once, without the user's methods."""
+    pending, seen = list(values), set()
+    while pending:
+        value = pending.pop()
+        yield value
+        base = next((b for b in _HOLDING if isinstance(value, b)), None)
+        if base is not None and id(value) not in seen:
+            seen.add(id(value))
+            pending += (*dict.keys(value), *dict.values(value)) if base is dict else base.__iter__(value)
+
+
+_HOLDING: Any = (list, tuple, dict, set, frozenset, collections.deque)
 
 
 def plain_base(kind: type) -> Any:

@@ -7,8 +7,6 @@ import collections
 import contextvars
 import functools
 import io
-import itertools
-import json.encoder
 import operator
 import random
 import re
@@ -52,7 +50,7 @@ from thunder.ops import inplace_of, lookup
 
 __all__ = [
     "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native",
-    "DECIDING", "reaches", "pairs", "callable_for_native", "iterable", "iterated", "predicate",
+    "reaches", "pairs", "stepping", "iterable", "iterated",
 ]  # fmt: skip
 
 IDENTITY_CALLS = {
@@ -138,8 +136,7 @@ def call_builtin(c, f, args, kwargs):
         containers.materialize(c, args[0])
     if (found := standins.run(c, f, args, kwargs)) is not NULL:
         return found
-    args, kwargs = _stepping(c, f, s, args, kwargs)
-    result = call_native(c, f, args, kwargs)
+    result = call_native(c, f, stepping(c, f, s, args), kwargs)
     if c.containers.attribute_dicts:
         containers.write_attributes(c, s)
     return result
@@ -167,7 +164,7 @@ def _formatted(c, f, args, kwargs):
     if f.__name__ == "format" and text.looks_inside(f.__self__):
         return text.format_fields(c, f.__self__, args, kwargs)
     kwargs = {k: v for k, v in kwargs.items() if not isinstance(k, str) or k in f.__self__}  # which it may look at
-    if operations.is_unknown_text((*args, *kwargs.values())):
+    if operations.is_unknown_text(c, *args, *kwargs.values()):
         return host_lines.text(c, f, *args, **kwargs)
     return call_native(c, f, [as_operand(c, a) for a in args], {k: as_operand(c, v) for k, v in kwargs.items()})
 
@@ -190,20 +187,15 @@ def _is_watched(f, o) -> bool:
     return owner in (object, types.SimpleNamespace) or t.__module__.split(".")[0] in ("torch", "numpy")
 
 
-def _stepping(c, f, s, args, kwargs) -> tuple:
-    """The arguments with iterators and functions that come back to the machine."""
+def stepping(c, f, s, args) -> list:
+    """The arguments with iterators that come back to the machine."""
     if _is_iterating(f):
         several = f in (min, max) and len(args) > 1
-        iterables = {functools.reduce: 2, sum: 1, sorted: 1, min: 1, max: 1}.get(f, len(args)) if not several else 0
-        args = [
-            callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else iterable(c, a) if i < iterables else a
-            for i, a in enumerate(args)
-        ]
-    elif s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
-        args = [pairs(c, a) if isinstance(s, dict) else iterable(c, a) for a in args]
-    else:
-        return args, kwargs
-    return args, {k: callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
+        last = {functools.reduce: 2, sum: 1, sorted: 1, min: 1, max: 1}.get(f, len(args)) if not several else 0
+        return [iterable(c, a) if (f in CALLABLE_FIRST) <= i < last else a for i, a in enumerate(args)]
+    if s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
+        return [pairs(c, a) if isinstance(s, dict) else iterable(c, a) for a in args]
+    return args
 
 
 def _is_iterating(f) -> bool:
@@ -227,27 +219,6 @@ def iterable(c, a):
     return c.materialize(a)
 
 
-def callable_for_native(c, f) -> Any:
-    """Native code will call `f`: it comes back to the machine."""
-    return f if f is None else lambda *a, **k: c.call(f, list(a), k)
-
-
-def _called_back(c, f, function):
-    """`callable_for_native`, whose result a native function may use up: the text that a pattern puts in."""
-    if f in DECIDING:
-        return predicate(c, function)
-    called = callable_for_native(c, function)
-    return (lambda *a: c.handed(called(*a))) if f.__name__ in _USING_UP else called
-
-
-def predicate(c, f) -> Any:
-    """Native code will ask `f`, or an element by itself, for the truth."""
-    return lambda x: c.truth(x if f is None else c.call(f, [x], {}))
-
-
-DECIDING = (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
-
-
 def call_native(c, f, args, kwargs):
     if c.reading is not None:
         c.reading.call(c, f)
@@ -259,14 +230,7 @@ def call_native(c, f, args, kwargs):
         return host_lines.of_numpy(c, f, args, kwargs)
     if host_lines.takes(c, f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
-    if (calling := _CALLING.get(id(standins.descriptor(f)[0]))) is not None:
-        at, name = calling
-        at += type(f) is types.MethodDescriptorType  # which takes the object first
-        args = [
-            _called_back(c, f, a) if i == at and (callable(a) or f is itertools.filterfalse) else a
-            for i, a in enumerate(args)
-        ]
-        kwargs = {k: _called_back(c, f, a) if k == name and callable(a) else a for k, a in kwargs.items()}
+    args, kwargs = standins.with_functions(c, f, args, kwargs)
     if _makes_class(f):
         callbacks.check_class(c, f, args)
     known: dict = {}
@@ -317,18 +281,6 @@ def _name_operands(c, error: TypeError, args) -> None:
     for a in args:
         if isinstance(a, Proxy) and len(error.args) == 1 and isinstance(error.args[0], str):
             error.args = (error.args[0].replace(type(a).__name__, operations.type_of(c, a).__name__),)
-
-
-_USING_UP = ("sub", "subn", "Encoder")
-# the place and the name of the function among the arguments
-_CALLING = {
-    id(getattr(json.encoder, "c_make_encoder", None)): (1, "default"),
-    id(functools.cmp_to_key): (0, "mycmp"), id(itertools.accumulate): (1, "func"), id(itertools.groupby): (1, "key"),
-    **dict.fromkeys(
-        map(id, (itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.takewhile)), (0, "")
-    ),
-    id(re.Pattern.sub): (0, "repl"), id(re.Pattern.subn): (0, "repl"), id(contextvars.Context.run): (0, ""),
-}  # fmt: skip
 
 
 def _expose_to(c, f, args, kwargs, known: dict) -> tuple:

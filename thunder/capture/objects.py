@@ -126,9 +126,9 @@ def _cell_contents(c, cell):
     owner = c.outside.cells.get(id(cell))
     if owner is None:
         return c.read(cell.cell_contents, c.const(cell, "cell").attr("cell_contents"))
-    name = owner.__code__.co_freevars[owner.__closure__.index(cell)]
+    source = c.cell_source(owner, cell)
     try:
-        return c.load_cell(owner, cell, name)
+        return c.load_cell(owner, cell, source.label)
     except NameError:
         raise ValueError("Cell is empty") from None
 
@@ -328,15 +328,6 @@ def own_store(c, o, n, v) -> None:
         object.__setattr__(o, n, v)  # raises
     if id(o) not in c.sources:
         c.know(o, c.const(o))
-    if (
-        c.tensors.replaced
-        and issubclass(type(o), torch.nn.Module)
-        and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in c.tensors.replaced
-    ):
-        c.refuse(
-            f"{n!r} is assigned, for which a transform has put another tensor in the place of the module's own",
-            "leave this buffer to the module",
-        )
     c.writes.overlay[id(o), n] = v
     found = type_attribute(type(o), n)
     hidden = hasattr(type(found), "__set__") and type(found) not in (

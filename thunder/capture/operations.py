@@ -15,10 +15,10 @@ from thunder import compat
 from thunder.capture import host_lines, opaque_values
 from thunder.capture.ask import PRESENT
 from thunder.capture.examples import checked
-from thunder.capture.expose import as_operand, expose, parts_of
+from thunder.capture.expose import as_operand, expose
 from thunder.capture.library import backward, gradients, hooks, leaves
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module, plain_base
+from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module, parts_of, plain_base
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import (
@@ -31,7 +31,7 @@ from thunder.core.proxies import (
     TensorProxy,
     map_structure,
 )
-from thunder.errors import SharpEdgeError, SharpEdgeWarning
+from thunder.errors import SharpEdgeError, SharpEdgeWarning, with_section
 from thunder.interpreter import NULL, sequences
 from thunder.interpreter.attributes import in_python, plain_attribute, type_attribute
 from thunder.ops import lookup
@@ -285,13 +285,9 @@ class _ByItems:
 _STANDING_FOR = {Condition: bool, Size: torch.Size, sequences.Items: type(iter(_ByItems()))}  # pyright: ignore
 
 
-def is_unknown_text(values) -> bool:
+def is_unknown_text(c, *values) -> bool:
     """Whether the text of one of the values is known only when the program runs."""
-    return any(type(v) is TensorProxy or host_lines.holds_host_values(v) or _holds_tensors(v) for v in values)
-
-
-def _holds_tensors(value) -> bool:
-    return type(value) in (list, tuple, dict) and any(type(x) is TensorProxy for x in parts_of(value))
+    return any(type(v) is TensorProxy for v in parts_of(*values)) or host_lines.holds_host_values(c, *values)
 
 
 def formatted_text(c, text: str, values):
@@ -299,7 +295,7 @@ def formatted_text(c, text: str, values):
     if isinstance(values, dict) and type_attribute(type(values), "__missing__") is not NULL:
         values = {k: c.getitem(values, k) for k in re.findall(r"%\((.*?)\)", text)}
     expose(c, values)
-    if is_unknown_text((values,)):
+    if is_unknown_text(c, values):
         return host_lines.text(c, text.__mod__, values)
     return text % (tuple(as_operand(c, v) for v in values) if isinstance(values, tuple) else as_operand(c, values))
 
@@ -319,4 +315,5 @@ def sharp_edge(c, what: str) -> None:
         c.sharp_edges.append(text)
         if option is SHARP_EDGES_OPTIONS.WARN:
             file, line = location[:2] if location else ("unknown place", 0)
+            text = with_section(text, SharpEdgeWarning)
             warnings.warn_explicit(text, SharpEdgeWarning, file, line, registry=_WARNED)

@@ -28,7 +28,7 @@ from thunder.interpreter import NULL, Host, operators, sequences
 from thunder.interpreter.attributes import in_python, type_attribute
 from thunder.interpreter.host import UNARY
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
-from thunder.ops.methods import fixed_value
+from thunder.ops.tensor_values import fixed_value
 from thunder.ops.torch_types import to_torch_dtype
 
 __all__: list[str] = []
@@ -255,7 +255,7 @@ def native_text(c, function, value, *spec):
     expose(c, value)
     if isinstance(value, BaseException) and function is str and len(value.args) == 1 and type(value) is not KeyError:
         return c.call(str, [value.args[0]], {})
-    if operations.is_unknown_text((value, *spec)):
+    if operations.is_unknown_text(c, value, *spec):
         return host_lines.text(c, function, value, *spec)
     return native_calls.call_native(c, function, [as_text(c, value), *spec], {})
 

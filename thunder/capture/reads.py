@@ -10,20 +10,13 @@ import types
 from dataclasses import dataclass, field
 from typing import Any
 
+from thunder.capture.callbacks import only_looks
 from thunder.capture.containers import MUTABLE, is_changed
 from thunder.capture.native import native_module
-from thunder.interpreter import attributes, decode
+from thunder.interpreter import attributes
 
 __all__ = ["Reading", "load_attr"]
 
-# instructions that write nothing and make nothing that can be changed
-_LOOKS = {
-    "LOAD_FAST", "STORE_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_GLOBAL_CALLABLE", "LOAD_DEREF", "COPY_FREE_VARS",
-    "LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER", "SUBSCRIPT", "COMPARE", "CONTAINS_OP", "IS_OP", "NOT", "TO_BOOL", "JUMP",
-    "POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE", "JUMP_IF_TRUE_OR_POP",
-    "JUMP_IF_FALSE_OR_POP", "PUSH_NULL", "POP_TOP", "COPY", "SWAP", "CALL", "RETURN_VALUE", "RAISE_VARARGS",
-    "FORMAT_VALUE", "BUILD_STRING",
-}  # fmt: skip
 _LOOKING = {id(f) for f in (super, hasattr, getattr, isinstance)}
 
 
@@ -44,7 +37,7 @@ class Reading:
         kind = type(f)
         if kind is types.FunctionType:
             library = native_module(f.__globals__.get("__name__"))
-            self.only_looks &= not library and {h.__name__ for h, _ in decode(f.__code__).program} <= _LOOKS
+            self.only_looks &= not library and only_looks(f)
         elif kind is types.BuiltinFunctionType and f.__name__ == "get":
             self.look_at(c, f.__self__)
         elif kind is not types.MethodType and id(f) not in _LOOKING:

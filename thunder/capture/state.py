@@ -47,7 +47,8 @@ class Request:
 class Outside:
     """Where values come from (`values`, `identities`, `host`). Those named by an id are in `Capture.keep`."""
 
-    rooted: set[int]  # ids of the modules of the compiled one
+    rooted: dict[int, str]  # by id, the paths of the modules of the compiled one
+    module_paths: dict[int, str] = field(default_factory=dict)  # of other modules, by id
     pinned: dict[Source, Any] = field(default_factory=dict)  # modules of the compiled one: the entry may hold them
     constants: dict[str, Any] = field(default_factory=dict)
     constant_sources: dict[int, Source] = field(default_factory=dict)

@@ -34,7 +34,7 @@ _home, __dir__ = names_from(
         "thunder.compat.functorch": ("is_batch", "in_forward_mode", "in_functorch", "unwrap_of",
         "functorch_implementations"),
         "thunder.compat.fake_tensors": ("fake_mode_of_sizes", "quiet_fake_tensors"),
-        "thunder.compat.inductor": ("compile_with_inductor", "compile_for_sizes", "graph_job"),
+        "thunder.compat.inductor": ("compile_with_inductor", "compile_for_sizes", "graph_job", "inductor_source"),
         "thunder.compat.dispatcher": ("functions_called", "operators", "kernel", "unless_removed", "foreach",
         "existing", "scripted", "scripted_from", "children_of", "scan_keeps_dim"),
         "thunder.compat.distributed": ("distributed_is_used", "default_store", "timeout_of"),

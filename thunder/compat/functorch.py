@@ -33,8 +33,5 @@ def unwrap_of(tensor: torch.Tensor) -> Callable | None:
 def functorch_implementations() -> dict:
     """The functions behind torch.func's transforms, by the transform's name, where this PyTorch has them: calls of them
     are read. Without, they are refused."""
-    found = {
-        name: getattr(compat, f"functorch_{name}")
-        for name in ("grad", "grad_and_value", "vjp", "jvp", "vmap", "basis", "basis_in_chunks")
-    }
+    found = {name: getattr(compat, f"functorch_{name}") for name in ("grad", "grad_and_value", "vjp", "jvp", "vmap")}
     return {name: function for name, function in found.items() if function is not None}

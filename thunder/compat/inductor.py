@@ -11,6 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock  # torch imports it as well
 
@@ -52,7 +53,7 @@ def graph_job(
     if any(node.op in ("get_attr", "call_module") for node in graph.graph.nodes):
         return None
     shapes = [(tuple(t.shape), t.stride(), t.dtype, t.device) for t in examples]
-    config = {k: v for k, v in compat.config.get_serializable_config_copy().items() if _pickles(v)}
+    config = {k: v for k, v in compat.config.get_config_copy().items() if _pickles(v)}
     return GraphJob(graph.code, shapes, tuple(reused), compat.picklable_settings(), config, INDUCTOR_CACHE_DIR.value)
 
 
@@ -219,6 +220,13 @@ def _compiled(
             waiting.pop()()
 
     return getattr(compiled, "current_callable", None) or compiled, wait
+
+
+def inductor_source(run: Callable) -> str:
+    """The text of the module that Inductor has made a function in; empty where it has made none, or it is gone."""
+    code = getattr(run, "__code__", None)
+    path = Path(code.co_filename) if code is not None else Path()
+    return path.read_text(encoding="utf-8") if path.is_file() and "_inductor" in run.__module__ else ""
 
 
 def _vector_setting() -> dict[str, object]:

@@ -11,7 +11,7 @@ import torch
 from thunder import compat
 from thunder.compat.names import AtFirstUse
 
-_NAMES = (
+MODES = (
     "grad mode",
     "inference mode",
     "default dtype",
@@ -70,7 +70,7 @@ def _stack_of_modes() -> tuple:
 
 def describe_modes(old: tuple, new: tuple) -> str:
     """In words, what differs between two keys."""
-    return ", ".join(f"{name} was {a}, is {b}" for name, a, b in zip(_NAMES, old, new, strict=True) if a != b)
+    return ", ".join(f"{name} was {a}, is {b}" for name, a, b in zip(MODES, old, new, strict=True) if a != b)
 
 
 def grad_enabled_in(modes: tuple) -> bool:

@@ -211,8 +211,6 @@ PRIVATE: Sequence[Private] = (
             "grad": "eager_transforms.grad_impl", "grad_and_value": "eager_transforms.grad_and_value_impl",
             "vjp": "eager_transforms._vjp_with_argnums",
             "jvp": "eager_transforms._jvp_with_argnums", "vmap": "vmap.vmap_impl",
-            "basis": "eager_transforms._construct_standard_basis_for",
-            "basis_in_chunks": "eager_transforms._chunked_standard_basis_for_",
         }.items()
     ),
     Private("tree_flatten", "torch.utils._pytree.tree_flatten", "vmap and torch.func inside of programs",
@@ -310,7 +308,10 @@ BY_NAME = {row.name: row for row in PRIVATE}
 KERNELS = {row.path.removeprefix("torch.ops.aten."): row for row in PRIVATE if row.name.startswith("aten_")}
 
 # modules of PyTorch's, recognised by their names and never imported
-READ_MODULES = ("torch.utils._contextlib", "torch.utils._foreach_utils")  # Python code in them is captured
+READ_MODULES = (  # Python code in them is captured
+    "torch.utils._contextlib", "torch.utils._foreach_utils", "torch.nn.utils.stateless",
+    "torch.nn.utils._named_member_accessor",
+)  # fmt: skip
 NN_BINDINGS = "torch._C._nn"
 FUNCTORCH = "torch._functorch"
 AROUND_DYNAMO = ("torch._compile", "torch._dynamo.eval_frame")  # wrappers of functions that Dynamo leaves alone

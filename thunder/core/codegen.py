@@ -46,6 +46,10 @@ class Text:
         self.text = text
 
 
+_LITERALS = {int, str, bool, bytes, type(None)}
+_CONTAINERS = {tuple, list, dict, slice}
+
+
 class Printer:
     """Prints bound symbols, and remembers what the text needs: import lines, and objects that have no literal form by
     invented names.
@@ -73,33 +77,36 @@ class Printer:
                 self.imports.add(IMPORTS["math"])
             return text
         t = type(x)
-        if t is int or t is str or t is bool or x is None or t is bytes:
+        if t in _LITERALS:
             return repr(x)
+        if x is ...:
+            return "..."
         if t is float or t is complex:
             return _number(x)
-        if t is list and len(x) > LONGEST and {*map(type, x)} <= {int, float, bool, complex, str}:
-            return self.object(x)
-        if t is tuple or t is list or t.__name__ == "Size":
-            inside = ", ".join([self.value(e, prims) for e in x])
-            return f"[{inside}]" if t is list else f"({inside},)" if len(x) == 1 else f"({inside})"
-        if t is dict:
-            return "{" + ", ".join(f"{self.value(k, prims)}: {self.value(v, prims)}" for k, v in x.items()) + "}"
-        if t is slice:
-            return f"slice({self.value(x.start, prims)}, {self.value(x.stop, prims)}, {self.value(x.step, prims)})"
+        if t in _CONTAINERS or t.__name__ == "Size":
+            return self._container(x, prims)
         if t is dtype:
             return self._in_module("dtypes", x.name) if prims else f"torch.{x.torch_name}"
         if t is Device:
             return f'{self._in_module("devices", "Device")}("{x.name}")' if prims else f'torch.device("{x.name}")'
         if t is Text:
             return x.text
-        if x is ...:
-            return "..."
         if t.__module__ == "torch" and t.__name__ in ("dtype", "device"):
             return str(x) if t.__name__ == "dtype" else f'torch.device("{x}")'
         if isinstance(x, (tuple, list, dict)) and (has_numbers(x) or proxies_in(x, [])):
             plain = dict(x) if isinstance(x, dict) else tuple(x) if isinstance(x, tuple) else list(x)
             return f"{self.object(t)}{'._make' * hasattr(x, '_make')}({self.value(plain, prims)})"
         return self.object(x)
+
+    def _container(self, x, prims: bool) -> str:
+        if type(x) is dict:
+            return "{" + ", ".join(f"{self.value(k, prims)}: {self.value(v, prims)}" for k, v in x.items()) + "}"
+        if type(x) is slice:
+            return f"slice({self.value(x.start, prims)}, {self.value(x.stop, prims)}, {self.value(x.step, prims)})"
+        if type(x) is list and len(x) > LONGEST and {*map(type, x)} <= {int, float, bool, complex, str}:
+            return self.object(x)
+        inside = ", ".join([self.value(e, prims) for e in x])
+        return f"[{inside}]" if type(x) is list else f"({inside},)" if len(x) == 1 else f"({inside})"
 
     def _in_module(self, module: str, name: str) -> str:
         if not self._comment:

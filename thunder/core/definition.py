@@ -123,6 +123,12 @@ class Definition:
     """Asks for the state of a generator, or sets it."""
     owns_result: bool = False
     """PyTorch's kernel writes its result to memory that nobody else has."""
+    padded_rows: Callable | None = None
+    """(*args, **kwargs): a product whose result has rows that begin where products are fast (`ops/layout.py`)."""
+    in_float32: Callable | None = None
+    """(*args): a product of half precision with its result in float32, in which it is added up."""
+    takes_rows_apart: bool = False
+    """Reads rows that are apart as fast as others; a result that is no product may have its operand's memory."""
     accumulates: bool = False
     """Adds to its first operand: in place where that dies, as PyTorch's autograd does."""
 

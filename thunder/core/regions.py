@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
@@ -19,11 +19,14 @@ __all__ = ["FusedFunction", "Region", "convex_regions", "schedule", "region_key"
 
 
 class Region:
-    """Operations to run as one, in order, with the values they read from outside and those that are read after them."""
+    """Operations to run as one, in order, with the values they read from outside and those that are read after them.
 
-    __slots__ = ("bound_symbols", "inputs", "outputs")
+    padded: values of it whose rows are apart where they are in memory (`TraceInfo.padded`).
+    """
 
-    def __init__(self, operations: Sequence[BoundSymbol], needed_after: set[Proxy]):
+    __slots__ = ("bound_symbols", "inputs", "outputs", "padded")
+
+    def __init__(self, operations: Sequence[BoundSymbol], needed_after: set[Proxy], padded: Set[Proxy] = frozenset()):
         self.bound_symbols = tuple(operations)
         made = {o for operation in operations for o in operation.outputs}
         self.inputs: tuple[Proxy, ...] = tuple(
@@ -32,6 +35,7 @@ class Region:
         self.outputs: tuple[Proxy, ...] = tuple(
             dict.fromkeys(o for operation in operations for o in operation.outputs if o in needed_after)
         )
+        self.padded: Set[Proxy] = padded & {*self.inputs, *made} if padded else padded
 
     @property
     def numbers(self) -> tuple[NumberProxy, ...]:
@@ -55,11 +59,12 @@ class Region:
 class FusedFunction:
     """A function that runs a region, and what passes and estimates ask of it.
 
-    kernels: how many it launches. scratch_bytes: that it allocates beside its results. over: which results are written
-    over which inputs, or may be, by their places.
+    kernels: how many it launches. source: their text, as far as it is known. scratch_bytes: that it allocates beside
+    its results. over: which results are written over which inputs, or may be, by their places.
     """
 
     kernels: int = 1
+    source: str = ""
     scratch_bytes: int = 0
     over: Mapping[int, int] = MappingProxyType({})
 
@@ -107,67 +112,86 @@ def convex_regions(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymb
     when all of them are taken. A group that nothing else reads from yet may rise to any higher level, and joins as
     well. In the end, groups that share tensors join, then small ones over one space, which are launched once.
     """
+    groups = _Groups()
     group_of: list[int] = []
-    groups: list[list[int]] = []
-    merged_into: list[int] = []
-    level: list[int] = []
-    taken: list[bool] = []
-    read: list[bool] = []  # by lines of other groups
-    first: list[int] = []  # how many unfused operations stand before the first of a group
     unfused = 0
     producer: dict[Proxy, int] = {}
     barrier = 0  # lowest level that an operation after the last effect may have
-
-    def current(group: int) -> int:
-        while merged_into[group] != group:
-            merged_into[group] = group = merged_into[merged_into[group]]
-        return group
-
     for i, operation in enumerate(operations):
         has_effect = OpTags.DONT_DCE in operation.sym.tags
         accepts = takes(operation) and not has_effect
-        before = {current(group_of[producer[v]]) for v in operation.inputs if v in producer}
-        highest = max((level[g] for g in before), default=0)
-        nearest = [g for g in before if level[g] == highest]
-        may_join = (
-            {g for g in before if taken[g] and level[g] >= barrier and unfused - first[g] <= NEAR} if accepts else set()
-        )
-        if sum(len(groups[g]) for g in may_join) >= MOST:
-            may_join = set()
-        joined = {g for g in may_join if not read[g]}
+        before = {groups.current(group_of[producer[v]]) for v in operation.inputs if v in producer}
+        highest = max((groups.level[g] for g in before), default=0)
+        nearest = [g for g in before if groups.level[g] == highest]
+        may_join = groups.joinable(before, barrier, unfused) if accepts else set()
+        joined = {g for g in may_join if not groups.read[g]}
         if nearest and may_join.issuperset(nearest):
-            group = max(nearest, key=lambda g: len(groups[g]))
+            group = max(nearest, key=lambda g: len(groups.members[g]))
             joined = joined.union(nearest) - {group}
         else:
-            group = len(groups)
-            groups.append([])
-            merged_into.append(group)
-            level.append(max(highest + 1, barrier))
-            taken.append(accepts)
-            read.append(False)
-            first.append(unfused)
-        for other in sorted(joined):
-            groups[group] += groups[other]
-            read[group] |= read[other]
-            first[group] = min(first[group], first[other])
-            groups[other], merged_into[other] = [], group
-        groups[group].append(i)
-        for other in before.difference(joined):
-            if other != group:
-                read[other] = True
+            group = groups.add(max(highest + 1, barrier), accepts, unfused)
+        groups.merge(group, sorted(joined))
+        groups.members[group].append(i)
+        for other in before.difference(joined, {group}):
+            groups.read[other] = True
         if has_effect:
-            level[group] = max(level, default=0) + 1
-            barrier = level[group] + 1
+            groups.level[group] = max(groups.level, default=0) + 1
+            barrier = groups.level[group] + 1
         unfused += _is_unfused(operation, accepts)
         group_of.append(group)
-        for o in operation.outputs:
-            producer[o] = i
-    ordered = _in_order(operations, [sorted(g) for g in groups if g], producer)
+        producer |= dict.fromkeys(operation.outputs, i)
+    ordered = _in_order(operations, [sorted(g) for g in groups.members if g], producer)
     for shared in (_tensors, _small_space):
-        ordered = _join_sharing(
-            operations, ordered, [taken[current(group_of[g[0]])] for g in ordered], producer, shared
-        )
+        taken = [groups.taken[groups.current(group_of[g[0]])] for g in ordered]
+        ordered = _join_sharing(operations, ordered, taken, producer, shared)
     return ordered
+
+
+class _Groups:
+    """Groups of operations while they grow, by number.
+
+    members: places of operations; none of a group that was merged into another one. taken: whether a group is a region.
+    read: whether another group reads from it. first: how many unfused operations stand before its first one.
+    """
+
+    def __init__(self):
+        self.members: list[list[int]] = []
+        self.level: list[int] = []
+        self.taken: list[bool] = []
+        self.read: list[bool] = []
+        self.first: list[int] = []
+        self._into: list[int] = []
+
+    def add(self, level: int, taken: bool, first: int) -> int:
+        self._into.append(len(self.members))
+        self.members.append([])
+        self.level.append(level)
+        self.taken.append(taken)
+        self.read.append(False)
+        self.first.append(first)
+        return self._into[-1]
+
+    def current(self, group: int) -> int:
+        return _current(self._into, group)
+
+    def joinable(self, groups: set[int], barrier: int, unfused: int) -> set[int]:
+        """Those that an operation may join: near ones behind the last effect, if they are not too many operations."""
+        near = {g for g in groups if self.taken[g] and self.level[g] >= barrier and unfused - self.first[g] <= NEAR}
+        return near if sum(len(self.members[g]) for g in near) < MOST else set()
+
+    def merge(self, group: int, others: Iterable[int]) -> None:
+        for other in others:
+            self.members[group] += self.members[other]
+            self.read[group] |= self.read[other]
+            self.first[group] = min(self.first[group], self.first[other])
+            self.members[other], self._into[other] = [], group
+
+
+def _current(into: list[int], group: int) -> int:
+    """What a group was merged into in the end; paths to it are shortened."""
+    while into[group] != group:
+        into[group] = group = into[into[group]]
+    return group
 
 
 def _is_unfused(operation: BoundSymbol, taken: bool) -> bool:
@@ -213,33 +237,34 @@ def _join_sharing(
     latest: dict[Any, int] = {}  # the last group that has something
     placed: list[int] = []
 
-    def current(group: int) -> int:
-        while into[group] != group:
-            into[group] = group = into[into[group]]
-        return group
-
     def reads(group: int, others: set[int]) -> bool:
-        return not others.isdisjoint([current(group_of[i]) for i in made_by[group]])
+        return not others.isdisjoint([_current(into, group_of[i]) for i in made_by[group]])
+
+    def is_near(group: int, other: int, between: Sequence[int]) -> bool:
+        return (
+            sum(unfused[g] for g in between) <= NEAR
+            and not any(has_effect[g] for g in between)
+            and len(members[group]) + len(members[other]) <= MOST
+        )
+
+    def place_of(group: int) -> int | None:
+        return next((n for n in range(len(placed) - 1, max(-1, len(placed) - FAR), -1) if placed[n] == group), None)
+
+    def consumers_of(group: int, among: Sequence[int]) -> set[int]:
+        found = {group}
+        for g in among:
+            if reads(g, found):
+                found.add(g)
+        return found - {group}
 
     for group, own in enumerate(ordered):
         after: list[int] = []  # what has to come after the group
         keys = shared([operations[i] for i in own]) if taken[group] else ()
-        for other in sorted({current(latest[k]) for k in keys if k in latest}, reverse=True):
-            at = next((n for n in range(len(placed) - 1, max(-1, len(placed) - FAR), -1) if placed[n] == other), None)
-            if at is None:
+        for other in sorted({_current(into, latest[k]) for k in keys if k in latest}, reverse=True):
+            at = place_of(other)
+            if at is None or not is_near(group, other, between := placed[at + 1 :]):
                 continue
-            between = placed[at + 1 :]
-            if (
-                sum(unfused[g] for g in between) > NEAR
-                or any(has_effect[g] for g in between)
-                or len(members[group]) + len(members[other]) > MOST
-            ):
-                continue
-            consumers = {other}
-            for g in between:
-                if reads(g, consumers):
-                    consumers.add(g)
-            consumers.remove(other)
+            consumers = consumers_of(other, between)
             if consumers and reads(group, consumers):
                 continue
             placed[at:] = [g for g in between if g not in consumers]
@@ -324,40 +349,23 @@ def recompute_cheap(
     read.
     """
     taken = [all(map(takes, r.bound_symbols)) for r in regions]
-    effects = list(
-        itertools.accumulate(
-            any(OpTags.DONT_DCE in operation.sym.tags for operation in r.bound_symbols) for r in regions
-        )
-    )
+    has_effect = [any(OpTags.DONT_DCE in operation.sym.tags for operation in r.bound_symbols) for r in regions]
+    effects = list(itertools.accumulate(has_effect))
     home = {
         o: (n, operation) for n, r in enumerate(regions) for operation in r.bound_symbols for o in operation.outputs
     }
-    operations_of: list[list[BoundSymbol]] = []
-    for n, region in enumerate(regions):
-        inputs, copies = set(region.inputs), {}
-        fronts: list[tuple[int, list[BoundSymbol]]] = []
-        for value in region.inputs if taken[n] else ():
+
+    def chains(n: int) -> Iterator[tuple[Proxy, int, tuple]]:
+        """The inputs of a region that it may recompute: (value, its region, its chain)."""
+        for value in regions[n].inputs:
             at = home[value][0] if value in home else None
-            if (
-                at is None
-                or not taken[at]
-                or effects[at] != effects[n]
-                or (chain := _chain(value, home, regions[at].bound_symbols, cheap)) is None
-            ):
-                continue
-            made, sources = chain
-            if sum(_bytes(s) for s in sources if s not in inputs) > _bytes(value):
-                continue
-            inputs |= sources
-            fronts.append((at, [operation for operation in made if operation.outputs[0] not in copies]))
-            copies |= {o: _copy(o, operation) for operation in made for o in operation.outputs if o not in copies}
-        # a copy may read one of an earlier region
-        front = [operation for _, made in sorted(fronts, key=lambda f: f[0]) for operation in made]
-        operations_of.append(
-            [operation.swap(copies) for operation in (*front, *region.bound_symbols)]
-            if copies
-            else list(region.bound_symbols)
-        )
+            if at is not None and taken[at] and effects[at] == effects[n]:
+                if (chain := _chain(value, home, regions[at].bound_symbols, cheap)) is not None:
+                    yield value, at, chain
+
+    operations_of = [
+        _with_copies(region, chains(n)) if taken[n] else list(region.bound_symbols) for n, region in enumerate(regions)
+    ]
     read = {v for operations in operations_of for v in Region(operations, set()).inputs} | set(output)
     result = []
     for n, (region, operations) in enumerate(zip(regions, operations_of, strict=True)):
@@ -366,6 +374,23 @@ def recompute_cheap(
         if kept:
             result.append(Region(kept, needed))
     return result
+
+
+def _with_copies(region: Region, chains: Iterable[tuple[Proxy, int, tuple]]) -> list[BoundSymbol]:
+    """The operations of a region, with copies of those that lead to its inputs where it reads no more for that."""
+    inputs, copies = set(region.inputs), {}
+    fronts: list[tuple[int, list[BoundSymbol]]] = []
+    for value, at, (made, sources) in chains:
+        if sum(_bytes(s) for s in sources if s not in inputs) > _bytes(value):
+            continue
+        inputs |= sources
+        fronts.append((at, [operation for operation in made if operation.outputs[0] not in copies]))
+        copies |= {o: _copy(o, operation) for operation in made for o in operation.outputs if o not in copies}
+    if not copies:
+        return list(region.bound_symbols)
+    # a copy may read one of an earlier region
+    front = [operation for _, made in sorted(fronts, key=lambda f: f[0]) for operation in made]
+    return [operation.swap(copies) for operation in (*front, *region.bound_symbols)]
 
 
 def _chain(
@@ -426,4 +451,5 @@ def region_key(region: Region):
         for operation in region.bound_symbols
     ]
     sizes = tuple(n.decisions.is_size(n.name) for n in region.numbers)
-    return (tuple(operations), tuple(map(number, region.inputs)), tuple(map(number, region.outputs)), sizes)
+    padded = frozenset(map(number, region.padded))
+    return (tuple(operations), tuple(map(number, region.inputs)), tuple(map(number, region.outputs)), sizes, padded)

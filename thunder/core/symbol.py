@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, Collection, Iterator, KeysView
 from contextlib import contextmanager
 from typing import Any
 
@@ -186,6 +186,10 @@ def detached(context: Context | None = None) -> Iterator[Recorder]:
         yield recorder
 
 
+def _are_among(outputs: list, inputs: list) -> bool:
+    return bool(outputs[0].name) and all(any(o is i for i in inputs) for o in outputs)
+
+
 class Symbol(Definition):
     """An operation.
 
@@ -295,14 +299,7 @@ class Symbol(Definition):
         """
         inputs = proxies_in(kwargs, proxies_in(args, [])) if kwargs else proxies_in(args, [])
         outputs = [out] if type(out) is TensorProxy else proxies_in(out, [])
-        # what is made here has no name yet
-        if (
-            not subsymbols
-            and outputs
-            and outputs[0].name
-            and not self.is_fusion
-            and all(any(o is i for i in inputs) for o in outputs)
-        ):
+        if not subsymbols and outputs and not self.is_fusion and _are_among(outputs, inputs):
             return out
         context = recorder.context
         if context.names.settings and inputs and not subsymbols and self._follows(context.names.settings):
@@ -312,14 +309,7 @@ class Symbol(Definition):
                 remedy="change them before the call, or in a function that calls the compiled one",
             )
         needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs) and not self.typed_by_running
-        apart = self.nondifferentiable if needs_grad else ()
-        for i, o in enumerate(outputs):
-            if not o.name:
-                o.name = context.names.make()
-                if needs_grad and i not in apart and type(o) is TensorProxy and o.dtype.category >= 2:
-                    o.requires_grad = True
-                elif self.executor is not None and type(o) is TensorProxy:
-                    o.requires_grad = False  # TensorProxy(like=x) in a user's meta rule copied x's
+        self._name(outputs, context, needs_grad)
         operation = BoundSymbol(
             self, args, kwargs, out, context=context.afterwards, inputs=tuple(inputs), outputs=tuple(outputs)
         )
@@ -336,6 +326,17 @@ class Symbol(Definition):
             UNBACKED["read_sizes"](recorder, operation)
         # the caller's own, who may change it
         return list(out) if type(out) is list else dict(out) if type(out) is dict else out
+
+    def _name(self, outputs: list, context: Context, needs_grad: bool) -> None:
+        """Names what is made here, which has no name yet, and says whether it requires grad."""
+        apart = self.nondifferentiable if needs_grad else ()
+        for i, o in enumerate(outputs):
+            if not o.name:
+                o.name = context.names.make()
+                if needs_grad and i not in apart and type(o) is TensorProxy and o.dtype.category >= 2:
+                    o.requires_grad = True
+                elif self.executor is not None and type(o) is TensorProxy:
+                    o.requires_grad = False  # TensorProxy(like=x) in a user's meta rule copied x's
 
     def _follows(self, settings: tuple[str, ...]) -> bool:
         """Whether these settings of PyTorch's may change what the operation computes."""
@@ -403,7 +404,11 @@ class Symbol(Definition):
         """Arguments given by the name of a positional parameter, or by PyTorch's or numpy's other name for it, put in
         their places."""
         names = self.parameters
-        renamed = {self._spelling(k): v for k, v in kwargs.items() if k != "out" or v is not None}
+        renamed = {
+            spelled(k, names, self.defaults, lambda: self.places(*self.torch_functions)): v
+            for k, v in kwargs.items()
+            if k != "out" or v is not None
+        }
         if names.isdisjoint(renamed):
             return args, renamed
         positional, order = list(args), list(names)
@@ -425,15 +430,16 @@ class Symbol(Definition):
                 raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
         return tuple(positional), renamed
 
-    def _spelling(self, keyword: str) -> str:
-        """What an argument is called here: operands are found by their places in PyTorch's functions, `axis` is dim."""
-        # an opaque operation is called as the user calls it
-        if keyword in self.parameters or keyword in self.defaults or not self.parameters:
-            return keyword
-        place = self.places(*self.torch_functions).get(keyword)
-        if place is not None and place < len(self.parameters):
-            return list(self.parameters)[place]
-        return {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
+
+def spelled(keyword: str, parameters: Collection[str], defaults: Collection[str], places: Callable[[], dict]) -> str:
+    """What an argument is called here: operands are found by their places in PyTorch's functions, `axis` is dim."""
+    # an opaque operation is called as the user calls it
+    if keyword in parameters or keyword in defaults or not parameters:
+        return keyword
+    place = places().get(keyword)
+    if place is not None and place < len(parameters):
+        return list(parameters)[place]
+    return {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
 
 
 def no_places(*functions: Callable) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 import time
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -49,7 +50,8 @@ class TraceInfo:
     backwards: how many backwards the program has; contexts of bound symbols say which one they belong to. recomputed:
     by backward, the values of its forward that it recomputes. cut: how a forward and its backward belong together.
     saved_as: of a backward, the tensors and other values that the forward which runs returns for it. missing: the
-    cotangents that a backward is not given. fusible: bound symbols that fusion executors may take.
+    cotangents that a backward is not given. fusible: bound symbols that fusion executors may take. padded: matrices
+    whose rows are apart in memory.
     """
 
     objects: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -65,6 +67,7 @@ class TraceInfo:
     saved_as: tuple = ((), ())
     missing: Set[Proxy] = frozenset()
     fusible: Set[BoundSymbol] = frozenset()
+    padded: Set[Proxy] = frozenset()
 
     def replace(self, **changes) -> TraceInfo:
         """A copy with some of the fields changed."""
@@ -126,9 +129,16 @@ class Trace:
         )
 
     # --- text
-    def python(self, *, print_depth: int = -1, include_decorators: bool = True) -> str:
-        """The program as Python text. print_depth: 1 leaves decompositions out, -1 shows all of them as comments."""
-        return function_source(self, Printer(print_depth), include_decorators)
+    def python(self, *, depth: int | None = None, print_depth: int = -1, include_decorators: bool = True) -> str:
+        """The program as Python text. depth: 1 leaves decompositions out, 2 shows one level of them as comments, and so
+        on; all levels where it is not given. print_depth: what Lightning Thunder calls it, where -1 means all."""
+        return function_source(self, Printer(print_depth if depth is None else depth), include_decorators)
+
+    @property
+    def made_by(self) -> tuple[str, int | None]:
+        """The pass that made it, and how many milliseconds it took; ("as captured", None) where none did."""
+        found = re.fullmatch(r"Constructed by (.*) \(took (\d+) milliseconds\)", self.provenance)
+        return (found[1], int(found[2])) if found else (self.provenance or "as captured", None)
 
     def python_ctx(self) -> dict[str, Any]:
         """The objects that the text names and does not import."""

@@ -12,6 +12,7 @@ rank runs the same program, so that all start the same collectives in the same o
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 
@@ -68,30 +69,9 @@ def _follows(operation: BoundSymbol) -> bool:
 def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
     """The operations, with those collectives early that use nothing the program computes but casts and the like of its
     arguments."""
-    ready = {a for a in trace.args if isinstance(a, Proxy)}
-    # what is made of the program's arguments alone, for a collective: the operations that make it
-    chains: dict[Proxy, tuple[BoundSymbol, ...]] = {}
-    queue: deque[tuple[BoundSymbol, ...]] = deque()  # each collective with the operations before it
-    moved: set[int] = set()
+    head, queue = _movable(trace)
+    moved = {id(operation) for operation in (*head, *itertools.chain.from_iterable(queue))}
     written: set[int] = set()  # several collectives may read what one operation makes
-    used = uses(trace.bound_symbols, trace.output_proxies)
-    head: list[BoundSymbol] = []  # unpacks what a backward is given
-    for operation in trace.bound_symbols:
-        if operation.sym.python_printer is not None and operation.args and all(i in ready for i in operation.inputs):
-            ready.update(operation.outputs)
-            head.append(operation)
-            moved.add(id(operation))
-        elif (
-            all(i in ready or i in chains for i in operation.inputs)
-            and operation.inputs
-            and not operation.sym.tags & {OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.RANDOM_OP}
-        ):
-            before = tuple(dict.fromkeys(b for i in operation.inputs for b in chains.get(i, ())))
-            if _starts(operation):
-                queue.append((*before, operation))
-                moved.update(map(id, queue[-1]))
-            elif not _waits(operation) and all(used[o] == 1 for o in operation.outputs):
-                chains |= dict.fromkeys(operation.outputs, (*before, operation))
     waiting = {o for group in queue for o in group[-1].outputs}
     operations = head
     flying: dict[BoundSymbol, int] = {}  # collectives that nobody waits for yet, and their bytes
@@ -124,6 +104,32 @@ def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
             operations.append(operation)
     assert not queue, "every collective is waited for, which starts the next ones"
     return operations
+
+
+def _movable(trace: Trace) -> tuple[list[BoundSymbol], deque[tuple[BoundSymbol, ...]]]:
+    """The operations that unpack what a backward is given; and each collective that needs nothing but arguments, behind
+    the operations that make what it reads of these."""
+    ready = {a for a in trace.args if isinstance(a, Proxy)}
+    # what is made of the program's arguments alone, for a collective: the operations that make it
+    chains: dict[Proxy, tuple[BoundSymbol, ...]] = {}
+    queue: deque[tuple[BoundSymbol, ...]] = deque()
+    used = uses(trace.bound_symbols, trace.output_proxies)
+    head: list[BoundSymbol] = []
+    for operation in trace.bound_symbols:
+        if operation.sym.python_printer is not None and operation.args and all(i in ready for i in operation.inputs):
+            ready.update(operation.outputs)
+            head.append(operation)
+        elif (
+            all(i in ready or i in chains for i in operation.inputs)
+            and operation.inputs
+            and not operation.sym.tags & {OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.RANDOM_OP}
+        ):
+            before = tuple(dict.fromkeys(b for i in operation.inputs for b in chains.get(i, ())))
+            if _starts(operation):
+                queue.append((*before, operation))
+            elif not _waits(operation) and all(used[o] == 1 for o in operation.outputs):
+                chains |= dict.fromkeys(operation.outputs, (*before, operation))
+    return head, queue
 
 
 # ---------------------------------------------------------------------------------------------------------------- waits

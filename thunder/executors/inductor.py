@@ -19,7 +19,7 @@ import math
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -142,7 +142,9 @@ class InductorExecutor(FusionExecutor):
             before = _Program(trace, before)
             before.compile_ahead(state, strides)
 
-    def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
+    def writing_over(
+        self, function: Callable, dying: Sequence[int], homes: Mapping[int, int] | None = None
+    ) -> tuple[Callable, dict[int, int]] | None:
         found = function.writing_over(dying) if isinstance(function, InductorRegion) else None
         return (found, found.over) if found is not None and found.over else None
 
@@ -185,6 +187,11 @@ class InductorRegion(FusedFunction):
         self.waits = True
         self._begun: dict[tuple, tuple] = {}  # by the keys of `_variants`
         self._ahead: set[tuple] = set()  # keys of what is compiled in the background
+
+    @property
+    def source(self) -> str:  # type: ignore[override]
+        """The text of Inductor's kernels, for each of the strides that came in."""
+        return "\n\n".join(dict.fromkeys(compat.inductor_source(run) for run, *_ in [*self._begun.values()]))
 
     def writing_over(self, dying: Sequence[int]) -> InductorRegion:
         """The same region, for calls in which the inputs at these places own their memory and are dead

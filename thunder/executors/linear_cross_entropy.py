@@ -12,11 +12,11 @@ the weight. The logits of a part are made, its losses are read off them, and the
 which the part's gradients of x and w follow. So the forward makes the gradients, for a cotangent of 1, and the backward
 multiplies by the cotangent it is given, which costs nothing where that is 1:
 
-    loss_i = lse_i - z_i[t_i],    dloss_i/dz_i = softmax(z_i) - onehot(t_i),    z = x w^T
+    loss_i = lse_i - z_i[t_i],    dloss_i/dz_i = softmax(z_i) - onehot(t_i),    z = x w^T + b
 
-Where no gradient is asked for, the logits of a part are made and read. Takes class indices, reductions "mean" and
-"sum", ignore_index; no class weights, label smoothing or bias of the layer, and not float16, whose gradients would not
-be scaled yet.
+Where no gradient is asked for, the logits of a part are made and read. Rows of logits begin where the fast kernels of
+products want them (`padded_row`), whatever the number of classes is. Takes class indices, reductions "mean" and "sum",
+ignore_index; no class weights or label smoothing, and not float16, whose gradients would not be scaled yet.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from thunder.core.utils import has_triton
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
 from thunder.ops.backward import times_cotangent
+from thunder.ops.layout import padded_row
+from thunder.ops.linalg import linear_into
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
 __all__ = ["linear_cross_entropy_ex"]
@@ -51,8 +53,8 @@ def _rows_at_once(rows: int, classes: int, width: int, itemsize: int) -> int:
     return -(-rows // max(1, min(PARTS, -(-rows * classes * itemsize // max(LIMIT, width * classes * itemsize)))))
 
 
-def _forward(hidden, weight, target, ignore_index, reduction, dtype, wanted):
-    """(the loss, the gradient of hidden, that of weight): None for those that are not wanted."""
+def _forward(hidden, weight, bias, target, ignore_index, reduction, dtype, wanted):
+    """(the loss, the gradients of hidden, weight and bias): None for those that are not wanted."""
     keep = target != ignore_index
     scale = (
         torch.ones((), dtype=dtype, device=hidden.device) if reduction == "sum" else keep.sum().to(dtype).reciprocal()
@@ -62,17 +64,20 @@ def _forward(hidden, weight, target, ignore_index, reduction, dtype, wanted):
     losses = torch.empty(rows, dtype=_wide(dtype), device=hidden.device)
     of_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if wanted[0] else None
     of_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if wanted[1] else None
-    buffer = hidden.new_empty((part, classes))
+    of_bias = losses.new_zeros(classes) if wanted[2] else None
+    buffer = hidden.new_empty((part, padded_row(classes, hidden.element_size())))[:, :classes]
     for start in range(0, rows, part):
         here = slice(start, start + part)
         x = hidden[here]
-        logits = torch.mm(x, weight.t(), out=buffer[: x.shape[0]])
+        logits = linear_into(buffer[: x.shape[0]], x, weight, bias)
         _over_rows(logits, target[here], keep[here], scale, losses[here], any(wanted))
         if of_hidden is not None:
             torch.mm(logits, weight, out=of_hidden[here])
         if of_weight is not None:
             torch.mm(logits.t(), x, out=of_weight) if start == 0 else of_weight.addmm_(logits.t(), x)
-    return (losses.sum() * scale).to(dtype), of_hidden, of_weight
+        if of_bias is not None:
+            of_bias += logits.sum(0, dtype=of_bias.dtype)
+    return (losses.sum() * scale).to(dtype), of_hidden, of_weight, None if of_bias is None else of_bias.to(bias.dtype)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -138,22 +143,22 @@ class LinearCrossEntropyExecutor(OperatorExecutor):
 linear_cross_entropy_ex = LinearCrossEntropyExecutor("linear_cross_entropy")
 
 
-def _decomposition(hidden, weight, target, ignore_index, reduction, dtype):
-    logits = LTORCH["linear"](hidden, weight)
+def _decomposition(hidden, weight, bias, target, ignore_index, reduction, dtype):
+    logits = LTORCH["linear"](hidden, weight, bias)
     return LTORCH["cross_entropy"](
         LTORCH["to"](logits, dtype=dtype), target, None, None, ignore_index, None, reduction, 0.0
     )
 
 
-def _with_gradients_meta(hidden, weight, target, ignore_index, reduction, dtype, wanted):
+def _with_gradients_meta(hidden, weight, bias, target, ignore_index, reduction, dtype, wanted):
     loss = like(hidden, (), from_tensor_dtype(dtype))
-    return loss, like(hidden) if wanted[0] else None, like(weight) if wanted[1] else None
+    return loss, *(like(x) if w else None for x, w in zip((hidden, weight, bias), wanted, strict=True))
 
 
 linear_cross_entropy = linear_cross_entropy_ex.register_operator(
     "linear_cross_entropy",
     like=_decomposition,
-    fn=lambda *args: _forward(*args, (False, False))[0],
+    fn=lambda *args: _forward(*args, (False, False, False))[0],
     tags=(OpTags.MATMUL_OP,),
 )
 with_gradients = linear_cross_entropy_ex.register_operator(
@@ -180,17 +185,18 @@ for _symbol, _wanted in (
     (with_gradients, lambda operation: operation.args[-1]),
 ):
     _symbol.multiply_adds = lambda operation, wanted=_wanted: (
-        (1 + sum(wanted(operation))) * element_count(operation.args[0]) * number_value(operation.args[1].shape[0])
+        (1 + sum(wanted(operation)[:2])) * element_count(operation.args[0]) * number_value(operation.args[1].shape[0])
     )
     _symbol.scratch = _logits
 
 
-def _differentiated(hidden, weight, target, ignore_index, reduction, dtype):
+def _differentiated(hidden, weight, bias, target, ignore_index, reduction, dtype):
     from thunder.core.transforms import get_grad, put_grad
 
-    wanted = hidden.requires_grad, weight.requires_grad
-    loss, *gradients = with_gradients(hidden, weight, target, ignore_index, reduction, dtype, wanted)
-    for value, gradient in zip((hidden, weight), gradients, strict=True):
+    inputs = hidden, weight, bias
+    wanted = tuple(x is not None and x.requires_grad for x in inputs)
+    loss, *gradients = with_gradients(*inputs, target, ignore_index, reduction, dtype, wanted)
+    for value, gradient in zip(inputs, gradients, strict=True):
         if gradient is not None:
             put_grad(value, times_cotangent(gradient, get_grad(loss)))
     return loss
@@ -252,22 +258,24 @@ def _plain(
     )
 
 
+def _operands(linear: BoundSymbol) -> tuple[TensorProxy, TensorProxy, TensorProxy | None]:
+    hidden, weight, bias = (*linear.args, linear.kwargs.get("bias"))[:3]
+    return hidden, weight, bias
+
+
 def _fits(linear: BoundSymbol, moves: list[BoundSymbol], loss: BoundSymbol) -> bool:
-    hidden, weight = linear.args[:2]
-    logits = linear.output
+    hidden, weight, bias = _operands(linear)
+    logits, parameters = linear.output, [p for p in (weight, bias) if p is not None]
     kinds = [logits.dtype, *(m.output.dtype for m in moves)]
-    if (
-        len(weight.shape) != 2
-        or linear.kwargs
-        or any(b is not None for b in linear.args[2:])
-        or any(k not in (bfloat16, float32, float64) for k in kinds)
-    ):
+    if len(weight.shape) != 2 or any(k not in (bfloat16, float32, float64) for k in kinds):
         return False
     if any(after.bytes < before.bytes for before, after in pairwise(kinds)) or hidden.device is not loss.args[1].device:
         return False
-    if loss.output.requires_grad != (hidden.requires_grad or weight.requires_grad) or any(
-        isinstance(n, NumberProxy) for n in (logits.shape[-1], *weight.shape)
+    if loss.output.requires_grad != any(x.requires_grad for x in (hidden, *parameters)) or any(
+        isinstance(n, NumberProxy) for x in (logits.shape[-1:], *(p.shape for p in parameters)) for n in x
     ):
+        return False
+    if bias is not None and bias.shape != weight.shape[:1]:  # one number for all classes
         return False
     dense = True
     for move in moves:  # a view that PyTorch refuses stays, and is refused
@@ -309,19 +317,18 @@ def _picks_rows(key, rank: int) -> bool:
 def _joined(loss: BoundSymbol, linear: BoundSymbol, moves: list[BoundSymbol]):
     """The cross-entropy as one operation of what goes into the layer: rows are moved before the product instead of
     after it."""
-    hidden, weight = linear.args[:2]
+    hidden, *parameters = _operands(linear)
     width = hidden.shape[-1]
     for move in moves:
         if move.sym is LTORCH["getitem"]:
             hidden = LTORCH["getitem"](hidden, move.args[1])
         elif move.sym.reshapes:
             hidden = LTORCH["reshape"](hidden, (*move.output.shape[:-1], width))
-    return _call(hidden, weight, to_torch_dtype(loss.args[0].dtype), *loss.args[1:], **loss.kwargs)
+    return _call((hidden, *parameters), to_torch_dtype(loss.args[0].dtype), *loss.args[1:], **loss.kwargs)
 
 
 def _call(
-    hidden,
-    weight,
+    operands,
     dtype,
     target,
     class_weights=None,
@@ -331,4 +338,4 @@ def _call(
     reduction="mean",
     label_smoothing=0.0,
 ):
-    return linear_cross_entropy(hidden, weight, target, ignore_index, reduction, dtype)
+    return linear_cross_entropy(*operands, target, ignore_index, reduction, dtype)

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import torch
 
 from thunder import compat
+from thunder.analysis.aliases import may_view
 from thunder.analysis.flow import producers
 from thunder.core.devices import cpu
 from thunder.core.dtypes import float32, int64, uint64
@@ -46,6 +47,7 @@ from thunder.ops.attention import (
     scores,
 )
 from thunder.ops.backward import sum_to
+from thunder.ops.layout import run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 __all__ = ["sdpa_ex"]
@@ -53,6 +55,9 @@ __all__ = ["sdpa_ex"]
 
 # ----------------------------------------------------------------------------------------------------------------
 # kernels
+
+
+ALIGNMENT = 16  # bytes
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -159,16 +164,28 @@ def _efficient_backward(
 
 
 def _aligned(bias, query, key):
-    """A bias for every head and row as the kernel reads it: dense rows that begin at multiples of 16 elements."""
-    if bias is None:
-        return None
-    keys = key.shape[2]
+    """A bias for every head and row as the kernel reads it."""
+    return None if bias is None else _run_aligned(bias, key.shape[2]).expand(*query.shape[:3], key.shape[2])
+
+
+def _run_aligned(bias, keys):
     bias = bias.expand(*bias.shape[:-1], keys)
     *outer, last = bias.stride()
     if last != 1 or any(s % 16 for s in outer) or bias.data_ptr() % 16:
         rows = bias.new_zeros if keys % 16 else bias.new_empty
         bias = rows(*bias.shape[:-1], keys + -keys % 16)[..., :keys].copy_(bias)
-    return bias.expand(*query.shape[:3], keys)
+    return bias
+
+
+# a bias with dense rows that begin at multiples of 16 elements: an operation of its own, which is shared by the layers
+# that add one bias, and by their backwards
+aligned_bias = Symbol(
+    "aligned_bias",
+    lambda bias, keys: like(bias, (*bias.shape[:-1], keys)),
+    id="aligned_bias",
+    is_prim=True,
+    fn=_run_aligned,
+)
 
 
 def _on_the_host(query):
@@ -188,10 +205,11 @@ class Kernel(NamedTuple):
 
 
 def _kernel(
-    name: str, number: int, forward: Callable, backward: Callable, sums: Callable, drawn: Callable, hidden: float | None
-) -> Kernel:
+    name: str, number: int, forward: Callable, backward: Callable, sums: Callable, drawn: Callable,
+    hidden: float | None, aligns: bool = False,
+) -> Kernel:  # fmt: skip
     """sums: the shape of the logarithms of rows' sums, for that of the query. drawn: types of what dropout is drawn
-    from, for the query."""
+    from, for the query. aligns: whether a bias has to be aligned."""
 
     def meta(query, key, value, bias, dropout_p, is_causal, scale):
         return (
@@ -231,10 +249,11 @@ def _kernel(
 
         @symbol.vjp
         def _(query, key, value, bias, dropout_p, is_causal, scale, symbol=symbol):
-            out, *saved = symbol(query, key, value, bias, dropout_p, is_causal, scale)
+            given = aligned_bias(bias, key.shape[2]) if aligns and bias is not None else bias
+            out, *saved = symbol(query, key, value, given, dropout_p, is_causal, scale)
             g, *_ = yield out, *saved
             of_bias = (True,) if bias is not None and bias.requires_grad else ()
-            gradients = last(g, query, key, value, bias, out, *saved, dropout_p, is_causal, scale, *of_bias)
+            gradients = last(g, query, key, value, given, out, *saved, dropout_p, is_causal, scale, *of_bias)
             return *gradients[:3], sum_to(gradients[3], bias.shape) if of_bias else None
 
     @last.vjp
@@ -279,6 +298,7 @@ KERNELS = (
         lambda b, h, n: (b, h, -(-n // 32) * 32),
         _on_the_host,
         float("-inf"),
+        aligns=True,
     ),
 )
 
@@ -401,26 +421,75 @@ class SDPAExecutor(OperatorExecutor):
 
         def rule(operation: BoundSymbol, out: Rewriter) -> None:
             nonlocal changed
-            grouped = _grouped(operation, producer, self._choose) if operation.sym in attention else None
-            if grouped is None:
+            if operation.sym not in attention:
                 return out.write(operation)
-            changed = True
-            out.write(
-                operation.replace(
-                    args=(operation.args[0], *grouped, *operation.args[3:]),
-                    kwargs={**operation.kwargs, "enable_gqa": True},
+            made = _without_copies(operation, producer, self._choose)
+            grouped = _grouped(made, producer, self._choose)
+            if grouped is not None:
+                made = made.replace(
+                    args=(made.args[0], *grouped, *made.args[3:]), kwargs={**made.kwargs, "enable_gqa": True}
                 )
-            )
+            changed |= made is not operation
+            out.write(made)
 
         result = rewrite(trace, rule)
         return result if changed else trace
 
 
+def _arguments(operation: BoundSymbol) -> tuple:
+    """query, key, value, attn_mask, dropout_p, is_causal."""
+    query, key, value, *rest = operation.args
+    return query, key, value, *rest, *(None, 0.0, False)[len(rest) :]
+
+
+def _without_copies(operation: BoundSymbol, producer: dict[Proxy, BoundSymbol], choose: Callable) -> BoundSymbol:
+    """The operation with keys and values that kernels read as well where they lie as where they are copied to: a cache
+    that was empty joins them with nothing. The result is laid out as the query is, which stays."""
+    if choose(*_arguments(operation), bool(operation.kwargs.get("enable_gqa"))) is None:
+        return operation
+    query, *given = operation.args[:3]
+    found = [_uncopied(x, producer) for x in given]
+    if all(a is b for a, b in zip(found, given, strict=True)):
+        return operation
+    return operation.replace(args=(query, *found, *operation.args[3:]))
+
+
+def _uncopied(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> TensorProxy:
+    operation = producer.get(x)
+    if operation is None or operation.sym not in (LTORCH["clone"], LTORCH["contiguous"], LTORCH["cat"]):
+        return x
+    given = operation.args[0]
+    if operation.sym is LTORCH["cat"]:
+        parts = [t for t in given if len(t.shape) != 1 or t.shape[0] != 0]
+        given = parts[0] if len(parts) == 1 else None
+    fits = given is not None and given.dtype is x.dtype and given.requires_grad is x.requires_grad
+    return _uncopied(given, producer) if fits and _is_aligned(given, producer) else x
+
+
+def _is_aligned(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> bool:
+    """Whether a view of a row-major result has dense rows that begin at multiples of 16 bytes."""
+    views, base = [], x
+    while (operation := producer.get(base)) is not None and may_view(operation):
+        if sum(isinstance(i, TensorProxy) for i in operation.inputs) != 1 or OpTags.OPAQUE in operation.sym.tags:
+            return False
+        views.append(operation)
+        base = operation.args[0]
+    if operation is None or any(n.unbacked for n in numbers_in(base, [])):
+        return False
+    shape = tuple(map(number_value, base.shape))
+    values: dict = {base: torch.empty(shape, dtype=to_torch_dtype(base.dtype), device="meta")}
+    with compat.DisableTorchFunction():
+        for operation in reversed(views):
+            run_line(operation, values, number_value)
+    found = values[x]
+    *steps, last = (found.storage_offset(), *found.stride())
+    return last == 1 and all(n * found.element_size() % ALIGNMENT == 0 for n in steps)
+
+
 def _grouped(operation: BoundSymbol, producer: dict[Proxy, BoundSymbol], choose: Callable) -> tuple | None:
     """Keys and values of fewer heads, where those that go into an operation are repetitions of them and its kernel
     takes them as they are."""
-    query, key, value, *rest = operation.args
-    attn_mask, dropout_p, is_causal = (*rest, *(None, 0.0, False)[len(rest) :])
+    query, key, value, attn_mask, dropout_p, is_causal = _arguments(operation)
     if operation.kwargs.get("enable_gqa") or len(query.shape) != 4:
         return None
     found = [_repeated(x, producer) for x in (key, value)]

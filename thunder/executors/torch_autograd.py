@@ -47,24 +47,26 @@ class ThunderFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *cotangents):
         program = ctx.program
-        tensors, others, kept = ctx.saved_tensors, list(ctx.others), ctx.kept
+        tensors, others_saved, kept = ctx.saved_tensors, list(ctx.others), ctx.kept
         for place, begin, join in reversed(ctx.joins):
-            others[place], tensors = join(tensors[begin:]), tensors[:begin]
+            others_saved[place], tensors = join(tensors[begin:]), tensors[:begin]
         ctx.maybe_clear_saved_tensors()
         if not compat.keeps_graph():
             ctx.others = ctx.kept = ()
         given = [cotangents[i] for i in program.differentiable]
         del cotangents
         missing = tuple([i for i, c in enumerate(given) if c is None])
-        if torch.is_grad_enabled():
+        batches = compat.in_forward_mode() or any(map(compat.is_batch, given))
+        run = None
+        if not torch.is_grad_enabled():
+            make = program.batched if batches else program.without
+            run = make(missing, ctx.numbers) if batches or missing else program.backward
+        if run is None:  # a program from disk has no backward for each case
             return (None, *_differentiable_gradients(ctx, program, tensors, kept, given, missing))
         for i in program.dense:
             given[i] = _written_out(given[i])
-        saved = [list(tensors), others]
-        del tensors, others, kept
-        if compat.in_forward_mode() or any(map(compat.is_batch, given)):
-            return (None, *program.batched(missing, ctx.numbers)(saved, given))
-        run = program.without(missing, ctx.numbers) if missing else program.backward
+        saved = [list(tensors), others_saved]
+        del tensors, others_saved, kept
         return (None, *run(saved, given))
 
 
@@ -184,12 +186,12 @@ class _Program:
             known.insert(0, (relations, made))
             return made
 
-    def without(self, missing: tuple, numbers: Sequence) -> Callable:
-        """The backward for outputs that play no part."""
+    def without(self, missing: tuple, numbers: Sequence) -> Callable | None:
+        """The backward for outputs that play no part; None where `again` has to do."""
         return self.once("without", self.make_without, missing, numbers)
 
-    def batched(self, missing: tuple, numbers: Sequence) -> Callable:
-        """The backward for cotangents that are batches of vmap's, or have tangents."""
+    def batched(self, missing: tuple, numbers: Sequence) -> Callable | None:
+        """The backward for cotangents that are batches of vmap's, or have tangents; None where `again` has to do."""
         return self.once("batched", self.make_batched, missing, numbers)
 
     def again(self, missing: tuple, numbers: Sequence) -> tuple[Callable, list[int]]:

@@ -10,7 +10,7 @@ stay with PyTorch, and, unless `rng="fused"`, random numbers. How kernels are ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -49,7 +49,7 @@ class TritonFuser(FusionExecutor):
 
     needs_sizes = False
     capturable = True
-    owns_results = True
+    owns_results = takes_padding = True
     longest_row = ON_CHIP
 
     def __init__(self, name: str, *, autotune: bool = False, **options):
@@ -120,8 +120,10 @@ class TritonFuser(FusionExecutor):
     def made_of(self, region: Region, device) -> Callable:
         return FusedRegion(region, device, self.autotune)
 
-    def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
-        found = function.writing_over(frozenset(dying)) if isinstance(function, FusedRegion) else None
+    def writing_over(
+        self, function: Callable, dying: Sequence[int], homes: Mapping[int, int] | None = None
+    ) -> tuple[Callable, dict[int, int]] | None:
+        found = function.writing_over(frozenset(dying), homes) if isinstance(function, FusedRegion) else None
         return (found, found.over) if found is not None and found.over else None
 
     def beside(self, function: Callable, places: frozenset[int], fork: Callable[[int, tuple], int]) -> Callable | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from thunder.analysis.aliases import may_view
@@ -15,7 +15,7 @@ from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
 from thunder.extend import Executor, Implementation, operation_id
 
-__all__ = ["FusionExecutor", "TooLarge", "Unfused", "run_by"]
+__all__ = ["FusionExecutor", "TooLarge", "Unfused", "run_by", "written_over"]
 
 KEPT = 1024  # compiled regions that an executor remembers
 
@@ -72,6 +72,8 @@ class FusionExecutor(Executor):
 
     permits = False  # whether `writing_over` says what may be overwritten, and not what is
 
+    takes_padding = False  # whether its functions lay out what is in `Region.padded` with rows apart
+
     longest_row = 0  # how many numbers it keeps on chip, where they are read again after they were reduced to one
 
     def can_execute(self, operation: BoundSymbol) -> bool:
@@ -117,9 +119,12 @@ class FusionExecutor(Executor):
             f"the fusion executor {self.name} has no fuse(region, counter): a subclass of FusionExecutor defines it"
         )
 
-    def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
+    def writing_over(
+        self, function: Callable, dying: Sequence[int], homes: Mapping[int, int] | None = None
+    ) -> tuple[Callable, dict[int, int]] | None:
         """A function of a region that may write over some of its inputs, those that are dead behind it, and which input
-        each of its outputs overwrites; None for one that does not."""
+        each of its outputs overwrites; None for one that does not. homes: which output, and no other, may be written
+        over an input, for inputs that the program overwrites with it."""
         return None
 
     def beside(self, function: Callable, places: frozenset[int], fork: Callable[[int, tuple], int]) -> Callable | None:
@@ -142,6 +147,9 @@ class FusionExecutor(Executor):
             fused, core, before, after = None, region, (), ()
             if all(map(takes, region.bound_symbols)):
                 core, before, after = without_views(region)
+                core = Region(
+                    core.bound_symbols, set(core.outputs), trace.info.padded if self.takes_padding else frozenset()
+                )
                 if self.should_fuse(core) and self.get_fuel():
                     while f"{self.name}{counter}" in trace.names.taken:  # a value of the user's is called like that
                         counter += 1
@@ -199,6 +207,23 @@ def run_by(operation: BoundSymbol, function: Callable, header: str, *tags: OpTag
     new = operation.replace(sym=symbol, subsymbols=operation.subsymbols)
     new.header = header
     return new
+
+
+def written_over(
+    operation: BoundSymbol, dying: Sequence[int], homes: Mapping[int, int] | None = None
+) -> tuple[BoundSymbol, dict[int, int]]:
+    """A fusion that writes over some of its inputs, and which input each of its outputs overwrites. See
+    `FusionExecutor.writing_over`."""
+    fuser = operation.sym.executor
+    found = fuser.writing_over(operation.sym.fn, dying, homes) if isinstance(fuser, FusionExecutor) else None
+    if found is None:
+        return operation, {}
+    function, pairs = found
+    verb = "may be" if fuser.permits else "is"
+    comment = ", ".join(
+        f"{operation.outputs[o].name} {verb} written over {operation.inputs[i].name}" for o, i in pairs.items()
+    )
+    return run_by(operation, function, comment, OpTags.IN_PLACE), pairs
 
 
 def _with_reason(region: Region, reason: str) -> Region:

@@ -45,8 +45,7 @@ class Record:
 
     __slots__ = (
         "program", "handlers", "offsets", "reference", "stub", "logged", "line_of",
-        "arguments", "argument_count", "parameter_count", "by_keyword", "plain", "catches", "simple", "kind", "starts",
-        "handled",
+        "arguments", "argument_count", "binders", "catches", "simple", "kind", "starts", "handled",
     )  # fmt: skip
 
     def __init__(self, code, program, handlers, offsets):
@@ -54,13 +53,11 @@ class Record:
         self.reference = weakref.ref(code, lambda _, key=id(code): _records.pop(key, None))
         self.stub = self.logged = self.line_of = None
         flags = code.co_flags
-        self.argument_count, self.parameter_count = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
-        self.arguments = code.co_varnames[: self.argument_count]
-        self.by_keyword = frozenset(code.co_varnames[code.co_posonlyargcount : self.parameter_count])
-        self.plain = not flags & (CO_VARARGS | CO_VARKEYWORDS)
+        self.argument_count, self.arguments = code.co_argcount, code.co_varnames[: code.co_argcount]
+        self.binders: dict[tuple, types.FunctionType] = {}  # by the number of defaults, and the names that have some
         self.catches, self.handled = any(handlers), {}
         # A call with exactly the positional arguments needs no binding.
-        self.simple = self.plain and not code.co_kwonlyargcount
+        self.simple = not (flags & (CO_VARARGS | CO_VARKEYWORDS) or code.co_kwonlyargcount)
         self.kind = flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)
         self.starts = bool(self.kind) and any(handler is control.RETURN_STARTED_GENERATOR for handler, _ in program)
 

@@ -6,20 +6,12 @@ The short log is a bounded list of the code objects that were run. The full log 
 
 from __future__ import annotations
 
-import collections
 import dis
 import linecache
 
 from thunder.interpreter.decode import decode
 
-SHORT_LOG_LENGTH = 10_000
-
-
-class ShortLog(collections.deque):
-    """The last code objects that were run, in order."""
-
-    def __init__(self):
-        super().__init__(maxlen=SHORT_LOG_LENGTH)
+SHORT_LOG_LENGTH = 10_000  # of the last code objects that were run, in order
 
 
 class FullLog:
@@ -68,15 +60,7 @@ def instructions_of(code):
 def interpreted_instructions(host) -> list[dis.Instruction]:
     """The instructions that were interpreted: each one in order with a full log; without, those of the code objects
     that were run, in the order of the calls."""
-    if host.log is not None:
-        return [entry for entry in interpreter_log(host) if isinstance(entry, dis.Instruction)]
-    decoded: dict = {}
-    found = []
-    for code in host.history:
-        if id(code) not in decoded:
-            decoded[id(code)] = list(instructions_of(code).values())
-        found += decoded[id(code)]
-    return found
+    return [entry for entry in interpreter_log(host) if isinstance(entry, dis.Instruction)]
 
 
 def interpreter_log(host) -> list[dis.Instruction | str | dict]:
@@ -152,10 +136,11 @@ def _log_line(entry, print_source_code: bool) -> str | None:
 
 
 def format_location(location):
-    """(file name, line, (column, end column), source line, qualified name) of a `Host.location()`."""
+    """(file name, line, (column, end column), source line, qualified name) of a location: (code, instruction index),
+    and whatever a host adds."""
     if location is None:
         return "?", 0, (None, None), "", "?"
-    code, ip = location
+    code, ip = location[:2]
     record = decode(code)
     line = record.line(code, ip) or code.co_firstlineno
     positions = list(code.co_positions())[record.offsets[ip] // 2]

@@ -30,7 +30,7 @@ from thunder.interpreter.builtin_calls import FRAME_CALLS
 from thunder.interpreter.control import NULL
 from thunder.interpreter.decode import decode
 from thunder.interpreter.errors import UnsupportedError
-from thunder.interpreter.history import FullLog, ShortLog
+from thunder.interpreter.history import SHORT_LOG_LENGTH, FullLog
 from thunder.interpreter.instructions import builtin_namespace, name_not_defined, provides
 from thunder.interpreter.machine import DRIVERS, Frame, drive_awaitable
 from thunder.interpreter.recursion import FIRST_ROOM, original_limit, with_frames
@@ -46,8 +46,7 @@ _CALLS = {
     **attributes.CALLS, **operators.CALLS, **sequences.CALLS, **text.CALLS, **construction.CALLS, **standins.CALLS,
 }  # fmt: skip
 PROTOCOL_CALLS = {id(function): handler for function, handler in _CALLS.items()}
-_NATIVE_CALLS = {id(function): handler for function, handler in sequences.NATIVE_CALLS.items()}
-_HANDLERS = {**FRAME_CALLS, **PROTOCOL_CALLS, **_NATIVE_CALLS}
+_HANDLERS = {**FRAME_CALLS, **PROTOCOL_CALLS}
 
 
 def _call(f, args, kwargs):
@@ -83,7 +82,7 @@ class Host:
         self.recursion_limit = original_limit()
         self.stack_room = FIRST_ROOM
         self.log = FullLog() if record_history else None
-        self.history = ShortLog()
+        self.history = collections.deque(maxlen=SHORT_LOG_LENGTH)
         self.shown: set[int] = set()  # containers whose text is being written
 
     @property
@@ -114,7 +113,7 @@ class Host:
         special = _HANDLERS.get(id(f))
         if special is not None:
             return special(self, f, args, kwargs)
-        if isinstance(f, type):
+        if isinstance(f, type) and id(f) not in standins.CALLING:
             return construction.construct(self, f, args, kwargs)
         if kind is staticmethod:
             return self.call(f.__func__, args, kwargs)
@@ -127,7 +126,11 @@ class Host:
         method = self.lookup(kind, "__call__")
         if type(method) is FUNCTION:
             return self.call(method, [f, *args], kwargs)
-        return self.call_native(f, args, kwargs)
+        return self.call_native(f, *standins.with_functions(self, f, args, kwargs))
+
+    def called_back(self, f) -> Any:
+        """What native code may call in place of `f`: the call comes back to the machine."""
+        return f if not callable(f) else lambda *args, **kwargs: self.call(f, list(args), kwargs)
 
     def namespace(self, given):
         """The dict that code of `exec` and `eval` runs in, for the one that the program gives."""

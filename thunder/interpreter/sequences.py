@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-import types
-from typing import Any
 
-from thunder.interpreter.attributes import call_special, in_python, load_attr, type_attribute
+from thunder.interpreter.attributes import call_special, in_python, load_attr
 from thunder.interpreter.binding import of
 from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.operators import index
@@ -233,7 +230,7 @@ def truth(host, value):
 
 def _iter(host, function, args, kwargs):
     if len(args) == 2 and not kwargs:
-        return host.call_native(function, [callback(host, args[0]), args[1]], {})
+        return host.call_native(function, [host.called_back(args[0]), args[1]], {})
     return host.iterate(args[0]) if len(args) == 1 and not kwargs else host.call_native(function, args, kwargs)
 
 
@@ -268,34 +265,6 @@ def _backwards(host, value, size):
         yield found
 
 
-def callback(host, f) -> Any:
-    """What native code may call in place of `f`: the call comes back to the machine."""
-    if type(f) not in (types.FunctionType, types.MethodType) and not in_python(type_attribute(type(f), "__call__")):
-        return f
-    return lambda *args, **kwargs: host.call(f, list(args), kwargs)
-
-
-def _with_callbacks(positional):
-    """A native function that calls back: its first `positional` arguments and its `key`."""
-
-    def run(host, function, args, kwargs):
-        args = [callback(host, a) if k < positional else a for k, a in enumerate(args)]
-        if kwargs.get("key") is not None:
-            kwargs = {**kwargs, "key": callback(host, kwargs["key"])}
-        return host.call_native(function, args, kwargs)
-
-    return run
-
-
-# What calls back or iterates natively; a host with provenance has its own ways for these.
-NATIVE_CALLS = {
-    map: _with_callbacks(1),
-    filter: _with_callbacks(1),
-    functools.reduce: _with_callbacks(1),
-    sorted: _with_callbacks(0),
-    min: _with_callbacks(0),
-    max: _with_callbacks(0),
-}
 CALLS = {
     len: of(1)(length),
     bool: of(1)(lambda host, value: host.truth(value)),

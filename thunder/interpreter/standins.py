@@ -10,9 +10,13 @@ special method that its object has, through the host.
 from __future__ import annotations
 
 import bisect
+import contextvars
 import functools
 import heapq
+import itertools
+import json.encoder
 import operator
+import re
 import types
 from collections import deque
 from typing import Any
@@ -149,6 +153,50 @@ def _all(host, values):
 
 
 CALLS = {sum: _sum, any: _any, all: _all}
+
+
+# ---------------------------------------------------------------- functions that call what they are given
+
+_KEY_FUNCTION = (-1, "key")
+_ENCODER = getattr(json.encoder, "c_make_encoder", None)
+_USING_UP = (re.Pattern.sub, re.Pattern.subn, _ENCODER)
+_DECIDING = (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
+# the place and the name of the function among the arguments
+_CALLING: dict[Any, tuple[int, str]] = {
+    map: (0, ""), filter: (0, ""), functools.reduce: (0, ""), functools.cmp_to_key: (0, "mycmp"),
+    sorted: _KEY_FUNCTION, min: _KEY_FUNCTION, max: _KEY_FUNCTION, list.sort: _KEY_FUNCTION,
+    itertools.accumulate: (1, "func"), itertools.groupby: (1, "key"), itertools.dropwhile: (0, ""),
+    itertools.takewhile: (0, ""), itertools.filterfalse: (0, ""), itertools.starmap: (0, ""),
+    re.Pattern.sub: (0, "repl"), re.Pattern.subn: (0, "repl"), contextvars.Context.run: (0, ""),
+    _ENCODER: (1, "default"),
+}  # fmt: skip
+CALLING = {id(function): place for function, place in _CALLING.items()}
+
+
+def with_functions(host, f, args, kwargs) -> tuple:
+    """The arguments of native code, with functions that it calls in a form that comes back to the machine."""
+    method, _ = descriptor(f)
+    found = CALLING.get(id(method))
+    if found is None:
+        return args, kwargs
+    place, name = found
+    place += type(f) is types.MethodDescriptorType  # which takes the object first
+    called = _used_up if method in _USING_UP else _predicate if method in _DECIDING else type(host).called_back
+    return (
+        [called(host, a) if i == place else a for i, a in enumerate(args)],
+        {k: called(host, a) if k == name else a for k, a in kwargs.items()},
+    )
+
+
+def _predicate(host, function):
+    """A function that native code asks for the truth; None of an element by itself."""
+    return lambda value: host.truth(value if function is None else host.call(function, [value], {}))
+
+
+def _used_up(host, function):
+    """A function whose result native code uses up: the text that a pattern puts in."""
+    called = host.called_back(function)
+    return function if called is function else lambda *args: host.handed(called(*args))
 
 
 # ---------------------------------------------------------------- functions that compare what they are given

@@ -146,10 +146,6 @@ def intrinsic_1(raw):
     return (INTRINSICS_1.get(raw.arg) or ("INTRINSIC_1", count),)
 
 
-def intrinsic_2(raw):
-    return (("PREP_RERAISE_STAR", nothing) if raw.arg == 1 else ("INTRINSIC_2", count),)
-
-
 INTRINSICS_1 = {
     2: ("IMPORT_STAR", nothing),
     3: ("STOPITERATION_ERROR", nothing),
@@ -224,7 +220,7 @@ V3_12 = V3_11 | {
     "STORE_SLICE": (("BUILD_SLICE", given(2)), ("STORE_SUBSCR", nothing)),
     "COMPARE_OP": (("COMPARE", comparison(4)),),
     "CALL_INTRINSIC_1": intrinsic_1,
-    "CALL_INTRINSIC_2": intrinsic_2,
+    "CALL_INTRINSIC_2": (("INTRINSIC_2", count),),
 }
 
 # 3.13: super-instructions, NULL above callables, keyword calls and function attributes get their own opcodes

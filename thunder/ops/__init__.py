@@ -14,10 +14,14 @@ from thunder.ops.define import LTORCH, PRIMS, inplace_of, lookup
 FAMILIES = (
     "data",
     "elementwise",
+    "binary",
     "ternary",
     "creation",
     "activations",
     "reductions",
+    "extremes",
+    "scans",
+    "vector_norms",
     "random",
     "sorting",
     "special",
@@ -30,6 +34,7 @@ FAMILIES = (
     "scatter",
     "embeddings",
     "linalg",
+    "grouped_products",
     "einsum",
     "norm_kernels",
     "normalization",
@@ -43,6 +48,7 @@ FAMILIES = (
     "resample",
     "factorizations",
     "equations",
+    "lu",
     "matrix_norms",
     "quantization",
     "spectral",
@@ -56,6 +62,7 @@ FAMILIES = (
     "seeded",
     "linearity",
     "parts",
+    "kernel_derivatives",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")

@@ -11,6 +11,7 @@ from thunder import compat
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
+from thunder.ops.backward import gradient_of_first
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, composite, declare, register_inplace
 from thunder.ops.inplace import overwriting
@@ -238,98 +239,11 @@ def glu(a, dim=-1):
     return left * sigmoid(right)
 
 
-# --- derivatives: PyTorch's kernels
+# --- derivatives: PyTorch's kernels; those of one kernel stand in kernel_derivatives.py
 
 
-@relu.vjp
-def _(a):
-    y = relu(a)
-    g = yield y
-    return (backward.threshold_backward(g, y, 0),)
-
-
-@gelu.vjp
-def _(a, *, approximate="none"):
-    g = yield gelu(a, approximate=approximate)
-    return (backward.gelu_backward(g, a, approximate=approximate),)
-
-
-@silu.vjp
-def _(a):
-    g = yield silu(a)
-    return (backward.silu_backward(g, a),)
-
-
-@mish.vjp
-def _(a):
-    g = yield mish(a)
-    return (backward.mish_backward(g, a),)
-
-
-@leaky_relu.vjp
-def _(a, negative_slope=0.01):
-    g = yield leaky_relu(a, negative_slope)
-    return (backward.leaky_relu_backward(g, a, negative_slope, False),)
-
-
-@hardswish.vjp
-def _(a):
-    g = yield hardswish(a)
-    return (backward.hardswish_backward(g, a),)
-
-
-@hardsigmoid.vjp
-def _(a):
-    g = yield hardsigmoid(a)
-    return (backward.hardsigmoid_backward(g, a),)
-
-
-@hardtanh.vjp
-def _(a, min_val=-1.0, max_val=1.0):
-    g = yield hardtanh(a, min_val, max_val)
-    return (backward.hardtanh_backward(g, a, min_val, max_val),)
-
-
-@softplus.vjp
-def _(a, beta=1.0, threshold=20.0):
-    g = yield softplus(a, beta, threshold)
-    return (backward.softplus_backward(g, a, beta, threshold),)
-
-
-@relu6.vjp
-def _(a):
-    g = yield relu6(a)
-    return (backward.hardtanh_backward(g, a, 0, 6),)
-
-
-@elu.vjp
-def _(a, alpha=1.0):
-    g = yield elu(a, alpha)
-    return (backward.elu_backward(g, alpha, 1, 1, False, a),)
-
-
-@celu.vjp
-def _(a, alpha=1.0):
-    g = yield celu(a, alpha)
-    return (backward.elu_backward(g, alpha, 1, 1.0 / alpha, False, a),)
-
-
-@selu.vjp
-def _(a):
-    g = yield selu(a)
-    return (backward.elu_backward(g, _SELU[0], _SELU[1], 1, False, a),)
-
-
-@hardshrink.vjp
-def _(a, lambd=0.5):
-    g = yield hardshrink(a, lambd)
-    return (backward.hardshrink_backward(g, a, lambd),)
-
-
-@softshrink.vjp
-def _(a, lambd=0.5):
-    g = yield softshrink(a, lambd)
-    return (backward.softshrink_backward(g, a, lambd),)
+gradient_of_first(relu6, lambda g, y, a: backward.hardtanh_backward(g, a, 0, 6))
+gradient_of_first(selu, lambda g, y, a: backward.elu_backward(g, _SELU[0], _SELU[1], 1, False, a))
 
 
 @logsigmoid.vjp
@@ -337,18 +251,6 @@ def _(a):
     y, exponentials = backward.log_sigmoid_forward(a)
     g = yield y
     return (backward.log_sigmoid_backward(g, a, exponentials),)
-
-
-@threshold.vjp
-def _(a, threshold_, value):
-    g = yield threshold(a, threshold_, value)
-    return (backward.threshold_backward(g, a, threshold_),)
-
-
-@glu.vjp
-def _(a, dim=-1):
-    g = yield glu(a, dim)
-    return (backward.glu_backward(g, a, dim),)
 
 
 @prelu.vjp

@@ -13,7 +13,7 @@ from thunder import compat
 from thunder.core.dtypes import float32, float64
 from thunder.core.proxies import TensorProxy, element_count, like, number_value
 from thunder.core.symbol import OpTags, Symbol, current_recorder
-from thunder.ops import opaque
+from thunder.ops import pytorch_derivative
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.elementwise import broadcast_to
@@ -268,10 +268,10 @@ def _(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa):
 
 def differentiated_by_products(g, query, key, value, attn_mask, is_causal, scale, enable_gqa, given) -> tuple:
     """The cotangents of (g, query, key, value) of a kernel's backward, for those of its results."""
-    once = opaque.vjp_of(mathematical_attention)
+    once = pytorch_derivative.vjp_of(mathematical_attention)
     inside = (query, key, value, attn_mask, is_causal, scale, enable_gqa)
     last = 3 if attn_mask is None else 4  # g comes after the other tensors
-    gq, gk, gv, gg = opaque.vjp_of(once)((0, 1, 2, last), ((0, 1, 2), inside, {}, (g,)), {}, tuple(given))
+    gq, gk, gv, gg = pytorch_derivative.vjp_of(once)((0, 1, 2, last), ((0, 1, 2), inside, {}, (g,)), {}, tuple(given))
     return gg, gq, gk, gv
 
 
@@ -283,11 +283,16 @@ def _run_bias(mask, dtype, hidden=float("-inf")):
     )
 
 
+def _bias(mask, dtype, hidden=float("-inf")):
+    """The decomposition, which kernels compute."""
+    return LTORCH["to"](LTORCH["where"](mask, 0.0, hidden), dtype=dtype)
+
+
 attention_bias = Symbol(
     "attention_bias",
     lambda mask, dtype, hidden=float("-inf"): like(mask, dtype=from_tensor_dtype(dtype)),
     id="attention_bias",
-    is_prim=True,
+    decomposition=_bias,
     fn=_run_bias,
 )  # a mask of bools as what is added to the scores: 0 and -inf, or another number where a kernel wants one
 

@@ -14,9 +14,10 @@ from thunder import compat
 from thunder.core.proxies import NumberProxy, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
 from thunder.core.utils import has_triton
-from thunder.ops.define import LTORCH, PRIMS, torch_prim
+from thunder.ops.define import LTORCH, PRIMS, declare, torch_prim
+from thunder.ops.layout import is_dense
 
-__all__ = ["sum_to", "kernel", "op", "formula", "times_cotangent"]
+__all__ = ["sum_to", "kernel", "gradient_of_first", "op", "formula", "times_cotangent"]
 
 aten = torch.ops.aten
 
@@ -66,6 +67,17 @@ def kernel(name: str, overload: str, meta: Callable, tags: tuple[OpTags, ...] = 
     )
 
 
+def gradient_of_first(symbol: Symbol, gradient: Callable) -> None:
+    """The derivative of an operation of one differentiable tensor: gradient(cotangent, result, *arguments). What it
+    reads is saved, and no more."""
+
+    @symbol.vjp
+    def _(*args, **kwargs):
+        y = symbol(*args, **kwargs)
+        g = yield y
+        return (gradient(g, y, *args, **kwargs),)
+
+
 def memory_format(t: torch.Tensor) -> torch.memory_format:
     """The layout that PyTorch's kernels keep for an image, by its strides alone, as `suggest_memory_format` in
     c10/core/MemoryFormat.h: channels last where they are."""
@@ -103,12 +115,23 @@ def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.T
     would wait for it, a kernel looks."""
     if compat.keeps_graph() or gradient.is_cuda and torch.cuda.is_current_stream_capturing():
         return gradient * cotangent
-    # all of its memory, not a part with gaps
-    if gradient.is_cuda and has_triton() and gradient.nbytes == gradient.untyped_storage().nbytes():
+    if gradient.is_cuda and has_triton() and (rows := _rows(gradient)) is not None:
         from thunder.ops.scale_kernel import scale
 
-        return scale(gradient, cotangent)
+        scale(rows, cotangent)
+        return gradient
     return gradient if not cotangent.is_cuda and cotangent == 1 else gradient.mul_(cotangent)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor | None:
+    """A tensor as a matrix: of one row where nothing is between its elements, of its last dimension otherwise."""
+    if is_dense(x):
+        return x.as_strided((1, x.numel()), (x.numel(), 1))
+    if x.stride(-1) != 1 or x.stride()[:-1] != tuple(
+        x.stride(-2) * math.prod(x.shape[d:-1]) for d in range(1, x.dim())
+    ):
+        return None
+    return x.flatten(0, -2)
 
 
 # a saved gradient for a cotangent of 1, for another one: written over where autograd keeps no graph that would read it
@@ -139,7 +162,9 @@ select_backward = kernel("select_backward", "default", lambda g, sizes, dim, ind
 slice_backward = kernel("slice_backward", "default", lambda g, sizes, dim, start, end, step: like(g, tuple(sizes)))
 
 
-select_backward.layout = slice_backward.layout = "row-major"  # written into zeros
+diagonal_backward = kernel("diagonal_backward", "default", lambda g, sizes, offset, dim1, dim2: like(g, tuple(sizes)))
+unfold_backward = kernel("unfold_backward", "default", lambda g, sizes, dim, size, step: like(g, tuple(sizes)))
+declare(select_backward, slice_backward, diagonal_backward, unfold_backward, layout="row-major")  # written into zeros
 
 
 def _index_backward(g, shape, indices):

@@ -141,22 +141,6 @@ def _conv(rank: int) -> Symbol:
         return squeeze(out, 0) if single else out
 
     symbol = composite(getattr(torch, name), name=name, meta=meta, autocast="lower", tags=_TAGS)(decomposition)
-    extent = (6, 5, 4)[:rank]
-
-    @symbol.samples
-    def _(make):
-        kernel = (3, 2, 2)[:rank]
-        yield make(2, 4, *extent), make(6, 4, *kernel), make(6)
-        yield make(4, *extent), make(6, 4, *kernel)
-        yield make(2, 4, *extent), make(6, 2, *kernel), None, 2, 1, 1, 2
-        yield (make(2, 4, *extent), make(6, 4, *kernel)), {"padding": "same"}
-        yield (make(2, 4, *extent), make(6, 4, *kernel)), {"padding": "valid", "stride": (2,) * rank}
-
-    @symbol.error_samples
-    def _(make):
-        yield make(2, 3, *extent), make(6, 4, *(1,) * rank)
-        yield make(2, 4, *extent), make(6, 4, *(9,) * rank)
-        yield (make(2, 4, *extent), make(6, 4, *(1,) * rank)), {"padding": "same", "stride": 2}
 
     return symbol
 
@@ -225,16 +209,6 @@ def _conv_transpose(rank: int) -> Symbol:
         return squeeze(out, 0) if single else out
 
     symbol = composite(getattr(torch, name), name=name, meta=meta, autocast="lower", tags=_TAGS)(decomposition)
-    extent = (6, 5, 4)[:rank]
-
-    @symbol.samples
-    def _(make):
-        yield make(2, 4, *extent), make(4, 3, *(2,) * rank), make(3)
-        yield make(4, *extent), make(4, 3, *(2,) * rank)
-        yield (
-            (make(2, 4, *extent), make(4, 3, *(3,) * rank)),
-            {"stride": 2, "padding": 1, "output_padding": 1, "groups": 2},
-        )
 
     return symbol
 

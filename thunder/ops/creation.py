@@ -19,6 +19,7 @@ from thunder.ops import opaque
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.promotion import broadcast_shapes, default_dtype, is_number, number_dtype, same_device
+from thunder.ops.spellings import named
 from thunder.ops.ternary import where
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -78,11 +79,8 @@ def _options(kwargs: dict, dtype, device=None) -> dict:
 
 
 def _full_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    kwargs = dict(kwargs)
-    size = kwargs.pop("size", None)
-    shape, value = (
-        (args[0], args[1]) if len(args) > 1 else (size if size is not None else args[0], kwargs.pop("fill_value"))
-    )
+    given, kwargs = named(args, kwargs, "size", "fill_value")
+    shape, value = given["size"], given["fill_value"]
     if type(value) is TensorProxy:  # its value counts, as a number's
         kind = number_dtype((False, 0, 0.0, 0j)[value.dtype.category])
     else:
@@ -136,18 +134,9 @@ def _like_factory(name: str, value) -> Symbol:
     def decomposition(a, *, device, dtype):
         return full_prim(a.shape, value, device=device, dtype=dtype)
 
-    symbol = composite(
-        getattr(torch, name), name=name, meta=meta, canonicalize=_like_arguments, tags=(OpTags.DETACHED,)
-    )(decomposition)
-
-    if name != "empty_like":  # its values are whatever was in memory
-
-        @symbol.samples
-        def _(make):
-            yield make(2, 3)
-            yield (make(2, 3),), {"dtype": torch.float64}
-
-    return symbol
+    return composite(getattr(torch, name), name=name, meta=meta, canonicalize=_like_arguments, tags=(OpTags.DETACHED,))(
+        decomposition
+    )
 
 
 zeros_like, ones_like, empty_like = (
@@ -232,12 +221,8 @@ def _count(start, end, step):
 
 
 def _arange_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    kwargs = dict(kwargs)
-    names = ("end",) if len(args) == 1 and "end" not in kwargs else ("start", "end", "step")
-    given = dict(zip(names, args, strict=False))
-    for n in ("start", "end", "step"):
-        if n in kwargs:
-            given[n] = kwargs.pop(n)
+    alone = len(args) == 1 and "end" not in kwargs
+    given, kwargs = named(args, kwargs, *(("end", "start", "step") if alone else ("start", "end", "step")))
     start, end, step = given.get("start", 0), given["end"], given.get("step", 1)
     inexact = any((x.python_type if isinstance(x, NumberProxy) else type(x)) is float for x in (start, end, step))
     if any(isinstance(x, NumberProxy) and x.unbacked for x in (start, end, step)):  # refused when it runs
@@ -279,11 +264,7 @@ def _arange(*args, **kwargs):
 
 
 def _linspace_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    kwargs = dict(kwargs)
-    given = dict(zip(("start", "end", "steps", "base"), args, strict=False))
-    for n in ("start", "end", "steps", "base"):
-        if n in kwargs:
-            given[n] = kwargs.pop(n)
+    given, kwargs = named(args, kwargs, "start", "end", "steps", "base")
     return tuple(given.values()), _options(kwargs, default_dtype())
 
 
@@ -312,9 +293,8 @@ def logspace(start, end, steps, base=10.0, *, device, dtype):
 
 
 def _eye_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    kwargs = dict(kwargs)
-    n = args[0] if args else kwargs.pop("n")
-    m = args[1] if len(args) > 1 else kwargs.pop("m", None)
+    given, kwargs = named(args, kwargs, "n", "m")
+    n, m = given["n"], given.get("m")
     return (n, n if m is None else m), _options(kwargs, default_dtype())
 
 
@@ -418,12 +398,6 @@ def _triangle(name: str, keeps_lower: bool) -> Symbol:
 
     symbol = composite(getattr(torch, name), getattr(torch.Tensor, name), name=name, meta=meta)(decomposition)
 
-    @symbol.samples
-    def _(make):
-        yield make(4, 5)
-        yield make(2, 4, 4), -1
-        yield make(3, 3, dtype=torch.bool), 1
-
     @symbol.vjp
     def _(a, diagonal=0):
         g = yield symbol(a, diagonal)
@@ -440,11 +414,7 @@ def _indices_count(row: int, col: int, offset: int) -> int:
 
 
 def _indices_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    kwargs = dict(kwargs)
-    given = dict(zip(("row", "col", "offset"), args, strict=False))
-    for n in ("row", "col", "offset"):
-        if n in kwargs:
-            given[n] = kwargs.pop(n)
+    given, kwargs = named(args, kwargs, "row", "col", "offset")
     return (given["row"], given["col"], given.get("offset", 0)), _options(kwargs, dtypes.int64)
 
 

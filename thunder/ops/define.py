@@ -21,7 +21,7 @@ from thunder.compat.names import NN_BINDINGS
 from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import METHODS
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops import explain
+from thunder.ops import infer
 
 __all__ = [
     "prim", "composite", "torch_prim", "alias", "declare", "lookup", "operand_places", "operation_of", "register",
@@ -190,7 +190,7 @@ def operand_places(*functions: Callable) -> dict[str, int]:
 
 def _define(symbol: Symbol, torch_functions: tuple, **options) -> Symbol:
     """torch_functions: None among them stands for one that this PyTorch does not have."""
-    symbol.explain, symbol.places = explain.as_pytorch, operand_places
+    symbol.explain, symbol.places = infer.as_pytorch, operand_places
     return register(symbol, *(f for f in torch_functions if f is not None), **options)
 
 

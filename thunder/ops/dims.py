@@ -14,7 +14,6 @@ __all__ = [
     "wrap_dims",
     "along",
     "is_empty",
-    "packed",
     "sizes_with_minus_one",
     "ceil_div",
     "check_tensor",
@@ -39,13 +38,6 @@ def wrap_dims(dims, rank: int) -> tuple[int, ...]:
     if len(set(out)) != len(out):
         raise RuntimeError("dim appears multiple times in the list of dims")
     return out
-
-
-def packed(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Canonical form of `x.view(2, 3)`, `x.view((2, 3))`: everything after the first argument as one sequence."""
-    if len(args) == 2 and isinstance(args[1], (tuple, list)):
-        return (args if type(args[1]) in (tuple, list) else (args[0], tuple(args[1]))), kwargs
-    return ((args[0], tuple(args[1:])) if len(args) > 1 else args), kwargs
 
 
 def sizes_with_minus_one(sizes: Sequence, total, what: str) -> tuple:

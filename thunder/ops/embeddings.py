@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -9,7 +11,7 @@ from thunder.core.definition import InPlaceForm
 from thunder.core.dtypes import bfloat16, float32
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags
-from thunder.ops import backward, opaque
+from thunder.ops import backward, infer
 from thunder.ops import shape_prims as prims
 from thunder.ops.backward import kernel
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
@@ -202,19 +204,21 @@ def _embedding_bag(a, weight, offsets=None, max_norm=None, norm_type=2, *options
     return embedding_bag(a, weight, offsets, None, norm_type, *options, **named)
 
 
-_run = opaque.typed_by_running(torch.embedding_bag, "embedding_bag")
-
-
-@torch_prim(torch.embedding_bag, name="native_embedding_bag")
-def native_embedding_bag(weight, *args, **kwargs):
+def _bag_types(function: Callable) -> Callable:
     """Typed by running: the last three results are what PyTorch's kernel keeps for its backward, and their sizes are a
     matter of the way it takes."""
-    # PyTorch's own rule does not know that bfloat16 goes the way of float32
-    wide = like(weight, dtype=float32) if weight.dtype is bfloat16 else weight
-    out, *kept = _run(wide, *args, **kwargs)
-    return like(out, dtype=weight.dtype), *kept
+    run = infer.typed_by_running(function, "embedding_bag")
+
+    def meta(weight, *args, **kwargs):
+        # PyTorch's own rule does not know that bfloat16 goes the way of float32
+        wide = like(weight, dtype=float32) if weight.dtype is bfloat16 else weight
+        out, *kept = run(wide, *args, **kwargs)
+        return like(out, dtype=weight.dtype), *kept
+
+    return meta
 
 
+native_embedding_bag = torch_prim(torch.embedding_bag, name="native_embedding_bag")(_bag_types(torch.embedding_bag))
 native_embedding_bag.nondifferentiable = (1, 2, 3)
 
 
@@ -232,15 +236,8 @@ def _embedding_backward_meta(g, indices, num_weights, padding_idx, scale_grad_by
 embedding_backward = kernel("embedding_backward", "default", _embedding_backward_meta, public="embedding_backward")
 
 
-def _bag_kernel_meta(weight, *args):
-    """Typed by running: the last three results are what PyTorch's kernel keeps for its backward."""
-    wide = like(weight, dtype=float32) if weight.dtype is bfloat16 else weight
-    out, *kept = _run_bag(wide, *args)
-    return like(out, dtype=weight.dtype), *kept
-
-
-_bag_kernel = kernel("_embedding_bag", "default", _bag_kernel_meta)
-_run_bag = opaque.typed_by_running(_bag_kernel.fn, "embedding_bag")
+_bag_kernel = kernel("_embedding_bag", "default", lambda weight, *args: _run_bag(weight, *args))
+_run_bag = _bag_types(_bag_kernel.fn)  # type: ignore[arg-type]
 _bag_kernel.nondifferentiable = (1, 2, 3)
 _bag_backward = kernel("_embedding_bag_backward", "default", lambda g, *args: like(g, (args[5], g.shape[1])))
 

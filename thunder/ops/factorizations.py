@@ -83,11 +83,10 @@ def of_square(
     result: Callable,
     *functions: Callable,
     autocast: str | None = None,
-    definite: bool = False,
     options: tuple = (),
     info: tuple = (),
 ) -> Symbol:
-    """A function of one square matrix; `result` types it. definite: samples are positive definite. options: keywords,
+    """A function of one square matrix; `result` types it. options: keywords,
     which do not change the type."""
 
     def meta(a, **given):
@@ -99,24 +98,6 @@ def of_square(
 
     symbol = torch_prim(*functions, name=name, autocast=autocast)(meta)
     symbol.nondifferentiable = info
-
-    def well(make, *shape):
-        x = make(*shape)
-        return x @ x.mT + torch.eye(shape[-1]) if definite else x + 4 * torch.eye(shape[-1])
-
-    @symbol.samples
-    def _(make):
-        yield (well(make, 3, 3),)
-        yield (well(make, 2, 3, 3),)
-        if "upper" in options:
-            yield (well(make, 3, 3),), {"upper": True}
-        if "UPLO" in options:
-            yield (well(make, 3, 3),), {"UPLO": "U"}
-
-    @symbol.error_samples
-    def _(make):
-        yield (make(3, 2),)
-
     return symbol
 
 
@@ -130,7 +111,7 @@ inverse_ex = of_square(
     info=(1,),
 )
 det = of_square("linalg_det", _scalar, torch.linalg.det, torch.det, torch.Tensor.det)
-logdet = of_square("logdet", _scalar, torch.logdet, torch.Tensor.logdet, definite=True)
+logdet = of_square("logdet", _scalar, torch.logdet, torch.Tensor.logdet)
 slogdet = of_square("linalg_slogdet", _signed, torch.linalg.slogdet)
 matrix_exp = of_square("matrix_exp", _same, torch.linalg.matrix_exp, torch.matrix_exp, torch.Tensor.matrix_exp)
 
@@ -199,10 +180,10 @@ _of_inverse(inverse_ex, True)
 # ----------------------------------------------------------------------------------------------------------------
 # Cholesky
 
-cholesky = of_square("linalg_cholesky", _same, torch.linalg.cholesky, autocast=_CPU, definite=True, options=("upper",))
+cholesky = of_square("linalg_cholesky", _same, torch.linalg.cholesky, autocast=_CPU, options=("upper",))
 cholesky_ex = of_square(
     "linalg_cholesky_ex", lambda a: types.linalg_cholesky_ex((_same(a), _infos(a))), torch.linalg.cholesky_ex,
-    autocast=_CPU, definite=True, options=("upper", "check_errors"),
+    autocast=_CPU, options=("upper", "check_errors"),
     info=(1,),
 )  # fmt: skip
 
@@ -285,10 +266,10 @@ gaps = Symbol(
 )
 
 eigh = of_square(
-    "linalg_eigh", lambda a: types.linalg_eigh((_values(a), _same(a))), torch.linalg.eigh, autocast=_CPU, definite=True,
+    "linalg_eigh", lambda a: types.linalg_eigh((_values(a), _same(a))), torch.linalg.eigh, autocast=_CPU,
     options=("UPLO",)
 )  # fmt: skip
-eigvalsh = of_square("linalg_eigvalsh", _values, torch.linalg.eigvalsh, autocast=_CPU, definite=True, options=("UPLO",))
+eigvalsh = of_square("linalg_eigvalsh", _values, torch.linalg.eigvalsh, autocast=_CPU, options=("UPLO",))
 eigh_kernel = kernel("_linalg_eigh", "default", lambda a, uplo, vectors: (_values(a), _same(a)))
 
 

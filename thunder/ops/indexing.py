@@ -269,46 +269,54 @@ def _with_plain_bounds(k: slice) -> slice:
     torch.Tensor.__getitem__, meta=_getitem_meta, tags=(OpTags.SHAPE_OP, OpTags.VIEW), canonicalize=_with_numbers
 )
 def getitem(a, key):
+    """A slice of each dimension, integers among these as slices of one element whose dimension goes; then index
+    tensors, of which masks are several."""
     found = place(a, key)
-    starts, stops, steps, gone = [], [], [], []
-    for entry in found.entries:
-        if entry[0] == "slice":
-            starts.append(entry[1]), stops.append(entry[2]), steps.append(entry[3])
-        elif entry[0] == "int":
-            gone.append(len(starts))
-            starts.append(entry[1]), stops.append(entry[1] + 1), steps.append(1)
-        elif entry[0] in ("index", "mask"):
-            for n in a.shape[len(starts) : len(starts) + (len(entry[1].shape) if entry[0] == "mask" else 1)]:
-                starts.append(0), stops.append(n), steps.append(1)
-    out = a
-    if any(
-        type(lo) is not int or lo or hi is not n or k != 1
-        for lo, hi, n, k in zip(starts, stops, a.shape, steps, strict=True)
-    ):
-        out = prims.slice_prim(out, tuple(starts), tuple(stops), tuple(steps))
+    out = _sliced(a, found.entries)
     indices = [
         e
         for entry in found.entries
         if entry[0] != "int"
         for e in (_columns(entry[1]) if entry[0] == "mask" else (entry,))
     ]
-    if gone:
-        out = prims.squeeze(out, tuple(gone))
     new = [i for i, e in enumerate(indices) if e[0] in ("new", "bool")]
     if new:
         have = iter(out.shape)
         wide = tuple(1 if i in new else next(have) for i in range(len(indices)))
         out = prims.broadcast_in_dim(out, wide, tuple(i for i in range(len(indices)) if i not in new))
-    tensors = [_index_tensor(e, a) for e in indices]
-    if any(t is not None for t in tensors):
-        zero_dim = [i for i, t in enumerate(tensors) if t is not None and not t.shape]
-        for i in reversed(zero_dim):  # as PyTorch, which selects with these before it indexes
-            out = LTORCH["select"](out, i, tensors.pop(i))
-        if any(t is not None for t in tensors):
-            while tensors[-1] is None:
-                tensors.pop()
-            out = index(out, tuple(tensors))
+    out = _indexed(out, [_index_tensor(e, a) for e in indices])
     return prims.reshape(a, a.shape) if out is a else out
+
+
+def _sliced(a, entries):
+    bounds: list[tuple] = []  # (start, stop, step) of each dimension
+    gone = []
+    for kind, *rest in entries:
+        if kind == "slice":
+            bounds.append((rest[0], rest[1], rest[2]))
+        elif kind == "int":
+            gone.append(len(bounds))
+            bounds.append((rest[0], rest[0] + 1, 1))
+        elif kind in ("index", "mask"):
+            count = len(rest[0].shape) if kind == "mask" else 1
+            bounds += [(0, n, 1) for n in a.shape[len(bounds) : len(bounds) + count]]
+    whole = all(
+        type(lo) is int and not lo and hi is n and step == 1 for (lo, hi, step), n in zip(bounds, a.shape, strict=True)
+    )
+    out = a if whole else prims.slice_prim(a, *zip(*bounds, strict=True))
+    return prims.squeeze(out, tuple(gone)) if gone else out
+
+
+def _indexed(out, tensors: list):
+    """Index tensors, None standing for a whole dimension."""
+    zero_dim = [i for i, t in enumerate(tensors) if t is not None and not t.shape]
+    for i in reversed(zero_dim):  # as PyTorch, which selects with these before it indexes
+        out = LTORCH["select"](out, i, tensors.pop(i))
+    if all(t is None for t in tensors):
+        return out
+    while tensors[-1] is None:
+        tensors.pop()
+    return index(out, tuple(tensors))
 
 
 def _columns(mask: TensorProxy) -> list[tuple]:

@@ -18,7 +18,7 @@ from thunder.core.recording import undecided
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, hashable, user_location
 from thunder.core.unbacked import check_shapes
 from thunder.errors import CaptureError, DataDependentError
-from thunder.ops import explain
+from thunder.ops import infer
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, register_inplace, torch_prim
 from thunder.ops.dims import is_empty
@@ -31,6 +31,7 @@ __all__ = [
     "write",
     "overwrite",
     "write_back",
+    "copy_unless_there",
     "setitem",
     "overwriting",
     "write_out",
@@ -184,7 +185,7 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
         def fake(x):
             layout = layouts.get(memory.holder(x)) if isinstance(x, TensorProxy) else None
             if layout is None:
-                return explain.fake(x)
+                return infer.fake(x)
             return torch.empty(0, dtype=layout.dtype).set_(
                 storage.untyped_storage(), layout.storage_offset(), layout.shape, layout.stride()
             )
@@ -277,6 +278,14 @@ write_back = Symbol(
     tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
     fn=torch.Tensor.copy_,
 )
+
+
+def copy_unless_there(target: torch.Tensor, value: torch.Tensor) -> None:
+    """`target.copy_(value)`, where a kernel may have made the value in the target's memory."""
+    if target.data_ptr() != value.data_ptr() or target.stride() != value.stride():
+        target.copy_(value)
+    elif not target.is_inference():
+        torch.autograd.graph.increment_version(target)
 
 
 def _copy_data(target: torch.Tensor, value: torch.Tensor) -> None:

@@ -102,11 +102,6 @@ def _stacking(name: str, rank: int, dim: int, *functions) -> None:
         parts = list(lookup(raise_rank)(*tensors)) if len(tensors) > 1 else [lookup(raise_rank)(tensors[0])]
         return cat(parts, 0 if dim == 1 and len(parts[0].shape) == 1 else dim)
 
-    @stacked.samples
-    def _(make):
-        yield ([make(3), make(3)],)
-        yield ([make(2, 3), make(2, 3)],)
-
 
 _stacking("hstack", 1, 1, torch.hstack)
 _stacking("vstack", 2, 0, torch.vstack, torch.row_stack)
@@ -282,14 +277,7 @@ def _axis_split(name: str, rank: int, axis: int) -> None:
     def arguments(args, kwargs):
         return (*args, *(kwargs[k] for k in ("indices", "sections") if k in kwargs)), {}
 
-    symbol = composite(getattr(torch, name), getattr(torch.Tensor, name), name=name, canonicalize=arguments, tags=VIEW)(
-        apply
-    )
-
-    @symbol.samples
-    def _(make):
-        yield make(4, 4, 4), 2
-        yield make(4, 4, 4), (1, 3)
+    composite(getattr(torch, name), getattr(torch.Tensor, name), name=name, canonicalize=arguments, tags=VIEW)(apply)
 
 
 _axis_split("hsplit", 1, 1)
@@ -465,12 +453,6 @@ def _(a, indices_or_sections=None, dim=0):
 def _(a, dim=0):
     pieces = yield unbind(a, dim)
     return (stack(list(pieces), dim),)
-
-
-@select.vjp
-def _(a, dim, index):
-    g = yield select(a, dim, index)
-    return (backward.select_backward(g, a.shape, dim, index),)
 
 
 @narrow.vjp

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from thunder.core.proxies import NumberProxy, Proxy, map_structure
 from thunder.core.symbol import BoundSymbol
-from thunder.ops.explain import as_torch
+from thunder.ops.infer import as_torch
 
-__all__ = ["is_dense", "run_line"]
+__all__ = ["assign", "empty_rows", "is_dense", "padded_row", "padded_strides", "run_line"]
+
+ROW_BYTES = 16  # products of matrices have fast kernels where rows begin at multiples of it
+LEAST_ROW = 256  # bytes: a shorter row would be mostly padding
+
+
+def padded_row(columns: int, itemsize: int) -> int:
+    """From a row of a matrix to the next, in elements, so that each begins where products are fast."""
+    size = columns * itemsize
+    return columns if size < LEAST_ROW else -(-size // ROW_BYTES) * ROW_BYTES // itemsize
+
+
+def padded_strides(shape: Sequence[Any], itemsize: int) -> tuple:
+    """Row-major strides, but for rows that begin where products are fast. The last size is an int."""
+    strides = [1]
+    step = padded_row(shape[-1], itemsize)
+    for n in shape[-2::-1]:
+        strides.append(step)
+        step = step * n
+    return tuple(strides[::-1])
+
+
+def empty_rows(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A new tensor whose rows begin where products are fast."""
+    return like.new_empty_strided(shape, padded_strides(shape, like.element_size()))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -44,15 +68,16 @@ def run_line(
         ValueError
     ) as error:  # of a view of fake tensors that strides do not allow, where PyTorch's functions raise RuntimeError
         raise RuntimeError(str(error)) from error
-    _name(operation.output, result, values)
+    assign(operation.output, result, values)
 
 
-def _name(said, result, values: dict[Proxy, object]) -> None:
+def assign(said, result, values: dict[Proxy, Any]) -> None:
+    """Notes the results of an operation under its proxies."""
     if isinstance(said, Proxy):
         values[said] = result
     elif isinstance(said, (tuple, list)):
         for s, r in zip(said, result, strict=True):
-            _name(s, r, values)
+            assign(s, r, values)
     elif isinstance(said, dict):
         for k, s in said.items():
-            _name(s, result[k], values)
+            assign(s, result[k], values)

@@ -42,12 +42,12 @@ def reduced(values, reduction: str):
 
 def pointwise(
     name: str, function: Callable, formula: Callable, *, options: tuple[tuple[str, object], ...] = (),
-        floats: bool = False, real: bool = False, low=None, high=None
+        floats: bool = False, real: bool = False
 ) -> Symbol:  # fmt: skip
     """A loss that is a formula of input and target, element by element, then reduced.
 
     options: parameters between target and reduction with their defaults, in PyTorch's order. floats: integers give a
-    float. real: complex numbers give their absolute value's type. low, high: the interval samples come from.
+    float. real: complex numbers give their absolute value's type.
     """
     order = [n for n, _ in options]
     defaults = dict(options)
@@ -68,23 +68,7 @@ def pointwise(
         how = _reduction(values.pop("reduction"), values.pop("size_average", None), values.pop("reduce", None))
         return reduced(formula(a, target, **values), how)
 
-    symbol = composite(function, name=name, meta=meta, autocast="float32")(decomposition)
-
-    @symbol.samples
-    def _(make):
-        bounds = bounds_of(low, high)
-        for how in _REDUCTIONS:
-            yield (make(4, 3, **bounds), make(4, 3, **bounds)), {"reduction": how}
-
-    @symbol.error_samples
-    def _(make):
-        yield (make(4, 3, **bounds_of(low, high)), make(4, 3, **bounds_of(low, high))), {"reduction": "median"}
-
-    return symbol
-
-
-def bounds_of(low, high) -> dict:
-    return {} if low is None else {"low": low, "high": high}
+    return composite(function, name=name, meta=meta, autocast="float32")(decomposition)
 
 
 _LEGACY = (("size_average", None), ("reduce", None), ("reduction", "mean"))
@@ -139,7 +123,7 @@ def _poisson(a, target, log_input=True, full=False, eps=1e-8):
 
 
 poisson_nll_loss = pointwise(
-    "poisson_nll_loss", F.poisson_nll_loss, _poisson, floats=True, low=0.1, high=2.0,
+    "poisson_nll_loss", F.poisson_nll_loss, _poisson, floats=True,
     options=(("log_input", True), ("full", False), ("size_average", None), ("eps", 1e-8), ("reduce", None),
         ("reduction", "mean")),
 )  # fmt: skip

@@ -12,10 +12,10 @@ from thunder.core.symbol import OpTags
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, composite, declare, torch_prim
 from thunder.ops.dims import wrap_dim, wrap_dims
-from thunder.ops.equations import without_none
 from thunder.ops.factorizations import _CPU, matrices, square
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
+from thunder.ops.spellings import without_none
 
 _CUDA = "cuda:float32"
 ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)

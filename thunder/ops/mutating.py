@@ -47,8 +47,7 @@ def call_mutating(
     places = [next(i for i, p in enumerate(flat) if p is t) for t in targets]
 
     def run(*args, **kwargs):
-        found: list[torch.Tensor] = []
-        map_structure(lambda x: found.append(x) if isinstance(x, torch.Tensor) else None, (args, kwargs))
+        found = _real_tensors((args, kwargs))
         made = {id(found[i]): found[i].clone() if copy else found[i] for i, copy in zip(places, copied, strict=True)}
 
         def own(x):
@@ -62,8 +61,7 @@ def call_mutating(
         return (meta(*args, **kwargs), *(like(given[i]) for i in places))
 
     def in_place(*args, **kwargs):
-        found: list[torch.Tensor] = []
-        map_structure(lambda x: found.append(x) if isinstance(x, torch.Tensor) else None, (args, kwargs))
+        found = _real_tensors((args, kwargs))
         return (function(*args, **kwargs), *(found[i] for i in places))
 
     def overwritten(operation) -> dict:
@@ -82,6 +80,12 @@ def call_mutating(
         value.requires_grad = target.requires_grad
         overwrite(target, value, name)
     return result
+
+
+def _real_tensors(values) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    map_structure(lambda x: found.append(x) if isinstance(x, torch.Tensor) else None, values)
+    return found
 
 
 def _tensors(proxies: list[Proxy]) -> list[Proxy]:

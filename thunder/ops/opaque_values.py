@@ -8,20 +8,26 @@ come out differently when the program runs; the operation `check_sizes` behind i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from thunder import compat
-from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, leaves, map_structure, proxies_in
-from thunder.core.symbol import current_recorder, user_location
+from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, proxies_in
+from thunder.core.symbol import user_location
 from thunder.core.unbacked import check_sizes
 from thunder.errors import CaptureError
-from thunder.ops.explain import example
-from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
-__all__ = ["is_unusual", "holds_unusual", "is_tensor", "typed_by_example", "metadata", "from_unusual", "CONSTRUCTORS"]
+__all__ = [
+    "is_unusual",
+    "holds_unusual",
+    "is_tensor",
+    "metadata",
+    "fix_shared",
+    "from_unusual",
+    "refuse",
+    "CONSTRUCTORS",
+]
 
 # functions that make such tensors of dense ones, and that fake tensors do not know
 CONSTRUCTORS = (
@@ -62,69 +68,7 @@ def metadata(x: torch.Tensor) -> tuple:
     return *kind, tuple(x.shape), x._nnz() if x.layout is not torch.strided else None
 
 
-def typed_by_example(function: Callable, name: str, args: tuple, kwargs: dict) -> Any:
-    """What a call gives: a proxy for each tensor.
-
-    Raises CaptureError where a gradient would have to pass through such a tensor, where something is written to it, and
-    where the program asks for a value.
-    """
-    given = proxies_in(kwargs, proxies_in(args, []))
-    if name.endswith("_") and not name.endswith("__"):
-        _refuse(
-            f"{name} writes to a sparse or nested tensor, or to one of a subclass with its own rules",
-            "use the form that returns a new tensor",
-        )
-    recorder = current_recorder()
-    differentiable = (
-        recorder is not None
-        and recorder.context.grad_enabled
-        and any(isinstance(p, TensorProxy) and p.requires_grad for p in given)
-    )
-    known: dict[int, Proxy] = {}
-
-    def fake(x):
-        made = example(x, torch.zeros)
-        if isinstance(x, Proxy):
-            known[id(made)] = x
-        return made
-
-    with compat.without_function_modes(), torch.no_grad():
-        examples = map_structure(fake, (args, kwargs))
-        out = function(*examples[0], **examples[1])
-
-        def typed(x):
-            if not isinstance(x, torch.Tensor):
-                if isinstance(x, (int, float)):
-                    _refuse(
-                        f"{name} asks for a value of a sparse or nested tensor, or of one of a subclass with its own "
-                        "rules",
-                        "compute it outside and pass it in",
-                    )
-                return x
-            if id(x) in known:
-                return known[id(x)]
-            if is_unusual(x):
-                return AnyProxy("", x)
-            grad = differentiable and (x.is_floating_point() or x.is_complex())
-            return TensorProxy(
-                shape=tuple(x.shape),
-                dtype=from_tensor_dtype(x.dtype),
-                device=from_tensor_device(x.device),
-                requires_grad=grad,
-            )
-
-        result = map_structure(typed, out)
-        if recorder is not None and recorder.memory is not None:
-            _fix_shared(recorder.memory, zip(leaves(out), leaves(result), strict=True), leaves(examples), known)
-    if differentiable and any(isinstance(p, AnyProxy) for p in leaves(result)):
-        _refuse(
-            f"{name} gives a sparse or nested tensor that requires grad",
-            "detach what it is made of, or compute it outside",
-        )
-    return result
-
-
-def _fix_shared(memory, results, examples: list, known: dict[int, Proxy]) -> None:
+def fix_shared(memory, results, examples: list, known: dict[int, Proxy]) -> None:
     """What shares memory with a part of such a tensor must not be written to: the other would not follow."""
     of = {key: known[id(x)] for x in examples if isinstance(x, torch.Tensor) for key in _storages(x)}
     for x, proxy in results:
@@ -164,5 +108,5 @@ def from_unusual(result: Any) -> None:
             )
 
 
-def _refuse(reason: str, remedy: str):
+def refuse(reason: str, remedy: str):
     raise CaptureError(reason, location=user_location(), remedy=remedy)

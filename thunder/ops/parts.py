@@ -19,10 +19,15 @@ import torch
 from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import Proxy, TensorProxy, like
 from thunder.core.symbol import BoundSymbol, Symbol
-from thunder.ops.backward import getitem_backward, index_backward, select_backward, slice_backward
+from thunder.ops.backward import (
+    diagonal_backward,
+    getitem_backward,
+    index_backward,
+    select_backward,
+    slice_backward,
+)
 from thunder.ops.define import LTORCH, declare
 from thunder.ops.dims import along
-from thunder.ops.rearrange import diagonal_backward
 from thunder.ops.scatter import gather_backward, index_select_backward
 
 __all__ = ["add_part", "part_of_zeros", "rearranges"]

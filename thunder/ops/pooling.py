@@ -56,17 +56,6 @@ def _avg_pool(rank: int, function, **options):
         return ((*args[:2], args[1], *args[3:]) if len(args) > 2 and args[2] is None else args), kwargs
 
     symbol = torch_prim(function, name=name, tags=_TAGS, canonicalize=without_stride, **options)(meta)
-    extent = (7, 6, 5)[:rank]
-
-    @symbol.samples
-    def _(make):
-        yield make(2, 3, *extent), 2
-        yield make(3, *extent), 3, 2, 1
-        yield (make(2, 3, *extent), (2,) * rank), {"stride": 3, "ceil_mode": True, "count_include_pad": False}
-
-    @symbol.error_samples
-    def _(make):
-        yield make(2, 3, *(2,) * rank), 5
 
     return symbol
 
@@ -103,20 +92,6 @@ def _max_pool(rank: int, **options):
     def pool(a, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
         return (both if return_indices else values)(a, kernel_size, stride, padding, dilation, ceil_mode)
 
-    extent = (7, 6, 5)[:rank]
-
-    @values.samples
-    @both.samples
-    def _(make):
-        yield make(2, 3, *extent), 2
-        yield make(3, *extent), 3, 2, 1
-        yield (make(2, 3, *extent), (2,) * rank), {"stride": 3, "ceil_mode": True}
-        yield (make(2, 3, *extent), 2), {"stride": 1, "dilation": 2}
-
-    @values.error_samples
-    def _(make):
-        yield make(2, 3, *(2,) * rank), 5
-
     return values, both
 
 
@@ -139,13 +114,6 @@ def _adaptive_avg_pool(rank: int, function, **options):
         return like(a, _adaptive_shape(a, output_size, rank, name))
 
     symbol = torch_prim(function, name=name, tags=_TAGS, **options)(meta)
-
-    @symbol.samples
-    def _(make):
-        yield make(2, 3, *(7, 6, 5)[:rank]), 2
-        yield make(3, *(7, 6, 5)[:rank]), (3,) * rank
-        if rank > 1:
-            yield make(2, 3, *(7, 6, 5)[:rank]), (None, *(2,) * (rank - 1))
 
     return symbol
 
@@ -177,11 +145,6 @@ def _adaptive_max_pool(rank: int, **options) -> None:
     def pool(a, output_size, return_indices=False):
         values, indices = both(a, output_size)
         return (values, indices) if return_indices else values
-
-    @both.samples
-    def _(make):
-        yield make(2, 3, *(7, 6, 5)[:rank]), 2
-        yield make(3, *(7, 6, 5)[:rank]), (3,) * rank
 
 
 _adaptive_max_pool(1)

@@ -29,6 +29,7 @@ from thunder.ops.define import LTORCH, alias, composite, declare, lookup, prim, 
 from thunder.ops.dims import is_empty
 from thunder.ops.inplace import overwrite
 from thunder.ops.promotion import broadcast_shapes, default_dtype, to_float
+from thunder.ops.spellings import named
 from thunder.ops.torch_types import to_torch_device
 
 __all__ = ["dropout", "rand", "randn"]
@@ -63,16 +64,10 @@ rand_like, randn_like = _like_factory("rand_like"), _like_factory("randn_like")
 
 
 def _randint_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    kwargs = dict(kwargs)
-    order = (
-        ("high", "size")
-        if len(args) + len({"low", "high", "size"} & set(kwargs)) < 3 and "low" not in kwargs
-        else ("low", "high", "size")
-    )
-    given = dict(zip(order, args, strict=False))
-    for n in ("low", "high", "size"):
-        if n in kwargs:
-            given[n] = kwargs.pop(n)
+    order = ("low", "high", "size")
+    if "low" not in kwargs and len(args) + len(kwargs.keys() & set(order)) < 3:
+        order = ("high", "size", "low")
+    given, kwargs = named(args, kwargs, *order)
     return (given.get("low", 0), given["high"], _shape_of((given["size"],))), _options(kwargs, dtypes.int64)
 
 
@@ -148,10 +143,6 @@ def _fill(name: str) -> None:
         """What was there before has no part in it: its gradient is zero, as PyTorch's is."""
         g = yield symbol(a, *args, **kwargs)
         return (LTORCH["zeros_like"](g), *(None for _ in args))
-
-    @symbol.samples
-    def _(make):
-        yield (make(2, 3), 0.4) if name == "geometric_" else (make(2, 3),)
 
     def method(a, *args, **kwargs):
         return overwrite(a, symbol(a, *args, **kwargs), name.rstrip("_"))

@@ -10,8 +10,9 @@ from thunder.core.proxies import like
 from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
-from thunder.ops.dims import packed, wrap_dim, wrap_dims
+from thunder.ops.dims import wrap_dim, wrap_dims
 from thunder.ops.shape import MOVES, VIEW, reshape, slice_dim, transpose
+from thunder.ops.spellings import packed
 
 # ----------------------------------------------------------------------------------------------------------------
 # repeating
@@ -202,11 +203,6 @@ def diagflat(a, offset=0):
 # ----------------------------------------------------------------------------------------------------------------
 # derivatives: the way back
 
-diagonal_backward = backward.kernel(
-    "diagonal_backward", "default", lambda g, sizes, offset, dim1, dim2: like(g, tuple(sizes))
-)
-unfold_backward = backward.kernel("unfold_backward", "default", lambda g, sizes, dim, size, step: like(g, tuple(sizes)))
-
 
 @repeat.vjp
 def _(a, repeats):
@@ -244,18 +240,6 @@ def _(a, k=1, dims=(0, 1)):
     return (rot90(g, -k, dims),)
 
 
-@unfold.vjp
-def _(a, dimension, size, step):
-    g = yield unfold(a, dimension, size, step)
-    return (unfold_backward(g, a.shape, dimension, size, step),)
-
-
-@diagonal.vjp
-def _(a, offset=0, dim1=0, dim2=1):
-    g = yield diagonal(a, offset, dim1, dim2)
-    return (diagonal_backward(g, a.shape, offset, dim1, dim2),)
-
-
 @diag_embed.vjp
 def _(a, offset=0, dim1=-2, dim2=-1):
     g = yield diag_embed(a, offset, dim1, dim2)
@@ -265,11 +249,12 @@ def _(a, offset=0, dim1=-2, dim2=-1):
 @diag.vjp
 def _(a, diagonal_=0):
     g = yield diag(a, diagonal_)
-    return (diagonal(g, diagonal_, 0, 1) if len(a.shape) == 1 else diagonal_backward(g, a.shape, diagonal_, 0, 1),)
+    return (
+        diagonal(g, diagonal_, 0, 1) if len(a.shape) == 1 else backward.diagonal_backward(g, a.shape, diagonal_, 0, 1),
+    )
 
 
 # PyTorch composes these of the same operations
 declare(tile, differentiate_decomposition=True)
 LTORCH["as_strided"].inductor_loops = False  # it depends on how its operand lies in memory
-diagonal_backward.layout = unfold_backward.layout = "row-major"  # written into zeros
 LTORCH["as_strided"].may_copy = True

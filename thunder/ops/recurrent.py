@@ -95,30 +95,8 @@ def _cell(name: str) -> Symbol:
         def decomposition(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
             return step(x, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
 
-    symbol = composite(fn=function, name=f"{name}_cell", meta=meta, autocast="cuda:lower")(decomposition)
+    symbol = composite(function, name=f"{name}_cell", meta=meta)(decomposition)
     symbol.differentiate_decomposition = lambda x, *args, **kwargs: x.device.type == "cpu"  # elsewhere it is one kernel
-
-    @alias(function)
-    def call(*args, **kwargs):
-        """On a CPU autocast sees its parts."""
-        context = current_recorder().context
-        if context.autocast is not None and args[0].device.type == "cpu":
-            return decomposition(*args, **kwargs)
-        return symbol(*args, **kwargs)
-
-    symbol.torch_functions = (function,)
-
-    @symbol.samples
-    def _(make):
-        hidden = (make(2, 4), make(2, 4)) if name == "lstm" else make(2, 4)
-        yield make(2, 3), hidden, make(4 * gates, 3), make(4 * gates, 4)
-        yield make(2, 3), hidden, make(4 * gates, 3), make(4 * gates, 4), make(4 * gates), make(4 * gates)
-
-    @symbol.error_samples
-    def _(make):
-        hidden = (make(2, 5), make(2, 5)) if name == "lstm" else make(2, 5)
-        yield make(2, 3), hidden, make(4 * gates, 3), make(4 * gates, 4)
-
     return symbol
 
 
@@ -209,60 +187,36 @@ def _check_net(name: str, x, states: tuple, params, batch: int | None, num_layer
     return (directions * states[0].shape[2],)
 
 
-def _drawing(name: str, meta: Callable, tags: tuple, function: Callable) -> Symbol:
-    return Symbol(name, meta, id=name, is_prim=True, tags=tags, fn=function)
+def _drawing(name: str, meta: Callable, function: Callable) -> Symbol:
+    return Symbol(name, meta, id=name, is_prim=True, tags=(OpTags.RANDOM_OP, OpTags.DONT_DCE), fn=function)
+
+
+def _states(hx) -> tuple:
+    return tuple(hx) if isinstance(hx, (tuple, list)) else (hx,)
 
 
 def _net(name: str) -> None:
-    step, gates = _STEPS[name]
+    step, _ = _STEPS[name]
     function = getattr(torch, name)
 
-    def parts(hx) -> tuple:
-        return tuple(hx) if name == "lstm" else (hx,)
-
     def meta(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
-        width = _check_net(name, x, parts(hx), params, 0 if batch_first else 1, num_layers, bidirectional)
-        return like(x, (*x.shape[:2], *width)), *(like(h) for h in parts(hx))
+        width = _check_net(name, x, _states(hx), params, 0 if batch_first else 1, num_layers, bidirectional)
+        return like(x, (*x.shape[:2], *width)), *map(like, _states(hx))
 
     def packed_meta(x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
-        width = _check_net(name, x, parts(hx), params, None, num_layers, bidirectional)
-        return like(x, (x.shape[0], *width)), *(like(h) for h in parts(hx))
+        width = _check_net(name, x, _states(hx), params, None, num_layers, bidirectional)
+        return like(x, (x.shape[0], *width)), *map(like, _states(hx))
 
     def decomposition(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
-        out, states = _over_layers(step, x, parts(hx), params, has_biases, num_layers, bidirectional, batch_first)
+        out, states = _over_layers(step, x, _states(hx), params, has_biases, num_layers, bidirectional, batch_first)
         return out, *states
 
     padded = composite(fn=function, name=name, meta=meta)(decomposition)
     packed = torch_prim(fn=function, name=f"{name}_of_packed_sequences")(packed_meta)
     # with dropout between layers it draws random numbers, and is another operation for passes that merge or repeat
-    tags = (OpTags.RANDOM_OP, OpTags.DONT_DCE)
-    padded_random = _drawing(f"{name}_with_dropout", meta, tags, function)
-    packed_random = _drawing(f"{name}_of_packed_sequences_with_dropout", packed_meta, tags, function)
-
-    def run_under(kinds: tuple, *args):
-        with compat.autocast_on(kinds):
-            return function(*args)
-
-    def packed_types_under(
-        kinds: tuple, x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
-    ):
-        """Outputs and states are of the type that one step of the net gives: fake tensors cannot be cut to lengths that
-        stand in a tensor."""
-        if x.device.type != "cpu":
-            raise CaptureError(
-                f"{name} of packed sequences is called under autocast",
-                location=user_location(),
-                remedy="disable autocast around it, and cast its input",
-            )
-        found = packed_meta(x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
-        states = tuple(like(h, h.shape[1:]) for h in parts(hx))
-        with detached(current_recorder().context.replace(autocast=autocast.policy(kinds, False))):
-            after = step(like(x, (states[0].shape[0], x.shape[-1])), states, *params[: 4 if has_biases else 2])
-        return like(found[0], dtype=after[0].dtype), *(
-            like(f, dtype=a.dtype) for f, a in zip(found[1:], after, strict=True)
-        )
-
-    packed_under_autocast = _drawing(f"{name}_of_packed_sequences_under_autocast", packed_types_under, tags, run_under)
+    padded_random = _drawing(f"{name}_with_dropout", meta, function)
+    packed_random = _drawing(f"{name}_of_packed_sequences_with_dropout", packed_meta, function)
+    packed_under_autocast = _packed_under_autocast(name, function, step, packed_meta)
 
     @alias(function)
     def call(*args, **kwargs):
@@ -282,49 +236,34 @@ def _net(name: str) -> None:
         return (random if train and dropout > 0.0 else plain)(*args, **kwargs)
 
     padded.torch_functions = packed.torch_functions = (function,)
-    _net_samples(name, gates, padded, packed)
 
 
-def _net_samples(name: str, gates: int, padded: Symbol, packed: Symbol) -> None:
-    def weights(make, width: int, layers: int, directions: int, biases: bool) -> list:
-        made = []
-        for layer in range(layers):
-            for _ in range(directions):
-                made += [make(4 * gates, width if layer == 0 else 4 * directions), make(4 * gates, 4)]
-                made += [make(4 * gates), make(4 * gates)] if biases else []
-        return made
+def _packed_under_autocast(name: str, function: Callable, step: Callable, packed_meta: Callable) -> Symbol:
+    def run(kinds: tuple, *args):
+        with compat.autocast_on(kinds):
+            return function(*args)
 
-    def state(make, count: int, batch: int = 2):
-        return [make(count, batch, 4), make(count, batch, 4)] if name == "lstm" else make(count, batch, 4)
-
-    @padded.samples
-    def _(make):
-        yield make(3, 2, 5), state(make, 1), weights(make, 5, 1, 1, True), True, 1, 0.0, True, False, False
-        yield make(2, 3, 5), state(make, 4), weights(make, 5, 2, 2, False), False, 2, 0.0, False, True, True
-
-    @padded.error_samples
-    def _(make):
-        yield make(3, 2, 6), state(make, 1), weights(make, 5, 1, 1, True), True, 1, 0.0, True, False, False
-        yield make(3, 2, 5), state(make, 1, 3), weights(make, 5, 1, 1, True), True, 1, 0.0, True, False, False
-
-    @packed.samples
-    def _(make):
-        yield (
-            make(5, 5),
-            torch.tensor([2, 2, 1]),
-            state(make, 2),
-            weights(make, 5, 1, 2, True),
-            True,
-            1,
-            0.0,
-            True,
-            True,
+    def meta(kinds: tuple, x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
+        """Outputs and states are of the type that one step of the net gives: fake tensors cannot be cut to lengths that
+        stand in a tensor."""
+        if x.device.type != "cpu":
+            raise CaptureError(
+                f"{name} of packed sequences is called under autocast",
+                location=user_location(),
+                remedy="disable autocast around it, and cast its input",
+            )
+        found = packed_meta(x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
+        states = tuple(like(h, h.shape[1:]) for h in _states(hx))
+        with detached(current_recorder().context.replace(autocast=autocast.policy(kinds, False))):
+            after = step(like(x, (states[0].shape[0], x.shape[-1])), states, *params[: 4 if has_biases else 2])
+        return like(found[0], dtype=after[0].dtype), *(
+            like(f, dtype=a.dtype) for f, a in zip(found[1:], after, strict=True)
         )
+
+    return _drawing(f"{name}_of_packed_sequences_under_autocast", meta, run)
 
 
 for _name in _STEPS:
     _net(_name)
-# PyTorch composes it of others, which autocast casts
-casts_inside(
-    *(getattr(torch, f"{kind}{cell}") for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell"))
-)
+# PyTorch composes them of others, which autocast casts
+casts_inside(*(getattr(torch, f"{name}_cell") for name in _STEPS))

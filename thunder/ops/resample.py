@@ -109,17 +109,6 @@ def _grid_sampler_kernel(rank: int):
         mask = [a.requires_grad, grid.requires_grad]
         return _GRID_BACKWARD[rank](g, a, grid, interpolation_mode, padding_mode, align_corners, mask)
 
-    @symbol.samples
-    def _(make):
-        a, grid = make(2, 3, *(5, 4, 3)[:rank]), make(2, *(4, 3, 2)[:rank], rank, low=-1.2, high=1.2)
-        yield a, grid, 0, 0, False
-        yield a, grid, 0, 1, True
-        yield a, grid, 1, 2, False
-
-    @symbol.error_samples
-    def _(make):
-        yield make(2, 3, *(5, 4, 3)[:rank]), make(1, *(4, 3, 2)[:rank], rank, low=-1.0, high=1.0), 0, 0, False
-
     return symbol
 
 

@@ -14,20 +14,21 @@ PROGRAMS = 528
 
 
 @triton.jit
-def _scale(x, factor, n, block: tl.constexpr):
+def _scale(x, factor, n, columns, gap, block: tl.constexpr):
     f = tl.load(factor)
     if f != 1.0:
         for start in range(tl.program_id(0).to(tl.int64) * block, n, tl.num_programs(0) * block):
             at = start + tl.arange(0, block)
-            old = tl.load(x + at, mask=at < n)
+            place = at + at // columns * gap
+            old = tl.load(x + place, mask=at < n)
             wide = tl.float64 if old.dtype == tl.float64 else tl.float32
-            tl.store(x + at, (old.to(wide) * f.to(wide)).to(old.dtype), mask=at < n)
+            tl.store(x + place, (old.to(wide) * f.to(wide)).to(old.dtype), mask=at < n)
 
 
 def scale(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """x: any shape, its elements next to each other in memory in some order. factor: one number. Returns x."""
-    n = x.numel()
+    """x: a matrix, the elements of its rows next to each other in memory. factor: one number. Returns x."""
+    n, columns = x.numel(), x.shape[1]
     if n:
         with torch.cuda.device_of(x):
-            _scale[(min(-(-n // BLOCK), PROGRAMS),)](x, factor, n, block=BLOCK)
+            _scale[(min(-(-n // BLOCK), PROGRAMS),)](x, factor, n, columns, x.stride(0) - columns, block=BLOCK)
     return x

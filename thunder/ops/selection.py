@@ -13,6 +13,7 @@ from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, declare, torch_prim
 from thunder.ops.dims import wrap_dim
 from thunder.ops.promotion import broadcast_shapes
+from thunder.ops.spellings import named
 
 __all__ = ["nonzero", "masked_select"]
 
@@ -87,13 +88,13 @@ def _(a, mask):
 
 
 def _unique_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    given = dict(zip(("sorted", "return_inverse", "return_counts", "dim"), args[1:])) | kwargs
-    return args[:1], {k: v for k, v in given.items() if v is not None}
+    given, others = named(args[1:], kwargs, "sorted", "return_inverse", "return_counts", "dim")
+    return args[:1], {k: v for k, v in (given | others).items() if v is not None}
 
 
 def _consecutive_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    given = dict(zip(("return_inverse", "return_counts", "dim"), args[1:])) | kwargs
-    return args[:1], {k: v for k, v in given.items() if v is not None}
+    given, others = named(args[1:], kwargs, "return_inverse", "return_counts", "dim")
+    return args[:1], {k: v for k, v in (given | others).items() if v is not None}
 
 
 def _unique_meta(a, *, sorted=True, return_inverse=False, return_counts=False, dim=None):

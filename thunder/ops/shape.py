@@ -12,8 +12,9 @@ from thunder.core.symbol import OpTags
 from thunder.ops import shape_prims as prims
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, composite, declare, prim
-from thunder.ops.dims import numel, packed, sizes_with_minus_one, wrap_dim, wrap_dims
+from thunder.ops.dims import numel, sizes_with_minus_one, wrap_dim, wrap_dims
 from thunder.ops.promotion import broadcast_shapes
+from thunder.ops.spellings import packed
 from thunder.ops.torch_types import to_torch_dtype
 
 VIEW = (OpTags.SHAPE_OP, OpTags.VIEW)

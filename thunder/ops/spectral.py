@@ -236,24 +236,6 @@ def _transform(row: Row) -> Symbol:
     symbol = define(signature(row.decomposition))
     symbol.differentiate_decomposition = symbol.complex_derivative = True
 
-    @symbol.samples
-    def _(make):
-        for dtype in (None,) if row.kind == "r2c" else (None, torch.complex128):
-            x = (
-                make(2, 4, 5)
-                if dtype is None
-                else torch.complex(make(2, 4, 5, dtype=torch.float64), make(2, 4, 5, dtype=torch.float64))
-            )
-            yield (x,)
-            yield (x, (3, 6) if several else 7, (1, 0) if several else 1, "ortho")
-            yield (x, None, (-1,) if several else 0, "forward")
-
-    @symbol.error_samples
-    def _(make):
-        yield make(2, 3), None, (0, 2) if several else 2
-        yield make(2, 3), None, (0, 1) if several else 0, "half"
-        yield make(2, 3), (0, 1) if several else 0
-
     return symbol
 
 
@@ -279,16 +261,6 @@ def _shift(name: str, halved) -> None:
 
     symbol = composite(getattr(torch.fft, name), name=f"fft_{name}")(shifted)
     symbol.differentiate_decomposition = True
-
-    @symbol.samples
-    def _(make):
-        yield (make(3, 4),)
-        yield make(3, 4), 1
-        yield make(3, 4), (0, -1)
-
-    @symbol.error_samples
-    def _(make):
-        yield make(3, 4), 2
 
 
 _shift("fftshift", lambda n: n // 2)

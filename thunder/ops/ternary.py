@@ -9,11 +9,11 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import Symbol
-from thunder.ops.backward import logit_backward, sum_to
+from thunder.ops.backward import sum_to
 from thunder.ops.corners import drops_far_bounds, kept_at_bounds
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim
-from thunder.ops.elementwise import _pair, broadcast_to
+from thunder.ops.elementwise import broadcast_to, spellings_of
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device, to_float
 from thunder.ops.torch_types import require_fit, to_torch_dtype
 
@@ -139,7 +139,7 @@ def _clamp(name: str) -> Symbol:
                 out = where(compare(out, bound), bound, out)
         return out
 
-    return composite(*_pair(name), name=name, meta=_clamp_meta)(decomposition)
+    return composite(*spellings_of(name), name=name, meta=_clamp_meta)(decomposition)
 
 
 clamp, clip = _clamp("clamp"), _clamp("clip")
@@ -324,12 +324,6 @@ def logit(a, eps=None):
     if eps is not None:
         x = where(LTORCH["lt"](x, eps), eps, clamp(x, None, 1.0 - eps))  # the lower bound where the two cross
     return LTORCH["log"](x / (1.0 - x))
-
-
-@logit.vjp
-def _(a, eps=None):
-    g = yield logit(a, eps)
-    return (logit_backward(g, a, eps),)
 
 
 LTORCH["masked_fill"].layout = "row-major"  # a copy is filled

@@ -31,43 +31,31 @@ def _expand(a, size, *, implicit=False):
     return LTORCH["expand"](a, size)
 
 
-# the copy's name without `_copy`: (the view, arguments of a sample)
+# by the copy's name without `_copy`, the view
 _VIEWS = {
-    "alias": (lambda a: a, lambda make: (make(2, 3),)),
-    "as_strided": (
-        lambda a, size, stride, storage_offset=None: LTORCH["as_strided"](a, size, stride, storage_offset),
-        lambda make: (make(4, 3), (2, 2), (1, 2), 1),
-    ),
-    "diagonal": (lambda a, offset=0, dim1=0, dim2=1: diagonal(a, offset, dim1, dim2), lambda make: (make(3, 4), 1)),
-    "expand": (_expand, lambda make: (make(3, 1), (3, 4))),
-    "narrow": (
-        lambda a, dim, start, length: LTORCH["narrow"](a, dim, start, length),
-        lambda make: (make(5, 2), 0, 1, 3),
-    ),
-    "permute": (lambda a, dims: LTORCH["permute"](a, dims), lambda make: (make(2, 3, 4), (2, 0, 1))),
-    "select": (lambda a, dim, index: LTORCH["select"](a, dim, index), lambda make: (make(2, 3), 1, 2)),
-    "slice": (_slice, lambda make: (make(5, 3), 0, 1, 4, 2)),
-    "split": (lambda a, split_size, dim=0: LTORCH["split"](a, split_size, dim), lambda make: (make(5, 3), 2)),
-    "split_with_sizes": (_split_with_sizes, lambda make: (make(5, 3), (2, 3))),
-    "squeeze": (
-        lambda a, dim=None: LTORCH["squeeze"](a) if dim is None else LTORCH["squeeze"](a, dim),
-        lambda make: (make(2, 1, 3),),
-    ),
-    "t": (lambda a: LTORCH["t"](a), lambda make: (make(2, 3),)),
-    "transpose": (lambda a, dim0, dim1: LTORCH["transpose"](a, dim0, dim1), lambda make: (make(2, 3, 4), 0, 2)),
-    "unbind": (lambda a, dim=0: LTORCH["unbind"](a, dim), lambda make: (make(2, 3), 1)),
-    "unfold": (
-        lambda a, dimension, size, step: LTORCH["unfold"](a, dimension, size, step),
-        lambda make: (make(7, 2), 0, 3, 2),
-    ),
-    "unsqueeze": (lambda a, dim: LTORCH["unsqueeze"](a, dim), lambda make: (make(2, 3), 1)),
-    "view": (lambda a, size: LTORCH["view"](a, size), lambda make: (make(2, 3), (3, 2))),
-    "view_as_complex": (lambda a: LTORCH["view_as_complex"](a), lambda make: (make(3, 2),)),
-    "view_as_real": (lambda a: LTORCH["view_as_real"](a), lambda make: (make(3, dtype=torch.complex64),)),
+    "alias": lambda a: a,
+    "as_strided": lambda a, size, stride, storage_offset=None: LTORCH["as_strided"](a, size, stride, storage_offset),
+    "diagonal": lambda a, offset=0, dim1=0, dim2=1: diagonal(a, offset, dim1, dim2),
+    "expand": _expand,
+    "narrow": lambda a, dim, start, length: LTORCH["narrow"](a, dim, start, length),
+    "permute": lambda a, dims: LTORCH["permute"](a, dims),
+    "select": lambda a, dim, index: LTORCH["select"](a, dim, index),
+    "slice": _slice,
+    "split": lambda a, split_size, dim=0: LTORCH["split"](a, split_size, dim),
+    "split_with_sizes": _split_with_sizes,
+    "squeeze": lambda a, dim=None: LTORCH["squeeze"](a) if dim is None else LTORCH["squeeze"](a, dim),
+    "t": lambda a: LTORCH["t"](a),
+    "transpose": lambda a, dim0, dim1: LTORCH["transpose"](a, dim0, dim1),
+    "unbind": lambda a, dim=0: LTORCH["unbind"](a, dim),
+    "unfold": lambda a, dimension, size, step: LTORCH["unfold"](a, dimension, size, step),
+    "unsqueeze": lambda a, dim: LTORCH["unsqueeze"](a, dim),
+    "view": lambda a, size: LTORCH["view"](a, size),
+    "view_as_complex": lambda a: LTORCH["view_as_complex"](a),
+    "view_as_real": lambda a: LTORCH["view_as_real"](a),
 }
 
 
-def _view_copy(name: str, view, sample) -> Symbol:
+def _view_copy(name: str, view) -> None:
     functions = [f for space in (torch, torch.Tensor) if (f := getattr(space, f"{name}_copy", None)) is not None]
 
     def meta(a, *args, **kwargs):
@@ -81,12 +69,10 @@ def _view_copy(name: str, view, sample) -> Symbol:
         decomposition
     )
     symbol.parameters, symbol.defaults = Symbol(name, view).parameters, Symbol(name, view).defaults
-    symbol.samples(lambda make: iter([sample(make)]))
-    return symbol
 
 
-for _name, (_view, _sample) in _VIEWS.items():
-    _view_copy(_name, _view, _sample)
+for _name, _view in _VIEWS.items():
+    _view_copy(_name, _view)
 
 
 @composite(torch.detach_copy, tags=(OpTags.DETACHED,))
@@ -108,11 +94,6 @@ def resolve_neg(a):
 
 
 for _symbol in (resolve_conj, resolve_neg):
-
-    @_symbol.samples
-    def _(make):
-        yield make(2, 3)
-        yield make(2, 3, dtype=torch.complex64).conj()
 
     @_symbol.vjp
     def _(a, symbol=_symbol):

@@ -51,17 +51,6 @@ def _lp_pool(rank: int) -> Symbol:
     symbol = composite(getattr(F, f"lp_pool{rank}d"), name=f"lp_pool{rank}d")(lp_pool)
     symbol.differentiate_decomposition = True
     casts_inside(*symbol.torch_functions)
-    extent = (7, 6, 5)[:rank]
-
-    @symbol.samples
-    def _(make):
-        yield make(2, 3, *extent, low=0.1, high=2.0), 2.0, 2
-        yield make(3, *extent, low=0.1, high=2.0), 3, 3, 2, True
-        yield make(2, 3, *extent), math.inf, 2
-
-    @symbol.error_samples
-    def _(make):
-        yield make(2, 3, *(2,) * rank), 2.0, 5
 
     return symbol
 
@@ -121,17 +110,6 @@ def _fractional(rank: int) -> Symbol:
     def without(a, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
         found = with_indices(a, kernel_size, output_size, output_ratio, return_indices, _random_samples)
         return found if return_indices else found[0]
-
-    extent = (7, 6, 5)[:rank]
-
-    @symbol.samples
-    def _(make):
-        yield make(2, 3, *extent), [2] * rank, [3] * rank, make(2, 3, rank, low=0.0, high=1.0)
-        yield make(3, *extent), [2] * rank, [3] * rank, make(1, 3, rank, low=0.0, high=1.0)
-
-    @symbol.error_samples
-    def _(make):
-        yield make(2, 3, *extent), [2] * rank, [9] * rank, make(2, 3, rank, low=0.0, high=1.0)
 
     return symbol
 
@@ -205,21 +183,6 @@ def _max_unpool(rank: int) -> Symbol:
     def _(a, indices, kernel_size, stride=None, padding=0, output_size=None):
         g = yield symbol(a, indices, kernel_size, stride, padding, output_size)
         return (_op("reshape", _op("gather", flat(g), -1, flat(indices)), a.shape),)
-
-    @symbol.samples
-    def _(make):
-        a = make(2, 3, *(6,) * rank)
-        if a.is_floating_point():
-            for pool in (2, 3):
-                y, indices = getattr(F, f"max_pool{rank}d")(a, pool, return_indices=True)
-                yield make(*y.shape), indices, pool
-            yield (make(*y.shape), indices, 3), {"output_size": (7,) * rank}
-
-    @symbol.error_samples
-    def _(make):
-        indices = torch.zeros(2, 3, *(3,) * rank, dtype=torch.int64)
-        yield (make(2, 3, *(3,) * rank), indices, 2), {"output_size": (9,) * rank}
-        yield make(2, 3, *(3,) * rank), indices.int(), 2
 
     return symbol
 

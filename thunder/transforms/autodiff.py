@@ -32,7 +32,7 @@ from thunder.core.trace import Trace, TraceTag, timed_pass
 from thunder.core.unbacked import with_sizes
 from thunder.errors import DataDependentError, MissingImplementationError, ThunderError
 from thunder.extend import resolve_executors
-from thunder.ops import LTORCH, opaque
+from thunder.ops import LTORCH, pytorch_derivative
 from thunder.ops.parts import add_part, part_of_zeros
 from thunder.transforms.levels import typed
 from thunder.transforms.phases import get_grad_symbol, marked
@@ -290,7 +290,7 @@ def _derivatives(operation: BoundSymbol, executors: Sequence, out: list, functio
         and operation.sym.executor is None
         and not ((_by_parts(operation) or _fused(operation, executors)) and operation.subsymbols)
     ):
-        out.append(differentiate(operation, opaque.derivative_of(operation.sym, functional), True))
+        out.append(differentiate(operation, pytorch_derivative.derivative_of(operation.sym, functional), True))
     elif operation.sym.decomposition is not None and operation.subsymbols:
         typed(operation.subsymbols)  # those of a decomposition that was made later do not know what requires grad
         for sub in operation.subsymbols:

@@ -21,7 +21,7 @@ from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, detached
 from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH
 from thunder.ops.batching_rules import elementwise
-from thunder.ops.explain import as_torch
+from thunder.ops.infer import as_torch
 from thunder.transforms.autodiff import by_formula
 from thunder.transforms.levels import write
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from thunder.analysis.aliases import alias_bases
+from thunder.core.proxies import TensorProxy
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 
-__all__ = ["cse"]
+__all__ = ["cse", "share"]
 
+_EFFECTS = {OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.OPAQUE}
 _NEVER = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE}
 
 
@@ -27,3 +30,36 @@ def cse(trace: Trace) -> Trace:
             out.alias(dict(zip(operation.outputs, first.outputs, strict=True)))
 
     return rewrite(trace, once)
+
+
+def share(trace: Trace) -> Trace:
+    """Computes equal expressions of one phase, and of one checkpoint, once: what autocast casts for each layer that
+    reads it, biases that layers make of one mask. What leaves the program, or is written to, keeps memory of its own.
+
+    Before: `t0 = to(x, bfloat16)`, `t1 = linear(t0, w)`, `t2 = to(x, bfloat16)`, `t3 = linear(t2, v)`. After the
+    derivatives, so that gradients are added up where they were: `t0 = to(x, bfloat16)`, `t1 = linear(t0, w)`, `t3 =
+    linear(t0, v)`.
+    """
+    bases = alias_bases(trace.bound_symbols, maybe=True)
+    apart = {bases[o] for o in trace.output_proxies}
+    written = {*trace.info.written, *trace.info.written.values()}
+    seen: dict = {}
+
+    def is_apart(operation: BoundSymbol) -> bool:
+        return any(bases[o] in apart or o.name in written for o in operation.outputs)
+
+    def once(operation: BoundSymbol, out: Rewriter) -> None:
+        if OpTags.RANDOM_OP not in operation.sym.tags and not _EFFECTS.isdisjoint(operation.sym.tags):
+            seen.clear()  # it may write to memory
+        if not _NEVER.isdisjoint(operation.sym.tags) or not operation.outputs or is_apart(operation):
+            return out.write(operation)
+        context = operation.context
+        grads = tuple(o.requires_grad for o in operation.outputs if isinstance(o, TensorProxy))
+        place = (context.checkpoint, context.backward) if context is not None else None
+        first = seen.setdefault((operation.rhs, grads, place), operation)
+        if first is operation:
+            return out.write(operation)
+        out.alias(dict(zip(operation.outputs, first.outputs, strict=True)))
+
+    made = rewrite(trace, once)
+    return made if len(made.bound_symbols) < len(trace.bound_symbols) else trace

@@ -120,79 +120,67 @@ class CUDAGraphTransform(Transform):
 
     def transform_trace_post_optimization(self, computation_trace: Trace, **kwargs) -> Trace:
         trace = computation_trace
-        operations = [operation for operation in trace.bound_symbols if operation.sym is not python_del]
-        groups = _runs(operations, self.can_fuse)
-        backward = TraceTag.BACKWARD in trace.tags
-        saved, others = trace.output[1] if TraceTag.AUGMENTED_FORWARD in trace.tags else ((), ())
-        returned = (
-            set(trace.output_proxies if not saved else proxies_in(trace.output[0], [])) if not backward else set()
-        )
-        if saved:
-            groups = _head_apart(groups, operations, trace.output_proxies)
-        bases = alias_bases(operations, maybe=True)
-        returned |= {bases[p] for p in returned}
-        groups = _result_apart(groups, operations, returned - {bases[p] for p in saved})
-        regions = schedule(operations, groups, trace.output_proxies)
-        recorded = [
-            self.can_fuse(r.bound_symbols[0])
-            and sum(OpTags.SHAPE_OP not in operation.sym.tags for operation in r.bound_symbols) >= 2
-            for r in regions
-        ]
-        memory, _ = _memory(operations)
-        leaving = {memory.get(p, p) for p in returned}
-        kept = {o for o in saved if memory.get(o, o) not in leaving}
-        gathered, unpacked = _gathered(regions, recorded, trace.output_proxies)
-        taken, read = dict.fromkeys(gathered.values()), {p for r in regions for p in r.inputs}
-        parameters = trace.info.parameters.keys() | trace.info.held
+        flow = _Flow(trace, [operation for operation in trace.bound_symbols if operation.sym is not python_del])
+        regions = self._regions(flow)
+        recorded = [self._is_recorded(region) for region in regions]
+        flow.find(regions, recorded)
         counter, made = itertools.count(), []
         for region, is_recorded in zip(regions, recorded, strict=True):
-            if not is_recorded:
+            if is_recorded:
+                name = next(n for i in counter if (n := f"CUDAGraph{i}") not in trace.names.taken)
+                made.append(self._graph(name, region, flow))
+            else:
                 made += [
-                    self._explained(operation)
-                    for operation in region.bound_symbols
-                    if operation.sym not in (unpack_sequence, clear_symbol) or operation.args[-1] not in taken
+                    self._explained(operation) for operation in region.bound_symbols if not flow.is_taken(operation)
                 ]
-                continue
-            name = next(n for i in counter if (n := f"CUDAGraph{i}") not in trace.names.taken)
-            inputs, within = [p for p in region.inputs if p not in gathered], set(region.inputs)
-            collections = {
-                c: [(i, p) for i, p in enumerate(c.collection) if p in within]
-                for c in dict.fromkeys(gathered[p] for p in region.inputs if p in gathered)
-            }
-            inside, written = _memory(region.bound_symbols)
-            stays = [o in kept and inside.get(o) not in within for o in region.outputs]
-            shows = [not s or o in read for s, o in zip(stays, region.outputs, strict=True)]
-            staying, outputs = (list(itertools.compress(region.outputs, chosen)) for chosen in (stays, shows))
-            arguments = [*inputs, *(p for pairs in collections.values() for _, p in pairs)]
-            program = del_last_used(Trace(name, arguments, region.bound_symbols, list(region.outputs), trace.names))
-            run = GraphedRegion(
-                f"{name} of {trace.name}",
-                    side_stream.side_stream(program, LEAST_BESIDE, small=True) if backward else program,
-                        self._memory_of(region, backward),
-                fixed=[i for i, p in enumerate(inputs) if p.name in parameters or p in written],
-                    expected=[i for i, p in enumerate(inputs) if p in unpacked],
-                returned=[o in returned for o in region.outputs],
-                    shown=list(itertools.compress(itertools.count(), shows)),
-                kept=list(itertools.compress(itertools.count(), stays)),
-                    read=[[i for i, _ in pairs] for pairs in collections.values()],
-            )  # fmt: skip
-            if staying:
-                outputs.append(CollectionProxy(tuple(staying), trace.names.make("results")))
-                others = (*others, outputs[-1])
-            symbol = Symbol(name, id=f"cudagraph.{name}", is_prim=True, fn=run, is_fusion=True)
-            made.append(
-                symbol.bind(
-                    *inputs,
-                    *collections,
-                    output=outputs,
-                    subsymbols=region.bound_symbols,
-                    context=region.bound_symbols[0].context,
-                )
-            )
-        if saved:
-            gone = {p for c in others if isinstance(c, CollectionProxy) for p in c.collection}
-            trace = trace.replace(output=(trace.output[0], (tuple(p for p in saved if p not in gone), others)))
-        return del_last_used(trace.replace(bound_symbols=_deleted(made, taken)))
+        if flow.saved:
+            trace = trace.replace(output=(trace.output[0], flow.saved_beside_graphs()))
+        return del_last_used(trace.replace(bound_symbols=_deleted(made, flow.taken)))
+
+    def _regions(self, flow: _Flow) -> list[Region]:
+        operations, output = flow.operations, flow.trace.output_proxies
+        groups = _runs(operations, self.can_fuse)
+        if flow.saved:
+            groups = _head_apart(groups, operations, output)
+        groups = _result_apart(groups, operations, flow.returned - flow.saved_bases)
+        return schedule(operations, groups, output)
+
+    def _is_recorded(self, region: Region) -> bool:
+        computing = sum(OpTags.SHAPE_OP not in operation.sym.tags for operation in region.bound_symbols)
+        return computing >= 2 and self.can_fuse(region.bound_symbols[0])
+
+    def _graph(self, name: str, region: Region, flow: _Flow) -> BoundSymbol:
+        """The operation that runs a region as a graph. What nobody outside of graphs reads of what it saves is one
+        collection."""
+        within, gathered = set(region.inputs), flow.gathered
+        inputs = [p for p in region.inputs if p not in gathered]
+        collections = {
+            c: [(i, p) for i, p in enumerate(c.collection) if p in within]
+            for c in dict.fromkeys(gathered[p] for p in region.inputs if p in gathered)
+        }
+        inside, written = _memory(region.bound_symbols)
+        stays = [o in flow.kept and inside.get(o) not in within for o in region.outputs]
+        visible = [not s or o in flow.read for s, o in zip(stays, region.outputs, strict=True)]
+        staying, outputs = (list(itertools.compress(region.outputs, chosen)) for chosen in (stays, visible))
+        arguments, names = [*inputs, *(p for pairs in collections.values() for _, p in pairs)], flow.trace.names
+        program = del_last_used(Trace(name, arguments, region.bound_symbols, list(region.outputs), names))
+        run = GraphedRegion(
+            f"{name} of {flow.trace.name}",
+            side_stream.side_stream(program, LEAST_BESIDE, small=True) if flow.backward else program,
+            self._memory_of(region, flow.backward),
+            fixed=[i for i, p in enumerate(inputs) if p.name in flow.parameters or p in written],
+            expected=[i for i, p in enumerate(inputs) if p in flow.unpacked],
+            returned=[o in flow.returned for o in region.outputs],
+            shown=list(itertools.compress(itertools.count(), visible)),
+            kept=list(itertools.compress(itertools.count(), stays)),
+            read=[[i for i, _ in pairs] for pairs in collections.values()],
+        )
+        if staying:
+            outputs.append(CollectionProxy(tuple(staying), names.make("results")))
+            flow.others = (*flow.others, outputs[-1])
+        symbol = Symbol(name, id=f"cudagraph.{name}", is_prim=True, fn=run, is_fusion=True)
+        context = region.bound_symbols[0].context
+        return symbol.bind(*inputs, *collections, output=outputs, subsymbols=region.bound_symbols, context=context)
 
     def _explained(self, operation: BoundSymbol) -> BoundSymbol:
         if operation.sym.python_printer is not None or (reason := self.refusal(operation)) is None:
@@ -213,6 +201,39 @@ class CUDAGraphTransform(Transform):
 
     def make_memory(self, device: torch.device) -> Memory:
         return Memory(device)
+
+
+class _Flow:
+    """What a program gives to whom.
+
+    returned: values that it returns, and in whose memory they may be; none of a backward. saved: values that a forward
+    saves as tensors, others: what else it saves. kept: those of the saved that share no memory with what is returned.
+    gathered, unpacked: see `_gathered`. taken: the collections that graphs read. read: what regions read.
+    """
+
+    def __init__(self, trace: Trace, operations: list[BoundSymbol]):
+        self.trace, self.operations, self.backward = trace, operations, TraceTag.BACKWARD in trace.tags
+        self.parameters = trace.info.parameters.keys() | trace.info.held
+        self.saved, self.others = trace.output[1] if TraceTag.AUGMENTED_FORWARD in trace.tags else ((), ())
+        bases = alias_bases(operations, maybe=True)
+        whole = proxies_in(trace.output[0], []) if self.saved else trace.output_proxies
+        returned = () if self.backward else whole
+        self.returned = {*returned, *(bases[p] for p in returned)}
+        self.saved_bases = {bases[p] for p in self.saved}
+
+    def find(self, regions: Sequence[Region], recorded: Sequence[bool]) -> None:
+        memory, _ = _memory(self.operations)
+        leaving = {memory.get(p, p) for p in self.returned}
+        self.kept = {o for o in self.saved if memory.get(o, o) not in leaving}
+        self.gathered, self.unpacked = _gathered(regions, recorded, self.trace.output_proxies)
+        self.taken, self.read = dict.fromkeys(self.gathered.values()), {p for r in regions for p in r.inputs}
+
+    def is_taken(self, operation: BoundSymbol) -> bool:
+        return operation.sym in (unpack_sequence, clear_symbol) and operation.args[-1] in self.taken
+
+    def saved_beside_graphs(self) -> tuple[tuple, tuple]:
+        gone = {p for c in self.others if isinstance(c, CollectionProxy) for p in c.collection}
+        return tuple(p for p in self.saved if p not in gone), self.others
 
 
 def _is_seed(operation: BoundSymbol, value: Proxy) -> bool:

@@ -12,6 +12,7 @@ returns stays as it is: as PyTorch's, it is no view.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.flow import uses
@@ -71,56 +72,69 @@ class _Flat:
         return found if found is not None and equal_shapes(found.shape, _flat_shape(x)) else None
 
     def rule(self, operation: BoundSymbol, out: Rewriter) -> None:
-        x, is_view = operation.args[0] if operation.args else None, operation.sym is LTORCH["view"]
+        x = operation.args[0] if operation.args else None
         if (
             not isinstance(x, TensorProxy)
             or any(n.unbacked for n in numbers_in((operation.args, operation.kwargs, operation.output), []))
             or 0 in x.shape
         ):
+            made = None
+        elif operation.sym is LTORCH["linear"]:
+            made = self._layer(operation, x)
+        elif operation.sym.reshapes:
+            made = self._reshaped(operation, x)
+        elif operation.sym in (LTORCH["split"], LTORCH["chunk"]):
+            made = self._split(operation, x)
+        else:
+            made = self._elementwise(operation)
+        if made is None:
             return out.write(operation)
-        if operation.sym is LTORCH["linear"]:
-            if len(x.shape) > 2 and len(operation.args[1].shape) == 2 and operation.output not in self.returned:
-                return out.trace(
-                    lambda x, *rest, **named: self._view(
-                        operation.output, operation.sym(self.matrix(x), *rest, **named)
-                    ),
-                    operation,
-                )
-        elif (
-            operation.sym.reshapes
-            and isinstance(operation.output, TensorProxy)
-            and operation.output.dtype is x.dtype
-            and operation.output.requires_grad is x.requires_grad
+        return out.trace(made, operation)
+
+    def _layer(self, operation: BoundSymbol, x: TensorProxy) -> Callable | None:
+        if len(x.shape) <= 2 or len(operation.args[1].shape) != 2 or operation.output in self.returned:
+            return None
+        return lambda x, *rest, **named: self._view(operation.output, operation.sym(self.matrix(x), *rest, **named))
+
+    def _reshaped(self, operation: BoundSymbol, x: TensorProxy) -> Callable | None:
+        result, is_view = operation.output, operation.sym is LTORCH["view"]
+        if (
+            not isinstance(result, TensorProxy)
+            or result.dtype is not x.dtype
+            or result.requires_grad is not x.requires_grad
         ):
-            if x in self.matrices:
-                base = self.matrices[operation.output] = self.matrices[x]
-                shaped = operation.sym if is_view else LTORCH["reshape"]  # columns in other shapes may be a copy
-                return out.trace(lambda *args, **kwargs: shaped(base, operation.output.shape), operation)
-            # a view that is none is an error
-            if not is_view and self.read[operation.output] == 1 and not self.has_effects:
-                self.source[operation.output] = self.source.get(x, x)
-        elif (
-            operation.sym in (LTORCH["split"], LTORCH["chunk"])
-            and (whole := self.columns(x)) is not None
-            and all(equal_shapes(part.shape[:-1], x.shape[:-1]) for part in operation.output)
+            return None
+        if x in self.matrices:
+            base = self.matrices[result] = self.matrices[x]
+            shaped = operation.sym if is_view else LTORCH["reshape"]  # columns in other shapes may be a copy
+            return lambda *args, **kwargs: shaped(base, result.shape)
+        # a view that is none is an error
+        if not is_view and self.read[result] == 1 and not self.has_effects:
+            self.source[result] = self.source.get(x, x)
+        return None
+
+    def _split(self, operation: BoundSymbol, x: TensorProxy) -> Callable | None:
+        whole = self.columns(x)
+        if whole is None or not all(equal_shapes(part.shape[:-1], x.shape[:-1]) for part in operation.output):
+            return None
+        return lambda *args, **kwargs: self._parts(operation.output, whole)
+
+    def _elementwise(self, operation: BoundSymbol) -> Callable | None:
+        symbol, result = operation.sym, operation.output
+        if (
+            not symbol.elementwise
+            or symbol.tags & {*_EFFECTS, OpTags.RANDOM_OP, OpTags.VIEW}
+            or not isinstance(result, TensorProxy)
+            or result in self.returned
         ):
-            return out.trace(lambda *args, **kwargs: self._parts(operation.output, whole), operation)
-        elif (
-            operation.sym.elementwise
-            and not operation.sym.tags & {*_EFFECTS, OpTags.RANDOM_OP, OpTags.VIEW}
-            and isinstance(operation.output, TensorProxy)
-        ):
-            tensors = [i for i in operation.inputs if isinstance(i, TensorProxy)]
-            if operation.output not in self.returned and all(
-                equal_shapes(i.shape, operation.output.shape) and self.columns(i) is not None for i in tensors
-            ):
-                args, kwargs = map_structure(
-                    lambda a: self.matrices[a] if isinstance(a, TensorProxy) else a, (operation.args, operation.kwargs)
-                )
-                return out.trace(
-                    lambda *_, **__: self._view(operation.output, operation.sym(*args, **kwargs)), operation
-                )
-        return out.write(operation)
+            return None
+        tensors = [i for i in operation.inputs if isinstance(i, TensorProxy)]
+        if not all(equal_shapes(i.shape, result.shape) and self.columns(i) is not None for i in tensors):
+            return None
+        args, kwargs = map_structure(
+            lambda a: self.matrices[a] if isinstance(a, TensorProxy) else a, (operation.args, operation.kwargs)
+        )
+        return lambda *_, **__: self._view(result, symbol(*args, **kwargs))
 
     def _view(self, value: TensorProxy, matrix: TensorProxy) -> TensorProxy:
         self.matrices[value] = matrix

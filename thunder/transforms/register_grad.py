@@ -35,6 +35,9 @@ def _operation(given: Any) -> Symbol:
     return found
 
 
+REGISTERED: set[str] = set()  # ids of operations whose derivative is not the one that they came with
+
+
 def _by_id() -> dict:
     return {symbol.id: symbol for table in (PRIMS, LTORCH) for symbol in table.values() if isinstance(symbol, Symbol)}
 
@@ -59,6 +62,7 @@ def register_grad(sym_or_id: Symbol | str | Callable, gradfn: Callable | None = 
         yield gradfn(*args, **kwargs)
         return ()  # the gradients are put already
 
+    REGISTERED.add(operation.id)
     operation.grad_rule = rule
     return gradfn
 
@@ -81,6 +85,7 @@ def register_backward(sym_or_id: Symbol | str | Callable):
 def _register(operation: Symbol, place: int, function: Callable) -> Callable:
     operation.vjp_halves = halves = operation.vjp_halves or [None, None]
     halves[place] = function
+    REGISTERED.add(operation.id)
     operation.grad_rule = _joined(operation, halves)
     return function
 

@@ -25,10 +25,11 @@ from thunder.core.paths import last_decision
 from thunder.core.proxies import Proxy, TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
+from thunder.extend.fusion import written_over
 from thunder.ops.define import LTORCH, torch_path
-from thunder.ops.inplace import also_written, write_back
+from thunder.ops.inplace import also_written, copy_unless_there, write_back
 
-__all__ = ["in_place_form", "reinplace", "run_in_place"]
+__all__ = ["in_place_form", "may_hold", "reinplace", "run_in_place"]
 
 
 def reinplace(trace: Trace) -> Trace:
@@ -42,6 +43,12 @@ def reinplace(trace: Trace) -> Trace:
     kept: list[BoundSymbol] = []
     for i, operation in enumerate(operations):
         if i in state.dropped:
+            continue
+        if i in state.arrived:
+            kept.append(_copied_unless_there(operation))
+            continue
+        if operation.sym.is_fusion:
+            kept += state.fusion(i, operation)
             continue
         form = in_place_form(operation)
         if form is not None and state.fits(i, operation, form[1]):
@@ -67,6 +74,12 @@ def in_place_form(operation: BoundSymbol) -> tuple[Callable, dict[int, Any]] | N
     if symbol.tags & {OpTags.RANDOM_OP, OpTags.VIEW}:
         return None
     return function, {o: operation.args[a] for o, a in pairs.items()}
+
+
+def may_hold(target, result) -> bool:
+    """Whether a tensor's memory is as large as a result, and of its type."""
+    tensors = isinstance(target, TensorProxy) and isinstance(result, TensorProxy)
+    return tensors and result.dtype is target.dtype and same_shape(result.shape, target.shape)
 
 
 def run_in_place(operation: BoundSymbol, function: Callable) -> BoundSymbol:
@@ -95,6 +108,7 @@ class _State:
         self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # argument -> (value that is written back to it, place)
         self.home: dict[Proxy, Proxy] = {a: a for a in self.arguments}  # value -> the argument in whose memory it is
         self.dropped: set[int] = set()
+        self.arrived: set[int] = set()  # copies of what a kernel may have written there already
         # arguments that are views of others
         beside = {self.bases[operation.args[0]] for operation in operations if operation.sym.id == _ALSO_WRITTEN}
         for i, operation in enumerate(operations):
@@ -129,12 +143,7 @@ class _State:
         )
 
     def _fits(self, i: int, operation: BoundSymbol, result: Proxy, target, read: collections.Counter) -> bool:
-        if (
-            not isinstance(target, TensorProxy)
-            or not isinstance(result, TensorProxy)
-            or result.dtype is not target.dtype
-            or not same_shape(result.shape, target.shape)
-        ):
+        if not may_hold(target, result):
             return False
         home, reads = self.home.get(target), self.reads.get(self.bases[target], ())
         if read[self.bases[target]] > 1 or target in self.views and home is None:
@@ -152,6 +161,22 @@ class _State:
             and i < at
             and not any(i < r and (r < at or target is not home) for r in reads)
         )
+
+    def fusion(self, i: int, operation: BoundSymbol) -> list[BoundSymbol]:
+        """A fusion makes the last value of an argument in its memory, where it lies there as the kernels expect; which
+        `copy_unless_there` sees."""
+        read, homes = collections.Counter(map(self.bases.__getitem__, operation.inputs)), {}
+        for o, result in enumerate(operation.outputs):
+            for n, target in enumerate(operation.inputs):
+                home = self.home.get(target)
+                last = home is not None and self.copies.get(home, (None,))[0] is result
+                if last and n not in homes and self._fits(i, operation, result, target, read):
+                    homes[n] = o
+        made, over = written_over(operation, (), homes) if homes else (operation, {})
+        for o, n in over.items():
+            home = self.home[operation.outputs[o]] = self.home[operation.inputs[n]]
+            self.arrived.add(self.copies[home][1])
+        return [made] if over else self.as_it_is(operation)
 
     def as_it_is(self, operation: BoundSymbol) -> list[BoundSymbol]:
         """An operation that stays, and one that lays its result out as what it overwrites. A detached value is in the
@@ -182,6 +207,18 @@ class _State:
         return run_in_place(operation, function)
 
 
+def _copied_unless_there(operation: BoundSymbol) -> BoundSymbol:
+    made = Symbol(
+        copy_unless_there.__name__,
+        id=f"inplace.{copy_unless_there.__name__}",
+        is_prim=True,
+        tags=(OpTags.IN_PLACE, OpTags.DONT_DCE),
+        fn=copy_unless_there,
+        executor=operation.sym.executor,
+    )
+    return operation.replace(sym=made)
+
+
 def _overwrites(operation: BoundSymbol) -> TensorProxy | None:
     """What a bound symbol overwrites whose operation does not lay out its result as its first argument by itself."""
     original, args = (operation.subsymbols[0] if operation.subsymbols else operation).sym, operation.args
@@ -197,14 +234,7 @@ def _overwrites(operation: BoundSymbol) -> TensorProxy | None:
     ):
         return None
     target, result = args[0] if args else None, operation.outputs[0]
-    fits = (
-        isinstance(target, TensorProxy)
-        and isinstance(result, TensorProxy)
-        and len(result.shape) > 1
-        and result.dtype is target.dtype
-        and same_shape(result.shape, target.shape)
-    )
-    return target if fits else None
+    return target if may_hold(target, result) and len(result.shape) > 1 else None
 
 
 def _lay_out_like(made: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

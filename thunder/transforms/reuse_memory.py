@@ -19,14 +19,14 @@ from collections.abc import Callable
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.cost import original_of
 from thunder.analysis.lifetimes import last_uses
-from thunder.core.proxies import Proxy, TensorProxy, same_shape
+from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace, TraceTag
-from thunder.extend.fusion import FusionExecutor, run_by
+from thunder.extend.fusion import FusionExecutor, written_over
 from thunder.ops.parts import add_part, rearranges
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.phases import phase_of
-from thunder.transforms.reinplace import in_place_form, run_in_place
+from thunder.transforms.reinplace import in_place_form, may_hold, run_in_place
 
 __all__ = ["has_memory_to_reuse", "reuse_memory"]
 
@@ -41,7 +41,7 @@ def reuse_memory(trace: Trace, fused: bool) -> Trace:
     """Lets operations write over inputs that die with them: those that add gradients up, fusions, and elementwise ones
     where a fusion executor is used."""
     backward = TraceTag.BACKWARD in trace.tags
-    state = _Lifetimes(trace)
+    state, padded = _Lifetimes(trace), trace.info.padded
     operations: list[BoundSymbol] = []
     for i, operation in enumerate(trace.bound_symbols):
         fuser, own = _fuser(operation), operation.sym.owns_result
@@ -49,11 +49,15 @@ def reuse_memory(trace: Trace, fused: bool) -> Trace:
         accumulates = _adds_gradients(operation) or backward and operation.sym.accumulates
         if fuser is not None:
             found = state.dying(i, operation)
-            operation, own = _writing_over(operation, fuser, found) if found else operation, True
+            operation, own = written_over(operation, found)[0] if found else operation, True
         elif (accumulates or fused and operation.sym.elementwise) and (function := _in_place_function(operation)):
             home = state.home(i, operation, rearranged=accumulates)
             # what a linear layer gives is a view of something that nobody has, and what leaves the forward must be none
-            if home is not None and (backward or not state.owned[home] or not state.leaves(operation)):
+            if (
+                home is not None
+                and (backward or not state.owned[home] or not state.leaves(operation))
+                and (home not in padded or operation.output in padded)
+            ):
                 operation, own, hidden = run_in_place(operation, function), True, state.owned[home]
         operations.append(operation)
         state.after(operation, own, hidden)
@@ -115,29 +119,4 @@ def _in_place_function(operation: BoundSymbol) -> Callable | None:
     """What computes an operation of PyTorch's in the memory of its first operand, where that has the result's type and
     shape."""
     form = in_place_form(operation) if OpTags.IN_PLACE not in operation.sym.tags else None
-    if form is None:
-        return None
-    target, result = operation.args[0], operation.outputs[0]
-    fits = (
-        isinstance(target, TensorProxy)
-        and isinstance(result, TensorProxy)
-        and target.dtype is result.dtype
-        and same_shape(target.shape, result.shape)
-    )
-    return form[0] if fits else None
-
-
-def _writing_over(operation: BoundSymbol, fuser: FusionExecutor, dying: list[int]) -> BoundSymbol:
-    found = fuser.writing_over(operation.sym.fn, dying)  # type: ignore[arg-type]
-    if found is None:
-        return operation
-    function, pairs = found
-    verb = "may be" if fuser.permits else "is"
-    return run_by(
-        operation,
-        function,
-        ", ".join(
-            f"{operation.outputs[o].name} {verb} written over {operation.inputs[i].name}" for o, i in pairs.items()
-        ),
-        OpTags.IN_PLACE,
-    )
+    return form[0] if form is not None and may_hold(operation.args[0], operation.outputs[0]) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from thunder.ops import LTORCH
 from thunder.ops.creation import (
     arange,
     complex,
@@ -101,3 +102,19 @@ def _(make):
 def _(make):
     yield make(4), make(4)
     yield make(4, 1), make(3)
+
+
+@LTORCH["zeros_like"].samples
+@LTORCH["ones_like"].samples
+def _(make):
+    yield make(2, 3)
+    yield (make(2, 3),), {"dtype": torch.float64}
+
+
+for _name in ("tril", "triu"):
+
+    @LTORCH[_name].samples
+    def _(make):
+        yield make(4, 5)
+        yield make(2, 4, 4), -1
+        yield make(3, 3, dtype=torch.bool), 1

@@ -1,18 +1,15 @@
-"""Arguments that tests call the operations of `thunder/ops/equations.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/equations.py` and `lu.py` with."""
 
 from __future__ import annotations
 
 import torch
 
+from thunder.core.symbol import Symbol
 from thunder.ops.equations import (
-    ldl_solve,
-    linalg_lu_solve,
     linalg_solve,
     linalg_solve_triangular,
     lobpcg,
     lstsq,
-    lu_unpack,
-    old_lu_solve,
     pca_lowrank,
     pinv,
     pinverse,
@@ -22,6 +19,7 @@ from thunder.ops.equations import (
     tensorsolve,
     triangular_solve,
 )
+from thunder.ops.lu import ldl_solve, linalg_lu, linalg_lu_solve, lu_factor, lu_factor_ex, lu_unpack, old_lu_solve
 
 
 def _well(make, *shape):
@@ -191,3 +189,21 @@ def _(make):
 @lobpcg.error_samples
 def _(make):
     yield make(4, 4), 2
+
+
+def _matrix_samples(symbol: Symbol, *more: dict) -> None:
+    @symbol.samples
+    def _(make):
+        for shape in ((3, 3), (2, 4, 3), (3, 5)):
+            yield (make(*shape),)
+        for options in more:
+            yield (make(3, 3),), options
+
+    @symbol.error_samples
+    def _(make):
+        yield (make(3),)
+
+
+_matrix_samples(lu_factor)
+_matrix_samples(lu_factor_ex, {"check_errors": True})
+_matrix_samples(linalg_lu)

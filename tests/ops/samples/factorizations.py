@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from thunder.ops import LTORCH
 from thunder.ops.factorizations import (
     cholesky_inverse,
     cholesky_solve,
@@ -134,3 +135,36 @@ def _(make):
 @ormqr.error_samples
 def _(make):
     yield make(4, 3), make(3), make(3, 2)
+
+
+def _of_square(name: str, definite: bool, *options: str) -> None:
+    """definite: samples are positive definite."""
+    symbol = LTORCH[name]
+
+    def well(make, *shape):
+        x = make(*shape)
+        return x @ x.mT + torch.eye(shape[-1]) if definite else x + 4 * torch.eye(shape[-1])
+
+    @symbol.samples
+    def _(make):
+        yield (well(make, 3, 3),)
+        yield (well(make, 2, 3, 3),)
+        if "upper" in options:
+            yield (well(make, 3, 3),), {"upper": True}
+        if "UPLO" in options:
+            yield (well(make, 3, 3),), {"UPLO": "U"}
+
+    @symbol.error_samples
+    def _(make):
+        yield (make(3, 2),)
+
+
+for _name in ("inv", "inv_ex", "det", "slogdet", "eig", "eigvals"):
+    _of_square(f"linalg_{_name}", False)
+_of_square("matrix_exp", False)
+for _name in ("logdet", "linalg_ldl_factor", "linalg_ldl_factor_ex"):
+    _of_square(_name, True)
+for _name in ("cholesky", "cholesky_ex"):
+    _of_square(f"linalg_{_name}", True, "upper")
+for _name in ("eigh", "eigvalsh"):
+    _of_square(f"linalg_{_name}", True, "UPLO")

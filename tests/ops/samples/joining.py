@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from thunder.ops import LTORCH
 from thunder.ops.joining import (
     cat,
     chunk,
@@ -124,3 +125,19 @@ def _(make):
     yield make(3, 2), 2
     yield make(3, 2), 2, 0
     yield make(3, 2), 3, -1
+
+
+for _name in ("hstack", "vstack", "dstack"):
+
+    @LTORCH[_name].samples
+    def _(make):
+        yield ([make(3), make(3)],)
+        yield ([make(2, 3), make(2, 3)],)
+
+
+for _name in ("hsplit", "vsplit", "dsplit"):
+
+    @LTORCH[_name].samples
+    def _(make):
+        yield make(4, 4, 4), 2
+        yield make(4, 4, 4), (1, 3)

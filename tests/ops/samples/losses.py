@@ -114,3 +114,19 @@ def _(make):
     target = torch.tensor([[[0, 1], [2, 1]]])
     yield make(), make(1, 3, 2, 2), target, make(3), 1, -100, make()
     yield make(1, 2, 2), make(1, 3, 2, 2), target, None, 0, 1, make()
+
+
+def _pointwise(name: str, **bounds: float) -> None:
+    @LTORCH[name].samples
+    def _(make):
+        for how in _REDUCTIONS:
+            yield (make(4, 3, **bounds), make(4, 3, **bounds)), {"reduction": how}
+
+    @LTORCH[name].error_samples
+    def _(make):
+        yield (make(4, 3, **bounds), make(4, 3, **bounds)), {"reduction": "median"}
+
+
+for _name in ("mse", "l1", "smooth_l1", "huber", "soft_margin"):
+    _pointwise(f"{_name}_loss")
+_pointwise("poisson_nll_loss", low=0.1, high=2.0)

@@ -100,3 +100,10 @@ def _(make):
 @native_dropout_backward.samples
 def _(make):
     yield make(4, 3), make(4, 3, dtype=torch.bool), 2.0
+
+
+for _name in ("uniform", "normal", "exponential", "geometric", "cauchy", "log_normal", "random", "bernoulli"):
+
+    @LTORCH[f"{_name}_fill"].samples
+    def _(make, name=_name):
+        yield (make(2, 3), 0.4) if name == "geometric" else (make(2, 3),)

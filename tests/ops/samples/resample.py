@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from thunder.ops import LTORCH
 from thunder.ops.resample import affine_grid, channel_shuffle, grid_sample, interpolate, pixel_shuffle, pixel_unshuffle
 
 
@@ -48,3 +49,22 @@ def _(make):
 @channel_shuffle.samples
 def _(make):
     yield make(2, 6, 3, 4), 3
+
+
+def _grid_sampler(rank: int) -> None:
+    symbol = LTORCH[f"grid_sampler_{rank}d"]
+
+    @symbol.samples
+    def _(make):
+        a, grid = make(2, 3, *(5, 4, 3)[:rank]), make(2, *(4, 3, 2)[:rank], rank, low=-1.2, high=1.2)
+        yield a, grid, 0, 0, False
+        yield a, grid, 0, 1, True
+        yield a, grid, 1, 2, False
+
+    @symbol.error_samples
+    def _(make):
+        yield make(2, 3, *(5, 4, 3)[:rank]), make(1, *(4, 3, 2)[:rank], rank, low=-1.0, high=1.0), 0, 0, False
+
+
+for _rank in (2, 3):
+    _grid_sampler(_rank)

@@ -8,7 +8,7 @@ from thunder import compat
 from thunder.capture.ask import SAME
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops.explain import fake
+from thunder.ops.infer import fake
 from thunder.ops.torch_types import from_tensor_dtype
 
 __all__ = ["read_gradient", "write_gradient", "leaf_gradient", "first_proxy"]

@@ -10,30 +10,24 @@ calls it as it is, with what it has in its closure as arguments:
 from __future__ import annotations
 
 import collections
-import dis
-import functools
-import types
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from thunder import compat
-from thunder.capture.ask import IDENTITY
-from thunder.capture.native import IMMUTABLE, PRIMITIVE
 from thunder.capture.tensors import is_leaf
 from thunder.core.codegen import OBJECT_NAMES
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, proxies_in
+from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.interpreter.attributes import plain_attribute
 from thunder.transforms.levels import renamed_value
 
-__all__ = ["call_hook", "finish", "node", "register", "retain", "run"]
+__all__ = ["call_hook", "hooked", "node", "register", "retain", "run"]
 
 
 class Hook:
-    """A hook as the program registered it. rebuilt: what makes it of the values of one call; known at the end."""
+    """A hook as the program registered it. rebuilt: what makes it of the values of one call; see `rebuilt_hooks`."""
 
     def __init__(self, function: Callable):
         self.function = function
@@ -144,86 +138,3 @@ def run(c, operation: BoundSymbol, create_graph: bool) -> TensorProxy:
     if type(found) is not TensorProxy or tuple(found.shape) != tuple(gradient.shape):
         raise RuntimeError(f"hook {hook.name!r} has changed the size of value")
     return found
-
-
-def finish(c, result) -> None:
-    """Hooks that no backward of the program has run go to the backward outside. Raises CaptureError where one knows
-    what the next call has another of."""
-    left = set(map(id, proxies_in(result, []))) if c.engine.retained else ()
-    for value, tensor in c.engine.retained.items():
-        if value not in c.engine.ran and id(tensor) in left:
-            c.refuse(
-                "retain_grad of a tensor that it returns is called, and the backward runs outside",
-                "call retain_grad() on the result",
-            )
-    for i, operation in enumerate(c.recorder.bound_symbols):
-        if operation.sym is hooked:
-            value, hook, _ = operation.args
-            values: list = []
-            hook.rebuilt = _rebuilt(c, hook.function, values)
-            c.recorder.bound_symbols[i] = operation.replace(args=(value, hook, tuple(values)))
-
-
-def _rebuilt(c, value, values: list, depth: int = 8) -> Callable[[tuple], Any]:
-    """What makes a value again of `values`, which it appends to: the proxies in it. What comes from outside is asked to
-    stay the same object."""
-    t, part = type(value), functools.partial(_rebuilt, c, values=values, depth=depth - 1)
-    if isinstance(value, (Proxy, NumberProxy)):
-        values.append(c.recorder.latest(value))
-        return lambda given, n=len(values) - 1: given[n]
-    if t in PRIMITIVE or isinstance(value, IMMUTABLE):
-        return lambda given: value
-    if depth and t is tuple:
-        items = [part(v) for v in value]
-        return lambda given: tuple(item(given) for item in items)
-    look = c.containers.lazy.get(id(value)) or c.containers.filled.get(id(value))
-    source = look.source if look is not None else c.sources.get(id(value))
-    if source is not None:
-        if source.base is not None:  # else it is the compiled module, or stands in the program
-            c.ask(source, IDENTITY)
-        original = value if look is None else look.original
-        return lambda given: original
-    if depth and t is functools.partial:
-        function, items = part(value.func), part(value.args)
-        keywords = {k: part(v) for k, v in value.keywords.items()}
-        return lambda given: functools.partial(
-            function(given), *items(given), **{k: v(given) for k, v in keywords.items()}
-        )
-    if depth and t is types.MethodType:
-        function, owner = part(value.__func__), part(value.__self__)
-        return lambda given: types.MethodType(function(given), owner(given))
-    if depth and t is types.FunctionType and id(value) in c.fresh:
-        return _rebuilt_function(c, value, part)
-    of_nothing = t is types.BuiltinFunctionType and isinstance(value.__self__, (types.ModuleType, type(None), type))
-    if of_nothing or isinstance(value, (types.FunctionType, type, types.ModuleType)):
-        return lambda given: value
-    return c.refuse(
-        f"a hook that is registered inside of it has a {t.__name__} of the program's own, which the backward outside "
-        "would find as it was at the first call",
-        "give the hook tensors and numbers, or what was made outside, or call backward inside",
-    )
-
-
-def _rebuilt_function(c, function: types.FunctionType, part: Callable) -> Callable[[tuple], Any]:
-    """A function that the program made, with the cells that it shares with the world outside, and others of its own."""
-    code, cells = function.__code__, function.__closure__ or ()
-    outside = [id(cell) in c.outside.cells for cell in cells]
-    own = {name for name, shared in zip(code.co_freevars, outside, strict=True) if not shared}
-    if any(i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval in own for i in dis.get_instructions(code)):
-        c.refuse(
-            "a hook that is registered inside of it assigns to a variable of the program",
-            "keep the value in an object from outside, or call backward inside",
-        )
-    contents = [None if shared else part(cell.cell_contents) for cell, shared in zip(cells, outside, strict=True)]
-    defaults, keywords = part(function.__defaults__), part(tuple((function.__kwdefaults__ or {}).items()))
-
-    def made(given: tuple) -> types.FunctionType:
-        closure = tuple(
-            cell if content is None else types.CellType(content(given))
-            for cell, content in zip(cells, contents, strict=True)
-        )
-        copy = types.FunctionType(code, function.__globals__, function.__name__, defaults(given), closure)
-        copy.__kwdefaults__ = dict(keywords(given))
-        return copy
-
-    return made

@@ -3,13 +3,11 @@ program does itself."""
 
 from __future__ import annotations
 
-import collections
 import json.scanner
 import operator
 import pickle
 import random
 import types
-from typing import Any
 
 import numpy
 import torch
@@ -64,48 +62,14 @@ def _shuffle(c, f, args, kwargs):
     return None
 
 
-def _ordered(pairs: tuple, attributes: tuple) -> collections.OrderedDict:
-    made = collections.OrderedDict(pairs)
-    made.__dict__.update(attributes)
-    return made
-
-
-def _saved(c, value) -> Any:
-    """What is written of a value: ordered dicts, as state dicts are, with their attributes."""
-    value = c.materialize(value)
-    if type(value) is collections.OrderedDict:
-        pairs = tuple((k, _saved(c, v)) for k, v in value.items())
-        attributes = tuple((k, _saved(c, v)) for k, v in vars(value).items())
-        return host_lines.run(c, _ordered, (pairs, attributes), pure=True)
-    if type(value) is dict:
-        return {k: _saved(c, v) for k, v in value.items()}
-    return type(value)(_saved(c, v) for v in value) if type(value) in (list, tuple) else value
-
-
-def _writable(c, f, value) -> Any:
-    value = _saved(c, value)
-    if any(type(p) is TensorProxy and c.recorder.latest(p).requires_grad for p in proxies_in(value, [])):
+def _written(c, f, args, kwargs):
+    """`torch.save` and `pickle.dumps`, of tensors as the program leaves them."""
+    inside = [p for p in proxies_in(c.materialize(args[0]), []) if type(p) is TensorProxy]
+    if any(c.recorder.latest(p).requires_grad for p in inside):
         c.refuse(f"{f.__name__}() is given a tensor that requires grad", "give it x.detach()")
-    return value
-
-
-def _save(c, f, args, kwargs):
-    return host_lines.run_impure(c, f, [_writable(c, f, args[0]), *args[1:]], kwargs)
-
-
-def _load(c, f, args, kwargs):
-    return host_lines.run_impure(c, f, args, kwargs)
-
-
-def _dumps(c, f, args, kwargs):
-    value = c.materialize(args[0])
-    if not proxies_in(value, []):
-        return call_native(c, f, args, kwargs)
-    return host_lines.run(c, f, [_writable(c, f, value), *args[1:]], kwargs, pure=True)
-
-
-def _loads(c, f, args, kwargs):
-    return host_lines.run(c, f, args, kwargs)
+    if f is pickle.dumps and inside:
+        return host_lines.run(c, f, args, kwargs, pure=True)
+    return call_native(c, f, args, kwargs)
 
 
 _OF_SCANNERS = ("strict", "object_hook", "object_pairs_hook", "parse_float", "parse_int", "parse_constant")
@@ -123,6 +87,7 @@ def handlers() -> dict:
     return {
         getattr(json.scanner, "c_make_scanner", None): _scanner,
         operator.call: lambda c, f, a, k: c.call(a[0], a[1:], k) if a else f(),
-        random.Random.shuffle: _shuffle, numpy.random.shuffle.__func__: _shuffle, torch.save: _save, torch.load: _load,
-        pickle.dumps: _dumps, pickle.loads: _loads,
+        random.Random.shuffle: _shuffle, numpy.random.shuffle.__func__: _shuffle,
+        torch.save: _written, pickle.dumps: _written,
+        pickle.loads: lambda c, f, args, kwargs: host_lines.run(c, f, args, kwargs),
     }  # fmt: skip

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Callable
+from typing import cast
 
 import torch
 
@@ -18,11 +17,9 @@ from thunder.capture.library.functional import (
     check_like,
     flatten,
     made,
-    opened,
     selected_arguments,
 )
 from thunder.capture.library.vmap import VMap
-from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 __all__ = ["HANDLERS", "BY_NAME", "KINDS"]
 
@@ -83,24 +80,6 @@ def _torch_jvp(c, f, args, kwargs):
     )
 
 
-def _basis(c, f, args, kwargs):
-    """The unit vectors of jacrev and jacfwd: for each tensor the columns of the identity that are its elements. PyTorch
-    writes them into a view."""
-    tensors, counts, *chunk_size = [*args, *kwargs.values()]
-    if chunk_size not in ([], [None]):
-        c.refuse("torch.func.jacrev with chunk_size", "leave chunk_size out: the whole Jacobian is computed at once")
-    total, columns, start = sum(counts), [], 0
-    for t, n in zip(tensors, counts, strict=True):
-        whole = c.call(torch.eye, [total], {"dtype": to_torch_dtype(t.dtype), "device": to_torch_device(t.device)})
-        columns.append(whole[:, start : start + n].reshape(total, *t.shape))
-        start += n
-    return tuple(columns)
-
-
-def _basis_in_chunks(c, f, args, kwargs):
-    return [_basis(c, f, args, kwargs)]
-
-
 def _torch_vmap(c, f, args, kwargs):
     function, in_dims, out_dims, randomness, chunk_size, *given = args
     if chunk_size is not None:
@@ -127,88 +106,15 @@ def _torch_jvp_in_public(c, f, args, kwargs):
     return _torch_jvp(c, f, args, {"has_aux": False, **kwargs})
 
 
-def _functional_call(c, f, args, kwargs):
-    """`torch.func.functional_call`: while the module is called, the given tensors are what its names mean."""
-    names = ("module", "tensors", "args", "kwargs")
-    given = dict(zip(names, args)) | {
-        "tensors" if k == "parameter_and_buffer_dicts" else k: v for k, v in kwargs.items()
-    }
-    module, tables = given["module"], opened(c, given["tensors"])
-    if given.get("strict") or hasattr(type(module), "_lc_cd"):
-        c.refuse(
-            "torch.func.functional_call with strict=True, or of a compiled module",
-            "leave strict out, and give the module itself",
-        )
-    wanted = {k: v for table in ([tables] if isinstance(tables, dict) else tables) for k, v in table.items()}
-    if not isinstance(tables, dict) and len(wanted) != sum(map(len, tables)):
-        raise ValueError("keys appeared in multiple dictionaries; behavior of functional call is ambiguous")
-    with _replaced(c, module, _with_ties(c, module, wanted) if given.get("tie_weights", True) else wanted):
-        positional = given.get("args", ())
-        positional = () if positional is None else positional if isinstance(positional, tuple) else (positional,)
-        return c.call(module, list(positional), dict(given.get("kwargs") or {}))
-
-
-def _with_ties(c, module, wanted: dict) -> dict:
-    """The tensors by name, and under the other names of the tensors that they replace."""
-    real: dict[str, Any] = {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-    names: dict[int, list[str]] = {}
-    for n, t in real.items():
-        names.setdefault(id(t), []).append(n)
-    found = dict(wanted)
-    for name, value in wanted.items():
-        if name not in real:
-            c.refuse(
-                f"torch.func.functional_call replaces {name!r}, which the module does not have",
-                "give names of its parameters and buffers",
-            )
-        for other in names[id(real[name])]:
-            if found.setdefault(other, value) is not value:
-                raise ValueError(
-                    f"functional_call got multiple values for keys {names[id(real[name])]}, which are tied. Consider "
-                    "using tie_weights=False"
-                )
-    return found
-
-
-@contextmanager
-def _replaced(c, module, wanted: dict) -> Iterator[None]:
-    """Attributes of a module and its children mean other values inside the block."""
-    before, missing = {}, object()
-    for name, value in wanted.items():
-        *path, leaf = name.split(".")
-        owner = functools.reduce(c.load_attr, path, module)
-        c.keep[id(owner)] = owner
-        before[id(owner), leaf] = (c.writes.overlay.get((id(owner), leaf), missing), value)
-        c.writes.overlay[id(owner), leaf] = value
-    try:
-        yield
-        if any(c.writes.overlay.get(key) is not value for key, (_, value) in before.items()):
-            c.refuse(
-                "a module called by torch.func.functional_call replaces a parameter or buffer of its own",
-                "return the new value",
-            )
-    finally:
-        for key, (old, _) in before.items():
-            if old is missing:
-                c.writes.overlay.pop(key, None)
-            else:
-                c.writes.overlay[key] = old
-
-
 HANDLERS = {
     torch.func.vjp: _torch_vjp_in_public,
     torch.func.jvp: _torch_jvp_in_public,
-    torch.func.functional_call: _functional_call,
 }
 HANDLERS |= {
     function: handler
     for name, handler in {
         "grad": _torch_grad, "grad_and_value": _torch_grad_and_value, "vjp": _torch_vjp, "jvp": _torch_jvp,
-        "vmap": _torch_vmap, "basis": _basis,
-        "basis_in_chunks": _basis_in_chunks,
+        "vmap": _torch_vmap,
     }.items()
     if (function := compat.functorch_implementations().get(name)) is not None
 }  # fmt: skip

@@ -22,6 +22,7 @@ from thunder.executors.triton_kernels.schedule import (
     in_order,
     operand_place,
     reduced_place,
+    stored_place,
     tile_place,
 )
 from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, divides, hint
@@ -38,7 +39,7 @@ class Source(NamedTuple):
     """name, text: a function of the buffers (values, in order), called after what it computes, so that profiles say it.
     helpers: names of functions it calls.
 
-    loads: where in memory each value is read; stores: where each is written. Equal texts are equal places.
+    loads: where in memory each value is read; stores: where each is written: keys of indices.
 
     sizes: the numbers that the function is called with after the buffers. grid: numbers of programs, as ints or as
     Python text of such numbers. limits: what has to fit into the integers that the kernel computes places with.
@@ -50,8 +51,8 @@ class Source(NamedTuple):
     grid: tuple[int | str, int | str]
     warps: int
     helpers: tuple[str, ...]
-    loads: dict[Value, set[str]]
-    stores: dict[Value, str]
+    loads: dict[Value, set]
+    stores: dict[Value, tuple]
     sizes: tuple[Atom, ...] = ()
     limits: tuple[Extent, ...] = ()
 
@@ -115,8 +116,8 @@ class _Emitter:
         self.of_loop: list = []  # keys of what the loop's body knows
         self.loaded: dict[str, frozenset] = {}
         self.buffers: dict[Value, str] = {}
-        self.loads: dict[Value, set[str]] = {}
-        self.stores: dict[Value, str] = {}
+        self.loads: dict[Value, set] = {}
+        self.stores: dict[Value, tuple] = {}
         self.helpers: dict[str, None] = {}
         self.computes: dict[str, None] = {}  # names of operations
         self.count = 0
@@ -351,9 +352,9 @@ class _Emitter:
 
     # ------------------------------------------------------------------------------------------------------------
     # stores
-    def _tile_place(self, v: Value) -> Place:
+    def _tile_place(self, v: Value, stored: bool = False) -> Place:
         if self.kernel.kind != "map":
-            return tile_place(v, self.kernel)
+            return (stored_place if stored else tile_place)(v, self.kernel)
         return split(self._in_memory_order(v) if v.kind == "part" else self.linear, v.shape)
 
     def _is_row(self, v: Value) -> bool:
@@ -373,16 +374,17 @@ class _Emitter:
             self._accumulate(p, accumulator, operand, reduced if len(p.shape) == 1 else "r")
 
     def _store(self, v: Value) -> None:
-        place = split(Index.of(self.kernel.r), v.shape) if self._is_row(v) else self._tile_place(v)
+        place = split(Index.of(self.kernel.r), v.shape) if self._is_row(v) else self._tile_place(v, stored=True)
         self._write(v, place, self._reduction(v) if v.kind == "reduce" else self.value(v, place, ()))
 
     def _write(self, v: Value, place: Place, term: _Term) -> None:
-        offset = self.index(opened(self._offset(v, place)))
+        index = opened(self._offset(v, place))
+        offset = self.index(index)
         variables = offset.variables | term.variables
         mask = self._mask(offset.variables, ())
         if self.interpreted and self.types[v].name == "bfloat16":
             term = self._emit(self._rounded(term.text, v.dtype), term.variables)
-        self.stores[v] = offset.text
+        self.stores[v] = index.key
         of_loop = bool(variables & self.looping)
         target = self.last[of_loop] if v in self.late else self.inner if of_loop else self.outer
         target.append(
@@ -653,7 +655,8 @@ class _Emitter:
         return self.buffers[v]
 
     def _load(self, v: Value, place: Place, conditions: tuple) -> _Term:
-        offset = self.index(opened(join(place, self.strides[v])))
+        index = opened(join(place, self.strides[v]))
+        offset = self.index(index)
         tests = [self._test(c) for c in conditions if not _always(c)]
         variables = offset.variables.union(*(t.variables for t in tests))
         mask = self._mask(variables, tests)
@@ -663,7 +666,7 @@ class _Emitter:
                 for n, name in zip(self.shape, "rc" if len(self.shape) == 2 else "x", strict=True)
                 if name in variables
             )
-        self.loads.setdefault(v, set()).add(offset.text)
+        self.loads.setdefault(v, set()).add(index.key)
         keep = f", eviction_policy='{self.keep}'" if self.keep and "c" in variables and "r" in variables else ""
         text = (
             f"tl.load({self._pointer(v)} + {bracketed(offset.text)}{f', mask={mask}, other=0' if mask else ''}{keep})"

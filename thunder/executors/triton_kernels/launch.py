@@ -6,12 +6,13 @@ import contextlib
 import copy
 import math
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import torch
 
 from thunder import compat
 from thunder.core.codegen import compile_source
+from thunder.core.proxies import TensorProxy
 from thunder.core.regions import FusedFunction, Region
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels.autotune import tuned
@@ -26,6 +27,7 @@ from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, hint,
 from thunder.executors.triton_kernels.strides import fit, fits_text, ordered_like, stride_atoms, strides_in_words
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.executors.triton_kernels.values import Value, program_of
+from thunder.ops.layout import padded_strides
 from thunder.ops.torch_types import to_torch_dtype
 from thunder.options import TRITON_INTERPRET
 
@@ -73,7 +75,8 @@ class FusedRegion(FusedFunction):
         self.late: frozenset[int] = frozenset()
         self.fork: Callable[[int, tuple], int] | None = None
         self.planned = planned
-        self._overwriting: dict[frozenset[int], FusedRegion] = {}
+        self._overwriting: dict[tuple, FusedRegion] = {}
+        self.homes: Mapping[int, int] = {}
         self.interpreted = interpreting() and not planned
         self.autotune = autotune and not self.interpreted and not region.numbers
         multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
@@ -106,13 +109,16 @@ class FusedRegion(FusedFunction):
             self._sources(self._row_major())
         return self._source
 
-    def writing_over(self, dying: frozenset[int]) -> FusedRegion:
+    def writing_over(self, dying: frozenset[int], homes: Mapping[int, int] | None = None) -> FusedRegion:
         """The same region, for calls in which the inputs at these places own their memory and are dead
-        afterwards: outputs are written over as many as kernels allow."""
-        found = self._overwriting.get(dying)
+        afterwards: outputs are written over as many as kernels allow. homes: see `FusionExecutor.writing_over`."""
+        homes = self.homes if homes is None else homes
+        key = dying, tuple(sorted(homes.items()))
+        found = self._overwriting.get(key)
         if found is None:
-            found = self._overwriting[dying] = self._copy()
-            found.over = self._places(dying)
+            found = self._overwriting[key] = self._copy()
+            found.homes = homes
+            found.over = self._places(dying, homes)
             if found.over and self._expected is not None:
                 found._expected = _Compiled(found, self._row_major())
         return found
@@ -145,7 +151,7 @@ class FusedRegion(FusedFunction):
         found._expected = _Compiled(found, self._row_major()) if found._expected is not None else None
         return found
 
-    def _places(self, dying: frozenset[int]) -> dict[int, int]:
+    def _places(self, dying: frozenset[int], homes: Mapping[int, int]) -> dict[int, int]:
         """Which outputs may be written over which of these inputs, if all inputs are row-major: what writes one reads
         the input there and nowhere else, no later kernel does."""
         program = self.schedule.program
@@ -153,7 +159,8 @@ class FusedRegion(FusedFunction):
         taken: dict[int, int] = {}
         for o, out in enumerate(program.outputs):
             number, source = next(((n, s) for n, s in enumerate(sources) if out in s.stores), (0, None))
-            for i in sorted(dying.difference(taken.values())) if source is not None else ():  # none stores all of it
+            free = dying.union(i for i in homes if homes[i] == o).difference(taken.values())
+            for i in sorted(free) if source is not None else ():  # none stores all of it
                 x = program.inputs[i]
                 same = x.numel == out.numel and x.dtype is out.dtype and source.loads.get(x) == {source.stores[out]}
                 if same and not any(x in s.loads for s in sources[number + 1 :]):
@@ -162,7 +169,12 @@ class FusedRegion(FusedFunction):
         return taken
 
     def _row_major(self) -> tuple:
-        return tuple(strides_of(v.shape) for v in self.schedule.program.inputs)
+        """The strides that inputs are expected to have: row-major ones, with rows apart where they are padded."""
+        padded = [p in self.region.padded for p in self.region.inputs if isinstance(p, TensorProxy)]
+        return tuple(
+            padded_strides(v.shape, v.dtype.bytes) if p else strides_of(v.shape)
+            for p, v in zip(padded, self.schedule.program.inputs, strict=True)
+        )
 
     def __call__(self, *args) -> list[torch.Tensor]:
         """args: the inputs, and after them the sizes that stay symbolic."""
@@ -278,9 +290,10 @@ class FusedRegion(FusedFunction):
         return sources, layout
 
     def layout(self, strides: tuple) -> list[tuple]:
-        """The strides of the outputs: PyTorch's, for inputs of these strides."""
+        """The strides of the outputs: PyTorch's, for inputs of these strides, but for rows that are padded."""
         inputs, outputs = self.schedule.program.inputs, self.schedule.program.outputs
-        if not self.permutes and all(s == strides_of(v.shape) for v, s in zip(inputs, strides, strict=True)):
+        row_major = all(s == strides_of(v.shape) for v, s in zip(inputs, strides, strict=True))
+        if not self.permutes and not self.region.padded and row_major:
             return [strides_of(v.shape) for v in outputs]
         if not self.numbers.names:
             return layout_of(self.region, strides, fakes=not self.planned)
@@ -307,7 +320,7 @@ class _Variant:
     ):
         program, temporaries = region.schedule.program, region.schedule.temporaries
         self.region, self.strides = region, strides
-        expected = over and all(s == strides_of(v.shape) for s, v in zip(strides, program.inputs, strict=True))
+        expected = over and strides == region._row_major()
         self.over = {program.outputs[o]: program.inputs[i] for o, i in region.over.items()} if expected else {}
         self.wide = wide
         self.sources, layout = region._sources(strides, tiles, self.over, wide)
@@ -331,7 +344,7 @@ class _Variant:
             if there is not None:  # which may be a view for autograd, and a result is none
                 shown = (
                     f".as_strided({tuple_text(v.shape)}, {tuple_text(s)})"
-                    if (there.shape, strides_of(there.shape)) != (v.shape, tuple(s))
+                    if (there.shape, self.layout[there]) != (v.shape, tuple(s))
                     else ""
                 )
                 made = f"{self.names[there]}{shown}.detach()"

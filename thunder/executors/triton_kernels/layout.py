@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from thunder import compat
+from thunder.analysis.aliases import alias_bases
 from thunder.core.devices import Device
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, number_value
 from thunder.core.regions import Region
@@ -20,24 +21,33 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.values import primitive
-from thunder.ops.layout import is_dense, run_line
+from thunder.ops.layout import is_dense, padded_strides, run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 __all__ = ["layout_of", "elementwise_strides"]
 
 
 class _Tensors(dict[Proxy, torch.Tensor]):
-    """What a region's values are. seen: the value of a size that stays symbolic."""
+    """What a region's values are. seen: the value of a size that stays symbolic. padded, bases: values
+    whose rows are apart, and what all views are of."""
 
-    def __init__(self, seen: Callable[[NumberProxy], int]):
+    def __init__(self, region: Region, seen: Callable[[NumberProxy], int]):
         super().__init__()
-        self.seen = seen
+        self.seen, self.padded = seen, region.padded
+        self.bases = alias_bases(region.bound_symbols, maybe=True) if region.padded else {}
 
     def shape(self, p: TensorProxy) -> tuple[int, ...]:
         return tuple(self.seen(n) if isinstance(n, NumberProxy) else n for n in p.shape)
 
     def make(self, p: TensorProxy, strides: tuple, device: str | torch.device = "meta") -> None:
         self[p] = torch.empty_strided(self.shape(p), strides, dtype=to_torch_dtype(p.dtype), device=device)
+
+    def pad(self, operation: BoundSymbol) -> bool:
+        """Sets the rows of what an operation makes apart where they are padded."""
+        for o in operation.outputs if self.padded else ():
+            if o in self.padded:
+                self.make(o, padded_strides(self.shape(o), o.dtype.bytes), self[o].device)
+        return True
 
 
 def layout_of(
@@ -46,10 +56,10 @@ def layout_of(
     """The strides of a region's outputs, for inputs of these strides; row-major ones for outputs whose elements overlap
     or have gaps, and, without `fakes`, where no rule tells. seen: values of sizes that stay symbolic."""
     with compat.DisableTorchFunction(), torch.no_grad():
-        values = _Tensors(seen)
+        values = _Tensors(region, seen)
         for p, s in zip(_tensors(region.inputs), strides, strict=True):
             values.make(p, s)
-        if not all(_follow(operation, values) for operation in region.bound_symbols):
+        if not all(_follow(operation, values) and values.pad(operation) for operation in region.bound_symbols):
             if not fakes:
                 return [strides_of(values.shape(o)) for o in _tensors(region.outputs)]
             with compat.FakeTensorMode():
@@ -57,7 +67,8 @@ def layout_of(
                     values.make(p, s, to_torch_device(p.device))
                 for operation in region.bound_symbols:
                     run_line(operation, values, seen)
-    return [_dense(values[o]) for o in region.outputs]
+                    values.pad(operation)
+    return [_of_result(o, values) for o in region.outputs]
 
 
 def _tensors(proxies: Sequence[Proxy]) -> list[TensorProxy]:
@@ -180,5 +191,7 @@ def _in_order(shape: Sequence[int], order: Sequence[int]) -> tuple:
     return tuple(strides)
 
 
-def _dense(tensor: torch.Tensor) -> tuple:
-    return tensor.stride() if is_dense(tensor) else strides_of(tensor.shape)
+def _of_result(value: Proxy, values: _Tensors) -> tuple:
+    tensor, base = values[value], values.bases.get(value, value)
+    padded = value in values.padded or base in values.padded and tensor.numel() == values[base].numel()
+    return tensor.stride() if padded or is_dense(tensor) else strides_of(tensor.shape)

@@ -33,6 +33,7 @@ __all__ = [
     "partial_place",
     "reduced_place",
     "tile_place",
+    "stored_place",
     "along_memory",
     "ON_CHIP",
 ]
@@ -123,9 +124,18 @@ def reduced_place(reduction: Value, place: Place) -> Index:
 
 
 def tile_place(value: Value, kernel: Kernel) -> Place:
-    """Where a value that is as large as the space is computed."""
+    """Where a value that is as large as the space is computed, in its order."""
     linear = Index.of(kernel.x) if kernel.kind == "map" else Index.of(kernel.r) * kernel.columns + Index.of(kernel.c)
     return split(linear, value.shape)
+
+
+def stored_place(value: Value, kernel: Kernel) -> Place:
+    """Where a value that is stored is computed: one that is only permuted in the order of its operand. So PyTorch lays
+    it out, and what is read for it is read for others as well."""
+    if value.kind != "permute":
+        return tile_place(value, kernel)
+    there = stored_place(value.operands[0], kernel)
+    return tuple(there[d] for d in value.what[0])
 
 
 def partial_place(partial: Value, kernel: Kernel) -> Place:
@@ -298,7 +308,7 @@ class _Scheduler:
             return [(root.operands[0], partial_place(root, kernel))]
         if kernel.kind == "rows" and root.numel == kernel.rows and kernel.columns != 1:
             return [(root, split(Index.of(kernel.r), root.shape))]
-        return [(root, tile_place(root, kernel))]
+        return [(root, stored_place(root, kernel))]
 
     @property
     def cost(self) -> int:

@@ -1,0 +1,232 @@
+"""Files that are damaged, forged, cut off, or written by others: none is run, none stops a program, one warning."""
+
+import json
+import os
+import random
+import sys
+import warnings
+
+import pytest
+import torch
+
+import thunder
+from thunder.errors import ProgramFileError, ProgramFileWarning
+from thunder.programs import files, keep
+from thunder.programs.text import Damaged
+
+EXECUTED: list[str] = []
+
+
+def watch(event: str, arguments: tuple) -> None:
+    if (
+        WATCHING
+        and event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn")
+        and "true" in str(arguments)
+    ):
+        EXECUTED.append(event)  # a C compiler is started as well
+
+
+WATCHING: list[bool] = []
+sys.addaudithook(watch)
+
+
+@pytest.fixture
+def watched():
+    EXECUTED.clear()
+    WATCHING.append(True)
+    yield
+    WATCHING.clear()
+    assert not EXECUTED
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return {"out": self.layer(x).exp() * 2.0, "last": [x]}
+
+
+MODEL, X = Model(), torch.randn(2, 3)
+
+
+def kept(cache):
+    thunder.jit(MODEL, keep_programs=True)(X)
+    (path,) = cache.glob("*.program")
+    return path
+
+
+def run_again(monkeypatch) -> tuple[int, list]:
+    """How many programs were loaded, and the warnings. The result is eager's."""
+    monkeypatch.setattr(keep, "_warned", [])
+    keep._warn_once.cache_clear()
+    compiled = thunder.jit(MODEL, keep_programs=True)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            result = compiled(X)
+    assert torch.equal(result["out"], MODEL(X)["out"])
+    return thunder.compile_stats(compiled).loaded, found
+
+
+def damaged(whole: bytes, generator: random.Random) -> bytes:
+    """The content of a file as accidents and forgers leave it."""
+    place, other = sorted(generator.sample(range(len(whole)), 2))
+    kind = generator.randrange(9)
+    if kind == 0:
+        return whole[:place]
+    if kind == 1:
+        return whole[:place] + bytes([whole[place] ^ (1 << generator.randrange(8))]) + whole[place + 1 :]
+    if kind == 2:
+        return whole[:place] + generator.randbytes(generator.randrange(1, 40)) + whole[place:]
+    if kind == 3:
+        return whole[:place] + whole[other:]
+    if kind == 4:
+        return whole[:place] + whole[place:other] * 2 + whole[other:]
+    if kind == 5:
+        return generator.randbytes(len(whole))
+    if kind == 6:
+        return bytes(len(whole))
+    if kind == 7:  # with a hash, which anybody can compute
+        content = json.loads(whole.partition(b"\n")[2])
+        content["computation"]["text"] = 'def computation(x):\n  return torch.os.system("true")'
+        text = json.dumps(content).encode()
+        return f"thunder program 1 {files._hash(text, None)}\n".encode() + text
+    words = [b"torch.exp", b"sin", b"import os", b"__import__('os').system('true')", b"1e9", b"null", b"[]", b'"']
+    return whole.replace(generator.choice([b"torch.exp", b"2.0", b"null", b"[", b"named"]), generator.choice(words), 1)
+
+
+def test_300_damaged_and_forged_files(cache, monkeypatch, watched):
+    path = kept(cache)
+    whole, generator = path.read_bytes(), random.Random(0)
+    secret = files.key_of_user()
+    assert run_again(monkeypatch) == (1, [])
+    for number in range(300):
+        content = damaged(whole, generator)
+        if content == whole:
+            continue
+        path.write_bytes(content)
+        with pytest.raises(Damaged):
+            files.read(path, secret)
+        if number % 10 == 0:  # which takes longer
+            loaded, found = run_again(monkeypatch)
+            assert loaded == 0 and [w.category for w in found] == [ProgramFileWarning], (number, found)
+            assert run_again(monkeypatch) == (1, [])  # capture has written it again
+    path.write_bytes(whole)
+
+
+def changed(document: dict, path: str, value) -> dict:
+    """A copy of a document with another value at a path."""
+    found = inside = json.loads(json.dumps(document))
+    *steps, last = (int(step) if step.isdigit() else step for step in path.split("/"))
+    for step in steps:
+        inside = inside[step]
+    inside[last] = value
+    return found
+
+
+BODY = "def {}(x, t_layer_weight, t_layer_bias):\n  return {}"
+ATTACKS = [
+    'torch.os.system("true")', "torch.hub.load('a', 'b')", 'torch.load("file")', "x.__class__.__mro__[1]",
+    "(x).add", "x[0].tolist()", "[y for y in x]", "(lambda: 1)()", "torch.serialization.os.system('true')",
+    "__import__('os')", "eval('1')", "print(1)", "open('file', 'w')", "torch.Tensor.__class__", "f'{x}'",
+    "torch.nn.functional.__builtins__", "torch.ops.load_library('x')", "torch.classes.load_library('x')",
+    "x if x else 1", "(y := torch._C)", "torch.distributed.rpc", "x; import os", "x\nimport os", "x\ntorch.manual_seed(1)",
+    "Tensor.tolist.__self__", "torch.utils.cpp_extension.load('a')", "torch.jit.load('a')", "exec", "x @ x",
+]  # fmt: skip
+EPILOGUES = [
+    "values.__class__", 'C0("true")', "fn.forward.__globals__['os'].system('true')", "[v for v in values]",
+    "eval('1')", "(lambda: 1)()", "fn.cuda()", "args[0].numpy()",
+]  # fmt: skip
+FUNCTIONS = [
+    ["function", "os", "system", ""], ["builtin", "posix", "system"], ["builtin", "builtins", "eval"],
+    ["builtin", "builtins", "exec"], ["class", "subprocess", "Popen"], ["module", "os"], ["builtin", "posix", "remove"],
+    ["function", "thunder.core.codegen", "compile_source", ""], ["function", "subprocess", "run", ""],
+    ["no such thing"], ["class"], 3, {"a": 1},
+]  # fmt: skip
+
+
+def forged(document: dict) -> list[dict]:
+    """Documents that a writer with the user's key, or a mistake of ours, could make: what they say is not run."""
+    name = document["computation"]["name"]
+    found = [changed(document, "computation/text", BODY.format(name, attack)) for attack in ATTACKS]
+    # a bare name is looked up when the text is compiled, which for derivatives is when they are asked for
+    found += [changed(document, "plain/text", BODY.format("plain", a)) for a in ATTACKS if not a.isidentifier()]
+    call = BODY.format(name, "harmless(x)")
+    found += [
+        changed(changed(document, "computation/text", call), "computation/objects", {"harmless": said})
+        for said in FUNCTIONS
+    ]
+    found += [
+        changed(document, "epilogue", f"def epilogue(fn, args, kwargs, values):\n  return {attack}")
+        for attack in EPILOGUES
+    ]
+    found += [
+        changed(document, "epilogue", f"@{attack}\ndef epilogue(fn, args, kwargs, values):\n  return 1")
+        for attack in ("print", "fn")
+    ]
+    for i, (_, step, key, _) in enumerate(document["questions"]["sources"]):
+        if step in ("attr", "item") and isinstance(key, str):
+            found.append(changed(document, f"questions/sources/{i}", [0, "call", ["tuple", "cpu"], ""]))
+            found.append(changed(document, f"questions/sources/{i}/2", "no_such_name"))
+    for part in document:
+        if part not in ("prologue", "epilogue", "connection", "without", "plain", "backward", "metadata"):
+            found += [changed(document, part, value) for value in (None, [], {}, "text", 3)]
+    return found
+
+
+def test_forged_documents_with_the_right_hash(cache, monkeypatch, watched):
+    """Whoever can write with the user's key can write programs; what is no program is refused all the same."""
+    MODEL.requires_grad_(True)
+    path = kept(cache)
+    secret = files.key_of_user()
+    document = files.read(path, secret)
+    attacks = forged(document)
+    assert len(attacks) > 100
+    for attack in attacks:
+        files.write(path, attack, secret)
+        loaded, found = run_again(monkeypatch)
+        parts = [part for part in attack if attack[part] != document.get(part)]
+        # a name that another question found absent is absent under another name as well
+        assert loaded == 0 or parts == ["questions"], [(part, attack[part]) for part in parts]
+        assert len(found) <= 1 and all(w.category is ProgramFileWarning for w in found)
+    files.write(path, document, secret)
+    assert run_again(monkeypatch) == (1, [])
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners and modes are POSIX's")
+def test_files_that_others_may_write_to(cache, monkeypatch, tmp_path):
+    path = kept(cache)
+    for place, mode in ((path, 0o666), (cache, 0o777), (path, 0o620)):
+        before = place.stat().st_mode
+        place.chmod(mode)
+        loaded, found = run_again(monkeypatch)
+        assert loaded == 0 and "others may write" in str(found[0].message)
+        place.chmod(before)
+    real = tmp_path / "elsewhere"
+    path.rename(real)
+    path.symlink_to(real)
+    assert run_again(monkeypatch)[0] == 0
+    path.unlink()
+    real.rename(path)
+    assert run_again(monkeypatch) == (1, [])
+    (tmp_path / "programs.key").chmod(0o644)  # others may have read it
+    assert run_again(monkeypatch)[0] == 0
+
+
+def test_a_file_of_the_users_own(tmp_path):
+    directory = tmp_path / "own"
+    directory.mkdir(mode=0o700)
+    path = thunder.precompile(MODEL, X, path=directory / "model.program")
+    assert torch.equal(thunder.load(path, MODEL)(X)["out"], MODEL(X)["out"])
+    with pytest.raises(Exception, match="give the function or the module"):
+        thunder.load(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    with pytest.raises(ProgramFileError, match="damaged"):
+        thunder.load(path, MODEL)
+    path.write_bytes(whole)
+    path.chmod(0o666)
+    with pytest.raises(ProgramFileError, match="others may write"):
+        thunder.load(path, MODEL)

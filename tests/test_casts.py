@@ -1,0 +1,127 @@
+"""Casts that join, and products that write what is cast of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import thunder
+from thunder.ops.linalg import _mm_in_float32, _transposed_in_float32
+from thunder.transforms import casts
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="the product in float32 is one of GPUs")
+
+
+@pytest.fixture(autouse=True)
+def launches_cost(monkeypatch):
+    monkeypatch.setattr(casts, "DEVICES", ("cpu", "cuda"))
+
+
+def names(trace) -> list[str]:
+    return [b.sym.name for b in trace.bound_symbols]
+
+
+def layers(count: int, width: int = 8) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(m for _ in range(count) for m in (nn.Linear(width, width), nn.Tanh())))
+
+
+def under_autocast(module):
+    def run(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return module(x).float().pow(2).sum()
+
+    return run
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_weights_that_stand_near_each_other_are_cast_together(count):
+    module, x = layers(count), torch.randn(5, 8)
+    run = under_autocast(module)
+    compiled = thunder.jit(run)
+    found, want = (torch.autograd.grad(f(x), list(module.parameters())) for f in (compiled, run))
+    for a, b in zip(found, want, strict=True):
+        assert torch.equal(a, b) and a.dtype is b.dtype and a.stride() == b.stride()
+    forward, backward = thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]
+    joined = [b for b in forward.bound_symbols if b.sym.name == "cast_together"]
+    assert sum(len(b.args[0]) for b in joined) + names(forward).count("to") == 2 * count + 2
+    assert len(joined) == -(-count // 5) and names(backward).count("mm_in_float32") == count
+
+
+def test_a_cast_is_not_moved_before_what_it_reads():
+    def f(w, v):
+        a = w.to(torch.bfloat16)
+        b = v.to(torch.bfloat16)
+        c = (a.float() * 2).to(torch.bfloat16)
+        return a + b, c
+
+    w, v = torch.randn(4), torch.randn(4)
+    compiled = thunder.jit(f)
+    for a, b in zip(compiled(w, v), f(w, v), strict=True):
+        assert torch.equal(a, b)
+    (joined,) = [b for b in thunder.last_traces(compiled)[-1].bound_symbols if b.sym.name == "cast_together"]
+    assert [x.name for x in joined.args[0]] == ["w", "v"]
+
+
+def test_what_is_written_between_casts_is_cast_as_it_was():
+    def f(w):
+        a = w.to(torch.bfloat16)
+        w.mul_(3)
+        b = w.to(torch.bfloat16)
+        w.add_(1)
+        return a, b, w.to(torch.bfloat16)
+
+    w, v = torch.randn(4), torch.empty(4)
+    v.copy_(w)
+    compiled = thunder.jit(f)
+    for a, b in zip(compiled(w), f(v), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(w, v)
+
+
+@pytest.mark.parametrize("reads", [lambda g, w: g.to(torch.float32) + g.sum(), lambda g, w: g.to(torch.float64)])
+def test_products_that_are_read_otherwise_stay(reads):
+    x, w = torch.randn(4, 8, dtype=torch.bfloat16), torch.randn(8, 4, dtype=torch.bfloat16)
+    compiled = thunder.jit(lambda x, w: reads(torch.mm(x, w), w))
+    assert torch.equal(compiled(x, w), reads(torch.mm(x, w), w))
+    assert "mm" in names(thunder.last_traces(compiled)[-1])
+
+
+def test_numerics_of_eager_round_products_as_eager_does():
+    module, x = layers(2), torch.randn(5, 8)
+    compiled = thunder.jit(under_autocast(module), numerics="eager")
+    compiled(x).backward()
+    assert "mm_in_float32" not in names(thunder.last_backward_traces(compiled)[-1])
+
+
+@GPU
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_in_float32_are_nearer_to_the_truth(dtype):
+    torch.manual_seed(0)
+    a, b = (torch.randn(512, 512, device="cuda", dtype=dtype) for _ in range(2))
+    exact = a.double() @ b.double()
+    for weight in (b, b.t().contiguous().t()):
+        found = _mm_in_float32(a, weight)
+        assert found.dtype is torch.float32
+        assert (found - exact).norm() < 0.1 * ((a @ b) - exact).norm()
+        transposed = _transposed_in_float32(a, b, weight)
+        assert transposed.dtype is torch.float32 and transposed.stride() == weight.stride()
+        torch.testing.assert_close(transposed.double(), a.double().t() @ b.double(), rtol=1e-4, atol=1e-3)
+
+
+@GPU
+def test_a_step_under_autocast_on_a_gpu():
+    module, x = layers(3, 64).cuda(), torch.randn(32, 64, device="cuda")
+
+    def run(x):
+        with torch.autocast("cuda", torch.bfloat16):
+            return F.mse_loss(module(x).float(), x)
+
+    compiled = thunder.jit(run)
+    found, want = (torch.autograd.grad(f(x), list(module.parameters())) for f in (compiled, run))
+    for a, b in zip(found, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-3)
+    assert "cast_together" in names(thunder.last_traces(compiled)[-1])
+    assert "mm_in_float32" in names(thunder.last_backward_traces(compiled)[-1])

@@ -1,0 +1,278 @@
+"""Products whose rows are padded: where, that kernels and other products take them, and that nobody outside sees it."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
+
+import thunder
+from thunder.executors.triton_fuser import TritonFuser
+from thunder.ops.layout import LEAST_ROW, ROW_BYTES
+
+# of NumPy, in what masks leave out; of Triton's interpreter
+pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ODD = 67  # of float32 268 bytes, of which a multiple of 16 is 272
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
+
+
+class Products(TorchDispatchMode):
+    """The matrices that products read and make, as PyTorch is given them: (shape, strides)."""
+
+    def __init__(self):
+        super().__init__()
+        self.found: list[tuple[tuple, tuple]] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if function._schema.name in PRODUCTS:
+            self.found += [(tuple(t.shape), t.stride()) for t in (*args, out) if isinstance(t, torch.Tensor)]
+        return out
+
+    def odd(self, columns: int) -> list[tuple]:
+        """The strides of the matrices that have so many columns."""
+        return [strides for shape, strides in self.found if len(shape) > 1 and shape[-1] == columns]
+
+
+def aligned(strides: list[tuple]) -> bool:
+    return bool(strides) and all(n == 1 or n * 4 % ROW_BYTES == 0 for s in strides for n in s)
+
+
+def parameters(*shapes: tuple) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(shape, device=DEVICE).requires_grad_() for shape in shapes]
+
+
+def run(function, tensors, cotangents=None) -> tuple[list[torch.Tensor], list[torch.Tensor | None], list]:
+    """Results and gradients for fresh leaves, and the cotangents."""
+    leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+    results = function(*leaves)
+    results = list(results) if isinstance(results, (tuple, list)) else [results]
+    torch.manual_seed(1)
+    cotangents = cotangents or [torch.randn_like(r) for r in results]
+    wanted = [t for t in leaves if t.requires_grad]
+    return results, list(torch.autograd.grad(results, wanted, cotangents, allow_unused=True)), cotangents
+
+
+def check(function, *tensors, executors=None) -> tuple:
+    """Compares with eager, values and strides, and gives the compiled function and the products of a second call."""
+    compiled = thunder.jit(function, executors=executors or [TritonFuser("padding")])
+    want, gradients, cotangents = run(function, tensors)
+    with Products() as seen:
+        for _ in range(2):
+            seen.found.clear()
+            got, ours, _ = run(compiled, tensors, cotangents)
+            for a, b in zip((*got, *ours), (*want, *gradients), strict=True):
+                assert (a is None) == (b is None)
+                if a is not None:
+                    torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
+                    assert a.stride() == b.stride()
+    return compiled, seen
+
+
+def of_last(compiled, backward: bool = False) -> list[str]:
+    trace = (thunder.last_backward_traces if backward else thunder.last_traces)(compiled)[-1]
+    return [b.sym.name for b in trace.bound_symbols]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(5, 16), (2, 3, 16)])
+def test_a_loss_over_odd_classes(bias, shape):
+    """The products of forward and backward read and write rows that begin where they are fast."""
+    x, w, b = parameters(shape, (ODD, 16), (ODD,))
+    labels = torch.randint(0, ODD, shape[:-1], device=DEVICE)
+
+    def f(x, w, b):
+        logits = F.linear(torch.tanh(x), w, b if bias else None)
+        return F.cross_entropy(logits.view(-1, ODD), labels.view(-1))
+
+    compiled, seen = check(f, x, w, b)
+    assert "linear_with_padded_rows" in of_last(compiled)
+    assert aligned(seen.odd(ODD)) and len(seen.odd(ODD)) >= 2
+
+
+def test_products_of_batches():
+    x, y, z = parameters((2, 3, 5, 16), (2, 3, 16, ODD), (2, 3, ODD, 8))
+    compiled, seen = check(lambda x, y, z: torch.softmax(x @ y * 0.5, -1) @ z, x, y, z)
+    assert "bmm_with_padded_rows" in of_last(compiled)
+    scores = [strides for shape, strides in seen.found if shape == (6, 5, ODD)]
+    assert len(scores) == 5 and set(scores) == {(5 * 68, 68, 1)}  # scores, probabilities, gradients of both, read twice
+
+
+def test_a_matrix_that_a_kernel_writes():
+    """What a fused kernel gives to a product is padded, too."""
+    x, y, w = parameters((5, ODD), (5, ODD), (ODD, 16))
+    x, y = x.detach(), y.detach()
+    compiled, seen = check(lambda x, y, w: (torch.tanh(x) * y).relu() @ w, x, y, w)
+    fused = thunder.last_traces(compiled)[-1]
+    assert fused.info.padded and all(s[0] == 68 for s in seen.odd(ODD))
+
+
+def returned(x, w):
+    return F.linear(x, w)
+
+
+def returned_as_a_view(x, w):
+    y = F.linear(x, w)
+    return y.t(), (y.exp() @ y.t()).sum()
+
+
+def a_lone_operation(x, w):
+    return torch.tanh(F.linear(x, w))
+
+
+def written_to(x, w):
+    y = F.linear(x, w)
+    y.mul_(2)
+    return y
+
+
+def a_view_written_to(x, w):
+    y = F.linear(x, w)
+    y[1:].mul_(2)
+    return y @ w
+
+
+def flat(x, w):
+    return F.linear(x, w).view(-1) * 2
+
+
+def contiguous(x, w):
+    return F.linear(x, w).contiguous().view(-1) * 2
+
+
+def sorted_rows(x, w):
+    return F.linear(x, w).sort(-1).values @ w
+
+
+@pytest.mark.parametrize(
+    "f",
+    [returned, returned_as_a_view, a_lone_operation, written_to, a_view_written_to, flat, contiguous, sorted_rows],
+)
+def test_results_are_laid_out_as_eager_lays_them_out(f):
+    check(f, *parameters((5, 16), (ODD, 16)))
+
+
+@pytest.mark.parametrize("columns", [ODD + 1, LEAST_ROW // 4 - 1])
+def test_where_padding_brings_nothing(columns):
+    x, w = parameters((5, 16), (columns, 16))
+    compiled, _ = check(lambda x, w: F.linear(x, w).exp().sum(-1), x, w)
+    assert "linear" in of_last(compiled)
+
+
+def test_a_gradient_is_written_over_padded_logits():
+    """A whole step: the logits die in it, and their gradient takes their place."""
+    x, w = parameters((5, 16), (ODD, 16))
+    labels = torch.randint(0, ODD, (5,), device=DEVICE)
+
+    def step(x, w):
+        w.grad = None
+        F.cross_entropy(F.linear(x, w), labels).backward()
+        return w.grad
+
+    mine, theirs = (w.detach().clone().requires_grad_() for _ in range(2))
+    compiled = thunder.jit(step, executors=[TritonFuser("stepping")])
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x.detach(), mine), step(x.detach(), theirs))
+    trace = thunder.last_traces(compiled)[-1]
+    headers = [b.header for b in trace.bound_symbols if b.header]
+    assert "linear_with_padded_rows" in of_last(compiled) and any("written over" in h for h in headers)
+
+
+def test_sizes_that_change():
+    """The first size is a constant, the others are one program."""
+    torch.manual_seed(0)
+    head = nn.Linear(16, ODD).to(DEVICE)
+    labels = torch.randint(0, ODD, (64,), device=DEVICE)
+    f = lambda x, y: F.cross_entropy(head(x), y)  # noqa: E731
+    compiled = thunder.jit(f, executors=[TritonFuser("changing")])
+    for rows in (5, 9, 33):
+        x = torch.randn(rows, 16, device=DEVICE)
+        got, want = (torch.autograd.grad(g(x, labels[:rows]), list(head.parameters())) for g in (compiled, f))
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
+        assert "linear_with_padded_rows" in of_last(compiled)
+    assert thunder.cache_misses(compiled) == 2
+
+
+class Blocks(nn.Module):
+    """Layers of odd widths under checkpoints, with a head of odd classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, ODD) for _ in range(2))
+        self.back = nn.ModuleList(nn.Linear(ODD, 16) for _ in range(2))
+        self.norm = nn.LayerNorm(ODD)
+
+    def forward(self, x):
+        for there, back in zip(self.layers, self.back, strict=True):
+            x = x + torch.utils.checkpoint.checkpoint(
+                lambda x, there=there, back=back: back(F.gelu(self.norm(there(x)))), x, use_reentrant=False
+            )
+        return x
+
+
+def test_checkpoints_recompute_padded_rows():
+    torch.manual_seed(0)
+    module = Blocks().to(DEVICE)
+    x = torch.randn(7, 16, device=DEVICE)
+    compiled = thunder.jit(module, executors=[TritonFuser("checkpointing")])
+    want = torch.autograd.grad(module(x).pow(2).sum(), list(module.parameters()))
+    got = torch.autograd.grad(compiled(x).pow(2).sum(), list(module.parameters()))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        assert a.stride() == b.stride()
+    assert "linear_with_padded_rows" in of_last(compiled, backward=True)
+
+
+# what a random program does with a matrix (rows, ODD), and what that gives a matrix for, or None
+STEPS = {
+    "tanh": torch.tanh,
+    "square": lambda y: y * y * 0.1,
+    "view": lambda y: torch.tanh(y.view(2, -1, ODD)).reshape(-1, ODD) if y.shape[0] % 2 == 0 else y,
+    "normalize": lambda y: F.layer_norm(y, (ODD,)),
+    "slice": lambda y: y[1:] if y.shape[0] > 2 else y,
+    "columns": lambda y: torch.cat([y[:, 1:], y[:, :1]], 1),
+    "flip": lambda y: y.flip(0),
+    "contiguous": lambda y: y.contiguous(),
+    "clone": lambda y: y.clone(),
+    "transpose": lambda y: y.t().contiguous().t(),
+    "unflatten": lambda y: y.unsqueeze(0).squeeze(0),
+    "in place": lambda y: (y + 0.5).mul_(0.5),
+    "flat": lambda y: y.reshape(-1).sin().reshape(-1, ODD),
+    "gram": lambda y: (y @ y.t() * 0.01) @ y,
+    "softmax": lambda y: y.softmax(-1),
+}
+
+
+def program_of(seed: int):
+    """A random program of products and what reads them. Some values leave it."""
+    choose = random.Random(seed)
+    plan = [(choose.choice(list(STEPS)), choose.random() < 0.3) for _ in range(choose.randint(2, 6))]
+    ends = choose.choice(["product", "matrix", "sum"])
+
+    def program(x, w, back):
+        y = F.linear(x, w)
+        results = []
+        for name, leaves in plan:
+            y = STEPS[name](y)
+            if leaves:
+                results.append(choose_view(y))
+        results.append(y @ back if ends == "product" else y if ends == "matrix" else y.sum())
+        return results
+
+    choose_view = choose.choice([lambda y: y, lambda y: y[:, :5], lambda y: y.t(), lambda y: y * 2])
+    return program
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_programs(seed):
+    check(program_of(seed), *parameters((8, 16), (ODD, 16), (ODD, 4)))

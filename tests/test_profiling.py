@@ -1,0 +1,220 @@
+"""`thunder.profile`: times and bytes of bound symbols, lines and modules; `thunder.profiler_ranges`."""
+
+import time
+import warnings
+
+import pytest
+import torch
+
+import thunder
+from thunder.compiled import compiled_of
+from thunder.errors import CaptureError, OptionError
+from thunder.extend import OperatorExecutor
+
+
+class Clock:
+    """Time that passes only where a program says so."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr("thunder.profiling.time", self)
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def executor(self) -> OperatorExecutor:
+        """Runs `torch.sin` in 3 s and `torch.cos` in 5 s of this clock."""
+        found = OperatorExecutor("clocked")
+        for function, seconds in ((torch.sin, 3.0), (torch.cos, 5.0)):
+
+            def like(x, function=function):
+                return function(x)
+
+            def run(x, function=function, seconds=seconds):
+                self.now += seconds
+                return function(x)
+
+            symbol = found.register_operator(f"slow_{function.__name__}", like=like, fn=run)
+            found.register_implementation(function, symbol)
+        return found
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+class Waves(torch.nn.Module):
+    def forward(self, x):
+        return torch.cos(torch.sin(x))
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Waves(), Waves()])
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return torch.sin(x) * self.scale  # last
+
+
+def test_times_are_those_of_lines_and_modules(clock):
+    with torch.no_grad():
+        found = thunder.profile(thunder.jit(Model(), executors=[clock.executor()]), torch.ones(4))
+    assert (found.step, found.noted, found.seconds, found.guards) == (19.0, 19.0, 19.0, 0.0)
+    lines = [(s.key[3].strip(), s.seconds) for s in found.by_line() if s.key]
+    assert lines == [("return torch.cos(torch.sin(x))", 16.0), ("return torch.sin(x) * self.scale  # last", 3.0)]
+    assert {s.key: s.seconds for s in found.by_module() if s.seconds} == {
+        "": 19.0,
+        "layers": 16.0,
+        "layers.0": 8.0,
+        "layers.1": 8.0,
+    }
+    text = str(found)
+    assert "a step took 19000.000 ms" in text and "(100.0%)" in text and "layers.1" in text
+    assert "# last" in text
+
+
+def test_a_backward_is_measured_and_leaves_gradients_alone(clock):
+    model = Model()
+    compiled = thunder.jit(model, executors=[clock.executor()])
+    model.scale.grad = torch.tensor(7.0)
+    found = thunder.profile(
+        compiled, torch.ones(4)
+    )  # the gradient of scale alone: the forward saves what it multiplies
+    assert model.scale.grad == 7.0
+    assert {c.part for c in found.costs} == {"forward", "backward"} and found.step == found.seconds == 19.0
+    assert compiled(torch.ones(4)).requires_grad, "what runs afterwards is what ran before"
+    assert "_thunder_begin" not in compiled_of(compiled).programs[0].executed[0].python_callable().__globals__
+
+
+def test_the_backward_that_runs_is_measured():
+    """Of the results, only the loss is differentiated, by a backward that is compiled then."""
+    linear = torch.nn.Linear(64, 64)
+
+    def losses(x):
+        y = linear(x)
+        return {"loss": y.square().mean(), "y": y}
+
+    found = thunder.profile(thunder.jit(losses), torch.ones(8, 64))
+    traces = dict.fromkeys(c.trace for c in found.costs)
+    assert len(traces) == 2 and found.entry.backward not in traces
+    assert {s.key for s in found.by_module()} == {"linear", None, ""}
+
+
+def test_a_whole_step_has_phases():
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train(x):
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    found = thunder.profile(train, torch.ones(2, 4))
+    parts = [c.part for c in found.costs]
+    assert [p for i, p in enumerate(parts) if not i or parts[i - 1] != p] == ["forward", "backward", "update"]
+
+
+def test_memory_is_what_the_allocator_says():
+    n = 1 << 16
+
+    def f(x):
+        a = x + 1  # first
+        b = a * 2  # second
+        return b.sum() + a.sum()
+
+    with torch.no_grad():
+        found = thunder.profile(thunder.jit(f), torch.ones(n))
+    by_line = {s.key[3].rpartition("# ")[2].strip(): s for s in found.by_line() if s.key}
+    assert by_line["first"].bytes == by_line["second"].bytes == 4 * n
+    assert by_line["first"].at_peak == by_line["second"].at_peak == 4 * n
+    assert 8 * n <= found.peak < 8 * n + 1000 and found.timeline[-1] < 1000
+
+
+def test_what_is_in_memory_at_the_peak_adds_up_to_it():
+    """What lifetimes say of a training step is what PyTorch's allocator counts."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+    found = thunder.profile(thunder.jit(model), torch.ones(512, 64))
+    alive = sum(s.at_peak for s in found.by_line())
+    assert abs(alive - found.peak) <= 0.02 * found.peak
+
+
+def test_regions_share_their_time_out(clock):
+    pytest.importorskip("triton")
+
+    def f(x):
+        y = torch.exp(x)
+        return y + 1
+
+    compiled = thunder.jit(f, executors=["inductor"])
+    if thunder.get_executor("inductor").unavailable():
+        pytest.skip("Inductor finds no compiler here")
+    with torch.no_grad():
+        found = thunder.profile(compiled, torch.ones(1 << 12))
+    (region,) = [c for c in found.costs if c.bound_symbol.sym.is_fusion]
+    found.costs = (region._replace(seconds=2.0),)
+    assert [s.seconds for s in found.by_line()] == [1.0, 1.0]
+
+
+def test_ranges_are_named_after_modules():
+    compiled, x = thunder.jit(Model()), torch.ones(4)
+    compiled(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        with thunder.profiler_ranges(compiled):
+            compiled(x)
+        compiled(x)
+    names = [e.name for e in profiler.events()]
+    assert names.count("layers.0: torch.sin") == 1 and names.count("layers.1: torch.cos") == 1
+    assert names.count("aten::cos") == 4
+
+
+def test_what_cannot_be_measured_is_refused():
+    def decides(x, turns=[0]):  # noqa: B006
+        turns[0] += 1
+        return x + 1 if (x.sum() + turns[0] % 2) > 0.5 else x - 1
+
+    with pytest.raises(CaptureError, match="do not all run the same program"):
+        thunder.profile(thunder.jit(decides), torch.zeros(2))
+    with pytest.raises(CaptureError, match="the original function runs"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        thunder.profile(thunder.jit(lambda x: x + x.untyped_storage().nbytes(), fallback="eager"), torch.ones(2))
+    with pytest.raises(OptionError, match="what runs is not the printed trace"):
+        thunder.profile(thunder.jit(torch.sin, debug_options=thunder.DebugOptions(check_traces=True)), torch.ones(2))
+    with pytest.raises(TypeError, match="is not a compiled function"):
+        with thunder.profiler_ranges(torch.sin):
+            pass
+
+
+def test_an_error_of_a_program_leaves_what_runs_as_it_was():
+    def f(x, fails):
+        time.sleep(0)
+        return x[fails.item() :]
+
+    compiled = thunder.jit(torch.nn.functional.embedding)
+    table = torch.ones(3, 2)
+    compiled(torch.tensor([0]), table)
+    (trace,) = compiled.programs[0].executed
+    code = trace.python_callable().__code__
+    with pytest.raises(IndexError):
+        thunder.profile(compiled, torch.tensor([5]), table)
+    assert trace.python_callable().__code__ is code
+
+
+def test_memory_that_a_step_gives_back_is_counted():
+    """Old gradients are freed when the step begins: the step begins and ends with the same memory."""
+    model = torch.nn.Linear(256, 256, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train(x):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    found = thunder.profile(train, torch.ones(2, 256))
+    assert min(found.timeline) <= -4 * 256 * 256 and abs(found.timeline[-1]) < 10_000

@@ -1,0 +1,77 @@
+"""Hooks that no backward of the program has run: the backward outside calls them, made of the values of each call."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Callable
+
+from thunder.capture.ask import IDENTITY, value_at
+from thunder.capture.epilogue import EpilogueWriter
+from thunder.capture.library.hooks import hooked
+from thunder.core.proxies import proxies_in
+
+__all__ = ["finish"]
+
+
+def finish(c, result) -> None:
+    """Hooks that no backward of the program has run go to the backward outside. Raises CaptureError where one knows
+    what the next call has another of."""
+    left = set(map(id, proxies_in(result, []))) if c.engine.retained else ()
+    for value, tensor in c.engine.retained.items():
+        if value not in c.engine.ran and id(tensor) in left:
+            c.refuse(
+                "retain_grad of a tensor that it returns is called, and the backward runs outside",
+                "call retain_grad() on the result",
+            )
+    for i, operation in enumerate(c.recorder.bound_symbols):
+        if operation.sym is hooked:
+            value, hook, _ = operation.args
+            hook.rebuilt, values = _HookWriter(c).function(hook.function)
+            c.recorder.bound_symbols[i] = operation.replace(args=(value, hook, values))
+
+
+class _HookWriter(EpilogueWriter):
+    """Writes what makes a hook again. What comes from outside is asked to stay the same object; what the program made
+    may be shared with what runs later, so that it must not change."""
+
+    def function(self, hook: Callable) -> tuple[Callable, tuple]:
+        _, made = self.program("hook", "values", self.build(hook))
+        return made, tuple(value for _, value in self.values.values())
+
+    def path(self, source) -> str:
+        if source.base is not None:  # else it is the compiled module, or stands in the program
+            self.c.ask(source, IDENTITY)
+        return self.pin(value_at(self.c, source))
+
+    def _outside(self, value, source) -> str:
+        return self.path(source)
+
+    def _function(self, value: types.FunctionType) -> str:
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        own = {name for name, cell in cells if id(cell) not in self.c.outside.cells}
+        stores = ("STORE_DEREF", "DELETE_DEREF")
+        if any(i.opname in stores and i.argval in own for i in dis.get_instructions(value.__code__)):
+            self.c.refuse(
+                "a hook that is registered inside of it assigns to a variable of the program",
+                "keep the value in an object from outside, or call backward inside",
+            )
+        return super()._function(value)
+
+    def _container(self, value, t: type) -> str:
+        return self._refuse(t)
+
+    def _other(self, value, t: type) -> str:
+        if t is functools.partial:
+            given = map(self.build, (value.func, *value.args))
+            named = (f"{k}={self.build(v)}" for k, v in value.keywords.items())
+            return self._variable(value, f"{self.pin(t)}({', '.join((*given, *named))})")
+        return super()._other(value, t) if self._is_fixed(value, t) else self._refuse(t)
+
+    def _refuse(self, t: type) -> str:
+        return self.c.refuse(
+            f"a hook that is registered inside of it has a {t.__name__} of the program's own, which the backward "
+            "outside would find as it was at the first call",
+            "give the hook tensors and numbers, or what was made outside, or call backward inside",
+        )

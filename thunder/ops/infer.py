@@ -1,0 +1,243 @@
+"""Typing by example: what a function of PyTorch gives for tensors like those that proxies stand for.
+
+Fake tensors are the examples, or, where a tensor is none that shape, type and device describe, tensors of zeros. The
+same examples say in PyTorch's words why it refuses arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder import compat
+from thunder.core.proxies import (
+    AnyProxy,
+    NumberProxy,
+    Proxy,
+    TensorProxy,
+    concrete,
+    leaves,
+    map_structure,
+    number_value,
+    proxies_in,
+)
+from thunder.core.symbol import current_recorder, user_location
+from thunder.core.unbacked import fresh_size
+from thunder.errors import CaptureError, ThunderError
+from thunder.ops.opaque_values import CONSTRUCTORS, fix_shared, holds_unusual, is_unusual, refuse
+from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
+
+__all__ = ["fake", "example", "as_torch", "as_pytorch", "differentiates_fakes", "typed_by_running"]
+
+_FEW = 1 << 22  # elements up to which a fake is a dense tensor; beyond it is one element, expanded
+
+
+def fake(x) -> Any:
+    """A tensor of zeros with a proxy's metadata, on the CPU; other values as torch takes them."""
+    if isinstance(x, TensorProxy):
+        shape = tuple(number_value(n) for n in x.shape)
+        dtype = to_torch_dtype(x.dtype)
+        count = 1
+        for n in shape:
+            count *= n
+        return (
+            torch.zeros(shape, dtype=dtype, device="cpu")
+            if count <= _FEW
+            else torch.zeros((), dtype=dtype, device="cpu").expand(shape)
+        )
+    return number_value(x) if isinstance(x, NumberProxy) else as_torch(x)
+
+
+def example(x, make: Callable = torch.empty, **options):
+    """What PyTorch is called with in the place of a value of a trace, to see what it gives: a tensor that `make` makes
+    with a proxy's shape, type and device.
+
+    The value of a symbolic number becomes a guard.
+    """
+    if isinstance(x, TensorProxy):
+        return make(
+            tuple(map(concrete, x.shape)), dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device), **options
+        )
+    return x.example if isinstance(x, AnyProxy) else as_torch(concrete(x))
+
+
+def as_torch(x):
+    """thunder's dtypes and devices as torch's; everything else as it is."""
+    if type(x).__module__.startswith("thunder.core"):
+        return (
+            to_torch_dtype(x)
+            if type(x).__name__ == "dtype"
+            else to_torch_device(x)
+            if type(x).__name__ == "Device"
+            else x
+        )
+    return x
+
+
+def as_pytorch(symbol, args: tuple, kwargs: dict, error: Exception) -> Exception | None:
+    """The error PyTorch raises for these arguments, or None where it raises none."""
+    if symbol.fn is None or isinstance(error, ThunderError):
+        return None
+    try:
+        with compat.DisableTorchFunction(), torch.no_grad():
+            symbol.fn(*map_structure(fake, args), **map_structure(fake, kwargs))
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as better:
+        return better.with_traceback(None)
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# types of results
+
+
+def typed_by_running(function: Callable, name: str) -> Callable:
+    """A meta rule that runs the function on examples."""
+
+    def meta(*args, **kwargs):
+        if function in CONSTRUCTORS or holds_unusual((args, kwargs)):
+            return _typed_on_zeros(function, name, args, kwargs)
+        try:
+            return _typed_on_fakes(compat.FakeTensorMode(), function, name, args, kwargs)
+        except (compat.DataDependentOutput, compat.DynamicOutputShape):
+            mode = compat.fake_mode_of_sizes()
+        try:  # data-dependent sizes come out as symbols
+            return _typed_on_fakes(mode, function, name, args, kwargs)
+        except (
+            compat.DataDependentOutput,
+            compat.DynamicOutputShape,
+            compat.UnsupportedOperator,
+            torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode,
+        ) as error:
+            raise CaptureError(
+                f"the shape or value of {name}'s result depends on data",
+                location=user_location(),
+                remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed "
+                "output shape",
+            ) from error
+
+    return meta
+
+
+# results that say something of shapes and types
+_PLAIN = (
+    bool, int, float, complex, str, type(None), torch.Size, torch.dtype, torch.device, torch.layout,
+    torch.memory_format,
+)  # fmt: skip
+
+
+def differentiates_fakes(values) -> bool:
+    """Whether this PyTorch can differentiate fake tensors like these: a build without CUDA ends the process where they
+    are on a GPU, as those of a plan are."""
+    return torch.backends.cuda.is_built() or not any(
+        p.device.type == "cuda" for p in proxies_in(values, []) if isinstance(p, TensorProxy)
+    )
+
+
+def _proxy_of(x: torch.Tensor, requires_grad: bool) -> TensorProxy:
+    sizes = [fresh_size() if isinstance(n, torch.SymInt) and not n.node.is_constant() else int(n) for n in x.shape]
+    dtype, device = from_tensor_dtype(x.dtype), from_tensor_device(x.device)
+    return TensorProxy(shape=tuple(sizes), dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def _typed_on_fakes(mode: compat.FakeTensorMode, function, name: str, args: tuple, kwargs: dict):
+    recorder = current_recorder()
+    grad = recorder is not None and recorder.context.grad_enabled
+    tracks = differentiates_fakes((args, kwargs))
+    known: dict[int, TensorProxy] = {}
+    given: list[torch.Tensor] = []  # ids in `known` stay valid while these live
+
+    def made(x):
+        if not isinstance(x, TensorProxy):
+            return mode.from_tensor(x) if isinstance(x, torch.Tensor) else example(x)
+        given.append(example(x, requires_grad=grad and tracks and x.requires_grad))
+        known[id(given[-1])] = x
+        return given[-1]
+
+    with (
+        compat.quiet_fake_tensors(),
+        compat.DisableTorchFunction(),
+        mode,
+        torch.set_grad_enabled(grad),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+    ):
+        out = function(*map_structure(made, args), **map_structure(made, kwargs))
+
+    def typed(x):
+        if not isinstance(x, torch.Tensor):
+            if not isinstance(x, _PLAIN):
+                what = f"{name} gives a {type(x).__name__}, which stands for memory of a tensor"
+                raise CaptureError(what, location=user_location(), remedy="ask for it outside of the compiled function")
+            return x
+        if id(x) in known:
+            return known[id(x)]
+        proxy = _proxy_of(x, x.requires_grad if tracks else grad and any(p.requires_grad for p in known.values()))
+        if recorder is not None and recorder.memory is not None:
+            storage = x.untyped_storage()._cdata
+            for argument in given:
+                if argument.untyped_storage()._cdata == storage:
+                    recorder.memory.share(proxy, known[id(argument)])
+        return proxy
+
+    with compat.DisableTorchFunction():
+        if any(isinstance(x, torch.Tensor) and is_unusual(x) for x in leaves(out)):
+            return _typed_on_zeros(function, name, args, kwargs)
+        return map_structure(typed, out)
+
+
+def _typed_on_zeros(function: Callable, name: str, args: tuple, kwargs: dict) -> Any:
+    """For tensors that a proxy cannot describe.
+
+    Raises CaptureError where a gradient would have to pass through such a tensor, where something is written to it, and
+    where the program asks for a value.
+    """
+    given = proxies_in(kwargs, proxies_in(args, []))
+    if name.endswith("_") and not name.endswith("__"):
+        refuse(
+            f"{name} writes to a sparse or nested tensor, or to one of a subclass with its own rules",
+            "use the form that returns a new tensor",
+        )
+    recorder = current_recorder()
+    differentiable = (
+        recorder is not None
+        and recorder.context.grad_enabled
+        and any(isinstance(p, TensorProxy) and p.requires_grad for p in given)
+    )
+    known: dict[int, Proxy] = {}
+
+    def zeros(x):
+        made = example(x, torch.zeros)
+        if isinstance(x, Proxy):
+            known[id(made)] = x
+        return made
+
+    with compat.without_function_modes(), torch.no_grad():
+        examples = map_structure(zeros, (args, kwargs))
+        out = function(*examples[0], **examples[1])
+
+        def typed(x):
+            if not isinstance(x, torch.Tensor):
+                if isinstance(x, (int, float)):
+                    refuse(
+                        f"{name} asks for a value of a sparse or nested tensor, or of one of a subclass with its own "
+                        "rules",
+                        "compute it outside and pass it in",
+                    )
+                return x
+            if id(x) in known:
+                return known[id(x)]
+            if is_unusual(x):
+                return AnyProxy("", x)
+            return _proxy_of(x, differentiable and (x.is_floating_point() or x.is_complex()))
+
+        result = map_structure(typed, out)
+        if recorder is not None and recorder.memory is not None:
+            fix_shared(recorder.memory, zip(leaves(out), leaves(result), strict=True), leaves(examples), known)
+    if differentiable and any(isinstance(p, AnyProxy) for p in leaves(result)):
+        refuse(
+            f"{name} gives a sparse or nested tensor that requires grad",
+            "detach what it is made of, or compute it outside",
+        )
+    return result

@@ -1,0 +1,310 @@
+"""PyTorch's own derivative, for operations without a rule."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from thunder import compat
+from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
+from thunder.core.symbol import OpTags, Symbol, detached, hashable
+from thunder.errors import CaptureError
+from thunder.ops.infer import as_torch, differentiates_fakes, example, fake
+from thunder.ops.opaque_values import is_tensor
+
+__all__ = ["derivative_of", "vjp_of"]
+
+
+class Graph:
+    """The piece of PyTorch's autograd graph that one operation left: what its derivative saves."""
+
+    __slots__ = ("inputs", "outputs")
+
+    def __init__(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]):
+        self.inputs, self.outputs = inputs, outputs
+
+
+def _tensors_in(value, found: list) -> list:
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, (tuple, list)):
+        for x in value:
+            _tensors_in(x, found)
+    elif isinstance(value, dict):
+        for x in value.values():
+            _tensors_in(x, found)
+    return found
+
+
+def derivative_of(symbol: Symbol, functional: bool = False):
+    """A rule for an operation without one: PyTorch differentiates it. It runs once, with grad on detached inputs, and
+    its small graph is saved.
+
+    functional: nothing is saved; the backward runs the operation again, and can itself be differentiated, any number of
+    times. What draws random numbers has no such form: it keeps the graph, and can be differentiated once.
+    """
+    functional = functional and OpTags.RANDOM_OP not in symbol.tags
+    rule = _DERIVATIVES.get((symbol, functional))
+    if rule is None:
+        rule = _DERIVATIVES[symbol, functional] = (
+            _functional_derivative(symbol) if functional else _make_derivative(symbol)
+        )
+    return rule
+
+
+_DERIVATIVES: dict = {}
+
+
+def _wanted(args, kwargs) -> tuple[list[TensorProxy], tuple[int, ...]]:
+    """The tensors among the arguments of an operation, and the positions of those that get a gradient."""
+    flat = [p for p in proxies_in(kwargs, proxies_in(args, [])) if is_tensor(p)]
+    return flat, tuple(
+        i for i, p in enumerate(flat) if isinstance(p, TensorProxy) and p.requires_grad and p.dtype.category >= 2
+    )
+
+
+def _as_structure(wanted: tuple, gradients, args, kwargs):
+    """The gradients of the arguments in the wanted positions, in the places of these; last those of keyword arguments,
+    as a dict."""
+    table, position = dict(zip(wanted, gradients, strict=True)), iter(range(1 << 30))
+
+    def taken(x):
+        return table.get(next(position)) if is_tensor(x) else None
+
+    return (*map_structure(taken, args), map_structure(taken, kwargs))
+
+
+_REACHED: dict = {}
+
+
+def _reached(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
+    """Those of the wanted positions that PyTorch has a gradient for and not None: it is differentiated on fake tensors,
+    once for arguments of one kind."""
+    # a library's, whose backward is anybody's Python
+    if symbol.module is not None and symbol.module.startswith("torch.ops"):
+        return wanted
+
+    def described(x):
+        return (tuple(x.shape), x.dtype.name, str(x.device)) if isinstance(x, TensorProxy) else x
+
+    key = (symbol.id, wanted, hashable(map_structure(described, args)), hashable(map_structure(described, kwargs)))
+    found = _REACHED.get(key)
+    if found is None:
+        found = _REACHED[key] = _differentiated_on_fakes(symbol, wanted, args, kwargs)
+        if len(_REACHED) > 1024:
+            _REACHED.pop(next(iter(_REACHED)))
+    return found
+
+
+def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
+    def real(x):
+        return example(x) if isinstance(x, AnyProxy) else fake(x)
+
+    if not differentiates_fakes((args, kwargs)):
+        return wanted
+    inputs: list[torch.Tensor] = []
+    for mode, made in (
+        (compat.FakeTensorMode(allow_non_fake_inputs=True), example),
+        (torch.random.fork_rng(devices=[]), real),
+    ):
+        try:
+            with compat.DisableTorchFunction(), mode, torch.enable_grad(), warnings.catch_warnings(action="ignore"):
+                given = _with_inputs(
+                    wanted,
+                    map_structure(made, args),
+                    map_structure(made, kwargs),
+                    lambda x: inputs.append(x.requires_grad_()) or x,
+                )
+                results = symbol.fn(*given[0], **given[1])  # type: ignore[misc]
+                outputs = [o for o in _tensors_in(results, []) if o.requires_grad]
+                gradients = torch.autograd.grad(
+                    outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True
+                )
+            return tuple(i for i, g in zip(wanted, gradients, strict=True) if g is not None)
+        except compat.DataDependentOutput:  # it looks at values: zeros have some
+            inputs.clear()
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            AttributeError,
+            AssertionError,
+            CaptureError,
+        ):
+            # fake tensors run PyTorch's decompositions, which refuse, or divide by 0, where kernels do not
+            break
+    return wanted
+
+
+def _with_inputs(wanted: tuple, args: tuple, kwargs: dict, replaced) -> tuple[tuple, dict]:
+    """Arguments for PyTorch, with `replaced(tensor)` in the wanted positions."""
+    position = iter(range(1 << 30))
+
+    def convert(x):
+        if not isinstance(x, torch.Tensor):
+            return as_torch(x)
+        return replaced(x) if next(position) in wanted else x
+
+    given = tuple(x if type(x) in _AS_THEY_ARE else map_structure(convert, x) for x in args)
+    return given, map_structure(convert, kwargs)
+
+
+_AS_THEY_ARE = {int, float, bool, str, type(None)}  # most arguments, in each call
+
+
+def _make_derivative(symbol: Symbol):
+    def run_forward(wanted: tuple, args: tuple, kwargs: dict):
+        inputs: list[torch.Tensor] = []
+
+        def detached(x):
+            inputs.append(x.detach().requires_grad_())
+            return inputs[-1]
+
+        args, kwargs = _with_inputs(wanted, args, kwargs, detached)
+        with torch.enable_grad():
+            out = symbol.fn(*args, **kwargs)  # type: ignore[misc]
+        if isinstance(out, torch.Tensor):
+            return out.detach(), Graph(inputs, [out])
+        return map_structure(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, out), Graph(
+            inputs, _tensors_in(out, [])
+        )
+
+    def run_backward(graph: Graph, cotangents: tuple):
+        pairs = [(o, g) for o, g in zip(graph.outputs, cotangents, strict=True) if g is not None and o.requires_grad]
+        if not pairs:
+            return tuple(torch.zeros_like(x) for x in graph.inputs)
+        return _gradients(pairs, graph.inputs, compat.keeps_graph())
+
+    def forward_meta(wanted, args, kwargs):
+        return symbol.meta(*args, **kwargs) if symbol.meta else _detached_meta(symbol, args, kwargs), AnyProxy("")
+
+    name = symbol.name
+    random = tuple(symbol.tags & {OpTags.RANDOM_OP})
+    forward = Symbol(
+        f"{name}_with_graph", forward_meta, id=("with_graph", symbol.id), is_prim=True, tags=random, fn=run_forward
+    )
+    forward.once_differentiable = once = (
+        f"PyTorch's derivative of {name} saves its graph, which is run once: what draws random numbers cannot be run "
+        "again"
+    )
+
+    def rule(*args, **kwargs):
+        flat, wanted = _wanted(args, kwargs)
+        wanted = _reached(symbol, wanted, args, kwargs)
+        if not wanted:
+            yield symbol(*args, **kwargs)
+            return ()
+        out, graph = forward(wanted, args, kwargs)
+        g = yield out
+        cotangents = _of_tensors(out, g)
+        sources = [flat[i] for i in wanted]
+        backward = Symbol(
+            f"{name}_backward",
+            lambda graph, cotangents: tuple(like(s) for s in sources),
+            id=("backward_of", symbol.id),
+            is_prim=True,
+            fn=run_backward,
+        )
+        backward.once_differentiable, backward.accepts_missing_cotangents = once, True
+        return _as_structure(wanted, backward(graph, cotangents), args, kwargs)
+
+    return rule
+
+
+def vjp_of(symbol: Symbol) -> Symbol:
+    """`vjp_of_X(wanted, args, kwargs, cotangents)`: the gradients of the tensors in the wanted positions of X's
+    arguments. cotangents: one, or None, for each tensor."""
+    made = _VJPS.get(symbol)
+    if made is None:
+        made = _VJPS[symbol] = _vjp_of(symbol)
+    return made
+
+
+_VJPS: dict[Symbol, Symbol] = {}
+
+
+def _vjp_of(symbol: Symbol) -> Symbol:
+    def run(wanted: tuple, args: tuple, kwargs: dict, cotangents: tuple):
+        inputs: list[torch.Tensor] = []
+        _with_inputs(wanted, args, kwargs, lambda x: inputs.append(x))
+
+        def function(*inputs):
+            given = iter(inputs)
+            args_, kwargs_ = _with_inputs(wanted, args, kwargs, lambda x: next(given))
+            found = _tensors_in(symbol.fn(*args_, **kwargs_), [])  # type: ignore[misc]
+            return tuple(o for o, g in zip(found, cotangents, strict=True) if g is not None)
+
+        before = _generators(inputs)
+        again = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors_in((args, kwargs, cotangents), []))
+        gradients = _pulled_back(function, inputs, [g for g in cotangents if g is not None], again)
+        if any(not torch.equal(a, b) for a, b in zip(before, _generators(inputs), strict=True)):
+            raise RuntimeError(
+                f"{symbol.name} draws random numbers: it has no derivative as a function. Draw them outside of the "
+                "function that is differentiated"
+            )
+        return gradients
+
+    def meta(wanted, args, kwargs, cotangents):
+        flat, _ = _wanted(args, kwargs)
+        return tuple(like(flat[i]) for i in wanted)
+
+    return Symbol(f"vjp_of_{symbol.name}", meta, id=("vjp_of", symbol.id), is_prim=True, fn=run)
+
+
+def _functional_derivative(symbol: Symbol):
+    backward = vjp_of(symbol)
+
+    def rule(*args, **kwargs):
+        wanted = _reached(symbol, _wanted(args, kwargs)[1], args, kwargs)
+        out = symbol(*args, **kwargs)
+        g = yield out
+        if not wanted:
+            return ()
+        return _as_structure(wanted, backward(wanted, args, kwargs, _of_tensors(out, g)), args, kwargs)
+
+    return rule
+
+
+def _of_tensors(outputs, cotangents) -> tuple:
+    """The cotangents of the tensors among outputs, None for those without."""
+    return tuple(
+        g for o, g in zip(leaves(outputs), leaves(cotangents), strict=True) if isinstance(o, Proxy) and is_tensor(o)
+    )
+
+
+def _generators(inputs: list) -> list[torch.Tensor]:
+    """The states of the default generators that an operation on these inputs draws from."""
+    devices = {x.device for x in inputs if x.device.type == "cuda"}
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices)]
+
+
+def _pulled_back(function, inputs: list[torch.Tensor], cotangents: list[torch.Tensor], again: bool) -> tuple:
+    """The gradients of `function` at its inputs; `again`, and under torch.func's transforms, they can be differentiated
+    themselves."""
+    if compat.in_functorch():
+        return torch.func.vjp(function, *inputs)[1](tuple(cotangents))
+    with torch.enable_grad():
+        inputs = [x.view_as(x) if again and x.requires_grad else x.detach().requires_grad_() for x in inputs]
+        outputs = function(*inputs)
+    pairs = [(o, g) for o, g in zip(outputs, cotangents, strict=True) if o.requires_grad]
+    if not pairs:
+        return tuple(torch.zeros_like(x) for x in inputs)
+    return _gradients(pairs, inputs, again, again)
+
+
+def _gradients(pairs: list[tuple], inputs: list[torch.Tensor], keep: bool, again: bool = False) -> tuple:
+    """The gradients for pairs of an output and its cotangent; zeros where none of them depends on an input, which
+    require no grad as those of materialize_grads=True do in torch 2.9."""
+    outputs, cotangents = zip(*pairs)
+    found = compat.gradients(outputs, cotangents, inputs, keep, again)
+    return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))
+
+
+def _detached_meta(symbol: Symbol, args, kwargs):
+    with detached():
+        return map_structure(
+            lambda x: like(x) if isinstance(x, TensorProxy) else x, symbol.decomposition(*args, **kwargs)
+        )  # type: ignore[misc]

@@ -1,0 +1,81 @@
+"""`thunder.precompile` and `thunder.load`: a program in a file of the user's, for other processes and machines."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from thunder import compat
+from thunder.api import jit
+from thunder.compiled import compiled_of
+from thunder.errors import OptionError, ProgramFileError
+from thunder.programs import files
+from thunder.programs.describe import MISSING, Unspeakable, find_named
+from thunder.programs.entry import key_of_missing
+from thunder.programs.keep import document_for
+from thunder.programs.text import Damaged, written_text
+
+__all__ = ["load", "precompile"]
+
+SUBSETS = 4  # outputs whose every subset may be differentiated without the others; of more, each one alone
+
+
+def precompile(fn: Callable, *args: Any, path: str | os.PathLike, **kwargs: Any) -> Path:
+    """Writes the program that `fn(*args, **kwargs)` runs to a file, for `thunder.load`. Nothing of it runs.
+
+    fn: a function or module, compiled or not. Its backward is written as well where results require grad, with those
+    for single results (a loss beside logits). Returns the path.
+
+    Raises ProgramFileError, in words, for a program that cannot be written, and OSError where the file cannot be.
+    """
+    compiled = compiled_of(fn) or compiled_of(jit(fn))
+    assert compiled is not None, "thunder.jit compiles"
+    modes = compat.modes_key()
+    try:
+        document, entry = document_for(compiled, modes, args, kwargs)
+        connection = entry.connection
+        if connection is not None:
+            for missing in _subsets(sum(bool(r) for r in connection.requires_grad)):
+                document["without"][key_of_missing(missing)] = written_text(connection.variants(missing))
+    except (Unspeakable, Damaged) as error:
+        raise ProgramFileError(f"this program cannot be written to {path}: {error}") from None
+    files.write(Path(path), document, None)
+    return Path(path)
+
+
+def _subsets(outputs: int) -> list[tuple[int, ...]]:
+    """Places of the cotangents that may be missing."""
+    places = range(outputs)
+    if outputs <= SUBSETS:
+        return [m for n in range(1, outputs) for m in itertools.combinations(places, n)]
+    return [tuple(i for i in places if i != one) for one in places]
+
+
+def load(path: str | os.PathLike, fn: Callable | None = None, **options: Any) -> Any:
+    """What `thunder.jit(fn, **options)` gives, with the program of a file that `precompile` wrote.
+
+    A call that the program fits runs it without capture; others are captured as ever, and
+    `thunder.compile_stats(...).not_loaded` says why. fn: the function or module; it may be left out for a function that
+    is found by its name in a module that is imported. options: those that it was compiled with.
+
+    The file and its directory have to belong to this user, and nobody else may write to them. Raises ProgramFileError,
+    in words, where the file is damaged or not to be trusted; OSError where it cannot be read.
+    """
+    try:
+        document = files.read(Path(path), None)
+        name = document["metadata"]["function"]
+    except (Damaged, KeyError, TypeError) as error:
+        raise ProgramFileError(f"{path} is not loaded: {error}") from None
+    if fn is None:
+        module, _, qualified = name.rpartition(".")
+        fn = find_named(module, qualified)
+        if fn is MISSING or isinstance(fn, type):
+            raise OptionError(f"{path} is a program of {name}: give the function or the module, load(path, fn)")
+    found = fn if compiled_of(fn) is not None else jit(fn, **options)
+    compiled = compiled_of(found)
+    assert compiled is not None, "thunder.jit compiles"
+    compiled.documents = (*compiled.documents, document)
+    return found

@@ -1,0 +1,299 @@
+"""A cache entry as a document, and a document as a cache entry of another process.
+
+A document is what JSON says: the questions (`questions`), the texts of the computation, of its backwards and of the
+epilogue (`text`), and how they belong together (`program.Connection`).
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import linecache
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thunder.core.codegen import Printer, function_source, line_owners
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import Names
+from thunder.core.symbolic import Decisions
+from thunder.core.trace import Trace, TraceInfo
+from thunder.extend import get_always_executors
+from thunder.ops.define import LTORCH, PRIMS
+from thunder.ops.inplace import writes_back
+from thunder.options import NUMERICS_OPTIONS, JitOptions
+from thunder.pipeline import lower
+from thunder.program import (
+    CacheEntry,
+    Connection,
+    Lowered,
+    apart_from_autocast,
+    connect,
+    differentiable,
+    not_differentiable,
+)
+from thunder.programs.describe import Describer, Unspeakable, named
+from thunder.programs.questions import Replay, written_questions
+from thunder.programs.text import (
+    check_computation,
+    epilogue_of,
+    function_of,
+    objects_of,
+    written_object,
+    written_text,
+)
+from thunder.transforms.dce import dce
+from thunder.transforms.double_backward import InputsBehind
+from thunder.transforms.register_grad import REGISTERED
+
+__all__ = ["document_of", "entry_of", "key_of_missing"]
+
+
+# ---------------------------------------------------------------------------------------------------------- to text
+
+
+def document_of(entry: CacheEntry, options: JitOptions) -> dict:
+    """A cache entry whose capture is still open. Raises Unspeakable, in words, for what text cannot say."""
+    captured = entry.captured
+    _refuse(entry)
+    epilogue, objects = None, {}
+    if entry.epilogue is not None:
+        text = _body(entry.epilogue)
+        used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        objects = {name: x for name, x in entry.epilogue.info.objects.items() if name in used}
+        epilogue_of(text, objects)
+        epilogue = text
+    connection, differentiates = entry.connection, entry.connection is not None
+    said = {
+        "questions": written_questions(captured._capture, captured._input_sources, objects),
+        "prologue": str(entry.prologue),  # for reading: it is written anew
+        "computation": written_text(entry.forward) | {"lines": _lines(captured, entry.forward)},
+        "backward": written_text(entry.backward) if differentiates else None,
+        "epilogue": epilogue,
+        "connection": _connection(connection) if differentiates else None,
+        "plain": written_text(_plain(connection, options)) if differentiates else None,
+        "without": {},
+        "facts": {
+            "any_input_requires_grad": captured.any_input_requires_grad,
+            "may_fail_over": captured.may_fail_over,
+            "constant_numbers": captured.constant_numbers,
+            "effects": sorted(captured.effects),
+        },
+    }
+    return said
+
+
+def key_of_missing(missing: Sequence[int]) -> str:
+    return ",".join(map(str, missing))
+
+
+def _refuse(entry: CacheEntry) -> None:
+    captured = entry.captured
+    if captured.path:
+        raise Unspeakable("it decides by data")
+    if captured.host_calls:
+        raise Unspeakable("it calls Python code on the host")
+    if captured.computation.info.communicates:
+        raise Unspeakable("ranks communicate in it")
+    if entry.tiers is not None:
+        raise Unspeakable("its regions are compiled in the background")
+    if REGISTERED:
+        raise Unspeakable("derivatives were registered by thunder's register_grad")
+    for trace in (entry.forward, entry.backward):
+        for b in trace.bound_symbols if trace is not None else ():
+            if b.sym.is_fusion:
+                raise Unspeakable(f"the region {b.sym.name} of the executor {b.sym.executor.name} is machine code")
+
+
+def _body(trace: Trace) -> str:
+    text = function_source(trace, Printer(print_depth=1), include_decorators=False)
+    lines = [line for line in text[text.index("def ") :].split("\n") if not line.lstrip().startswith("#")]
+    return "\n".join(lines)
+
+
+def _lines(captured: Any, trace: Trace) -> dict[str, list]:
+    """Line number -> the user's line that it came from."""
+    source = function_source(trace, Printer(print_depth=1), include_decorators=False)
+    before = source[: source.index("\ndef ") + 1].count("\n")
+    owners = line_owners(trace).items()
+    return {str(n - before): list(captured.where(b.location)) for n, b in owners if b.location is not None}
+
+
+def _connection(given: Connection) -> dict:
+    tensors = [i for i, a in enumerate(given.computation.args) if isinstance(a, TensorProxy)]
+    saved = [list(pair) for pair in given.inputs.saved]
+    kept = [i for i in tensors if i not in {i for i, _ in saved}]
+    say = Describer()
+    return {
+        "result": given.result[given.result.index("def ") :],
+        "objects": {name: written_object(x) for name, x in given.objects.items()},
+        "own": given.own, "shown": given.shown, "requires_grad": given.requires_grad,
+        "inputs": [kept, saved, list(given.inputs.numbers)],
+        "random": None if given.random is None else [say(device) for device in given.random],
+        "dense": given.dense, "names": given.names, "fuses": given.fuses,
+    }  # fmt: skip
+
+
+class _Detaching(Printer):
+    """Prints a program that PyTorch differentiates: what the user computed without grad is detached."""
+
+    def line(self, b, indent: int = 0, commented: bool = False) -> list[str]:
+        stops = any(isinstance(i, TensorProxy) and i.requires_grad for i in b.inputs)
+        stopped = [o for o in b.outputs if stops and isinstance(o, TensorProxy) and not o.requires_grad]
+        return [*super().line(b, indent, commented), *(f"{o.name} = torch.detach({o.name})" for o in stopped)]
+
+
+def _plain(given: Connection, options: JitOptions) -> Trace:
+    """The outputs that require grad, computed from the arguments by PyTorch's functions alone, so that PyTorch can
+    differentiate it: for derivatives that the document does not hold."""
+    computation = given.computation
+    kept = [b.copied() for b in computation.bound_symbols if not writes_back(b)]
+    for b in kept:
+        if LTORCH.get(b.sym.name) is not b.sym and PRIMS.get(b.sym.name) is not b.sym:
+            raise Unspeakable(f"the operation {b.sym.name} has a derivative of its own")
+    outputs = tuple(o for o in given.cut.outputs if o.requires_grad)
+    program = dce(computation.replace(name="plain", bound_symbols=kept, output=outputs, info=TraceInfo()))
+    executors = tuple(get_always_executors())
+    alone = dataclasses.replace(options, executors=executors, transforms=(), numerics=NUMERICS_OPTIONS.CLOSE)
+    return lower(program, alone, executors)[-1]
+
+
+# -------------------------------------------------------------------------------------------------------- from text
+
+
+class TextTrace(Trace):
+    """A trace of which there is the text."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, name: str, text: str, function: Callable | None):
+        super().__init__(name, (), (), None, Names())
+        self.text, self._callable = text, function
+
+    def python(self, *, print_depth: int = -1, include_decorators: bool = True) -> str:
+        return self.text
+
+
+class Loaded:
+    """What a cache entry from disk knows in the place of a capture."""
+
+    path = host_calls = ()
+    sharp_edges: tuple = ()
+    instructions = 0
+
+    def __init__(self, document: dict, weak: list):
+        facts = document["facts"]
+        self.may_fail_over: bool = facts["may_fail_over"]
+        self.constant_numbers: dict = facts["constant_numbers"]
+        self.effects = frozenset(facts["effects"])
+        self.parameters = tuple(document["questions"]["parameters"])
+        self.computation = TextTrace("computation", document["computation"]["text"], None)
+        self.computation_traces = [self.computation]
+        self._weak, self._lines = weak, document["computation"]["lines"]
+
+    @property
+    def outlived(self) -> bool:
+        return any(reference() is None for reference in self._weak)
+
+    def user_location(self, trace: Trace, traceback: Any) -> tuple | None:
+        """The user's line that the failing bound symbol came from, where it still stands there."""
+        function = trace._callable
+        while traceback is not None and function is not None:
+            if traceback.tb_frame.f_code is function.__code__:
+                found = self._lines.get(str(traceback.tb_lineno))
+                same = found is not None and linecache.getline(found[0], found[1]).strip() == found[3].strip()
+                return tuple(found) if same else None
+            traceback = traceback.tb_next
+        return None
+
+
+def entry_of(
+    document: dict, modes: tuple, fn: Any, args: tuple, kwargs: dict, overrides: tuple[dict, ...]
+) -> CacheEntry:
+    """The cache entry that a document says, for a call that it fits.
+
+    Raises Mismatch where the document does not fit the call, Damaged where it is none.
+    """
+    replay = Replay(document["questions"], fn, args, kwargs, overrides)
+    prologue, prologue_fn, weak = replay.prologue()
+    computation, backward = document["computation"], document["backward"]
+    forward_fn, backwards = function_of(computation), []
+    if document["connection"] is None:
+        run = not_differentiable(forward_fn, modes, document["facts"]["any_input_requires_grad"])
+    else:
+        backward_fn = lazily(backward)
+        for text in (document["plain"], *document["without"].values()):
+            check_computation(text["text"], text["name"], objects_of(text["objects"]))
+        run = differentiable(_connected(document, forward_fn, backward_fn, modes), modes)
+        backwards = [TextTrace("backward", backward["text"], backward_fn)]
+    captured: Any = Loaded(document, weak)
+    captured.prologue_traces, captured.prologue_fn = [prologue], prologue_fn
+    captured.epilogue_traces, captured.epilogue_fn = [], None
+    if document["epilogue"] is not None:
+        captured.epilogue_fn = epilogue_of(document["epilogue"], replay.objects())
+        captured.epilogue_traces = [TextTrace("epilogue", document["epilogue"], captured.epilogue_fn)]
+    traces = [TextTrace("computation", computation["text"], forward_fn)]
+    entry = CacheEntry(captured, Lowered(traces, backwards, run, []), modes)
+    entry.from_disk = True
+    return entry
+
+
+def _connected(document: dict, forward: Callable, backward: Callable, modes: tuple) -> Callable:
+    """The forward and the backward of a document, connected to autograd."""
+    said = document["connection"]
+    kept, saved, numbers = said["inputs"]
+    nothing: Any = None  # there are no traces of it
+    connection = Connection(
+        said["result"], objects_of(said["objects"]), said["own"], said["shown"], said["requires_grad"],
+        InputsBehind(kept, [(i, place) for i, place in saved], numbers),
+        None if said["random"] is None else [named(device) for device in said["random"]],
+        said["dense"], said["names"], said["fuses"], nothing, nothing, nothing,
+    )  # fmt: skip
+    check_computation(connection.result, "result", connection.objects)
+    apart, arguments = apart_from_autocast(connection), len(kept) + len(saved) + len(numbers)
+
+    def without(missing: Sequence[int]) -> Callable | None:
+        text = document["without"].get(key_of_missing(missing))
+        return None if text is None else apart(function_of(text))
+
+    def again(missing: Sequence[int]) -> tuple[Callable, list[int]]:
+        return _differentiated(document["plain"], missing, arguments), list(range(arguments))
+
+    return connect(
+        connection, forward, backward, modes, make_without=without, make_batched=lambda missing: None,
+        make_again=again, decisions=Decisions(),
+    )  # fmt: skip
+
+
+def lazily(said: dict) -> Callable:
+    """The function of a computation's text, which is looked at now and compiled at its first call."""
+    check_computation(said["text"], said["name"], objects_of(said["objects"]))
+    made: list[Callable] = []
+
+    def run(*inputs):
+        if not made:
+            made.append(function_of(said))
+        return made[0](*inputs)
+
+    return run
+
+
+def _differentiated(plain: dict, missing: Sequence[int], arguments: int) -> Callable:
+    """The gradients as PyTorch computes them, from the arguments and the cotangents that are not missing."""
+    compute = function_of(plain)
+
+    def run(*given):
+        inputs, cotangents = given[:arguments], given[arguments:]
+        again, differentiable = torch.is_grad_enabled(), [i for i, x in enumerate(inputs) if x.requires_grad]
+        with torch.enable_grad():
+            outputs = [o for i, o in enumerate(compute(*inputs)) if i not in missing]
+            found = torch.autograd.grad(
+                outputs, [inputs[i] for i in differentiable], cotangents, allow_unused=True, create_graph=again
+            )
+        gradients: list[torch.Tensor | None] = [None] * arguments
+        for i, gradient in zip(differentiable, found, strict=True):
+            gradients[i] = gradient
+        return tuple(gradients)
+
+    return run

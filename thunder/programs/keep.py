@@ -1,0 +1,303 @@
+"""The cache of programs on disk: which file a call looks for, and what is kept of a program that was compiled.
+
+A file's name begins with a hash of all that a program depends on beyond what it asks: the function, the modes of the
+call, versions, the machine, options, executors and passes (`metadata`). Of the files of that name, the questions of
+each say whether it fits.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import platform
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+import thunder
+from thunder.errors import ProgramFileWarning, warn_user
+from thunder.extend import FUEL_LEVEL
+from thunder.options import CACHE_OPTIONS, KEEP_PROGRAMS, SHARP_EDGES_OPTIONS, JitOptions, compile_option
+from thunder.pipeline import PASSES
+from thunder.program import CacheEntry
+from thunder.programs import files
+from thunder.programs.describe import Describer, Unspeakable, code_digest, digest
+from thunder.programs.entry import document_of, entry_of, key_of_missing
+from thunder.programs.questions import Mismatch
+from thunder.programs.text import Damaged, written_text
+
+__all__ = [
+    "KEEP",
+    "KEPT",
+    "differences",
+    "machine",
+    "versions",
+    "document_for",
+    "find",
+    "keep",
+    "metadata",
+    "refused",
+    "wanted",
+]
+
+KEEP = compile_option(
+    "keep_programs", bool, None,
+    "programs are kept on disk, and the next process takes them from there in the place of capturing them; "
+    "where it is not given, THUNDER_KEEP_PROGRAMS says it",
+    owner="programs",
+)  # fmt: skip
+KEPT = 64  # programs of one key; what more are made is not kept
+
+
+def wanted(options: JitOptions) -> bool:
+    """Whether programs of a function are looked for on disk, and kept there."""
+    given = options.get(KEEP)
+    return KEEP_PROGRAMS.value if given is None else given
+
+
+# --------------------------------------------------------------------------------------------------------- metadata
+
+
+def metadata(fn: Any, options: JitOptions, modes: tuple) -> dict[str, Any]:
+    """What a program depends on beyond what it asks, in words. Raises Unspeakable where text cannot say it."""
+    return {
+        "function": _function(fn),
+        "code": _code(fn),
+        "modes": _modes(modes),
+        "options": _options(options),
+        "versions": dict(versions()),
+        "machine": dict(machine()),
+    }
+
+
+def key_of(said: dict[str, Any]) -> str:
+    return digest(json.dumps(said, sort_keys=True))
+
+
+def _function(fn: Any) -> str:
+    kind = fn if hasattr(fn, "__qualname__") else type(fn)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _code(fn: Any) -> str:
+    """The code of a function is no question of its programs: it is what is compiled."""
+    function = getattr(fn, "__func__", fn)
+    return code_digest(function.__code__) if type(function) is types.FunctionType else ""
+
+
+def _modes(modes: tuple) -> str:
+    if modes[4] is not None:
+        raise Unspeakable("it is called under a torch-function mode")
+    return json.dumps(Describer()(modes))
+
+
+def _options(options: JitOptions) -> dict[str, str]:
+    if options.transforms:
+        raise Unspeakable("thunder.jit was given transforms")
+    if options.passes is not PASSES:
+        raise Unspeakable("thunder.jit was given a list of passes")
+    if options.device is not None:
+        raise Unspeakable("it is looked at, and never run")
+    if options.cache in (CACHE_OPTIONS.NO_CACHING, CACHE_OPTIONS.SAME_INPUT):
+        raise Unspeakable(f"cache={options.cache.value!r} does not ask whether a program fits")
+    for executor in options.executors:
+        _check_executor(executor)
+    said = {
+        name: str(getattr(value := getattr(options, name), "value", value))
+        for name in ("cache", "integers_may_change", "dynamic", "fallback", "disable_torch_autograd", "numerics", "rng",
+                     "tiers", "default_executors", "debug")
+    }  # fmt: skip
+    said["sharp_edges"] = str(options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR)
+    given = {n: v for n, v in options.compile_options.items() if n != KEEP.name}
+    return said | {
+        "executors": str([(e.name, e.version) for e in options.executors]),
+        "others": str(sorted(given.items())),
+    }
+
+
+def _check_executor(executor: Any) -> None:
+    if executor._fuel is not FUEL_LEVEL.UNLIMITED:
+        raise Unspeakable(f"the executor {executor.name} has a limit of fuel")
+    for found in executor.implmap.values():
+        for rule in (found.checker, found.execution_transform, found.grad_transform):
+            if rule is not None and not (getattr(rule, "__module__", None) or "thunder.").startswith("thunder."):
+                raise Unspeakable(f"the executor {executor.name} has rules from {rule.__module__}")
+
+
+@functools.cache
+def versions() -> tuple:
+    return (
+        ("thunder", f"{thunder.__version__} {_sources()}"),
+        ("python", f"{platform.python_implementation()} {sys.version}"),
+        ("torch", f"{torch.__version__} {torch.version.git_version}"),
+        ("numpy", numpy.__version__),
+    )
+
+
+def _sources() -> str:
+    """A hash of thunder's own files: while it is worked on, its version stays."""
+    found = hashlib.sha256()
+    for path in sorted(Path(thunder.__file__).parent.rglob("*.py")):
+        found.update(path.name.encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+@functools.cache
+def machine() -> tuple:
+    gpus = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
+    return (
+        ("system", f"{platform.system()} {platform.machine()}"),
+        ("processor", torch.backends.cpu.get_cpu_capability()),
+        ("gpus", ", ".join(gpus)),
+    )
+
+
+def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """In words, what differs between what a program was made for and what is here."""
+    found = []
+    for part in sorted({*was, *now}):
+        a, b = was.get(part), now.get(part)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += [f"{part}: {n} was {a.get(n)}, is {b.get(n)}" for n in sorted({*a, *b}) if a.get(n) != b.get(n)]
+        elif a != b:
+            found.append(f"{part} was {a}, is {b}" if part != "code" else "the code of the function changed")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ find, keep
+
+
+def find(
+    fn: Any,
+    options: JitOptions,
+    modes: tuple,
+    args: tuple,
+    kwargs: dict,
+    overrides: tuple,
+    given: tuple,
+    why: list[str],
+) -> CacheEntry | None:
+    """The entry of a program on disk that fits a call; None where there is none. given: documents that the user loaded.
+    why: gets, in words, what was wrong with those that were looked at."""
+    try:
+        said = metadata(fn, options, modes)
+    except Unspeakable as error:
+        why.append(f"programs of it cannot be kept: {error}")
+        return None
+    for document in given:
+        if found := differences(document["metadata"], said):
+            why.append("; ".join(found))
+        elif (entry := _fitting(document, modes, fn, args, kwargs, overrides, why)) is not None:
+            return entry
+    if not wanted(options):
+        return None
+    key, secret = key_of(said), files.key_of_user()
+    for path in sorted(files.directory().glob(f"{key}-*{files.SUFFIX}")) if secret is not None else ():
+        document = _read(path, secret)
+        if document is not None and document["metadata"] == said:
+            entry = _fitting(document, modes, fn, args, kwargs, overrides, why, path)
+            if entry is not None:
+                return entry
+    return None
+
+
+def _read(path: Path, secret: bytes) -> dict | None:
+    try:
+        return files.read(path, secret)
+    except (Damaged, OSError) as error:
+        _warn_of(path, error)
+        return None
+
+
+def _warn_of(path: Path | None, error: Exception) -> None:
+    where = "a loaded program" if path is None else str(path)
+    _warn_once(f"{where} is not used: {error}. `python -m thunder cache rm` removes files that cannot be used")
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    if not _warned:
+        _warned.append(text)
+        warn_user(text, ProgramFileWarning)
+
+
+_warned: list[str] = []
+
+
+def _fitting(
+    document: dict, modes: tuple, fn: Any, args: tuple, kwargs: dict, overrides: tuple, why: list[str],
+    path: Path | None = None,
+) -> CacheEntry | None:  # fmt: skip
+    try:
+        return entry_of(document, modes, fn, args, kwargs, overrides)
+    except Mismatch as error:
+        why.append(str(error))
+    except Exception as error:  # noqa: BLE001 - whatever a file says that no document says
+        _warn_of(path, error if isinstance(error, Damaged) else Damaged(f"{type(error).__name__}: {error}"))
+    return None
+
+
+def keep(entry: CacheEntry, fn: Any, options: JitOptions, modes: tuple) -> None:
+    """Writes a program whose capture is still open. What cannot be written, or where it cannot, says a file or a
+    warning; the program runs all the same."""
+    said: dict[str, Any] = {}
+    try:
+        said = metadata(fn, options, modes)
+        document = {"metadata": said, **document_of(entry, options)}
+    except (Unspeakable, Damaged) as error:
+        refused(said or {"function": _function(fn)}, str(error))
+        return
+    except Exception as error:  # noqa: BLE001 - the program runs all the same
+        refused(said or {"function": _function(fn)}, f"writing it raised {type(error).__name__}: {error}")
+        return
+    name = f"{key_of(said)}-{digest(json.dumps(document['questions']))[:16]}{files.SUFFIX}"
+    _store(files.directory() / name, document)
+    if entry.connection is not None:
+        entry.connection.variants.notice = lambda missing, trace: _add(document, name, missing, trace)
+
+
+def _add(document: dict, name: str, missing: tuple[int, ...], trace: Any) -> None:
+    """Adds the backward for missing cotangents to a program that was written."""
+    try:
+        document["without"][key_of_missing(missing)] = written_text(trace)
+    except (Unspeakable, Damaged):
+        return  # PyTorch differentiates the program in this case
+    _store(files.directory() / name, document)
+
+
+def document_for(compiled: Any, modes: tuple, args: tuple, kwargs: dict) -> tuple[dict, CacheEntry]:
+    """The document of the program that a compiled function runs at a call, and its entry. Raises Unspeakable, Damaged
+    and what capture raises."""
+    said = metadata(compiled.fn, compiled.options, modes)
+    return compiled.with_open_capture(
+        modes, args, kwargs, lambda entry: {"metadata": said, **document_of(entry, compiled.options)}
+    )
+
+
+def _store(path: Path, document: dict) -> None:
+    try:
+        key = files.key_of_user(make=True)
+        if key is None:
+            raise OSError(f"no key can be written to {path.parent.parent}")
+        others = path.parent.glob(f"{path.name.partition('-')[0]}-*{files.SUFFIX}")
+        if len(list(others)) < KEPT or path.exists():
+            files.write(path, document, key)
+    except OSError as error:
+        _warn_once(f"programs are not kept: {error}. THUNDER_CACHE_DIR names the directory")
+
+
+def refused(said: dict[str, Any], reason: str) -> None:
+    """Notes for `python -m thunder cache explain` why a program was not kept."""
+    path = files.directory() / f"{key_of(said)}{files.REFUSED}"
+    try:
+        key = files.key_of_user(make=True)
+        files.write(path, {"metadata": said, "reason": reason}, key)
+    except OSError:
+        return  # no program would be kept there either

@@ -1,0 +1,411 @@
+"""The questions of a program on disk: what a capture asked of the outside, and asking it again in another process.
+
+A prologue is not kept as text that runs. What is kept is what it was made of: sources (paths from the call's arguments,
+the function, and objects that have names), questions about what stands there, and the answers, each as `describe` says
+it. Another process follows the same paths in its own objects and asks the same questions in the same order. Where each
+answer is described as it was, the program is the program of this process as well, and the prologue is written anew,
+with this process's objects in it, by the writer that writes all prologues.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import types
+import weakref
+from typing import Any
+
+import torch
+
+from thunder import compat
+from thunder.capture import ask
+from thunder.capture.ask import Question
+from thunder.capture.groups import settings_changed
+from thunder.capture.handlers import HOOKS
+from thunder.capture.host import rooted_modules
+from thunder.capture.prologue import PrologueWriter
+from thunder.capture.sources import MISSING, Source
+from thunder.core.symbolic import Decisions
+from thunder.programs.describe import Describer, Unspeakable, find_named, named
+
+__all__ = ["Replay", "Mismatch", "written_questions"]
+
+QUESTIONS: dict[str, Question] = {q.name: q for q in vars(ask).values() if isinstance(q, Question)}
+_METADATA = ("is_conj", "is_neg", "is_inference")
+# what a call at a source may call: what only tells
+_TELLING = (contextvars.ContextVar, weakref.ref, functools._lru_cache_wrapper)
+
+
+class Mismatch(Exception):
+    """A program on disk does not fit a call. The words say why."""
+
+
+def described_tensor(say: Describer, tensor: torch.Tensor, shape: tuple) -> list:
+    """What the prologue checks of a tensor."""
+    facts = [tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout]
+    return [
+        *map(say, (type(tensor), tuple(shape), *facts)),
+        *(getattr(tensor, name)() for name in _METADATA),
+        compat.unwrap_of(tensor) is not None,
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------- to text
+
+
+class _Writer:
+    """Sources and constants of a capture as rows; rows name each other by number."""
+
+    def __init__(self, c: Any):
+        self.c = c
+        self.rows: list[list] = []
+        self.constants: list[Any] = []
+        self._known: dict[Source, int] = {}
+        self._constants: dict[str, int] = {}
+        self._standing: dict[int, list[Source]] = {}
+        self._instances: dict[int, Source] = {}  # by the id of their class
+        for source, value in c.values.items():
+            if source.base is not None:
+                self._standing.setdefault(id(value), []).append(source)
+            if source.step != "const":
+                self._instances.setdefault(id(type(value)), source)
+        self._open: set[int] = set()  # constants that are being found
+
+    def source(self, source: Source) -> int:
+        found = self._known.get(source)
+        if found is None:
+            row = self._row(source)
+            found = self._known[source] = len(self.rows)
+            self.rows.append(row)
+        return found
+
+    def _row(self, source: Source) -> list:
+        key = source.key
+        if source.step == "const":
+            return [None, "const", self._constant(key), source.label]
+        if source.base is None:
+            return [None, "root", key, source.label]
+        base = self.source(source.base)
+        if source.step == "keyed":
+            return [base, "keyed", self.source(key), source.label]
+        if source.step == "call":
+            check_call(self.c.values.get(source.base, MISSING), source.describe(self.c.parameters))
+        said = Describer()(key)
+        if source.step != "call" and not _is_key(key, said):
+            raise Unspeakable(f"{source.describe(self.c.parameters)}: a key of type {type(key).__name__}")
+        return [base, source.step, said, source.label]
+
+    def _constant(self, name: str) -> int:
+        found = self._constants.get(name)
+        if found is None:
+            value = self.c.outside.constants[name]
+            if id(value) in self._open:
+                raise Unspeakable(f"an object of {type(value).__name__} that is found only through itself")
+            self._open.add(id(value))
+            said = self.place(value)
+            self._open.discard(id(value))
+            found = self._constants[name] = len(self.constants)
+            self.constants.append(said)
+        return found
+
+    def place(self, value: Any) -> list:
+        """How another process finds the like of an object: by its name, or where it stands."""
+        c = self.c
+        for part in _FUNCTION_PARTS:
+            if value is _part(c.request.fn, part):
+                return ["fn", part]
+        if value is c.outside.hooks:
+            return ["hooks", *map(self._hook_table, value)]
+        for i, table in enumerate(c.request.overrides):
+            if table is value:
+                return ["overrides", i]
+        if type(value) is dict and isinstance(name := value.get("__name__"), str):
+            if find_named(name, "__name__") is not MISSING and value is vars(_module(name)):
+                return ["globals", name]
+        said = Describer()(value)
+        found, kind = named(said), type(value)
+        if found is value or kind is functools.partial is type(found) and found.func is value.func:
+            return ["named", said]
+        if type(value) is types.CellType and id(value) in c.outside.cells:
+            owner = c.outside.cells[id(value)]
+            return ["cell of", self.place(owner), owner.__closure__.index(value)]
+        for source in self._standing.get(id(value), ()):
+            try:
+                return ["at", self.source(source)]
+            except Unspeakable:
+                continue
+        if id(value) in self._instances:
+            return ["type of", self.source(self._instances[id(value)])]
+        raise Unspeakable(f"{_called(value)}, which has no name and stands nowhere that a prologue can look")
+
+    def _hook_table(self, table: Any) -> list:
+        for name in _GLOBAL_HOOKS:
+            if getattr(compat, name) is table:
+                return ["all", name]
+        for source, module in self.c.outside.pinned.items():
+            for name in HOOKS:
+                if module.__dict__.get(name) is table:
+                    return [self.source(source), name]
+        raise Unspeakable("the hooks of a module that is no part of the compiled one")
+
+
+_GLOBAL_HOOKS = (
+    "global_forward_hooks", "global_forward_pre_hooks", "global_backward_hooks", "global_backward_pre_hooks",
+)  # fmt: skip
+
+
+_FUNCTION_PARTS = ("", "__func__", "__self__")  # of what is compiled: a function, a module, or a method
+
+
+def _part(fn: Any, name: str) -> Any:
+    return fn if not name else getattr(fn, name, MISSING) if type(fn) is types.MethodType else MISSING
+
+
+def _module(name: str) -> types.ModuleType:
+    found = named(["module", name])
+    if found is MISSING:
+        raise Mismatch(f"the module {name} is not imported")
+    return found
+
+
+def _called(value: Any) -> str:
+    name = getattr(value, "__qualname__", None)
+    return f"{type(value).__name__} {name}" if isinstance(name, str) else f"an object of {type(value).__qualname__}"
+
+
+def _is_key(key: Any, said: Any) -> bool:
+    found = named(said)
+    return found is key or type(found) is type(key) and found == key
+
+
+def check_call(owner: Any, path: str) -> None:
+    """Raises Unspeakable for a call that may do something."""
+    tells = isinstance(owner, (*_TELLING, functools.partial)) or (getattr(owner, "__module__", None) or "").startswith(
+        ("thunder.", "torch")
+    )
+    if isinstance(owner, functools.partial) and not isinstance(owner.func, functools._lru_cache_wrapper):
+        tells = tells and (getattr(owner.func, "__module__", None) or "").startswith(("thunder.", "torch"))
+    if not tells:
+        raise Unspeakable(f"a call of {path}, which is asked again before each call of the program")
+
+
+def written_questions(c: Any, input_sources: list[Source], objects: dict[str, Any]) -> dict:
+    """What a capture asked, as JSON says it, before the capture is closed. objects: what the epilogue names.
+
+    Raises Unspeakable.
+    """
+    _refuse_what_is_left_out(c)
+    write, say = _Writer(c), Describer()
+    changed = settings_changed(c)
+    asked = []
+    for (source, question, operand), want in c.observed.items():
+        if source in changed:
+            continue
+        if QUESTIONS.get(question.name) is not question:
+            raise Unspeakable(f"the question {question.name!r}")
+        try:
+            about = ["source", write.source(operand)] if type(operand) is Source else ["value", say(operand)]
+            asked.append([write.source(source), question.name, about, say(want)])
+        except Unspeakable as error:
+            raise Unspeakable(f"{source.describe(c.parameters)}: {error}") from None
+    tensors = [
+        [write.source(s), described_tensor(say, c.guarded_tensor(s), shape)] for s, shape in c.tensors.shapes.items()
+    ]
+    real = [[write.source(s), p in c.tensors.mutated] for p, (_, s) in c.tensors.real.items() if p in c.tensors.used]
+    distinct = [[[write.source(s) for s in sources], what] for sources, what in c.distinct_groups()]
+    pinned = [write.source(s) for s in c.outside.pinned]
+    inputs = [write.source(s) for s in input_sources]
+    places = {name: write.place(x) for name, x in objects.items()}
+    return {
+        "parameters": list(c.parameters), "arguments": len(c.request.args), "keywords": list(c.request.kwargs),
+        "sources": write.rows, "constants": write.constants, "asked": asked, "tensors": tensors, "real": real,
+        "distinct": distinct, "pinned": pinned, "inputs": inputs, "objects": places,
+    }  # fmt: skip
+
+
+def _refuse_what_is_left_out(c: Any) -> None:
+    if c.numbers.proxies or c.numbers.decisions.relations:
+        raise Unspeakable("sizes or numbers stay symbolic in it")
+    if c.tensors.opaque or c.tensors.holds_opaque:
+        raise Unspeakable("it takes sparse or nested tensors, or tensors of a subclass with rules of its own")
+    if c.tensors.replaced or any(c.request.overrides):
+        raise Unspeakable("parameters of the module are replaced")
+    if c.outside.passing or c.outside.ids:
+        raise Unspeakable("it holds ids of objects")
+    if c.sharp_edges:
+        raise Unspeakable("sharp edges froze values in it")
+
+
+# -------------------------------------------------------------------------------------------------------- from text
+
+
+class _Part(types.SimpleNamespace):
+    pass
+
+
+class Replay:
+    """A call of this process, asked what another capture asked. It stands in the place of a capture for
+    `PrologueWriter`. Raises Mismatch, in words, where an answer is another one."""
+
+    def __init__(self, said: dict, fn: Any, args: tuple, kwargs: dict, overrides: tuple[dict, ...]):
+        self.said, self.parameters = said, tuple(said["parameters"])
+        self.request = _Part(fn=fn, args=args, kwargs=kwargs, overrides=overrides)
+        self.observed: dict = {}
+        self.settings: set = set()
+        self.values: dict[Source, Any] = {}
+        self.outside = _Part(rooted=rooted_modules(fn), pinned={}, constants={}, constant_sources={}, passing=set())
+        self.numbers = _Part(decisions=Decisions(), sources={})
+        self.tensors = _Part(shapes={}, replaced_sources={}, real={}, used=set(), mutated=set())
+        self._sources: list[Source | None] = [None] * len(said["sources"])
+        self._constants: list[Any] = [MISSING] * len(said["constants"])
+
+    def prologue(self) -> tuple[Any, Any, list[Any]]:
+        """The prologue's trace and function, and weak references to what must be alive for it to fit a call."""
+        self._call_shape()
+        say = Describer()
+        for source in map(self.source, self.said["pinned"]):
+            found = self.outside.pinned[source] = self.value(source)
+            if not isinstance(found, torch.nn.Module):
+                raise Mismatch(f"{source.describe(self.parameters)} was a module, is {type(found).__name__}")
+        for row in self.said["asked"]:
+            self._ask(say, *row)
+        self._look_at_tensors(say)
+        with compat.DisableTorchFunction():
+            writer = PrologueWriter(self, [self.source(i) for i in self.said["inputs"]])
+            trace, function = writer.write()
+        return trace, function, writer.weak
+
+    def objects(self) -> dict[str, Any]:
+        """What the epilogue names."""
+        return {name: self.found(place) for name, place in self.said["objects"].items()}
+
+    def _call_shape(self) -> None:
+        args, kwargs = self.request.args, self.request.kwargs
+        if len(args) != self.said["arguments"] or list(kwargs) != self.said["keywords"]:
+            was = f"{self.said['arguments']} positional arguments and the keywords {self.said['keywords']}"
+            raise Mismatch(f"the call had {was}, has {len(args)} and {list(kwargs)}")
+
+    def _ask(self, say: Describer, number: int, question: str, about: list, want: Any) -> None:
+        source = self.source(number)
+        operand = self.source(about[1]) if about[0] == "source" else named(about[1])
+        try:
+            self.value(source)
+            if type(operand) is Source:
+                self.value(operand)
+            now = say(ask.ask(self, source, QUESTIONS[question], operand))
+            if now == want:
+                return
+            what = f"the answer to {question!r} was {_short(want)}, is {_short(now)}"
+        except (Unspeakable, Mismatch) as error:
+            what = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever what stands there now raises
+            what = f"the question {question!r} raised {type(error).__name__}: {error}"
+        raise Mismatch(f"{source.describe(self.parameters)}: {what}")
+
+    def _look_at_tensors(self, say: Describer) -> None:
+        for number, want in self.said["tensors"]:
+            source = self.source(number)
+            tensor = self.value(source)
+            if not isinstance(tensor, torch.Tensor):
+                raise Mismatch(f"{source.describe(self.parameters)} was a tensor, is {type(tensor).__name__}")
+            now = described_tensor(say, tensor, tuple(tensor.shape))
+            if now != want:
+                was = f"the tensor {_short(want)}, is {_short(now)}"
+                raise Mismatch(f"{source.describe(self.parameters)} was {was}")
+            self.tensors.shapes[source] = tuple(tensor.shape)
+        for i, (number, mutated) in enumerate(self.said["real"]):
+            self.tensors.real[i] = (None, self.source(number))
+            self.tensors.used.add(i)
+            if mutated:
+                self.tensors.mutated.add(i)
+
+    # what PrologueWriter asks of a capture
+    def guarded_tensor(self, source: Source) -> torch.Tensor:
+        return self.values[source]
+
+    def distinct_groups(self) -> list[tuple[list[Source], str]]:
+        return [([self.source(i) for i in sources], what) for sources, what in self.said["distinct"]]
+
+    # --- sources
+    def value(self, source: Source) -> Any:
+        """What stands at a source in this process."""
+        if source.step == "call":
+            owner = self.value(source.base)
+            try:
+                check_call(owner, source.describe(self.parameters))
+            except Unspeakable as error:
+                raise Mismatch(str(error)) from None
+        if source.step == "keyed":
+            self.value(source.key)
+        return ask.value_at(self, source)
+
+    def source(self, number: int) -> Source:
+        found = self._sources[number]
+        if found is None:
+            found = self._sources[number] = self._made(*self.said["sources"][number])
+        return found
+
+    def _made(self, base: int | None, step: str, key: Any, label: str) -> Source:
+        if step == "root":
+            source = Source(None, "root", key, label)
+            self.values[source] = {"fn": self.request.fn, "args": self.request.args, "kwargs": self.request.kwargs}[key]
+            return source
+        if step == "const":
+            name = f"K{key}"
+            self.outside.constants[name] = self.constant(key)
+            return Source(None, "const", name, label)
+        if step == "keyed":
+            return self.source(_number(base)).child("keyed", self.source(key), label)
+        return self.source(_number(base)).child(step, named(key), label)
+
+    def constant(self, number: int) -> Any:
+        found = self._constants[number]
+        if found is MISSING:
+            self._constants[number] = found = self.found(self.said["constants"][number])
+        return found
+
+    def found(self, place: list) -> Any:
+        """The object of this process that stands where `_Writer.place` says. Raises Mismatch where nothing does."""
+        kind, *rest = place
+        if kind == "hooks":
+            return [
+                getattr(compat, name) if owner == "all" and name in _GLOBAL_HOOKS else self._hooks_at(owner, name)
+                for owner, name in rest
+            ]
+        if kind == "fn" and rest[0] in _FUNCTION_PARTS:
+            found = _part(self.request.fn, rest[0])
+        elif kind == "overrides":
+            return self.request.overrides[rest[0]]
+        elif kind == "globals":
+            return vars(_module(rest[0]))
+        elif kind == "at":
+            found = self.value(self.source(rest[0]))
+        elif kind == "type of":
+            found = type(self.value(self.source(rest[0])))
+        elif kind == "cell of":
+            found = self.found(rest[0]).__closure__[rest[1]]
+        else:
+            found = named(rest[0])
+        if found is MISSING:
+            raise Mismatch(f"{_short(rest[0])} is not found: it changed, or what has it is not imported yet")
+        return found
+
+    def _hooks_at(self, owner: int, name: str) -> Any:
+        if name not in HOOKS:
+            raise Mismatch(f"{name!r} is no table of hooks")
+        return self.value(self.source(owner)).__dict__[name]
+
+
+def _number(base: int | None) -> int:
+    if base is None:
+        raise Mismatch("a path that begins nowhere")
+    return base
+
+
+def _short(said: Any) -> str:
+    """A description in a sentence."""
+    if isinstance(said, list) and said and isinstance(said[0], str):
+        inside = " ".join(_short(x) for x in said[1:] if not isinstance(x, int) or isinstance(x, bool))
+        said = f"{said[0]} {inside}" if said[0] not in ("class", "torch", "module", "float", "device") else inside
+    text = said if isinstance(said, str) else repr(said)
+    return text if len(text) <= 120 else text[:117] + "..."

@@ -1,0 +1,235 @@
+"""Programs as text: computations, backwards and epilogues, and making functions of them again.
+
+Text from a file is parsed, not run: it may consist of the few kinds of statements and expressions that traces are
+printed with. What it calls are operations: functions of PyTorch's that are operations here, ATen operators, and
+functions of thunder's executors, each found by its name. Everything else is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import functools
+import keyword
+import math
+import re
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder import compat
+from thunder.core.codegen import Printer, compile_source, function_source
+from thunder.core.trace import Trace
+from thunder.ops.define import inplace_of, lookup
+from thunder.programs.describe import Describer, Unspeakable, name_of, named
+
+__all__ = [
+    "Damaged", "check_computation", "epilogue_of", "function_of", "objects_of", "written_object", "written_text",
+]  # fmt: skip
+
+
+class Damaged(Exception):
+    """A file does not hold a program. The words say why."""
+
+
+# ---------------------------------------------------------------------------------------------------------- to text
+
+
+def written_text(trace: Trace) -> dict:
+    """The text of a computation, and the names of what it calls."""
+    printer = Printer(print_depth=1)
+    text = function_source(trace, printer, include_decorators=False)
+    body = text[text.index("def ") :]
+    objects = trace.info.objects | printer.context
+    said = {"name": trace.name, "text": body, "objects": {n: written_object(x) for n, x in objects.items()}}
+    function_of(said)  # what cannot be read again is not written
+    return said
+
+
+def written_object(x: Any) -> Any:
+    """An object that a computation names, as another process finds it. Raises Unspeakable."""
+    said = Describer()(x)
+    found = named(said)
+    if not (found is x or type(found) is type(x) and found == x):
+        kind = "the function" if callable(x) else "an object"
+        raise Unspeakable(f"a bound symbol names {kind} {getattr(x, '__qualname__', type(x).__qualname__)}")
+    if not _may_be_named(x):
+        raise Unspeakable(
+            f"a bound symbol calls {'.'.join(name_of(x) or (repr(x),))}, which is no operation of thunder's"
+        )
+    return said
+
+
+# -------------------------------------------------------------------------------------------------------- from text
+
+_ROOTS: dict[str, Any] = {"torch": torch, "Tensor": torch.Tensor, "math": math}
+_LITERALS: dict[str, Any] = {"float": float, "complex": complex, "slice": slice, "set": set}
+_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
+_QUOTED = r"""b?'(?:[^'\\\n]|\\.)*'|b?"(?:[^"\\\n]|\\.)*"|\#[^\n]*"""
+_NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+_NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?j?"
+# a name before a quote would be a prefix: f"..." is code
+_WORDS = re.compile(
+    rf"(?>{_QUOTED}|{_NUMBER}|{_NAME}(?!['\"\w])|\.\.\.|[ \n]+|\\\n|[()\[\]{{}},:=*+\-/%<>!|&~;])*+", re.ASCII
+)
+_QUOTES, _NAMES = re.compile(_QUOTED, re.ASCII), re.compile(_NAME, re.ASCII)
+_CALLED = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?=[ ]*(?:\\\n[ ]*)*\()", re.ASCII)
+_KEYWORDS = {"def", "return", "del", "None", "True", "False", "not", "and", "or", "is", "pass"}
+_BANNED = {*keyword.kwlist} - _KEYWORDS
+
+
+def function_of(said: dict) -> Callable:
+    """The function of a computation's text. Raises Damaged where the text is none of a computation."""
+    objects = objects_of(said["objects"])
+    known = check_computation(said["text"], said["name"], objects)
+    function = compile_source(said["text"], said["name"], _LITERALS | _ROOTS | objects | {"__builtins__": {}})
+    code = function.__code__
+    if any(isinstance(x, types.CodeType) for x in code.co_consts) or not known.issuperset(code.co_names):
+        raise Damaged("its text is more than the statements of a program")
+    return function
+
+
+def check_computation(text: str, name: str, objects: dict[str, Any]) -> set[str]:
+    """The names outside of a computation that its text may use. Raises Damaged where it is no computation's.
+
+    It is one function, of names, literals and calls: no keywords but those of simple statements, and no attributes but
+    those on the way to an operation. It is looked at as words, since making a syntax tree takes as long as capture.
+    """
+    if not text.startswith(f"def {name}(") or re.search(r"\n(?! )", text) or not _WORDS.fullmatch(text):
+        raise Damaged("its text is not one function of plain statements")
+    plain = _QUOTES.sub("0", text)
+    words, known = _NAMES.findall(plain), {*objects, *_LITERALS}
+    if words.count("def") != 1:
+        raise Damaged("its text defines more than one function")
+    for called in {*_CALLED.findall(plain)} - {name, *_KEYWORDS}:
+        if not callable(objects.get(called, _LITERALS.get(called))):
+            raise Damaged(f"its text calls {called}, which is no operation")
+    for word in {*words}:
+        root, *path = word.split(".")
+        if word in _BANNED or root.startswith("__"):
+            raise Damaged(f"its text has a word that programs do not have: {word}")
+        if path:
+            _check_dotted(word)
+            known |= {root, *path}
+    return known
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_dotted(word: str) -> None:
+    """Raises Damaged where a dotted name is no operation and no constant of PyTorch's."""
+    root, *path = word.split(".")
+    if root not in _ROOTS:
+        raise Damaged(f"its text asks a value for an attribute: {word}")
+    found: Any = _ROOTS[root]
+    for name in path:
+        if name.startswith("_") and not _may_be_private(found, name):
+            raise Damaged(f"its text names {word}")
+        found = getattr(found, name, None)
+    known = isinstance(found, _CONSTANTS) or found is torch.device
+    if not known and not _is_aten(found) and not _is_operation(found) and not _is_math(found):
+        raise Damaged(f"its text names {word}, which is no operation")
+
+
+def objects_of(said: dict[str, Any]) -> dict[str, Any]:
+    """The objects that a text names. Raises Damaged for one that is not found."""
+    found = {}
+    for name, what in said.items():
+        found[name] = x = named(what)
+        if not name.isidentifier() or name.startswith("__") or name in _ROOTS or not _may_be_named(x):
+            raise Damaged(f"its text names {what!r} {name}, which is no operation of thunder's here")
+    return found
+
+
+def _may_be_named(x: Any) -> bool:
+    if isinstance(x, (types.FunctionType, types.BuiltinFunctionType)):
+        return (x.__module__ or "").startswith(_OPERATIONS) or _is_operation(x)
+    plain = (int, float, bool, str, complex, bytes, tuple, slice, torch.device, torch.Size, type(None))
+    return type(x) in plain or isinstance(x, _CONSTANTS)
+
+
+def _may_be_private(owner: Any, name: str) -> bool:
+    """Operations have private names in PyTorch, and so have two modules of them."""
+    if owner is torch and name == "_C" or owner is compat.nn_bindings or name == "_nn":
+        return True
+    return isinstance(owner, type(torch.ops.aten)) or _is_operation(getattr(owner, name, None))
+
+
+# where functions stand that carry out operations
+_OPERATIONS = ("thunder.executors.", "thunder.ops.", "thunder.transforms.partition")
+
+
+def _is_aten(x: Any) -> bool:
+    return isinstance(x, (compat.OpOverload, compat.OpOverloadPacket)) and str(x).startswith("aten.")
+
+
+def _is_operation(x: Any) -> bool:
+    return lookup(x) is not None or inplace_of(x) is not None
+
+
+def _is_math(x: Any) -> bool:
+    return getattr(x, "__module__", None) == "math" or isinstance(x, float)
+
+
+# --------------------------------------------------------------------------------------------------------- epilogues
+
+_STATEMENTS = (ast.Assign, ast.Expr, ast.Delete, ast.Return, ast.Pass)
+_EXPRESSIONS = (
+    ast.Name, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Call, ast.Attribute, ast.Subscript, ast.Slice,
+    ast.keyword, ast.Starred, ast.UnaryOp, ast.BinOp, ast.USub, ast.UAdd, ast.Not, ast.Invert, ast.operator,
+    ast.expr_context, ast.Compare, ast.cmpop,
+)  # fmt: skip
+_METHODS = {"__new__", "extend", "update", "clear", "append", "add", "set"}
+_DUNDERS = {"__dict__", "__closure__", "__new__", "__kwdefaults__", "__qualname__", "__doc__", "__module__"}
+_MAKING = (torch.Size, types.MethodType, weakref.ref, frozenset, set, list, dict, collections.deque, id)
+
+
+def epilogue_of(text: str, objects: dict[str, Any]) -> Callable:
+    """The function of an epilogue's text. Raises Damaged where the text does more than build objects and write to
+    them."""
+    for node in ast.walk(_parsed(text)):
+        if isinstance(node, (ast.FunctionDef, ast.arguments, ast.arg, *_STATEMENTS)):
+            continue
+        if not isinstance(node, _EXPRESSIONS):
+            raise Damaged(f"its epilogue has an expression that epilogues do not have: {type(node).__name__}")
+        if isinstance(node, ast.Attribute) and node.attr.startswith("__") and node.attr not in _DUNDERS:
+            raise Damaged(f"its epilogue asks for {node.attr}")
+        if isinstance(node, ast.Call):
+            _check_call(node.func, objects)
+    return compile_source(text, "epilogue", _LITERALS | objects | {"__builtins__": {}})
+
+
+def _parsed(text: str) -> ast.FunctionDef:
+    """The one function that a text defines, without decorators and defaults."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Damaged(f"its epilogue is no Python: {error}") from None
+    if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef) or tree.body[0].name != "epilogue":
+        raise Damaged("its epilogue is not one function")
+    function = tree.body[0]
+    if function.decorator_list or ast.unparse(function.args) != "fn, args, kwargs, values":
+        raise Damaged("its epilogue has decorators or other arguments")
+    for statement in function.body:
+        if not isinstance(statement, _STATEMENTS):
+            raise Damaged(f"its epilogue has a statement that programs do not have: {type(statement).__name__}")
+    return function
+
+
+def _check_call(called: ast.expr, objects: dict[str, Any]) -> None:
+    if isinstance(called, ast.Name) and (called.id == "set" or _may_build(objects.get(called.id))):
+        return
+    if not isinstance(called, ast.Attribute) or called.attr not in _METHODS:
+        raise Damaged(f"its epilogue calls {ast.unparse(called)}")
+
+
+def _may_build(x: Any) -> bool:
+    if isinstance(x, types.FunctionType):
+        return x.__module__.startswith("thunder.")
+    methods = (types.WrapperDescriptorType, types.MethodDescriptorType)
+    return isinstance(x, methods) or any(x is known for known in (*_MAKING, *_NEW, setattr, delattr))
+
+
+_NEW = (tuple.__new__, object.__new__, dict.__new__, list.__new__, set.__new__, collections.OrderedDict.__new__)

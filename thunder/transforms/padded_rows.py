@@ -1,0 +1,151 @@
+"""Pad Rows: products write matrices whose rows begin where products are fast.
+
+Before: `t0 = torch.nn.functional.linear(x, w)` with 50257 rows of w, whose result a kernel and two other products read.
+After: `t0 = linear_with_padded_rows(x, w)`, of the same shape, with 50264 numbers from one row to the next.
+
+A GPU's fast products read and write rows that begin at multiples of 16 bytes. Others are several times as slow, and
+weights of odd sizes, as those of vocabularies, make them. The memory of a result is ours to lay out: no copy is made,
+as padding a weight would. Padded is what a product makes or reads, where all that reads it, in the backward as well,
+takes rows that are apart: products, fused kernels, and views of them. What the program returns is laid out as
+PyTorch's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence, Set
+
+from thunder.analysis.aliases import may_view
+from thunder.analysis.cost import original_of
+from thunder.analysis.flow import consumers
+from thunder.core.proxies import Proxy, TensorProxy, equal_shapes, proxies_in
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.trace import Trace, TraceTag
+from thunder.ops.layout import padded_row
+
+__all__ = ["has_rows_to_pad", "padded_rows"]
+
+
+def has_rows_to_pad(trace: Trace) -> bool:
+    """Whether a product of the trace makes or reads a matrix whose rows begin where products are slow."""
+    return any(map(_is_odd, _matrices(trace.bound_symbols)))
+
+
+def padded_rows(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trace:
+    """The trace with products that pad the rows of their results; `info.padded` says to fusion executors which values
+    are padded. fuses: whether one of these takes an operation, in a trace that is not lowered yet."""
+    fusible, cut = trace.info.fusible, trace.info.cut
+    saved: Sequence[Proxy] = ()
+    returned, after = trace.output, None
+    if cut is not None and TraceTag.BACKWARD not in trace.tags:
+        returned, (saved, _) = trace.output
+        after = _Half(cut.backward, cut.backward.output, fuses)
+    here = _Half(trace, returned, fusible.__contains__, frozenset(proxies_in(saved, [])), after)
+    padded = set(trace.info.padded)
+    produced_by = {o: b for b in trace.bound_symbols for o in b.outputs if _pads(b) or b in fusible}
+    for value in dict.fromkeys(_matrices(trace.bound_symbols)):
+        producer = produced_by.get(value)
+        if producer is not None and not _is_view(producer) and _is_odd(value) and value not in padded:
+            padded |= here.views_taken(value) or set()
+    if len(padded) == len(trace.info.padded):
+        return trace
+    operations = [_with_padded_rows(b) if _pads(b) and b.output in padded else b for b in trace.bound_symbols]
+    return trace.replace(bound_symbols=operations, info=trace.info.replace(padded=frozenset(padded)))
+
+
+def _matrices(operations: Sequence[BoundSymbol]) -> Iterator[TensorProxy]:
+    """What products make and read, and what that is a view of."""
+    source: dict[Proxy, Proxy] = {}
+    for b in operations:
+        if _is_view(b) and isinstance(b.args[0], TensorProxy):
+            source |= dict.fromkeys(b.outputs, source.get(b.args[0], b.args[0]))
+        if OpTags.MATMUL_OP in b.sym.tags and b.sym.takes_rows_apart:
+            for value in (*b.outputs, *b.inputs):
+                value = source.get(value, value)
+                if isinstance(value, TensorProxy):
+                    yield value
+
+
+def _is_view(operation: BoundSymbol) -> bool:
+    """Whether an operation gives its operand's memory, whatever the strides; `contiguous` may write rows of its own."""
+    return may_view(operation) and (operation.sym.reshapes or not operation.sym.may_copy)
+
+
+def _is_odd(value: TensorProxy) -> bool:
+    if len(value.shape) < 2 or type(value.shape[-1]) is not int or value.dtype.category != 2:
+        return False
+    several = any(type(n) is not int or n > 1 for n in value.shape[:-1])
+    return several and padded_row(value.shape[-1], value.dtype.bytes) != value.shape[-1]
+
+
+def _pads(operation: BoundSymbol) -> bool:
+    """Whether PyTorch runs an operation as a product that can pad its rows."""
+    if operation.sym.padded_rows is None or original_of(operation) is operation:
+        return False
+    x, y = [i for i in operation.inputs if isinstance(i, TensorProxy)][operation.sym.factors[0] :][:2]
+    return len(x.shape) >= 2 and (len(y.shape) == 2 or equal_shapes(x.shape[:-2], y.shape[:-2]))
+
+
+class _Half:
+    """A program, or one half of it, as far as it reads values. returned: what leaves it as PyTorch lays it out. saved:
+    what `after` reads. fuses: whether a fusion executor takes an operation."""
+
+    def __init__(
+        self, trace: Trace, returned, fuses: Callable[[BoundSymbol], bool], saved: Set[Proxy] = frozenset(),
+        after: _Half | None = None,
+    ):  # fmt: skip
+        self.consumers, self.fuses, self.saved, self.after = consumers(trace.bound_symbols), fuses, saved, after
+        self.returned, self.written = frozenset(proxies_in(returned, [])), frozenset(trace.info.written.values())
+
+    def views_taken(self, value: Proxy, by_rows: bool = True) -> set[Proxy] | None:
+        """The value, and those of its views that have the same rows; None where something does not take rows that are
+        apart, or writes to them. by_rows: the value's last dimension is that of rows."""
+        found, waiting = set[Proxy](), [(value, by_rows)]
+        while waiting:
+            value, by_rows = waiting.pop()
+            if value in self.returned or value.name in self.written:
+                return None
+            if by_rows:
+                found.add(value)
+            for operation in self.consumers.get(value, ()):
+                views = self._views(operation, value, by_rows)
+                if views is None:
+                    return None
+                waiting += views
+            if value in self.saved and self.after is not None and self.after.views_taken(value, by_rows) is None:
+                return None
+        return found
+
+    def _views(self, operation: BoundSymbol, value: Proxy, by_rows: bool) -> list[tuple[Proxy, bool]] | None:
+        """What an operation gives of a value's memory, and whether it has its rows; None where it has to have them
+        without gaps."""
+        symbol = operation.sym
+        if symbol.takes_rows_apart:
+            return [] if OpTags.MATMUL_OP in symbol.tags else [(o, by_rows) for o in operation.outputs]
+        if not may_view(operation):
+            return [] if self.fuses(operation) else None
+        if symbol.reshapes:
+            (view,) = operation.outputs
+            keeps = by_rows and view.shape and type(view.shape[-1]) is int and view.shape[-1] == value.shape[-1]
+            return [(view, True)] if keeps else None
+        if symbol.may_copy:  # `contiguous`, which has nothing to do for rows that are not apart
+            return [] if self.fuses(operation) and not by_rows else None
+        return [(o, False) for o in operation.outputs]
+
+
+def _with_padded_rows(operation: BoundSymbol) -> BoundSymbol:
+    return operation.replace(sym=_padded_symbol(operation.sym))
+
+
+@functools.cache
+def _padded_symbol(symbol: Symbol) -> Symbol:
+    made = Symbol(
+        f"{symbol.name}_with_padded_rows",
+        id=f"padded.{symbol.id}",
+        is_prim=True,
+        tags=tuple(symbol.tags),
+        fn=symbol.padded_rows,
+        executor=symbol.executor,
+    )
+    made.take_facts(symbol)
+    return made
