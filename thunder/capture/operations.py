@@ -164,7 +164,9 @@ def _means_nothing(c, v, t: type) -> bool:
     special methods in Python."""
     if native_module(t.__module__) or callable(v) or plain_base(t) is not None:
         return False
-    if any(in_python(type_attribute(t, f"__{name}__")) for name in ("index", "float", "int", "getitem", "array")):
+    if any(in_python(type_attribute(t, f"__{name}__")) for name in ("index", "float", "int")):
+        return True
+    if in_python(type_attribute(t, "__getitem__")) and type_attribute(t, "__len__") is NULL:  # no sequence either
         return True
     return all(type_attribute(t, f"__{name}__") is NULL for name in ("getitem", "array", "index", "float"))
 
