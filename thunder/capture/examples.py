@@ -22,7 +22,7 @@ _FEW = 1 << 16  # elements of an example
 
 def checked(c, function, args, kwargs, run):
     """`run()`, which records a call, with PyTorch's own errors where the program may handle one."""
-    if not _is_tried(c):
+    if not is_tried(c):
         return run()
     if (error := _known_error(c, function, args, kwargs)) is not None:
         raise error
@@ -37,7 +37,7 @@ def checked(c, function, args, kwargs, run):
         )
 
 
-def _is_tried(c) -> bool:
+def is_tried(c) -> bool:
     """Whether a frame of the program handles exceptions where it stands."""
     for frame in c.stack_of_frames:
         if frame.record.catches and frame.record.handles(frame.ip):
@@ -78,9 +78,10 @@ def _error(c, function, args, kwargs) -> Exception | None:
         with compat.DisableTorchFunction(), torch.random.fork_rng(devices=[]):
             try:
                 given = map_structure(functools.partial(_example, c, make), (list(args), dict(kwargs)))
-                function(*given[0], **given[1])
+            except (_Unknown, TypeError):  # the second of a container whose iteration the user wrote
                 return None
-            except _Unknown:
+            try:
+                function(*given[0], **given[1])
                 return None
             except Exception as error:  # noqa: BLE001 - whatever PyTorch raises
                 found.append(error.with_traceback(None))

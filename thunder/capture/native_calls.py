@@ -14,6 +14,7 @@ import struct
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy
 import torch
@@ -199,6 +200,11 @@ def _is_iterating(f) -> bool:
         return False
 
 
+def iterated(c, a):
+    """Native code will iterate over `a`, later."""
+    return a if type(a) in PRIMITIVE else standins.Iterated(c, a, {})
+
+
 def iterable(c, a):
     t = type(a)
     if t is not TensorProxy and (c.slot(t, "__iter__") or not isinstance(a, dict) and c.slot(t, "__getitem__")):
@@ -220,7 +226,7 @@ def call_native(c, f, args, kwargs):
     if host_lines.takes(c, f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
     args, kwargs = standins.with_functions(c, f, args, kwargs)
-    if isinstance(f, type) and issubclass(f, type) or f is type.__new__:
+    if _makes_class(f):
         callbacks.check_class(c, f, args)
     known: dict = {}
     args, kwargs = _expose_to(c, f, args, kwargs, known)
@@ -235,8 +241,7 @@ def call_native(c, f, args, kwargs):
         except TypeError as error:
             _name_operands(c, error, args)
             raise
-        if c.outside.arrays:
-            items.check_arrays(c)
+        _note_made(c, f, args, result)
         if type(plain_attribute(f, "__self__")) is types.GeneratorType:
             c.follow_settings(f, result)  # of a context manager of PyTorch's that ends
         return callbacks.released(c, f, result, known) if known else result
@@ -251,6 +256,19 @@ def call_native(c, f, args, kwargs):
     if type(result) in _ANSWERS and not (args or kwargs) and _is_question(f):
         c.setting(c.const(f).call("__call__"), result)
     return result
+
+
+def _makes_class(f) -> bool:
+    return isinstance(f, type) and issubclass(f, type) or f is type.__new__
+
+
+def _note_made(c, f, args, result) -> None:
+    """Native code has run: a class that it made is the program's own; arrays from outside are as they were."""
+    if len(args) > 2 and _makes_class(f):
+        c.fresh.add(id(result))
+        c.keep[id(result)] = result
+    if c.outside.arrays:
+        items.check_arrays(c)
 
 
 def _name_operands(c, error: TypeError, args) -> None:
@@ -285,7 +303,7 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
         if stands:
             args = [_stand_in(c, f, a, known) for a in args]
             kwargs = {k: _stand_in(c, f, a, known) for k, a in kwargs.items()}
-        called = f if stands else None
+        called = f if stands and not standins.compares(f) else None
         expose(c, s, *args, *kwargs.values(), concretely=_asks_for_types(f), called=called)
         return args, kwargs
     if f in _KEYED:  # values are put in unseen
@@ -301,7 +319,17 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
 
 
 def _stand_in(c, f, a, known: dict):
-    return callbacks.stand_in(c, a, known, f) if callbacks.called_in(c, type(a), f) else a
+    called = callbacks.runs_python(a) and not _keeps(f) or callbacks.called_in(c, type(a), f)
+    return callbacks.stand_in(c, a, known, f) if called else a
+
+
+def _keeps(f) -> bool:
+    """Whether native code keeps a function that it is given, and does not call it."""
+    owner: Any = f if isinstance(f, type) else plain_attribute(f, "__objclass__") or plain_attribute(f, "__self__")
+    return isinstance(owner, type) and (owner in (object, type) or issubclass(owner, _KEEPERS))
+
+
+_KEEPERS = (staticmethod, classmethod, property, functools._lru_cache_wrapper)
 
 
 def _check_keys(c, table, given) -> None:
@@ -411,7 +439,7 @@ def reaches(c, args, kwargs) -> bool:
         t = type(a)
         if t is TensorProxy or t is AnyProxy or id(a) in c.sources or isinstance(a, NumberProxy):
             return True
-        if t in VIEWS or t is types.MappingProxyType:
+        if t in VIEWS or t is types.MappingProxyType or t in BUILTINS and impure(a) is not None:
             return True
         if t is types.MethodType and (id(a.__self__) in c.sources or reaches(c, (a.__func__,), {})):
             return True

@@ -18,7 +18,7 @@ from thunder.capture.examples import checked
 from thunder.capture.expose import as_operand, expose
 from thunder.capture.library import backward, gradients, hooks, leaves
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import CONTAINERS, native_module, parts_of, plain_base
+from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module, parts_of, plain_base
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import (
@@ -75,6 +75,7 @@ _STATED = {
     "shape": lambda c, p: _shape(p), "name": lambda c, p: None,
     "requires_grad": lambda c, p: p.requires_grad, "ndim": lambda c, p: p.ndim,
     "__class__": lambda c, p: kind_of(c, c.recorder.memory.holder(p)),
+    "__dict__": lambda c, p: c.refuse("__dict__ of a tensor is read", "ask for its attributes by their names"),
     **{n: lambda c, p, convert=convert: convert(p) for n, convert in _CONVERTED.items()},
 }  # fmt: skip
 
@@ -104,9 +105,10 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         if real is not None:
             c.ask(source.find(n), PRESENT)
         raise AttributeError(f"'{kind_of(c, p).__name__}' object has no attribute {n!r}")
+    if type(attribute) in PRIMITIVE:
+        return getattr(kind_of(c, p), n)
     c.synchronize()
-    value = getattr(p, n)
-    return value
+    return getattr(p, n)
 
 
 def kind_of(c, p: TensorProxy) -> type:
@@ -158,6 +160,8 @@ def _means_nothing(c, v, t: type) -> bool:
     if native_module(t.__module__) or callable(v) or plain_base(t) is not None:
         return False
     if any(in_python(type_attribute(t, f"__{name}__")) for name in ("index", "float", "int")):
+        return True
+    if in_python(type_attribute(t, "__getitem__")) and type_attribute(t, "__len__") is NULL:  # no sequence either
         return True
     return all(type_attribute(t, f"__{name}__") is NULL for name in ("getitem", "array", "index", "float"))
 

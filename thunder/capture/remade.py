@@ -13,7 +13,7 @@ import weakref
 
 import numpy
 
-from thunder.capture.native import DICT_VIEWS
+from thunder.capture.native import DICT_VIEWS, native_module
 from thunder.interpreter import sequences
 from thunder.interpreter.attributes import BUILTINS, type_attribute
 
@@ -75,6 +75,13 @@ UNCHANGING = (
 
 
 _ITERATORS = {type(iter(made)) for made in ([], (), range(0))}
+
+
+def is_global(value, t: type) -> bool:
+    """Whether pickle knows an object of a library's by a name, as typing.Union."""
+    method = type_attribute(t, "__reduce__")
+    known = type(method) is types.FunctionType and native_module(method.__globals__.get("__name__"))
+    return known and isinstance(value.__reduce__(), str)
 
 
 def native_new(t: type):

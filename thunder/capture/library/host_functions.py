@@ -3,6 +3,7 @@ program does itself."""
 
 from __future__ import annotations
 
+import json.scanner
 import operator
 import pickle
 import random
@@ -11,10 +12,11 @@ import types
 import numpy
 import torch
 
-from thunder.capture import host_lines
+from thunder.capture import callbacks, host_lines
 from thunder.capture.native import impure
 from thunder.capture.native_calls import call_native
-from thunder.core.proxies import TensorProxy, concrete, proxies_in
+from thunder.core.proxies import FloatProxy, IntegerProxy, TensorProxy, concrete, proxies_in
+from thunder.interpreter import standins
 from thunder.options import SHARP_EDGES_OPTIONS
 
 MOST = 64  # elements of a list that is shuffled: each is a host call
@@ -40,14 +42,17 @@ _GENERATORS = (  # which the functions of the two modules draw from
 
 def _shuffle(c, f, args, kwargs):
     """`random.shuffle(x)` and NumPy's: numbers come from the host; of anything else each order is a path."""
-    generator, x, *rest = args
+    generator, *given = *args, *(kwargs[n] for n in ("x",) if n in kwargs)
+    if len(given) != 1 or len(given) + 1 != len(args) + len(kwargs):
+        return f(*args, **kwargs)  # raises
+    (x,) = given
     draw = next((f for g, f in _GENERATORS if g is generator), None)
-    if draw is None or type(x) is not list or rest or kwargs or len(x) > MOST:
-        return host_lines.run_impure(c, types.MethodType(f, generator), args[1:], kwargs)
+    if draw is None or type(x) is not list or len(x) > MOST:
+        return host_lines.run_impure(c, types.MethodType(f, generator), given, {})
     if c.request.options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR:
         c.sharp(impure(random.shuffle))
     c.materialize(x)
-    numbers = all(type(v) in (int, float) for v in x)
+    numbers = all(type(v) in (int, float, IntegerProxy, FloatProxy) for v in x)
     given = tuple(x) if numbers else tuple(range(len(x)))
     drawn = host_lines.run(c, draw, (given,), effect="random")
     found = [host_lines.run(c, operator.getitem, (drawn, i)) for i in range(len(x))]
@@ -65,9 +70,21 @@ def _written(c, f, args, kwargs):
     return call_native(c, f, args, kwargs)
 
 
+_OF_SCANNERS = ("strict", "object_hook", "object_pairs_hook", "parse_float", "parse_int", "parse_constant")
+
+
+def _scanner(c, f, args, kwargs):
+    """What `json` reads with calls the functions of its decoder: they come back to the machine."""
+    given = {n: c.load_attr(args[0], n) for n in _OF_SCANNERS}
+    called = {n: standins.Called(c, x, {}) if callbacks.runs_python(x) else x for n, x in given.items()}
+    return call_native(c, f, [types.SimpleNamespace(**called)], kwargs)
+
+
 def handlers() -> dict:
     """By function."""
     return {
+        getattr(json.scanner, "c_make_scanner", None): _scanner,
+        operator.call: lambda c, f, a, k: c.call(a[0], a[1:], k) if a else f(),
         random.Random.shuffle: _shuffle, numpy.random.shuffle.__func__: _shuffle,
         torch.save: _written, pickle.dumps: _written,
         pickle.loads: lambda c, f, args, kwargs: host_lines.run(c, f, args, kwargs),
