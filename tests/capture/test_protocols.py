@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import gc
 import operator
 import types
 
@@ -674,3 +675,29 @@ def test_protocol(name):
             next(steps)
         except StopIteration:
             return
+
+
+def test_error_that_native_code_handles_keeps_no_locals():
+    """CPython's own frames do from 3.12 on, until the garbage collector runs."""
+    closed = []
+
+    class Flag:
+        def __del__(self):
+            closed.append(self)
+
+    def fail(error):
+        raise error
+
+    class Items:
+        def __getitem__(self, i):
+            return fail(IndexError())
+
+    def program():
+        flag = Flag()  # noqa: F841 - its end is looked at
+        return list(Items())
+
+    gc.disable()
+    try:
+        assert thunder.jit(program)() == [] and len(closed) == 1
+    finally:
+        gc.enable()

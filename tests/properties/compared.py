@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import gc
 import io
 import itertools
 import linecache
@@ -314,7 +315,7 @@ class Side:
 
 @contextlib.contextmanager
 def restored(seconds: float = 20.0):
-    """Leave no mode, no module and no hang behind."""
+    """Leave no mode, no module and no hang behind. When the garbage collector runs is not the program's to say."""
 
     def hang(*_):
         raise Hang
@@ -322,9 +323,13 @@ def restored(seconds: float = 20.0):
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     before = signal.signal(signal.SIGALRM, hang)
     signal.setitimer(signal.ITIMER_REAL, seconds)
+    collects = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
+        if collects:
+            gc.enable()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         torch.set_grad_enabled(grad)

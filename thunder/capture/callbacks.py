@@ -7,6 +7,7 @@ cannot be stood in for is refused.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import sys
@@ -16,7 +17,7 @@ from thunder.capture.native import PRIMITIVE, native_module, parts_of
 from thunder.interpreter import decode, standins
 from thunder.interpreter.attributes import BUILTINS, plain_attribute, type_attribute
 
-__all__ = ["called_in", "reached", "stand_in", "released", "check_hashed", "only_looks"]
+__all__ = ["called_in", "reached", "runs_python", "stand_in", "released", "check_hashed", "is_pure", "only_looks"]
 
 _KINDS = {type, types.ModuleType, types.FunctionType}
 
@@ -29,9 +30,16 @@ def called_in(c, kind: type, f=None) -> str:
     if not found or f is None:
         return next(iter(found.values()), "")
     names = _NAMES.get(id(f))
-    if names is None and _owner(f) in (object, type):
-        names = _OBJECTS_OWN.get(f.__name__, ())
+    if names is None and (owner := _owner(f)) is not None:
+        names = _OBJECTS_OWN.get(f.__name__, ()) if owner in (object, type) else _of_builtins(owner, f.__name__)
     return next((found[n] for n in found if names is None or n in names), "")
+
+
+def runs_python(f) -> bool:
+    """Whether a call of a function or a method runs Python code of the user's."""
+    while type(f) in (types.MethodType, functools.partial):
+        f = f.__func__ if type(f) is types.MethodType else f.func
+    return type(f) is types.FunctionType and _of_users(f)
 
 
 def _owner(f):
@@ -69,6 +77,18 @@ _OBJECTS_OWN = {
 }  # fmt: skip
 
 
+def _of_builtins(owner: type, name: str) -> tuple | None:
+    """What a slot of a builtin class calls of its operands: of most it looks at nothing but the class."""
+    if owner in _SCALARS and name in _BY_CLASS or owner in _SEQUENCES and name in ("__len__", "__iter__", "__add__"):
+        return ()
+    return ("__index__",) if owner in _SEQUENCES and name in ("__mul__", "__rmul__", "__getitem__") else None
+
+
+_SCALARS = (int, float, complex, bool, str, bytes)
+_SEQUENCES = (list, tuple, str, bytes)
+_BY_CLASS = standins.CALLED - {"__format__", "__contains__", "__getitem__", "__mul__", "__rmul__", "__mod__"}
+
+
 def _called_in(c, kind: type) -> dict[str, str]:
     if kind in PRIMITIVE or kind in _KINDS or _of_library(kind.__module__) and id(kind) not in c.fresh:
         return {}
@@ -90,7 +110,9 @@ _LIBRARIES = {"torch", *sys.stdlib_module_names}
 
 
 def stand_in(c, value, known: dict, caller):
-    """What native code is given in the place of an object whose special methods the user wrote."""
+    """What native code is given in the place of a function, or of an object whose special methods the user wrote."""
+    if runs_python(value):
+        return known.setdefault(id(value), standins.Called(c, value, known))
     if not standins.stands_alone(type(value)):
         refuse(c, value, caller)
     return standins.substitute(c, value, known)
@@ -187,7 +209,7 @@ def _hash(k):
 
 def _hashed_in_python(c, k) -> bool:
     methods = [m for n in ("__hash__", "__eq__") if (m := c.slot(type(k), n)) is not None and _of_users(m)]
-    if methods and not (all(map(_is_pure, methods)) and not any(i == id(k) for i, _ in c.writes.overlay)):
+    if methods and not (all(map(is_pure, methods)) and not any(i == id(k) for i, _ in c.writes.overlay)):
         refuse(c, k, "a hash table")
     return bool(methods)
 
@@ -201,7 +223,7 @@ def only_looks(function, *others: str) -> bool:
     return {h.__name__ for h, _ in decode(function.__code__).program} <= _LOOKS.union(others)
 
 
-def _is_pure(method) -> bool:
+def is_pure(method) -> bool:
     """Whether a function only looks at attributes and compares them."""
     for handler, argument in decode(method.__code__).program:
         name = handler.__name__

@@ -144,13 +144,16 @@ def _call_reference(c, f, args, kwargs):
 
 
 def _call_operator(c, f, args, kwargs):
-    """operator.attrgetter and operator.methodcaller: what they were made with stands in their pickled form."""
+    """Those of the module `operator`: what they were made with stands in their pickled form."""
+    if len(args) != 1 or kwargs:
+        return f(*args, **kwargs)  # raises
     (o,) = args
     reduced: Any = f.__reduce__()
     made, names = reduced[:2]
-    if type(f) is operator.attrgetter:
-        found: Any = tuple(functools.reduce(c.load_attr, name.split("."), o) for name in names)
-        return found if len(found) > 1 else found[0]
+    if type(f) is not operator.methodcaller:
+        of_items = type(f) is operator.itemgetter
+        found = [c.getitem(o, n) if of_items else functools.reduce(c.load_attr, n.split("."), o) for n in names]
+        return tuple(found) if len(found) > 1 else found[0]
     keywords = made.keywords if isinstance(made, functools.partial) else {}
     names = [*(made.args if isinstance(made, functools.partial) else ()), *names]
     return c.call(c.load_attr(o, names[0]), list(names[1:]), dict(keywords))
@@ -178,8 +181,7 @@ def _call_scripted(c, f, args, kwargs):
 
 BY_TYPE |= {
     functools.partial: _call_partial,
-    operator.attrgetter: _call_operator,
-    operator.methodcaller: _call_operator,
+    **dict.fromkeys((operator.attrgetter, operator.itemgetter, operator.methodcaller), _call_operator),
     Symbol: _call_symbol,
     HostProxy: host_lines.call,
     host_lines.HostMethod: host_lines.call,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copyreg
+import itertools
 import types
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from thunder.capture import callbacks
 from thunder.capture.expose import expose
 from thunder.capture.native import ENUM, ITERATING, native_module
-from thunder.capture.native_calls import call_native, pairs, reaches, stepping
+from thunder.capture.native_calls import call_native, iterated, pairs, reaches, stepping
 from thunder.capture.operations import record, size
 from thunder.core.proxies import Size
 from thunder.interpreter import Host, construction
@@ -52,6 +53,8 @@ def construct_object(c, cls, args, kwargs):
         return record(c, cls, args, kwargs)
     if cls in ITERATING:
         return call_native(c, cls, stepping(c, cls, None, args), kwargs)
+    if cls is itertools.chain:
+        args = [iterated(c, a) for a in args]
     if cls is dict or cls is collections.OrderedDict:
         return call_native(c, cls, [pairs(c, a) for a in args], kwargs)
     if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, Size)):

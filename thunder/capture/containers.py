@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import copy
 import operator
+import types
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def _empty(c, value, source: Source):
         s.default_factory = value.default_factory
     elif isinstance(value, collections.deque):
         collections.deque.__init__(s, maxlen=value.maxlen)
-    if t not in CONTAINERS and t.__dictoffset__:
+    if t.__dictoffset__:
         plain_attribute(s, "__dict__").update(plain_attribute(value, "__dict__"))
     for name in slots(t) if t not in CONTAINERS else ():
         if (held := plain_attribute(value, name, MISSING)) is not MISSING:
@@ -310,6 +311,8 @@ def write_attributes(c, d) -> None:
         c.own_delete(o, k)
     for k, v in copy.items():
         if k not in was or was[k] is not v:
+            if type(type_attribute(type(o), k)) is types.GetSetDescriptorType:
+                c.refuse(f"{k!r} is put into the __dict__ of an object, where it is no attribute", "use another name")
             was[k] = v
             c.own_store(o, k, v)
 

@@ -24,7 +24,7 @@ from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
-from thunder.capture.remade import UNCHANGING, goes_on, is_filled, made_of, native_new
+from thunder.capture.remade import UNCHANGING, goes_on, is_filled, is_global, made_of, native_new
 from thunder.capture.sources import MISSING, held
 from thunder.capture.statements import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy, map_structure
@@ -159,7 +159,7 @@ class EpilogueWriter:
             return self.pin(value)
         if (made := made_of(value, t)) is not None:
             return self._variable(value, f"{self.pin(made[0])}({', '.join(map(self.build, made[1]))})")
-        if isinstance(value, torch.Tensor) or self._is_fixed(value, t):
+        if isinstance(value, torch.Tensor) or is_global(value, t) or self._is_fixed(value, t):
             return self.pin(value)
         in_c = t is not object and not t.__dictoffset__ and not slots(t)
         return self._reduced(value, t) if in_c else self._object(value, t)
@@ -290,8 +290,7 @@ class EpilogueWriter:
             inside = [self.build(x) for x in value]
             if inside:
                 self.lines.append(f"{name}.{'update' if isinstance(value, set) else 'extend'}(({', '.join(inside)},))")
-        if t not in CONTAINERS:
-            self._attributes(value, name)
+        self._attributes(value, name)
         return name
 
     def _function(self, value: types.FunctionType) -> str:

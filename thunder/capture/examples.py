@@ -80,9 +80,10 @@ def _error(c, function, args, kwargs) -> Exception | None:
         with compat.DisableTorchFunction(), torch.random.fork_rng(devices=[]):
             try:
                 given = map_structure(functools.partial(_example, c, make), (list(args), dict(kwargs)))
-                function(*given[0], **given[1])
+            except (_Unknown, TypeError):  # the second of a container whose iteration the user wrote
                 return None
-            except _Unknown:
+            try:
+                function(*given[0], **given[1])
                 return None
             except Exception as error:  # noqa: BLE001 - whatever PyTorch raises
                 found.append(error.with_traceback(None))

@@ -6,9 +6,12 @@ import asyncio
 import concurrent.futures
 import functools
 import inspect
+import itertools
+import operator
 import os
 import threading
 import types
+import weakref
 
 import torch
 import torch.utils.checkpoint
@@ -17,9 +20,9 @@ from thunder import compat
 from thunder.capture import host_lines, objects
 from thunder.capture.ask import FILLED
 from thunder.capture.construct import construct_object, reduced
-from thunder.capture.identities import id_of
+from thunder.capture.identities import hashable, id_of
 from thunder.capture.library import autograd_function, backward, higher_order, host_functions, leaves, torch_func
-from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native
+from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, iterable, iterated
 from thunder.capture.operations import OF_AUTOGRAD, record, type_of
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import Condition, NumberProxy, TensorProxy, converted, extreme
@@ -204,6 +207,39 @@ def _symbolic(c, f, args, kwargs):
     )
 
 
+def _instance_check(c, f, args, kwargs):
+    """type.__instancecheck__, called by name: proxies are of the classes that they stand for."""
+    if len(args) == 2 and (kind := type_of(c, args[1])) is not type(args[1]):
+        return type.__subclasscheck__(args[0], kind)
+    return call_native(c, f, args, kwargs)
+
+
+def _hash(c, f, args, kwargs):
+    return PROTOCOL_CALLS[id(f)](c, f, [hashable(c, a) for a in args], kwargs)
+
+
+def _chained(c, f, args, kwargs):
+    """itertools.chain.from_iterable."""
+    _, *given = args
+    if len(given) == 1 and not kwargs:
+        given = [map(functools.partial(iterated, c), iterable(c, given[0]))]
+    return call_native(c, f, given, kwargs)
+
+
+def _accumulate(c, f, args, kwargs):
+    """itertools.accumulate, which adds where it is given no function."""
+    if (args[1] if len(args) > 1 else kwargs.get("func")) is None:
+        args, kwargs = args[:1], kwargs | {"func": operator.add}
+    return call_native(c, f, [iterable(c, a) if i == 0 else a for i, a in enumerate(args)], kwargs)
+
+
+def _compress(c, f, args, kwargs):
+    """itertools.compress, which asks selectors for the truth."""
+    if len(args) == 2 and not kwargs:
+        args = [iterable(c, args[0]), map(c.truth, iterable(c, args[1]))]
+    return call_native(c, f, args, kwargs)
+
+
 def _callable(c, f, args, kwargs):
     return False if type(args[0]) is TensorProxy else callable(args[0])
 
@@ -263,14 +299,16 @@ def install() -> None:
     HANDLERS.update({id(f): _by_name(HANDLERS.get(id(f), call_native)) for f in (getattr, hasattr)})
     M = torch.nn.Module
     table = {
-        type: _type, callable: _callable, id: id_of, print: _print, int: _number, float: _number,
+        type: _type, callable: _callable, id: id_of, hash: _hash, print: _print, int: _number, float: _number,
         breakpoint: lambda c, f, a, k: breakpoint_line(),
         M.__call__: _module_call,
         M.__getattr__: lambda c, f, a, k: objects.of_torch_module(c, *a),
         M.__setattr__: _module_setattr,
-        object.__reduce_ex__: reduced,
+        object.__reduce_ex__: reduced, type.__instancecheck__: _instance_check,
         torch.utils.checkpoint.checkpoint: _checkpoint,
-        torch.compile: _torch_compile,
+        torch.compile: _torch_compile, vars(itertools.chain)["from_iterable"]: _chained,
+        itertools.accumulate: _accumulate, itertools.compress: _compress,
+        weakref.finalize.__init__: _outside_of_programs("a finalizer is registered"),
         threading.Thread.start: _outside_of_programs("a thread is started"),
         concurrent.futures.ThreadPoolExecutor.__init__: _outside_of_programs("a pool of threads is made"),
         asyncio.run: _outside_of_programs("asyncio.run is called"),

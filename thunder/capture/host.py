@@ -245,7 +245,7 @@ class Capture(Host):
             if owner is not None:
                 self.ask(self.cell_source(owner, cell), PRESENT)
             raise
-        if owner is None or name == "__class__" or type(value) in (TensorProxy, types.CellType):
+        if owner is None or type(value) in (TensorProxy, types.CellType):
             return value
         return self.read(value, self.cell_source(owner, cell))
 
@@ -358,8 +358,9 @@ class Capture(Host):
                     told_apart(self, k, keys[:i])
 
     def handed(self, value):
-        if type(value) in (TensorProxy, HostProxy):
-            what = "a tensor" if type(value) is TensorProxy else "a text with a tensor's values"
+        inside = type(value) in (list, tuple, dict) and host_lines.holds_host_values(self, value)
+        if inside or type(value) in (TensorProxy, HostProxy):
+            what = "a tensor" if type(value) is TensorProxy else "a tensor's values"
             self.refuse(f"native code gets {what} from an object", "call the object's method in Python before")
         expose(self, value)
         return value

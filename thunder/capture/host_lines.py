@@ -21,7 +21,7 @@ from thunder.capture.expose import expose
 from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module, parts_of
 from thunder.capture.remade import UNCHANGING
 from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of
-from thunder.core.proxies import Condition, NumberProxy, Proxy, Size, TensorProxy, proxies_in
+from thunder.core.proxies import Condition, FloatProxy, IntegerProxy, NumberProxy, Proxy, Size, TensorProxy, proxies_in
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import made_number
 from thunder.interpreter.attributes import BUILTINS, plain_attribute
@@ -118,7 +118,12 @@ def _known_kind(function, args: tuple, kwargs: dict) -> type | None:
         kind = _KINDS.get(plain_attribute(function, "__func__", function))
     except TypeError:
         return None
+    if kind in (int, float) and not {*map(type, (*args, *kwargs.values()))} <= _NUMBERS:
+        return None
     return None if function == numpy.random.rand and len(args) + len(kwargs) else kind
+
+
+_NUMBERS = {int, float, bool, str, IntegerProxy, FloatProxy}
 
 
 def _typed(c, name: str, kind: type, value, given) -> tuple[Any, Any]:

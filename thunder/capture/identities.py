@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections import deque
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from thunder.capture.ask import IDENTITY, SAME
 from thunder.core.proxies import TensorProxy
 
-__all__ = ["Id", "id_of", "real_id", "told_apart"]
+__all__ = ["Id", "id_of", "hashable", "real_id", "told_apart"]
 
 
 class Id(int):
@@ -43,6 +44,18 @@ def real_id(c, k):
     if source.step != "const":
         c.ask(source, IDENTITY)
     return id(real)
+
+
+def hashable(c, value):
+    """What hash() is computed of: what is hashed by its identity is asked for it."""
+    if type(value) in (tuple, frozenset):
+        parts = [hashable(c, x) for x in value]
+        return value if all(map(operator.is_, parts, value)) else type(value)(parts)
+    if type(value) is TensorProxy:
+        return real_id(c, id_of(c, id, [value], {}))
+    if id(value) in c.sources and c.lookup(type(value), "__hash__") is object.__hash__:
+        real_id(c, id_of(c, id, [value], {}))
+    return value
 
 
 def told_apart(c, value, others) -> None:

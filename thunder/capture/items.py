@@ -126,8 +126,12 @@ def setitem(c, o, k, v) -> None:
         materialize(c, o)
     if isinstance(o, dict) and id(o) not in c.containers.lazy:
         c.hashed((k,), o)
-    if type(k) is slice and isinstance(o, list) and (type(v) in CONTAINERS or c.slot(type(v), "__iter__")):
-        v = list(c.steps(v))
+    if (
+        type(k) is slice
+        and isinstance(o, list)
+        and (type(v) in CONTAINERS or c.slot(type(v), "__iter__") or c.slot(type(v), "__getitem__"))
+    ):
+        v = [x for x in c.steps(v)]  # which asks for no length
     o[k] = v
     write_attributes(c, o)
 

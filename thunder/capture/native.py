@@ -12,6 +12,7 @@ import enum
 import fractions
 import functools
 import io
+import itertools
 import os
 import pathlib
 import string
@@ -30,7 +31,7 @@ from thunder.interpreter.attributes import BUILTINS, plain_attribute
 
 __all__ = [
     "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
-    "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "is_tracked", "container_base", "plain_base",
+    "ITERATING", "HARMLESS", "native_module", "is_tracked", "container_base", "plain_base",
     "impure", "parts_of", "slots", "ENUM", "CHANGES",
 ]  # fmt: skip
 
@@ -147,13 +148,20 @@ ITERATING = {
     functools.reduce, collections.deque, dict.fromkeys,
 }  # fmt: skip
 ITERATING |= {str.join, "".join}
-CALLABLE_FIRST = {map, filter, functools.reduce}
+# which hand on what they iterate over
+_HANDING_ON = {
+    itertools.cycle, itertools.islice, itertools.pairwise, itertools.product, itertools.permutations,
+    itertools.combinations, itertools.combinations_with_replacement, itertools.zip_longest, itertools.starmap,
+    itertools.takewhile, itertools.dropwhile, itertools.filterfalse,
+}  # fmt: skip
+ITERATING |= _HANDING_ON
 # native callables that keep or compare their arguments but never look inside them
 HARMLESS = {
     isinstance, issubclass, id, hash, callable, iter, next, zip, enumerate, list, tuple, dict, set, frozenset, reversed,
     collections.OrderedDict, collections.deque,
     repr, types.MethodType, functools.partial, map, filter, functools.reduce,
     object.__new__, __import__, torch.nn.Module.__init__, weakref.ref, type, contextlib.nullcontext,
+    itertools.chain, itertools.accumulate, itertools.compress, *_HANDING_ON,
 }  # fmt: skip
 
 

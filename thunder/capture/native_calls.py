@@ -27,7 +27,6 @@ from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
 from thunder.capture.native import (
     BUFFERS,
-    CALLABLE_FIRST,
     CONTAINERS,
     DICT_VIEWS,
     ENUM,
@@ -49,7 +48,7 @@ from thunder.ops import inplace_of, lookup
 
 __all__ = [
     "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native",
-    "reaches", "pairs", "stepping",
+    "reaches", "pairs", "iterable", "iterated", "stepping",
 ]  # fmt: skip
 
 IDENTITY_CALLS = {
@@ -191,7 +190,8 @@ def stepping(c, f, s, args) -> list:
     if _is_iterating(f):
         several = f in (min, max) and len(args) > 1
         last = {functools.reduce: 2, sum: 1, sorted: 1, min: 1, max: 1}.get(f, len(args)) if not several else 0
-        return [iterable(c, a) if (f in CALLABLE_FIRST) <= i < last else a for i, a in enumerate(args)]
+        called, _ = standins.CALLING.get(id(f), (None, ""))
+        return [iterable(c, a) if i < last and i != called else a for i, a in enumerate(args)]
     if s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
         return [pairs(c, a) if isinstance(s, dict) else iterable(c, a) for a in args]
     return args
@@ -202,6 +202,11 @@ def _is_iterating(f) -> bool:
         return f in ITERATING
     except TypeError:
         return False
+
+
+def iterated(c, a):
+    """Native code will iterate over `a`, later."""
+    return a if type(a) in PRIMITIVE else standins.Iterated(c, a, {})
 
 
 def iterable(c, a):
@@ -290,7 +295,7 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
         if stands:
             args = [_stand_in(c, f, a, known) for a in args]
             kwargs = {k: _stand_in(c, f, a, known) for k, a in kwargs.items()}
-        called = f if stands else None
+        called = f if stands and not standins.compares(f) else None
         expose(c, s, *args, *kwargs.values(), concretely=_asks_for_types(f), called=called)
         return args, kwargs
     if f in _KEYED:  # values are put in unseen
@@ -306,7 +311,17 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
 
 
 def _stand_in(c, f, a, known: dict):
-    return callbacks.stand_in(c, a, known, f) if callbacks.called_in(c, type(a), f) else a
+    called = callbacks.runs_python(a) and not _keeps(f) or callbacks.called_in(c, type(a), f)
+    return callbacks.stand_in(c, a, known, f) if called else a
+
+
+def _keeps(f) -> bool:
+    """Whether native code keeps a function that it is given, and does not call it."""
+    owner = f if isinstance(f, type) else plain_attribute(f, "__objclass__") or plain_attribute(f, "__self__")
+    return isinstance(owner, type) and (owner in (object, type) or issubclass(owner, _KEEPERS))
+
+
+_KEEPERS = (staticmethod, classmethod, property, functools._lru_cache_wrapper)
 
 
 def _check_keys(c, table, given) -> None:
@@ -416,7 +431,7 @@ def reaches(c, args, kwargs) -> bool:
         t = type(a)
         if t is TensorProxy or t is AnyProxy or id(a) in c.sources or isinstance(a, NumberProxy):
             return True
-        if t in VIEWS or t is types.MappingProxyType:
+        if t in VIEWS or t is types.MappingProxyType or t in BUILTINS and impure(a) is not None:
             return True
         if t is types.MethodType and (id(a.__self__) in c.sources or reaches(c, (a.__func__,), {})):
             return True

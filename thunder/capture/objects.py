@@ -55,8 +55,8 @@ def own(c, o, name):
         space = object.__getattribute__(o, "__dict__")  # of a class made in C++, a view
         kind: Any = dict if isinstance(space, dict) else types.MappingProxyType
         found = kind.get(space, name, NULL)
-    except AttributeError:
-        return NULL
+    except AttributeError:  # native code keeps it for itself
+        return attributes.plain_attribute(o, name, NULL)
     source = origin(c, o)
     if source is None:
         return found
@@ -128,8 +128,7 @@ def _cell_contents(c, cell):
         return c.read(cell.cell_contents, c.const(cell, "cell").attr("cell_contents"))
     source = c.cell_source(owner, cell)
     try:
-        found = c.load_cell(owner, cell, source.label)
-        return c.read(found, source) if source.label == "__class__" else found
+        return c.load_cell(owner, cell, source.label)
     except NameError:
         raise ValueError("Cell is empty") from None
 
@@ -178,7 +177,7 @@ def _attribute_function(t: type):
         return host_lines.attribute
     if issubclass(t, types.ModuleType):
         return _of_module
-    if t in PRIMITIVE or t in CONTAINERS or t in DICT_VIEWS or t is tuple:
+    if t in PRIMITIVE or t in CONTAINERS and not t.__dictoffset__ or t in DICT_VIEWS or t is tuple:
         return _of_builtin
     if issubclass(t, NumberProxy):
         return _of_number
@@ -271,6 +270,8 @@ def names(c, o):
 
 def store_attr(c, o, n, v) -> None:
     o = concrete(o)
+    if type(o) is HostProxy:
+        c.refuse(f"attribute {n!r} of a {o.kind.__name__} that a host call gives is set", "make the object outside")
     if type(o) is not TensorProxy:
         attributes.store_attr(c, o, n, v)
     elif n == "grad":

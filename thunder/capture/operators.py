@@ -277,6 +277,6 @@ def native_isinstance(c, o, cls):
 def asks_in_python(c, hook, value) -> bool:
     """Whether `__instancecheck__` is to be interpreted: the user's is. A library's answers of classes, and sees proxies
     for what they stand for."""
-    if not in_python(hook) or isinstance(value, PROXIES):
+    if not in_python(hook):
         return False
     return type(hook) is not types.FunctionType or not native_module(hook.__globals__.get("__name__"))

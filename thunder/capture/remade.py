@@ -14,10 +14,11 @@ import weakref
 
 import numpy
 
+from thunder.capture.native import native_module
 from thunder.interpreter import sequences
 from thunder.interpreter.attributes import BUILTINS, type_attribute
 
-__all__ = ["UNCHANGING", "is_filled", "goes_on", "made_of", "native_new"]
+__all__ = ["UNCHANGING", "is_filled", "is_global", "goes_on", "made_of", "native_new"]
 
 
 def made_of(value, t: type) -> tuple | None:
@@ -84,6 +85,13 @@ _VIEWS = {
     for table in ({}, collections.OrderedDict())
     for name, made in (("keys", table.keys()), ("values", table.values()), ("items", table.items()))
 }
+
+
+def is_global(value, t: type) -> bool:
+    """Whether pickle knows an object of a library's by a name, as typing.Union."""
+    method = type_attribute(t, "__reduce__")
+    known = type(method) is types.FunctionType and native_module(method.__globals__.get("__name__"))
+    return known and isinstance(value.__reduce__(), str)
 
 
 def native_new(t: type):

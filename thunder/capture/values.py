@@ -78,7 +78,7 @@ def _mapping_proxy(c, value: types.MappingProxyType, source: Source):
     mapping = held(value)
     if isinstance(mapping, dict) and type(mapping) is not dict:
         inside: Any = read(c, mapping, source.child("held", None))
-        return types.MappingProxyType(inside)
+        return types.MappingProxyType(c.materialize(inside))
     ask(c, source, KEYS)
     return types.MappingProxyType({k: read(c, x, source.item(k)) for k, x in value.items()})
 

@@ -201,6 +201,9 @@ class TensorProxy(Proxy):
             raise TypeError("iteration over a 0-d tensor")
         return iter(METHODS.call("unbind", self, 0))
 
+    def __reversed__(self):
+        return METHODS.call("flip", self, 0) if self.shape else self
+
     def __bool__(self):
         return METHODS.call("__bool__", self)
 

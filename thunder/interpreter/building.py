@@ -6,6 +6,7 @@ import functools
 
 from thunder.interpreter.instructions import before_stars, function_text, is_iterable, take
 from thunder.interpreter.matching import match_class, match_keys
+from thunder.interpreter.tracebacks import swallow
 
 SEQUENCE_FLAG, MAPPING_FLAG = 1 << 5, 1 << 6  # Py_TPFLAGS_SEQUENCE, Py_TPFLAGS_MAPPING
 
@@ -56,22 +57,29 @@ def SET_UPDATE(frame, stack, n):
 
 
 def DICT_UPDATE(frame, stack, n):
-    values = frame.host.mapping(stack.pop())
-    if not hasattr(values, "keys"):
-        raise TypeError(f"{type(values).__name__!r} object is not a mapping")
-    stack[-n].update(values)
+    values = stack.pop()
+    stack[-n].update(_mapping(frame.host, values, f"{frame.host.type_name(values)!r} object is not a mapping"))
+
+
+def _mapping(host, values, words):
+    """A dict of what `**values` gives: an attribute that is missing anywhere in it means that it is no mapping."""
+    try:
+        return host.mapping(values)
+    except AttributeError as error:
+        swallow(error)
+    raise TypeError(words)
 
 
 def DICT_MERGE(frame, stack, depths):
     """`**values` of a call: like DICT_UPDATE, but a key may come once only."""
     n, callable_depth = depths
-    values, target, function = frame.host.mapping(stack.pop()), stack[-n], stack[-callable_depth]
-    if not hasattr(values, "keys"):
-        raise TypeError(f"{before_stars(function)} after ** must be a mapping, not {type(values).__name__}")
-    for key in values.keys():
+    values = stack.pop()
+    target, function = stack[-n], stack[-callable_depth]
+    words = f"{before_stars(function)} after ** must be a mapping, not {frame.host.type_name(values)}"
+    for key, value in _mapping(frame.host, values, words).items():
         if key in target:
             raise TypeError(f"{function_text(function)} got multiple values for keyword argument {key!r}")
-        target[key] = values[key]
+        target[key] = value
 
 
 def LIST_TO_TUPLE(frame, stack, _):

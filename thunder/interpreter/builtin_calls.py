@@ -62,9 +62,9 @@ def _super(host, function, args, kwargs):
     if "__class__" not in code.co_freevars:
         raise RuntimeError("super(): __class__ cell not found")
     try:
-        cls = variables["__class__"].cell_contents
-    except ValueError:
-        cls = None
+        cls = host.load_cell(frame.fn, variables["__class__"], "__class__")
+    except NameError as error:
+        cls = swallow(error)
     if cls is None:
         raise RuntimeError("super(): empty __class__ cell")
     if not isinstance(cls, type):
@@ -81,11 +81,13 @@ def _globals(host, function, args, kwargs):
 
 
 def _vars(host, function, args, kwargs):
-    return (
-        host.load_attr(args[0], "__dict__")
-        if args and hasattr(args[0], "__dict__")
-        else (host.call_native(function, args, kwargs) if args or kwargs else _locals(host, function, args, kwargs))
-    )
+    if len(args) != 1 or kwargs:
+        return host.call_native(function, args, kwargs) if args or kwargs else _locals(host, function, args, kwargs)
+    try:
+        return host.load_attr(args[0], "__dict__")
+    except AttributeError as error:
+        swallow(error)
+    raise TypeError("vars() argument must have __dict__ attribute")
 
 
 def _dir(host, function, args, kwargs):

@@ -6,8 +6,9 @@ import abc
 import sys
 import types
 
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.attributes import in_python, type_attribute
 from thunder.interpreter.control import NULL
+from thunder.interpreter.operators import derives
 from thunder.interpreter.tracebacks import swallow
 
 FUNCTION = types.FunctionType
@@ -32,15 +33,16 @@ def type_call(host, cls, args, kwargs):
     if type(new) is staticmethod:
         new = new.__func__
     new_is_python, initialize_is_python = type(new) is FUNCTION, type(initialize) is FUNCTION
-    if cls is type or not (new_is_python or initialize_is_python):
+    natively = not (new_is_python or initialize_is_python or in_python(host.lookup(type(cls), "__call__")))
+    if cls is type or natively:
         return host.call_native(cls, args, kwargs)
     if new_is_python:
         made = host.call(new, [cls, *args], kwargs)
     elif new is object.__new__:
-        made = object.__new__(cls)
+        made = object.__new__(cls) if initialize_is_python else object.__new__(cls, *args, **kwargs)
     else:
         made = host.call_native(cls.__new__, [cls, *args], kwargs)
-    if not isinstance(made, cls):
+    if not derives(type(made), cls):
         return made
     initialize = host.lookup(type(made), "__init__")
     if type(initialize) is FUNCTION:

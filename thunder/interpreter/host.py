@@ -222,8 +222,8 @@ class Host:
         return value
 
     def mapping(self, value):
-        """`**value`, `{**value}`: the value, or a dict of what is in it."""
-        if isinstance(value, dict) or self.lookup(type(value), "keys") is NULL:
+        """`**value`, `{**value}`: the dict, or one of what is in it. Raises AttributeError for what is no mapping."""
+        if isinstance(value, dict) and not in_python(self.lookup(type(value), "__iter__")):
             return self.materialize(value)
         return {key: self.getitem(value, key) for key in self.steps(self.call(self.load_attr(value, "keys"), [], {}))}
 
@@ -262,7 +262,7 @@ class Host:
         try:
             own = object.__getattribute__(value, "__dict__")
         except AttributeError:  # native code keeps it for itself
-            return NULL
+            return attributes.plain_attribute(value, name, NULL)
         return dict.get(own, name, NULL)
 
     def own_store(self, value, name, new):

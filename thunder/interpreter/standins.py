@@ -14,13 +14,14 @@ import contextvars
 import functools
 import heapq
 import itertools
+import json.encoder
 import operator
 import re
 import types
 from collections import deque
 from typing import Any
 
-from thunder.interpreter.attributes import BUILTINS, in_python, type_attribute
+from thunder.interpreter.attributes import BUILTINS, call_special, in_python, type_attribute
 from thunder.interpreter.binding import of
 from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.operators import COMPARE_METHOD
@@ -71,14 +72,53 @@ class Compared(StandIn):
         return self.host.truth(self.host.compare("<", self.value, original(other)))
 
     def __gt__(self, other):
+        if not isinstance(other, StandIn):  # of `other < self`, of which a key is a number
+            return self.host.truth(self.host.compare("<", other, self.value))
         return self.host.truth(self.host.compare(">", self.value, original(other)))
 
 
-def stand_in(host, value, known):
+class Sorted(Compared):
+    """An element of a list that is sorted, all of one class: a comparison that its method declines begins again."""
+
+    __slots__ = ()
+    __hash__ = StandIn.__hash__
+
+    def __lt__(self, other):
+        method = self.host.lookup(type(self.value), "__lt__")
+        if in_python(method):
+            result = call_special(self.host, method, self.value, [original(other)], "__lt__")
+            if result is not NotImplemented:
+                return self.host.truth(result)
+        return Compared.__lt__(self, other)
+
+
+class Called(Compared):
+    """What native code may call, and keeps nothing of."""
+
+    __slots__ = ()
+    __hash__ = StandIn.__hash__
+
+    def __call__(self, *args, **kwargs):
+        return self.host.handed(self.host.call(self.value, [original(a) for a in args], kwargs))
+
+    def __getattr__(self, name):
+        return self.host.handed(self.host.load_attr(self.value, name))
+
+
+class Iterated(StandIn):
+    """What native code iterates over later."""
+
+    __slots__ = ()
+
+    def __iter__(self):
+        return iter(self.host.steps(self.value))
+
+
+def stand_in(host, value, known, kind=Compared):
     """The stand-in of a value that native code compares or hashes."""
     found = known.get(id(value))
     if found is None:
-        found = known[id(value)] = Compared(host, value, known)
+        found = known[id(value)] = kind(host, value, known)
     return found
 
 
@@ -118,6 +158,7 @@ CALLS = {sum: _sum, any: _any, all: _all}
 # ---------------------------------------------------------------- functions that call what they are given
 
 _KEY_FUNCTION = (-1, "key")
+_ENCODER = getattr(json.encoder, "c_make_encoder", None)  # what `json` writes with
 # the place and the name of the function among the arguments
 _CALLING: dict[Any, tuple[int, str]] = {
     map: (0, ""), filter: (0, ""), functools.reduce: (0, ""), functools.cmp_to_key: (0, "mycmp"),
@@ -125,6 +166,7 @@ _CALLING: dict[Any, tuple[int, str]] = {
     itertools.accumulate: (1, "func"), itertools.groupby: (1, "key"), itertools.dropwhile: (0, ""),
     itertools.takewhile: (0, ""), itertools.filterfalse: (0, ""), itertools.starmap: (0, ""),
     re.Pattern.sub: (0, "repl"), re.Pattern.subn: (0, "repl"), contextvars.Context.run: (0, ""),
+    _ENCODER: (1, "default"),
 }  # fmt: skip
 CALLING = {id(function): place for function, place in _CALLING.items()}
 
@@ -137,7 +179,7 @@ def with_functions(host, f, args, kwargs) -> tuple:
         return args, kwargs
     place, name = found
     place += type(f) is types.MethodDescriptorType  # which takes the object first
-    called = _used_up if method in (re.Pattern.sub, re.Pattern.subn) else type(host).called_back
+    called = _RESULTS.get(id(method), type(host).called_back)
     return (
         [called(host, a) if i == place else a for i, a in enumerate(args)],
         {k: called(host, a) if k == name else a for k, a in kwargs.items()},
@@ -148,6 +190,25 @@ def _used_up(host, function):
     """A function whose result native code uses up: the text that a pattern puts in."""
     called = host.called_back(function)
     return function if called is function else lambda *args: host.handed(called(*args))
+
+
+def _decided(host, function):
+    """A function whose result native code asks for the truth."""
+    called = host.called_back(function)
+    return function if called is function else lambda value: host.truth(called(value))
+
+
+def _filtered(host, function):
+    """`_decided`; without a function, elements themselves are asked."""
+    return host.truth if function is None else _decided(host, function)
+
+
+# what native code does with results, where it does not hand them on
+_RESULTS = {
+    **dict.fromkeys(map(id, (re.Pattern.sub, re.Pattern.subn, _ENCODER)), _used_up),
+    **dict.fromkeys(map(id, (itertools.takewhile, itertools.dropwhile)), _decided),
+    **dict.fromkeys(map(id, (filter, itertools.filterfalse)), _filtered),
+}
 
 
 # ---------------------------------------------------------------- functions that compare what they are given
@@ -223,7 +284,8 @@ def run(host, f, args, kwargs) -> Any:
     known: dict[int, StandIn] = {}
     given = [stand_in(host, a, known) if i in elements else a for i, a in enumerate(given)]
     if not several:
-        given[0] = base(stand_in(host, x, known) for x in inside)
+        alike = function in (sorted, list.sort) and len(set(map(type, inside))) == 1
+        given[0] = base(stand_in(host, x, known, Sorted if alike else Compared) for x in inside)
     if key is not None:
         kwargs = kwargs | {"key": _key(host, key, known)}
     try:

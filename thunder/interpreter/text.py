@@ -142,9 +142,11 @@ def _format(host, function, args, kwargs):
 
 
 def _ascii(host, function, args, kwargs):
-    if len(args) != 1 or kwargs or not in_python(host.lookup(type(args[0]), "__repr__")):
+    if len(args) != 1 or kwargs:
         return host.call_native(function, args, kwargs)
-    return representation(host, args[0]).encode("ascii", "backslashreplace").decode("ascii")
+    found = host.call(repr, args, {})
+    encoded = host.call(host.load_attr(found, "encode"), ["ascii", "backslashreplace"], {})
+    return host.call(host.load_attr(encoded, "decode"), ["ascii"], {})
 
 
 def is_instance(host, value, cls):

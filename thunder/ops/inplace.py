@@ -77,6 +77,8 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
             _refuse("detach_ is called on an argument, or on a view")
     elif memory is None or kwargs or symbol.name == "as_strided" and not made:
         _refuse(f"{symbol.name}_ changes the shape of a tensor in place")
+    elif now.requires_grad and not recorder.context.grad_enabled:
+        _refuse(f"{symbol.name}_ changes the shape of a tensor that requires grad, unseen by autograd")
     if recorder.context.grad_enabled and now.requires_grad:
         memory.joins_history(target)
     memory.rearrange(target, symbol, tuple(rest), symbol.undo(now, *rest))

@@ -3,6 +3,7 @@ program does itself."""
 
 from __future__ import annotations
 
+import json.scanner
 import operator
 import pickle
 import random
@@ -11,10 +12,11 @@ import types
 import numpy
 import torch
 
-from thunder.capture import host_lines
+from thunder.capture import callbacks, host_lines
 from thunder.capture.native import impure
 from thunder.capture.native_calls import call_native
 from thunder.core.proxies import TensorProxy, concrete, proxies_in
+from thunder.interpreter import standins
 from thunder.options import SHARP_EDGES_OPTIONS
 
 __all__ = ["handlers"]
@@ -67,9 +69,21 @@ def _written(c, f, args, kwargs):
     return call_native(c, f, args, kwargs)
 
 
+_OF_SCANNERS = ("strict", "object_hook", "object_pairs_hook", "parse_float", "parse_int", "parse_constant")
+
+
+def _scanner(c, f, args, kwargs):
+    """What `json` reads with calls the functions of its decoder: they come back to the machine."""
+    given = {n: c.load_attr(args[0], n) for n in _OF_SCANNERS}
+    called = {n: standins.Called(c, x, {}) if callbacks.runs_python(x) else x for n, x in given.items()}
+    return call_native(c, f, [types.SimpleNamespace(**called)], kwargs)
+
+
 def handlers() -> dict:
     """By function."""
     return {
+        getattr(json.scanner, "c_make_scanner", None): _scanner,
+        operator.call: lambda c, f, a, k: c.call(a[0], a[1:], k) if a else f(),
         random.Random.shuffle: _shuffle, numpy.random.shuffle.__func__: _shuffle,
         torch.save: _written, pickle.dumps: _written,
         pickle.loads: lambda c, f, args, kwargs: host_lines.run(c, f, args, kwargs),
