@@ -255,7 +255,7 @@ class EpilogueWriter:
         return name
 
     def _tuple(self, value: tuple, t: type) -> str:
-        inside = [self.build(x) for x in value]
+        inside = [self.build(x) for x in tuple.__iter__(value)]
         if t is Size:
             t = torch.Size
         text = f"({', '.join(inside)}{',' if len(inside) == 1 else ''})"
@@ -287,7 +287,8 @@ class EpilogueWriter:
                 key, item = self.build(k), self.build(dict.__getitem__(value, k))
                 self.lines.append(f"{name}[{key}] = {item}" if store is None else f"{store}({name}, {key}, {item})")
         else:
-            inside = [self.build(x) for x in value]
+            base: Any = container_base(t)
+            inside = [self.build(x) for x in base.__iter__(value)]
             if inside:
                 self.lines.append(f"{name}.{'update' if isinstance(value, set) else 'extend'}(({', '.join(inside)},))")
         self._attributes(value, name)

@@ -17,14 +17,14 @@ from thunder.interpreter.attributes import plain_attribute
 from thunder.ops.infer import as_torch
 from thunder.ops.torch_types import to_torch_dtype
 
-__all__ = ["checked"]
+__all__ = ["checked", "is_tried"]
 
 _FEW = 1 << 16  # elements of an example
 
 
 def checked(c, function, args, kwargs, run):
     """`run()`, which records a call, with PyTorch's own errors where the program may handle one."""
-    if not _is_tried(c):
+    if not is_tried(c):
         return run()
     if (error := _known_error(c, function, args, kwargs)) is not None:
         raise error
@@ -39,7 +39,7 @@ def checked(c, function, args, kwargs, run):
         )
 
 
-def _is_tried(c) -> bool:
+def is_tried(c) -> bool:
     """Whether a frame of the program handles exceptions where it stands."""
     for frame in c.stack_of_frames:
         if frame.record.catches and frame.record.handles(frame.ip):

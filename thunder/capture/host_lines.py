@@ -17,6 +17,7 @@ import numpy
 import torch
 
 from thunder import compat
+from thunder.capture.examples import is_tried
 from thunder.capture.expose import expose
 from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module, parts_of
 from thunder.capture.remade import UNCHANGING
@@ -75,7 +76,7 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     index = None if pure else c.path.host_calls
     value = None
     if kind is None:
-        value = c.path.run_host_call(index, function, args, kwargs, effect)
+        value = _run_now(c, name, index, function, args, kwargs, effect)
         kind = type(value)
         if pure and not issubclass(kind, _FIXED):  # others may be changed, and are one object on all paths
             pure, index = False, c.path.host_calls
@@ -93,6 +94,18 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
         c.path.knows(out, value)
     _share(c, out, (args, kwargs))
     return result
+
+
+def _run_now(c, name: str, index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str):
+    try:
+        return c.path.run_host_call(index, function, args, kwargs, effect)
+    except Exception as error:  # noqa: BLE001 - whether the program may handle it decides
+        if not is_tried(c):
+            raise
+        c.refuse(
+            f"{name}() raises {type(error).__name__} in a `try` of the program, and need not when it runs again",
+            "call it outside of the compiled function",
+        )
 
 
 def _check_owner(c, function: Callable, name: str) -> None:

@@ -230,7 +230,7 @@ def call_native(c, f, args, kwargs):
     if host_lines.takes(c, f, args, kwargs):
         return host_lines.run(c, f, args, kwargs)
     args, kwargs = standins.with_functions(c, f, args, kwargs)
-    if isinstance(f, type) and issubclass(f, type) or f is type.__new__:
+    if _makes_class(f):
         callbacks.check_class(c, f, args)
     known: dict = {}
     args, kwargs = _expose_to(c, f, args, kwargs, known)
@@ -245,8 +245,7 @@ def call_native(c, f, args, kwargs):
         except TypeError as error:
             _name_operands(c, error, args)
             raise
-        if c.outside.arrays:
-            items.check_arrays(c)
+        _note_made(c, f, args, result)
         if type(plain_attribute(f, "__self__")) is types.GeneratorType:
             c.follow_settings(f, result)  # of a context manager of PyTorch's that ends
         return callbacks.released(c, f, result, known) if known else result
@@ -261,6 +260,19 @@ def call_native(c, f, args, kwargs):
     if type(result) in _ANSWERS and not (args or kwargs) and _is_question(f):
         c.setting(c.const(f).call("__call__"), result)
     return result
+
+
+def _makes_class(f) -> bool:
+    return isinstance(f, type) and issubclass(f, type) or f is type.__new__
+
+
+def _note_made(c, f, args, result) -> None:
+    """Native code has run: a class that it made is the program's own; arrays from outside are as they were."""
+    if len(args) > 2 and _makes_class(f):
+        c.fresh.add(id(result))
+        c.keep[id(result)] = result
+    if c.outside.arrays:
+        items.check_arrays(c)
 
 
 def _name_operands(c, error: TypeError, args) -> None:

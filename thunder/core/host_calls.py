@@ -165,9 +165,15 @@ def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: d
     results = _LOG.results
     if results is not None and index in results:
         return results[index]  # type: ignore[index]
+    before = 0 if results is None else len(results.effects)
     if results is not None and effect:
         results.note(effect, function, args)
-    value = function(*args, **kwargs)
+    try:
+        value = function(*args, **kwargs)
+    except BaseException:
+        if results is not None:  # what raises has not happened
+            del results.effects[before:]
+        raise
     if results is not None and index is not None:
         results[index] = value
     return value

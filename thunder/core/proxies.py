@@ -765,10 +765,13 @@ class Size(tuple):
 
 def _children(value) -> Iterable | None:
     """The values directly inside a container; None for any other value."""
-    if isinstance(value, (tuple, list)):
+    t = type(value)
+    if t is tuple or t is list:
         return value
+    if isinstance(value, (tuple, list)):  # not by a method of the user's
+        return tuple.__iter__(value) if isinstance(value, tuple) else list.__iter__(value)
     if isinstance(value, dict):
-        return value.values()
+        return dict.values(value)
     return (value.start, value.stop, value.step) if type(value) is slice else None
 
 
@@ -828,11 +831,11 @@ def map_structure(function: Callable, value) -> Any:
     if t is slice:
         return slice(*[map_structure(function, x) for x in (value.start, value.stop, value.step)])
     if t is dict or isinstance(value, dict):
-        new_dict = {k: map_structure(function, x) for k, x in value.items()}
-        return value if all(new_dict[k] is value[k] for k in value) else _rebuilt(value, new_dict)
+        new_dict = {k: map_structure(function, x) for k, x in dict.items(value)}
+        return value if all(new_dict[k] is x for k, x in dict.items(value)) else _rebuilt(value, new_dict)
     if t is tuple or t is list or isinstance(value, (tuple, list)):
-        new = [map_structure(function, x) for x in value]
-        return value if all(a is b for a, b in zip(new, value)) else _rebuilt(value, new)
+        new = [map_structure(function, x) for x in _children(value)]  # pyright: ignore[reportOptionalIterable]
+        return value if all(a is b for a, b in zip(new, _children(value))) else _rebuilt(value, new)  # pyright: ignore
     return function(value)
 
 

@@ -58,7 +58,7 @@ def SET_UPDATE(frame, stack, n):
 
 def DICT_UPDATE(frame, stack, n):
     values = stack.pop()
-    stack[-n].update(_mapping(frame.host, values, f"{frame.host.type_name(values)!r} object is not a mapping"))
+    stack[-n].update(_mapping(frame.host, values, lambda kind: f"{kind!r} object is not a mapping"))
 
 
 def _mapping(host, values, words):
@@ -67,7 +67,7 @@ def _mapping(host, values, words):
         return host.mapping(values)
     except AttributeError as error:
         swallow(error)
-    raise TypeError(words)
+    raise TypeError(words(host.type_name(values)))
 
 
 def DICT_MERGE(frame, stack, depths):
@@ -75,8 +75,10 @@ def DICT_MERGE(frame, stack, depths):
     n, callable_depth = depths
     values = stack.pop()
     target, function = stack[-n], stack[-callable_depth]
-    words = f"{before_stars(function)} after ** must be a mapping, not {frame.host.type_name(values)}"
-    for key, value in _mapping(frame.host, values, words).items():
+    mapping = _mapping(
+        frame.host, values, lambda kind: f"{before_stars(function)} after ** must be a mapping, not {kind}"
+    )
+    for key, value in mapping.items():
         if key in target:
             raise TypeError(f"{function_text(function)} got multiple values for keyword argument {key!r}")
         target[key] = value

@@ -15,7 +15,7 @@ import torch
 from thunder.capture import callbacks, host_lines
 from thunder.capture.native import impure
 from thunder.capture.native_calls import call_native
-from thunder.core.proxies import TensorProxy, concrete, proxies_in
+from thunder.core.proxies import FloatProxy, IntegerProxy, TensorProxy, concrete, proxies_in
 from thunder.interpreter import standins
 from thunder.options import SHARP_EDGES_OPTIONS
 
@@ -44,14 +44,17 @@ _GENERATORS = (  # which the functions of the two modules draw from
 
 def _shuffle(c, f, args, kwargs):
     """`random.shuffle(x)` and NumPy's: numbers come from the host; of anything else each order is a path."""
-    generator, x, *rest = args
+    generator, *given = *args, *(kwargs[n] for n in ("x",) if n in kwargs)
+    if len(given) != 1 or len(given) + 1 != len(args) + len(kwargs):
+        return f(*args, **kwargs)  # raises
+    (x,) = given
     draw = next((f for g, f in _GENERATORS if g is generator), None)
-    if draw is None or type(x) is not list or rest or kwargs or len(x) > MOST:
-        return host_lines.run_impure(c, types.MethodType(f, generator), args[1:], kwargs)
+    if draw is None or type(x) is not list or len(x) > MOST:
+        return host_lines.run_impure(c, types.MethodType(f, generator), given, {})
     if c.request.options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR:
         c.sharp(impure(random.shuffle))
     c.materialize(x)
-    numbers = all(type(v) in (int, float) for v in x)
+    numbers = all(type(v) in (int, float, IntegerProxy, FloatProxy) for v in x)
     given = tuple(x) if numbers else tuple(range(len(x)))
     drawn = host_lines.run(c, draw, (given,), effect="random")
     found = [host_lines.run(c, operator.getitem, (drawn, i)) for i in range(len(x))]
