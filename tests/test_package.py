@@ -123,7 +123,7 @@ def test_the_public_api_in_a_users_type_checker(tmp_path):
     said = [f"{x['range']['start']['line']}: {x['message']}" for x in found if x["severity"] != "information"]
     assert said == []
     types = [re.search(r'is "(.*)"', x["message"])[1] for x in found if x["severity"] == "information"]
-    assert types == ["list[Trace]", "dtype", "Literal[FSDPType.ZERO3]"]
+    assert types == ["Traces", "dtype", "Literal[FSDPType.ZERO3]"]
     (tmp_path / "program.py").write_text("import thunder\nthunder.nothing\nthunder.verify()\n")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert json.loads(done.stdout)["summary"]["errorCount"] == 2, "it sees the types"

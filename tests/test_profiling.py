@@ -204,3 +204,17 @@ def test_an_error_of_a_program_leaves_what_runs_as_it_was():
     with pytest.raises(IndexError):
         thunder.profile(compiled, torch.tensor([5]), table)
     assert trace.python_callable().__code__ is code
+
+
+def test_memory_that_a_step_gives_back_is_counted():
+    """Old gradients are freed when the step begins: the step begins and ends with the same memory."""
+    model = torch.nn.Linear(256, 256, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train(x):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    found = thunder.profile(train, torch.ones(2, 256))
+    assert min(found.timeline) <= -4 * 256 * 256 and abs(found.timeline[-1]) < 10_000

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import thunder
+from thunder.errors import ThunderError
 from thunder.options import environment_of_children
 from thunder.programs import files, keep
 
@@ -333,6 +334,16 @@ def test_looking_at_a_program_captures_it(again):
     compiled(x)
     assert "torch.nn.functional.gelu" in str(thunder.last_traces(compiled)[-1])
     assert compiled.lower(x).forward.bound_symbols
+
+
+def test_what_looks_at_bound_symbols_says_that_there_are_none(again):
+    model, x = Perceptron(), torch.randn(2, 4)
+    again(model, x)
+    compiled = thunder.jit(model, keep_programs=True)
+    compiled(x)
+    for look in (thunder.profile, lambda f, x: thunder.report(f), lambda f, x: thunder.report(f, None, x)):
+        with pytest.raises(ThunderError, match="comes from the disk.*keep_programs=False"):
+            look(compiled, x)
 
 
 # ------------------------------------------------------------------------------------------------- what is not kept

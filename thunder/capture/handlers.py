@@ -32,8 +32,8 @@ from thunder.interpreter import attributes
 from thunder.interpreter.builtin_calls import FRAME_CALLS
 from thunder.interpreter.host import PROTOCOL_CALLS
 from thunder.ops import random
-from thunder.ops.methods import as_number
 from thunder.ops.opaque_values import CONSTRUCTORS
+from thunder.ops.tensor_values import as_number
 
 __all__ = ["install"]
 

@@ -28,7 +28,7 @@ from thunder.interpreter import NULL, Host, operators, sequences
 from thunder.interpreter.attributes import in_python, type_attribute
 from thunder.interpreter.host import UNARY
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
-from thunder.ops.methods import fixed_value
+from thunder.ops.tensor_values import fixed_value
 from thunder.ops.torch_types import to_torch_dtype
 
 __all__: list[str] = []

@@ -7,26 +7,22 @@ PyTorch's broadcasting and promotion.
 from __future__ import annotations
 
 import math
-import operator as python_operator
 from collections.abc import Callable
 
-import numpy
 import torch
 
-from thunder import compat
 from thunder.core import dtypes
 from thunder.core.proxies import METHODS, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops.backward import gradient_of_first, op, sum_to
-from thunder.ops.corners import is_differentiated, kept_at_tie, turns_at_origin
+from thunder.ops.backward import gradient_of_first, op
+from thunder.ops.corners import is_differentiated
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, PRIMS, alias, composite, declare, prim
-from thunder.ops.opaque import casts_inside
-from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
+from thunder.ops.define import LTORCH, PRIMS, alias, composite, prim
+from thunder.ops.promotion import Promotion
 from thunder.ops.shape_prims import broadcast_in_dim
-from thunder.ops.torch_types import named_results, scalar_type
+from thunder.ops.torch_types import named_results
 
-__all__ = ["unary", "binary", "broadcast_to"]
+__all__ = ["unary", "broadcast_to"]
 
 
 def broadcast_to(a: TensorProxy, shape: tuple) -> TensorProxy:
@@ -86,7 +82,7 @@ def unary(
     return symbol
 
 
-def _pair(name: str) -> tuple[Callable, ...]:
+def spellings_of(name: str) -> tuple[Callable, ...]:
     """torch.name and Tensor.name, where they exist."""
     return tuple(f for space in (torch, torch.Tensor) if (f := getattr(space, name, None)) is not None)
 
@@ -97,7 +93,7 @@ def _negated(d: dtypes.dtype) -> tuple[dtypes.dtype, dtypes.dtype]:
     return d, d
 
 
-def _subtracted(d: dtypes.dtype) -> tuple[dtypes.dtype, dtypes.dtype]:
+def subtracted_types(d: dtypes.dtype) -> tuple[dtypes.dtype, dtypes.dtype]:
     if d is dtypes.bool8:
         raise RuntimeError("Subtraction, the `-` operator, with two bool tensors is not supported.")
     return d, d
@@ -105,7 +101,7 @@ def _subtracted(d: dtypes.dtype) -> tuple[dtypes.dtype, dtypes.dtype]:
 
 _FLOAT = {"promotes": Promotion.INT_TO_FLOAT}
 _FLOAT32 = {"promotes": Promotion.INT_TO_FLOAT, "autocast": "cuda:float32"}
-_BOOL = {"promotes": Promotion.BOOL_RESULT}
+BOOL = {"promotes": Promotion.BOOL_RESULT}
 UNARY = {
     "abs": {"promotes": Promotion.COMPLEX_TO_REAL}, "absolute": {"promotes": Promotion.COMPLEX_TO_REAL},
     "acos": _FLOAT32 | {"domain": (-0.9, 0.9)}, "arccos": _FLOAT32 | {"domain": (-0.9, 0.9)},
@@ -124,8 +120,8 @@ UNARY = {
     "erf": _FLOAT, "erfc": _FLOAT, "erfinv": _FLOAT32 | {"domain": (-0.9, 0.9)},
     "exp": _FLOAT32, "exp2": _FLOAT, "expm1": _FLOAT32,
     "i0": _FLOAT, "sinc": _FLOAT, "sigmoid": _FLOAT,
-    "isfinite": _BOOL, "isinf": _BOOL, "isnan": _BOOL, "isneginf": _BOOL, "isposinf": _BOOL, "isreal": _BOOL,
-    "signbit": _BOOL, "logical_not": _BOOL,
+    "isfinite": BOOL, "isinf": BOOL, "isnan": BOOL, "isneginf": BOOL, "isposinf": BOOL, "isreal": BOOL,
+    "signbit": BOOL, "logical_not": BOOL,
     "log": _FLOAT32 | {"domain": (0.1, 4.0)}, "log10": _FLOAT32 | {"domain": (0.1, 4.0)},
     "log1p": _FLOAT32 | {"domain": (-0.5, 4.0)},
     "log2": _FLOAT32 | {"domain": (0.1, 4.0)},
@@ -206,7 +202,7 @@ _SPECIAL = {"sigmoid": ("expit", "sigmoid"), "digamma": ("digamma", "psi"), "lga
 for _name, _options in UNARY.items():
     _special = [f for n in _SPECIAL.get(_name, (_name,)) if (f := getattr(torch.special, n, None)) is not None]
     _functional = [f for f in (getattr(torch.nn.functional, _name, None),) if f is not None]
-    unary(_name, *_pair(_name), *_special, *_functional, vjp=VJP.get(_name), **_options)
+    unary(_name, *spellings_of(_name), *_special, *_functional, vjp=VJP.get(_name), **_options)
 for _name in (
     "bessel_j0",
     "bessel_j1",
@@ -316,457 +312,3 @@ def frexp_prim(a):
 @composite(torch.frexp, torch.Tensor.frexp, meta=lambda a: named_results("frexp", like(a), like(a, dtype=dtypes.int32)))
 def frexp(a):
     return named_results("frexp", *frexp_prim(a))
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# binary
-
-
-def _operand(x):
-    """What is no proxy and no number, as an operand of an operator: numpy's scalars are numbers."""
-    if isinstance(x, numpy.generic):
-        return x.item()
-    return x if isinstance(x, (torch.Tensor, numpy.ndarray)) else NotImplemented
-
-
-def operator_methods(symbol: Callable, operator: str) -> None:
-    """Makes `symbol` what a Python operator (`"add"`: `__add__` and `__radd__`) does with proxies.
-
-    As PyTorch does, `2 * x` is computed as `x * 2`, whose roundings differ below float32, and `2 / x` as
-    `x.reciprocal() * 2`. An operand that is no tensor and no number has a say itself (`__radd__` of a user's class, `x
-    == None`).
-    """
-
-    def plain(a, b):
-        if type(b) is not TensorProxy and not is_number(b):
-            b = _operand(b)
-        return b if b is NotImplemented else symbol(a, b)
-
-    def reflected(b, a):
-        if type(a) is not TensorProxy and not is_number(a):
-            a = _operand(a)
-        if a is NotImplemented:
-            return a
-        if operator in ("add", "mul"):
-            return symbol(b, a)
-        if operator == "truediv":
-            return LTORCH["mul"](LTORCH["reciprocal"](b), a)
-        return symbol(a, b)
-
-    for name, function in ((f"__{operator}__", plain), (f"__r{operator}__", reflected)):
-        METHODS[name] = function
-        if name in vars(compat.TensorBase) or hasattr(torch.Tensor, name):
-            alias(getattr(torch.Tensor, name))(function)
-
-
-def binary(
-    name: str,
-    *torch_functions: Callable,
-    promotes: Callable = Promotion.KEEP,
-    python: Callable | None = None,
-    operator: str | None = None,
-    prim_name: str | None = None,
-    domain: tuple[float, float] = (-3.0, 3.0),
-    samples: str = "all",
-    autocast: str | None = None,
-    left: Callable | None = None,
-    right: Callable | None = None,
-    numbers: str = "both",
-    detached: bool = False,
-    fn: Callable | None = None,
-) -> Symbol:
-    """A row: name, torch functions, how types follow, what it is on Python numbers, and the Python operator (`"add"`
-    for `__add__`) it implements.
-
-    numbers: which operands may be Python numbers: "both" (one at a time, or together where `python` says what that is),
-    "right" or "none". samples: the types they have: "all", "float", "integer", or "same" for operations that take two
-    tensors of one type only. left, right: (cotangent, result, a, b) -> the cotangent of a, of b, before broadcasting is
-    undone. fn: what computes it, where it is the meaning of no torch function.
-    """
-    run = fn or torch_functions[0]
-
-    def prim_meta(a, b):
-        t = a if type(a) is TensorProxy else b
-        return like(t, dtype=promotes(t.dtype)[1])
-
-    primitive = prim(run, name=prim_name or name)(prim_meta)
-
-    def decomposition(a, b):
-        if is_number(a) and is_number(b):
-            return python(a, b)
-        compute = promotes(result_type(a, b))[0]
-        tensors = [x for x in (a, b) if type(x) is TensorProxy]
-        shape = broadcast_shapes(*(t.shape for t in tensors))
-        a, b = (broadcast_to(convert(x, compute), shape) if type(x) is TensorProxy else x for x in (a, b))
-        return primitive(a, b)
-
-    meta, tags = _binary_meta(name, promotes, numbers, python), (OpTags.DETACHED,) if detached else ()
-    symbol = composite(*torch_functions, name=name, meta=meta, autocast=autocast, tags=tags, fn=run)(decomposition)
-    if operator is not None:
-        operator_methods(symbol, operator)
-    symbol.elementwise = True
-    symbol.samples(_binary_samples(domain, samples, numbers))
-    if left is not None or right is not None:
-        symbol.vjp(_binary_rule(symbol, left, right))
-    return symbol
-
-
-def _binary_meta(name: str, promotes: Callable, numbers: str, python: Callable | None) -> Callable:
-    def meta(a, b):
-        if type(a) is TensorProxy and type(b) is TensorProxy:
-            if a.dtype is b.dtype and a.device is b.device and same_shape(a.shape, b.shape):
-                return like(a, dtype=promotes(a.dtype)[1])
-            return like(a, broadcast_shapes(a.shape, b.shape), promotes(result_type(a, b))[1], same_device(a, b))
-        if numbers != "none" and type(a) is TensorProxy and is_number(b):
-            return like(a, dtype=promotes(result_type(a, b))[1])
-        if numbers == "both" and is_number(a):
-            if type(b) is TensorProxy:
-                return like(b, dtype=promotes(result_type(a, b))[1])
-            if python is not None and is_number(b):
-                return python(a, b)
-        raise TypeError(
-            f"{name}(): arguments must be Tensors or numbers, not {type(a).__name__} and {type(b).__name__}"
-        )
-
-    return meta
-
-
-def _binary_samples(domain: tuple[float, float], samples: str, numbers: str) -> Callable:
-    given: dict = {"low": domain[0], "high": domain[1]}
-    typed = given | ({"dtype": torch.int64} if samples == "integer" else {})
-
-    def sampler(make):
-        for a, b in (((4, 3), (4, 3)), ((2, 1), (1, 5)), ((4, 3), (3,)), ((3,), ())):
-            yield make(*a, **typed), make(*b, **typed)
-        if samples == "all" and numbers != "none":
-            yield make(3, **given), 2.0
-            yield make(3, **given), 2
-
-    return sampler
-
-
-def _binary_rule(symbol: Symbol, left: Callable | None, right: Callable | None) -> Callable:
-    def rule(a, b, **kwargs):
-        y = symbol(a, b, **kwargs)
-        g = yield y
-        return tuple(
-            sum_to(f(g, y, a, b, **kwargs), x.shape)
-            if f is not None and type(x) is TensorProxy and x.requires_grad
-            else None
-            for f, x in ((left, a), (right, b))
-        )
-
-    return rule
-
-
-def _pow_left(g, y, a, b):
-    if type(b) is not TensorProxy:
-        if type(b) in (int, float) and b == 2:
-            return g * (b * a)
-        return op("zeros_like")(a) if b == 0 else g * (b * op("pow")(a, b - 1))
-    return op("where")(LTORCH["eq"](b, 0.0), 0.0, g * (b * op("pow")(a, b - 1)))
-
-
-def _pow_right(g, y, a, b):
-    """g * y * log(a); 0 where 0 is raised to a power that is not negative."""
-    if type(a) is TensorProxy:
-        slope = g * (y * op("log")(a))
-        return op("where")(LTORCH["logical_and"](LTORCH["eq"](a, 0), LTORCH["ge"](b, 0)), 0.0, slope)
-    slope = g * (y * (math.log(a) if a > 0 else -math.inf if a == 0 else math.nan))
-    return op("where")(LTORCH["ge"](b, 0), 0.0, slope) if a == 0 else slope
-
-
-def _copysign_left(g, y, a, b):
-    """The sign that `a` was given: y / a, 0 where `a` is 0."""
-    return g * op("masked_fill")(y / a, LTORCH["eq"](a, 0), 0)
-
-
-def _wins(g, a, b, compare: str):
-    """The cotangent where `a` is taken: it compares so with `b`, or b is NaN."""
-    taken = LTORCH["logical_or"](LTORCH[compare](a, b), LTORCH["isnan"](b))
-    return op("masked_fill")(g, LTORCH["logical_not"](taken), 0)
-
-
-def _loses(g, a, b, compare: str):
-    taken = LTORCH["logical_or"](LTORCH[compare](a, b), LTORCH["isnan"](b))
-    return op("masked_fill")(g, taken, 0)
-
-
-def _first_extreme(extreme: Callable, compare: str):
-    """The cotangent of the first operand of fmax or fmin, and of the second: what PyTorch gives to each where they are
-    equal."""
-
-    def left(g, y, a, b):
-        share = kept_at_tie(extreme)
-        return (
-            _wins(g, a, b, compare)
-            if share == 1.0
-            else op("where")(LTORCH["eq"](a, b), g * share, _wins(g, a, b, compare))
-        )
-
-    def right(g, y, a, b):
-        share = kept_at_tie(extreme)
-        return (
-            _loses(g, a, b, compare)
-            if share == 1.0
-            else op("where")(LTORCH["eq"](a, b), g * (1.0 - share), _loses(g, a, b, compare))
-        )
-
-    return {"left": left, "right": right}
-
-
-def _xlogy_left(g, y, a, b):
-    slope = op("xlogy")(g, b)
-    nothing = LTORCH["eq"](a, 0.0)
-    if type(b) is TensorProxy:
-        nothing = LTORCH["logical_and"](nothing, LTORCH["le"](b, 0.0))
-    return slope if type(b) is not TensorProxy and b > 0 else op("masked_fill")(slope, nothing, 0.0)
-
-
-def _truncated(a, b, mode: str):
-    return op("div")(a, b, rounding_mode=mode)
-
-
-_INT = {"samples": "integer"}
-_F = {"promotes": Promotion.INT_TO_FLOAT}
-_TENSORS = {"numbers": "none"}
-BINARY: dict[str, dict] = {
-    "mul": {"operator": "mul", "python": python_operator.mul, "left": lambda g, y, a, b: b * g,
-    "right": lambda g, y, a, b: a * g},
-    "multiply": {"python": python_operator.mul, "left": lambda g, y, a, b: b * g, "right": lambda g, y, a, b: a * g},
-    "maximum": _TENSORS, "minimum": _TENSORS,
-    "fmax": _TENSORS | _first_extreme(torch.fmax, "ge"),
-    "fmin": _TENSORS | _first_extreme(torch.fmin, "le"),
-    "atan2": _F | _TENSORS | {"autocast": "cuda:widest"},
-    "arctan2": _F | _TENSORS | {"autocast": "cuda:widest"},
-    "copysign": _F | {"numbers": "right", "left": _copysign_left, "right": lambda g, y, a, b: op("zeros_like")(g)},
-    "hypot": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g * a / y,
-    "right": lambda g, y, a, b: g * b / y},
-    "nextafter": _TENSORS | {"samples": "float"}, "heaviside": _TENSORS | {"samples": "same"},
-    "logaddexp": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g / (1 + op("exp")(b - a)),
-    "right": lambda g, y, a, b: g / (1 + op("exp")(a - b))},
-    "logaddexp2": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g / (1 + op("exp2")(b - a)),
-    "right": lambda g, y, a, b: g / (1 + op("exp2")(a - b))},
-    "fmod": {"domain": (0.5, 3.0), "numbers": "right", "left": lambda g, y, a, b: g,
-    "right": lambda g, y, a, b: -g * _truncated(a, b, "trunc")},
-    "remainder": {"operator": "mod", "domain": (0.5, 3.0), "left": lambda g, y, a, b: g,
-    "right": lambda g, y, a, b: -g * _truncated(a, b, "floor")},
-    "floor_divide": {"operator": "floordiv", "python": python_operator.floordiv, "domain": (0.5, 3.0)},
-    "gcd": _INT | _TENSORS, "lcm": _INT | _TENSORS,
-    "bitwise_and": _INT | {"operator": "and"}, "bitwise_or": _INT | {"operator": "or"},
-    "bitwise_xor": _INT | {"operator": "xor"},
-    "bitwise_left_shift": _INT | {"operator": "lshift"}, "bitwise_right_shift": _INT | {"operator": "rshift"},
-    "logical_and": _BOOL | _TENSORS, "logical_or": _BOOL | _TENSORS, "logical_xor": _BOOL | _TENSORS,
-    "true_divide": _F | {"python": python_operator.truediv, "domain": (0.5, 3.0),
-    "prim_name": "true_divide"},
-    "pow": {"operator": "pow", "domain": (0.5, 3.0), "autocast": "cuda:float32", "left": _pow_left,
-    "right": _pow_right},
-    "float_power": {"promotes": Promotion.TO_DOUBLE, "domain": (0.5, 3.0)},
-    "ldexp": _F | _TENSORS | {"samples": "same"},
-    "xlogy": _F | {"domain": (0.5, 3.0), "left": _xlogy_left, "right": lambda g, y, a, b: g * a / b},
-}  # fmt: skip
-for _name, _options in BINARY.items():
-    _extra = [f for f in (getattr(torch.special, _name, None),) if f is not None]
-    binary(_name, *_pair(_name), *_extra, **_options)
-if compat.composed("ldexp.Tensor"):  # of pow, which autocast casts on CUDA
-    casts_inside(*LTORCH["ldexp"].torch_functions)
-
-
-def _double_in_place(a, b):
-    wanted = (
-        dtypes.complex128
-        if any(type(x) is complex or type(x) is TensorProxy and x.dtype.category == 3 for x in (a, b))
-        else dtypes.float64
-    )
-    if a.dtype is not wanted:
-        raise RuntimeError(
-            f"the base given to float_power_ has dtype {scalar_type(a.dtype)} but the operation's result requires "
-            f"dtype {scalar_type(wanted)}"
-        )
-
-
-LTORCH["float_power"].check_in_place = _double_in_place
-for _name, _old in {
-    "eq": None,
-    "ne": "not_equal",
-    "lt": "less",
-    "le": "less_equal",
-    "gt": "greater",
-    "ge": "greater_equal",
-}.items():
-    binary(_name, *_pair(_name), operator=_name, promotes=Promotion.BOOL_RESULT, numbers="right")
-    if _old is not None:
-        binary(_old, *_pair(_old), promotes=Promotion.BOOL_RESULT, numbers="right")
-
-
-def _angle_rule(symbol: Symbol) -> None:
-    def rule(a, b):
-        g = yield symbol(a, b)
-        squares = a * a + b * b
-        inverse = op("reciprocal")(squares)
-        if turns_at_origin():
-            inverse = op("masked_fill")(inverse, op("eq")(squares, 0), 0)
-        return tuple(
-            sum_to(g * slope() * inverse, x.shape) if x.requires_grad else None
-            for x, slope in ((a, lambda: b), (b, lambda: -a))
-        )
-
-    symbol.vjp(rule)
-
-
-def _extreme_rule(symbol: Symbol, loses: str) -> None:
-    """Half of the cotangent where two operands tie, all of it where one wins, none where it loses."""
-
-    def rule(a, b):
-        g = yield symbol(a, b)
-        halved = op("where")(LTORCH["eq"](a, b), g / 2, g)
-        return tuple(
-            sum_to(op("masked_fill")(halved, LTORCH[loses](x, other), 0), x.shape) if x.requires_grad else None
-            for x, other in ((a, b), (b, a))
-        )
-
-    symbol.vjp(rule)
-
-
-_extreme_rule(LTORCH["maximum"], "lt")
-_extreme_rule(LTORCH["minimum"], "gt")
-_angle_rule(LTORCH["atan2"])
-_angle_rule(LTORCH["arctan2"])
-for _name in ("xlog1py", "zeta"):
-    binary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT, domain=(1.5, 3.0))
-
-
-def _scaled(name: str, python: Callable) -> Symbol:
-    """add and sub: `a + alpha * b`."""
-    plain = binary(
-        f"plain_{name}",
-        fn=getattr(torch, name),
-        prim_name=name,
-        python=python,
-        promotes=Promotion.KEEP if name == "add" else _subtracted,
-    )
-
-    def meta(a, b, *, alpha=1):
-        return plain.meta(a, b)
-
-    def decomposition(a, b, *, alpha=1):
-        if alpha != 1:
-            b = convert(b * alpha, b.dtype) if type(b) is TensorProxy and type(alpha) is not float else b * alpha
-        return plain.decomposition(a, b)
-
-    symbol = composite(*_pair(name), name=name, meta=meta)(decomposition)
-    operator_methods(symbol, name)
-    sign = 1 if name == "add" else -1
-
-    def right(g, y, a, b, *, alpha=1):
-        return g if sign * alpha == 1 else -g if sign * alpha == -1 else g * (sign * alpha)
-
-    symbol.vjp(_binary_rule(symbol, lambda g, y, a, b, *, alpha=1: g, right))
-
-    def samples(make):
-        yield from plain.sampler(make)
-        yield (make(4, 3), make(4, 3)), {"alpha": 2}
-
-    symbol.samples(samples)
-    return symbol
-
-
-add = _scaled("add", python_operator.add)
-sub = _scaled("sub", python_operator.sub)
-
-
-@composite(torch.subtract, torch.Tensor.subtract, meta=sub.meta)
-def subtract(a, b, *, alpha=1):
-    return sub(a, b, alpha=alpha)
-
-
-def _rsub_meta(a, b, *, alpha=1):
-    if type(a) is not TensorProxy:
-        raise TypeError("rsub(): argument 'input' (position 1) must be Tensor")
-    return sub.meta(b, a)
-
-
-@composite(torch.rsub, meta=_rsub_meta)
-def rsub(a, b, *, alpha=1):
-    return sub(b, a if alpha == 1 else a * alpha)
-
-
-subtract.vjp(
-    _binary_rule(
-        subtract, lambda g, y, a, b, *, alpha=1: g, lambda g, y, a, b, *, alpha=1: -g if alpha == 1 else g * -alpha
-    )
-)
-rsub.vjp(
-    _binary_rule(
-        rsub, lambda g, y, a, b, *, alpha=1: -g if alpha == 1 else g * -alpha, lambda g, y, a, b, *, alpha=1: g
-    )
-)
-
-
-def _div_meta(a, b, *, rounding_mode=None):
-    if rounding_mode is None:
-        return true_divide.meta(a, b)
-    if rounding_mode not in ("trunc", "floor"):
-        raise RuntimeError(
-            f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'"
-        )
-    return LTORCH["floor_divide"].meta(a, b)
-
-
-def _div(name: str) -> Symbol:
-    def decomposition(a, b, *, rounding_mode=None):
-        if rounding_mode is None:
-            return true_divide.decomposition(a, b)
-        if rounding_mode == "floor":
-            return LTORCH["floor_divide"](a, b)
-        exact = true_divide(a, b)
-        return convert(LTORCH["trunc"](exact), result_type(a, b)) if type(exact) is TensorProxy else int(exact)
-
-    return composite(*_pair(name), name=name, meta=_div_meta)(decomposition)
-
-
-true_divide = LTORCH["true_divide"]
-div, divide = _div("div"), _div("divide")
-
-
-def _div_rule(symbol: Symbol) -> Callable:
-    def left(g, y, a, b, *, rounding_mode=None):
-        return g / b if rounding_mode is None else op("zeros_like")(g)
-
-    def right(g, y, a, b, *, rounding_mode=None):
-        return -g * ((a / b) / b) if rounding_mode is None else op("zeros_like")(g)
-
-    return _binary_rule(symbol, left, right)
-
-
-for _symbol in (div, divide, true_divide):
-    _symbol.vjp(_div_rule(_symbol))
-operator_methods(div, "truediv")
-
-
-@prim(torch.polygamma)
-def polygamma_prim(n, a):
-    return like(a, dtype=to_float(a.dtype))
-
-
-@composite(torch.polygamma, torch.special.polygamma, meta=lambda n, a: like(a, dtype=to_float(a.dtype)))
-def polygamma(n, a):
-    return polygamma_prim(n, a)
-
-
-@polygamma.vjp
-def _(n, a):
-    g = yield polygamma(n, a)
-    return None, g * polygamma(n + 1, a)
-
-
-def _divides_integers(operation) -> bool:
-    """By zero, that is PyTorch's error; the processor stops the program for it."""
-    return all(p.dtype.category <= dtypes.INTEGER for p in operation.outputs)
-
-
-declare(*(LTORCH[name] for name in ("div", "divide", "remainder", "fmod")), checks_data=_divides_integers)
-declare(*(PRIMS[name] for name in ("remainder", "fmod")), checks_data=_divides_integers)
-# Inductor's results differ, for infinities and below float32
-declare(*(table[name] for name in ("floor_divide", "nextafter") for table in (LTORCH, PRIMS)), inductor_loops=False)
-LTORCH["rsub"].layout = "own"  # its second operand decides first

@@ -8,17 +8,15 @@ import math
 import torch
 import torch.nn.functional as F
 
-from thunder import compat
-from thunder.core.dtypes import int64, to_dtype
+from thunder.core.dtypes import int64
 from thunder.core.proxies import TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
-from thunder.ops import opaque
 from thunder.ops.backward import sum_to, times_cotangent
+from thunder.ops.binary import operator_methods
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, SUBSTITUTES, alias, composite, declare, prim, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, declare, prim, torch_prim
 from thunder.ops.dims import check_tensor, wrap_dim
-from thunder.ops.elementwise import operator_methods
 from thunder.ops.layout import empty_rows
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device
@@ -391,45 +389,6 @@ def trace(a):
     return like(a, (), a.dtype if a.dtype.category >= 2 else int64)
 
 
-def _grouped_meta(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
-    a, b = mat_a.shape, mat_b.shape
-    if (offs is None) != (len(a) == len(b) == 3):
-        raise RuntimeError("Have to provide offsets if there is a 2d matrix, or no offset if both matrices are 3d")
-    if len(a) == 2 and len(b) == 2:
-        return like(mat_a, (offs.shape[0], a[0], b[1]))  # groups of the summed dimension
-    if a[-1] is not b[-2] and a[-1] != b[-2]:
-        raise RuntimeError("contraction dimension of mat_a and mat_b must match")
-    return like(mat_a, (a[0], a[1], b[2]) if len(a) == len(b) else (a[-2], b[-1]))
-
-
-@torch_prim(getattr(F, "grouped_mm", None), tags=MATMUL)  # from torch 2.10 on
-def grouped_mm(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
-    """A product for each group of rows or columns, which end at `offs`."""
-    return _grouped_meta(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
-
-
-def _grouped_fallback(input, weight, offs):
-    """transformers' loop of products for compilers that do not know grouped_mm: where eager takes grouped_mm, so do we.
-
-    Its kernels want rows of whole 16 bytes; CUDA's want compute capability 8.0.
-    """
-    whole = all(type(n) is int and n * input.dtype.bytes % 16 == 0 for n in weight.shape[1:])
-    capable = input.device.type == "cpu" or (
-        input.device.type == "cuda" and torch.cuda.get_device_capability(input.device.index or 0) >= (8, 0)
-    )
-    if (
-        whole
-        and capable
-        and input.dtype is weight.dtype
-        and input.dtype.name in ("float32", "bfloat16", "float16")
-        and offs.dtype.name == "int32"
-    ):
-        return (grouped_mm if hasattr(F, "grouped_mm") else LTORCH["_grouped_mm"])(input, weight, offs=offs)
-    return opaque.symbol_for(torch.ops.transformers.grouped_mm_fallback)(input, weight, offs)
-
-
-SUBSTITUTES["transformers::grouped_mm_fallback"] = _grouped_fallback
-
 # --- derivatives: the products that PyTorch's autograd computes
 
 
@@ -465,19 +424,11 @@ def _transposed_in_float32(a, g, b, offs=None):
 mm.in_float32, transposed_product.in_float32 = _mm_in_float32, _transposed_in_float32
 
 
-def _second(a, g, b, offs=None):
+def of_second(a, g, b, offs=None):
     """The gradient of `b` in a @ b. Where b is saved anyway, for the gradient of `a`, its layout is followed."""
     if a.requires_grad:
         return transposed_product(a, g, b, *(() if offs is None else (offs,)))
-    return mm(LTORCH["t"](a), g) if offs is None else grouped_mm(LTORCH["t"](a), g, offs=offs)
-
-
-@grouped_mm.vjp
-def _(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
-    if (len(mat_a.shape), len(mat_b.shape)) != (2, 3):
-        return NotImplemented
-    g = yield grouped_mm(mat_a, mat_b, offs=offs)
-    return grouped_mm(g, LTORCH["transpose"](mat_b, -2, -1), offs=offs), _second(mat_a, g, mat_b, offs)
+    return mm(LTORCH["t"](a), g) if offs is None else LTORCH["grouped_mm"](LTORCH["t"](a), g, offs=offs)
 
 
 def _rows(x):
@@ -509,7 +460,7 @@ def _swapped(x):
 @mm.vjp
 def _(a, other):
     g = yield mm(a, other)
-    return mm(g, LTORCH["t"](other)), _second(a, g, other)
+    return mm(g, LTORCH["t"](other)), of_second(a, g, other)
 
 
 @bmm.vjp
@@ -525,7 +476,7 @@ def _times(x, factor):
 @addmm.vjp
 def _(a, x, y, *, beta=1, alpha=1):
     g = yield addmm(a, x, y, beta=beta, alpha=alpha)
-    return sum_to(_times(g, beta), a.shape), _times(mm(g, LTORCH["t"](y)), alpha), _times(_second(x, g, y), alpha)
+    return sum_to(_times(g, beta), a.shape), _times(mm(g, LTORCH["t"](y)), alpha), _times(of_second(x, g, y), alpha)
 
 
 @baddbmm.vjp
@@ -587,7 +538,7 @@ def _(a, other):
         return LTORCH["squeeze"](mm(g, LTORCH["t"](other)), 0), mm(unsqueeze(a, 1), g)
     g = _rows(g)
     of_a = mm(g, LTORCH["t"](other))
-    return of_a if len(a.shape) == 2 else reshape(of_a, a.shape), _second(_rows(a), g, other)
+    return of_a if len(a.shape) == 2 else reshape(of_a, a.shape), of_second(_rows(a), g, other)
 
 
 # PyTorch composes these of the same operations
@@ -617,34 +568,6 @@ declare(matmul, mm, bmm, padded_rows=_padded_matmul)
 declare(addmm, padded_rows=_padded_addmm)
 declare(linear, matmul, mm, bmm, addmm, times_cotangent, takes_rows_apart=True)
 declare(*(LTORCH[name] for name in ("addmm", "addmv", "addbmm", "baddbmm")), factors=(1, 2))
-
-
-@torch_prim(*compat.operators("_grouped_mm"), name="_grouped_mm")
-def _grouped_mm(a, b, offs=None, bias=None, out_dtype=None):
-    """Products of groups of rows (2-D and 3-D), of columns (3-D and 2-D), of either side's inner dimension (2-D twice),
-    or of batches; offs: where groups end."""
-    ranks = len(a.shape), len(b.shape)
-    if (
-        not set(ranks) <= {2, 3}
-        or a.dtype is not b.dtype
-        or (offs is None) != (ranks == (3, 3))
-        or a.shape[-1] != b.shape[-2]
-        and ranks != (2, 2)
-    ):
-        raise RuntimeError(
-            "grouped_mm: matrices of 2 or 3 dimensions, with offsets where one has 2, are expected; got "
-            f"{list(a.shape)} and {list(b.shape)}"
-        )
-    shape = {
-        (2, 3): (a.shape[0], b.shape[-1]),
-        (3, 2): (a.shape[-2], b.shape[-1]),
-        (3, 3): (a.shape[0], a.shape[1], b.shape[-1]),
-    }
-    return like(
-        a,
-        (offs.shape[0], a.shape[0], b.shape[1]) if ranks == (2, 2) else shape[ranks],
-        None if out_dtype is None else to_dtype(out_dtype),
-    )
 
 
 # PyTorch composes it of others, which autocast casts

@@ -8,7 +8,8 @@ from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.ops.define import LTORCH, torch_prim
-from thunder.ops.reductions import canonical_dims, placed, reduced_shape, values_indices
+from thunder.ops.extremes import placed, values_indices
+from thunder.ops.reductions import canonical_dims, reduced_shape
 
 __all__ = ["topk", "sort", "argsort"]
 

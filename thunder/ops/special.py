@@ -8,9 +8,10 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
+from thunder.ops.binary import binary
 from thunder.ops.corners import is_differentiated
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
-from thunder.ops.elementwise import binary, unary
+from thunder.ops.elementwise import unary
 from thunder.ops.inplace import overwrite
 from thunder.ops.promotion import Promotion, broadcast_shapes, result_type, same_device, to_float
 from thunder.ops.reductions import canonical_dims, reduced_shape

@@ -13,7 +13,7 @@ from thunder.ops.backward import sum_to
 from thunder.ops.corners import drops_far_bounds, kept_at_bounds
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim
-from thunder.ops.elementwise import _pair, broadcast_to
+from thunder.ops.elementwise import broadcast_to, spellings_of
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device, to_float
 from thunder.ops.torch_types import require_fit, to_torch_dtype
 
@@ -139,7 +139,7 @@ def _clamp(name: str) -> Symbol:
                 out = where(compare(out, bound), bound, out)
         return out
 
-    return composite(*_pair(name), name=name, meta=_clamp_meta)(decomposition)
+    return composite(*spellings_of(name), name=name, meta=_clamp_meta)(decomposition)
 
 
 clamp, clip = _clamp("clamp"), _clamp("clip")

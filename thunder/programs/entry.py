@@ -19,6 +19,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Names
 from thunder.core.symbolic import Decisions
 from thunder.core.trace import Trace, TraceInfo
+from thunder.errors import ThunderError
 from thunder.extend import get_always_executors
 from thunder.ops.define import LTORCH, PRIMS
 from thunder.ops.inplace import writes_back
@@ -162,6 +163,14 @@ def _plain(given: Connection, options: JitOptions) -> Trace:
 # -------------------------------------------------------------------------------------------------------- from text
 
 
+def text_only() -> ThunderError:
+    """What is raised where bound symbols of a program from the disk are asked for."""
+    return ThunderError(
+        "this program comes from the disk, as text, and has no bound symbols to look at: for reports, profiles and "
+        "explanations compile the function with keep_programs=False"
+    )
+
+
 class TextTrace(Trace):
     """A trace of which there is the text."""
 
@@ -173,6 +182,15 @@ class TextTrace(Trace):
 
     def python(self, *, print_depth: int = -1, include_decorators: bool = True) -> str:
         return self.text
+
+    @property
+    def bound_symbols(self) -> tuple:  # type: ignore[override]
+        """Raises ThunderError: who looks at them would find none."""
+        raise text_only()
+
+    @bound_symbols.setter
+    def bound_symbols(self, found: tuple) -> None:
+        pass
 
 
 class Loaded:
@@ -195,6 +213,11 @@ class Loaded:
     @property
     def outlived(self) -> bool:
         return any(reference() is None for reference in self._weak)
+
+    @property
+    def where(self) -> Callable:
+        """Raises ThunderError, as bound symbols of its traces do."""
+        raise text_only()
 
     def user_location(self, trace: Trace, traceback: Any) -> tuple | None:
         """The user's line that the failing bound symbol came from, where it still stands there."""

@@ -29,7 +29,7 @@ from thunder.extend.fusion import written_over
 from thunder.ops.define import LTORCH, torch_path
 from thunder.ops.inplace import also_written, copy_unless_there, write_back
 
-__all__ = ["in_place_form", "reinplace", "run_in_place"]
+__all__ = ["in_place_form", "may_hold", "reinplace", "run_in_place"]
 
 
 def reinplace(trace: Trace) -> Trace:
@@ -74,6 +74,12 @@ def in_place_form(operation: BoundSymbol) -> tuple[Callable, dict[int, Any]] | N
     if symbol.tags & {OpTags.RANDOM_OP, OpTags.VIEW}:
         return None
     return function, {o: operation.args[a] for o, a in pairs.items()}
+
+
+def may_hold(target, result) -> bool:
+    """Whether a tensor's memory is as large as a result, and of its type."""
+    tensors = isinstance(target, TensorProxy) and isinstance(result, TensorProxy)
+    return tensors and result.dtype is target.dtype and same_shape(result.shape, target.shape)
 
 
 def run_in_place(operation: BoundSymbol, function: Callable) -> BoundSymbol:
@@ -137,12 +143,7 @@ class _State:
         )
 
     def _fits(self, i: int, operation: BoundSymbol, result: Proxy, target, read: collections.Counter) -> bool:
-        if (
-            not isinstance(target, TensorProxy)
-            or not isinstance(result, TensorProxy)
-            or result.dtype is not target.dtype
-            or not same_shape(result.shape, target.shape)
-        ):
+        if not may_hold(target, result):
             return False
         home, reads = self.home.get(target), self.reads.get(self.bases[target], ())
         if read[self.bases[target]] > 1 or target in self.views and home is None:
@@ -233,14 +234,7 @@ def _overwrites(operation: BoundSymbol) -> TensorProxy | None:
     ):
         return None
     target, result = args[0] if args else None, operation.outputs[0]
-    fits = (
-        isinstance(target, TensorProxy)
-        and isinstance(result, TensorProxy)
-        and len(result.shape) > 1
-        and result.dtype is target.dtype
-        and same_shape(result.shape, target.shape)
-    )
-    return target if fits else None
+    return target if may_hold(target, result) and len(result.shape) > 1 else None
 
 
 def _lay_out_like(made: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -19,14 +19,14 @@ from collections.abc import Callable
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.cost import original_of
 from thunder.analysis.lifetimes import last_uses
-from thunder.core.proxies import Proxy, TensorProxy, same_shape
+from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace, TraceTag
 from thunder.extend.fusion import FusionExecutor, written_over
 from thunder.ops.parts import add_part, rearranges
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.phases import phase_of
-from thunder.transforms.reinplace import in_place_form, run_in_place
+from thunder.transforms.reinplace import in_place_form, may_hold, run_in_place
 
 __all__ = ["has_memory_to_reuse", "reuse_memory"]
 
@@ -119,13 +119,4 @@ def _in_place_function(operation: BoundSymbol) -> Callable | None:
     """What computes an operation of PyTorch's in the memory of its first operand, where that has the result's type and
     shape."""
     form = in_place_form(operation) if OpTags.IN_PLACE not in operation.sym.tags else None
-    if form is None:
-        return None
-    target, result = operation.args[0], operation.outputs[0]
-    fits = (
-        isinstance(target, TensorProxy)
-        and isinstance(result, TensorProxy)
-        and target.dtype is result.dtype
-        and same_shape(target.shape, result.shape)
-    )
-    return form[0] if fits else None
+    return form[0] if form is not None and may_hold(operation.args[0], operation.outputs[0]) else None

@@ -1,4 +1,4 @@
-"""Arguments that tests call the operations of `thunder/ops/equations.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/equations.py` and `lu.py` with."""
 
 from __future__ import annotations
 
@@ -6,17 +6,10 @@ import torch
 
 from thunder.core.symbol import Symbol
 from thunder.ops.equations import (
-    ldl_solve,
-    linalg_lu,
-    linalg_lu_solve,
     linalg_solve,
     linalg_solve_triangular,
     lobpcg,
     lstsq,
-    lu_factor,
-    lu_factor_ex,
-    lu_unpack,
-    old_lu_solve,
     pca_lowrank,
     pinv,
     pinverse,
@@ -26,6 +19,7 @@ from thunder.ops.equations import (
     tensorsolve,
     triangular_solve,
 )
+from thunder.ops.lu import ldl_solve, linalg_lu, linalg_lu_solve, lu_factor, lu_factor_ex, lu_unpack, old_lu_solve
 
 
 def _well(make, *shape):

@@ -1,11 +1,11 @@
-"""Arguments that tests call the operations of `thunder/ops/linalg.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/linalg.py` and `grouped_products.py` with."""
 
 from __future__ import annotations
 
 import torch
 
+from thunder.ops.grouped_products import _grouped_mm, grouped_mm
 from thunder.ops.linalg import (
-    _grouped_mm,
     addbmm,
     addmm,
     addmv,
@@ -14,7 +14,6 @@ from thunder.ops.linalg import (
     bilinear,
     bmm,
     dot,
-    grouped_mm,
     inner,
     kron,
     linalg_cross,

@@ -1,4 +1,4 @@
-"""Arguments that tests call the operations of `thunder/ops/reductions.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/reductions.py`, `extremes.py`, `scans.py` and `vector_norms.py` with."""
 
 from __future__ import annotations
 
@@ -6,36 +6,30 @@ import math
 
 import torch
 
-from thunder.ops.reductions import (
-    all,
-    amax,
-    amin,
+from thunder.ops.extremes import (
     aminmax,
-    any,
     argmax,
     argmin,
-    count_nonzero,
-    cummax,
-    cummin,
-    cumprod,
-    cumsum,
-    diff,
-    dist,
-    logcumsumexp,
-    logsumexp,
     max_all,
     max_dim,
-    mean,
     median_all,
     median_dim,
     min_all,
     min_dim,
     mode_dim,
-    nanmean,
     nanmedian_all,
     nanmedian_dim,
+)
+from thunder.ops.reductions import (
+    all,
+    amax,
+    amin,
+    any,
+    count_nonzero,
+    logsumexp,
+    mean,
+    nanmean,
     nansum,
-    norm,
     prod,
     std,
     std_mean,
@@ -43,8 +37,9 @@ from thunder.ops.reductions import (
     sum_to_size,
     var,
     var_mean,
-    vector_norm,
 )
+from thunder.ops.scans import cummax, cummin, cumprod, cumsum, diff, logcumsumexp
+from thunder.ops.vector_norms import dist, norm, vector_norm
 
 
 def _reduction_samples(make):
