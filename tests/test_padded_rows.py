@@ -116,6 +116,26 @@ def test_a_matrix_that_a_kernel_writes():
     assert fused.info.padded and all(s[0] == 68 for s in seen.odd(ODD))
 
 
+@pytest.mark.parametrize("least, expected", [((1, 1), True), ((1, 17), False), ((6, 1), False)])
+def test_a_large_product_that_is_returned_is_copied(monkeypatch, least, expected):
+    """From rows that begin where products are fast to rows as PyTorch lays them out; not in float32, nor a small one."""
+    from thunder.transforms import padded_rows
+
+    monkeypatch.setattr(padded_rows, "LEAST_ROWS", least[0])
+    monkeypatch.setattr(padded_rows, "LEAST_DEPTH", least[1])
+    x, w = (t.detach().to(torch.bfloat16) for t in parameters((5, 16), (131, 16)))
+
+    def f(x, w):
+        return F.linear(x * 2, w)
+
+    compiled = thunder.jit(f, executors=[TritonFuser("serving")], debug_options=thunder.DebugOptions(check_traces=True))
+    found = compiled(x, w)
+    torch.testing.assert_close(found, f(x, w))
+    assert found.is_contiguous() and ("contiguous" in of_last(compiled)) is expected
+    compiled(x.float(), w.float())
+    assert "contiguous" not in of_last(compiled)
+
+
 def returned(x, w):
     return F.linear(x, w)
 

@@ -44,6 +44,9 @@ def clock(monkeypatch):
     return Clock(monkeypatch)
 
 
+LINEAR = torch.nn.Linear(2, 2)
+
+
 class Waves(torch.nn.Module):
     def forward(self, x):
         return torch.cos(torch.sin(x))
@@ -174,7 +177,7 @@ def test_ranges_are_named_after_modules():
     assert names.count("aten::cos") == 4
 
 
-def test_what_cannot_be_measured_is_refused():
+def test_what_cannot_be_measured_is_refused(tmp_path):
     def decides(x, turns=[0]):  # noqa: B006
         turns[0] += 1
         return x + 1 if (x.sum() + turns[0] % 2) > 0.5 else x - 1
@@ -184,6 +187,10 @@ def test_what_cannot_be_measured_is_refused():
     with pytest.raises(CaptureError, match="the original function runs"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         thunder.profile(thunder.jit(lambda x: x + x.untyped_storage().nbytes(), fallback="eager"), torch.ones(2))
+    served = thunder.load(thunder.precompile(LINEAR, torch.ones(1, 2), path=tmp_path / "p"), LINEAR)
+    for look in (thunder.profile, lambda fn, x: thunder.report(fn, None, x)):
+        with pytest.raises(CaptureError, match="loaded from disk"):
+            look(served, torch.ones(1, 2))
     with pytest.raises(OptionError, match="what runs is not the printed trace"):
         thunder.profile(thunder.jit(torch.sin, debug_options=thunder.DebugOptions(check_traces=True)), torch.ones(2))
     with pytest.raises(TypeError, match="is not a compiled function"):

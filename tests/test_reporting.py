@@ -120,11 +120,9 @@ def test_a_page_of_a_training_step(tmp_path):
     assert "def prologue" in page.all("section", id="guards")[0].text
 
 
-def test_the_times_of_a_page_are_the_profiles(monkeypatch):
-    compiled, x = thunder.jit(Model()), torch.randn(8, 16)
-    measured = profile(compiled, x)
-    monkeypatch.setattr("thunder.reporting.profile", lambda *args, **kwargs: measured)
-    page = page_of(compiled, None, x)
+def test_the_times_of_a_page_are_the_profiles():
+    measured = profile(Model(), torch.randn(8, 16))
+    page = page_of(measured)
     cells = [c for key in ("program0", "program1") for t in page.all("table", id=key) for c in t.all("td")]
     times = [float(c.attributes["data-n"]) for c in cells if "data-n" in c.attributes]
     assert sum(times) == pytest.approx(1e3 * measured.seconds, rel=1e-3)
@@ -162,6 +160,7 @@ def test_what_was_compiled_again_what_is_decided_and_what_runs_on_the_host(capsy
     again = page.rows("recompilations")
     assert [row[0] for row in again] == ["2", "3"] and again[0][1].startswith("another path")
     assert all("compiled(x)" in row[2] for row in again)
+    assert [row[3].partition("#")[2] for row in again] == ["another-path", "other-dimensions"]
     assert [row[3] for row in page.rows("paths")] == ["True", "False", "True"]
     kinds = [row[0] for row in page.rows("host_calls")]
     assert kinds == ["value", "decision", "host call", "host call"]
@@ -218,14 +217,14 @@ LOOKS = """
 <script>
   addEventListener("load", () => {
     const rows = key => [...document.getElementById(key).tBodies[0].rows];
-    const times = () => rows("by_line").map(row => parseFloat(row.children[0].dataset.n));
+    const times = () => rows("by_line").map(row => parseFloat(row.children[0].dataset.n || "0"));
     const descends = list => list.every((n, i) => !i || n <= list[i - 1]), found = {};
     document.querySelector("#by_line th").click();
     found.once = descends(times());
     document.querySelector("#by_line th").click();
     found.twice = descends(times().reverse());
     const field = document.querySelector("input[data-for=program0]");
-    field.value = "Approximate"; field.dispatchEvent(new Event("input"));
+    field.value = "functional.GELU(t"; field.dispatchEvent(new Event("input"));
     found.visible = rows("program0").filter(row => row.offsetHeight).map(row => row.children[4].textContent);
     found.chart = document.getElementById("timeline").getBoundingClientRect().height;
     document.body.innerHTML = `<pre id="found">${JSON.stringify(found)}</pre>`;

@@ -14,7 +14,7 @@ from thunder.compiled import compiled_of
 from thunder.errors import OptionError, ProgramFileError
 from thunder.programs import files
 from thunder.programs.describe import MISSING, Unspeakable, find_named
-from thunder.programs.entry import key_of_missing
+from thunder.programs.entry import check_texts, key_of_missing
 from thunder.programs.keep import document_for
 from thunder.programs.text import Damaged, written_text
 
@@ -67,7 +67,8 @@ def load(path: str | os.PathLike, fn: Callable | None = None, **options: Any) ->
     try:
         document = files.read(Path(path), None)
         name = document["metadata"]["function"]
-    except (Damaged, KeyError, TypeError) as error:
+        check_texts(document)
+    except (AttributeError, Damaged, KeyError, TypeError) as error:
         raise ProgramFileError(f"{path} is not loaded: {error}") from None
     if fn is None:
         module, _, qualified = name.rpartition(".")

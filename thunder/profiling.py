@@ -36,7 +36,7 @@ from thunder.transforms.del_last_used import python_del
 from thunder.transforms.partition import unpack_sequence
 from thunder.transforms.phases import phase_of
 
-__all__ = ["Cost", "Profile", "Share", "costs_of", "profile", "profiler_ranges"]
+__all__ = ["Cost", "Profile", "Share", "check_symbols", "costs_of", "profile", "profiler_ranges"]
 
 ROUNDS = 3, 20  # calls of each kind, at least and at most, as long as they take
 SECONDS = 3.0  # together
@@ -78,11 +78,15 @@ class Profile:
 
     costs: of each bound symbol, in the order in which they ran. step: seconds of a call, with its backward, that nobody
     looked into. noted: seconds of the call that the times are of. guards: seconds of its prologue. timeline: bytes in
-    memory behind each bound symbol, more than before the call. peak: the largest of them.
+    memory behind each bound symbol, more than before the call. peak: the largest of them. compiled, entry: the function
+    and its program.
     """
 
-    def __init__(self, entry: CacheEntry, costs: Sequence[Cost], step: float, noted: float, guards: float):
-        self.entry, self.costs, self.step, self.noted, self.guards = entry, tuple(costs), step, noted, guards
+    def __init__(
+        self, compiled: Compiled, entry: CacheEntry, costs: Sequence[Cost], step: float, noted: float, guards: float
+    ):
+        self.compiled, self.entry, self.costs = compiled, entry, tuple(costs)
+        self.step, self.noted, self.guards = step, noted, guards
         self.timeline: list[int] = []
         for cost in costs:
             self.timeline.append(cost.bytes + (self.timeline[-1] if self.timeline else 0))
@@ -301,7 +305,7 @@ def _ranges(name: Callable[[Trace, int], str]) -> Callable[[Trace], Callable[[],
 def profiler_ranges(fn: Callable) -> Iterator[None]:
     """Inside the block, each bound symbol of the programs of `fn` is a range of `torch.profiler`, and of NVTX under
     `torch.autograd.profiler.emit_nvtx`: "transformer.h.0.attn: torch.addmm". Programs that are compiled inside of it
-    have none.
+    have none, nor have those from disk.
 
     Raises TypeError where `fn` is not compiled.
     """
@@ -350,8 +354,7 @@ def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
 
     for _ in range(WARM):
         entry = step()[1]
-        if entry.from_disk:
-            raise text_only()
+    check_symbols(entry)
     traces, plain, noted = entry.executed, [], []
     started = time.perf_counter()
     while len(plain) < ROUNDS[0] or len(plain) < ROUNDS[1] and time.perf_counter() - started < SECONDS:
@@ -369,7 +372,13 @@ def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
     took, _, runs = min(noted, key=lambda call: call[0])
     costs = costs_of(entry, ran[0], [run.times() for run in runs if run.is_whole], _allocated(profiler))
     fastest = min(seconds for seconds, *_ in plain)
-    return Profile(entry, costs, fastest, took, _guards(entry, compiled, args, kwargs))
+    return Profile(compiled, entry, costs, fastest, took, _guards(entry, compiled, args, kwargs))
+
+
+def check_symbols(entry: CacheEntry) -> None:
+    """Raises ThunderError for a program from disk, of which there is the text alone."""
+    if entry.from_disk:
+        raise text_only()
 
 
 _REMEDY = "profile calls that are compiled and go one way; thunder.explain says what runs on the host"

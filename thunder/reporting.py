@@ -23,8 +23,9 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.examine import operations_in, saved_for_backward
 from thunder.explanation import explained
+from thunder.history import section_of_reason
 from thunder.inspection import last_entry, last_paths
-from thunder.profiling import Cost, Profile, Share, costs_of, profile
+from thunder.profiling import Cost, Profile, Share, check_symbols, costs_of, profile
 from thunder.program import CacheEntry
 from thunder.transforms.del_last_used import python_del
 
@@ -53,20 +54,25 @@ class Report:
         return f"<a report of {len(self.html.encode()):,} bytes: report.save(path)>"
 
 
-def report(fn: Callable, path: str | Path | None = None, /, *args: Any, **kwargs: Any) -> Report:
+def report(fn: Callable | Profile, path: str | Path | None = None, /, *args: Any, **kwargs: Any) -> Report:
     """A page about a compiled function or module: its programs by pass, the user's lines beside what runs, fused
     kernels, memory, guards, recompilations, decisions, what runs on the host, and communication.
 
-    path: where it is written, if anywhere. args, kwargs: of a call that `thunder.profile` measures, with all that it
-    says of the number of calls; without them the page is about the last call, and has no times.
+    fn: also what `thunder.profile` gave. path: where the page is written, if anywhere. args, kwargs: of a call that
+    `thunder.profile` measures, with all that it says of the number of calls; without them, and without a profile, the
+    page is about the last call, and has no times.
 
-    Raises TypeError where `fn` was not compiled, or not called and no arguments are given.
+    Raises TypeError where `fn` was not compiled, or not called and no arguments are given; CaptureError for a program
+    from disk, of which there is the text alone.
     """
-    measured = profile(fn, *args, **kwargs) if args or kwargs else None
-    entry = last_entry(fn) if measured is None else measured.entry
-    compiled = compiled_of(fn)
-    assert compiled is not None, "last_entry and profile refuse what is not compiled"
-    found = Report(_page(compiled, entry, measured))
+    measured = profile(fn, *args, **kwargs) if args or kwargs else fn if isinstance(fn, Profile) else None
+    if measured is not None:
+        found = Report(_page(measured.compiled, measured.entry, measured))
+    else:
+        entry, compiled = last_entry(fn), compiled_of(fn)
+        assert compiled is not None, "last_entry refuses what is not compiled"
+        check_symbols(entry)
+        found = Report(_page(compiled, entry, None))
     if path is not None:
         found.save(path)
     return found
@@ -346,8 +352,10 @@ def _guards(compiled: Compiled, entry: CacheEntry) -> Iterator[str]:
     yield f"<details><summary>the prologue</summary>{_cut(entry.prologue.python(depth=1))}</details>"
     again = compiled.recompilations
     yield f"<h3>{len(again)} recompilations</h3>"
-    rows = ((_number(r.call, "{}"), _text(r.reason), _where(r.location)) for r in again)
-    yield from _table("recompilations", ("call", "reason", "called at"), rows, ROWS) if again else ()
+    rows = (
+        (_number(r.call, "{}"), _text(r.reason), _where(r.location), _text(section_of_reason(r.reason))) for r in again
+    )
+    yield from _table("recompilations", ("call", "reason", "called at", "what to do"), rows, ROWS) if again else ()
     if compiled.stats.last_compile_reasons:
         yield f"<p>The last compilation: {escape('; '.join(compiled.stats.last_compile_reasons[:8]))}</p>"
     used = compiled.options.used_compile_options

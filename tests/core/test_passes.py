@@ -306,6 +306,25 @@ def test_what_leaves_a_program_has_memory_of_its_own(description):
     ]
 
 
+def test_sizes_that_data_decides_are_not_shared():
+    """Whatever has such a size, or makes one, names its own."""
+
+    def program(x):
+        a, b = x[x > 0], x[x > 0]
+        return (a * 2).sum() + (b * 3).sum() + (a * b).sum(), torch.nonzero(x).shape[0] + torch.nonzero(x).shape[0]
+
+    compiled = thunder.jit(program, executors=["inductor"])
+    for n in (5, 9):
+        x = torch.linspace(-1, 2, n).requires_grad_()
+        (a, i), (b, j) = compiled(x), program(x)
+        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(torch.autograd.grad(a, x), torch.autograd.grad(b, x))
+        assert i == j
+    made = next(t for t in thunder.last_traces(compiled) if "Share Results" in t.provenance)
+    named = [o.name for b in made.bound_symbols for o in b.outputs]
+    assert [n for n in named if n in ("a", "b")] == ["a", "b"] and len(named) == len(set(named))
+
+
 def test_casts_of_one_value_are_shared_by_its_layers():
     """Gradients are added up in the precision in which eager adds them up."""
     from thunder.executors.inductor import inductor_ex

@@ -9,11 +9,13 @@ import re
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from thunder.programs.describe import MISSING, Describer, Unspeakable, code_digest, named
 
+# how long values take to make says something of the machine only
+SLOW_MACHINES = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 VARIABLE = contextvars.ContextVar("variable")
 
 
@@ -49,6 +51,7 @@ def shown(x) -> str:
     return f"{type(x).__name__} {inside}"
 
 
+@SLOW_MACHINES
 @given(values)
 def test_what_is_said_leads_back(x):
     said = json.loads(json.dumps(Describer()(x)))
@@ -57,6 +60,7 @@ def test_what_is_said_leads_back(x):
     assert json.loads(json.dumps(Describer()(found))) == said
 
 
+@SLOW_MACHINES
 @given(values, values)
 def test_what_differs_is_said_differently(a, b):
     same = shown(a) == shown(b)

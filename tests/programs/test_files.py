@@ -151,8 +151,6 @@ def forged(document: dict) -> list[dict]:
     """Documents that a writer with the user's key, or a mistake of ours, could make: what they say is not run."""
     name = document["computation"]["name"]
     found = [changed(document, "computation/text", BODY.format(name, attack)) for attack in ATTACKS]
-    # a bare name is looked up when the text is compiled, which for derivatives is when they are asked for
-    found += [changed(document, "plain/text", BODY.format("plain", a)) for a in ATTACKS if not a.isidentifier()]
     call = BODY.format(name, "harmless(x)")
     found += [
         changed(changed(document, "computation/text", call), "computation/objects", {"harmless": said})
@@ -213,6 +211,19 @@ def test_files_that_others_may_write_to(cache, monkeypatch, tmp_path):
     assert run_again(monkeypatch) == (1, [])
     (tmp_path / "programs.key").chmod(0o644)  # others may have read it
     assert run_again(monkeypatch)[0] == 0
+
+
+@pytest.mark.parametrize("part", ["plain", "computation", "backward"])
+def test_every_text_of_a_users_file_is_looked_at(part, tmp_path, watched):
+    directory = tmp_path / "own"
+    directory.mkdir(mode=0o700)
+    path = thunder.precompile(MODEL, X, path=directory / "model.program")
+    document = files.read(path, None)
+    name = document[part]["name"]
+    for attack in ATTACKS:
+        files.write(path, changed(document, f"{part}/text", BODY.format(name, attack)), None)
+        with pytest.raises(ProgramFileError):
+            thunder.load(path, MODEL)
 
 
 def test_a_file_of_the_users_own(tmp_path):

@@ -472,3 +472,53 @@ def test_eight_processes_at_once(cache, tmp_path):
     assert {said(process)[0] for process in processes} <= {"1 0 True", "0 1 True"}
     assert [p.suffix for p in cache.iterdir()] == [".program"]
     assert said(started(tmp_path / "model.py")) == ("0 1 True", "")
+
+
+SEEN: dict[int, str] = {}
+
+
+def by_id(x):
+    return x + 1 if id(x) in SEEN else x - 1
+
+
+def with_memo(x):
+    seen = {id(x)}
+    return x + len(seen)
+
+
+def test_ids_of_objects(again):
+    """An id is another number in each process: a program that compares one with outside numbers is not kept."""
+    x = torch.ones(2)
+    for fn, loaded in ((by_id, 0), (with_memo, 1)):
+        again(fn, x)
+        found, stats = again(fn, x)
+        assert stats.loaded == loaded and torch.equal(found, fn(x))
+
+
+def decorated(function):
+    def run(self, x):
+        return function(self, x) * 2
+
+    return run
+
+
+class Decorated(torch.nn.Module):
+    @decorated
+    def forward(self, x):
+        return x.to(torch.device("cpu")) + 1
+
+
+def test_functions_in_closures_and_local_classes(again):
+    class Local(torch.nn.Module):
+        def forward(self, x):
+            return self.helper(x) + 1
+
+        def helper(self, x):
+            return x.sin()
+
+    x = torch.randn(3)
+    for model in (Decorated(), Local()):
+        again(model, x)
+        found, stats = again(model, x)
+        assert stats.loaded == 1, stats.not_loaded
+        assert torch.equal(found, model(x))

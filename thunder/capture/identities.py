@@ -38,6 +38,7 @@ def real_id(c, k):
     """A number that meets ids from outside: the id of what came from outside holds as long as that is the same."""
     if type(k) is not Id:
         return k
+    c.outside.met.add(int(k))
     source, real = c.outside.ids[k]
     if type(real).__weakrefoffset__:
         c.outside.passing.add(id(real))

@@ -65,6 +65,7 @@ class Outside:
     ids: dict[int, tuple] = field(
         default_factory=dict
     )  # that the program was told -> (source, what came in through it)
+    met: set[int] = field(default_factory=set)  # of these ids those that met ids from outside
     passing: set[int] = field(default_factory=set)  # ids of objects that the program holds weakly only
 
 

@@ -77,7 +77,7 @@ _INSTEAD = {
     "custom_op": "operators of torch.library run without an executor",
     "transformer_engine": "thunder.transforms.float8.Float8Transform has linear layers in float8",
     "bitsandbytes": "thunder.quantization has weights in 8 and 4 bits",
-    "nvtx_profiler_ex": "operations have their names in torch.profiler without an executor",
+    "nvtx_profiler_ex": "thunder.profiler_ranges names operations in torch.profiler and NVTX",
 }
 
 

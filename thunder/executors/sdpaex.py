@@ -219,13 +219,8 @@ def _kernel(
         )
 
     def backward_meta(g, query, key, value, bias, *rest):
-        of_bias = len(rest) == 8 and rest[-1]
-        return (
-            like(query),
-            like(key),
-            like(value),
-            *((like(bias, (*query.shape[:3], key.shape[2])),) if of_bias else ()),
-        )
+        of_bias = (like(bias, (*query.shape[:3], key.shape[2])),) if len(rest) == 8 and rest[-1] else ()
+        return like(query), like(key), like(value), *of_bias
 
     made = [
         Symbol(label, meta, id=label, is_prim=True, tags=(OpTags.MATMUL_OP, *tags), fn=forward)

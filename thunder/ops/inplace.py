@@ -6,24 +6,19 @@ from __future__ import annotations
 import collections
 import functools
 import operator
-import warnings
 from collections.abc import Callable
 
 import torch
 
-from thunder import compat
 from thunder.core.definition import InPlaceForm
-from thunder.core.proxies import METHODS, TensorProxy, like, map_structure, proxies_in
-from thunder.core.recording import undecided
-from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, hashable, user_location
+from thunder.core.proxies import METHODS, TensorProxy, like, proxies_in
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder
 from thunder.core.unbacked import check_shapes
-from thunder.errors import CaptureError, DataDependentError
-from thunder.ops import infer
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, register_inplace, torch_prim
 from thunder.ops.dims import is_empty
-from thunder.ops.layout import is_dense
-from thunder.ops.memory import Memory, are_disjoint, replacing
+from thunder.ops.memory import Memory, replacing
+from thunder.ops.overlap import check_overlap, refuse
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.torch_types import scalar_type
 
@@ -40,8 +35,6 @@ __all__ = [
     "one_by_one",
 ]
 
-_REMEDY = "use the out-of-place form (x = x.t() for x.t_()), or do it outside of the compiled function"
-
 
 def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     """`args[0]`, a tensor or a list of them, overwritten with what `symbol` computes from the arguments. Returns what
@@ -55,7 +48,7 @@ def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
         return _rearrange(symbol, *(symbol._by_position(args, kwargs) if kwargs else (args, {})))
     if (check := symbol.check_in_place) is not None:
         check(*args, **kwargs)
-    _check_overlap(symbol.in_place and symbol.in_place.function, target, args, kwargs)
+    check_overlap(symbol.in_place and symbol.in_place.function, target, args, kwargs)
     return overwrite(target, symbol(*args, **kwargs), symbol.name)
 
 
@@ -74,11 +67,11 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
         if not now.requires_grad:
             return target
         if not made or memory.holder(target) in memory.view_of:
-            _refuse("detach_ is called on an argument, or on a view")
+            refuse("detach_ is called on an argument, or on a view")
     elif memory is None or kwargs or symbol.name == "as_strided" and not made:
-        _refuse(f"{symbol.name}_ changes the shape of a tensor in place")
+        refuse(f"{symbol.name}_ changes the shape of a tensor in place")
     elif now.requires_grad and not recorder.context.grad_enabled:
-        _refuse(f"{symbol.name}_ changes the shape of a tensor that requires grad, unseen by autograd")
+        refuse(f"{symbol.name}_ changes the shape of a tensor that requires grad, unseen by autograd")
     if recorder.context.grad_enabled and now.requires_grad:
         memory.joins_history(target)
     memory.rearrange(target, symbol, tuple(rest), symbol.undo(now, *rest))
@@ -146,125 +139,12 @@ def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy
     return memory.holder(target)
 
 
-def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, kwargs: dict) -> None:
-    """Raises what PyTorch raises where an in-place operation reads memory that it writes to, under another place: the
-    functional form would give a result.
-
-    Whether an operation minds is asked of PyTorch, with zeros laid out like the arguments.
-    """
-    memory = current_recorder().memory  # type: ignore[union-attr]
-    if memory is None or memory.layout is None:
-        return
-    memory.declare(target)
-    target, base = memory.holder(target), memory.base(target)
-    others = [
-        p
-        for p in proxies_in((args, kwargs), [])
-        if isinstance(p, TensorProxy) and memory.holder(p) is not target and memory.base(p) is base
-    ]
-    repeats = memory.repeats(target)
-    if not (others or repeats) or function is None:
-        return
-    with compat.DisableTorchFunction(), torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            with undecided():
-                layouts = {memory.holder(p): memory.layout(p) for p in (target, *others)}
-        except DataDependentError:
-            if function is operator.setitem and _is_own_view(memory, *args):
-                return
-            _refuse(f"{function.__name__} reads memory that it writes to, at data-dependent places")
-        if not repeats and not any(_overlaps(layouts[target], layout) for layout in layouts.values()):
-            _check_order(function, layouts, target, args)
-            return
-        size = layouts[target].untyped_storage().nbytes()
-        if size > _PROBED_BYTES:
-            _refuse(f"{function.__name__} reads memory that it writes to, under another place")
-        storage = torch.zeros(size, dtype=torch.uint8)
-
-        def fake(x):
-            layout = layouts.get(memory.holder(x)) if isinstance(x, TensorProxy) else None
-            if layout is None:
-                return infer.fake(x)
-            return torch.empty(0, dtype=layout.dtype).set_(
-                storage.untyped_storage(), layout.storage_offset(), layout.shape, layout.stride()
-            )
-
-        try:
-            function(*map_structure(fake, args), **map_structure(fake, kwargs))
-        except RuntimeError as error:
-            if str(error).startswith("unsupported operation"):
-                raise
-            return
-        _check_order(function, layouts, target, args)
-
-
-def _check_order(function: Callable, layouts: dict, target: TensorProxy, args: tuple) -> None:
-    """Refuses an operation that PyTorch takes, and that reads elements behind where it writes to them."""
-    written = layouts[target]
-    if function is operator.setitem:
-        key = args[1] if type(args[1]) is tuple else (args[1],)
-        if any(isinstance(part, TensorProxy) or type(part) in (list, bool) for part in key):
-            return  # at places that an index tells, PyTorch looks itself
-        written = written[args[1]]
-    if any(_reads_written(written, layout) for p, layout in layouts.items() if p is not target):
-        _refuse(f"{function.__name__} reads memory that it writes to, under another place")
-
-
-def _reads_written(target: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether an element of one tensor lies where another element of the other is, of two with one storage."""
-    if are_disjoint(target, other):
-        return False
-    try:
-        other = other.expand(target.shape)
-    except RuntimeError:
-        return True
-    if target.dtype is not other.dtype:
-        return True
-    (a, b), first = (target, other), min(target.storage_offset(), other.storage_offset())
-    if a.stride() == b.stride() and a.storage_offset() == b.storage_offset():
-        return False
-    size = 1 + max(x.storage_offset() - first + sum((n - 1) * s for n, s in zip(x.shape, x.stride())) for x in (a, b))
-    if size * a.itemsize > _PROBED_BYTES:
-        return True
-    places = torch.full((size,), -1)
-    own = torch.arange(a.numel()).view(a.shape)
-    places.as_strided(a.shape, a.stride(), a.storage_offset() - first).copy_(own)
-    found = places.as_strided(b.shape, b.stride(), b.storage_offset() - first)
-    return bool(((found >= 0) & (found != own)).any())
-
-
-def _is_own_view(memory: Memory, a: TensorProxy, key, value) -> bool:
-    """Whether `a[key] = value` puts `a[key]` back in its place, as `a[key] += 1` does."""
-    operation, viewed = memory.view_of.get(memory.holder(value), (None, None))
-    return (
-        operation is not None
-        and viewed is memory.holder(a)
-        and operation.sym is LTORCH["getitem"]
-        and hashable(operation.args[1]) == hashable(key)
-    )
-
-
-_PROBED_BYTES = 1 << 24
-
-
-def _overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors with one storage are seen to share a part of it that is at different places in the two:
-    PyTorch looks at dense ones only."""
-    if a is b or not a.numel() or not b.numel() or not (is_dense(a) and is_dense(b)):
-        return False
-    (a0, a1), (b0, b1) = (
-        (x.storage_offset() * x.itemsize, (x.storage_offset() + x.numel()) * x.itemsize) for x in (a, b)
-    )
-    return a.stride() != b.stride() if (a0, a1) == (b0, b1) else a0 < b1 and b0 < a1
-
-
 def _own(recorder: Recorder):
     """Where nothing is written back, only what the operations of the recorder made may be written to."""
 
     def check(base: TensorProxy, is_view: bool, detached: bool) -> None:
         if not any(o is base for operation in recorder.bound_symbols for o in operation.outputs):
-            _refuse("an in-place operation writes to a tensor that was passed in")
+            refuse("an in-place operation writes to a tensor that was passed in")
 
     return check
 
@@ -330,10 +210,6 @@ def writes_back(operation: BoundSymbol) -> bool:
     )
 
 
-def _refuse(reason: str):
-    raise CaptureError(reason, location=user_location(), remedy=_REMEDY)
-
-
 def overwriting(symbol: Symbol) -> None:
     """`symbol(a, ..., inplace=True)` overwrites `a`: the call is recorded without the flag, and `a` stands for the
     result from then on."""
@@ -366,12 +242,12 @@ def write_out(function, out, result, args: tuple, kwargs: dict):
             "arguments requires grad."
         )
     if name in _CONJUGATED_OUT and result.dtype.category == 3:
-        _refuse(
+        refuse(
             f"{name}(out=...) leaves it to PyTorch's version whether its argument shows the result or the conjugate "
             "of it"
         )
     for target, value in zip(*(x if isinstance(x, (tuple, list)) else (x,) for x in (out, result)), strict=True):
-        _check_overlap(function, target, args, kwargs | {"out": out})
+        check_overlap(function, target, args, kwargs | {"out": out})
         now = recorder.latest(target)
         if (
             now.shape != value.shape
@@ -382,7 +258,7 @@ def write_out(function, out, result, args: tuple, kwargs: dict):
             # an `out` without elements gets the shape of the result
             recorder.memory.reform(target, LTORCH["empty"](value.shape, dtype=now.dtype, device=now.device))
         if recorder.latest(target).shape != value.shape:
-            _refuse(
+            refuse(
                 f"{name}(out=...) would change the shape of its argument from {tuple(recorder.latest(target).shape)} "
                 f"to {tuple(value.shape)}"
             )
@@ -433,18 +309,18 @@ def write_unknown(function, args: tuple, kwargs: dict, call: Callable):
     list, what it does to each tensor."""
     name = function.__name__
     if name in _NO_FUNCTION:
-        _refuse(
+        refuse(
             f"{name} changes the memory of a tensor"
             if name[0] != "_"
             else "an attribute or item of a tensor is assigned"
         )
     if name in _ELEMENT_BY_ELEMENT:
-        _refuse(f"{name} calls a Python function for each element")
+        refuse(f"{name} calls a Python function for each element")
     targets = args[0]
     if isinstance(targets, (tuple, list)):
         one = getattr(torch.Tensor, name.removeprefix("_foreach_"), None)
         if one is None:
-            _refuse(f"{name} is called with tensors that share memory, or that require grad")
+            refuse(f"{name} is called with tensors that share memory, or that require grad")
         for i, target in enumerate(targets):
             mine = [a[i] if isinstance(a, (tuple, list)) else a for a in args[1:]]
             scale = {"value": mine.pop()} if one.__name__ in ("addcmul_", "addcdiv_") and len(mine) > 2 else {}
@@ -497,7 +373,7 @@ for _dunder, _name in {
 
 def setitem(a: TensorProxy, key, value) -> None:
     """`a[key] = value`."""
-    _check_overlap(operator.setitem, a, (a, key, value), {})
+    check_overlap(operator.setitem, a, (a, key, value), {})
     overwrite(a, LTORCH["setitem"](a, key, value), "setitem")
 
 
@@ -532,7 +408,7 @@ def _(a, src):
 @alias(torch.Tensor.copy_)
 def copy_(a: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
     """`a.copy_(src)`: src in a's shape, type and place."""
-    _check_overlap(torch.Tensor.copy_, a, (a, src), {})
+    check_overlap(torch.Tensor.copy_, a, (a, src), {})
     return overwrite(a, copied_into(a, src), "copy")
 
 

@@ -92,7 +92,17 @@ def _parts(x: Any) -> list[tuple[str, Any]]:
     found = [(name, getattr(x, name)) for name in _INSIDE.get(type(x), ())]
     if type(x) in (types.FunctionType, functools._lru_cache_wrapper) and "__wrapped__" in x.__dict__:
         found.append(("__wrapped__", x.__dict__["__wrapped__"]))
+    if type(x) is types.FunctionType and x.__closure__:
+        cells = zip(x.__code__.co_freevars, x.__closure__, strict=True)
+        found += [(f"cell {name}", v) for name, cell in cells if type(v := _inside(cell)) is types.FunctionType]
     return found
+
+
+def _inside(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
 
 
 _INSIDE: dict[type, tuple[str, ...]] = {
@@ -369,5 +379,6 @@ _MAKERS: dict[str, Callable] = {
     "tuple": _all(tuple), "Size": _all(torch.Size), "frozenset": _all(frozenset), "slice": _all(lambda x: slice(*x)),
     "range": range, "device": torch.device, "torch": _torch_constant, "module": _a_module, "class": _a_class,
     "function": _a_function, "builtin": _a_builtin, "builtin of": _of_builtin, "descriptor": _a_descriptor,
-    "enum": _a_member, "dict": _a_dict, "partial": _a_partial, "cached": lambda number, wrapped: _cache_of(wrapped),
+    "logger": lambda name: logging.root.manager.loggerDict.get(name, MISSING), "enum": _a_member, "dict": _a_dict,
+    "partial": _a_partial, "cached": lambda number, wrapped: _cache_of(wrapped),
 }  # fmt: skip

@@ -48,7 +48,7 @@ from thunder.transforms.dce import dce
 from thunder.transforms.double_backward import InputsBehind
 from thunder.transforms.register_grad import REGISTERED
 
-__all__ = ["document_of", "entry_of", "key_of_missing"]
+__all__ = ["check_texts", "document_of", "entry_of", "key_of_missing"]
 
 
 # ---------------------------------------------------------------------------------------------------------- to text
@@ -180,7 +180,7 @@ class TextTrace(Trace):
         super().__init__(name, (), (), None, Names())
         self.text, self._callable = text, function
 
-    def python(self, *, print_depth: int = -1, include_decorators: bool = True) -> str:
+    def python(self, *, depth: int | None = None, print_depth: int = -1, include_decorators: bool = True) -> str:
         return self.text
 
     @property
@@ -214,11 +214,6 @@ class Loaded:
     def outlived(self) -> bool:
         return any(reference() is None for reference in self._weak)
 
-    @property
-    def where(self) -> Callable:
-        """Raises ThunderError, as bound symbols of its traces do."""
-        raise text_only()
-
     def user_location(self, trace: Trace, traceback: Any) -> tuple | None:
         """The user's line that the failing bound symbol came from, where it still stands there."""
         function = trace._callable
@@ -229,6 +224,15 @@ class Loaded:
                 return tuple(found) if same else None
             traceback = traceback.tb_next
         return None
+
+
+def check_texts(document: dict) -> None:
+    """Raises Damaged where a text of a document is none of a computation: those that are not asked for as well."""
+    for text in (document[part] for part in ("computation", "backward", "plain")):
+        if text is not None:
+            function_of(text)
+    for text in document["without"].values():
+        function_of(text)
 
 
 def entry_of(
@@ -246,8 +250,6 @@ def entry_of(
         run = not_differentiable(forward_fn, modes, document["facts"]["any_input_requires_grad"])
     else:
         backward_fn = lazily(backward)
-        for text in (document["plain"], *document["without"].values()):
-            check_computation(text["text"], text["name"], objects_of(text["objects"]))
         run = differentiable(_connected(document, forward_fn, backward_fn, modes), modes)
         backwards = [TextTrace("backward", backward["text"], backward_fn)]
     captured: Any = Loaded(document, weak)
@@ -290,8 +292,7 @@ def _connected(document: dict, forward: Callable, backward: Callable, modes: tup
 
 
 def lazily(said: dict) -> Callable:
-    """The function of a computation's text, which is looked at now and compiled at its first call."""
-    check_computation(said["text"], said["name"], objects_of(said["objects"]))
+    """The function of a computation's text, which is checked and compiled at its first call."""
     made: list[Callable] = []
 
     def run(*inputs):

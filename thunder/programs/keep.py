@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import platform
 import sys
 import types
@@ -142,8 +143,12 @@ def versions() -> tuple:
 def _sources() -> str:
     """A hash of thunder's own files: while it is worked on, its version stays."""
     found = hashlib.sha256()
-    for path in sorted(Path(thunder.__file__).parent.rglob("*.py")):
-        found.update(path.name.encode() + path.read_bytes())
+    for directory, folders, names in os.walk(os.path.dirname(thunder.__file__)):
+        folders[:] = sorted(name for name in folders if not name.startswith("__") and name != "tests")
+        for name in sorted(names):
+            if name.endswith(".py"):
+                with open(os.path.join(directory, name), "rb", 0) as file:
+                    found.update(name.encode() + file.read())
     return found.hexdigest()[:16]
 
 

@@ -19,7 +19,7 @@ import torch
 
 from thunder import compat
 from thunder.capture import ask
-from thunder.capture.ask import Question
+from thunder.capture.ask import Question, same_value
 from thunder.capture.groups import settings_changed
 from thunder.capture.handlers import HOOKS
 from thunder.capture.host import rooted_modules
@@ -124,7 +124,7 @@ class _Writer:
                 return ["globals", name]
         said = Describer()(value)
         found, kind = named(said), type(value)
-        if found is value or kind is functools.partial is type(found) and found.func is value.func:
+        if same_value(found, value) or kind is functools.partial is type(found) and found.func is value.func:
             return ["named", said]
         if type(value) is types.CellType and id(value) in c.outside.cells:
             owner = c.outside.cells[id(value)]
@@ -142,7 +142,8 @@ class _Writer:
         for name in _GLOBAL_HOOKS:
             if getattr(compat, name) is table:
                 return ["all", name]
-        for source, module in self.c.outside.pinned.items():
+        modules = [(s, v) for s, v in self.c.values.items() if isinstance(v, torch.nn.Module)]
+        for source, module in (*self.c.outside.pinned.items(), *modules):
             for name in HOOKS:
                 if module.__dict__.get(name) is table:
                     return [self.source(source), name]
@@ -230,7 +231,7 @@ def _refuse_what_is_left_out(c: Any) -> None:
         raise Unspeakable("it takes sparse or nested tensors, or tensors of a subclass with rules of its own")
     if c.tensors.replaced or any(c.request.overrides):
         raise Unspeakable("parameters of the module are replaced")
-    if c.outside.passing or c.outside.ids:
+    if c.outside.passing or c.outside.met:
         raise Unspeakable("it holds ids of objects")
     if c.sharp_edges:
         raise Unspeakable("sharp edges froze values in it")

@@ -1,18 +1,6 @@
 """Derivatives: one joint trace of a program and its backward.
 
-A rule is a generator over proxies: it yields its operation's result, is sent the result's cotangent, and returns the
-cotangents of the arguments.
-
-    @softmax.vjp
-    def _(a, dim, dtype=None):
-        y = softmax(a, dim, dtype)
-        g = yield y
-        return (y * (g - sum(g * y, dim, True)),)
-
-After the positional arguments' cotangents may come those of keyword arguments, as a dict. A rule that returns
-NotImplemented before it yields leaves the operation to PyTorch's derivative. A rule is run once, with a placeholder for
-the cotangent; the operations it writes are sorted into those the result needs (forward) and the rest (backward).
-`get_grad` and `put_grads` are the same thing for rules written as plain functions.
+The derivative of each operation stands in `derivative.py`.
 
 Before: `t0 = ltorch.sin(x)`, `return t0`. After: `t0 = ltorch.sin(x)`, `t2 = ltorch.cos(x)`, `t3 = ltorch.mul(t1, t2)`,
 `return (t0, t3)` with t1 the cotangent.
@@ -20,316 +8,23 @@ Before: `t0 = ltorch.sin(x)`, `return t0`. After: `t0 = ltorch.sin(x)`, `t2 = lt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from thunder._lazy import names_from
 from thunder.analysis.flow import producers
-from thunder.core.dtypes import COMPLEX
-from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in, same_shape
-from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
+from thunder.core.proxies import Proxy, TensorProxy, same_shape
+from thunder.core.symbol import BoundSymbol, Context, Recorder, recording
 from thunder.core.trace import Trace, TraceTag, timed_pass
 from thunder.core.unbacked import with_sizes
-from thunder.errors import DataDependentError, MissingImplementationError, ThunderError
+from thunder.errors import ThunderError
 from thunder.extend import resolve_executors
-from thunder.ops import LTORCH, pytorch_derivative
+from thunder.ops import LTORCH
 from thunder.ops.parts import add_part, part_of_zeros
-from thunder.transforms.levels import typed
+from thunder.transforms.derivative import Derivative, derivatives
 from thunder.transforms.phases import get_grad_symbol, marked
 
-__all__ = [
-    "Linearization",
-    "by_formula",
-    "joint_trace",
-    "grad_transform_on_trace",
-    "get_grad_symbol",
-    "get_grad",
-    "put_grad",
-    "put_grads",
-]
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# get_grad, put_grads
-
-put_grad_symbol = Symbol(
-    "put_grad", lambda value, gradient: None, module="prims", is_prim=True, tags=(OpTags.DONT_DCE,)
-)
-
-
-def get_grad(value: TensorProxy) -> TensorProxy:
-    """The cotangent of a value, inside a grad transform. Asking twice for one value's gives the same proxy."""
-    recorder = current_recorder()
-    if recorder is None:
-        raise MissingImplementationError(
-            "get_grad is called inside a grad transform, while a program is differentiated"
-        )
-    for operation in recorder.bound_symbols:
-        if operation.sym is get_grad_symbol and operation.args[0] is value:
-            return operation.output
-    return get_grad_symbol(value)
-
-
-def put_grad(value: TensorProxy, gradient: TensorProxy) -> None:
-    """Adds to the cotangent of an argument, inside a grad transform."""
-    put_grad_symbol(value, gradient)
-
-
-def put_grads(values: Any, gradients: Any) -> None:
-    """`put_grad` for each pair of a tensor and its gradient in two structures of the same form; None and what is no
-    tensor are passed over."""
-    for value, gradient in zip(leaves(values), leaves(gradients), strict=True):
-        if isinstance(value, TensorProxy) and isinstance(gradient, TensorProxy):
-            put_grad(value, gradient)
-
-
-# ---------------------------------------------------------------------------------------------------------------- one
-# operation
-
-
-class Derivative:
-    """What differentiating one operation gave: forward operations, backward operations, which cotangents those read,
-    and which they make.
-
-    gets: (output, placeholder) pairs. puts: (argument, gradient) pairs.
-    """
-
-    __slots__ = ("forward", "backward", "gets", "puts")
-
-    def __init__(self, forward: list[BoundSymbol], backward: list[BoundSymbol], gets: list, puts: list):
-        self.forward, self.backward, self.gets, self.puts = forward, backward, gets, puts
-
-
-def _run_generator(rule: Callable, operation: BoundSymbol):
-    """A generator rule as calls of get_grad and put_grads: the one form that everything below knows."""
-    steps = rule(*operation.args, **operation.kwargs)
-    try:
-        result = next(steps)
-    except StopIteration:  # it declined
-        return NotImplemented
-    cotangents = map_structure(
-        lambda o: get_grad(o) if isinstance(o, TensorProxy) and o.dtype.category >= 2 else None, result
-    )
-    try:
-        steps.send(cotangents)
-    except StopIteration as done:
-        gradients = done.value if isinstance(done.value, (tuple, list)) else (done.value,)
-    else:
-        raise MissingImplementationError(
-            f"the derivative of {operation.sym.qualified_name} yields more than once: it yields its result, and "
-            "returns the gradients"
-        )
-    for argument, gradient in zip((*operation.args, operation.kwargs), gradients, strict=False):
-        _put(operation, argument, gradient)
-    return result
-
-
-def _put(operation: BoundSymbol, argument, gradient) -> None:
-    if isinstance(argument, (tuple, list)) and isinstance(gradient, (tuple, list)):
-        for a, g in zip(argument, gradient, strict=True):
-            _put(operation, a, g)
-    elif isinstance(argument, dict) and isinstance(gradient, dict):
-        for name, g in gradient.items():
-            _put(operation, argument[name], g)
-    elif isinstance(argument, TensorProxy) and isinstance(gradient, TensorProxy) and argument.requires_grad:
-        put_grad(argument, gradient)
-
-
-def differentiate(operation: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
-    """Runs the rule of an operation; None where it returns NotImplemented in the place of yielding a result.
-
-    Raises MissingImplementationError where it returns another number of values than the operation has.
-    """
-    with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
-        result = _run_generator(rule, operation) if is_generator else rule(*operation.args, **operation.kwargs)
-    if result is NotImplemented:
-        return None
-    marks = (get_grad_symbol, put_grad_symbol)
-    operations = [b for b in recorder.bound_symbols if b.sym not in marks]
-    gets = [(b.args[0], b.output) for b in recorder.bound_symbols if b.sym is get_grad_symbol]
-    puts = [b.args for b in recorder.bound_symbols if b.sym is put_grad_symbol]
-    try:
-        adopted, aliases = adopt(operations, result, operation.output)
-    except ValueError:
-        raise MissingImplementationError(
-            f"the grad transform of {operation.sym.qualified_name} returned {len(proxies_in(result, []))} values where "
-            f"the operation has {len(operation.outputs)}: "
-            "return what the operation returns"
-        ) from None
-    renamed = dict(
-        zip((o for b in operations for o in b.outputs), (o for b in adopted for o in b.outputs), strict=True)
-    )
-    renamed |= {
-        new: old
-        for new, old in zip(proxies_in(result, []), proxies_in(operation.output, []), strict=True)
-        if new not in renamed and new is not old
-    }
-    gets = [(renamed.get(o, o), g) for o, g in gets]
-    puts = [(a if any(a is i for i in operation.inputs) else renamed.get(a, a), renamed.get(g, g)) for a, g in puts]
-    for old, new in aliases.items():  # a result that is an argument: an edge of its own
-        adopted.append(LTORCH["detach"].bind(new, output=old, context=operation.context))
-        # what the rule does not ask for passes through
-        if isinstance(new, TensorProxy) and not any(o is old for o, _ in gets):
-            gets.append((old, like(old)))
-            puts.append((new, gets[-1][1]))
-    _check_puts(operation, puts, gets)
-    return _sorted(operation, adopted, gets, puts)
-
-
-def _check_puts(operation: BoundSymbol, puts: list, gets: list) -> None:
-    """Gradients are put to arguments: to anything else they would be lost."""
-    for value, _ in puts:
-        if not any(value is i for i in operation.inputs):
-            read = (
-                "whose gradient was read before" if any(value is o for o, _ in gets) else "which is no argument of it"
-            )
-            raise MissingImplementationError(
-                f"the derivative of {operation.sym.qualified_name} puts a gradient to {value.name}, {read}: put "
-                "gradients to the arguments of the operation"
-            )
-
-
-def _sorted(operation: BoundSymbol, operations: list[BoundSymbol], gets: list, puts: list) -> Derivative:
-    """What the result needs is forward, wherever the rule writes it."""
-    needed = set(operation.outputs)
-    forward, backward = [], []
-    for b in reversed(operations):
-        if not needed.isdisjoint(b.outputs) or OpTags.DONT_DCE in b.sym.tags and not _reads(b, operations, gets):
-            needed.update(b.inputs)
-            forward.append(b)
-        else:
-            backward.append(b)
-    return Derivative(forward[::-1], backward[::-1], gets, [(a, g) for a, g in puts if a.requires_grad])
-
-
-def _reads(operation: BoundSymbol, operations: list[BoundSymbol], gets: list) -> bool:
-    """Whether cotangents flow into an operation."""
-    values = {g for _, g in gets}
-    for b in operations:
-        if not values.isdisjoint(b.inputs):
-            values.update(b.outputs)
-            if b is operation:
-                return True
-    return False
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# choosing a rule
-
-
-def _rule_for(operation: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] | None:
-    """(rule, whether it is a generator): an executor's that takes the operation, in their order, then the operation's
-    own."""
-    for executor in executors:
-        found = executor.implementation(operation)
-        if found is not None and found.grad_transform is not None:
-            return found.grad_transform, False
-        if found is not None or operation.sym.executor is executor:
-            break
-    if operation.sym.grad_rule is None or (
-        operation.sym.torch_functions and (_complex(operation) or _wants_by_keyword(operation))
-    ):
-        return None
-    return operation.sym.grad_rule, True
-
-
-def _complex(operation: BoundSymbol) -> bool:
-    """The rules beside the operations are those of real types: PyTorch differentiates what is complex, but for moves of
-    data and what says that its rule holds."""
-    holds = operation.sym.complex_derivative
-    if OpTags.SHAPE_OP in operation.sym.tags or holds is True or (holds and holds(*operation.args, **operation.kwargs)):
-        return False
-    return any(
-        isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*operation.inputs, *operation.outputs)
-    )
-
-
-def _wants_by_keyword(operation: BoundSymbol) -> bool:
-    """Whether a keyword-only argument gets a gradient, of which the rules beside the operations know nothing."""
-    return bool(operation.kwargs) and any(
-        isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in(operation.kwargs, [])
-    )
-
-
-def _by_parts(operation: BoundSymbol) -> bool:
-    """Whether the decomposition is what PyTorch composes the operation of, so that its parts are differentiated.
-    Complex numbers take PyTorch's derivative."""
-    wanted = operation.sym.differentiate_decomposition
-    return bool(wanted) and not _complex(operation) and (wanted is True or wanted(*operation.args, **operation.kwargs))
-
-
-def _fused(operation: BoundSymbol, executors: Sequence) -> bool:
-    """Whether an executor makes kernels of an operation's parts: then these are differentiated, and what is saved and
-    recomputed is chosen among them."""
-    return (
-        operation.sym.decomposition is not None
-        and not _complex(operation)
-        and any(executor.can_fuse(operation) for executor in executors)
-    )
-
-
-def _derivatives(operation: BoundSymbol, executors: Sequence, out: list, functional: bool) -> None:
-    """Appends what differentiating `operation` gives: by its rule, by its decomposition, or by PyTorch's own
-    derivative."""
-    if not any(isinstance(o, TensorProxy) and o.requires_grad for o in operation.outputs):
-        out.append(operation)
-        return
-    if operation.sym.once_differentiable:
-        raise MissingImplementationError(f"a second derivative is asked for, but {operation.sym.once_differentiable}")
-    if operation.sym.formula:
-        for sub in by_formula(operation):
-            _derivatives(sub, executors, out, functional)
-        return
-    rule = _rule_for(operation, executors)
-    if functional and (again := operation.sym.functional_derivative) is not None:
-        rule = again, True
-    if rule is not None and (made := _differentiated(operation, *rule)) is not None:
-        out.append(made)
-    elif (
-        operation.sym.fn is not None
-        and operation.sym.executor is None
-        and not ((_by_parts(operation) or _fused(operation, executors)) and operation.subsymbols)
-    ):
-        out.append(differentiate(operation, pytorch_derivative.derivative_of(operation.sym, functional), True))
-    elif operation.sym.decomposition is not None and operation.subsymbols:
-        typed(operation.subsymbols)  # those of a decomposition that was made later do not know what requires grad
-        for sub in operation.subsymbols:
-            _derivatives(sub, executors, out, functional)
-        for old, new in operation.aliases.items():
-            out.append(
-                differentiate(LTORCH["detach"].bind(new, output=old, context=operation.context), _identity, True)
-            )
-    else:
-        raise MissingImplementationError(
-            f"{operation.sym.qualified_name} has no derivative: give it one with register_implementation(..., "
-            "grad_transform=...), define it by like=, "
-            "or call it under torch.no_grad()"
-        )
-
-
-def _differentiated(operation: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
-    """`differentiate`; None as well where the rule would have to decide by a data-dependent size, which PyTorch's
-    own derivative does when it runs."""
-    try:
-        return differentiate(operation, rule, is_generator)
-    except DataDependentError:
-        return None
-
-
-def by_formula(operation: BoundSymbol) -> list[BoundSymbol]:
-    """The operations of the formula that stands for a kernel where it is differentiated: they compute the kernel's
-    results."""
-    with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
-        result = operation.sym.formula(*operation.args, **operation.kwargs)
-    operations, aliases = adopt(recorder.bound_symbols, result, operation.output)
-    return operations + [
-        LTORCH["clone"].bind(new, output=old, context=operation.context) for old, new in aliases.items()
-    ]
-
-
-def _identity(a):
-    g = yield LTORCH["clone"](a)
-    return (g,)
+__all__ = ["Linearization", "joint_trace", "grad_transform_on_trace", "get_grad_symbol", "write_without"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- the
@@ -396,7 +91,7 @@ class Linearization:
                 elif needed is not None and operation not in needed:
                     self.steps.append(operation)
                 else:
-                    _derivatives(operation, executors, self.steps, functional)
+                    derivatives(operation, executors, self.steps, functional)
         except ThunderError as error:
             error.bound_symbol = error.bound_symbol or operation
             raise

@@ -22,7 +22,7 @@ from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH
 from thunder.ops.batching_rules import elementwise
 from thunder.ops.infer import as_torch
-from thunder.transforms.autodiff import by_formula
+from thunder.transforms.derivative import by_formula
 from thunder.transforms.levels import write
 
 __all__ = ["batched"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thunder.analysis.aliases import alias_bases
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import TensorProxy, numbers_in
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
@@ -45,13 +45,18 @@ def share(trace: Trace) -> Trace:
     written = {*trace.info.written, *trace.info.written.values()}
     seen: dict = {}
 
-    def is_apart(operation: BoundSymbol) -> bool:
+    def stays(operation: BoundSymbol) -> bool:
+        """Two sizes that data decides are two numbers, though they are always equal."""
+        if not all(isinstance(o, TensorProxy) for o in operation.outputs) or not operation.outputs:
+            return True
+        if any(n.unbacked for n in numbers_in((operation.args, operation.kwargs, operation.output), [])):
+            return True
         return any(bases[o] in apart or o.name in written for o in operation.outputs)
 
     def once(operation: BoundSymbol, out: Rewriter) -> None:
         if OpTags.RANDOM_OP not in operation.sym.tags and not _EFFECTS.isdisjoint(operation.sym.tags):
             seen.clear()  # it may write to memory
-        if not _NEVER.isdisjoint(operation.sym.tags) or not operation.outputs or is_apart(operation):
+        if not _NEVER.isdisjoint(operation.sym.tags) or stays(operation):
             return out.write(operation)
         context = operation.context
         grads = tuple(o.requires_grad for o in operation.outputs if isinstance(o, TensorProxy))

@@ -7,23 +7,29 @@ A GPU's fast products read and write rows that begin at multiples of 16 bytes. O
 weights of odd sizes, as those of vocabularies, make them. The memory of a result is ours to lay out: no copy is made,
 as padding a weight would. Padded is what a product makes or reads, where all that reads it, in the backward as well,
 takes rows that are apart: products, fused kernels, and views of them. What the program returns is laid out as
-PyTorch's.
+PyTorch's: a large product in half precision is copied there, which takes a tenth of the time that it saves.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence, Set
+
+import torch
 
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import original_of
 from thunder.analysis.flow import consumers
-from thunder.core.proxies import Proxy, TensorProxy, equal_shapes, proxies_in
+from thunder.core.proxies import Proxy, TensorProxy, equal_shapes, like, number_value, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
 from thunder.ops.layout import padded_row
 
 __all__ = ["has_rows_to_pad", "padded_rows"]
+
+# rows, and multiplications for each number of the result, of a product that is worth a copy of its result
+LEAST_ROWS, LEAST_DEPTH = 128, 256
 
 
 def has_rows_to_pad(trace: Trace) -> bool:
@@ -47,9 +53,16 @@ def padded_rows(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trace:
         producer = produced_by.get(value)
         if producer is not None and not _is_view(producer) and _is_odd(value) and value not in padded:
             padded |= here.views_taken(value) or set()
-    if len(padded) == len(trace.info.padded):
-        return trace
-    operations = [_with_padded_rows(b) if _pads(b) and b.output in padded else b for b in trace.bound_symbols]
+    operations: list[BoundSymbol] = []
+    for b in trace.bound_symbols:
+        if _pads(b) and b.output in padded:
+            operations.append(b.replace(sym=_padded_symbol(b.sym)))
+        elif _pads(b) and _is_odd(b.output) and _is_worth_a_copy(b):
+            apart = b.output.replace(name=trace.names.make())
+            operations.append(b.replace(sym=_padded_symbol(b.sym), output=apart))
+            operations.append(dense_rows.bind(apart, output=b.output, context=b.context))
+        else:
+            operations.append(b)
     return trace.replace(bound_symbols=operations, info=trace.info.replace(padded=frozenset(padded)))
 
 
@@ -84,6 +97,16 @@ def _pads(operation: BoundSymbol) -> bool:
         return False
     x, y = [i for i in operation.inputs if isinstance(i, TensorProxy)][operation.sym.factors[0] :][:2]
     return len(x.shape) >= 2 and (len(y.shape) == 2 or equal_shapes(x.shape[:-2], y.shape[:-2]))
+
+
+def _is_worth_a_copy(operation: BoundSymbol) -> bool:
+    out, x = operation.output, next(i for i in operation.inputs if len(i.shape) >= 2)
+    rows, depth = number_value(math.prod(out.shape[:-1])), number_value(x.shape[-1])
+    return out.dtype.bytes == 2 and rows >= LEAST_ROWS and depth >= LEAST_DEPTH
+
+
+# rows next to each other, as PyTorch lays them out
+dense_rows = Symbol("dense_rows", lambda a: like(a), id="dense_rows", is_prim=True, fn=torch.Tensor.contiguous)
 
 
 class _Half:
@@ -131,10 +154,6 @@ class _Half:
         if symbol.may_copy:  # `contiguous`, which has nothing to do for rows that are not apart
             return [] if self.fuses(operation) and not by_rows else None
         return [(o, False) for o in operation.outputs]
-
-
-def _with_padded_rows(operation: BoundSymbol) -> BoundSymbol:
-    return operation.replace(sym=_padded_symbol(operation.sym))
 
 
 @functools.cache

@@ -13,8 +13,9 @@ from thunder.core.trace import Trace
 from thunder.core.unbacked import with_sizes
 from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH
-from thunder.transforms.autodiff import Derivative, Linearization
+from thunder.transforms.autodiff import Linearization
 from thunder.transforms.dce import dce
+from thunder.transforms.derivative import Derivative
 from thunder.transforms.levels import Level, renamed, typed, write
 
 __all__ = ["Pullback", "pushforward", "gradients_of"]

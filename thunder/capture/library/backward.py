@@ -26,7 +26,8 @@ from thunder.distributed.synchronize import leave_for_later, synchronize_gradien
 from thunder.extend.passes import Lowering
 from thunder.ops import LTORCH
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch_dtype
-from thunder.transforms.autodiff import Derivative, Linearization
+from thunder.transforms.autodiff import Linearization
+from thunder.transforms.derivative import Derivative
 from thunder.transforms.levels import renamed, typed
 from thunder.transforms.phases import marked
 
