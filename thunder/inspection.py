@@ -9,6 +9,7 @@ from thunder.compiled import Compiled, compiled_of
 from thunder.core.paths import Decision
 from thunder.core.symbol import OpTags
 from thunder.history import CompileStats, Traces
+from thunder.interpreter import interpreted_instructions, interpreter_log, print_log
 from thunder.options import CACHE_OPTIONS
 from thunder.program import CacheEntry
 
@@ -154,13 +155,13 @@ def _last_captured(fn: Any):
 
 def last_interpreted_instructions(fn: Any) -> list:
     """The `dis.Instruction`s that were interpreted the last time `fn` was compiled."""
-    return _last_captured(fn).interpreted_instructions()
+    return interpreted_instructions(_last_captured(fn))
 
 
 def last_interpreter_log(fn: Any) -> list:
     """Instructions and events (lines, calls, returns, opaque calls) of the last interpretation; complete with
     record_history=True."""
-    return _last_captured(fn).interpreter_log()
+    return interpreter_log(_last_captured(fn))
 
 
 def print_last_interpreter_log(
@@ -170,7 +171,8 @@ def print_last_interpreter_log(
 ) -> None:  # fmt: skip
     """Prints `last_interpreter_log` line by line with print_fn: indented by call depth, down to max_depth, events
     (color_internals: and instructions) in colours."""
-    _last_captured(fn).print_interpreter_log(
+    print_log(
+        _last_captured(fn),
         print_fn,
         use_colors=use_colors,
         indent=indent,

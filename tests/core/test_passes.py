@@ -306,7 +306,7 @@ def test_what_leaves_a_program_has_memory_of_its_own(description):
     ]
 
 
-def test_sizes_that_data_decides_are_not_shared():
+def test_data_dependent_sizes_are_not_shared():
     """Whatever has such a size, or makes one, names its own."""
 
     def program(x):

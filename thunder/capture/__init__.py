@@ -1,16 +1,16 @@
 """The torch side of capture: from a call of a Python program to prologue, computation and epilogue.
 
 In the order of the flow: `sources` (where values come from), `ask` (every look at the outside), `state` (what a capture
-knows), `host` (the interpreter's host), `values`, `tensors`, `numbers`, `containers`, `classes` and `objects` (what a
-program holds of the outside), `expose` (what native code may look at), `calls` and `operators` (dispatch; `handlers` by
-function, `library` for PyTorch's own), `decisions`, `prologue` with `groups`, `checks` and `passes`, `epilogue`.
+knows), `host` (the interpreter's host) with `locations`, `values`, `tensors`, `numbers`, `containers`, `classes` and
+`objects` (what a program holds of the outside), `expose` (what native code may look at), `calls` and `operators`
+(dispatch; `handlers` by function, `library` for PyTorch's own), `decisions`, `prologue` with `groups`, `checks` and
+`passes`, `epilogue`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
 from thunder.capture.library import rebuilt_hooks
 from thunder.capture.library.functional import Transformed
+from thunder.capture.locations import place
 from thunder.capture.numbers import constant_numbers, read_numbers
 from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
@@ -38,7 +39,7 @@ from thunder.distributed.layers import split_layers
 from thunder.distributed.placement import Placement, check_all_placed, placement_of, seen_as
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
-from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log, release
+from thunder.interpreter import UnsupportedError, release
 from thunder.ops.collectives import wait
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
@@ -52,7 +53,7 @@ class Captured:
 
     def __init__(self, c: Capture, result: Any):
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
-        self._host = _History(c)
+        self.log, self.history = c.log, c.history  # as the queries about an interpretation want them
         self.parameters, self.decisions, self._capture = c.parameters, c.numbers.decisions, c
         self.path, self.host_calls = tuple(c.path.taken), c.path.host_calls
         with recording(c.recorder):  # a future that is returned is waited for
@@ -191,7 +192,7 @@ class Captured:
 
     def where(self, location) -> tuple:
         """(filename, line, function, source line) of a line's location."""
-        return self._host.where(location)
+        return place(location)
 
     def user_location(self, trace: Trace, traceback) -> tuple | None:
         """The user's line that the failing line of a generated program came from."""
@@ -215,16 +216,6 @@ class Captured:
         """Whether an object that this program was made for is gone, so that it fits no call any more."""
         return any(reference() is None for reference in self._weak)
 
-    # --- history
-    def interpreted_instructions(self) -> list:
-        return interpreted_instructions(self._host)
-
-    def interpreter_log(self) -> list:
-        return interpreter_log(self._host)
-
-    def print_interpreter_log(self, print_fn: Callable, **options) -> None:
-        print_log(self._host, print_fn, **options)
-
 
 def _parameter_paths(c: Capture, tensors: list[TensorProxy]) -> dict[str, str]:
     """Argument name -> dotted path, of the arguments that are parameters or buffers of the compiled module."""
@@ -242,19 +233,6 @@ def _held(c: Capture, tensors: list[TensorProxy]) -> frozenset[str]:
         for p in tensors
         if any(s.step == "attr" and s.key in ("_parameters", "_buffers") for s in c.tensors.real[p][1].steps())
     )
-
-
-class _History:
-    """What the queries about an interpretation need of its host, without what it captured."""
-
-    def __init__(self, c: Capture):
-        self.log, self.history = c.log, c.history
-
-    def where(self, location) -> tuple:
-        from thunder.interpreter import format_location
-
-        filename, line, _, source, function = format_location(location)
-        return filename, line, function, source or ""
 
 
 class FailsWithParts(Exception):

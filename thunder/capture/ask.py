@@ -21,12 +21,6 @@ from thunder.capture.native import IMMUTABLE, PRIMITIVE, container_base, plain_b
 from thunder.capture.sources import MISSING, Source
 from thunder.ops.opaque_values import metadata
 
-__all__ = [
-    "EQUAL", "Question", "ask", "reach", "value_at", "TYPE", "IDENTITY", "VALUE", "LENGTH", "KEYS", "CONTENT",
-    "PRESENT", "ELEMENTS", "HOLDS", "REPLACED", "SAME", "SHARED", "KIND",
-    "FILLED", "HOOKED", "same_value", "same_elements", "say", "was_is", "is_data", "content", "HELPERS",
-]  # fmt: skip
-
 
 class Question(NamedTuple):
     """One way to look at what stands at a source.

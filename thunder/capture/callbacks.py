@@ -17,8 +17,6 @@ from thunder.capture.native import PRIMITIVE, native_module, parts_of
 from thunder.interpreter import decode, standins
 from thunder.interpreter.attributes import BUILTINS, plain_attribute, type_attribute
 
-__all__ = ["called_in", "reached", "runs_python", "stand_in", "released", "check_hashed", "is_pure", "only_looks"]
-
 _KINDS = {type, types.ModuleType, types.FunctionType}
 
 

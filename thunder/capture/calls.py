@@ -28,10 +28,6 @@ from thunder.interpreter import NULL, text
 from thunder.interpreter.attributes import type_attribute
 from thunder.ops import inplace_of, lookup
 
-__all__ = [
-    "call",
-]  # fmt: skip
-
 
 def call(c, f, args, kwargs):
     """Any call of the program."""

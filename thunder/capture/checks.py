@@ -12,9 +12,6 @@ from thunder.capture.native import PRIMITIVE
 from thunder.capture.passes import GONE
 from thunder.capture.sources import MISSING, Source
 
-__all__ = ["Rows", "attribute", "by_owner", "get", "Tensors", "Apart"]
-
-
 _VALUES = {*PRIMITIVE, tuple}  # the defaults of a function are a tuple
 
 
@@ -100,30 +97,30 @@ class Tensors:
         self.expected, self.parameters = expected, parameters
 
     def __call__(self, values: tuple) -> str | None:
-        return describe_tensor_miss([(source.describe(self.parameters), was) for source, was in self.expected], values)
+        for (source, was), value in zip(self.expected, values, strict=True):
+            path = source.describe(self.parameters)
+            if not isinstance(value, torch.Tensor):
+                return f"{path} was a tensor, is {say(value)}"
+            if type(value) is not was["type"]:
+                return f"{path} was a {was['type'].__name__}, is a {type(value).__name__}"
+            if len(value.shape) != len(was["shape"]):
+                return f"{path} had {len(was['shape'])} dimensions, has {len(value.shape)}"
+            for i, (a, b) in enumerate(zip(was["shape"], value.shape, strict=True)):
+                if a is not None and a != b:
+                    return f"{path}.shape[{i}] was {a}, is {b}"
+            for name, now in metadata(value).items():
+                if was[name] != now:
+                    return f"{path}.{name} was {was[name]}, is {now}"
+        return None  # the batched check wants tensors to be distinct; one tensor in two places is fine
 
 
-def describe_tensor_miss(expected: list[tuple[str, dict]], values: tuple) -> str | None:
-    """The first tensor that is not what it was, and how it differs."""
-    for (path, was), value in zip(expected, values, strict=True):
-        if not isinstance(value, torch.Tensor):
-            return f"{path} was a tensor, is {say(value)}"
-        if type(value) is not was["type"]:
-            return f"{path} was a {was['type'].__name__}, is a {type(value).__name__}"
-        if len(value.shape) != len(was["shape"]):
-            return f"{path} had {len(was['shape'])} dimensions, has {len(value.shape)}"
-        for i, (a, b) in enumerate(zip(was["shape"], value.shape, strict=True)):
-            if a is not None and a != b:
-                return f"{path}.shape[{i}] was {a}, is {b}"
-        for name in ("dtype", "device", "requires_grad"):
-            if getattr(value, name) != was[name]:
-                return f"{path}.{name} was {was[name]}, is {getattr(value, name)}"
-        for name in ("is_conj", "is_neg", "is_inference"):
-            if getattr(value, name)() != was[name]:
-                return f"{path}.{name}() was {was[name]}, is {not was[name]}"
-        if value.layout is not was["layout"]:
-            return f"{path}.layout was {was['layout']}, is {value.layout}"
-    return None  # the batched check wants tensors to be distinct; one tensor in two places is fine
+def metadata(tensor: torch.Tensor) -> dict:
+    """What is checked of tensors besides their class and shape, as people write it."""
+    return {
+        "dtype": tensor.dtype, "device": tensor.device, "requires_grad": tensor.requires_grad,
+        "is_conj()": tensor.is_conj(), "is_neg()": tensor.is_neg(), "is_inference()": tensor.is_inference(),
+        "layout": tensor.layout,
+    }  # fmt: skip
 
 
 class Apart:

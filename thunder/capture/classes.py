@@ -14,9 +14,6 @@ from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy
 from thunder.interpreter import NULL
 
-__all__ = ["DELETED", "PROXIES", "UNKNOWN", "class_value", "entry", "is_fixed", "lookup", "of_library", "owner_of"]
-
-
 PROXIES = (TensorProxy, AnyProxy, Condition, NumberProxy)
 
 

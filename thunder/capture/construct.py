@@ -19,8 +19,6 @@ from thunder.interpreter import Host, construction
 from thunder.interpreter.attributes import plain_attribute
 from thunder.ops import lookup
 
-__all__ = ["construct_object", "reduced"]
-
 
 def reduced(c, f, args, kwargs):
     """What copy makes a copy of: the attributes of an object as the program sees them. Of special methods of the user's

@@ -23,12 +23,6 @@ from thunder.capture.state import AttributeDict, Look
 from thunder.core.proxies import TensorProxy
 from thunder.interpreter.attributes import plain_attribute, type_attribute
 
-__all__ = [
-    "MUTABLE", "LARGE", "snapshot", "buffer", "materialize", "length", "list_item", "dict_item", "has_element",
-    "has_key", "made_by_factory", "entry",
-    "attribute_dict", "write_attributes", "changes", "state", "written_since", "is_changed",
-]  # fmt: skip
-
 MUTABLE = (list, dict, set, collections.deque)
 LARGE = 16  # a longer list, tuple or dict of nothing but data is asked for its content
 

@@ -24,8 +24,6 @@ from thunder.executors.torchex import no_autocast
 from thunder.ops.infer import as_torch
 from thunder.ops.layout import assign
 
-__all__ = ["Path", "RaisesBefore"]
-
 
 class RaisesBefore(CaptureError):
     """The program raises before a decision, with the exception that is this one's cause: it may catch that, where a

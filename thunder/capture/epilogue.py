@@ -30,11 +30,8 @@ from thunder.capture.statements import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
-from thunder.interpreter.attributes import BUILTINS, plain_attribute
+from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, plain_attribute
 
-__all__ = ["EpilogueWriter", "is_plain"]
-
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torch.device)
 
 
@@ -244,7 +241,7 @@ class EpilogueWriter:
         """Whether a class was made while the program was captured: no module has it, nor came it from outside."""
         if id(kind) in self.c.fresh:
             return True
-        known = id(kind) in self.c.outside.constant_sources or not kind.__flags__ & _HEAP_TYPE
+        known = id(kind) in self.c.outside.constant_sources or not kind.__flags__ & HEAP_TYPE
         module = sys.modules.get(kind.__module__) if isinstance(kind.__module__, str) else None
         return not known and getattr(module, kind.__qualname__.split(".")[0], None) is None
 
@@ -261,7 +258,7 @@ class EpilogueWriter:
         text = f"({', '.join(inside)}{',' if len(inside) == 1 else ''})"
         if t is tuple or t is torch.Size:
             return text if t is tuple else self._variable(value, f"{self.pin(t)}({text})")
-        if not t.__flags__ & _HEAP_TYPE or tuple.__new__ is not native_new(t):
+        if not t.__flags__ & HEAP_TYPE or tuple.__new__ is not native_new(t):
             return self.pin(value) if all(type(x) in _LITERAL for x in value) else self._reduced(value, t)
         name = self._variable(value, f"{self.pin(tuple.__new__)}({self.pin(t)}, {text})")
         self._attributes(value, name)
@@ -324,10 +321,10 @@ class EpilogueWriter:
 
     def _object(self, value, t: type) -> str:
         allocating = next(c for c in t.__mro__ if "__new__" in c.__dict__)
-        if allocating.__flags__ & _HEAP_TYPE and type(allocating.__new__) is types.BuiltinFunctionType:
+        if allocating.__flags__ & HEAP_TYPE and type(allocating.__new__) is types.BuiltinFunctionType:
             return self._reduced(value, t)
         # the user's own __new__ and __init__ ran while the program was captured
-        builtin = next(c for c in t.__mro__ if not c.__flags__ & _HEAP_TYPE)
+        builtin = next(c for c in t.__mro__ if not c.__flags__ & HEAP_TYPE)
         given = f", *{self.build(value.args)}" if isinstance(value, BaseException) else ""
         name = self._variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)}{given})")
         if isinstance(value, property):
@@ -376,7 +373,7 @@ class EpilogueWriter:
     def _write(self, kind: str, o, n, v) -> str:
         if kind == "attr":
             target = self.path(c_source) if (c_source := self.c.sources.get(id(o))) is not None else self.pin(o)
-            return f"{self._setter(o)}({target}, {n!r}, {self.build(v)})"
+            return f"{self._natively('setattr', o)}({target}, {n!r}, {self.build(v)})"
         if kind == "entry":
             return f"{self.path(self.c.sources[id(o)])}.__dict__[{n!r}] = {self.build(v)}"
         if kind == "context":
@@ -385,26 +382,19 @@ class EpilogueWriter:
             path = self.path(self.c.tensors.real[o][1]) if o in self.c.tensors.placements else self.build(o)
             return f"{path}.grad = {self.build(v)}"
         if kind == "delattr":
-            delete = (
-                "delattr"
-                if isinstance(o, torch.nn.Module)
-                else self.pin(object.__delattr__)
-                if type(type(o).__delattr__) is types.FunctionType
-                else "delattr"
-            )
-            return f"{delete}({self.path(self.c.sources[id(o)])}, {n!r})"
+            return f"{self._natively('delattr', o)}({self.path(self.c.sources[id(o)])}, {n!r})"
         if kind == "global":
             return f"{self.pin(o)}[{n!r}] = {self.build(v)}"
         if kind == "delglobal":
             return f"del {self.pin(o)}[{n!r}]"
         return f"{self.pin(o)}.cell_contents = {self.build(v)}"
 
-    def _setter(self, o) -> str:
-        """How an attribute is written back: the user's own `__setattr__` ran while the program was captured, and does
-        not run again."""
-        if type(type(o).__setattr__) is not types.FunctionType or isinstance(o, type):
-            return "setattr"
-        return self.pin(torch.nn.Module.__setattr__ if isinstance(o, torch.nn.Module) else object.__setattr__)
+    def _natively(self, how: str, o) -> str:
+        """How an attribute is written back or deleted: the user's own `__setattr__` or `__delattr__` ran while the
+        program was captured, and does not run again."""
+        if type(getattr(type(o), f"__{how}__")) is not types.FunctionType or isinstance(o, type):
+            return how
+        return self.pin(getattr(torch.nn.Module if isinstance(o, torch.nn.Module) else object, f"__{how}__"))
 
     def _write_container(self, kind: str, original, x: str, k, v) -> str:
         t = type(original)

@@ -17,8 +17,6 @@ from thunder.interpreter.attributes import plain_attribute
 from thunder.ops.infer import as_torch
 from thunder.ops.torch_types import to_torch_dtype
 
-__all__ = ["checked", "is_tried"]
-
 _FEW = 1 << 16  # elements of an example
 
 

@@ -30,8 +30,6 @@ from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import NULL, standins, text
 from thunder.interpreter.attributes import plain_attribute, type_attribute
 
-__all__ = ["expose", "attributes", "as_operand", "as_text"]
-
 MOST = 10_000  # objects that one call may look at
 # native code calls them, or asks torch about them
 _OPAQUE = (torch.nn.Module, type, types.FunctionType, types.ModuleType, torch.Tensor)

@@ -13,8 +13,6 @@ import types
 from thunder.capture.ask import HOOKED, IDENTITY, KEYS, PRESENT, TYPE, VALUE, Question, same_value, value_at
 from thunder.capture.sources import MISSING, Source
 
-__all__ = ["Groups", "settings_changed"]
-
 DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
 TABLES = (dict, collections.OrderedDict, types.MappingProxyType)  # whose items no code of the user's answers
 

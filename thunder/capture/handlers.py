@@ -35,8 +35,6 @@ from thunder.ops import random
 from thunder.ops.opaque_values import CONSTRUCTORS
 from thunder.ops.tensor_values import as_number
 
-__all__ = ["install"]
-
 
 def _type(c, f, args, kwargs):
     if len(args) != 1 or kwargs:
@@ -60,29 +58,23 @@ def _number(c, f, args, kwargs):
     return PROTOCOL_CALLS[id(f)](c, f, args, kwargs)
 
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # the last two: backward
+
+
+@functools.cache
+def _hooks_of_all() -> list[dict]:
+    """The hook dicts of all modules, in the order of HOOKS."""
+    return [getattr(compat, f"global{n}") for n in HOOKS]
 
 
 def _module_call(c, f, args, kwargs):
     """nn.Module.__call__: without hooks it goes straight to forward."""
     m = args[0]
     d = m.__dict__
-    has_hooks = any(c.containers.snapshots.get(id(d[n])) or d[n] for n in HOOKS)
-    has_global = (
-        compat.global_forward_hooks
-        or compat.global_forward_pre_hooks
-        or compat.global_backward_hooks
-        or compat.global_backward_pre_hooks
-    )
     if d.get("_compiled_call_impl") is not None:
         c.refuse("a module that torch.compile compiled is called inside", "compile with one of the two")
-    if has_hooks or has_global:
-        if (
-            d["_backward_hooks"]
-            or d["_backward_pre_hooks"]
-            or compat.global_backward_hooks
-            or compat.global_backward_pre_hooks
-        ):
+    if any(c.containers.snapshots.get(id(d[n])) or d[n] for n in HOOKS) or any(_hooks_of_all()):
+        if any(d[n] for n in HOOKS[2:]) or any(_hooks_of_all()[2:]):
             c.refuse(
                 "a module with full backward hooks is called",
                 "remove the hooks, or register hooks on the compiled module's outputs",
@@ -99,12 +91,7 @@ def _watch_hooks(c, m) -> None:
         return
     if not c.known.seen_hooks:
         c.ask(c.const(c.outside.hooks, "hooks"), FILLED)
-        c.outside.hooks += [
-            compat.global_forward_hooks,
-            compat.global_forward_pre_hooks,
-            compat.global_backward_hooks,
-            compat.global_backward_pre_hooks,
-        ]
+        c.outside.hooks += _hooks_of_all()
     c.known.seen_hooks.add(id(m))
     c.outside.hooks += [m.__dict__[n] for n in HOOKS]
 
@@ -112,10 +99,7 @@ def _watch_hooks(c, m) -> None:
 def _guard_hooks(c, m) -> None:
     """The hook dicts of a module with hooks are read by the interpreted call; those that are empty are checked to stay
     so."""
-    source = c.sources.get(id(m))
-    if source is None:
-        return
-    for n in HOOKS:
+    for n in HOOKS if id(m) in c.sources else ():
         c.materialize(c.load_attr(m, n))
 
 
@@ -240,10 +224,6 @@ def _compress(c, f, args, kwargs):
     return call_native(c, f, args, kwargs)
 
 
-def _callable(c, f, args, kwargs):
-    return False if type(args[0]) is TensorProxy else callable(args[0])
-
-
 def _check_is_size(c, f, args, kwargs):
     """torch._check_is_size: of a data-dependent number; others are checked by PyTorch's own function."""
     (n, *rest), most = args, kwargs.get("max")
@@ -299,7 +279,7 @@ def install() -> None:
     HANDLERS.update({id(f): _by_name(HANDLERS.get(id(f), call_native)) for f in (getattr, hasattr)})
     M = torch.nn.Module
     table = {
-        type: _type, callable: _callable, id: id_of, hash: _hash, print: _print, int: _number, float: _number,
+        type: _type, id: id_of, hash: _hash, print: _print, int: _number, float: _number,
         breakpoint: lambda c, f, a, k: breakpoint_line(),
         M.__call__: _module_call,
         M.__getattr__: lambda c, f, a, k: objects.of_torch_module(c, *a),
@@ -329,7 +309,6 @@ def install() -> None:
         torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k),
             torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
         os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
-        torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
         min: _extreme, max: _extreme,
         # a compiled program has no such ranges
         torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],

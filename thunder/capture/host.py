@@ -12,7 +12,7 @@ to outside objects become effects.
 from __future__ import annotations
 
 import functools
-import linecache
+import inspect
 import types
 import weakref
 from typing import Any
@@ -28,6 +28,7 @@ from thunder.capture import (
     handlers,
     host_lines,
     items,
+    locations,
     native_calls,
     objects,
     operations,
@@ -50,13 +51,11 @@ from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import NumberProxy, TensorProxy, concrete
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.errors import CaptureError
-from thunder.interpreter import Host, format_location
+from thunder.interpreter import Host
 from thunder.interpreter.attributes import plain_attribute
 from thunder.ops import autocast
 from thunder.ops.memory import Memory
 from thunder.ops.torch_types import from_tensor_dtype
-
-__all__ = ["Capture"]
 
 handlers.install()
 
@@ -64,11 +63,6 @@ _RESERVED = {
     "torch", "Tensor", "ltorch", "prims", "dtypes", "devices", "math", "thunder", "float", "complex", "slice",
     "computation", "fn", "args", "kwargs", "values",
 }  # fmt: skip
-
-
-@functools.cache
-def _is_library(module: str | None) -> bool:
-    return bool(module) and (native_module(module) or module.startswith(("torch.", "triton.")))
 
 
 class Capture(Host):
@@ -250,8 +244,10 @@ class Capture(Host):
         return self.read(value, self.cell_source(owner, cell))
 
     def cell_source(self, f, cell) -> Source:
-        """Where a cell of a function from outside is read."""
-        index = next(i for i, c in enumerate(f.__closure__) if c is cell)
+        """Where a cell of a function from outside is read. Two cells may hold the same."""
+        index = 0
+        while f.__closure__[index] is not cell:
+            index += 1
         source = (self.sources.get(id(f)) or self.const(f)).child("cell", index)
         source.label = f.__code__.co_freevars[index]
         return source
@@ -409,55 +405,7 @@ class Capture(Host):
 
     # ------------------------------------------------------------------------------------------------ trouble
 
-    def own_location(self) -> tuple | None:
-        """(code, instruction index, module path) of the innermost frame that is not library code, of the innermost one
-        where all are. The path is that of the innermost module that runs: None where none does."""
-        own = module = None
-        for frame in reversed(self.stack_of_frames):
-            if own is None and not _is_library(frame.fn.__globals__.get("__name__", "")):
-                own = frame
-            if module is None:
-                module = self._module_path(frame)
-            if own is not None and module is not None:
-                break
-        location = self.location() if own is None else (own.fn.__code__, own.ip)
-        return None if location is None else (*location, module)
-
-    def _module_path(self, frame) -> str | None:
-        """The path of the module that a method runs of, as the user would write it below the compiled module."""
-        code = frame.fn.__code__
-        owner = frame.locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if type(owner) is types.CellType:  # where a function or class inside of the method names it
-            owner = content(owner)
-        if not isinstance(owner, torch.nn.Module):
-            return None
-        outside = self.outside
-        path = outside.rooted.get(id(owner), outside.module_paths.get(id(owner)))
-        if path is None:
-            source = self.sources.get(id(owner))
-            path = type(owner).__name__ if source is None else source.describe(self.parameters).rpartition(" ")[2]
-            outside.module_paths[id(owner)], self.keep[id(owner)] = path, owner
-        return path
-
-    def user_location(self) -> tuple | None:
-        """(filename, line, function, source line) of the innermost frame that is not library code."""
-        location = self.own_location()
-        if location is None:  # the program has returned: where it is defined
-            fn = original(self.request.fn)
-            target = fn.forward if isinstance(fn, torch.nn.Module) else fn
-            code = getattr(plain_attribute(target, "__func__", target), "__code__", None)
-            return (
-                None
-                if code is None
-                else (
-                    code.co_filename,
-                    code.co_firstlineno,
-                    code.co_qualname,
-                    linecache.getline(code.co_filename, code.co_firstlineno),
-                )
-            )
-        filename, line, _, source, function = format_location(location)
-        return filename, line, function, source or ""
+    own_location, user_location = locations.own_location, locations.user_location
 
     def refuse(self, reason: str, remedy: str = ""):
         raise CaptureError(reason, location=self.user_location(), remedy=remedy)
@@ -505,37 +453,25 @@ def _forget(tables: tuple[set[int], ...], number: int, _) -> None:
         table.discard(number)
 
 
-def content(cell: types.CellType) -> Any:
-    """What a cell holds; None where that is nothing."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
 def _holds_state(cell: types.CellType) -> bool:
     """Whether a cell of a library's function holds what the function may change."""
-    return isinstance(content(cell), containers.MUTABLE)
+    return isinstance(locations.content(cell), containers.MUTABLE)
 
 
 def parameter_names(fn) -> tuple[str, ...]:
     """Names of the positional parameters that the user wrote, without self; beyond them `name_0`, `name_1` for
     `*name`."""
     fn = original(fn)
-    target = fn.forward if isinstance(fn, torch.nn.Module) else fn
-    bound = isinstance(target, types.MethodType)
-    target = plain_attribute(target, "__func__", target)
-    while isinstance(target, functools.partial):
-        target = target.func
-    code = getattr(target, "__code__", None)
-    if code is None:
-        code, bound = getattr(vars(type(target)).get("__call__"), "__code__", None), True
-    if code is None:
+    try:
+        signature = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn, follow_wrapped=False)
+    except (TypeError, ValueError):  # native code that says nothing of them
         return ()
-    names = code.co_varnames[: code.co_argcount][1 if bound else 0 :]
-    if code.co_flags & 4:
-        rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
-        names = (*names, *(f"{rest}_{i}" for i in range(64)))
+    names: list[str] = []
+    for p in signature.parameters.values():
+        if p.kind is p.VAR_POSITIONAL:
+            names += [f"{p.name}_{i}" for i in range(64)]
+        elif p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+            names.append(p.name)
     return tuple(names)
 
 

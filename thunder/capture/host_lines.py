@@ -30,11 +30,6 @@ from thunder.ops.infer import fake
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
-__all__ = [
-    "HostMethod", "attribute", "check_leaves", "holds_host_values", "is_of_numpy", "of_numpy", "run", "run_impure",
-    "takes", "text", "to_numpy",
-]  # fmt: skip
-
 # functions whose results are of one type: they are not run at capture unless their value is asked for
 _RESULTS = {
     int: int, float: float, bool: bool, print: type(None), input: str, format: str, repr: str, str: str, ascii: str,

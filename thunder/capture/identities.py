@@ -10,8 +10,6 @@ from typing import Any
 from thunder.capture.ask import IDENTITY, SAME
 from thunder.core.proxies import TensorProxy
 
-__all__ = ["Id", "id_of", "hashable", "real_id", "told_apart"]
-
 
 class Id(int):
     """What id() says of an object from outside."""

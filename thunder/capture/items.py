@@ -27,8 +27,6 @@ from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
 from thunder.options import SHARP_EDGES_OPTIONS
 
-__all__ = ["getitem", "setitem", "contains", "iterate", "refuse_array", "check_arrays", "advance", "VIEWS"]
-
 # of mappings written in Python
 VIEWS = {collections.abc.KeysView, collections.abc.ItemsView, collections.abc.ValuesView}
 

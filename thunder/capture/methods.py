@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from thunder.core.proxies import AnyProxy, TensorProxy
 
-__all__ = ["TensorMethod"]
-
 
 class TensorMethod:
     """`x.view`: a method of a proxy that the program has not called yet."""

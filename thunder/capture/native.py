@@ -29,12 +29,6 @@ import torch.utils.checkpoint
 from thunder.compat.names import READ_MODULES
 from thunder.interpreter.attributes import BUILTINS, plain_attribute
 
-__all__ = [
-    "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
-    "ITERATING", "HARMLESS", "native_module", "is_tracked", "container_base", "plain_base",
-    "impure", "parts_of", "slots", "ENUM", "CHANGES",
-]  # fmt: skip
-
 # values that are compared by value and never tracked
 PRIMITIVE = {
     int, float, bool, str, bytes, complex, type(None), type(...), torch.dtype, torch.device, torch.Size,
@@ -172,7 +166,7 @@ def is_iterator(value) -> bool:
 
 BUFFERS = (bytearray, array.array)  # compared by value with a copy
 _TABLES = ({}, collections.OrderedDict())
-DICT_VIEWS = {type(view) for table in _TABLES for view in (table.keys(), table.values(), table.items())}
+DICT_VIEWS = {type(getattr(table, n)()): n for table in _TABLES for n in ("keys", "values", "items")}
 _CHANGING = {"random", "_random", "time", "secrets", "uuid", "numpy.random"}  # give another value at each call
 _CHANGING_FUNCTIONS = {
     ("datetime", "now"), ("datetime", "today"), ("datetime", "utcnow"), ("posix", "urandom"), ("posix", "getrandom"),

@@ -46,11 +46,6 @@ from thunder.interpreter.attributes import BUILTINS, plain_attribute, type_attri
 from thunder.interpreter.tracebacks import swallow
 from thunder.ops import inplace_of, lookup
 
-__all__ = [
-    "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native",
-    "reaches", "pairs", "iterable", "iterated", "stepping",
-]  # fmt: skip
-
 IDENTITY_CALLS = {
     *BUILTINS,
     types.MethodDescriptorType,

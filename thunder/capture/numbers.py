@@ -9,8 +9,6 @@ from thunder.capture.sources import Source
 from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy
 from thunder.core.symbolic import constant, symbol
 
-__all__ = ["MARK", "primitive", "number", "size", "constant_numbers", "read_numbers"]
-
 
 def primitive(c, value, t: type, source: Source):
     plain = t is int or t is float and value != 0 and math.isfinite(value)  # what an equation says all about

@@ -22,13 +22,7 @@ from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import NULL, attributes
-from thunder.interpreter.attributes import call_special, native_method, type_attribute
-
-__all__ = ["cached_outside"]
-
-
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
-
+from thunder.interpreter.attributes import HEAP_TYPE, call_special, native_method, type_attribute
 
 # ---------------------------------------------------------------- objects
 
@@ -317,7 +311,7 @@ def own_store(c, o, n, v) -> None:
         return
     if n == "__class__":
         c.refuse("the class of an object from outside is changed", "change it outside of the compiled function")
-    if issubclass(type(o), type) and not o.__flags__ & _HEAP_TYPE:
+    if issubclass(type(o), type) and not o.__flags__ & HEAP_TYPE:
         type.__setattr__(o, n, v)  # raises
     if issubclass(type(o), types.ModuleType) and native_module(o.__name__):
         c.refuse(

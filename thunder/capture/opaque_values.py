@@ -14,8 +14,6 @@ from thunder.core.proxies import AnyProxy
 from thunder.ops import opaque
 from thunder.ops.opaque_values import from_unusual, holds_unusual
 
-__all__ = ["read", "attribute", "method", "apply", "involved", "note", "SIGNS"]
-
 SIGNS = {"-": torch.neg, "~": torch.bitwise_not, "+": torch.positive}
 # what is the same for each call that an entry is made for
 _METADATA = {

@@ -39,11 +39,6 @@ from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
-__all__ = [
-    "RecordingMode", "tensor_attribute", "call_method", "all_lifted", "lifted", "operation", "record", "NOT_OPERATIONS",
-    "OVERRIDABLE", "size", "kind_of", "type_of", "formatted_text", "is_unknown_text", "sharp_edge",
-]  # fmt: skip
-
 OVERRIDABLE = {
     f
     for functions in torch.overrides.get_overridable_functions().values()

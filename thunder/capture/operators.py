@@ -31,9 +31,6 @@ from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 from thunder.ops.tensor_values import fixed_value
 from thunder.ops.torch_types import to_torch_dtype
 
-__all__: list[str] = []
-
-
 # ---------------------------------------------------------------- arithmetic and comparisons
 
 

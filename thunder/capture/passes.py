@@ -25,11 +25,6 @@ from pathlib import Path
 from thunder.extend import disk_cache
 from thunder.options import C_COMPILER
 
-__all__ = [
-    "GONE", "FUNCTIONS", "entries_are", "holds", "attributes_are", "types_are", "none_in", "read_entries", "prepare",
-    "build", "loaded",
-]  # fmt: skip
-
 GONE = (AttributeError, LookupError, ValueError)  # what is raised where nothing is; the last by an empty cell
 
 

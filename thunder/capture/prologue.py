@@ -20,17 +20,15 @@ import torch
 from thunder import compat
 from thunder.capture import ask, passes
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, VALUE, Question, say, was_is
-from thunder.capture.checks import Apart, Rows, Tensors, attribute, by_owner, get
+from thunder.capture.checks import Apart, Rows, Tensors, attribute, by_owner, get, metadata
 from thunder.capture.groups import Groups
 from thunder.capture.native import CONTAINERS
-from thunder.capture.sources import MISSING, Source, called, cell, find, held, item
+from thunder.capture.sources import MISSING, STEPS, Source
 from thunder.capture.statements import check_symbol, written
 from thunder.core.codegen import Text
 from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
 from thunder.interpreter.attributes import type_attribute
-
-__all__ = ["PrologueWriter"]
 
 CACHED = 32  # tables that are not worth looking at before they are read
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -167,8 +165,7 @@ class PrologueWriter:
                 return f"{b}.get({self.literal(key)}, MISSING)"
             if kind in (list, tuple) and key in range(self.capture.observed.get((base, ask.LENGTH, None), 0)):
                 return f"{b}[{key}]"
-        how = {"item": "item", "find": "find", "cell": "cell", "call": "called", "held": "held"}[source.step]
-        return f"{how}({b}, {self.literal(key)})"
+        return f"{STEPS[source.step].__name__}({b}, {self.literal(key)})"
 
     def type_of(self, source: Source) -> type | None:
         if source.base is None:
@@ -383,20 +380,7 @@ class PrologueWriter:
         expected, tensors = [], []
         for source, shape in capture.tensors.shapes.items():
             tensor = capture.guarded_tensor(source)
-            was = {
-                "type": type(tensor),
-                "shape": shape,
-                "dtype": tensor.dtype,
-                "device": tensor.device,
-                "requires_grad": tensor.requires_grad,
-            }
-            was |= {
-                "is_conj": tensor.is_conj(),
-                "is_neg": tensor.is_neg(),
-                "is_inference": tensor.is_inference(),
-                "layout": tensor.layout,
-            }
-            expected.append((source, was))
+            expected.append((source, {"type": type(tensor), "shape": shape, **metadata(tensor)}))
             tensors.append(tensor)
         self.objects["check_tensor_metadata"] = compat.tensor_batch_check(
             tensors, list(capture.tensors.shapes.values())
@@ -475,5 +459,5 @@ _DICTS = ("__dict__", *_MODULE_TABLES)
 _HELPERS: dict[str, Any] = {
     f.__name__: f for f in (any, all, getattr, hasattr, id, isinstance, len, list, map, sorted, str, tuple, type, math)
 }
-_HELPERS |= {f.__name__: f for f in (was_is, say, called, cell, find, held, item)}
+_HELPERS |= {f.__name__: f for f in (was_is, say, *STEPS.values())}
 _HELPERS |= ask.HELPERS | {"MISSING": MISSING, "passes": passes, "own": object.__getattribute__}

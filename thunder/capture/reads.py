@@ -15,8 +15,6 @@ from thunder.capture.containers import MUTABLE, is_changed
 from thunder.capture.native import native_module
 from thunder.interpreter import attributes
 
-__all__ = ["Reading", "load_attr"]
-
 _LOOKING = {id(f) for f in (super, hasattr, getattr, isinstance)}
 
 

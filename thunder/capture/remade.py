@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import gc
 import io
@@ -14,20 +13,18 @@ import weakref
 
 import numpy
 
-from thunder.capture.native import native_module
+from thunder.capture.native import DICT_VIEWS, native_module
 from thunder.interpreter import sequences
 from thunder.interpreter.attributes import BUILTINS, type_attribute
-
-__all__ = ["UNCHANGING", "is_filled", "is_global", "goes_on", "made_of", "native_new"]
 
 
 def made_of(value, t: type) -> tuple | None:
     """(a callable, its arguments) that make an object of a library's again, where its parts do not say so."""
     if t is slice:
         return slice, (value.start, value.stop, value.step)
-    if t in _VIEWS:
+    if t in DICT_VIEWS:
         (table,) = gc.get_referents(value)
-        return getattr(type(table), _VIEWS[t]), (table,)
+        return getattr(type(table), DICT_VIEWS[t]), (table,)
     if isinstance(value, (staticmethod, classmethod)):
         return None if type(value.__func__) in BUILTINS else (t, (value.__func__,))
     if t is types.MappingProxyType:
@@ -78,13 +75,6 @@ UNCHANGING = (
 
 
 _ITERATORS = {type(iter(made)) for made in ([], (), range(0))}
-
-
-_VIEWS = {
-    type(made): name
-    for table in ({}, collections.OrderedDict())
-    for name, made in (("keys", table.keys()), ("values", table.values()), ("items", table.items()))
-}
 
 
 def is_global(value, t: type) -> bool:

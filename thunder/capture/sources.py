@@ -9,8 +9,6 @@ from typing import Any
 
 from thunder.interpreter.attributes import plain_attribute
 
-__all__ = ["MISSING", "Source", "called", "cell", "find", "held", "item"]
-
 _PRIVATE_STEPS = {"_lc_original", "__self__", "_parameters", "_buffers", "_modules", "__dict__"}
 
 
@@ -61,6 +59,9 @@ def cell(function, index: int):
         return MISSING
 
 
+STEPS = {"item": item, "find": find, "cell": cell, "call": called, "held": held}  # how such a step is taken
+
+
 class Source:
     """A path: a base, and one step from it. Interned through `children`, so that two equal paths are one object.
 
@@ -87,7 +88,7 @@ class Source:
             return base.shape[self.key]
         if self.step == "keyed":
             return item(base, values[self.key])
-        return {"item": item, "find": find, "cell": cell, "call": called, "held": held}[self.step](base, self.key)
+        return STEPS[self.step](base, self.key)
 
     def child(self, step: str, key, label: str = "") -> Source:
         found = self._children.get((step, type(key), key))

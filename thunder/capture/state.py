@@ -20,8 +20,6 @@ from thunder.core.symbolic import Decisions
 from thunder.distributed.placement import Placement
 from thunder.options import CACHE_OPTIONS, JitOptions
 
-__all__ = ["Request", "Look", "AttributeDict", "Tensors", "Numbers", "Containers", "Writes", "Outside", "Known"]
-
 
 @dataclass(frozen=True)
 class Request:

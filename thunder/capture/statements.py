@@ -8,8 +8,6 @@ from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.symbol import BoundSymbol, Names, Symbol
 from thunder.core.trace import Trace, TraceInfo
 
-__all__ = ["check_symbol", "written"]
-
 
 def _print_text(statement: BoundSymbol, printer: Printer) -> list[str]:
     printer.context.update(statement.kwargs["objects"])

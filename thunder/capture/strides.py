@@ -20,8 +20,6 @@ from thunder.core.symbol import BoundSymbol
 from thunder.ops.layout import run_line
 from thunder.ops.torch_types import to_torch_device
 
-__all__ = ["LAYOUT_QUESTIONS", "answer", "layout"]
-
 # the same for all views of a memory
 _OF_MEMORY = {torch.Tensor.is_pinned, torch.Tensor.is_shared, torch.Tensor.is_inference, torch.is_inference}
 _OF_BITS = {torch.Tensor.is_conj, torch.is_conj, torch.Tensor.is_neg, torch.is_neg}

@@ -20,8 +20,6 @@ from thunder.ops.memory import are_disjoint, part_shown
 from thunder.ops.opaque_values import is_unusual
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
-__all__ = ["read", "is_leaf", "keeps_casts", "written_to", "write_back", "lift"]
-
 
 def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
     """The proxy for a tensor. Every argument position has its own; a tensor of the module's has one, however it is

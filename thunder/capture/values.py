@@ -32,8 +32,6 @@ from thunder.core.proxies import TensorProxy
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import in_python, type_attribute
 
-__all__ = ["read", "elements"]
-
 
 def read(c, value, source: Source):
     """A value came in through a source: what the program may hold of it."""

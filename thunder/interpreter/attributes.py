@@ -16,6 +16,7 @@ from thunder.interpreter.instructions import NULL
 from thunder.interpreter.tracebacks import swallow
 
 FUNCTION, METHOD = types.FunctionType, types.MethodType
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 # Types of special methods that native code implements. They take the object first, and need no binding.
 NATIVE_METHODS = frozenset({types.WrapperDescriptorType, types.MethodDescriptorType})
 # Types of functions and bound methods in C; the second is that of methods that are told their class.

@@ -22,12 +22,11 @@ import types
 from typing import Any
 
 from thunder.interpreter import attributes, construction, operators, sequences, standins, text
-from thunder.interpreter.attributes import bind as bind_attribute
-from thunder.interpreter.attributes import call_special, in_python, native_method, type_attribute
+from thunder.interpreter.attributes import HEAP_TYPE, call_special, in_python, native_method, type_attribute
 from thunder.interpreter.binding import bind
 from thunder.interpreter.building import unpacker
 from thunder.interpreter.builtin_calls import FRAME_CALLS
-from thunder.interpreter.control import NULL
+from thunder.interpreter.control import CO_ITERABLE_COROUTINE, NULL
 from thunder.interpreter.decode import decode
 from thunder.interpreter.errors import UnsupportedError
 from thunder.interpreter.history import SHORT_LOG_LENGTH, FullLog
@@ -38,8 +37,6 @@ from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 from thunder.interpreter.tracebacks import clean, swallow
 
 UNARY = {"-": operator.neg, "~": operator.invert, "+": operator.pos}
-CO_ITERABLE_COROUTINE = 0x100
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 PLACEHOLDER = getattr(functools, "Placeholder", None)
 FUNCTION, METHOD = types.FunctionType, types.MethodType
 _CALLS = {
@@ -177,7 +174,7 @@ class Host:
         """Call something that is not interpreted. Inside an `except` block it sees the handled exception."""
         if self.log is not None:
             self.log.note("Opaque", f)
-        if self.stack_of_frames and (type(f) is FUNCTION or isinstance(f, type) and f.__flags__ & _HEAP_TYPE):
+        if self.stack_of_frames and (type(f) is FUNCTION or isinstance(f, type) and f.__flags__ & HEAP_TYPE):
             called = FUNCTION(_CALLED, self.stack_of_frames[-1].fn.__globals__)  # who asks finds the caller's module
             args, kwargs, f = (f, args, kwargs), {}, called
         if self.exc is None:
@@ -233,7 +230,7 @@ class Host:
     def load_special(self, value, name):
         """A special method looked up on the type, bound to the value; NULL when there is none."""
         found = self.lookup(type(value), name)
-        return found if found is NULL else bind_attribute(self, found, value, type(value), name)
+        return found if found is NULL else attributes.bind(self, found, value, type(value), name)
 
     def unpack(self, value, before, after=None):
         """The items of `value` in reverse: `before` of them, or with a rest and `after` more. Errors as in CPython."""

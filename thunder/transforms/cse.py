@@ -46,7 +46,7 @@ def share(trace: Trace) -> Trace:
     seen: dict = {}
 
     def stays(operation: BoundSymbol) -> bool:
-        """Two sizes that data decides are two numbers, though they are always equal."""
+        """Two data-dependent sizes are two numbers, though they are always equal."""
         if not all(isinstance(o, TensorProxy) for o in operation.outputs) or not operation.outputs:
             return True
         if any(n.unbacked for n in numbers_in((operation.args, operation.kwargs, operation.output), [])):

@@ -13,8 +13,6 @@ from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol, Symbol, adopt, current_recorder
 from thunder.transforms.levels import renamed, typed
 
-__all__ = ["apply"]
-
 
 class FunctionContext:
     """The `ctx` of a Function: attributes and saved tensors, as the program leaves them."""

@@ -31,8 +31,6 @@ from thunder.transforms.derivative import Derivative
 from thunder.transforms.levels import renamed, typed
 from thunder.transforms.phases import marked
 
-__all__ = ["Engine", "freed", "run_engine", "make_gradients", "call_backward", "group_by_device_and_dtype"]
-
 
 def group_by_device_and_dtype(c, f, args, kwargs) -> dict:
     """What `torch._C._group_tensors_by_device_and_dtype` does, in its order: asked with empty tensors in the place of

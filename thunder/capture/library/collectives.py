@@ -22,8 +22,6 @@ from thunder.ops import LTORCH
 from thunder.ops.collectives import all_gather, all_reduce, all_to_all, broadcast, group_of, reduce_scatter, wait
 from thunder.ops.inplace import overwrite
 
-__all__ = ["handlers"]
-
 
 class Work:
     """What a collective gives that was started with `async_op=True`."""

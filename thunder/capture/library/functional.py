@@ -27,13 +27,6 @@ from thunder.ops import LTORCH
 from thunder.transforms.levels import Level
 from thunder.transforms.pullback import Pullback, pushforward
 
-__all__ = [
-    "Transformed", "Grad", "VJP", "JVP", "separate", "Differentiated", "original", "opened", "flatten", "fresh", "made",
-    "selected_arguments",
-    "check_like",
-]  # fmt: skip
-
-
 vjp: Callable[..., tuple] = torch.func.vjp  # how many it gives depends on has_aux
 
 

@@ -11,8 +11,6 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.infer import fake
 from thunder.ops.torch_types import from_tensor_dtype
 
-__all__ = ["read_gradient", "write_gradient", "leaf_gradient", "first_proxy"]
-
 
 def _place(c, p: TensorProxy) -> tuple:
     """The key of a tensor's `.grad` among what the program wrote: one for all proxies of a tensor from outside."""

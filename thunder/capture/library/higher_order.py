@@ -15,8 +15,6 @@ import torch.utils.checkpoint
 from thunder import compat
 from thunder.compat.names import AUTOCAST_MODE, HIGHER_ORDER
 
-__all__ = ["BY_NAME", "definition_of", "handlers"]
-
 
 def cond(pred, true_fn, false_fn, operands=()):
     return true_fn(*operands) if pred else false_fn(*operands)

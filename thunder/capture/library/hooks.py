@@ -23,8 +23,6 @@ from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.interpreter.attributes import plain_attribute
 from thunder.transforms.levels import renamed_value
 
-__all__ = ["call_hook", "hooked", "node", "register", "retain", "run"]
-
 
 class Hook:
     """A hook as the program registered it. rebuilt: what makes it of the values of one call; see `rebuilt_hooks`."""

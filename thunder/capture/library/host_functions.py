@@ -19,8 +19,6 @@ from thunder.core.proxies import FloatProxy, IntegerProxy, TensorProxy, concrete
 from thunder.interpreter import standins
 from thunder.options import SHARP_EDGES_OPTIONS
 
-__all__ = ["handlers"]
-
 MOST = 64  # elements of a list that is shuffled: each is a host call
 
 

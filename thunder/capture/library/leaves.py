@@ -13,8 +13,6 @@ from thunder.core.proxies import TensorProxy, number_value
 from thunder.ops.inplace import copy_
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
-__all__ = ["copied", "leaf", "parameter", "require_grad"]
-
 
 def leaf(c, values: TensorProxy, kind: type = torch.Tensor, requires_grad: bool = True) -> TensorProxy:
     """A new leaf with these values. The prologue makes it at each call, so that autograd knows it as it knows

@@ -12,8 +12,6 @@ from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.library.hooks import hooked
 from thunder.core.proxies import proxies_in
 
-__all__ = ["finish"]
-
 
 def finish(c, result) -> None:
     """Hooks that no backward of the program has run go to the backward outside. Raises CaptureError where one knows

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import cast
 
-import torch
-
 from thunder import compat
 from thunder.capture.library.functional import (
     JVP,
@@ -20,8 +18,6 @@ from thunder.capture.library.functional import (
     selected_arguments,
 )
 from thunder.capture.library.vmap import VMap
-
-__all__ = ["HANDLERS", "BY_NAME", "KINDS"]
 
 
 def _call_transformed(c, f, args, kwargs):
@@ -98,19 +94,7 @@ class _Called:
         return self.function(*args, **kwargs)
 
 
-def _torch_vjp_in_public(c, f, args, kwargs):
-    return _torch_vjp(c, f, args, {"has_aux": False, **kwargs})
-
-
-def _torch_jvp_in_public(c, f, args, kwargs):
-    return _torch_jvp(c, f, args, {"has_aux": False, **kwargs})
-
-
 HANDLERS = {
-    torch.func.vjp: _torch_vjp_in_public,
-    torch.func.jvp: _torch_jvp_in_public,
-}
-HANDLERS |= {
     function: handler
     for name, handler in {
         "grad": _torch_grad, "grad_and_value": _torch_grad_and_value, "vjp": _torch_vjp, "jvp": _torch_jvp,

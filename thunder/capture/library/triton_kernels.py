@@ -21,8 +21,6 @@ from thunder.capture.ask import IDENTITY
 from thunder.core.proxies import NumberProxy, TensorProxy, map_structure
 from thunder.ops.mutating import call_mutating
 
-__all__ = ["launchers", "written_parameters"]
-
 
 def launchers() -> dict[Callable, Callable]:
     """function of triton's -> handler; empty while no program has imported triton."""

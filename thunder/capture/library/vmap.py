@@ -14,8 +14,6 @@ from thunder.core.symbol import recording
 from thunder.ops import LTORCH
 from thunder.transforms.batching import batched
 
-__all__ = ["VMap"]
-
 
 def _dims_of(dims, spec, what: str) -> list:
     """One dim or None for each leaf of a structure, from an int, None, or a prefix of the structure."""

@@ -1,0 +1,86 @@
+"""Where a program is, for bound symbols, for messages and for the user. Functions take the capture first."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import types
+from typing import Any
+
+import torch
+
+from thunder.capture.library.functional import original
+from thunder.capture.native import native_module
+from thunder.interpreter import format_location
+from thunder.interpreter.attributes import plain_attribute
+
+
+@functools.cache
+def _is_library(module: str | None) -> bool:
+    return bool(module) and (native_module(module) or module.startswith(("torch.", "triton.")))
+
+
+def place(location) -> tuple:
+    """(filename, line, function, source line) of a location."""
+    filename, line, _, source, function = format_location(location)
+    return filename, line, function, source or ""
+
+
+def own_location(c) -> tuple | None:
+    """(code, instruction index, module path) of the innermost frame that is not library code, of the innermost one
+    where all are. The path is that of the innermost module that runs: None where none does."""
+    own = module = None
+    for frame in reversed(c.stack_of_frames):
+        if own is None and not _is_library(frame.fn.__globals__.get("__name__", "")):
+            own = frame
+        if module is None:
+            module = _module_path(c, frame)
+        if own is not None and module is not None:
+            break
+    location = c.location() if own is None else (own.fn.__code__, own.ip)
+    return None if location is None else (*location, module)
+
+
+def _module_path(c, frame) -> str | None:
+    """The path of the module that a method runs of, as the user would write it below the compiled module."""
+    code = frame.fn.__code__
+    owner = frame.locals.get(code.co_varnames[0]) if code.co_argcount else None
+    if type(owner) is types.CellType:  # where a function or class inside of the method names it
+        owner = content(owner)
+    if not isinstance(owner, torch.nn.Module):
+        return None
+    outside = c.outside
+    path = outside.rooted.get(id(owner), outside.module_paths.get(id(owner)))
+    if path is None:
+        source = c.sources.get(id(owner))
+        path = type(owner).__name__ if source is None else source.describe(c.parameters).rpartition(" ")[2]
+        outside.module_paths[id(owner)], c.keep[id(owner)] = path, owner
+    return path
+
+
+def user_location(c) -> tuple | None:
+    """(filename, line, function, source line) of the innermost frame that is not library code."""
+    location = c.own_location()
+    if location is None:  # the program has returned: where it is defined
+        fn = original(c.request.fn)
+        target = fn.forward if isinstance(fn, torch.nn.Module) else fn
+        code = getattr(plain_attribute(target, "__func__", target), "__code__", None)
+        return (
+            None
+            if code is None
+            else (
+                code.co_filename,
+                code.co_firstlineno,
+                code.co_qualname,
+                linecache.getline(code.co_filename, code.co_firstlineno),
+            )
+        )
+    return place(location)
+
+
+def content(cell: types.CellType) -> Any:
+    """What a cell holds; None where that is nothing."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
