@@ -113,7 +113,7 @@ class Capture(Host):
         self.reading: Reading | None = None  # an attribute that Python code answers
         # how many torch-function modes are active, the program's `with torch.device(...)` among them
         self.function_modes = -1
-        self.same_settings = functools.partial(compat.settings_are, compat.settings())
+        self.same_settings = functools.partial(compat.settings_are, compat.settings_beside_modes())
 
     # ------------------------------------------------------------------------------------------------ sources and
     # guards
@@ -176,10 +176,10 @@ class Capture(Host):
         before, names = self.same_settings.args[0], self.recorder.context.names
         now = compat.kernel_settings()
         names.settings = tuple(name for name, value in now.items() if value != before[name])
-        if names.settings or result is None and type(f) in (types.FunctionType, types.BuiltinFunctionType):
-            self.setting(
-                self.const(self.same_settings, "PyTorch's settings are those at capture: ").call("__call__"), True
-            )
+        sets = result is None and type(f) in _FUNCTIONS and f.__name__ not in ("__init__", "__enter__", "__exit__")
+        if names.settings or sets:
+            source = self.const(self.same_settings, "whether PyTorch's settings are those at capture")
+            self.setting(source.call("__call__"), True)
 
     # ------------------------------------------------------------------------------------------------ objects
 
@@ -491,3 +491,6 @@ def replaced_tensors(fn, overrides: tuple[dict, ...]) -> dict[int, tuple[dict, s
         for table in overrides:
             found |= {id(own[name]): (table, name) for name in table if name in own}
     return found
+
+
+_FUNCTIONS = {types.FunctionType, types.BuiltinFunctionType}

@@ -148,6 +148,9 @@ def _tuple(c, value: tuple, source: Source):
         return value
     if all(type(x) in PRIMITIVE for x in tuple.__iter__(value)) and not c.numbers.symbolic:
         ask(c, source, VALUE)
+        if type(value).__dictoffset__:  # its attributes are read
+            ask(c, source, TYPE)
+            c.know(value, source)
         return value
     ask(c, source, TYPE)
     ask(c, source, LENGTH)

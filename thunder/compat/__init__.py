@@ -23,7 +23,8 @@ _home, __dir__ = names_from(
             "default_device", "foreign_tracer",
         ),
         "thunder.compat.torch_settings": (
-            "settings", "kernel_settings", "kernel_flags", "changed_settings", "set_settings", "settings_are",
+            "settings", "settings_beside_modes", "kernel_settings", "kernel_flags", "changed_settings", "set_settings",
+            "settings_are",
             "picklable_settings",
         ),
         "thunder.compat.autocast": ("autocast_state", "autocast_casts", "composed", "casts_keep_grad_mode",

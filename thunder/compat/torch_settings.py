@@ -24,11 +24,12 @@ _ATTENTION = "flash", "mem_efficient", "math", "cudnn"
 
 class _Setting(NamedTuple):
     """How a setting is read, and set to what was read. kernels: operations follow it when they run, and nothing else of
-    thunder does."""
+    thunder does. key: `modes_key` has it, so that a program is for one value."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
     kernels: bool = False
+    key: bool = False
 
     def value(self) -> Any:
         """None where it has none: of an older and a newer name of one setting, the older one."""
@@ -42,17 +43,17 @@ class _Setting(NamedTuple):
 def _settings() -> dict[str, _Setting]:
     C = compat.C
     found = {
-        "grad mode": _Setting(torch.is_grad_enabled, compat.set_grad_enabled),
-        "default dtype": _Setting(torch.get_default_dtype, torch.set_default_dtype),
-        "autocast's cache": _Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+        "grad mode": _Setting(torch.is_grad_enabled, compat.set_grad_enabled, key=True),
+        "default dtype": _Setting(torch.get_default_dtype, torch.set_default_dtype, key=True),
+        "autocast's cache": _Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, key=True),
         "warnings always": _Setting(torch.is_warn_always_enabled, torch.set_warn_always),
         "threads": _Setting(torch.get_num_threads, torch.set_num_threads),
         "deterministic": _Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, True),
     }
     for kind in compat.AUTOCAST_KINDS:
         enable, choose = torch.set_autocast_enabled, torch.set_autocast_dtype
-        found[f"autocast on {kind}"] = _of(torch.is_autocast_enabled, enable, kind)
-        found[f"autocast's dtype on {kind}"] = _of(torch.get_autocast_dtype, choose, kind)
+        found[f"autocast on {kind}"] = _of(torch.is_autocast_enabled, enable, kind, key=True)
+        found[f"autocast's dtype on {kind}"] = _of(torch.get_autocast_dtype, choose, kind, key=True)
     found["flush_denormal"] = _Setting(_flushes, torch.set_flush_denormal, True)
     for name in _FLAGS:
         read, write = getattr(C, f"_get_{name}", None), getattr(C, f"_set_{name}", None)
@@ -78,8 +79,8 @@ def _flushes(smallest: float = sys.float_info.min) -> bool:
     return smallest * 0.5 == 0.0
 
 
-def _of(read: Callable, write: Callable, *which: str, kernels: bool = False) -> _Setting:
-    return _Setting(functools.partial(read, *which), functools.partial(write, *which), kernels)
+def _of(read: Callable, write: Callable, *which: str, kernels: bool = False, key: bool = False) -> _Setting:
+    return _Setting(functools.partial(read, *which), functools.partial(write, *which), kernels, key)
 
 
 def _spread(write: Callable, value: Any) -> None:
@@ -89,6 +90,11 @@ def _spread(write: Callable, value: Any) -> None:
 def settings() -> dict[str, Any]:
     """The values of PyTorch's settings, by name."""
     return {name: setting.value() for name, setting in _settings().items()}
+
+
+def settings_beside_modes() -> dict[str, Any]:
+    """Those settings that are not part of `modes_key`."""
+    return {name: setting.value() for name, setting in _settings().items() if not setting.key}
 
 
 def kernel_settings() -> dict[str, Any]:
