@@ -133,7 +133,10 @@ def test_recompilations_say_why_where_and_when():
     )
     assert first.location == (__file__, line, "test_recompilations_say_why_where_and_when", "    compiled(ONES, 3)\n")
     assert (first.call, second.call) == (2, 4) and before <= first.time <= second.time <= time.time()
-    assert str(first) == f"call 2, {__file__}:{line}, in test_recompilations_say_why_where_and_when: n was 2, is 3"
+    assert (
+        str(first)
+        == f"call 2, {__file__}:{line}, in test_recompilations_say_why_where_and_when: n was 2, is 3 (see docs/troubleshooting.md#other-values)"
+    )
     module = thunder.jit(Model())
     module(ONES), module(torch.ones(3, 2))
     (record,) = module.recompilations
