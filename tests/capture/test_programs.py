@@ -1412,11 +1412,14 @@ def test_methods_that_a_descriptor_makes_anew_at_each_access(monkeypatch):
 
 
 class Indexed:
+    def __init__(self, values=(2, 4, 6)):
+        self.values = values
+
     def __len__(self):
-        return 3
+        return len(self.values)
 
     def __getitem__(self, i):
-        return (2, 4, 6)[i]
+        return self.values[i]
 
 
 @pytest.mark.parametrize(
@@ -1443,6 +1446,14 @@ def test_tensors_of_sequences_and_of_numpys_numbers_have_their_dtype(make, data)
         return made, made.dtype, made.shape
 
     assert_same(thunder.jit(program)(X), program(X))
+
+
+@pytest.mark.parametrize("make", [lambda x, d: torch.tensor(d), lambda x, d: x.new_tensor(d)])
+def test_sequences_of_the_users_are_read_at_each_call(make):
+    compiled, data = thunder.jit(make, fallback="error"), Indexed([1, 2])
+    for values in ([1, 2], [1, 3], [2.5]):
+        data.values[:] = values
+        assert_same(compiled(X, data), make(X, data))
 
 
 @pytest.mark.parametrize(

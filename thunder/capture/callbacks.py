@@ -207,7 +207,7 @@ def _hash(k):
 
 def _hashed_in_python(c, k) -> bool:
     methods = [m for n in ("__hash__", "__eq__") if (m := c.slot(type(k), n)) is not None and _of_users(m)]
-    if methods and not (all(map(_is_pure, methods)) and not any(i == id(k) for i, _ in c.writes.overlay)):
+    if methods and not (all(map(is_pure, methods)) and not any(i == id(k) for i, _ in c.writes.overlay)):
         refuse(c, k, "a hash table")
     return bool(methods)
 
@@ -221,7 +221,7 @@ def only_looks(function, *others: str) -> bool:
     return {h.__name__ for h, _ in decode(function.__code__).program} <= _LOOKS.union(others)
 
 
-def _is_pure(method) -> bool:
+def is_pure(method) -> bool:
     """Whether a function only looks at attributes and compares them."""
     for handler, argument in decode(method.__code__).program:
         name = handler.__name__

@@ -224,10 +224,6 @@ def _compress(c, f, args, kwargs):
     return call_native(c, f, args, kwargs)
 
 
-def _callable(c, f, args, kwargs):
-    return False if type(args[0]) is TensorProxy else callable(args[0])
-
-
 def _check_is_size(c, f, args, kwargs):
     """torch._check_is_size: of a data-dependent number; others are checked by PyTorch's own function."""
     (n, *rest), most = args, kwargs.get("max")
@@ -283,7 +279,7 @@ def install() -> None:
     HANDLERS.update({id(f): _by_name(HANDLERS.get(id(f), call_native)) for f in (getattr, hasattr)})
     M = torch.nn.Module
     table = {
-        type: _type, callable: _callable, id: id_of, hash: _hash, print: _print, int: _number, float: _number,
+        type: _type, id: id_of, hash: _hash, print: _print, int: _number, float: _number,
         breakpoint: lambda c, f, a, k: breakpoint_line(),
         M.__call__: _module_call,
         M.__getattr__: lambda c, f, a, k: objects.of_torch_module(c, *a),

@@ -142,7 +142,6 @@ ITERATING = {
     functools.reduce, collections.deque, dict.fromkeys,
 }  # fmt: skip
 ITERATING |= {str.join, "".join}
-CALLABLE_FIRST = {map, filter, functools.reduce}
 # which hand on what they iterate over
 _HANDING_ON = {
     itertools.cycle, itertools.islice, itertools.pairwise, itertools.product, itertools.permutations,

@@ -14,7 +14,6 @@ import struct
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import numpy
 import torch
@@ -28,7 +27,6 @@ from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
 from thunder.capture.native import (
     BUFFERS,
-    CALLABLE_FIRST,
     CONTAINERS,
     DICT_VIEWS,
     ENUM,
@@ -187,7 +185,8 @@ def stepping(c, f, s, args) -> list:
     if _is_iterating(f):
         several = f in (min, max) and len(args) > 1
         last = {functools.reduce: 2, sum: 1, sorted: 1, min: 1, max: 1}.get(f, len(args)) if not several else 0
-        return [iterable(c, a) if (f in CALLABLE_FIRST) <= i < last else a for i, a in enumerate(args)]
+        called, _ = standins.CALLING.get(id(f), (None, ""))
+        return [iterable(c, a) if i < last and i != called else a for i, a in enumerate(args)]
     if s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
         return [pairs(c, a) if isinstance(s, dict) else iterable(c, a) for a in args]
     return args
@@ -325,7 +324,7 @@ def _stand_in(c, f, a, known: dict):
 
 def _keeps(f) -> bool:
     """Whether native code keeps a function that it is given, and does not call it."""
-    owner: Any = f if isinstance(f, type) else plain_attribute(f, "__objclass__") or plain_attribute(f, "__self__")
+    owner = f if isinstance(f, type) else plain_attribute(f, "__objclass__") or plain_attribute(f, "__self__")
     return isinstance(owner, type) and (owner in (object, type) or issubclass(owner, _KEEPERS))
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import host_lines, opaque_values
+from thunder.capture import callbacks, host_lines, opaque_values
 from thunder.capture.ask import PRESENT
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_operand, expose
@@ -141,8 +141,10 @@ def call_method(c, method, args, kwargs):
         function = getattr(torch.Tensor, n)
         return record(c, function, [p, *args], kwargs)
     c.synchronize()
-    args, kwargs = [lifted(c, p), *all_lifted(c, args)], all_lifted(c, kwargs)
-    return checked(c, getattr(torch.Tensor, n), args, kwargs, lambda: function(*args, **kwargs))
+    method = getattr(torch.Tensor, n)
+    typed = method in _OF_DATA
+    args, kwargs = [lifted(c, p), *all_lifted(c, args, typed=typed)], all_lifted(c, kwargs, typed=typed)
+    return checked(c, method, args, kwargs, lambda: function(*args, **kwargs))
 
 
 def all_lifted(c, values, *, typed: bool = False) -> Any:
@@ -159,11 +161,20 @@ def _means_nothing(c, v, t: type) -> bool:
     special methods in Python."""
     if native_module(t.__module__) or callable(v) or plain_base(t) is not None:
         return False
-    if any(in_python(type_attribute(t, f"__{name}__")) for name in ("index", "float", "int")):
-        return True
-    if in_python(type_attribute(t, "__getitem__")) and type_attribute(t, "__len__") is NULL:  # no sequence either
+    if any(in_python(type_attribute(t, f"__{name}__")) for name in ("index", "float", "int", "getitem", "array")):
         return True
     return all(type_attribute(t, f"__{name}__") is NULL for name in ("getitem", "array", "index", "float"))
+
+
+def _elements(c, v, t: type) -> list | None:
+    """The elements of a sequence of the user's that PyTorch makes a tensor of: how often it asks its methods for them
+    makes no difference."""
+    methods = [c.slot(t, name) for name in ("__len__", "__getitem__")]
+    others = any(c.slot(t, f"__{name}__") for name in ("iter", "index", "float", "int", "array"))
+    if others or not all(method and callbacks.is_pure(method) for method in methods):
+        return None
+    found = [x for x in c.steps(v)]  # which asks for no length
+    return found if c.truth(c.compare("==", c.call(len, [v], {}), len(found))) else None
 
 
 def lifted(c, v, *, typed: bool = False):
@@ -182,6 +193,8 @@ def lifted(c, v, *, typed: bool = False):
     if isinstance(v, (list, tuple)) and t not in (Size, torch.Size):
         expose(c, v, called=f"an operation that is given a {t.__name__}")
         return _lifted(c, v if type_attribute(t, "_make") is not NULL else list(v), typed)
+    if typed and (elements := _elements(c, v, t)) is not None:
+        return lifted(c, elements, typed=True)
     if type_attribute(t, "__torch_function__") is not NULL or _means_nothing(c, v, t):
         c.refuse(f"a {t.__name__} goes into an operation", "give it tensors and numbers")
     if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
@@ -203,7 +216,8 @@ def _lifted(c, v, typed: bool):
     return v.item() if isinstance(v, numpy.generic) and not typed else map_structure(c.lift, v)
 
 
-_OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray}  # make tensors of the type of what they are given
+# make tensors of what they are given
+_OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
 
 
 def operation(c, name: str, *operands):

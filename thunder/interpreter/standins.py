@@ -158,9 +158,7 @@ CALLS = {sum: _sum, any: _any, all: _all}
 # ---------------------------------------------------------------- functions that call what they are given
 
 _KEY_FUNCTION = (-1, "key")
-_ENCODER = getattr(json.encoder, "c_make_encoder", None)
-_USING_UP = (re.Pattern.sub, re.Pattern.subn, _ENCODER)
-_DECIDING = (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
+_ENCODER = getattr(json.encoder, "c_make_encoder", None)  # what `json` writes with
 # the place and the name of the function among the arguments
 _CALLING: dict[Any, tuple[int, str]] = {
     map: (0, ""), filter: (0, ""), functools.reduce: (0, ""), functools.cmp_to_key: (0, "mycmp"),
@@ -181,22 +179,36 @@ def with_functions(host, f, args, kwargs) -> tuple:
         return args, kwargs
     place, name = found
     place += type(f) is types.MethodDescriptorType  # which takes the object first
-    called = _used_up if method in _USING_UP else _predicate if method in _DECIDING else type(host).called_back
+    called = _RESULTS.get(id(method), type(host).called_back)
     return (
         [called(host, a) if i == place else a for i, a in enumerate(args)],
         {k: called(host, a) if k == name else a for k, a in kwargs.items()},
     )
 
 
-def _predicate(host, function):
-    """A function that native code asks for the truth; None of an element by itself."""
-    return lambda value: host.truth(value if function is None else host.call(function, [value], {}))
-
-
 def _used_up(host, function):
     """A function whose result native code uses up: the text that a pattern puts in."""
     called = host.called_back(function)
     return function if called is function else lambda *args: host.handed(called(*args))
+
+
+def _decided(host, function):
+    """A function whose result native code asks for the truth."""
+    called = host.called_back(function)
+    return function if called is function else lambda value: host.truth(called(value))
+
+
+def _filtered(host, function):
+    """`_decided`; without a function, elements themselves are asked."""
+    return host.truth if function is None else _decided(host, function)
+
+
+# what native code does with results, where it does not hand them on
+_RESULTS = {
+    **dict.fromkeys(map(id, (re.Pattern.sub, re.Pattern.subn, _ENCODER)), _used_up),
+    **dict.fromkeys(map(id, (itertools.takewhile, itertools.dropwhile)), _decided),
+    **dict.fromkeys(map(id, (filter, itertools.filterfalse)), _filtered),
+}
 
 
 # ---------------------------------------------------------------- functions that compare what they are given
