@@ -8,7 +8,7 @@ import torch
 
 import thunder
 from thunder.compiled import compiled_of
-from thunder.errors import CaptureError, OptionError
+from thunder.errors import CaptureError, OptionError, ThunderError
 from thunder.extend import OperatorExecutor
 
 
@@ -189,7 +189,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
         thunder.profile(thunder.jit(lambda x: x + x.untyped_storage().nbytes(), fallback="eager"), torch.ones(2))
     served = thunder.load(thunder.precompile(LINEAR, torch.ones(1, 2), path=tmp_path / "p"), LINEAR)
     for look in (thunder.profile, lambda fn, x: thunder.report(fn, None, x)):
-        with pytest.raises(CaptureError, match="loaded from disk"):
+        with pytest.raises(ThunderError, match="comes from the disk"):
             look(served, torch.ones(1, 2))
     with pytest.raises(OptionError, match="what runs is not the printed trace"):
         thunder.profile(thunder.jit(torch.sin, debug_options=thunder.DebugOptions(check_traces=True)), torch.ones(2))

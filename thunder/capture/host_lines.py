@@ -267,7 +267,7 @@ def _effect(function) -> str:
 
 
 def holds_host_values(c, *values, numbers: bool = True) -> bool:
-    """Whether values are or hold what host calls give, or data-dependent numbers."""
+    """Whether values are or hold what host calls give, or data-dependent numbers. The path decides what keys are."""
     if _NAMES.isdisjoint(c.recorder.context.names.counters):
         return False
     return any(
@@ -275,7 +275,7 @@ def holds_host_values(c, *values, numbers: bool = True) -> bool:
         or numbers
         and (type(v) is Condition or isinstance(v, NumberProxy))
         and bool(v.unbacked)
-        for v in parts_of(*values)
+        for v in parts_of(*values, keys=False)
     )
 
 

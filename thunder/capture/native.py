@@ -56,8 +56,9 @@ def container_base(kind: type) -> Any:
 _BUILTIN = {list, dict, set, collections.OrderedDict, collections.deque}
 
 
-def parts_of(*values) -> Iterator:
-    """The values and everything in the containers among them, each container once, without the user's methods."""
+def parts_of(*values, keys: bool = True) -> Iterator:
+    """The values and everything in the containers among them, each container once, without the user's methods. keys:
+    those of dicts as well."""
     pending, seen = list(values), set()
     while pending:
         value = pending.pop()
@@ -65,7 +66,9 @@ def parts_of(*values) -> Iterator:
         base = next((b for b in _HOLDING if isinstance(value, b)), None)
         if base is not None and id(value) not in seen:
             seen.add(id(value))
-            pending += (*dict.keys(value), *dict.values(value)) if base is dict else base.__iter__(value)
+            if keys and base is dict:
+                pending += dict.keys(value)
+            pending += dict.values(value) if base is dict else base.__iter__(value)
 
 
 _HOLDING: Any = (list, tuple, dict, set, frozenset, collections.deque)

@@ -21,7 +21,7 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import original_of
-from thunder.analysis.flow import uses
+from thunder.analysis.flow import producers, uses
 from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import Proxy, TensorProxy, numbers_in
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
@@ -68,7 +68,7 @@ def _is_cast(operation: BoundSymbol) -> bool:
 
 def _with_wide_products(trace: Trace) -> list[BoundSymbol]:
     read = uses(trace.bound_symbols, trace.output_proxies)
-    producer = {o: b for b in trace.bound_symbols for o in b.outputs}
+    producer = producers(trace)
     wide: dict[BoundSymbol, BoundSymbol] = {}  # by the product, the cast
     for operation in filter(_is_cast, trace.bound_symbols):
         x = operation.args[0]

@@ -20,7 +20,7 @@ import torch
 
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import original_of
-from thunder.analysis.flow import consumers
+from thunder.analysis.flow import consumers, producers
 from thunder.core.proxies import Proxy, TensorProxy, equal_shapes, like, number_value, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
@@ -48,10 +48,16 @@ def padded_rows(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trace:
         after = _Half(cut.backward, cut.backward.output, fuses)
     here = _Half(trace, returned, fusible.__contains__, frozenset(proxies_in(saved, [])), after)
     padded = set(trace.info.padded)
-    produced_by = {o: b for b in trace.bound_symbols for o in b.outputs if _pads(b) or b in fusible}
+    produced_by = producers(trace)
     for value in dict.fromkeys(_matrices(trace.bound_symbols)):
         producer = produced_by.get(value)
-        if producer is not None and not _is_view(producer) and _is_odd(value) and value not in padded:
+        if (
+            producer is not None
+            and (_pads(producer) or producer in fusible)
+            and not _is_view(producer)
+            and _is_odd(value)
+            and value not in padded
+        ):
             padded |= here.views_taken(value) or set()
     operations: list[BoundSymbol] = []
     for b in trace.bound_symbols:
