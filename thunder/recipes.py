@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -117,58 +117,58 @@ class Training(Recipe):
         return {"memory_budget": self.memory_budget, "rng": self.rng}
 
 
+class _OneTransform(Recipe):
+    """A recipe that applies one transform, and has its parameters."""
+
+    transform: ClassVar[Callable[..., Any]]
+
+    def options(self) -> dict[str, Any]:
+        return {"transforms": [type(self).transform(**_fields(self))]}
+
+
 @dataclass(frozen=True)
-class ReduceOverhead(Recipe):
+class ReduceOverhead(_OneTransform):
     """CUDA graphs, as `torch.compile(mode="reduce-overhead")`: the host launches a program as one. On the CPU it
     changes nothing but that each size has a program."""
 
-    def options(self) -> dict[str, Any]:
-        return {"transforms": [CUDAGraphTransform()]}
+    transform = CUDAGraphTransform
 
 
 @dataclass(frozen=True)
-class FP8(Recipe):
+class FP8(_OneTransform):
     """Linear layers in float8; see `Float8Transform`, which has these parameters."""
 
+    transform = Float8Transform
     scaling: str = "tensorwise"
     gradient_dtype: torch.dtype | None = None
     filter: Callable[[Any, str], bool] | None = None
 
-    def options(self) -> dict[str, Any]:
-        return {"transforms": [Float8Transform(**_fields(self))]}
-
 
 @dataclass(frozen=True)
-class QuantizeInt8(Recipe):
+class QuantizeInt8(_OneTransform):
     """Weights of linear layers in 8 bits; see `Int8Weights`."""
 
+    transform = Int8Weights
     filter: Callable[[Any, str], bool] | None = None
-
-    def options(self) -> dict[str, Any]:
-        return {"transforms": [Int8Weights(**_fields(self))]}
 
 
 @dataclass(frozen=True)
-class QuantizeInt4(Recipe):
+class QuantizeInt4(_OneTransform):
     """Weights of linear layers in 4 bits, by groups; see `Int4Weights`."""
 
+    transform = Int4Weights
     group: int = 64
     filter: Callable[[Any, str], bool] | None = None
 
-    def options(self) -> dict[str, Any]:
-        return {"transforms": [Int4Weights(**_fields(self))]}
-
 
 @dataclass(frozen=True)
-class QuantizeNF4(Recipe):
+class QuantizeNF4(_OneTransform):
     """Weights of linear layers in 4 bits, as quantiles of a normal distribution; see `NF4Weights`."""
 
+    transform = NF4Weights
     block: int = 64
     double: bool = True
     filter: Callable[[Any, str], bool] | None = None
-
-    def options(self) -> dict[str, Any]:
-        return {"transforms": [NF4Weights(**_fields(self))]}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ knows), `host` (the interpreter's host) with `locations`, `values`, `tensors`, `
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from dataclasses import replace
 from typing import Any
@@ -302,6 +303,7 @@ def _read(c: Capture) -> Captured:
                     if asked(transform, "while_reading"):
                         modes.enter_context(transform.while_reading())
                 before = compat.settings()
+                c.same_settings = functools.partial(compat.settings_are, compat.beside_modes(before))
                 try:
                     with recording(c.recorder), RecordingMode(c):
                         depth = compat.function_modes()

@@ -111,9 +111,10 @@ class Capture(Host):
         self.sharp_edges: list[str] = []
         self.in_cached_call = 0
         self.reading: Reading | None = None  # an attribute that Python code answers
+        # whether PyTorch's settings are those under which the program began, which sets it
+        self.same_settings: functools.partial[bool] = functools.partial(compat.settings_are, {})
         # how many torch-function modes are active, the program's `with torch.device(...)` among them
         self.function_modes = -1
-        self.same_settings = functools.partial(compat.settings_are, compat.settings_beside_modes())
 
     # ------------------------------------------------------------------------------------------------ sources and
     # guards

@@ -23,7 +23,7 @@ _home, __dir__ = names_from(
             "default_device", "foreign_tracer",
         ),
         "thunder.compat.torch_settings": (
-            "settings", "settings_beside_modes", "kernel_settings", "kernel_flags", "changed_settings", "set_settings",
+            "settings", "beside_modes", "kernel_settings", "kernel_flags", "changed_settings", "set_settings",
             "settings_are",
             "picklable_settings",
         ),

@@ -92,9 +92,9 @@ def settings() -> dict[str, Any]:
     return {name: setting.value() for name, setting in _settings().items()}
 
 
-def settings_beside_modes() -> dict[str, Any]:
-    """Those settings that are not part of `modes_key`."""
-    return {name: setting.value() for name, setting in _settings().items() if not setting.key}
+def beside_modes(values: dict[str, Any]) -> dict[str, Any]:
+    """Those of the values of `settings` that are not part of `modes_key`."""
+    return {name: value for name, value in values.items() if not _settings()[name].key}
 
 
 def kernel_settings() -> dict[str, Any]:
@@ -103,7 +103,7 @@ def kernel_settings() -> dict[str, Any]:
 
 
 _ON_A_GPU = (
-    "deterministic", "cublas_allow_bf16_reduced_precision_reduction", "cublas_allow_fp16_reduced_precision_reduction",
+    "cublas_allow_bf16_reduced_precision_reduction", "cublas_allow_fp16_reduced_precision_reduction",
     "cublas_allow_fp16_accumulation", "cudnn_deterministic", "cudnn_enabled",
 )  # fmt: skip
 _PRECISION_ON_A_GPU = (
@@ -116,7 +116,8 @@ _PRECISION_ON_A_GPU = (
 def _flags() -> list[Callable[[], Any]]:
     known = _settings()
     precision = next(names for names in _PRECISION_ON_A_GPU if names[0] in known)
-    return [known[name].read for name in (*precision, *_ON_A_GPU) if name in known]
+    flags = [known[name].read for name in (*precision, *_ON_A_GPU) if name in known]
+    return [torch.are_deterministic_algorithms_enabled, *flags]
 
 
 def kernel_flags() -> list[Any]:

@@ -20,7 +20,7 @@ from typing import Any
 from thunder.errors import warn_user
 from thunder.options import cache_directory
 
-__all__ = ["key_of", "load", "store", "LIMIT"]
+__all__ = ["key_of", "load", "store", "write_whole", "LIMIT"]
 
 LIMIT = 1 << 30  # bytes; beyond it the files that were not read for longest go, when a process writes its first
 
@@ -50,8 +50,8 @@ def store(key: str, facts: dict, content: bytes) -> Path:
     for directory in (_directory(), _temporary()):
         path = directory / f"{key}.bin"
         try:
-            _write(path, content)
-            _write(path.with_suffix(".json"), json.dumps({**facts, "sha256": _hash(content)}).encode())
+            write_whole(path, content)
+            write_whole(path.with_suffix(".json"), json.dumps({**facts, "sha256": _hash(content)}).encode())
         except OSError:
             continue
         _prune_once(directory)
@@ -102,13 +102,15 @@ def _temporary() -> Path:
         return Path(_temporary_directory().name)
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file under another name and renames it: who reads sees a whole file or none. Raises OSError where the
+    directory cannot be written to, or its disk is full."""
     handle, name = tempfile.mkstemp(dir=path.parent)
     try:
         with open(handle, "wb") as file:
             file.write(content)
         os.replace(name, path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise

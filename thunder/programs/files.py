@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from thunder.extend import disk_cache
 from thunder.options import cache_directory
 from thunder.programs.text import Damaged
 
@@ -62,15 +63,7 @@ def write(path: Path, document: dict, key: bytes | None) -> None:
     """Raises OSError where the directory cannot be written to, or its disk is full."""
     content = json.dumps(document, separators=(",", ":")).encode()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with open(handle, "wb") as file:
-            file.write(b" ".join((_MAGIC, _hash(content, key).encode())) + b"\n" + content)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    disk_cache.write_whole(path, b" ".join((_MAGIC, _hash(content, key).encode())) + b"\n" + content)
 
 
 def read(path: Path, key: bytes | None) -> dict:

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from thunder.errors import OptionError
-from thunder.quantization.weights import QuantizedWeights, pack, unpack
+from thunder.quantization.weights import QuantizedWeights, check_run, pack, unpack, why_no_runs
 
 __all__ = ["Int4Weights"]
 
@@ -20,8 +19,7 @@ class Int4Weights(QuantizedWeights):
     parts = ("scale", "least")
 
     def __init__(self, *, group: int = 64, filter: Callable[[torch.nn.Module, str], bool] | None = None):
-        if not isinstance(group, int) or group < 2 or group % 2:
-            raise OptionError(f"Int4Weights(group={group!r}): valid: an even number above 0")
+        check_run(self, "group", group)
         super().__init__(filter=filter)
         self.group = group
 
@@ -29,7 +27,7 @@ class Int4Weights(QuantizedWeights):
         return f"Int4Weights(group={self.group})"
 
     def refusal(self, weight: torch.Tensor) -> str | None:
-        return f"{weight.shape[1]} inputs are no multiple of {self.group}" if weight.shape[1] % self.group else None
+        return why_no_runs(weight, self.group)
 
     def quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         groups = weight.float().unflatten(1, (-1, self.group))

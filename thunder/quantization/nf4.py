@@ -10,9 +10,8 @@ import torch
 
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import Symbol
-from thunder.errors import OptionError
 from thunder.ops import LTORCH
-from thunder.quantization.weights import QuantizedWeights, pack, unpack
+from thunder.quantization.weights import QuantizedWeights, check_run, pack, unpack, why_no_runs
 
 __all__ = ["NF4Weights", "NF4"]
 
@@ -55,8 +54,7 @@ class NF4Weights(QuantizedWeights):
     def __init__(
         self, *, block: int = 64, double: bool = True, filter: Callable[[torch.nn.Module, str], bool] | None = None
     ):
-        if not isinstance(block, int) or block < 2 or block % 2:
-            raise OptionError(f"NF4Weights(block={block!r}): valid: an even number above 0")
+        check_run(self, "block", block)
         super().__init__(filter=filter)
         self.block, self.double = block, double
         self.parts = ("absmax", "absmax_scale", "absmax_least") if double else ("absmax",)
@@ -65,7 +63,7 @@ class NF4Weights(QuantizedWeights):
         return f"NF4Weights(block={self.block}, double={self.double})"
 
     def refusal(self, weight: torch.Tensor) -> str | None:
-        return f"{weight.shape[1]} inputs are no multiple of {self.block}" if weight.shape[1] % self.block else None
+        return why_no_runs(weight, self.block)
 
     def quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         blocks = weight.float().unflatten(1, (-1, self.block))

@@ -26,7 +26,7 @@ from thunder.ops import LTORCH
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_dtype
 from thunder.transforms.base import Transform, connected, with_parameter
 
-__all__ = ["QuantizedWeights", "join", "pack", "unpack"]
+__all__ = ["QuantizedWeights", "check_run", "join", "pack", "unpack", "why_no_runs"]
 
 
 def _typed(parts: tuple, format: QuantizedWeights, shape: tuple, dtype: torch.dtype) -> TensorProxy:
@@ -38,6 +38,17 @@ dequantize = Symbol(
     decomposition=lambda parts, format, shape, dtype: format.dequantize(*parts).to(dtype),
 )  # fmt: skip
 dequantize.regathers = lambda operation: True
+
+
+def check_run(format: QuantizedWeights, name: str, run: int) -> None:
+    """Raises OptionError where weights cannot be held by runs of so many, two numbers in a byte."""
+    if not isinstance(run, int) or run < 2 or run % 2:
+        raise OptionError(f"{type(format).__name__}({name}={run!r}): valid: an even number above 0")
+
+
+def why_no_runs(weight: torch.Tensor, run: int) -> str | None:
+    """Why the rows of a weight are no runs of so many numbers; None where they are."""
+    return f"{weight.shape[1]} inputs are no multiple of {run}" if weight.shape[1] % run else None
 
 
 class QuantizedWeights(Transform):

@@ -45,7 +45,7 @@ def reinplace(trace: Trace) -> Trace:
         if i in state.dropped:
             continue
         if i in state.arrived:
-            kept.append(_copied_unless_there(operation))
+            kept.append(run_in_place(operation, copy_unless_there))
             continue
         if operation.sym.is_fusion:
             kept += state.fusion(i, operation)
@@ -205,18 +205,6 @@ class _State:
             if home is not None:
                 self._at_home(operation.outputs[o], home)
         return run_in_place(operation, function)
-
-
-def _copied_unless_there(operation: BoundSymbol) -> BoundSymbol:
-    made = Symbol(
-        copy_unless_there.__name__,
-        id=f"inplace.{copy_unless_there.__name__}",
-        is_prim=True,
-        tags=(OpTags.IN_PLACE, OpTags.DONT_DCE),
-        fn=copy_unless_there,
-        executor=operation.sym.executor,
-    )
-    return operation.replace(sym=made)
 
 
 def _overwrites(operation: BoundSymbol) -> TensorProxy | None:
