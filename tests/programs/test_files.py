@@ -60,7 +60,6 @@ def kept(cache):
 def run_again(monkeypatch) -> tuple[int, list]:
     """How many programs were loaded, and the warnings. The result is eager's."""
     monkeypatch.setattr(keep, "_warned", [])
-    keep._warn_once.cache_clear()
     compiled = thunder.jit(MODEL, keep_programs=True)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

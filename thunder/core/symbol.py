@@ -22,6 +22,7 @@ from thunder.core.symbolic import Facts
 from thunder.errors import CaptureError, DataDependentError, MissingImplementationError
 
 __all__ = [
+    "EFFECTS",
     "OpTags",
     "Symbol",
     "BoundSymbol",
@@ -56,6 +57,10 @@ class OpTags(enum.Enum):
     DECISION = enum.auto()  # the program may leave for another path here
     OPAQUE = enum.auto()  # typed by running PyTorch on fake tensors, executed by calling PyTorch
     AUTO_REGISTERED = OPAQUE
+
+
+# what may do something beyond its results
+EFFECTS = frozenset((OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.OPAQUE))
 
 
 class Names:
@@ -348,6 +353,12 @@ class Symbol(Definition):
             if isinstance(i, TensorProxy) and i.requires_grad:
                 return OpTags.DETACHED not in self.tags and not (self.detaches and self.detaches(*args, **kwargs))
         return False
+
+    def executed(self, name: str, fn: Callable, executor, *, id: str, module: str | None = None) -> Symbol:
+        """This operation as a function of an executor's computes it: a primitive, of which the same is known."""
+        made = Symbol(name, id=id, module=module, is_prim=True, tags=tuple(self.tags), fn=fn, executor=executor)
+        made.take_facts(self)
+        return made
 
     def bind(self, *args, output, subsymbols=(), context: Context | None = None, **kwargs) -> BoundSymbol:
         """An operation for this symbol with a given output, recorded nowhere."""

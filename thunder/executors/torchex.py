@@ -42,17 +42,7 @@ def _execution_symbol(symbol: Symbol) -> Symbol:
     else:
         path = torch_path(symbol.fn) if symbol.module != "prims" or symbol.fn.__name__ != "<lambda>" else None
     module, name = path or (None, symbol.name if symbol.module is None else f"{symbol.name}_impl")
-    made = Symbol(
-        name,
-        id=f"torch.{symbol.id}",
-        module=module,
-        tags=tuple(symbol.tags),
-        fn=symbol.fn,
-        executor=torch_ex,
-        is_prim=True,
-    )
-    made.take_facts(symbol)
-    return made
+    return symbol.executed(name, symbol.fn, torch_ex, id=f"torch.{symbol.id}", module=module)
 
 
 torch_ex = TorchExecutor("torch", version=torch.__version__, exact=True)

@@ -168,6 +168,6 @@ def remove_programs(parts: list[str], everything: bool, unusable: bool) -> None:
         named = any(_is(path, part) or part in _function(document) for part in parts)
         was = {} if document is None else {name: document["metadata"].get(name) for name in here}
         if everything or named or unusable and (document is None or differences(was, here)):
-            files.remove(path)
+            path.unlink(missing_ok=True)
             count += 1
     print(f"removed {count} files from {files.directory()}")

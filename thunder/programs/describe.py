@@ -27,6 +27,7 @@ import torch
 
 from thunder import compat
 from thunder.capture.classes import of_library
+from thunder.capture.locations import content
 from thunder.capture.native import CONTAINERS, IMMUTABLE, slots
 from thunder.capture.sources import MISSING
 
@@ -94,15 +95,8 @@ def _parts(x: Any) -> list[tuple[str, Any]]:
         found.append(("__wrapped__", x.__dict__["__wrapped__"]))
     if type(x) is types.FunctionType and x.__closure__:
         cells = zip(x.__code__.co_freevars, x.__closure__, strict=True)
-        found += [(f"cell {name}", v) for name, cell in cells if type(v := _inside(cell)) is types.FunctionType]
+        found += [(f"cell {name}", v) for name, cell in cells if type(v := content(cell)) is types.FunctionType]
     return found
-
-
-def _inside(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return MISSING
 
 
 _INSIDE: dict[type, tuple[str, ...]] = {

@@ -23,7 +23,7 @@ from thunder.extend import disk_cache
 from thunder.options import cache_directory
 from thunder.programs.text import Damaged
 
-__all__ = ["REFUSED", "SUFFIX", "directory", "key_of_user", "read", "read_facts", "remove", "write"]
+__all__ = ["REFUSED", "SUFFIX", "directory", "key_of_user", "read", "read_facts", "write"]
 
 SUFFIX, REFUSED = ".program", ".refused"
 _MAGIC = b"thunder program 1"
@@ -93,11 +93,6 @@ def read_facts(path: Path, key: bytes | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Damaged("it does not say what it was made for")
     return found
-
-
-def remove(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
 
 
 def _hash(content: bytes, key: bytes | None) -> str:

@@ -226,7 +226,6 @@ def _warn_of(path: Path | None, error: Exception) -> None:
     _warn_once(f"{where} is not used: {error}. `python -m thunder cache rm` removes files that cannot be used")
 
 
-@functools.cache
 def _warn_once(text: str) -> None:
     if not _warned:
         _warned.append(text)

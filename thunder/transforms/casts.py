@@ -24,7 +24,7 @@ from thunder.analysis.cost import original_of
 from thunder.analysis.flow import producers, uses
 from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import Proxy, TensorProxy, numbers_in
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
 from thunder.ops.torch_types import to_torch_dtype
@@ -35,7 +35,6 @@ DEVICES = ("cuda",)  # where a launch costs more than what it does
 NEAR = 8  # operations that compute, from the first to the last of the casts that join
 _, _copy_all = compat.foreach("copy")
 MOST = 32  # casts that join
-_EFFECTS = {OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.OPAQUE}
 
 
 def has_casts(trace: Trace) -> bool:
@@ -94,12 +93,8 @@ def _with_wide_products(trace: Trace) -> list[BoundSymbol]:
 
 @functools.cache
 def _in_float32(symbol: Symbol) -> Symbol:
-    made = Symbol(
-        f"{symbol.name}_in_float32", id=f"float32.{symbol.id}", is_prim=True, tags=tuple(symbol.tags),
-        fn=symbol.in_float32, executor=symbol.executor,
-    )  # fmt: skip
-    made.take_facts(symbol)
-    return made
+    name = f"{symbol.name}_in_float32"
+    return symbol.executed(name, symbol.in_float32, symbol.executor, id=f"float32.{symbol.id}")  # type: ignore[arg-type]
 
 
 def _with_joined_casts(operations: Sequence[BoundSymbol]) -> list[BoundSymbol]:
@@ -108,7 +103,7 @@ def _with_joined_casts(operations: Sequence[BoundSymbol]) -> list[BoundSymbol]:
     produced: dict[Proxy, int] = {}
     computing = 0
     for i, b in enumerate(operations):
-        if not b.sym.tags.isdisjoint(_EFFECTS) and OpTags.RANDOM_OP not in b.sym.tags:
+        if not b.sym.tags.isdisjoint(EFFECTS) and OpTags.RANDOM_OP not in b.sym.tags:
             open_groups.clear()
         if _is_cast(b):
             x = b.args[0]

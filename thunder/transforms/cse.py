@@ -5,12 +5,11 @@ from __future__ import annotations
 from thunder.analysis.aliases import alias_bases
 from thunder.core.proxies import TensorProxy, numbers_in
 from thunder.core.rewrite import Rewriter, rewrite
-from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags
 from thunder.core.trace import Trace
 
 __all__ = ["cse", "share"]
 
-_EFFECTS = {OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.OPAQUE}
 _NEVER = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE}
 
 
@@ -54,7 +53,7 @@ def share(trace: Trace) -> Trace:
         return any(bases[o] in apart or o.name in written for o in operation.outputs)
 
     def once(operation: BoundSymbol, out: Rewriter) -> None:
-        if OpTags.RANDOM_OP not in operation.sym.tags and not _EFFECTS.isdisjoint(operation.sym.tags):
+        if OpTags.RANDOM_OP not in operation.sym.tags and not EFFECTS.isdisjoint(operation.sym.tags):
             seen.clear()  # it may write to memory
         if not _NEVER.isdisjoint(operation.sym.tags) or stays(operation):
             return out.write(operation)

@@ -18,14 +18,12 @@ from thunder.analysis.aliases import alias_bases
 from thunder.analysis.flow import uses
 from thunder.core.proxies import Proxy, TensorProxy, equal_shapes, map_structure, numbers_in
 from thunder.core.rewrite import Rewriter, rewrite
-from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
 from thunder.transforms.dce import dce
 
 __all__ = ["flat_products"]
-
-_EFFECTS = {OpTags.IN_PLACE, OpTags.DONT_DCE, OpTags.OPAQUE}
 
 
 def flat_products(trace: Trace) -> Trace:
@@ -52,7 +50,7 @@ class _Flat:
         self.returned = {bases[o] for o in trace.output_proxies}
         self.read = uses(operations, trace.output_proxies)
         # what is read later may be written to before
-        self.has_effects = any(operation.sym.tags & _EFFECTS for operation in operations)
+        self.has_effects = any(operation.sym.tags & EFFECTS for operation in operations)
         self.matrices: dict[Proxy, TensorProxy] = {}
         self.source: dict[Proxy, TensorProxy] = {}
         self.given: dict[Proxy, TensorProxy] = {}
@@ -123,7 +121,7 @@ class _Flat:
         symbol, result = operation.sym, operation.output
         if (
             not symbol.elementwise
-            or symbol.tags & {*_EFFECTS, OpTags.RANDOM_OP, OpTags.VIEW}
+            or symbol.tags & {*EFFECTS, OpTags.RANDOM_OP, OpTags.VIEW}
             or not isinstance(result, TensorProxy)
             or result in self.returned
         ):

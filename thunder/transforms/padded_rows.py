@@ -164,13 +164,5 @@ class _Half:
 
 @functools.cache
 def _padded_symbol(symbol: Symbol) -> Symbol:
-    made = Symbol(
-        f"{symbol.name}_with_padded_rows",
-        id=f"padded.{symbol.id}",
-        is_prim=True,
-        tags=tuple(symbol.tags),
-        fn=symbol.padded_rows,
-        executor=symbol.executor,
-    )
-    made.take_facts(symbol)
-    return made
+    name = f"{symbol.name}_with_padded_rows"
+    return symbol.executed(name, symbol.padded_rows, symbol.executor, id=f"padded.{symbol.id}")  # type: ignore[arg-type]

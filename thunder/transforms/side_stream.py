@@ -18,7 +18,7 @@ from __future__ import annotations
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.cost import multiply_adds
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
 from thunder.extend.fusion import FusionExecutor, run_by
 from thunder.ops import LTORCH
@@ -28,7 +28,6 @@ from thunder.transforms.del_last_used import python_del
 __all__ = ["has_side_stream", "side_stream"]
 
 DEVICES = ("cuda",)
-_EFFECTS = (OpTags.IN_PLACE, OpTags.DONT_DCE, OpTags.OPAQUE)
 # multiplications and additions that take a GPU 80 us or more. The products of 512 rows of a 7B model take less: there
 # the host has no lead to pay from
 LEAST = 6 * 10**10
@@ -56,7 +55,7 @@ def side_stream(trace: Trace, least: int | None = None, *, small: bool = False) 
             continue
         inputs = {bases[i] for i in operation.inputs}
         if any(
-            not part.sym.tags.isdisjoint(_EFFECTS)
+            not part.sym.tags.isdisjoint(EFFECTS)
             for part in (operation, *(operation.subsymbols if operation.sym.is_fusion else ()))
         ):
             written |= inputs
