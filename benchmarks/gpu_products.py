@@ -102,24 +102,43 @@ def loss(rows: int = 4096, width: int = 4096, classes: int = 128256) -> None:
         report(name, lambda: joined._forward(x, w, None, target, -100, "mean", torch.float32, (True, True, False)))
 
 
-def padding(shapes=((8192, 768, 50257), (4096, 768, 30522), (2222, 1920, 32003))) -> None:
-    """The three products of a layer (rows, k, n), with rows of the results and their gradients that are apart or not,
-    and the layer with a bias."""
+def padding(shapes=((8192, 768, 50257), (4096, 768, 30522), (2222, 1920, 32003), (1111, 1920, 32003))) -> None:
+    """The three products of a layer (rows, k, n): of dense rows; by padding rows alone; and as `ops/aligned.py` has
+    them; and the layer with a bias. Batches of products of odd sizes."""
+    from thunder.ops import aligned
     from thunder.ops.layout import empty_rows
-    from thunder.ops.linalg import linear_into
 
-    for rows, k, n in shapes:
+    def products(rows, k, n):
         x, w, b = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in ((rows, k), (n, k), (n,)))
+        of_x, of_w = torch.empty_like(x), torch.empty_like(w)
+        wide = torch.empty(n, k, device="cuda")
         for name, out in (("dense", x.new_empty(rows, n)), ("padded", empty_rows(x, (rows, n)))):
             out.normal_()
-            for product, call in (
-                ("result", lambda out=out: linear_into(out, x, w)),
-                ("result with a bias", lambda out=out: linear_into(out, x, w, b)),
-                ("input's gradient", lambda out=out: out @ w),
-                ("weight's gradient", lambda out=out: out.t() @ x),
-            ):
-                print(f"padding, {rows} x {k} x {n}, {name}, {product}: {median(call):.3f}", flush=True)
-        print(f"padding, {rows} x {k} x {n}, linear with a bias: {median(lambda: F.linear(x, w, b)):.3f}", flush=True)
+            yield f"{name}, result", lambda out=out: torch.mm(x, w.t(), out=out)
+            yield f"{name}, input's gradient", lambda out=out: torch.mm(out, w, out=of_x)
+            yield f"{name}, weight's gradient", lambda out=out: torch.mm(out.t(), x, out=of_w)
+        yield "aligned, result", lambda: aligned.multiply_into(out, x, w.t())
+        yield "aligned, input's gradient", lambda: aligned.multiply_into(of_x, out, w)
+        yield "aligned, weight's gradient", lambda: aligned.multiply_into(of_w, out.t(), x)
+        yield "aligned, weight's gradient in float32", lambda: aligned.multiply_into(wide, out.t(), x)
+        yield "dense, layer with a bias", lambda: F.linear(x, w, b)
+        yield "aligned, layer with a bias", lambda: aligned.linear(x, w, b)
+
+    def of_batches(batch, rows, k):
+        x, y = (torch.randn(batch, rows, k, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        for name, out in (("dense", x.new_empty(batch, rows, rows)), ("padded", empty_rows(x, (batch, rows, rows)))):
+            out.normal_()
+            yield f"{name}, scores", lambda out=out: torch.bmm(x, y.mT, out=out)
+            yield f"{name}, sums", lambda out=out: out @ y
+        yield "aligned, scores", lambda: aligned.multiply_into(out, x, y.mT)
+        yield "aligned, sums", lambda: aligned.matmul(out, y)
+
+    for shape in shapes:
+        for name, call in products(*shape):
+            print(f"products of {shape}, {name}: {median(call):.3f}", flush=True)
+    for shape in ((96, 1111, 64), (64, 197, 64), (16, 2047, 128)):
+        for name, call in of_batches(*shape):
+            print(f"batches of {shape}, {name}: {median(call):.3f}", flush=True)
 
 
 def graphed(calls) -> float:

@@ -16,6 +16,7 @@ from thunder.extend import Executor, get_always_executors
 from thunder.extend.passes import OPERATIONS, RUNS, Lowering, Pass, PassList
 from thunder.ops import LTORCH
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
+from thunder.transforms.aligned_products import aligned_products, has_odd_products
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
 from thunder.transforms.casts import has_casts, join_casts
@@ -29,7 +30,6 @@ from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
 from thunder.transforms.joined_parts import has_parts, joined_parts
 from thunder.transforms.keep import keep_in_memory
-from thunder.transforms.padded_rows import has_rows_to_pad, padded_rows
 from thunder.transforms.partition import gathers_saved, partition, saved_collections
 from thunder.transforms.recompute import recompute, recomputes
 from thunder.transforms.reinplace import reinplace
@@ -197,9 +197,9 @@ PASSES = PassList((
     Pass("Decompose Lists", lambda trace, lowering: decompose_lists(trace, lowering.fusers), needs=FUSIBLE,
          when=lambda trace, _: bool(trace.info.fusible),
          meaning="decompose fusible operations on lists of tensors: a region for each tensor"),
-    Pass("Pad Rows", lambda trace, lowering: padded_rows(trace, lowering.fuses), needs=FUSIBLE,
-         when=lambda trace, lowering: _pads(lowering) and has_rows_to_pad(trace),
-         meaning="let products write rows that begin where products are fast"),
+    Pass("Align Products", lambda trace, lowering: aligned_products(trace, lowering.fuses), needs=FUSIBLE,
+         when=lambda trace, lowering: _pads(lowering) and has_odd_products(trace),
+         meaning="let products of odd sizes run by fast kernels, and write rows that these take"),
     Pass("Fusion", lambda trace, lowering: fuse(trace, lowering.fusers), needs=FUSIBLE,
          when=lambda trace, _: bool(trace.info.fusible),
          meaning="run regions of fusible operations as one"),

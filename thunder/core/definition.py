@@ -123,8 +123,8 @@ class Definition:
     """Asks for the state of a generator, or sets it."""
     owns_result: bool = False
     """PyTorch's kernel writes its result to memory that nobody else has."""
-    padded_rows: Callable | None = None
-    """(*args, **kwargs): a product whose result has rows that begin where products are fast (`ops/layout.py`)."""
+    aligned: Callable | None = None
+    """(*args, **kwargs): a product that is fast for odd sizes, and aligns the rows of its result (`ops/aligned.py`)."""
     in_float32: Callable | None = None
     """(*args): a product of half precision with its result in float32, in which it is added up."""
     takes_rows_apart: bool = False

@@ -36,9 +36,9 @@ from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
+from thunder.ops.aligned import multiply_into
 from thunder.ops.backward import times_cotangent
 from thunder.ops.layout import padded_row
-from thunder.ops.linalg import linear_into
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
 __all__ = ["linear_cross_entropy_ex"]
@@ -69,12 +69,16 @@ def _forward(hidden, weight, bias, target, ignore_index, reduction, dtype, wante
     for start in range(0, rows, part):
         here = slice(start, start + part)
         x = hidden[here]
-        logits = linear_into(buffer[: x.shape[0]], x, weight, bias)
+        logits = buffer[: x.shape[0]]
+        if bias is None:
+            multiply_into(logits, x, weight.t())
+        else:
+            torch.addmm(bias, x, weight.t(), out=logits)
         _over_rows(logits, target[here], keep[here], scale, losses[here], any(wanted))
         if of_hidden is not None:
-            torch.mm(logits, weight, out=of_hidden[here])
+            multiply_into(of_hidden[here], logits, weight)
         if of_weight is not None:
-            torch.mm(logits.t(), x, out=of_weight) if start == 0 else of_weight.addmm_(logits.t(), x)
+            multiply_into(of_weight, logits.t(), x, add=start > 0)
         if of_bias is not None:
             of_bias += logits.sum(0, dtype=of_bias.dtype)
     return (losses.sum() * scale).to(dtype), of_hidden, of_weight, None if of_bias is None else of_bias.to(bias.dtype)

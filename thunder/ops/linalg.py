@@ -12,12 +12,12 @@ from thunder.core.dtypes import int64
 from thunder.core.proxies import TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
+from thunder.ops import aligned
 from thunder.ops.backward import sum_to, times_cotangent
 from thunder.ops.binary import operator_methods
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, declare, prim, torch_prim
 from thunder.ops.dims import check_tensor, wrap_dim
-from thunder.ops.layout import empty_rows
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device
 from thunder.ops.shape import permute, reshape, unsqueeze
@@ -48,11 +48,6 @@ def _linear_meta(a, weight, bias=None):
     ):
         raise RuntimeError(f"linear: input {list(shape)} {a.dtype}, weight {list(w)} {weight.dtype} do not fit")
     return like(a, (*shape[:-1], w[0])) if len(w) == 2 else like(a, shape[:-1])
-
-
-def linear_into(out: torch.Tensor, a: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """The linear layer of a matrix, written to `out`, whose rows may be apart."""
-    return torch.mm(a, w.t(), out=out) if bias is None else torch.addmm(bias, a, w.t(), out=out)
 
 
 @composite(F.linear, meta=_linear_meta, autocast="lower", tags=MATMUL)
@@ -394,7 +389,7 @@ def trace(a):
 
 def _mm_in_float32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if a.is_cuda and torch.version.cuda is not None:
-        return torch.mm(a, b, out_dtype=torch.float32)
+        return aligned.multiply_into(a.new_empty((a.shape[0], b.shape[1]), dtype=torch.float32), a, b)
     return torch.mm(a, b).to(torch.float32)
 
 
@@ -546,26 +541,9 @@ declare(kron, vdot, differentiate_decomposition=True)
 declare(*(LTORCH[name] for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm")), owns_result=True)
 
 
-def _padded_linear(a: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    out = empty_rows(a, (*a.shape[:-1], w.shape[0]))
-    linear_into(out.flatten(0, -2), a.flatten(0, -2), w, bias)
-    return out
-
-
-def _padded_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    out = empty_rows(a, (*a.shape[:-1], b.shape[-1]))
-    multiply, end = (torch.mm, -2) if b.dim() == 2 else (torch.bmm, -3)
-    multiply(a.flatten(0, end), b if b.dim() == 2 else b.flatten(0, end), out=out.flatten(0, end))
-    return out
-
-
-def _padded_addmm(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *, beta=1, alpha=1) -> torch.Tensor:
-    return torch.addmm(a, x, y, beta=beta, alpha=alpha, out=empty_rows(x, (x.shape[0], y.shape[1])))
-
-
-declare(linear, padded_rows=_padded_linear)
-declare(matmul, mm, bmm, padded_rows=_padded_matmul)
-declare(addmm, padded_rows=_padded_addmm)
+declare(linear, aligned=aligned.linear)
+declare(matmul, mm, bmm, aligned=aligned.matmul)
+declare(addmm, aligned=aligned.addmm)
 declare(linear, matmul, mm, bmm, addmm, times_cotangent, takes_rows_apart=True)
 declare(*(LTORCH[name] for name in ("addmm", "addmv", "addbmm", "baddbmm")), factors=(1, 2))
 

@@ -1,43 +1,45 @@
-"""Pad Rows: products write matrices whose rows begin where products are fast.
+"""Align Products: products write matrices whose rows begin where products are fast, and are computed in fast parts.
 
 Before: `t0 = torch.nn.functional.linear(x, w)` with 50257 rows of w, whose result a kernel and two other products read.
-After: `t0 = linear_with_padded_rows(x, w)`, of the same shape, with 50264 numbers from one row to the next.
+After: `t0 = linear_aligned(x, w)`, of the same shape, with 50264 numbers from one row to the next, which computes 50256
+columns by one kernel and the last by another; the products that read it are `mm_aligned`.
 
-A GPU's fast products read and write rows that begin at multiples of 16 bytes. Others are several times as slow, and
-weights of odd sizes, as those of vocabularies, make them. The memory of a result is ours to lay out: no copy is made,
-as padding a weight would. Padded is what a product makes or reads, where all that reads it, in the backward as well,
-takes rows that are apart: products, fused kernels, and views of them. What the program returns is laid out as
-PyTorch's: a large product in half precision is copied there, which is a pass over its result alone.
+A GPU's fast products read and write rows that begin at multiples of 16 bytes, and as many numbers. Others are several
+times as slow, and weights of odd sizes, as those of vocabularies, make them. The memory of a result is ours to lay out:
+no copy is made, as padding a weight would. Padded is what a product makes or reads, where all that reads it, in the
+backward as well, takes rows that are apart: products, fused kernels, and views of them. What the program returns is
+laid out as PyTorch's: a large product in half precision is copied there, which is a pass over its result alone.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from itertools import chain
 
 import torch
 
 from thunder.analysis.aliases import may_view
-from thunder.analysis.cost import original_of
+from thunder.analysis.cost import original_of, tensors_in
 from thunder.analysis.flow import consumers, producers
 from thunder.core.proxies import Proxy, TensorProxy, equal_shapes, like, number_value, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
 from thunder.ops.layout import padded_row
 
-__all__ = ["has_rows_to_pad", "padded_rows"]
+__all__ = ["has_odd_products", "aligned_products"]
 
 # rows, and multiplications for each number of the result, of a product that is worth a copy of its result
 LEAST_ROWS, LEAST_DEPTH = 128, 256
 
 
-def has_rows_to_pad(trace: Trace) -> bool:
+def has_odd_products(trace: Trace) -> bool:
     """Whether a product of the trace makes or reads a matrix whose rows begin where products are slow."""
-    return any(map(_is_odd, _matrices(trace.bound_symbols)))
+    return any(map(_is_odd, chain.from_iterable(_matrices(trace.bound_symbols).values())))
 
 
-def padded_rows(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trace:
+def aligned_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trace:
     """The trace with products that pad the rows of their results; `info.padded` says to fusion executors which values
     are padded. fuses: whether one of these takes an operation, in a trace that is not lowered yet."""
     fusible, cut = trace.info.fusible, trace.info.cut
@@ -49,7 +51,8 @@ def padded_rows(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trace:
     here = _Half(trace, returned, fusible.__contains__, frozenset(proxies_in(saved, [])), after)
     padded = set(trace.info.padded)
     produced_by = producers(trace)
-    for value in dict.fromkeys(_matrices(trace.bound_symbols)):
+    matrices = _matrices(trace.bound_symbols)
+    for value in dict.fromkeys(chain.from_iterable(matrices.values())):
         producer = produced_by.get(value)
         if (
             producer is not None
@@ -61,28 +64,28 @@ def padded_rows(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trace:
             padded |= here.views_taken(value) or set()
     operations: list[BoundSymbol] = []
     for b in trace.bound_symbols:
-        if _pads(b) and b.output in padded:
-            operations.append(b.replace(sym=_padded_symbol(b.sym)))
+        reads_padded = b in matrices and not padded.isdisjoint(matrices[b])
+        if _pads(b) and reads_padded and (b.output in padded or not _is_odd(b.output)):
+            operations.append(b.replace(sym=_aligned_symbol(b.sym)))
         elif _pads(b) and _is_odd(b.output) and _is_worth_a_copy(b):
             apart = b.output.replace(name=trace.names.make())
-            operations.append(b.replace(sym=_padded_symbol(b.sym), output=apart))
+            operations.append(b.replace(sym=_aligned_symbol(b.sym), output=apart))
             operations.append(dense_rows.bind(apart, output=b.output, context=b.context))
         else:
             operations.append(b)
     return trace.replace(bound_symbols=operations, info=trace.info.replace(padded=frozenset(padded)))
 
 
-def _matrices(operations: Sequence[BoundSymbol]) -> Iterator[TensorProxy]:
-    """What products make and read, and what that is a view of."""
+def _matrices(operations: Sequence[BoundSymbol]) -> dict[BoundSymbol, list[TensorProxy]]:
+    """What each product makes and reads, or what that is a view of."""
     source: dict[Proxy, Proxy] = {}
+    found: dict[BoundSymbol, list[TensorProxy]] = {}
     for b in operations:
         if _is_view(b) and isinstance(b.args[0], TensorProxy):
             source |= dict.fromkeys(b.outputs, source.get(b.args[0], b.args[0]))
         if OpTags.MATMUL_OP in b.sym.tags and b.sym.takes_rows_apart:
-            for value in (*b.outputs, *b.inputs):
-                value = source.get(value, value)
-                if isinstance(value, TensorProxy):
-                    yield value
+            found[b] = tensors_in(source.get(v, v) for v in (*b.outputs, *b.inputs))
+    return found
 
 
 def _is_view(operation: BoundSymbol) -> bool:
@@ -99,7 +102,7 @@ def _is_odd(value: TensorProxy) -> bool:
 
 def _pads(operation: BoundSymbol) -> bool:
     """Whether PyTorch runs an operation as a product that can pad its rows."""
-    if operation.sym.padded_rows is None or original_of(operation) is operation:
+    if operation.sym.aligned is None or original_of(operation) is operation:
         return False
     x, y = [i for i in operation.inputs if isinstance(i, TensorProxy)][operation.sym.factors[0] :][:2]
     return len(x.shape) >= 2 and (len(y.shape) == 2 or equal_shapes(x.shape[:-2], y.shape[:-2]))
@@ -163,6 +166,6 @@ class _Half:
 
 
 @functools.cache
-def _padded_symbol(symbol: Symbol) -> Symbol:
-    name = f"{symbol.name}_with_padded_rows"
-    return symbol.executed(name, symbol.padded_rows, symbol.executor, id=f"padded.{symbol.id}")  # type: ignore[arg-type]
+def _aligned_symbol(symbol: Symbol) -> Symbol:
+    name = f"{symbol.name}_aligned"
+    return symbol.executed(name, symbol.aligned, symbol.executor, id=f"aligned.{symbol.id}")  # type: ignore[arg-type]
