@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import thunder
 from thunder.executors.triton_fuser import TritonFuser
-from thunder.executors.triton_kernels import launch
+from thunder.executors.triton_kernels import launch, schedule
 
 from .test_triton_fuser import DEVICE, Eager, fusions, others
 
@@ -102,6 +102,15 @@ def test_a_read_is_part_of_what_reads_it():
     check(lambda x, i, j: (x[i] * x[j]).softmax(-1), x, i, j, kernels=[1], exact=False)
     check(lambda x, i, j: (x[i] > x[j]) & (i > j)[:, None], x, i, j, kernels=[1])
     check(lambda x, i, j: x[i][j.clamp(0)] + 1, x, i, j)
+
+
+def test_what_is_gathered_often_and_computed_of_much_is_stored_first(monkeypatch):
+    a, b, c, i = some((9, 16)), some((9, 16)), some((9, 16)), places(9, (333,))
+    monkeypatch.setattr(schedule, "LAUNCH", 0)
+    check(lambda a, b, c, i: (a * b - c)[i], a, b, c, i, kernels=[2], exact=False)
+    check(lambda a, b, c, i: (a * 2 - 1)[i], a, b, c, i, kernels=[1])
+    check(lambda a, b, c, i: (a * b - c)[i[:9]], a, b, c, i, kernels=[1], exact=False)
+    check(lambda a, b, c, i: torch.cat(((a * b - c)[i[:9]], (a * b - c)[i[9:27]])), a, b, c, i, exact=False)
 
 
 def test_one_read_is_left_to_pytorch():

@@ -469,9 +469,9 @@ class _Compiled(_Variant):
         return self.region.device.index if self.region.device.index is not None else torch.cuda.current_device()
 
     def launches(self) -> list[Callable[[], None]]:
-        """A launch of each kernel, on tensors of no content: for measuring."""
+        """A launch of each kernel, on zeros, which are indices as well: for measuring."""
         tensors = {
-            v: torch.empty_strided(v.shape, s, dtype=self.types[v], device=self.region.device)
+            v: torch.empty_strided(v.shape, s, dtype=self.types[v], device=self.region.device).zero_()
             for v, s in self.layout.items()
         }
 

@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 
+from thunder.core.dtypes import FLOAT
 from thunder.executors.triton_kernels.adds import at_home, start_and_add
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
@@ -396,22 +397,40 @@ class _Scheduler:
 
 
 def _dear(program: Program) -> dict[Value, None]:
-    """Elementwise functions of inputs that are broadcast, and cost more where each element that reads them computes
-    them than a kernel of their own: tables of sines."""
+    """Elementwise functions of inputs that cost more where each element that reads them computes them than a kernel of
+    their own: tables of sines that are broadcast, and what is gathered many times and computed of much."""
     found: dict[Value, None] = {}
+    gathered: dict[Value, int] = {}
     for v in in_order(program.outputs):
-        if v.kind == "broadcast":
-            value = v.operands[0]
-            while value.kind in ("broadcast", "reshape", "permute"):
-                value = value.operands[0]
-            if (
-                value.kind in ("map", "cast")
-                and 2 * hint(value.numel) <= hint(v.numel)
-                and (work := _work(value, found)) >= LOOKED_UP
-                and hint(v.numel - value.numel) * work >= WORK
-            ):
-                found[value] = None
+        if v.kind not in ("broadcast", "gather"):
+            continue
+        value = v.operands[0]
+        while value.kind in ("broadcast", "reshape", "permute"):
+            value = value.operands[0]
+        more = hint(v.numel - value.numel)
+        if (
+            value.kind not in ("map", "cast")
+            or v.kind == "broadcast"
+            and more < hint(value.numel)
+            or not (work := _work(value, found))
+        ):
+            continue
+        if v.kind == "gather":
+            gathered[value] = gathered.get(value, 0) + hint(v.numel)
+            dear = _reads_more(value, gathered[value])
+        else:
+            dear = work >= LOOKED_UP and more * work >= WORK
+        if dear:
+            found[value] = None
     return found
+
+
+def _reads_more(value: Value, count: int) -> bool:
+    """Whether computing so many elements reads more than to compute each once, store it, and read so many."""
+    size = hint(value.numel)
+    read = sum(v.dtype.bytes for v in in_order([value]) if v.kind == "input" and 2 * hint(v.numel) >= size)
+    own = max(4, value.dtype.bytes) if value.dtype.category == FLOAT else value.dtype.bytes
+    return count * read > size * (read + own) + count * own + LAUNCH
 
 
 def _work(value: Value, stored: Container[Value]) -> int:
