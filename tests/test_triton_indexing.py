@@ -273,3 +273,54 @@ def test_layers_that_pass_messages_save_no_edges_of_both_ends():
     assert [f.kernels for f in fusions(compiled)] == [1, 2, 2, 2]
     saved = [v for v in thunder.examine.saved_for_backward(compiled) if v.operation is not None]
     assert max(v.nbytes for v in saved) == edges * width * 4, "what is sent, for the derivative of relu"
+
+
+# ------------------------------------------------------------------------------------------------------ random programs
+
+STEPS = """
+    nodes:{n}.index_add(0,i,{e}) nodes:torch.zeros_like(x).scatter_add(0,i[:,None].expand_as(s),{e}) nodes:{n}*{n}+0.5
+    nodes:torch.where({n}>0,{n},{n}) nodes:{n}-{n}.sum(0,keepdim=True)/10 nodes:{n}-{n}.sum(1,keepdim=True)/10
+    edges:{n}[i] edges:{n}[j] edges:{n}.index_select(0,i) edges:{e}*{e}+0.5 edges:torch.where({e}>0,{e},{e})
+    edges:{e}-{e}.sum(0,keepdim=True)/10 edges:{e}-{e}.sum(1,keepdim=True)/10
+""".split()
+RESULTS = "torch.cat(({n},{n}),-1) torch.cat(({e},{e}),-1) torch.cat(({e},{e},{e})) {n} {e}".split()
+
+
+def random_program(chance):
+    """A program of nodes x and y, edges s, and indices i, and j of any sign, as text."""
+    known, lines = {"nodes": ["x", "y"], "edges": ["s"]}, []
+
+    def filled(text):
+        while "{" in text:
+            for mark, kind in (("{n}", "nodes"), ("{e}", "edges")):
+                text = text.replace(mark, chance.choice(known[kind]), 1)
+        return text
+
+    for number in range(chance.randint(3, 9)):
+        kind, text = chance.choice(STEPS).split(":", 1)
+        lines.append(f"v{number} = {filled(text)}")
+        known[kind].append(f"v{number}")
+    results = [filled(text) for text in chance.sample(RESULTS, chance.randint(1, 4))]
+    return "\n    ".join(["def program(x, y, s, i, j):", *lines, f"return {', '.join(results)},"])
+
+
+@pytest.mark.parametrize("seed", range(48))
+def test_random_programs(seed):
+    chance = random.Random(seed)
+    torch.manual_seed(seed)
+    rows, count, columns = chance.choice((1, 5, 33)), chance.choice((1, 7, 130)), chance.choice((1, 4, 17))
+    text, made = random_program(chance), {"torch": torch}
+    exec(text, made)
+    floats = [some((n, columns), torch.float64).div(4).requires_grad_(seed % 2 == 0) for n in (rows, rows, count)]
+    indices = places(rows, (count,), negative=False), places(rows, (count,))
+    compiled = thunder.jit(
+        made["program"], executors=[TritonFuser("indexing")], dynamic=True if seed % 3 == 0 else None
+    )
+    sides = []
+    for run in (compiled, made["program"]):
+        results, gradients = run(*floats, *indices), [torch.zeros_like(x) for x in floats]
+        if any(r.requires_grad for r in results):
+            found = torch.autograd.grad(sum(r.sin().sum() for r in results), floats, allow_unused=True)
+            gradients = [z if g is None else g for z, g in zip(gradients, found, strict=True)]
+        sides.append((*results, *gradients))
+    torch.testing.assert_close(*sides, rtol=1e-8, atol=1e-8, msg=lambda message: f"{message}\n{text}")
