@@ -137,6 +137,41 @@ def test_a_launch_passes_addresses(driver, compiled):
     assert len(driver) == 2 and len(compiled) == 1
 
 
+def test_reads_and_additions_by_index_tensors_compile(driver, compiled, directory):
+    """And run by PyTorch where it is asked for deterministic algorithms. What is added to is not copied where it is
+    overwritten."""
+
+    def sums(x, source, i):
+        return torch.cat((x, torch.zeros_like(x).index_add(0, i, (source * x[i]).exp())), -1)
+
+    def written(x, source, i):
+        x.index_add_(0, i, source.exp())
+        return source * 2
+
+    x, source, i = torch.ones(8, 32), torch.ones(100, 32), torch.zeros(100, dtype=torch.int64)
+    function = jit("indices", sums)
+    function(x, source, i)
+    assert len(driver) == 2
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.testing.assert_close(function(x, source, i), sums(x, source, i))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(driver) == 2
+    jit("overwritten", written)(x.clone(), source, i)
+    assert len(driver) == 3
+    requests = [tuple(request) for request in [*compiled]]
+    text = f"""
+from thunder.executors.triton_kernels import binary
+for request in {requests!r}:
+    print(open(binary.binary_of(binary.Request(*request)).result().path, "rb").read(4))
+"""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(directory.parent / "triton")}
+    environment |= {"THUNDER_CACHE_DIR": str(directory.parent / "other")}
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment)
+    assert found.stdout == "b'\\x7fELF'\n" * len(requests), found.stderr
+
+
 def test_what_begins_elsewhere_has_kernels_of_its_own(driver, compiled):
     function = jit("begins")
     function(X, Y)

@@ -363,8 +363,10 @@ def recompute_cheap(
                 if (chain := _chain(value, home, regions[at].bound_symbols, cheap)) is not None:
                     yield value, at, chain
 
+    stored = {*output, *(v for t, r in zip(taken, regions, strict=True) if not t for v in r.inputs)}
     operations_of = [
-        _with_copies(region, chains(n)) if taken[n] else list(region.bound_symbols) for n, region in enumerate(regions)
+        _with_copies(region, [*chains(n)], stored) if taken[n] else region.bound_symbols
+        for n, region in enumerate(regions)
     ]
     read = {v for operations in operations_of for v in Region(operations, set()).inputs} | set(output)
     result = []
@@ -376,18 +378,26 @@ def recompute_cheap(
     return result
 
 
-def _with_copies(region: Region, chains: Iterable[tuple[Proxy, int, tuple]]) -> list[BoundSymbol]:
-    """The operations of a region, with copies of those that lead to its inputs where it reads no more for that."""
+def _with_copies(
+    region: Region, chains: Sequence[tuple[Proxy, int, tuple]], stored: Set[Proxy]
+) -> Sequence[BoundSymbol]:
+    """The operations of a region, with copies of those that lead to its inputs where it reads no more for that. What is
+    stored anyway is read, unless several copies together read less."""
+    few, all_found = _copied(region, chains, stored), _copied(region, chains, frozenset())
+    return min(few, all_found, key=lambda operations: sum(map(_bytes, Region(operations, set()).inputs)))
+
+
+def _copied(region: Region, chains: Sequence[tuple[Proxy, int, tuple]], stored: Set[Proxy]) -> Sequence[BoundSymbol]:
     inputs, copies = set(region.inputs), {}
     fronts: list[tuple[int, list[BoundSymbol]]] = []
     for value, at, (made, sources) in chains:
-        if sum(_bytes(s) for s in sources if s not in inputs) > _bytes(value):
+        if sum(_bytes(s) for s in sources if s not in inputs) > _bytes(value) - (value in stored):
             continue
         inputs |= sources
         fronts.append((at, [operation for operation in made if operation.outputs[0] not in copies]))
         copies |= {o: _copy(o, operation) for operation in made for o in operation.outputs if o not in copies}
     if not copies:
-        return list(region.bound_symbols)
+        return region.bound_symbols
     # a copy may read one of an earlier region
     front = [operation for _, made in sorted(fronts, key=lambda f: f[0]) for operation in made]
     return [operation.swap(copies) for operation in (*front, *region.bound_symbols)]
@@ -412,8 +422,16 @@ def _chain(
             if not cheap(operation):
                 return None
             found[operation] = None
-            waiting += operation.inputs
+            waiting += _read(operation)
     return [operation for operation in home_operations if operation in found], sources
+
+
+def _read(operation: BoundSymbol) -> Sequence[Proxy]:
+    """The inputs whose elements an operation reads: `zeros_like` reads none."""
+    if not operation.subsymbols:
+        return operation.inputs
+    read = {i for sub in operation.subsymbols for i in _read(sub)}.union(operation.aliases.values())
+    return [i for i in operation.inputs if i in read]
 
 
 def _bytes(value: Proxy) -> int:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from thunder.analysis.aliases import may_view
+from thunder.analysis.cost import bytes_moved, region_bytes
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
@@ -98,10 +100,13 @@ class TritonFuser(FusionExecutor):
         return not _reduces(operation) and not _is_dear(operation)
 
     def should_fuse(self, region: Region) -> bool:
-        """Views and copies alone are no work, and one operation is PyTorch's already, which draws no numbers of a seed
-        by a kernel."""
+        """One operation is PyTorch's already, which draws no numbers of a seed by a kernel. Several that only move data
+        have to move less together."""
         found = computing(region)
-        return len(found) > 1 or any(operation.sym is uniform_philox for operation in found)
+        if len(found) > 1 or any(operation.sym is uniform_philox for operation in found):
+            return True
+        kernels = [operation for operation in region.bound_symbols if not may_view(operation)]
+        return len(kernels) > 1 and region_bytes(region) < sum(map(bytes_moved, kernels))
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))

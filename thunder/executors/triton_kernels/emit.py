@@ -19,7 +19,6 @@ from thunder.executors.triton_kernels.literals import LOWEST, bracketed, compute
 from thunder.executors.triton_kernels.schedule import (
     Kernel,
     Schedule,
-    in_order,
     operand_place,
     reduced_place,
     stored_place,
@@ -28,7 +27,7 @@ from thunder.executors.triton_kernels.schedule import (
 from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, divides, hint
 from thunder.executors.triton_kernels.sizes import text as text_of
 from thunder.executors.triton_kernels.tiles import Tile, stages, tile_of
-from thunder.executors.triton_kernels.values import Place, Value, sources
+from thunder.executors.triton_kernels.values import Place, Value, in_order, indexed_place, sources
 
 __all__ = ["Source", "emit", "stored_type", "HEADER"]
 
@@ -104,7 +103,8 @@ class _Emitter:
             v: stored_type(v, schedule.program.outputs) for v in (*schedule.program.outputs, *schedule.temporaries)
         }
         before = schedule.kernels[: schedule.kernels.index(kernel)]
-        self.types |= {v: self.types[v.what[0]] for v in kernel.stores if v.kind == "part"}
+        parts = [v.what[1] if v.kind == "add" else v for v in kernel.stores if v.kind in ("part", "add")]
+        self.types |= {v: self.types[v.what[0]] for v in parts}
         # loaded, where others that are elementwise are recomputed
         self.dear = {v for k in before for v in k.stores if v in schedule.dear}
         self.strides = {**strides, **{v: strides_of(v.shape) for v in schedule.temporaries}}
@@ -214,7 +214,7 @@ class _Emitter:
             self._blocks(self._count(k.columns, block), partials[0].shape[0], "x")
             target, index = self.inner, self._block_number()
         target.append(f"x = {index} * {block} + tl.arange(0, {block})")
-        self.linear = self._in_memory_order(next((v for v in k.stores if v.kind != "partial"), None))
+        self.linear = self._in_memory_order(next((v for v in k.stores if v.kind not in ("partial", "add")), None))
         if self.masks["x"]:
             target.append(f"x_inside = x < {self.size(k.columns)}")
         self._stores("x", partials, accumulators)
@@ -380,6 +380,9 @@ class _Emitter:
             self._accumulate(p, accumulator, operand, reduced if len(p.shape) == 1 else "r")
 
     def _store(self, v: Value) -> None:
+        if v.kind == "add":
+            self._add(v)
+            return
         place = split(Index.of(self.kernel.r), v.shape) if self._is_row(v) else self._tile_place(v, stored=True)
         self._write(v, place, self._reduction(v) if v.kind == "reduce" else self.value(v, place, ()))
 
@@ -390,11 +393,29 @@ class _Emitter:
         mask = self._mask(offset.variables, (), self._is_by_rows(v, index))
         if self.interpreted and self.types[v].name == "bfloat16":
             term = self._emit(self._rounded(term.text, v.dtype), term.variables)
-        self.stores[v] = index.key
+        # where something starts to which a later kernel adds, it is what lies there
+        whole = v.what[0] if v.kind == "part" and not v.what[1] else v
+        self.stores[whole] = index.key
         of_loop = bool(variables & self.looping)
-        target = self.last[of_loop] if v in self.late else self.inner if of_loop else self.outer
+        target = self.last[of_loop] if whole in self.late else self.inner if of_loop else self.outer
         target.append(
             f"tl.store({self._pointer(v)} + {bracketed(offset.text)}, {term.text}{f', mask={mask}' if mask else ''})"
+        )
+
+    def _add(self, v: Value) -> None:
+        """Each element of the space adds what it has: all of a block, whatever the places and the numbers depend on."""
+        how, start = v.what
+        place = self._tile_place(v)
+        term = self.value(v.operands[0], place, ())
+        there = indexed_place(how, start.shape, v.operands[1:], place, lambda at, n: self._found(at, n, place, ()))
+        offset = self.index(opened(self._offset(start, there)))
+        space = frozenset("x" if self.kernel.kind == "map" else "rc")
+        text = offset.text if offset.variables == space else f"{offset.text} + tl.zeros({self.shape}, tl.int32)"
+        mask = self._mask(space, ())
+        self.computes["added"] = None
+        (self.inner if space & self.looping else self.outer).append(
+            f"tl.atomic_add({self._pointer(start)} + {bracketed(text)}, {term.text}"
+            f"{f', mask={mask}' if mask else ''}, sem='relaxed')"
         )
 
     def _store_partials(self, partials: list[Value], accumulators: list[str]) -> None:
@@ -524,7 +545,7 @@ class _Emitter:
 
     def _computed(self, v: Value, place: Place, conditions: tuple) -> _Term:
         kind = v.kind
-        if kind in ("input", "reduce", "partial") or v in self.dear:
+        if kind in ("input", "reduce", "partial", "added") or v in self.dear:
             return self._load(v, place, conditions)
         if kind == "map":
             return self._mapped(v, place, conditions)
@@ -631,26 +652,27 @@ class _Emitter:
         return term
 
     def _gathered(self, v: Value, place: Place, conditions: tuple) -> _Term:
-        """Out of range the program ends as PyTorch's kernels end it; under the interpreter, which has no such end, the
-        result is NaN."""
-        operand, at = v.operands
-        if not operand.shape:
-            return self.value(operand, (), conditions)
         self.computes["gather"] = None
+        a, *indices = v.operands
+        there = indexed_place(v.what, a.shape, indices, place, lambda at, n: self._found(at, n, place, conditions))
+        return self.value(a, there, conditions)
+
+    def _found(self, at: Value, n: int | Extent, place: Place, conditions: tuple) -> Index:
+        """The number that an index is at a place. Where it is read and not one of n the program ends, as PyTorch's
+        kernels end it."""
         term = self.value(at, place, conditions)
-        test = self._emit(f"({term.text} >= 0) & ({term.text} < {self.size(operand.shape[v.what])})", term.variables)
-        if not self.interpreted:
-            read = [self._test(c) for c in conditions if not _always(c)]
-            mask = self._mask(term.variables, read)
-            target = self.inner if term.variables.union(*(t.variables for t in read)) & self.looping else self.outer
-            target.append(f"tl.device_assert({test.text}{f' | (({mask}) == 0)' if mask else ''}, 'index out of range')")
-        loaded = self._emit(
-            f"tl.where({test.text}, {term.text}, 0).to(tl.{'int64' if self.wide else 'int32'})", term.variables
-        )
+        test = self._emit(f"({term.text} >= 0) & ({term.text} < {self.size(n)})", term.variables)
+        tests = [self._test(c) for c in conditions if not _always(c)]
+        mask = self._mask(term.variables, tests)
+        inside = f"{test.text} | (({mask}) == 0)" if mask else test.text
+        target = self.inner if term.variables.union(*(t.variables for t in tests)) & self.looping else self.outer
+        if self.interpreted:  # which has no assertions
+            target.append(f"if not ({inside}).handle.data.all(): raise IndexError('index out of range')")
+        else:
+            target.append(f"tl.device_assert({inside}, 'index out of range')")
+        loaded = self._emit(f"{term.text}.to(tl.{'int64' if self.wide else 'int32'})", term.variables)
         self.loaded[loaded.text] = loaded.variables
-        where = Index({Variable(loaded.text, operand.shape[v.what], loaded=True): 1}, 0)
-        found = self.value(operand, (*place[: v.what], where, *place[v.what + 1 :]), conditions)
-        return self._emit(f'tl.where({test.text}, {found.text}, float("nan"))', found.variables | test.variables)
+        return Index({Variable(loaded.text, n, loaded=True): 1}, 0)
 
     # ------------------------------------------------------------------------------------------------------------
     # memory

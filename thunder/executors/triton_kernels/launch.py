@@ -22,12 +22,12 @@ from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
 from thunder.executors.triton_kernels.numbers import Numbers
-from thunder.executors.triton_kernels.schedule import in_order, schedule
+from thunder.executors.triton_kernels.schedule import schedule
 from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, hint, text, tuple_text
 from thunder.executors.triton_kernels.strides import fit, fits_text, ordered_like, stride_atoms, strides_in_words
 from thunder.executors.triton_kernels.tiles import Tile
-from thunder.executors.triton_kernels.values import Value, program_of
-from thunder.ops.layout import padded_strides
+from thunder.executors.triton_kernels.values import Value, in_order, program_of
+from thunder.ops.layout import padded_strides, run_line
 from thunder.ops.torch_types import to_torch_dtype
 from thunder.options import TRITON_INTERPRET
 
@@ -89,6 +89,7 @@ class FusedRegion(FusedFunction):
         self.permutes = any(
             v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs)
         ) or any(map(_chooses_layout, region.bound_symbols))
+        self.adds = any(v.kind == "added" for v in in_order(self.schedule.program.outputs))
         self._variants: dict[tuple, Callable] = {}
         # whether tensors are like those of the last variant, which is asked in one call, and that variant
         self._usual: tuple[Callable, Callable] | None = None
@@ -266,6 +267,19 @@ class FusedRegion(FusedFunction):
         """A call with sizes for which places need 64 bits."""
         return self._unusually(args, True)
 
+    def by_operations(self, *args) -> list[torch.Tensor]:
+        """A call while PyTorch is asked for deterministic algorithms, which it has of what kernels add in any order."""
+        tensors, numbers = self._parted(args)
+        values: dict = dict(zip(self.region.inputs, tensors, strict=True))
+        for operation in self.region.bound_symbols:
+            run_line(operation, values, lambda n: self.numbers.evaluate(n, numbers))
+        results, memory = [], {t.untyped_storage().data_ptr() for t in tensors}
+        for o in self.region.outputs:
+            shared = values[o].untyped_storage().data_ptr() in memory
+            results.append(values[o].clone() if shared else values[o])
+            memory.add(results[-1].untyped_storage().data_ptr())
+        return results
+
     def _unusually(self, args: tuple, wide: bool) -> list[torch.Tensor]:
         tensors, numbers = self._parted(args)
         strides, aligned = self._strides(tensors, numbers), tuple(t.data_ptr() % ALIGNMENT == 0 for t in tensors)
@@ -342,6 +356,12 @@ class _Variant:
             | dict(zip(program.outputs, layout, strict=True))
             | {v: strides_of(v.shape) for v in temporaries}
         )
+        # kernels that would store what lies there
+        self.idle = {
+            i for i, kernel in enumerate(region.schedule.kernels)
+            if all(v.kind == "part" and not v.what[1] and self.over.get(v.what[0]) is v.operands[0]
+                   for v in kernel.stores)
+        }  # fmt: skip
         self.texts = ["\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in s.helpers), s.text]) for s in self.sources]
         self.names = {v: f"in{i}" for i, v in enumerate(program.inputs)}
         self.inputs = list(self.names.values())
@@ -379,6 +399,11 @@ class _Variant:
     def first(self) -> list[str]:
         """The lines that find out what kernels are given beside tensors, and whether 32 bits are enough for places."""
         lines = self.region.derived(self.strides)
+        if self.region.adds:
+            self.context |= {
+                "deterministic": torch.are_deterministic_algorithms_enabled, "by_operations": self.region.by_operations
+            }  # fmt: skip
+            lines.insert(0, f"if deterministic(): return by_operations({', '.join(self.parameters)})")
         limits = dict.fromkeys(n for s in self.sources for n in s.limits)
         tests = [f"{text(n)} >= {LIMIT}" for n in limits if not any(m != n and at_least(m, n) for m in limits)]
         tests += [f"{text(n)} < -{LIMIT}" for n in limits if not at_least(n, 0)]
@@ -393,6 +418,8 @@ class _Interpreted(_Variant):
     def function(self) -> Callable:
         lines = [*self.allocations]
         for i, (source, whole) in enumerate(zip(self.sources, self.texts, strict=True)):
+            if i in self.idle:
+                continue
             self.context[f"kernel{i}"] = compile_source(whole, source.name, {"__name__": "kernels"})
             arguments = [*(self.names[b] for b in source.buffers), *(atom.name for atom in source.sizes)]
             lines.append(
@@ -442,9 +469,9 @@ class _Compiled(_Variant):
         return self.region.device.index if self.region.device.index is not None else torch.cuda.current_device()
 
     def launches(self) -> list[Callable[[], None]]:
-        """A launch of each kernel, on tensors of no content: for measuring."""
+        """A launch of each kernel, on zeros, which are indices as well: for measuring."""
         tensors = {
-            v: torch.empty_strided(v.shape, s, dtype=self.types[v], device=self.region.device)
+            v: torch.empty_strided(v.shape, s, dtype=self.types[v], device=self.region.device).zero_()
             for v, s in self.layout.items()
         }
 
@@ -492,7 +519,7 @@ class _Compiled(_Variant):
         lines += [*self.allocations, f"stream = current_stream({index})"]
         lines += [f"a_{name} = {name}.data_ptr()" for name in self.names.values() if name not in self.inputs]
         late, self.context["fork"] = sorted(self.region.late), self.region.fork
-        for i in [*(i for i in range(len(self.sources)) if i not in late), *late]:
+        for i in [i for i in range(len(self.sources)) if i not in late and i not in self.idle] + late:
             source, binary = self.sources[i], self.binaries[i].result()
             if late and i == late[0]:
                 lines.append(
