@@ -27,6 +27,7 @@ from thunder.capture.host import Capture
 from thunder.capture.library import rebuilt_hooks
 from thunder.capture.library.functional import Transformed
 from thunder.capture.locations import place
+from thunder.capture.locks import taken_locks
 from thunder.capture.numbers import constant_numbers, read_numbers
 from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
@@ -60,6 +61,7 @@ class Captured:
         with recording(c.recorder):  # a future that is returned is waited for
             result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
         c.path.check_watched()
+        self.locks = taken_locks(c)
         write_back(c)
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)

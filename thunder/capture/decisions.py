@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.capture.locks import check_host_call
 from thunder.core.host_calls import HostProxy, Log, host_call, logged, taken_from_log
 from thunder.core.paths import Decision, check_decision, check_value
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
@@ -92,6 +93,7 @@ class Path:
 
     def run_host_call(self, index: int | None, function, args: tuple, kwargs: dict, effect: str) -> Any:
         """What a host call that is not recorded yet gives, after those before it."""
+        check_host_call(self.c)
         return self._values.host_call(index, function, args, kwargs, effect)
 
     def watch(self, p: TensorProxy) -> None:

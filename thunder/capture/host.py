@@ -42,6 +42,7 @@ from thunder.capture.expose import expose
 from thunder.capture.identities import told_apart
 from thunder.capture.library import backward, collectives, higher_order, triton_kernels
 from thunder.capture.library.functional import original
+from thunder.capture.locks import Locks
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.capture.reads import Reading
 from thunder.capture.sources import Source
@@ -107,7 +108,7 @@ class Capture(Host):
         self.outside = Outside(rooted_modules(request.fn))
         self.tensors = Tensors(replaced_tensors(request.fn, request.overrides))
         self.numbers = Numbers.of(options)
-        self.containers, self.writes, self.known = Containers(), Writes(), Known()
+        self.containers, self.writes, self.known, self.locks = Containers(), Writes(), Known(), Locks()
         self.sharp_edges: list[str] = []
         self.in_cached_call = 0
         self.reading: Reading | None = None  # an attribute that Python code answers

@@ -20,7 +20,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import ask, callbacks, containers, host_lines, items, operations
+from thunder.capture import ask, callbacks, containers, host_lines, items, locks, operations
 from thunder.capture.classes import of_library
 from thunder.capture.expose import as_operand, expose
 from thunder.capture.identities import told_apart
@@ -136,12 +136,14 @@ def call_builtin(c, f, args, kwargs):
 
 
 def _by_receiver(c, f, s, args, kwargs):
-    """Methods of context variables, text, generators of random numbers and tensors; NULL for others."""
+    """Methods of context variables, locks, text, generators of random numbers and tensors; NULL for others."""
     if type(s) is contextvars.ContextVar and f.__name__ in ("get", "set", "reset"):
         return _context_variable(c, f, args)
     # torch.Tensor.is_contiguous(x)
     if s is None and args and type(args[0]) is TensorProxy and plain_attribute(f, "__objclass__") is compat.TensorBase:
         return record(c, f, args, kwargs)
+    if type(s) in locks.KINDS:
+        return locks.call(c, f, args, kwargs)
     if type(s) is str and f.__name__ in ("format", "__mod__"):
         return _formatted(c, f, args, kwargs)
     if type(s) is torch.Generator:
@@ -168,6 +170,7 @@ _WATCHED = (
     re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller, functools.partial,
     int, float, complex, str, bytes, *containers.MUTABLE, *BUFFERS, torch.nn.Module,
     property, staticmethod, classmethod, numpy.ndarray, numpy.dtype, ENUM, random.Random, BaseException,
+    *locks.KINDS,
 )  # fmt: skip
 
 
