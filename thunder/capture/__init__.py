@@ -255,19 +255,20 @@ def capture(request: Request) -> Captured:
     """
     # compiling, and whether it may decide by data once it has asked: a program of another path was made so
     ways = [(False, True), (True, True)] if request.path else [(False, False), (True, False)]
-    for compiling, decides in ways:
+    while True:
+        compiling, decides = ways.pop(0)
         c = Capture(request, compiling, decides)
         try:
             return _with_symbolic_counters(c, _read(c))
         except BaseException as error:
             release(error)
-            again = isinstance(error, CaptureError) and c.path.logged_when_asked == len(c.path.log)  # what ran, ran
-            if again and c.path.refused:
+            if c.path.logged_when_asked != len(c.path.log):  # the host code that ran is that of this answer
+                ways = [way for way in ways if way[0] is compiling]
+            if c.path.refused:
                 ways.append((compiling, True))
             _close(c)
-            if not again or (compiling, decides) == ways[-1]:
+            if not ways or not isinstance(error, CaptureError):
                 raise
-    raise AssertionError("the last capture returns or raises")
 
 
 def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
