@@ -1398,7 +1398,6 @@ def test_a_program_that_has_written_before_it_decides_goes_eagers_way(capsys):
     assert capsys.readouterr().out.count("sum") == 3
 
 
-
 class Partial:
     def _start(self, a, b):
         self.scale = a * b

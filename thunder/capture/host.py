@@ -72,8 +72,8 @@ class Capture(Host):
     named_type = TensorProxy
     uncatchable = (*Host.uncatchable, CaptureError)
 
-    def __init__(self, request: Request, compiling: bool = False, decides: bool = False):
-        """compiling: what torch.compiler.is_compiling() says. decides: see `Path`."""
+    def __init__(self, request: Request, compiling: bool = False, decides: bool = False, own_arrays: bool = False):
+        """compiling: what torch.compiler.is_compiling() says. decides, own_arrays: see `Path`."""
         options = request.options
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.request, self.compiling, self.asked_whether_compiling = request, compiling, False
@@ -88,7 +88,7 @@ class Capture(Host):
         self.recorder.memory = Memory(
             outside=functools.partial(tensors.written_to, self), layout=functools.partial(layout, self)
         )
-        self.path = self.recorder.decide = Path(self, request.path, request.log, decides)
+        self.path = self.recorder.decide = Path(self, request.path, request.log, decides, own_arrays)
         self.recorder.is_leaf = functools.partial(tensors.keeps_casts, self)
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         # of functions in modules that few programs import

@@ -221,12 +221,8 @@ def call_native(c, f, args, kwargs):
         c.reading.call(c, f)
     if c.outside.iterators and any(id(a) in c.outside.iterators for a in args):
         items.advance(c)
-    if impure(f) is not None:
-        return host_lines.run_impure(c, f, args, kwargs)
-    if host_lines.is_of_numpy(f, args, kwargs):
-        return host_lines.of_numpy(c, f, args, kwargs)
-    if host_lines.takes(c, f, args, kwargs):
-        return host_lines.run(c, f, args, kwargs)
+    if (found := host_lines.native(c, f, args, kwargs)) is not NULL:
+        return found
     args, kwargs = standins.with_functions(c, f, args, kwargs)
     if _makes_class(f):
         callbacks.check_class(c, f, args)
@@ -244,6 +240,7 @@ def call_native(c, f, args, kwargs):
             _name_operands(c, error, args)
             raise
         _note_made(c, f, args, result)
+        result = host_lines.own_arrays(c, result) if c.path.own_arrays else result
         if type(plain_attribute(f, "__self__")) is types.GeneratorType:
             c.follow_settings(f, result)  # of a context manager of PyTorch's that ends
         return callbacks.released(c, f, result, known) if known else result
