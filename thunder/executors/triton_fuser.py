@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import TensorProxy, UnbackedNumber
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.utils import has_triton
@@ -146,7 +146,7 @@ def _in_primitives(operation: BoundSymbol) -> bool:
         return True
     if operation.sym.decomposition is None:
         return False
-    if not all(isinstance(p, TensorProxy) for p in (*operation.inputs, *operation.outputs)):
+    if not all(isinstance(p, (TensorProxy, UnbackedNumber)) for p in (*operation.inputs, *operation.outputs)):
         return False
     operations = operation.subsymbols
     # one that computes nothing is its input, of which a kernel would make a copy

@@ -15,7 +15,7 @@ from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
 from thunder.extend import Executor, Implementation, operation_id
 
-__all__ = ["FusionExecutor", "TooLarge", "Unfused", "run_by", "written_over"]
+__all__ = ["FusionExecutor", "TooLarge", "Unfused", "of_integers", "run_by", "written_over"]
 
 KEPT = 1024  # compiled regions that an executor remembers
 
@@ -316,19 +316,29 @@ def computing(region: Region) -> list[BoundSymbol]:
 
 def fusible(operation: BoundSymbol, numbers: bool = False) -> bool:
     """What no region contains: operations with effects, those that wait for the device or draw random numbers, and what
-    depends on symbolic numbers. numbers: on data-dependent ones only."""
+    depends on symbolic numbers. numbers: on data-dependent sizes only."""
     if not operation.sym.tags.isdisjoint(_ALONE) or operation.sym.python_printer is not None or operation.sym.is_fusion:
         return False
     if not (has_numbers(operation.args) or has_numbers(operation.output) or has_numbers(operation.kwargs)):
         return True
-    found = numbers_in((operation.args, operation.kwargs, operation.output), []) if numbers else None
-    return found is not None and all(map(_is_of_integers, found))
+    if not numbers:
+        return False
+    tensors = [p for p in (*operation.inputs, *operation.outputs) if isinstance(p, TensorProxy)]
+    return all(map(of_integers, numbers_in([t.shape for t in tensors], []))) and all(
+        map(_is_named, numbers_in((operation.args, operation.kwargs), []))
+    )
 
 
-def _is_of_integers(number: NumberProxy) -> bool:
+def of_integers(number: NumberProxy) -> bool:
     """Whether a symbolic number is an expression of integers that are passed in."""
     values = number.decisions.values
     return not number.unbacked and all(type(values[name]) is int for name in number.expression.symbols())
+
+
+def _is_named(number: NumberProxy) -> bool:
+    """Whether each number in an expression is passed in, or made of data."""
+    own = {u.name for u in number.unbacked}
+    return own.union(number.decisions.values) >= number.expression.symbols()
 
 
 _ALONE = {OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.DEVICE_SYNC_OP, OpTags.IN_PLACE, OpTags.OPAQUE}

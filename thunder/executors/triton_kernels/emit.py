@@ -16,6 +16,7 @@ from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
 from thunder.executors.triton_kernels.index import Index, Part, Variable, join, opened, split, strides_of
 from thunder.executors.triton_kernels.joins import place_in_whole
 from thunder.executors.triton_kernels.literals import LOWEST, bracketed, compute_type, literal, neutral
+from thunder.executors.triton_kernels.numbers import Scalar
 from thunder.executors.triton_kernels.schedule import (
     Kernel,
     Schedule,
@@ -42,7 +43,7 @@ class Source(NamedTuple):
     loads: where in memory each value is read; stores: where each is written: keys of indices.
 
     sizes: the numbers that the function is called with after the buffers. grid: numbers of programs, as ints or as
-    Python text of such numbers. limits: what has to fit into the integers that the kernel computes places with.
+    Python text of sizes. limits: what has to fit into the integers that the kernel computes places with.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Source(NamedTuple):
     helpers: tuple[str, ...]
     loads: dict[Value, set]
     stores: dict[Value, tuple]
-    sizes: tuple[Atom, ...] = ()
+    sizes: tuple[Atom | Scalar, ...] = ()
     limits: tuple[Extent, ...] = ()
 
 
@@ -127,7 +128,7 @@ class _Emitter:
         extents = [kernel.numel, *(_extent(v.shape, of_v) for v, of_v in self.strides.items())]
         self.wide = wide or max([n for n in extents if isinstance(n, int)], default=0) >= LIMIT
         self.limits = dict.fromkeys(n for n in extents if isinstance(n, Extent))
-        self.sizes: dict[Atom, None] = {}
+        self.sizes: dict[Atom | Scalar, None] = {}
 
     # ------------------------------------------------------------------------------------------------------------ the
     # three forms
@@ -573,12 +574,14 @@ class _Emitter:
         return self._emit(text, variables)
 
     def _number(self, x, d: dtype) -> str:
-        if not isinstance(x, Extent) and (d.name == "float32" or d.category == FLOAT and d.bytes < 4):
+        if not isinstance(x, Extent | Scalar) and (d.name == "float32" or d.category == FLOAT and d.bytes < 4):
             return literal(x, d)
         return self._of_number(x, d)
 
     def _of_number(self, x, d: dtype) -> str:
-        number = self.size(x) if isinstance(x, Extent) else literal(x, d)
+        if isinstance(x, Scalar):
+            self.sizes[x] = None
+        number = self.size(x) if isinstance(x, Extent) else x.name if isinstance(x, Scalar) else literal(x, d)
         return f"tl.full({[1] * len(self.shape)}, {number}, {compute_type(d)})"
 
     def _cast(self, source: dtype, target: dtype, term: _Term) -> _Term:

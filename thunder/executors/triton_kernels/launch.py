@@ -21,7 +21,7 @@ from thunder.executors.triton_kernels.emit import HEADER, LIMIT, Source, emit, s
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
-from thunder.executors.triton_kernels.numbers import Numbers
+from thunder.executors.triton_kernels.numbers import Numbers, Scalar
 from thunder.executors.triton_kernels.schedule import in_order, schedule
 from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, hint, text, tuple_text
 from thunder.executors.triton_kernels.strides import fit, fits_text, ordered_like, stride_atoms, strides_in_words
@@ -363,6 +363,7 @@ class _Variant:
     def first(self) -> list[str]:
         """The lines that find out what kernels are given beside tensors, and whether 32 bits are enough for places."""
         lines = self.region.derived(self.strides)
+        lines += [f"{name} = {expression}" for name, expression in self.region.numbers.floats()]
         limits = dict.fromkeys(n for s in self.sources for n in s.limits)
         tests = [f"{text(n)} >= {LIMIT}" for n in limits if not any(m != n and at_least(m, n) for m in limits)]
         tests += [f"{text(n)} < -{LIMIT}" for n in limits if not at_least(n, 0)]
@@ -412,7 +413,7 @@ class _Compiled(_Variant):
                     text,
                     (
                         *((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers),
-                        *[(self.number, False)] * len(s.sizes),
+                        *(("fp64" if isinstance(n, Scalar) else self.number, False) for n in s.sizes),
                     ),
                     s.warps,
                     10 * major + minor,
@@ -486,7 +487,8 @@ class _Compiled(_Variant):
             self.context[f"kernel{i}"] = binary.load(index)
             addresses = [f"a_{self.names[b]}" for b in source.buffers]
             numbers = [atom.name for atom in source.sizes]
-            kinds = "O" * len(addresses) + ("l" if self.wide else "i") * len(numbers) + "O" * binary.scratch
+            number_kinds = ["d" if isinstance(n, Scalar) else "l" if self.wide else "i" for n in source.sizes]
+            kinds = "O" * len(addresses) + "".join(number_kinds) + "O" * binary.scratch
             arguments = ", ".join([*addresses, *numbers, *["None"] * binary.scratch])
             lines.append(
                 f"launch_kernel(kernel{i}, {source.grid[0]}, {source.grid[1]}, 1, {source.warps}, {binary.shared}, "
