@@ -31,12 +31,20 @@ class Region:
     """Operations to run as one, in order, with the values they read from outside and those that are read after them.
     Numbers that they read are in `numbers`.
 
-    padded: values of it whose rows are apart where they are in memory (`TraceInfo.padded`).
+    padded: values of it whose rows are apart where they are in memory (`TraceInfo.padded`). parts: places of outputs
+    that do not depend on the others', of a region that several others joined to.
     """
 
-    __slots__ = ("bound_symbols", "inputs", "outputs", "padded")
+    __slots__ = ("bound_symbols", "inputs", "outputs", "padded", "parts")
 
-    def __init__(self, operations: Sequence[BoundSymbol], needed_after: set[Proxy], padded: Set[Proxy] = frozenset()):
+    def __init__(
+        self,
+        operations: Sequence[BoundSymbol],
+        needed_after: set[Proxy],
+        padded: Set[Proxy] = frozenset(),
+        parts: tuple[tuple[int, ...], ...] = (),
+    ):
+        self.parts = parts
         self.bound_symbols = tuple(operations)
         made = {o for operation in operations for o in operation.outputs}
         self.inputs: tuple[Proxy, ...] = tuple(
@@ -472,4 +480,5 @@ def region_key(region: Region):
     ]
     sizes = tuple(n.decisions.is_size(n.name) for n in region.numbers)
     padded = frozenset(map(number, region.padded))
-    return (tuple(operations), tuple(map(number, region.inputs)), tuple(map(number, region.outputs)), sizes, padded)
+    inputs, outputs = tuple(map(number, region.inputs)), tuple(map(number, region.outputs))
+    return tuple(operations), inputs, outputs, sizes, padded, region.parts

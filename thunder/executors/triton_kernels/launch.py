@@ -17,7 +17,7 @@ from thunder.core.regions import FusedFunction, Region
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels.autotune import tuned
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
-from thunder.executors.triton_kernels.emit import HEADER, LIMIT, Source, emit, stored_type
+from thunder.executors.triton_kernels.emit import HEADER, LIMIT, Source, emit, joined, stored_type
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
@@ -78,10 +78,10 @@ class FusedRegion(FusedFunction):
         self._overwriting: dict[tuple, FusedRegion] = {}
         self.homes: Mapping[int, int] = {}
         self.interpreted = interpreting() and not planned
-        self.autotune = autotune and not self.interpreted and not region.numbers
+        self.autotune = autotune and not self.interpreted and not region.numbers and not region.parts
         multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
         self.numbers = Numbers(region)
-        self.schedule = schedule(program_of(region, self.numbers), 2 * multiprocessors)
+        self.schedule = schedule(program_of(region, self.numbers), 2 * multiprocessors, region.parts)
         self.permutes = any(
             v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs)
         ) or any(map(_chooses_layout, region.bound_symbols))
@@ -96,7 +96,7 @@ class FusedRegion(FusedFunction):
 
     @property
     def kernels(self) -> int:  # type: ignore[override]
-        return len(self.schedule.kernels)
+        return len(self.schedule.launches)
 
     @property
     def scratch_bytes(self) -> int:  # type: ignore[override]
@@ -281,10 +281,13 @@ class FusedRegion(FusedFunction):
         program = self.schedule.program
         layout = self.layout(strides)
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
-        sources = [
-            emit(self.schedule, k, known, self.interpreted, self.shared, tiles[i] if tiles else None, late, wide)
-            for i, k in enumerate(self.schedule.kernels)
-        ]
+        sources, tiles = [], iter(tiles or [None] * len(self.schedule.kernels))
+        for launch in self.schedule.launches:
+            made = [
+                emit(self.schedule, k, known, self.interpreted, self.shared, next(tiles), late, wide, len(launch) > 1)
+                for k in launch
+            ]
+            sources.append(joined(made, self.interpreted))
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
         self._source = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *(s.text for s in sources)])
         return sources, layout

@@ -31,7 +31,7 @@ from thunder.executors.triton_kernels.numbers import Numbers
 from thunder.executors.triton_kernels.sizes import Extent, at_least
 from thunder.extend.fusion import of_integers
 
-__all__ = ["Value", "Program", "primitive", "program_of", "sources"]
+__all__ = ["Value", "Program", "is_map", "primitive", "program_of", "sources"]
 
 _TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8", "int16", "int32", "int64"}
 
@@ -130,6 +130,11 @@ def _primitive(operation: BoundSymbol) -> bool:
 
 
 _OF_A_SHAPE = {"prims.reshape", "prims.broadcast_in_dim", "prims.iota", "ltorch.uniform_philox"}
+
+
+def is_map(operation: BoundSymbol) -> bool:
+    """Whether a primitive computes elements, of elements at the same place."""
+    return _LOWERINGS[operation.sym.id] in (_map, _cast, _full, _same)
 
 
 def _known_numbers(operation: BoundSymbol) -> bool:

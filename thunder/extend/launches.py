@@ -1,0 +1,144 @@
+"""Regions that are launched together: small ones that do not depend on each other.
+
+Before: `t2 = f(p0, g0)`, `v1 = Tensor.item(n)`, `t3 = f(p1, g1, v1)`. After: `v1 = Tensor.item(n)`, and one region with
+two parts, `[t2, t3] = f_and_f(p0, g0, p1, g1, v1)`.
+
+A kernel of few elements takes a device less time than its launch. Two passes over a program, each linear: regions wait
+for later ones until something reads their results (updates of parameters), then later ones come to those before them as
+far as what they read is there (casts of weights). None moves across an effect. What waits keeps alive what it reads,
+and what comes early is alive for longer: the bytes of both are bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from thunder.core.proxies import Proxy, TensorProxy, element_count, numbers_in
+from thunder.core.regions import Region
+from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags
+
+__all__ = ["Piece", "share_launches"]
+
+KEPT = 1 << 25  # bytes that live longer because regions of one launch wait, or come early
+ARGUMENTS = 400  # of a launch
+DIFFERENT = 128  # operations of regions that are not alike: a longer kernel takes too long to compile
+
+
+class Piece(NamedTuple):
+    """A region as it is in the program; what a fuser is given of it; operations that make views before and after."""
+
+    region: Region
+    core: Region
+    before: tuple[BoundSymbol, ...]
+    after: tuple[BoundSymbol, ...]
+
+
+def share_launches(
+    items: Sequence[BoundSymbol | Piece], shares: Callable[[Region], bool], output: Sequence[Proxy]
+) -> list[BoundSymbol | list[Piece]]:
+    """The operations and regions of a program in an order in which they can run, those in one list that are launched
+    together. shares: whether a region may be."""
+    chosen = [[x] if isinstance(x, Piece) else x for x in items]
+    open_to = {id(x.core) for x in items if isinstance(x, Piece) and shares(x.core)}
+    if len(open_to) < 2:
+        return chosen
+    last: dict[Proxy, int] = {}
+    for place, x in enumerate(items):
+        last |= dict.fromkeys(x.region.inputs if isinstance(x, Piece) else x.inputs, place)
+    made = {o for x in items for o in (x.region.outputs if isinstance(x, Piece) else x.outputs)}.difference(output)
+    dying = {
+        id(x.core): sum(_bytes(i) for i in x.region.inputs if last[i] == place and i in made)
+        for place, x in enumerate(items)
+        if isinstance(x, Piece)
+    }
+    for waits in (True, False):
+        chosen = _gathered(chosen if waits else chosen[::-1], open_to, dying, waits)
+    return chosen[::-1]
+
+
+class _Group:
+    """Regions that wait for others, or others for them. names: values that nothing in between may read, or make."""
+
+    def __init__(self):
+        self.pieces: list[Piece] = []
+        self.names: set[Proxy] = set()
+        self.kept = self.arguments = 0
+        self.kinds: dict[tuple, int] = {}
+
+    def takes(self, pieces: Sequence[Piece], kept: int) -> bool:
+        kinds = self.kinds | dict(map(_kind, pieces))
+        return not self.pieces or (
+            self.pieces[0].core.outputs[0].device is pieces[0].core.outputs[0].device
+            and self.kept + kept <= KEPT
+            and self.arguments + sum(map(_arguments, pieces)) <= ARGUMENTS
+            and sum(kinds.values()) <= DIFFERENT
+        )
+
+    def add(self, pieces: Sequence[Piece], names: set[Proxy], kept: int) -> None:
+        self.pieces += pieces
+        self.names |= names
+        self.kept += kept
+        self.arguments += sum(map(_arguments, pieces))
+        self.kinds |= dict(map(_kind, pieces))
+
+
+def _gathered(
+    units: Sequence[BoundSymbol | list[Piece]], open_to: set[int], dying: dict[int, int], waits: bool
+) -> list[BoundSymbol | list[Piece]]:
+    """Joins regions to the next one, in the order of `units`: of a program, or, where `waits` is False, of one that is
+    read backwards."""
+    made: list[BoundSymbol | list[Piece]] = []
+    group = _Group()
+
+    def close() -> None:
+        nonlocal group
+        if group.pieces:
+            made.append(group.pieces if waits else group.pieces[::-1])
+        group = _Group()
+
+    for unit in units:
+        pieces = unit if isinstance(unit, list) else []
+        inputs, outputs = _ends(unit)
+        if not group.names.isdisjoint(inputs if waits else outputs) or _is_barrier(unit):
+            close()
+        if not all(id(p.core) in open_to for p in pieces) or not pieces:
+            made.append(unit)
+            continue
+        grows = sum(map(_bytes, outputs)) - sum(dying[id(p.core)] for p in pieces)
+        kept = max(0, -grows if waits else grows)
+        if not group.takes(pieces, kept):
+            close()
+        group.add(pieces if waits else pieces[::-1], outputs if waits else inputs, kept)
+    close()
+    return made
+
+
+def _ends(unit: BoundSymbol | list[Piece]) -> tuple[set[Proxy], set[Proxy]]:
+    """What an operation or regions read, and make."""
+    if not isinstance(unit, list):
+        return set(unit.inputs), set(unit.outputs)
+    inputs = {i for p in unit for b in p.region.bound_symbols for i in b.inputs}
+    return inputs, {o for p in unit for o in p.region.outputs}
+
+
+def _is_barrier(unit: BoundSymbol | list[Piece]) -> bool:
+    return (
+        not isinstance(unit, list) and not unit.sym.tags.isdisjoint(EFFECTS) and OpTags.RANDOM_OP not in unit.sym.tags
+    )
+
+
+def _kind(piece: Piece) -> tuple[tuple, int]:
+    operations = piece.core.bound_symbols
+    return tuple(b.sym.id for b in operations), len(operations)
+
+
+def _arguments(piece: Piece) -> int:
+    """How many a kernel has of a region, at most."""
+    operations = piece.core.bound_symbols
+    numbers = numbers_in([(b.args, b.kwargs) for b in operations], [])
+    return len(piece.core.inputs) + len(piece.core.outputs) + len({n.expression for n in numbers})
+
+
+def _bytes(value: Proxy) -> int:
+    return element_count(value) * value.dtype.bytes if isinstance(value, TensorProxy) else 0
