@@ -107,7 +107,7 @@ class TritonFuser(FusionExecutor):
 
     def shares_launch(self, region: Region, producer: Mapping[Proxy, BoundSymbol]) -> bool:
         """A small map over one space. What is cast of a product alone is left to the product, which writes it (see
-        `transforms.casts`)."""
+        `transforms.wide_products`)."""
         found = computing(region)
         tensors = [t for t in (*region.inputs, *region.outputs) if isinstance(t, TensorProxy)]
         return (
