@@ -44,7 +44,8 @@ class Source(NamedTuple):
     loads: where in memory each value is read; stores: where each is written: keys of indices.
 
     sizes: the numbers that the function is called with after the buffers. grid: numbers of programs, as ints or as
-    Python text of sizes. part: the same for a launch that it shares with others. limits: what has to fit into the integers that the kernel computes places with.
+    Python text of sizes. limits: what has to fit into the integers that the kernel computes places with. part: the
+    same for a launch that it shares with others.
     """
 
     name: str
