@@ -57,30 +57,26 @@ def share_launches(
     return chosen[::-1]
 
 
-class _Group:
-    """Regions that wait for others, or others for them. names: values that nothing in between may read, or make."""
+class _Unit(NamedTuple):
+    """Regions that wait for others, or others for them. names: values that nothing in between may read, or make.
+    kept: bytes. kinds: how many operations there are of each kind of region."""
 
-    def __init__(self):
-        self.pieces: list[Piece] = []
-        self.names: set[Proxy] = set()
-        self.kept = self.arguments = 0
-        self.kinds: dict[tuple, int] = {}
+    pieces: list[Piece]
+    names: set[Proxy]
+    kept: int
+    arguments: int
+    kinds: dict[tuple, int]
 
-    def takes(self, pieces: Sequence[Piece], kept: int) -> bool:
-        kinds = self.kinds | dict(map(_kind, pieces))
-        return not self.pieces or (
-            self.pieces[0].core.outputs[0].device is pieces[0].core.outputs[0].device
-            and self.kept + kept <= KEPT
-            and self.arguments + sum(map(_arguments, pieces)) <= ARGUMENTS
-            and sum(kinds.values()) <= DIFFERENT
-        )
 
-    def add(self, pieces: Sequence[Piece], names: set[Proxy], kept: int) -> None:
-        self.pieces += pieces
-        self.names |= names
-        self.kept += kept
-        self.arguments += sum(map(_arguments, pieces))
-        self.kinds |= dict(map(_kind, pieces))
+def _fit(units: Sequence[_Unit]) -> bool:
+    """Whether regions may be launched together."""
+    kinds = {kind: count for u in units for kind, count in u.kinds.items()}
+    return (
+        len({kind[0] for kind in kinds}) == 1
+        and sum(u.kept for u in units) <= KEPT
+        and sum(u.arguments for u in units) <= ARGUMENTS
+        and sum(kinds.values()) <= DIFFERENT
+    )
 
 
 def _gathered(
@@ -89,28 +85,30 @@ def _gathered(
     """Joins regions to the next one, in the order of `units`: of a program, or, where `waits` is False, of one that is
     read backwards."""
     made: list[BoundSymbol | list[Piece]] = []
-    group = _Group()
+    waiting: list[_Unit] = []
 
-    def close() -> None:
-        nonlocal group
-        if group.pieces:
-            made.append(group.pieces if waits else group.pieces[::-1])
-        group = _Group()
+    def launch(chosen: Sequence[_Unit]) -> None:
+        if chosen:
+            made.append([p for u in (chosen if waits else chosen[::-1]) for p in u.pieces])
 
     for unit in units:
         pieces = unit if isinstance(unit, list) else []
         inputs, outputs = _ends(unit)
-        if not group.names.isdisjoint(inputs if waits else outputs) or _is_barrier(unit):
-            close()
-        if not all(id(p.core) in open_to for p in pieces) or not pieces:
+        ends = inputs if waits else outputs
+        everything = _is_barrier(unit)
+        launch([u for u in waiting if everything or not u.names.isdisjoint(ends)])
+        waiting = [u for u in waiting if not everything and u.names.isdisjoint(ends)]
+        if not pieces or not all(id(p.core) in open_to for p in pieces):
             made.append(unit)
             continue
         grows = sum(map(_bytes, outputs)) - sum(dying[id(p.core)] for p in pieces)
-        kept = max(0, -grows if waits else grows)
-        if not group.takes(pieces, kept):
-            close()
-        group.add(pieces if waits else pieces[::-1], outputs if waits else inputs, kept)
-    close()
+        names, kept = outputs if waits else inputs, max(0, -grows if waits else grows)
+        new = _Unit(pieces, names, kept, sum(map(_arguments, pieces)), dict(map(_kind, pieces)))
+        if waiting and not _fit([*waiting, new]):
+            launch(waiting)
+            waiting = []
+        waiting.append(new)
+    launch(waiting)
     return made
 
 
@@ -129,8 +127,13 @@ def _is_barrier(unit: BoundSymbol | list[Piece]) -> bool:
 
 
 def _kind(piece: Piece) -> tuple[tuple, int]:
+    """The device and the operations of a region, and how many these are."""
     operations = piece.core.bound_symbols
-    return tuple(b.sym.id for b in operations), len(operations)
+    return (_device(piece.core), *(b.sym.id for b in operations)), len(operations)
+
+
+def _device(region: Region):
+    return next(o.device for o in region.outputs if isinstance(o, TensorProxy))
 
 
 def _arguments(piece: Piece) -> int:
