@@ -208,6 +208,6 @@ def test_optimizers_in_a_step_equal_eager(kind, options, dtype, monkeypatch):
     for a, b, e in zip(got, expected, exact, strict=True):
         deviation, of_eager = ((x.double() - e).abs().max() for x in (a, b))
         assert deviation <= 4 * of_eager + 64 * torch.finfo(dtype).eps * e.abs().max()
-    assert len(compiled.programs) <= 3  # a first step, others, and RAdam's after its warm-up
+    assert 1 <= len(compiled.programs) <= 3  # a first step, others, and RAdam's after its warm-up
     left = [name for name in others(compiled) if name.startswith("_foreach") and "copy" not in name]
     assert len(left) <= 3, "what counts steps, and powers of that count, stay with PyTorch"

@@ -339,15 +339,9 @@ for _name in ("xlog1py", "zeta"):
     binary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT, domain=(1.5, 3.0))
 
 
-def _with_number(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """alpha is a number: of a tensor, PyTorch reads it."""
-    alpha = kwargs.get("alpha")
-    return args, {**kwargs, "alpha": METHODS["item"](alpha)} if isinstance(alpha, TensorProxy) else kwargs
-
-
 def _is_one(x) -> bool:
-    """Whether a number surely is 1, which decides nothing of one that stays symbolic."""
-    return not isinstance(x, NumberProxy) and x == 1
+    """Whether a number surely is 1, which decides nothing of one that stays symbolic, or is a tensor's."""
+    return not isinstance(x, (NumberProxy, TensorProxy)) and x == 1
 
 
 def _scaled(name: str, python: Callable) -> Symbol:
@@ -369,7 +363,7 @@ def _scaled(name: str, python: Callable) -> Symbol:
             b = convert(b * alpha, b.dtype) if type(b) is TensorProxy and not is_float else b * alpha
         return plain.decomposition(a, b)
 
-    symbol = composite(*spellings_of(name), name=name, meta=meta, canonicalize=_with_number)(decomposition)
+    symbol = composite(*spellings_of(name), name=name, meta=meta)(decomposition)
     operator_methods(symbol, name)
     sign = 1 if name == "add" else -1
 
@@ -390,7 +384,7 @@ add = _scaled("add", python_operator.add)
 sub = _scaled("sub", python_operator.sub)
 
 
-@composite(torch.subtract, torch.Tensor.subtract, meta=sub.meta, canonicalize=_with_number)
+@composite(torch.subtract, torch.Tensor.subtract, meta=sub.meta)
 def subtract(a, b, *, alpha=1):
     return sub(a, b, alpha=alpha)
 
@@ -401,7 +395,7 @@ def _rsub_meta(a, b, *, alpha=1):
     return sub.meta(b, a)
 
 
-@composite(torch.rsub, meta=_rsub_meta, canonicalize=_with_number)
+@composite(torch.rsub, meta=_rsub_meta)
 def rsub(a, b, *, alpha=1):
     return sub(b, a if _is_one(alpha) else a * alpha)
 
