@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 import thunder
 from thunder.core.proxies import TensorProxy
 from thunder.errors import MissingImplementationError, OptionError, TraceCheckError
+from thunder.ops import opaque
 
 X = torch.tensor([[3.0, 1.0, 2.0], [0.5, -1.0, 4.0]])
 CALLS = []
@@ -141,3 +144,30 @@ def test_wrong_arguments():
         TraceCheckError, match=r'summed returned "cpu f32\[\]" where its meta rule says t0: "cpu f32\[2, 3\]"'
     ):
         thunder.jit(lambda x: op(x), debug_options=thunder.DebugOptions(check_traces=True))(X)
+
+
+def test_a_decision_on_a_function_without_effects():
+    """PyTorch's schemas say which functions have none: also under autocast, a decision and dead code take them so."""
+    module = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+
+    def f(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            module(x.relu())
+            y = module(x)
+            return y * 2 if y.sum() > 0 else y - 1
+
+    compiled = thunder.jit(f, fallback="error")
+    torch.manual_seed(0)
+    for _ in range(8):
+        x = torch.randn(3, 4)
+        assert torch.equal(compiled(x), f(x))
+    names = [b.sym.name for b in thunder.last_traces(compiled)[-1].bound_symbols]
+    assert names.count("autocast__weight_norm") == 1
+
+
+@pytest.mark.parametrize("function, pure", [
+    (torch._weight_norm, True), (torch.bernoulli, False), (torch.Tensor.add_, False), (torch._assert_async, False),
+    (F.softplus, True), (torch.save, False),
+])  # fmt: skip
+def test_which_functions_have_no_effects(function, pure):
+    assert opaque._is_pure(function) is pure

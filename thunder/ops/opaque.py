@@ -5,6 +5,7 @@ Operators registered with torch.library come the same way; their author gave the
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 
 import torch
@@ -101,11 +102,26 @@ def _make(function) -> Symbol:
         module=path[0] if path else None,
         id=("opaque", name, id(function)),
         is_prim=True,
-        tags=(OpTags.OPAQUE, OpTags.DONT_DCE),
+        tags=(OpTags.OPAQUE,) if _is_pure(function) else (OpTags.OPAQUE, OpTags.DONT_DCE),
         fn=function,
     )
     made.typed_by_running = True  # which results require grad is known as well
     return made
+
+
+def _is_pure(function) -> bool:
+    """Whether PyTorch's schemas say that a function of its own gives tensors, and does nothing else."""
+    if not isinstance(function, (types.BuiltinFunctionType, types.MethodDescriptorType)):
+        return False
+    packet = getattr(torch.ops.aten, function.__name__, None)
+    if packet is None:
+        return False
+    overloads = [getattr(packet, name) for name in packet.overloads()]
+    return all(
+        not o._schema.is_mutable and o._schema.returns and torch.Tag.nondeterministic_seeded not in o.tags
+        for o in overloads
+        if not any(a.is_out for a in o._schema.arguments)
+    )
 
 
 def _custom_path(function) -> tuple[str, str] | None:

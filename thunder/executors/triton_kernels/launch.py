@@ -82,6 +82,10 @@ class FusedRegion(FusedFunction):
         multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
         self.numbers = Numbers(region)
         self.schedule = schedule(program_of(region, self.numbers), 2 * multiprocessors, region.parts)
+        program = self.schedule.program
+        tensors = (*(p for p in region.inputs if isinstance(p, TensorProxy)), *region.outputs)
+        values = (*program.inputs, *program.outputs)
+        self.padded = {v for p, v in zip(tensors, values, strict=True) if p in region.padded}
         self.permutes = any(
             v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs)
         ) or any(map(_chooses_layout, region.bound_symbols))
@@ -170,10 +174,9 @@ class FusedRegion(FusedFunction):
 
     def _row_major(self) -> tuple:
         """The strides that inputs are expected to have: row-major ones, with rows apart where they are padded."""
-        padded = [p in self.region.padded for p in self.region.inputs if isinstance(p, TensorProxy)]
         return tuple(
-            padded_strides(v.shape, v.dtype.bytes) if p else strides_of(v.shape)
-            for p, v in zip(padded, self.schedule.program.inputs, strict=True)
+            padded_strides(v.shape, v.dtype.bytes) if v in self.padded else strides_of(v.shape)
+            for v in self.schedule.program.inputs
         )
 
     def __call__(self, *args) -> list[torch.Tensor]:
@@ -281,12 +284,11 @@ class FusedRegion(FusedFunction):
         program = self.schedule.program
         layout = self.layout(strides)
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
+        padded = {v for v in self.padded if known[v] == padded_strides(v.shape, v.dtype.bytes)}
         sources, tiles = [], iter(tiles or [None] * len(self.schedule.kernels))
         for launch in self.schedule.launches:
-            made = [
-                emit(self.schedule, k, known, self.interpreted, self.shared, next(tiles), late, wide, len(launch) > 1)
-                for k in launch
-            ]
+            given, shares = (known, self.interpreted, self.shared), len(launch) > 1
+            made = [emit(self.schedule, k, *given, next(tiles), late, wide, padded, shares) for k in launch]
             sources.append(joined(made, self.interpreted))
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
         self._source = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *(s.text for s in sources)])
@@ -344,6 +346,9 @@ class _Variant:
             self.names[v] = f"out{i}"
             self.types[v] = self.context[f"dtype{i}"] = to_torch_dtype(stored_type(v, program.outputs))
             there, made = self.over.get(v), f"allocate({tuple_text(v.shape)}, {tuple_text(s)}, dtype{i})"
+            if v in region.padded and tuple(s) == padded_strides(v.shape, v.dtype.bytes):
+                whole = *v.shape[:-1], s[-2]
+                made = f"allocate({tuple_text(whole)}, {tuple_text(s)}, dtype{i})[..., :{v.shape[-1]}]"
             if there is not None:  # which may be a view for autograd, and a result is none
                 shown = (
                     f".as_strided({tuple_text(v.shape)}, {tuple_text(s)})"
