@@ -136,6 +136,17 @@ def test_bytes_that_wait_are_bounded(monkeypatch):
     assert count_of(f, xs, ws) == 3
 
 
+def test_regions_that_are_too_large_are_launched_apart(monkeypatch):
+    def f(xs):
+        return [(x * 2 + 1).sin() for x in xs]
+
+    xs = [torch.randn(n, device=DEVICE) for n in (3, 4, 5)]
+    monkeypatch.setattr(schedule, "LIMIT", 1)
+    assert count_of(f, xs) == 0
+    monkeypatch.setattr(schedule, "LIMIT", 4000)
+    assert count_of(f, xs) == 1
+
+
 def count_of(f, *args):
     compiled, _ = with_fuser(f)
     for got, expected in zip(compiled(*args), f(*args), strict=True):

@@ -167,14 +167,12 @@ class FusionExecutor(Executor):
                 try:
                     fused = self.fuse(core, number)
                 except TooLarge:
-                    regions = [p.region for p in item] if len(item) > 1 else _halves(item[0].region)
-                    if len(regions[0].bound_symbols) < sum(len(p.region.bound_symbols) for p in item):
+                    if len(item) > 1 or len(item[0].region.bound_symbols) > 1:
+                        regions = [p.region for p in item] if len(item) > 1 else _halves(item[0].region)
                         waiting += [[self._piece(r, trace)] for r in regions][::-1]
                         continue
                 except Unfused as reason:
                     item = [p._replace(region=_with_reason(p.region, str(reason))) for p in item]
-                if fused is None:
-                    counter = itertools.chain((number,), counter)
             made += (
                 [b for p in item for b in p.region.bound_symbols]
                 if fused is None
