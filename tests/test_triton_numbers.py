@@ -39,6 +39,14 @@ def test_a_number_of_data_is_an_argument_of_one_region(dtype):
     assert len(fusions(compiled)) == 1 and others(compiled) == ["item"]
 
 
+def test_regions_with_numbers_are_verified_and_profiled():
+    compiled, _ = with_fuser(lambda x, y, n: (scaled(x, n), scaled(y, n)))
+    x, y, n = torch.randn(7, device=DEVICE), torch.randn(3, 5, device=DEVICE), torch.tensor(0.3)
+    report = thunder.verify(compiled, x, y, n)
+    assert report.first is None and "TritonFusion0" in str(report)
+    assert "sin" in str(thunder.profile(compiled, x, y, n))
+
+
 def test_doubles_lose_no_digit():
     compiled, _ = with_fuser(lambda x, n: (x * n.item() + 1) * 2)
     x = torch.tensor([1.0, 3.0], dtype=torch.float64, device=DEVICE)
