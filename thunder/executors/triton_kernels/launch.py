@@ -229,8 +229,12 @@ class FusedRegion(FusedFunction):
     def _check(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Callable | None:
         """Whether a call fits the kernels for some strides, as a function of its arguments; None where PyTorch has
         no check of a list of tensors."""
-        if not self.numbers.names:
-            return compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
+        count, inputs = len(tensors), self.schedule.program.inputs
+        if all(isinstance(n, int) for v, s in zip(inputs, key, strict=True) for n in (*v.shape, *s)):
+            check = compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
+            if check is None or not self.numbers.names:
+                return check
+            return lambda *args: check(*args[:count])
         names = [f"in{i}" for i in range(len(tensors))]
         tests = [
             f"{name}.is_contiguous()" if s == strides_of(v.shape) else fits_text(name, s)

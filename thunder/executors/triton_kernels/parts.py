@@ -23,9 +23,8 @@ from thunder.executors.triton_kernels.numbers import Scalar
 from thunder.executors.triton_kernels.sizes import Atom
 from thunder.executors.triton_kernels.values import Value
 
-__all__ = ["ARGUMENTS", "Member", "joined_text"]
+__all__ = ["Member", "joined_text"]
 
-ARGUMENTS = 480  # of a kernel: CUDA gives them 4 KiB
 ALIGNED = 16
 
 
