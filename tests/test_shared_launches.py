@@ -130,10 +130,14 @@ def test_bytes_that_wait_are_bounded(monkeypatch):
 
     xs, ws = ([torch.randn(8, 8, device=DEVICE) for _ in range(6)] for _ in range(2))
     assert count_of(f, xs, ws) == 1
-    monkeypatch.setattr(launches, "KEPT", 0)
-    assert count_of(f, xs, ws) == 1, "products that die are as large as results that come later"
     monkeypatch.setattr(launches, "ARGUMENTS", 4)
     assert count_of(f, xs, ws) == 3
+    monkeypatch.setattr(launches, "KEPT", 3 * 8 * 8 * 4)  # of products that wait
+    assert count_of(f, xs, ws) == 3
+    monkeypatch.setattr(launches, "ARGUMENTS", 400)
+    assert count_of(f, xs, ws) == 2
+    monkeypatch.setattr(launches, "KEPT", 0)
+    assert count_of(f, xs, ws) == 6
 
 
 def test_regions_that_are_too_large_are_launched_apart(monkeypatch):

@@ -101,9 +101,10 @@ def _gathered(
         if not pieces or not all(id(p.core) in open_to for p in pieces):
             made.append(unit)
             continue
-        grows = sum(map(_bytes, outputs)) - sum(dying[id(p.core)] for p in pieces)
-        names, kept = outputs if waits else inputs, max(0, -grows if waits else grows)
-        new = _Unit(pieces, names, kept, sum(map(_arguments, pieces)), dict(map(_kind, pieces)))
+        # results that come later may be written over what is there anyway: they do not count against what they read
+        kept = sum(dying[id(p.core)] for p in pieces) if waits else sum(map(_bytes, outputs))
+        names, arguments = outputs if waits else inputs, sum(map(_arguments, pieces))
+        new = _Unit(pieces, names, kept, arguments, dict(map(_kind, pieces)))
         if waiting and not _fit([*waiting, new]):
             launch(waiting)
             waiting = []
