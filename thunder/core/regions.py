@@ -12,7 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, element_count, has_numbers, map_structure, numbers_in
+from thunder.core.proxies import (
+    NumberProxy,
+    Proxy,
+    TensorProxy,
+    UnbackedNumber,
+    element_count,
+    has_numbers,
+    map_structure,
+    numbers_in,
+)
 from thunder.core.symbol import BoundSymbol, OpTags, hashable
 
 __all__ = ["FusedFunction", "Region", "convex_regions", "schedule", "region_key", "leading_to", "recompute_cheap"]
@@ -20,17 +29,31 @@ __all__ = ["FusedFunction", "Region", "convex_regions", "schedule", "region_key"
 
 class Region:
     """Operations to run as one, in order, with the values they read from outside and those that are read after them.
+    Numbers that they read are in `numbers`.
 
-    padded: values of it whose rows are apart where they are in memory (`TraceInfo.padded`).
+    padded: values of it whose rows are apart where they are in memory (`TraceInfo.padded`). parts: places of outputs
+    that do not depend on the others', of a region that several others joined to.
     """
 
-    __slots__ = ("bound_symbols", "inputs", "outputs", "padded")
+    __slots__ = ("bound_symbols", "inputs", "outputs", "padded", "parts")
 
-    def __init__(self, operations: Sequence[BoundSymbol], needed_after: set[Proxy], padded: Set[Proxy] = frozenset()):
+    def __init__(
+        self,
+        operations: Sequence[BoundSymbol],
+        needed_after: set[Proxy],
+        padded: Set[Proxy] = frozenset(),
+        parts: tuple[tuple[int, ...], ...] = (),
+    ):
+        self.parts = parts
         self.bound_symbols = tuple(operations)
         made = {o for operation in operations for o in operation.outputs}
         self.inputs: tuple[Proxy, ...] = tuple(
-            dict.fromkeys(i for operation in operations for i in operation.inputs if i not in made)
+            dict.fromkeys(
+                i
+                for operation in operations
+                for i in operation.inputs
+                if i not in made and type(i) is not UnbackedNumber
+            )
         )
         self.outputs: tuple[Proxy, ...] = tuple(
             dict.fromkeys(o for operation in operations for o in operation.outputs if o in needed_after)
@@ -195,7 +218,12 @@ def _current(into: list[int], group: int) -> int:
 
 
 def _is_unfused(operation: BoundSymbol, taken: bool) -> bool:
-    return not taken and OpTags.SHAPE_OP not in operation.sym.tags
+    """Whether an operation counts as distance: numbers that the host reads, and tensors of one, fill no memory."""
+    return (
+        not taken
+        and OpTags.SHAPE_OP not in operation.sym.tags
+        and (not operation.outputs or any(isinstance(o, TensorProxy) and o.shape for o in operation.outputs))
+    )
 
 
 def _tensors(operations: Sequence[BoundSymbol]) -> set[Any]:
@@ -470,4 +498,5 @@ def region_key(region: Region):
     ]
     sizes = tuple(n.decisions.is_size(n.name) for n in region.numbers)
     padded = frozenset(map(number, region.padded))
-    return (tuple(operations), tuple(map(number, region.inputs)), tuple(map(number, region.outputs)), sizes, padded)
+    inputs, outputs = tuple(map(number, region.inputs)), tuple(map(number, region.outputs))
+    return tuple(operations), inputs, outputs, sizes, padded, region.parts

@@ -16,6 +16,8 @@ from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
 from thunder.executors.triton_kernels.index import Index, Part, Variable, join, opened, split, strides_of
 from thunder.executors.triton_kernels.joins import place_in_whole
 from thunder.executors.triton_kernels.literals import LOWEST, bracketed, compute_type, literal, neutral
+from thunder.executors.triton_kernels.numbers import Scalar
+from thunder.executors.triton_kernels.parts import Member, joined_text
 from thunder.executors.triton_kernels.schedule import (
     Kernel,
     Schedule,
@@ -26,10 +28,10 @@ from thunder.executors.triton_kernels.schedule import (
 )
 from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, divides, hint
 from thunder.executors.triton_kernels.sizes import text as text_of
-from thunder.executors.triton_kernels.tiles import Tile, stages, tile_of
+from thunder.executors.triton_kernels.tiles import Tile, part_tile, stages, tile_of
 from thunder.executors.triton_kernels.values import Place, Value, in_order, indexed_place, sources
 
-__all__ = ["Source", "emit", "stored_type", "HEADER"]
+__all__ = ["Source", "emit", "joined", "stored_type", "HEADER"]
 
 HEADER = "import triton\nimport triton.language as tl\n"
 
@@ -41,7 +43,8 @@ class Source(NamedTuple):
     loads: where in memory each value is read; stores: where each is written: keys of indices.
 
     sizes: the numbers that the function is called with after the buffers. grid: numbers of programs, as ints or as
-    Python text of such numbers. limits: what has to fit into the integers that the kernel computes places with.
+    Python text of sizes. limits: what has to fit into the integers that the kernel computes places with. part: the
+    same for a launch that it shares with others.
     """
 
     name: str
@@ -52,8 +55,9 @@ class Source(NamedTuple):
     helpers: tuple[str, ...]
     loads: dict[Value, set]
     stores: dict[Value, tuple]
-    sizes: tuple[Atom, ...] = ()
+    sizes: tuple[Atom | Scalar, ...] = ()
     limits: tuple[Extent, ...] = ()
+    part: Member | None = None
 
 
 def stored_type(v: Value, outputs: Sequence[Value]) -> dtype:
@@ -72,12 +76,34 @@ class _Term(NamedTuple):
 def emit(
     schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int = 0,
         tile: Tile | None = None, late: Container[Value] = (), wide: bool = False, padded: Set[Value] = frozenset(),
+        part: bool = False
 ) -> Source:  # fmt: skip
     """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's
     interpreter. shared: bytes of a multiprocessor's shared memory. tile: in place of the one that a rule gives. late:
     what is written over something that the kernel reads, after all threads of a program have read it. wide:
-    data-dependent places may need 64 bits. padded: inputs and outputs whose padding, behind each row, is no one's."""
-    return _Emitter(schedule, kernel, strides, interpreted, shared, tile or tile_of(kernel), late, wide, padded).run()
+    data-dependent places may need 64 bits. padded: inputs and outputs whose padding, behind each row, is no one's.
+    part: of a launch, for the number of a block, sizes and numbers by names that depend on their order alone."""
+    tile = tile or (part_tile(kernel) if part else tile_of(kernel))
+    return _Emitter(schedule, kernel, strides, interpreted, shared, tile, late, wide, padded, part).run()
+
+
+def joined(sources: Sequence[Source], interpreted: bool) -> Source:
+    """Parts of one launch as one kernel."""
+    if len(sources) == 1:
+        return sources[0]
+    parts = [s.part for s in sources if s.part is not None]
+    name = f"{sources[0].name}_of_{len(parts)}"
+    text, buffers, numbers, programs = joined_text(name, parts, interpreted)
+    loads: dict[Value, set] = {}
+    for n, s in enumerate(sources):
+        for v, places in s.loads.items():
+            # a part may not write over what another one reads
+            loads[v] = places if v not in loads else {*loads[v], *places, n}
+    helpers = tuple(dict.fromkeys(h for s in sources for h in s.helpers))
+    stores = {v: place for s in sources for v, place in s.stores.items()}
+    warps = max(s.warps for s in sources)
+    limits = tuple(dict.fromkeys(n for s in sources for n in s.limits))
+    return Source(name, text, tuple(buffers), (programs, 1), warps, helpers, loads, stores, tuple(numbers), limits)
 
 
 LIMIT = 2**31 - 2**20  # of places that are computed with 32 bits
@@ -97,7 +123,10 @@ class _Emitter:
         late: Container[Value],
         wide: bool,
         padded: Set[Value],
+        part: bool,
     ):
+        self.part = part
+        self.named: dict[int, str] = {}  # sizes of a part
         self.kernel, self.interpreted, self.shared, self.tile, self.late = kernel, interpreted, shared, tile, late
         self.types = {
             v: stored_type(v, schedule.program.outputs) for v in (*schedule.program.outputs, *schedule.temporaries)
@@ -131,7 +160,7 @@ class _Emitter:
         extents = [kernel.numel, *(_extent(v.shape, of_v) for v, of_v in self.strides.items())]
         self.wide = wide or max([n for n in extents if isinstance(n, int)], default=0) >= LIMIT
         self.limits = dict.fromkeys(n for n in extents if isinstance(n, Extent))
-        self.sizes: dict[Atom, None] = {}
+        self.sizes: dict[Atom | Scalar, None] = {}
 
     # ------------------------------------------------------------------------------------------------------------ the
     # three forms
@@ -140,6 +169,8 @@ class _Emitter:
         self._write_last(self.outer, self.last[0])
         body = "\n".join(f"    {line}" for line in self.outer)
         name = "_".join(["fused", *list(self.computes or ["copy"])[:NAMED]])
+        if self.part:
+            return self._as_part(name, body, grid)
         # Triton 3.6 makes no number of an argument for range() with NumPy 2.4, where it interprets
         sizes = [f"{atom.name}{': tl.constexpr' if self.interpreted else ''}" for atom in self.sizes]
         text = f"@triton.jit\ndef {name}({', '.join([*self.buffers.values(), *sizes])}):\n{body}\n"
@@ -148,10 +179,25 @@ class _Emitter:
             tuple(self.sizes), tuple(self.limits) if not self.wide else (),
         )  # fmt: skip
 
+    def _as_part(self, name: str, body: str, grid: tuple) -> Source:
+        numbers = {self._scalar(n) if isinstance(n, Scalar) else n.name: n for n in self.sizes}
+        buffers, sizes = {name: v for v, name in self.buffers.items()}, {name: n for n, name in self.named.items()}
+        parameters = ", ".join(["block", *buffers, *sizes, *numbers])
+        text = f"@triton.jit\ndef part({parameters}):\n{body}\n"
+        return Source(
+            name, text, tuple(self.buffers), grid, self.tile.warps, tuple(self.helpers), self.loads, self.stores,
+            limits=tuple(self.limits) if not self.wide else (), part=Member(text, buffers, sizes, numbers, grid[0]),
+        )  # fmt: skip
+
+    def _scalar(self, x: Scalar) -> str:
+        """The name of a number in the text of the kernel."""
+        self.sizes.setdefault(x)
+        return f"number{list(self.sizes).index(x)}" if self.part else x.name
+
     def size(self, n: int | Extent) -> str:
         """A size in the text of the kernel."""
         if isinstance(n, int):
-            return str(n)
+            return self.named.setdefault(n, f"k{len(self.named)}") if self.part else str(n)
         self.limits[n] = None
         self.sizes |= dict.fromkeys(atom for monomial in n.terms for atom in monomial)
         return self._emit(text_of(n), _NONE).text
@@ -163,7 +209,7 @@ class _Emitter:
         return self._emit(_blocks_of(self.size(n), block), _NONE).text
 
     def _program(self, axis: int) -> str:
-        return f"tl.program_id({axis})" + (".to(tl.int64)" if self.wide else "")
+        return ("block" if self.part else f"tl.program_id({axis})") + (".to(tl.int64)" if self.wide else "")
 
     def _block_number(self) -> str:
         return "tl.cast(block, tl.int64)" if self.wide else "block"
@@ -600,12 +646,12 @@ class _Emitter:
         return self._emit(text, variables)
 
     def _number(self, x, d: dtype) -> str:
-        if not isinstance(x, Extent) and (d.name == "float32" or d.category == FLOAT and d.bytes < 4):
+        if not isinstance(x, Extent | Scalar) and (d.name == "float32" or d.category == FLOAT and d.bytes < 4):
             return literal(x, d)
         return self._of_number(x, d)
 
     def _of_number(self, x, d: dtype) -> str:
-        number = self.size(x) if isinstance(x, Extent) else literal(x, d)
+        number = self.size(x) if isinstance(x, Extent) else self._scalar(x) if isinstance(x, Scalar) else literal(x, d)
         return f"tl.full({[1] * len(self.shape)}, {number}, {compute_type(d)})"
 
     def _cast(self, source: dtype, target: dtype, term: _Term) -> _Term:

@@ -17,11 +17,11 @@ from thunder.core.regions import FusedFunction, Region
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels.autotune import tuned
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
-from thunder.executors.triton_kernels.emit import HEADER, LIMIT, Source, emit, stored_type
+from thunder.executors.triton_kernels.emit import HEADER, LIMIT, Source, emit, joined, stored_type
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
-from thunder.executors.triton_kernels.numbers import Numbers
+from thunder.executors.triton_kernels.numbers import Numbers, Scalar
 from thunder.executors.triton_kernels.schedule import schedule
 from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, hint, text, tuple_text
 from thunder.executors.triton_kernels.strides import fit, fits_text, ordered_like, stride_atoms, strides_in_words
@@ -78,10 +78,10 @@ class FusedRegion(FusedFunction):
         self._overwriting: dict[tuple, FusedRegion] = {}
         self.homes: Mapping[int, int] = {}
         self.interpreted = interpreting() and not planned
-        self.autotune = autotune and not self.interpreted and not region.numbers
+        self.autotune = autotune and not self.interpreted and not region.numbers and not region.parts
         multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
         self.numbers = Numbers(region)
-        self.schedule = schedule(program_of(region, self.numbers), 2 * multiprocessors)
+        self.schedule = schedule(program_of(region, self.numbers), 2 * multiprocessors, region.parts)
         program = self.schedule.program
         tensors = (*(p for p in region.inputs if isinstance(p, TensorProxy)), *region.outputs)
         values = (*program.inputs, *program.outputs)
@@ -101,7 +101,7 @@ class FusedRegion(FusedFunction):
 
     @property
     def kernels(self) -> int:  # type: ignore[override]
-        return len(self.schedule.kernels)
+        return len(self.schedule.launches)
 
     @property
     def scratch_bytes(self) -> int:  # type: ignore[override]
@@ -230,8 +230,12 @@ class FusedRegion(FusedFunction):
     def _check(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Callable | None:
         """Whether a call fits the kernels for some strides, as a function of its arguments; None where PyTorch has
         no check of a list of tensors."""
-        if not self.numbers.names:
-            return compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
+        count, inputs = len(tensors), self.schedule.program.inputs
+        if all(isinstance(n, int) for v, s in zip(inputs, key, strict=True) for n in (*v.shape, *s)):
+            check = compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
+            if check is None or not self.numbers.names:
+                return check
+            return lambda *args: check(*args[:count])
         names = [f"in{i}" for i in range(len(tensors))]
         tests = [
             f"{name}.is_contiguous()" if s == strides_of(v.shape) else fits_text(name, s)
@@ -298,20 +302,12 @@ class FusedRegion(FusedFunction):
         program = self.schedule.program
         layout = self.layout(strides)
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
-        sources = [
-            emit(
-                self.schedule,
-                k,
-                known,
-                self.interpreted,
-                self.shared,
-                tiles[i] if tiles else None,
-                late,
-                wide,
-                {v for v in self.padded if known[v] == padded_strides(v.shape, v.dtype.bytes)},
-            )
-            for i, k in enumerate(self.schedule.kernels)
-        ]
+        padded = {v for v in self.padded if known[v] == padded_strides(v.shape, v.dtype.bytes)}
+        sources, tiles = [], iter(tiles or [None] * len(self.schedule.kernels))
+        for launch in self.schedule.launches:
+            given, shares = (known, self.interpreted, self.shared), len(launch) > 1
+            made = [emit(self.schedule, k, *given, next(tiles), late, wide, padded, shares) for k in launch]
+            sources.append(joined(made, self.interpreted))
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
         self._source = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *(s.text for s in sources)])
         return sources, layout
@@ -399,6 +395,7 @@ class _Variant:
     def first(self) -> list[str]:
         """The lines that find out what kernels are given beside tensors, and whether 32 bits are enough for places."""
         lines = self.region.derived(self.strides)
+        lines += [f"{name} = {expression}" for name, expression in self.region.numbers.floats()]
         if self.region.adds:
             self.context |= {
                 "deterministic": torch.are_deterministic_algorithms_enabled, "by_operations": self.region.by_operations
@@ -455,7 +452,7 @@ class _Compiled(_Variant):
                     text,
                     (
                         *((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers),
-                        *[(self.number, False)] * len(s.sizes),
+                        *(("fp64" if isinstance(n, Scalar) else self.number, False) for n in s.sizes),
                     ),
                     s.warps,
                     10 * major + minor,
@@ -529,7 +526,8 @@ class _Compiled(_Variant):
             self.context[f"kernel{i}"] = binary.load(index)
             addresses = [f"a_{self.names[b]}" for b in source.buffers]
             numbers = [atom.name for atom in source.sizes]
-            kinds = "O" * len(addresses) + ("l" if self.wide else "i") * len(numbers) + "O" * binary.scratch
+            number_kinds = ["d" if isinstance(n, Scalar) else "l" if self.wide else "i" for n in source.sizes]
+            kinds = "O" * len(addresses) + "".join(number_kinds) + "O" * binary.scratch
             arguments = ", ".join([*addresses, *numbers, *["None"] * binary.scratch])
             lines.append(
                 f"launch_kernel(kernel{i}, {source.grid[0]}, {source.grid[1]}, 1, {source.warps}, {binary.shared}, "

@@ -86,13 +86,20 @@ def fits(columns: int | Extent) -> bool:
 
 class Schedule:
     """kernels in the order they run. temporaries: values that one stores and a later one loads, beside the program's
-    outputs. dear: elementwise values that are stored and loaded as well, where others are recomputed."""
+    outputs. dear: elementwise values that are stored and loaded as well, where others are recomputed. launches:
+    kernels that run as one, all in order."""
 
-    __slots__ = ("program", "kernels", "temporaries", "dear")
+    __slots__ = ("program", "kernels", "temporaries", "dear", "launches")
 
     def __init__(
-        self, program: Program, kernels: Sequence[Kernel], temporaries: Sequence[Value], dear: Iterable[Value] = ()
+        self,
+        program: Program,
+        kernels: Sequence[Kernel],
+        temporaries: Sequence[Value],
+        dear: Iterable[Value] = (),
+        launches: Sequence[Sequence[Kernel]] = (),
     ):
+        self.launches = launches or [[k] for k in kernels]
         self.program, self.kernels, self.temporaries, self.dear = (
             program,
             tuple(kernels),
@@ -448,9 +455,37 @@ def _work(value: Value, stored: Container[Value]) -> int:
     return total
 
 
-def schedule(program: Program, programs: int) -> Schedule:
-    """programs: in how many parts a reduction over rows is split. Raises TooLarge where kernels would be too long to be
-    compiled in reasonable time."""
+def schedule(program: Program, programs: int, parts: Sequence[Sequence[int]] = ()) -> Schedule:
+    """programs: in how many parts a reduction over rows is split. parts: places of outputs that have kernels of their
+    own, which run with those of other parts. Raises TooLarge where kernels would be too long to be compiled in
+    reasonable time."""
+    if not parts:
+        return _whole(program, programs)
+    made = [_whole(Program(program.inputs, [program.outputs[i] for i in part]), programs) for part in parts]
+    outputs = dict(zip((i for part in parts for i in part), (v for s in made for v in s.program.outputs), strict=True))
+    launches: list[list[Kernel]] = []
+    for wave in itertools.zip_longest(*(s.kernels for s in made)):
+        small = [k for k in wave if k is not None and _may_share(k)]
+        launches += [[k] for k in wave if k is not None and not _may_share(k)] + ([small] if small else [])
+    return Schedule(
+        Program(program.inputs, [outputs[i] for i in range(len(outputs))]),
+        [k for launch in launches for k in launch],
+        [v for s in made for v in s.temporaries],
+        [v for s in made for v in s.dear],
+        launches,
+    )
+
+
+def _may_share(kernel: Kernel) -> bool:
+    """Whether a kernel may run as a range of programs, beside others: each program computes one block of it."""
+    return (
+        (kernel.kind == "map" or kernel.kind == "rows" and kernel.on_chip)
+        and isinstance(kernel.numel, int)
+        and not any(v.kind in ("partial", "part") for v in kernel.stores)
+    )
+
+
+def _whole(program: Program, programs: int) -> Schedule:
     program = _with_partials(program, programs)
     order = in_order(program.outputs)
     roots = [v for v in order if v.kind in ROOTS]

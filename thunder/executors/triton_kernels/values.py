@@ -12,7 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from thunder.core.dtypes import BOOL, FLOAT, bool8, dtype
-from thunder.core.proxies import FloatProxy, NumberProxy, Proxy, TensorProxy, element_count, has_numbers, number_value
+from thunder.core.proxies import (
+    FloatProxy,
+    NumberProxy,
+    Proxy,
+    TensorProxy,
+    element_count,
+    has_numbers,
+    number_value,
+    numbers_in,
+)
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels import index as places
@@ -20,9 +29,10 @@ from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import Index, within
 from thunder.executors.triton_kernels.numbers import Numbers
 from thunder.executors.triton_kernels.sizes import Extent, at_least
+from thunder.extend.fusion import of_integers
 from thunder.ops.indexing import indexed
 
-__all__ = ["Value", "Program", "in_order", "indexed_place", "primitive", "program_of", "sources"]
+__all__ = ["Value", "Program", "in_order", "indexed_place", "is_map", "primitive", "program_of", "sources"]
 
 _TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8", "int16", "int32", "int64"}
 
@@ -95,10 +105,10 @@ def _function(name: str, operands: tuple) -> str | None:
         )
     if name in ("neg", "negative") and not _is_float(operands[0]):
         name = "opposite"
-    if any(isinstance(x, FloatProxy) for x in operands):
-        return None
     found = FUNCTIONS.get(name)
     kinds = [x.dtype.category for x in operands if isinstance(x, (TensorProxy, Value))]
+    if any(isinstance(x, FloatProxy) for x in operands) and name != "where" and any(k != FLOAT for k in kinds):
+        return None
     if found is None or any(isinstance(x, complex) for x in operands) or any(k not in found.categories for k in kinds):
         return None
     wide = any(isinstance(x, (TensorProxy, Value)) and x.dtype.name == "float64" for x in operands)
@@ -158,14 +168,25 @@ def _source(operation: BoundSymbol) -> TensorProxy:
     return operation.args[0] if operation.sym.id in _TO_ZEROS else operation.args[3]
 
 
-_OF_A_SHAPE = {"prims.reshape", "prims.broadcast_in_dim", "prims.full", "prims.iota", "ltorch.uniform_philox"}
+_OF_A_SHAPE = {"prims.reshape", "prims.broadcast_in_dim", "prims.iota", "ltorch.uniform_philox"}
+
+
+def is_map(operation: BoundSymbol) -> bool:
+    """Whether a primitive computes elements, of elements at the same place."""
+    return _LOWERINGS[operation.sym.id] in (_map, _cast, _full, _same)
 
 
 def _known_numbers(operation: BoundSymbol) -> bool:
-    """Whether what stays symbolic says only how large something is, where it begins, or is an integer that elements are
-    combined with."""
+    """Whether what stays symbolic says only how large something is, where it begins, or is a number that elements are
+    combined with, or are."""
     if not has_numbers((operation.args, operation.kwargs)):
         return True
+    if _LOWERINGS[operation.sym.id] is _map:
+        return not has_numbers(operation.kwargs)
+    if operation.sym.id == "prims.full":
+        return not isinstance(operation.args[1], FloatProxy) or _out(operation).dtype.category == FLOAT
+    if not all(map(of_integers, numbers_in((operation.args, operation.kwargs), []))):
+        return False
     if operation.sym.id == "prims.cat" or operation.sym.id in _TO_ZEROS:
         return True
     what = [x for x in operation.args if not isinstance(x, TensorProxy)]
@@ -177,7 +198,7 @@ def _known_numbers(operation: BoundSymbol) -> bool:
         return not has_numbers((what[0], operation.kwargs)) and all(
             n >= 0 for pair in what[1] for n in pair if isinstance(n, NumberProxy)
         )
-    return not has_numbers((what, operation.kwargs)) or _LOWERINGS[operation.sym.id] is _map
+    return not has_numbers((what, operation.kwargs))
 
 
 def _reduces(operation: BoundSymbol) -> bool:
@@ -232,7 +253,8 @@ def _lower(operation: BoundSymbol, values: _Values) -> None:
         if isinstance(new, Proxy):
             values[old] = values[new]
         elif isinstance(old, TensorProxy):
-            values[old] = Value("number", (), values.numbers.shape(old.shape), old.dtype, new)
+            number = values.numbers.number(new)
+            values[old] = Value("number", (), values.numbers.shape(old.shape), old.dtype, number)
     for out in operation.outputs:
         if (
             (v := values[out]).kind == "cast"
@@ -297,7 +319,7 @@ def _joined(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
 
 
 def _full(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
-    return _made("number", operation, (), values, operands[1])
+    return _made("number", operation, (), values, values.numbers.number(operands[1]))
 
 
 def _iota(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
