@@ -39,7 +39,9 @@ def check(program, *args, kernels=None, fuser=TritonFuser, exact=True, **options
     got, want = compiled(*args), program(*args)
     for g, w in zip(*((x if isinstance(x, tuple) else (x,)) for x in (got, want)), strict=True):
         assert (g.dtype, g.shape, g.stride()) == (w.dtype, w.shape, w.stride())
-        torch.testing.assert_close(g, w, **({"rtol": 0, "atol": 0} if exact else {}))
+        # of at most 64 additions to a number, in any order
+        bound = 0 if exact else 64 * torch.finfo(w.dtype).eps * max(1.0, float(w.abs().max()))
+        torch.testing.assert_close(g, w, rtol=0, atol=bound)
     assert others(compiled) == []
     assert kernels is None or [f.kernels for f in fusions(compiled)] == kernels
     return compiled
@@ -197,7 +199,13 @@ def test_what_pytorch_rounds_at_each_addition_is_left_to_it(dtype):
     x, source, i = some((9, 16), dtype), some((33, 16), dtype), places(9, (33,), negative=False)
     program = lambda x, s, i: x.index_add(0, i, s.relu()) * 2  # noqa: E731
     compiled = thunder.jit(program, executors=[TritonFuser("indexing")])
-    assert torch.equal(compiled(x, source, i), program(x, source, i)) and "index_add" in " ".join(others(compiled))
+    got, want = compiled(x, source, i), program(x, source, i)
+    if DEVICE == "cpu":
+        assert torch.equal(got, want)
+    else:  # where PyTorch adds in no order, and rounds each sum
+        bound = 33 * torch.finfo(dtype).eps
+        torch.testing.assert_close(got, want, rtol=bound, atol=bound * float(source.float().abs().max()))
+    assert "index_add" in " ".join(others(compiled))
 
 
 def test_what_pytorch_adds_in_order_is_left_to_it():
