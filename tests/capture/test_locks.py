@@ -65,7 +65,10 @@ def test_a_failing_program_releases_its_lock():
 
 
 def run_in_threads(*functions):
-    threads = [threading.Thread(target=f, daemon=True) for f in functions]
+    run([threading.Thread(target=f, daemon=True) for f in functions])
+
+
+def run(threads):
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -149,11 +152,7 @@ def test_capture_waits_for_nobody():
             compiled(torch.ones(2))
 
     threads = [threading.Thread(target=f, daemon=True) for f in (other, holder)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert not any(thread.is_alive() for thread in threads), "a deadlock"
+    run(threads)
 
 
 def test_two_locks_in_either_order():

@@ -121,8 +121,7 @@ class Path:
 
     def is_own(self, given) -> bool:
         """Whether a host call is given the program's own arrays, and nothing else that is known only when it runs."""
-        values = [p for p in proxies_in(given, [])] if self.own_arrays else []
-        return self.own_arrays and self.own.issuperset(values) and not numbers_in(given, [])
+        return self.own_arrays and self.own.issuperset(proxies_in(given, [])) and not numbers_in(given, [])
 
     def watch(self, p: TensorProxy) -> None:
         """Host code has seen memory of a tensor: the program must not write to it any more."""

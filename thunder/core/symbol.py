@@ -9,6 +9,7 @@ flat: a composite is one operation, and its decomposition (`bound_symbol.subsymb
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator, KeysView
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ __all__ = [
     "user_location",
     "detached",
     "adopt",
+    "form_of",
 ]
 
 
@@ -446,6 +448,12 @@ class Symbol(Definition):
             if name in names:
                 raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
         return tuple(positional), renamed
+
+
+@functools.cache
+def form_of(symbol: Symbol, form: str, fn: Callable) -> Symbol:
+    """Another form of an operation that its executor runs: `mm_aligned` of `mm`, which `fn` computes."""
+    return symbol.executed(f"{symbol.name}_{form}", fn, symbol.executor, id=f"{form}.{symbol.id}")
 
 
 def spelled(keyword: str, parameters: Collection[str], defaults: Collection[str], places: Callable[[], dict]) -> str:

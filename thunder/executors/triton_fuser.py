@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from thunder.analysis.aliases import may_view
-from thunder.analysis.cost import bytes_moved, region_bytes
-from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, element_count, has_numbers
+from thunder.analysis.cost import bytes_moved, nbytes, region_bytes, tensors_in
+from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, has_numbers
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.utils import has_triton
@@ -114,12 +114,12 @@ class TritonFuser(FusionExecutor):
         """A small map over one space. What is cast of a product alone is left to the product, which writes it (see
         `transforms.wide_products`)."""
         found = computing(region)
-        tensors = [t for t in (*region.inputs, *region.outputs) if isinstance(t, TensorProxy)]
+        tensors = tensors_in((*region.inputs, *region.outputs))
         return (
             bool(found)
             and has_numbers([t.shape for t in tensors]) is False
             and len({math.prod(o.shape) for o in region.outputs if isinstance(o, TensorProxy)}) == 1
-            and sum(element_count(t) * t.dtype.bytes for t in tensors) <= SHARED
+            and sum(map(nbytes, tensors)) <= SHARED
             and all(map(_is_map, region.bound_symbols))
             and not any(
                 i in producer and producer[i].sym.in_float32 is not None for i in region.inputs if len(found) == 1

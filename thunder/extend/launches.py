@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from thunder.core.proxies import Proxy, TensorProxy, element_count, numbers_in
+from thunder.analysis.cost import nbytes, tensors_in
+from thunder.core.proxies import Proxy, TensorProxy, numbers_in
 from thunder.core.regions import Region
 from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags
 
@@ -48,7 +49,7 @@ def share_launches(
         last |= dict.fromkeys(x.region.inputs if isinstance(x, Piece) else x.inputs, place)
     made = {o for x in items for o in (x.region.outputs if isinstance(x, Piece) else x.outputs)}.difference(output)
     dying = {
-        id(x.core): sum(_bytes(i) for i in x.region.inputs if last[i] == place and i in made)
+        id(x.core): sum(nbytes(t) for t in tensors_in(x.region.inputs) if last[t] == place and t in made)
         for place, x in enumerate(items)
         if isinstance(x, Piece)
     }
@@ -102,7 +103,7 @@ def _gathered(
             made.append(unit)
             continue
         # results that come later may be written over what is there anyway: they do not count against what they read
-        kept = sum(dying[id(p.core)] for p in pieces) if waits else sum(map(_bytes, outputs))
+        kept = sum(dying[id(p.core)] for p in pieces) if waits else sum(map(nbytes, tensors_in(outputs)))
         names, arguments = outputs if waits else inputs, sum(map(_arguments, pieces))
         new = _Unit(pieces, names, kept, arguments, dict(map(_kind, pieces)))
         if waiting and not _fit([*waiting, new]):
@@ -142,7 +143,3 @@ def _arguments(piece: Piece) -> int:
     operations = piece.core.bound_symbols
     numbers = numbers_in([(b.args, b.kwargs) for b in operations], [])
     return len(piece.core.inputs) + len(piece.core.outputs) + len({n.expression for n in numbers})
-
-
-def _bytes(value: Proxy) -> int:
-    return element_count(value) * value.dtype.bytes if isinstance(value, TensorProxy) else 0

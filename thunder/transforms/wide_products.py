@@ -9,13 +9,11 @@ which has added it up in float32: a pass less, and a rounding.
 
 from __future__ import annotations
 
-import functools
-
 from thunder.analysis.cost import original_of
 from thunder.analysis.flow import producers, uses
 from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import TensorProxy, numbers_in
-from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.symbol import BoundSymbol, form_of
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
 
@@ -66,13 +64,7 @@ def wide_products(trace: Trace) -> Trace:
     made = []
     for b in trace.bound_symbols:
         if b in wide:
-            made.append(b.replace(sym=_in_float32(b.sym), output=wide[b].output))
+            made.append(b.replace(sym=form_of(b.sym, "in_float32", b.sym.in_float32), output=wide[b].output))
         elif b not in dropped:
             made.append(b)
     return trace.replace(bound_symbols=made)
-
-
-@functools.cache
-def _in_float32(symbol: Symbol) -> Symbol:
-    name = f"{symbol.name}_in_float32"
-    return symbol.executed(name, symbol.in_float32, symbol.executor, id=f"float32.{symbol.id}")  # type: ignore[arg-type]

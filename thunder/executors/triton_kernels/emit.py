@@ -755,14 +755,10 @@ class _Emitter:
         """Whether a place is a column of a padded row, for each column of the kernel."""
         if v not in self.padded or v.shape[-1] != self.kernel.columns:
             return False
-        (c,) = {a for a in index.terms if isinstance(a, Variable) and a.name == "c"} or {None}
-        others = [f for a, f in index.terms.items() if a is not c]
-        return (
-            c is not None
-            and index.terms[c] == 1
-            and index.constant == 0
-            and all(type(f) is int and f % self.strides[v][-2] == 0 for f in others)
-        )
+        step = self.strides[v][-2]
+        columns = [f for a, f in index.terms.items() if isinstance(a, Variable) and a.name == "c"]
+        others = [f for a, f in index.terms.items() if not isinstance(a, Variable) or a.name != "c"]
+        return columns == [1] and index.constant == 0 and all(type(f) is int and f % step == 0 for f in others)
 
     def _mask(self, variables: frozenset, tests: Sequence[_Term], by_rows: bool = False) -> str:
         names = {"x": "x_inside", "r": "r_inside", "c": "c_in_row" if by_rows else "c_inside"}

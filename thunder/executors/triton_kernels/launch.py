@@ -86,10 +86,11 @@ class FusedRegion(FusedFunction):
         tensors = (*(p for p in region.inputs if isinstance(p, TensorProxy)), *region.outputs)
         values = (*program.inputs, *program.outputs)
         self.padded = {v for p, v in zip(tensors, values, strict=True) if p in region.padded}
-        self.permutes = any(
-            v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs)
-        ) or any(map(_chooses_layout, region.bound_symbols))
-        self.adds = any(v.kind == "added" for v in in_order(self.schedule.program.outputs))
+        computed = in_order(program.outputs)
+        self.permutes = any(v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in computed) or any(
+            map(_chooses_layout, region.bound_symbols)
+        )
+        self.adds = any(v.kind == "added" for v in computed)
         self._variants: dict[tuple, Callable] = {}
         # whether tensors are like those of the last variant, which is asked in one call, and that variant
         self._usual: tuple[Callable, Callable] | None = None
