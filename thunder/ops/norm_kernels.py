@@ -22,6 +22,7 @@ from thunder.ops import backward
 from thunder.ops.backward import formula, kernel, op
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.dims import is_empty
 from thunder.ops.inplace import overwrite
 from thunder.ops.opaque import casts_inside
 from thunder.ops.shape import reshape
@@ -55,10 +56,23 @@ def normalized_dims(name: str, a, normalized_shape, *parameters) -> tuple:
 def whiten(x, dims, eps):
     """`x` less its mean, over the square root of its (biased) variance plus eps; the mean and that root's
     reciprocal."""
+    centred, mean, variance = moments(x, dims)
+    rstd = LTORCH["rsqrt"](variance + eps)
+    return centred * rstd, mean, rstd
+
+
+def moments(x, dims):
+    """`x` less its mean; its mean and its (biased) variance."""
     mean = LTORCH["mean"](x, dims, True)
     centred = x - mean
-    rstd = LTORCH["rsqrt"](LTORCH["mean"](centred * centred, dims, True) + eps)
-    return centred * rstd, mean, rstd
+    return centred, mean, LTORCH["mean"](centred * centred, dims, True)
+
+
+def of_normalized(g, weight, normal, rstd, dims):
+    """The gradient of what was normalized over `dims` and then multiplied by a weight."""
+    count, weighted = math.prod(g.shape[d] for d in dims), g if weight is None else g * weight
+    total, along = op("sum")(weighted, dims, True) / count, op("sum")(weighted * normal, dims, True) / count
+    return rstd * (weighted - total - normal * along)
 
 
 def scale_and_shift(x, weight, bias):
@@ -69,6 +83,24 @@ def scale_and_shift(x, weight, bias):
 def per_channel(a, p):
     """A parameter with one element for each channel, with as many dimensions as `a`."""
     return None if p is None else reshape(p, (1, p.shape[0], *(1,) * (len(a.shape) - 2)))
+
+
+# as PyTorch's kernels lay out images: with channels last where these are last in memory, otherwise row-major
+image_layout = Symbol(
+    "image_layout",
+    lambda a: like(a),
+    id="prims.image_layout",
+    is_prim=True,
+    tags=(OpTags.VIEW,),
+    fn=lambda a: a.contiguous(memory_format=backward.memory_format(a)),
+)
+image_layout.may_copy = True
+
+
+@image_layout.vjp
+def _(a):
+    g = yield image_layout(a)
+    return (g,)
 
 
 def check_channels(name: str, a, *parameters) -> None:
@@ -143,10 +175,8 @@ def _(g, a, normalized_shape, mean, rstd, weight, bias, mask):
     normal = (x - mean) * rstd
     of_input = of_weight = of_bias = None
     if mask[0]:
-        weighted = g if weight is None else g * convert(weight, kind)
-        count = math.prod(normalized_shape)
-        total, along = op("sum")(weighted, dims, True) / count, op("sum")(weighted * normal, dims, True) / count
-        of_input = convert(rstd * (weighted - total - normal * along), a.dtype)
+        weight_ = None if weight is None else convert(weight, kind)
+        of_input = convert(of_normalized(g, weight_, normal, rstd, dims), a.dtype)
     if mask[1]:
         of_weight = convert(op("sum")(g * normal, rows) if rows else g * normal, weight.dtype)
     if mask[2]:
@@ -205,6 +235,57 @@ native_group_norm_backward = Symbol(
 )  # fmt: skip
 
 
+def _in_groups(a, groups):
+    """The image with dimensions (N, groups, channels of a group, ...): a view, in whatever layout."""
+    return reshape(a, (a.shape[0], groups, a.shape[1] // groups, *a.shape[2:]))
+
+
+def _group_parameter(a, p, groups, kind):
+    """A parameter as it is broadcast to an image in groups; or a number for each group."""
+    if p is None:
+        return None
+    sizes = (1, groups, a.shape[1] // groups) if len(p.shape) == 1 else (*p.shape, 1)
+    return reshape(convert(p, kind), (*sizes, *(1,) * (len(a.shape) - 2)))
+
+
+def _in_its_layout(a):
+    """A result as the kernel of group norm lays it out, which takes images with channels last on a CPU alone."""
+    return image_layout(a) if a.device.type == "cpu" else op("contiguous")(a)
+
+
+@native_group_norm.decomposed_by
+def _(a, weight, bias, n, c, size, groups, eps):
+    if is_empty(a):
+        return None
+    kind, dims = compute_dtype(a.dtype), tuple(range(2, len(a.shape) + 1))
+    normal, mean, rstd = whiten(_in_groups(convert(a, kind), groups), dims, eps)
+    parameters = (_group_parameter(a, p, groups, kind) for p in (weight, bias))
+    narrow = _native_group_norm_meta(a, weight, bias, n, c, size, groups, eps)[1].dtype
+    y = _in_its_layout(convert(reshape(scale_and_shift(normal, *parameters), a.shape), a.dtype))
+    return y, *(convert(reshape(x, (a.shape[0], groups)), narrow) for x in (mean, rstd))
+
+
+@native_group_norm_backward.decomposed_by
+def _(g, a, mean, rstd, weight, n, c, size, groups, mask):
+    if is_empty(a):
+        return None
+    kind, pixels = compute_dtype(a.dtype), tuple(range(3, len(a.shape) + 1))
+    x, g = (_in_groups(convert(t, kind), groups) for t in (a, g))
+    mean, rstd, weight_ = (_group_parameter(a, t, groups, kind) for t in (mean, rstd, weight))
+    normal = (x - mean) * rstd
+    # all sums are those of each channel of an image, which is one pass
+    along, total = (op("sum")(t, pixels, True) if pixels else t for t in (g * normal, g))
+    of_input = None
+    if mask[0]:
+        g, *sums = (t if weight is None else t * weight_ for t in (g, along, total))
+        along_, total_ = (op("sum")(t, 2, True) / (c // groups * size) for t in sums)
+        of_input = _in_its_layout(convert(reshape((g - total_ - normal * along_) * rstd, a.shape), a.dtype))
+    return of_input, *(
+        convert(reshape(op("sum")(t, 0), (c,)), a.dtype if weight is None else weight.dtype) if needed else None
+        for needed, t in zip(mask[1:], (along, total), strict=True)
+    )
+
+
 @native_group_norm.vjp
 def _(a, weight, bias, n, c, size, groups, eps):
     """Unlike the other norms' kernels, it has derivatives of mean and deviation."""
@@ -254,6 +335,61 @@ native_batch_norm_backward = backward.kernel(
 )  # fmt: skip
 
 
+def running(old, new, momentum):
+    """What a running statistic becomes."""
+    return None if old is None else convert(new * momentum + convert(old, new.dtype) * (1 - momentum), old.dtype)
+
+
+def _over_images(a) -> tuple[int, ...]:
+    return (0, *range(2, len(a.shape)))
+
+
+def batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, eps, kind):
+    """Batch norm by the batch's own statistics: the result, its mean and deviation of type `kind`, and what running
+    mean and variance become, where there are any. None where there is no variance."""
+    dims = _over_images(a)
+    count = math.prod(a.shape[d] for d in dims)
+    if is_empty(a) or count == 1:
+        return None
+    centred, mean, variance = moments(convert(a, compute_dtype(a.dtype)), dims)
+    rstd = op("rsqrt")(variance + eps)
+    y = scale_and_shift(centred * rstd, per_channel(a, weight), per_channel(a, bias))
+    y = image_layout(convert(y, a.dtype))
+    mean, variance, rstd = (reshape(x, (a.shape[1],)) for x in (mean, variance, rstd))
+    unbiased = variance * (count / (count - 1))
+    kept = (running(old, new, momentum) for old, new in ((running_mean, mean), (running_var, unbiased)))
+    return y, convert(mean, kind), convert(rstd, kind), *kept
+
+
+@native_batch_norm.decomposed_by
+def _(a, weight, bias, running_mean, running_var, training, momentum, eps):
+    kind = _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps)[1].dtype
+    found = batch_norm_by_batch(a, None, None, weight, bias, momentum, eps, kind) if training else None
+    return None if found is None else found[:3]
+
+
+@native_batch_norm_backward.decomposed_by
+def _(g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask):
+    if is_empty(a):
+        return None
+    kind, dims = compute_dtype(a.dtype), _over_images(a)
+    x, g = convert(a, kind), convert(g, kind)
+    if not training:
+        mean, rstd = running_mean, op("rsqrt")(convert(running_var, kind) + eps)
+    mean, rstd, weight_ = (p if p is None else per_channel(a, convert(p, kind)) for p in (mean, rstd, weight))
+    normal, of_input = (x - mean) * rstd, None
+    # a weight is one number where is summed up: the parameters' gradients are all sums there are
+    total, along = op("sum")(g, dims, True), op("sum")(g * normal, dims, True)
+    if mask[0]:
+        count = math.prod(a.shape[d] for d in dims)
+        of_input = g - total / count - normal * (along / count) if training else g
+        of_input = image_layout(convert(of_input * (rstd if weight is None else rstd * weight_), a.dtype))
+    return of_input, *(
+        convert(reshape(t, (a.shape[1],)), a.dtype if weight is None else weight.dtype) if needed else None
+        for needed, t in zip(mask[1:], (along, total), strict=True)
+    )
+
+
 @native_batch_norm.vjp
 def _(a, weight, bias, running_mean, running_var, training, momentum, eps):
     y, mean, rstd = native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
@@ -288,6 +424,14 @@ native_batch_norm_functional = Symbol(
     is_prim=True,
     fn=_run_statistics,
 )
+
+
+@native_batch_norm_functional.decomposed_by
+def _(a, running_mean, running_var, weight, bias, momentum, eps):
+    kind = _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps)[1].dtype
+    return batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, eps, kind)
+
+
 native_batch_norm_functional.nondifferentiable = (1, 2, 3, 4)  # means and deviations, running ones too
 native_batch_norm_functional.statistics = (1, 2)
 native_batch_norm_functional.in_place = InPlaceForm(native_batch_norm_, {3: 1, 4: 2})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -14,9 +16,11 @@ from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.dims import is_empty, numel, wrap_dim
 from thunder.ops.norm_kernels import (
+    batch_norm_by_batch,
     batch_norm_meta,
     check_channels,
     compute_dtype,
+    moments,
     native_batch_norm,
     native_batch_norm_backward,
     native_batch_norm_functional,
@@ -26,6 +30,7 @@ from thunder.ops.norm_kernels import (
     native_layer_norm_backward,
     normalized_dims,
     per_channel,
+    running,
     scale_and_shift,
     wanted,
     whiten,
@@ -263,6 +268,12 @@ def batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
     return F.batch_norm(a, running_mean, running_var, weight, bias, True, momentum, eps), running_mean, running_var
 
 
+@batch_norm_update.decomposed_by
+def _(a, running_mean, running_var, weight, bias, momentum, eps):
+    found = batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, eps, a.dtype)
+    return None if found is None else (found[0], *found[3:])
+
+
 batch_norm_update.nondifferentiable = batch_norm_update.statistics = (1, 2)
 batch_norm_update.in_place = InPlaceForm(batch_norm_, {1: 1, 2: 2})
 
@@ -319,6 +330,20 @@ def instance_norm_update(a, running_mean, running_var, weight, bias, momentum, e
 
 def instance_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
     return F.instance_norm(a, running_mean, running_var, weight, bias, True, momentum, eps), running_mean, running_var
+
+
+@instance_norm_update.decomposed_by
+def _(a, running_mean, running_var, weight, bias, momentum, eps):
+    dims = tuple(range(2, len(a.shape)))
+    count = math.prod(a.shape[d] for d in dims)
+    if not _has_elements(a) or count == 1:
+        return None
+    centred, mean, variance = moments(convert(a, compute_dtype(a.dtype)), dims)
+    y = scale_and_shift(centred * LTORCH["rsqrt"](variance + eps), per_channel(a, weight), per_channel(a, bias))
+    of_channels = (LTORCH["mean"](x, (0, *dims)) for x in (mean, variance * (count / (count - 1))))
+    return convert(y, a.dtype), *(
+        running(old, new, momentum) for old, new in zip((running_mean, running_var), of_channels, strict=True)
+    )
 
 
 instance_norm_update.nondifferentiable = (1, 2)
@@ -457,17 +482,15 @@ def _(a, num_groups, weight=None, bias=None, eps=1e-5):
 
 @batch_norm.vjp
 def _(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-    """PyTorch's own kernel, which it takes on the CPU; cuDNN's are left to PyTorch. For no elements it takes none, and
-    the kernel divides by their number."""
-    if (
-        a.device.type != "cpu"
-        or not _has_elements(a)
-        or weight is None
-        and bias is not None
-        or (training and running_mean is not None)
-    ):
+    """By PyTorch's own kernels, not by cuDNN's. For no elements it takes none, and the kernel divides by their
+    number."""
+    if not _has_elements(a) or weight is None and bias is not None or (training and running_mean is not None):
         return NotImplemented
-    y, mean, rstd = native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
+    mean = rstd = None
+    if training:
+        y, mean, rstd = native_batch_norm(a, weight, bias, None, None, True, momentum, eps)
+    else:
+        y = batch_norm(a, running_mean, running_var, weight, bias, False, momentum, eps)
     g = yield y
     ga, gw, gb = native_batch_norm_backward(
         g, a, weight, running_mean, running_var, mean, rstd, training, eps, wanted(a, weight, bias)

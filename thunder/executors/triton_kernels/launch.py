@@ -22,11 +22,19 @@ from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
 from thunder.executors.triton_kernels.numbers import Numbers
-from thunder.executors.triton_kernels.schedule import in_order, schedule
-from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, hint, text, tuple_text
-from thunder.executors.triton_kernels.strides import fit, fits_text, ordered_like, stride_atoms, strides_in_words
+from thunder.executors.triton_kernels.schedule import Schedule, schedule
+from thunder.executors.triton_kernels.sizes import Atom, Extent, Undecided, at_least, hint, text, tuple_text
+from thunder.executors.triton_kernels.strides import (
+    fit,
+    fits_text,
+    ordered,
+    ordered_like,
+    stride_atoms,
+    strides_in_words,
+)
 from thunder.executors.triton_kernels.tiles import Tile
-from thunder.executors.triton_kernels.values import Value, program_of
+from thunder.executors.triton_kernels.values import Value, in_order, program_of
+from thunder.extend.fusion import TooLarge
 from thunder.ops.layout import padded_strides
 from thunder.ops.torch_types import to_torch_dtype
 from thunder.options import TRITON_INTERPRET
@@ -79,12 +87,16 @@ class FusedRegion(FusedFunction):
         self.homes: Mapping[int, int] = {}
         self.interpreted = interpreting() and not planned
         self.autotune = autotune and not self.interpreted and not region.numbers
-        multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
+        self.multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
         self.numbers = Numbers(region)
-        self.schedule = schedule(program_of(region, self.numbers), 2 * multiprocessors)
-        self.permutes = any(
-            v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs)
-        ) or any(map(_chooses_layout, region.bound_symbols))
+        self.program = program_of(region, self.numbers)
+        values = in_order(self.program.outputs)
+        self.permutes = any(v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in values) or any(
+            map(_chooses_layout, region.bound_symbols)
+        )
+        self.reduces = any(v.kind == "reduce" for v in values)
+        self.schedule = self._scheduled(self._row_major())
+        self._schedules = {self._order(self._row_major()): self.schedule}
         self._variants: dict[tuple, Callable] = {}
         # whether tensors are like those of the last variant, which is asked in one call, and that variant
         self._usual: tuple[Callable, Callable] | None = None
@@ -108,6 +120,26 @@ class FusedRegion(FusedFunction):
         if not self._source:
             self._sources(self._row_major())
         return self._source
+
+    def _scheduled(self, strides: tuple) -> Schedule:
+        return schedule(self.program, 2 * self.multiprocessors, strides, self.layout(strides))
+
+    def _order(self, strides: tuple) -> tuple:
+        """What a schedule depends on of strides: how inputs are ordered in memory, where anything is reduced."""
+        return tuple(tuple(ordered(s)) for s in strides) if self.reduces else ()
+
+    def scheduled(self, strides: tuple) -> Schedule:
+        """The schedule for inputs of these strides; that for row-major ones where kernels have numbers elsewhere, and
+        where there would be too many."""
+        key = self._order(strides)
+        if self.late:
+            return self.schedule
+        if key not in self._schedules:
+            try:
+                self._schedules[key] = self._scheduled(strides)
+            except (TooLarge, Undecided):
+                self._schedules[key] = self.schedule
+        return self._schedules[key]
 
     def writing_over(self, dying: frozenset[int], homes: Mapping[int, int] | None = None) -> FusedRegion:
         """The same region, for calls in which the inputs at these places own their memory and are dead
@@ -173,7 +205,7 @@ class FusedRegion(FusedFunction):
         padded = [p in self.region.padded for p in self.region.inputs if isinstance(p, TensorProxy)]
         return tuple(
             padded_strides(v.shape, v.dtype.bytes) if p else strides_of(v.shape)
-            for p, v in zip(padded, self.schedule.program.inputs, strict=True)
+            for p, v in zip(padded, self.program.inputs, strict=True)
         )
 
     def __call__(self, *args) -> list[torch.Tensor]:
@@ -196,7 +228,7 @@ class FusedRegion(FusedFunction):
         return run(*args)
 
     def _parted(self, args: tuple) -> tuple[tuple, tuple]:
-        count = len(self.schedule.program.inputs)
+        count = len(self.program.inputs)
         return args[:count], args[count:]
 
     def _strides(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> tuple:
@@ -209,7 +241,7 @@ class FusedRegion(FusedFunction):
         for known in self._variants:
             if all(fit(k, s, values) for k, s in zip(known, strides, strict=True)):
                 return known
-        inputs = self.schedule.program.inputs
+        inputs = self.program.inputs
         sizes = [*self.numbers.sizes, *dict.fromkeys(n for v in inputs for n in v.shape if isinstance(n, Extent))]
 
         def number(i: int) -> Callable[[int], Extent] | None:
@@ -231,7 +263,7 @@ class FusedRegion(FusedFunction):
         names = [f"in{i}" for i in range(len(tensors))]
         tests = [
             f"{name}.is_contiguous()" if s == strides_of(v.shape) else fits_text(name, s)
-            for name, s, v in zip(names, key, self.schedule.program.inputs, strict=True)
+            for name, s, v in zip(names, key, self.program.inputs, strict=True)
         ]
         lines = [*self.derived(key), f"return {' and '.join(tests)}"]
         return compile_source(_function_text("fits", [*names, *self.numbers.names], lines), "fits", {"math": math})
@@ -249,7 +281,9 @@ class FusedRegion(FusedFunction):
         expected = self._expected is not None and self._expected.strides == key
         if self.autotune:
             with torch.cuda.device(self.device):
-                variant = _Compiled(self, key, tiles=tuned(self, lambda tiles: _Compiled(self, key, tiles=tiles)))
+                kernels = self.scheduled(key).kernels
+                tiles = tuned(kernels, self.device, lambda tiles: _Compiled(self, key, tiles=tiles))
+                variant = _Compiled(self, key, tiles=tiles)
         else:
             variant = self._expected if expected else (_Interpreted if self.interpreted else _Compiled)(self, key)
         self._variants[key] = run = variant.function()
@@ -278,12 +312,12 @@ class FusedRegion(FusedFunction):
     def _sources(
         self, strides: tuple, tiles: Sequence[Tile] | None = None, late: Container[Value] = (), wide: bool = False
     ) -> tuple[list[Source], list[tuple]]:
-        program = self.schedule.program
-        layout = self.layout(strides)
+        scheduled, layout = self.scheduled(strides), self.layout(strides)
+        program = scheduled.program
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
         sources = [
-            emit(self.schedule, k, known, self.interpreted, self.shared, tiles[i] if tiles else None, late, wide)
-            for i, k in enumerate(self.schedule.kernels)
+            emit(scheduled, k, known, self.interpreted, self.shared, tiles[i] if tiles else None, late, wide)
+            for i, k in enumerate(scheduled.kernels)
         ]
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
         self._source = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *(s.text for s in sources)])
@@ -291,7 +325,7 @@ class FusedRegion(FusedFunction):
 
     def layout(self, strides: tuple) -> list[tuple]:
         """The strides of the outputs: PyTorch's, for inputs of these strides, but for rows that are padded."""
-        inputs, outputs = self.schedule.program.inputs, self.schedule.program.outputs
+        inputs, outputs = self.program.inputs, self.program.outputs
         row_major = all(s == strides_of(v.shape) for v, s in zip(inputs, strides, strict=True))
         if not self.permutes and not self.region.padded and row_major:
             return [strides_of(v.shape) for v in outputs]
@@ -318,7 +352,8 @@ class _Variant:
         over: bool = True,
         wide: bool = False,
     ):
-        program, temporaries = region.schedule.program, region.schedule.temporaries
+        scheduled = region.scheduled(strides)
+        program, temporaries = scheduled.program, scheduled.temporaries
         self.region, self.strides = region, strides
         expected = over and strides == region._row_major()
         self.over = {program.outputs[o]: program.inputs[i] for o, i in region.over.items()} if expected else {}
@@ -403,7 +438,7 @@ class _Compiled(_Variant):
         super().__init__(region, strides, tiles, over=aligned is None, wide=wide)
         self.number = "i64" if wide else "i32"
         self.checked = aligned is None
-        begins = dict(zip(region.schedule.program.inputs, aligned or (), strict=False))
+        begins = dict(zip(region.program.inputs, aligned or (), strict=False))
         major, minor = torch.cuda.get_device_capability(region.device)
         self.binaries = [
             binary_of(

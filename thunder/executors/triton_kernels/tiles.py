@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from thunder.executors.triton_kernels.schedule import Kernel, along_memory
+from thunder.executors.triton_kernels.reductions import along_memory
+from thunder.executors.triton_kernels.schedule import Kernel
 from thunder.executors.triton_kernels.sizes import Extent, hint
 
 __all__ = ["Tile", "tile_of", "candidates", "stages", "power_of_two"]

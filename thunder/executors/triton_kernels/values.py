@@ -21,7 +21,7 @@ from thunder.executors.triton_kernels.index import Index, within
 from thunder.executors.triton_kernels.numbers import Numbers
 from thunder.executors.triton_kernels.sizes import Extent, at_least
 
-__all__ = ["Value", "Program", "primitive", "program_of", "sources"]
+__all__ = ["Value", "Program", "in_order", "primitive", "program_of", "sources"]
 
 _TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8", "int16", "int32", "int64"}
 
@@ -142,14 +142,15 @@ def _known_numbers(operation: BoundSymbol) -> bool:
 
 
 def _reduces(operation: BoundSymbol) -> bool:
-    """Few long rows would leave most of the device idle; a reduction of everything is split, as one over the first
-    dimensions."""
+    """Few long rows would leave most of the device idle, where they are not cut into chunks."""
     a, dims = operation.args
     # see "opposite" in functions.py
     if a.dtype.category == BOOL or a.dtype.category != FLOAT and operation.sym.name != "sum":
         return False
     columns = math.prod(number_value(a.shape[d]) for d in dims)
     rows = element_count(a) // columns
+    if operation.sym.name == "sum" and not has_numbers(a.shape):
+        return True
     return rows == 1 or rows >= 64 or columns <= 16384 or min(dims) == 0
 
 
@@ -298,7 +299,7 @@ _LOWERINGS: dict[Any, Callable] = {
         "flip": "flip",
     }.items()},
     "prims.slice_prim": _slice, "prims.pad": _pad,
-    **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "stride_order", "positive")},
+    **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "image_layout", "stride_order", "positive")},
     **{f"prims.{name}": _reduction for name in ("sum", "amax", "amin")},
     "prims.convert_element_type": _cast, "prims.cat": _joined, "prims.full": _full, "prims.iota": _iota,
     "ltorch.gather": _gather, "prims.take": _take, "ltorch.uniform_philox": _philox,
@@ -358,3 +359,17 @@ def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
         ]
         there = tuple(within(p, n) for p, n in zip(there, operand.shape, strict=True))
     return [(operand, there, conditions)]
+
+
+def in_order(outputs: Sequence[Value]) -> list[Value]:
+    """All values, each after its operands."""
+    order: dict[Value, None] = {}
+    stack: list[tuple[Value, bool]] = [(v, False) for v in reversed(outputs)]
+    while stack:
+        value, done = stack.pop()
+        if done:
+            order[value] = None
+        elif value not in order:
+            stack.append((value, True))
+            stack += [(x, False) for x in reversed(value.operands) if isinstance(x, Value) and x not in order]
+    return list(order)
