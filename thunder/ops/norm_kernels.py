@@ -253,16 +253,22 @@ def _in_its_layout(a):
     return image_layout(a) if a.device.type == "cpu" else op("contiguous")(a)
 
 
+def normalized_in_groups(a, weight, bias, groups, eps):
+    """Group norm, and the means and deviations of groups."""
+    kind, dims = compute_dtype(a.dtype), tuple(range(2, len(a.shape) + 1))
+    normal, mean, rstd = whiten(_in_groups(convert(a, kind), groups), dims, eps)
+    parameters = (_group_parameter(a, p, groups, kind) for p in (weight, bias))
+    y = convert(reshape(scale_and_shift(normal, *parameters), a.shape), a.dtype)
+    return _in_its_layout(y), *(reshape(x, (a.shape[0], groups)) for x in (mean, rstd))
+
+
 @native_group_norm.decomposed_by
 def _(a, weight, bias, n, c, size, groups, eps):
     if is_empty(a):
         return None
-    kind, dims = compute_dtype(a.dtype), tuple(range(2, len(a.shape) + 1))
-    normal, mean, rstd = whiten(_in_groups(convert(a, kind), groups), dims, eps)
-    parameters = (_group_parameter(a, p, groups, kind) for p in (weight, bias))
     narrow = _native_group_norm_meta(a, weight, bias, n, c, size, groups, eps)[1].dtype
-    y = _in_its_layout(convert(reshape(scale_and_shift(normal, *parameters), a.shape), a.dtype))
-    return y, *(convert(reshape(x, (a.shape[0], groups)), narrow) for x in (mean, rstd))
+    y, mean, rstd = normalized_in_groups(a, weight, bias, groups, eps)
+    return y, convert(mean, narrow), convert(rstd, narrow)
 
 
 @native_group_norm_backward.decomposed_by
@@ -344,19 +350,17 @@ def _over_images(a) -> tuple[int, ...]:
     return (0, *range(2, len(a.shape)))
 
 
-def batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, eps, kind):
+def batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, eps, kind) -> tuple:
     """Batch norm by the batch's own statistics: the result, its mean and deviation of type `kind`, and what running
-    mean and variance become, where there are any. None where there is no variance."""
+    mean and variance become, where there are any."""
     dims = _over_images(a)
     count = math.prod(a.shape[d] for d in dims)
-    if is_empty(a) or count == 1:
-        return None
     centred, mean, variance = moments(convert(a, compute_dtype(a.dtype)), dims)
     rstd = op("rsqrt")(variance + eps)
     y = scale_and_shift(centred * rstd, per_channel(a, weight), per_channel(a, bias))
     y = image_layout(convert(y, a.dtype))
     mean, variance, rstd = (reshape(x, (a.shape[1],)) for x in (mean, variance, rstd))
-    unbiased = variance * (count / (count - 1))
+    unbiased = variance * count / (count - 1)
     kept = (running(old, new, momentum) for old, new in ((running_mean, mean), (running_var, unbiased)))
     return y, convert(mean, kind), convert(rstd, kind), *kept
 
@@ -364,8 +368,10 @@ def batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, ep
 @native_batch_norm.decomposed_by
 def _(a, weight, bias, running_mean, running_var, training, momentum, eps):
     kind = _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps)[1].dtype
-    found = batch_norm_by_batch(a, None, None, weight, bias, momentum, eps, kind) if training else None
-    return None if found is None else found[:3]
+    if training:
+        return batch_norm_by_batch(a, None, None, weight, bias, momentum, eps, kind)[:3]
+    y = LTORCH["batch_norm"](a, running_mean, running_var, weight, bias, False, momentum, eps)
+    return y, *(op("zeros")((0,), dtype=kind, device=a.device) for _ in range(2))
 
 
 @native_batch_norm_backward.decomposed_by

@@ -367,8 +367,8 @@ class _Steps:
         """The chunks of a row, the last of which may be shorter."""
         x, (rows, columns) = merged.value, merged.value.shape
         assert isinstance(columns, int), "an extent is not cut into chunks"
-        wanted = max(1, min(columns // 1024, max(-(-columns // CHUNK), -(-self.programs // hint(rows)))))
-        length = -(-columns // wanted)
+        wanted = min(columns // 1024, max(-(-columns // CHUNK), -(-self.programs // hint(rows))))
+        length = 1 << (columns // max(1, wanted)).bit_length() - 1
         count = -(-columns // length)
         missing = count * length - columns
         if count == 1 or missing and how != "sum":
@@ -385,7 +385,9 @@ class _Steps:
         if not missing:
             return _Parts(sums, lambda: self.squares(whole, (2,)), length, (1,))
         one = Value("iota", (), (count,), x.dtype, (float(columns), float(-length)))
-        counts = Value("broadcast", (_map("minimum", one, float(length)),), (rows, count), x.dtype, ((rows, count), (1,)))
+        counts = Value(
+            "broadcast", (_map("minimum", one, float(length)),), (rows, count), x.dtype, ((rows, count), (1,))
+        )
 
         def squares() -> Value:
             apart = _map("sub", whole, _along(_map("true_divide", sums, counts), whole, (2,)))

@@ -66,7 +66,9 @@ def fits_text(name: str, known: Strides) -> str:
     """`fit` as an expression of a tensor's name."""
     if not stride_atoms(known):
         return f"{name}.stride() == {tuple_text(known)}"
-    return " and ".join([f"{name}.stride() == {tuple_text(known)}", " >= ".join(text(known[d]) for d in ordered(known))])
+    return " and ".join(
+        [f"{name}.stride() == {tuple_text(known)}", " >= ".join(text(known[d]) for d in ordered(known))]
+    )
 
 
 def ordered_like(shape: Sequence[int | Extent], strides: Sequence[int]) -> Strides:

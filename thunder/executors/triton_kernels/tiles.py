@@ -69,7 +69,8 @@ def _rows(kernel: Kernel) -> Tile:
     columns = power_of_two(kernel.columns)
     if any(not along_memory(v) for v in kernel.reductions):
         rows = min(power_of_two(kernel.rows), max(32, 4096 // columns), max(1, 16384 // columns))
-        return Tile(rows, columns, max(1, min(8, rows * columns // 1024)))
+        most = 16 if any(v.numel == kernel.numel for v in kernel.stores) else 8  # the block stays in registers
+        return Tile(rows, columns, max(1, min(most, rows * columns // 1024)))
     if any(v.kind == "partial" for v in kernel.stores):  # in a loop, where smaller blocks leave more under way
         rows = min(power_of_two(kernel.rows), max(1, 2048 // columns))
         return Tile(rows, columns, max(1, rows * columns // 512, min(8, rows * columns // 256)))
