@@ -103,6 +103,20 @@ def test_a_loss_over_odd_classes(bias, shape):
     assert are_aligned(seen.odd(ODD)) and len(seen.odd(ODD)) >= 2
 
 
+def test_padding_is_read_and_written_and_nobody_sees_it():
+    """Kernels read vectors of columns whole, with the padding behind them, which here is NaN."""
+    x, w, b = parameters((5, 16), (ODD, 16), (ODD,))
+    labels = torch.randint(0, ODD, (5,), device=DEVICE)
+    torch.use_deterministic_algorithms(True)  # which fills new memory with NaN
+    try:
+        assert torch.empty(3).isnan().all()
+        compiled, _ = check(lambda x, w, b: F.cross_entropy(F.linear(torch.tanh(x), w, b), labels), x, w, b)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    regions = [b.sym.fn for b in thunder.last_traces(compiled)[-1].bound_symbols if b.sym.is_fusion]
+    assert any("c_in_row" in fn.source for fn in regions)
+
+
 def test_products_of_batches():
     x, y, z = parameters((2, 3, 5, 16), (2, 3, 16, ODD), (2, 3, ODD, 8))
     compiled, seen = check(lambda x, y, z: torch.softmax(x @ y * 0.5, -1) @ z, x, y, z)

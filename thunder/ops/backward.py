@@ -15,7 +15,7 @@ from thunder.core.proxies import NumberProxy, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
 from thunder.core.utils import has_triton
 from thunder.ops.define import LTORCH, PRIMS, declare, torch_prim
-from thunder.ops.layout import is_dense
+from thunder.ops.layout import empty_rows, is_dense
 
 __all__ = ["sum_to", "kernel", "gradient_of_first", "op", "formula", "times_cotangent"]
 
@@ -114,7 +114,11 @@ def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.T
     """What a CUDA graph runs again does not write over what is saved either. On a GPU, where looking at the cotangent
     would wait for it, a kernel looks."""
     if compat.keeps_graph() or gradient.is_cuda and torch.cuda.is_current_stream_capturing():
-        return gradient * cotangent
+        return (
+            gradient * cotangent
+            if is_dense(gradient)
+            else torch.mul(gradient, cotangent, out=empty_rows(gradient, gradient.shape))
+        )
     if gradient.is_cuda and has_triton() and (rows := _rows(gradient)) is not None:
         from thunder.ops.scale_kernel import scale
 

@@ -34,8 +34,11 @@ def padded_strides(shape: Sequence[Any], itemsize: int) -> tuple:
 
 
 def empty_rows(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A new tensor whose rows begin where products are fast."""
-    return like.new_empty_strided(shape, padded_strides(shape, like.element_size()))
+    """A new tensor whose rows begin where products are fast. All of its padding is memory of its own, also behind the
+    last row: kernels read and write it."""
+    step = padded_row(shape[-1], like.element_size())
+    rows = like.new_empty((*shape[:-1], step))
+    return rows if step == shape[-1] else rows[..., : shape[-1]]
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

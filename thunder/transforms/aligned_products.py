@@ -36,7 +36,9 @@ LEAST_ROWS, LEAST_DEPTH = 128, 256
 
 def has_odd_products(trace: Trace) -> bool:
     """Whether a product of the trace makes or reads a matrix whose rows begin where products are slow."""
-    return any(map(_is_odd, chain.from_iterable(_matrices(trace.bound_symbols).values())))
+    cut = trace.info.cut
+    later = cut.backward.bound_symbols if cut is not None and TraceTag.BACKWARD not in trace.tags else ()
+    return any(map(_is_odd, chain(*_matrices(trace.bound_symbols).values(), *_matrices(later).values())))
 
 
 def aligned_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trace:
@@ -52,7 +54,8 @@ def aligned_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trac
     padded = set(trace.info.padded)
     produced_by = producers(trace)
     matrices = _matrices(trace.bound_symbols)
-    for value in dict.fromkeys(chain.from_iterable(matrices.values())):
+    later = _matrices(after.bound_symbols) if after is not None else {}
+    for value in dict.fromkeys(chain(*matrices.values(), *later.values())):
         producer = produced_by.get(value)
         if (
             producer is not None
@@ -81,7 +84,8 @@ def _matrices(operations: Sequence[BoundSymbol]) -> dict[BoundSymbol, list[Tenso
     source: dict[Proxy, Proxy] = {}
     found: dict[BoundSymbol, list[TensorProxy]] = {}
     for b in operations:
-        if _is_view(b) and isinstance(b.args[0], TensorProxy):
+        keeps_rows = b.sym.takes_rows_apart and OpTags.MATMUL_OP not in b.sym.tags
+        if (keeps_rows or _is_view(b)) and isinstance(b.args[0], TensorProxy):
             source |= dict.fromkeys(b.outputs, source.get(b.args[0], b.args[0]))
         if OpTags.MATMUL_OP in b.sym.tags and b.sym.takes_rows_apart:
             found[b] = tensors_in(source.get(v, v) for v in (*b.outputs, *b.inputs))
@@ -126,7 +130,8 @@ class _Half:
         self, trace: Trace, returned, fuses: Callable[[BoundSymbol], bool], saved: Set[Proxy] = frozenset(),
         after: _Half | None = None,
     ):  # fmt: skip
-        self.consumers, self.fuses, self.saved, self.after = consumers(trace.bound_symbols), fuses, saved, after
+        self.bound_symbols, self.fuses, self.saved, self.after = trace.bound_symbols, fuses, saved, after
+        self.consumers = consumers(trace.bound_symbols)
         self.returned, self.written = frozenset(proxies_in(returned, [])), frozenset(trace.info.written.values())
 
     def views_taken(self, value: Proxy, by_rows: bool = True) -> set[Proxy] | None:

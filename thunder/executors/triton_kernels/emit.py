@@ -8,7 +8,7 @@ depend on. Blocks are [X] in a map, [R, C] in the other kernels; what depends on
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Sequence, Set
 from typing import NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, dtype, float32
@@ -65,13 +65,13 @@ class _Term(NamedTuple):
 
 def emit(
     schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int = 0,
-        tile: Tile | None = None, late: Container[Value] = (), wide: bool = False
+        tile: Tile | None = None, late: Container[Value] = (), wide: bool = False, padded: Set[Value] = frozenset(),
 ) -> Source:  # fmt: skip
     """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's
     interpreter. shared: bytes of a multiprocessor's shared memory. tile: in place of the one that a rule gives. late:
     what is written over something that the kernel reads, after all threads of a program have read it. wide:
-    data-dependent places may need 64 bits."""
-    return _Emitter(schedule, kernel, strides, interpreted, shared, tile or tile_of(kernel), late, wide).run()
+    data-dependent places may need 64 bits. padded: inputs and outputs whose padding, behind each row, is no one's."""
+    return _Emitter(schedule, kernel, strides, interpreted, shared, tile or tile_of(kernel), late, wide, padded).run()
 
 
 LIMIT = 2**31 - 2**20  # of places that are computed with 32 bits
@@ -90,6 +90,7 @@ class _Emitter:
         tile: Tile,
         late: Container[Value],
         wide: bool,
+        padded: Set[Value],
     ):
         self.kernel, self.interpreted, self.shared, self.tile, self.late = kernel, interpreted, shared, tile, late
         self.types = {
@@ -117,6 +118,9 @@ class _Emitter:
         self.keep = ""  # what the cache is told of the blocks that a pass reads
         self.ahead = 0  # bytes that a loop over blocks loads for one of them
         self.masks = {"x": False, "r": False, "c": False}
+        # columns with the padding behind them: a vector of columns is read and written whole
+        ends = {self.strides[v][-2] for v in padded if v.shape[-1] == kernel.columns}
+        self.padded, self.padded_end = padded, min(ends, default=0)
         extents = [kernel.numel, *(_extent(v.shape, of_v) for v, of_v in self.strides.items())]
         self.wide = wide or max([n for n in extents if isinstance(n, int)], default=0) >= LIMIT
         self.limits = dict.fromkeys(n for n in extents if isinstance(n, Extent))
@@ -316,6 +320,8 @@ class _Emitter:
         target.append(f"c = {f'{start} + ' if start != '0' else ''}tl.arange(0, {columns or self.shape[-1]})[None, :]")
         if self.masks["c"]:
             target.append(f"c_inside = c < {self.size(self.kernel.columns)}")
+            if self.padded_end:
+                target.append(f"c_in_row = c < {self.padded_end}")
 
     def _in_memory_order(self, v: Value | None) -> Index:
         """The row-major place, in a tensor of the space's size, of the x-th element of `v` in memory: neighbours are
@@ -378,7 +384,7 @@ class _Emitter:
         index = opened(self._offset(v, place))
         offset = self.index(index)
         variables = offset.variables | term.variables
-        mask = self._mask(offset.variables, ())
+        mask = self._mask(offset.variables, (), self._is_by_rows(v, index))
         if self.interpreted and self.types[v].name == "bfloat16":
             term = self._emit(self._rounded(term.text, v.dtype), term.variables)
         self.stores[v] = index.key
@@ -688,7 +694,7 @@ class _Emitter:
         offset = self.index(index)
         tests = [self._test(c) for c in conditions if not _always(c)]
         variables = offset.variables.union(*(t.variables for t in tests))
-        mask = self._mask(variables, tests)
+        mask = self._mask(variables, tests, self._is_by_rows(v, index))
         if variables & self.looping:
             self.ahead += v.dtype.bytes * math.prod(
                 n
@@ -706,9 +712,23 @@ class _Emitter:
             text += ".to(tl.int1)"
         return self._emit(text, variables)
 
-    def _mask(self, variables: frozenset, tests: Sequence[_Term]) -> str:
+    def _is_by_rows(self, v: Value, index: Index) -> bool:
+        """Whether a place is a column of a padded row, for each column of the kernel."""
+        if v not in self.padded or v.shape[-1] != self.kernel.columns:
+            return False
+        (c,) = {a for a in index.terms if isinstance(a, Variable) and a.name == "c"} or {None}
+        others = [f for a, f in index.terms.items() if a is not c]
+        return (
+            c is not None
+            and index.terms[c] == 1
+            and index.constant == 0
+            and all(type(f) is int and f % self.strides[v][-2] == 0 for f in others)
+        )
+
+    def _mask(self, variables: frozenset, tests: Sequence[_Term], by_rows: bool = False) -> str:
+        names = {"x": "x_inside", "r": "r_inside", "c": "c_in_row" if by_rows else "c_inside"}
         return " & ".join(
-            [f"{n}_inside" for n in ("x", "r", "c") if n in variables and self.masks[n]] + [t.text for t in tests]
+            [names[n] for n in ("x", "r", "c") if n in variables and self.masks[n]] + [t.text for t in tests]
         )
 
     def _test(self, condition: tuple) -> _Term:

@@ -33,7 +33,7 @@ from thunder.executors.triton_kernels.strides import (
     strides_in_words,
 )
 from thunder.executors.triton_kernels.tiles import Tile
-from thunder.executors.triton_kernels.values import Value, in_order, program_of
+from thunder.executors.triton_kernels.values import Program, Value, in_order, program_of
 from thunder.extend.fusion import TooLarge
 from thunder.ops.layout import padded_strides
 from thunder.ops.torch_types import to_torch_dtype
@@ -90,6 +90,8 @@ class FusedRegion(FusedFunction):
         self.multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
         self.numbers = Numbers(region)
         self.program = program_of(region, self.numbers)
+        tensors = (*(p for p in region.inputs if isinstance(p, TensorProxy)), *region.outputs)
+        self.padded = [p in region.padded for p in tensors]  # inputs and outputs
         values = in_order(self.program.outputs)
         self.permutes = any(v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in values) or any(
             map(_chooses_layout, region.bound_symbols)
@@ -120,6 +122,11 @@ class FusedRegion(FusedFunction):
         if not self._source:
             self._sources(self._row_major())
         return self._source
+
+    def rows_apart(self, program: Program, strides: Mapping[Value, Sequence]) -> set[Value]:
+        """The inputs and outputs of a schedule's program that have padded rows, if they have these strides."""
+        values = zip(self.padded, (*program.inputs, *program.outputs), strict=True)
+        return {v for p, v in values if p and tuple(strides[v]) == padded_strides(v.shape, v.dtype.bytes)}
 
     def _scheduled(self, strides: tuple) -> Schedule:
         return schedule(self.program, 2 * self.multiprocessors, strides, self.layout(strides))
@@ -202,10 +209,9 @@ class FusedRegion(FusedFunction):
 
     def _row_major(self) -> tuple:
         """The strides that inputs are expected to have: row-major ones, with rows apart where they are padded."""
-        padded = [p in self.region.padded for p in self.region.inputs if isinstance(p, TensorProxy)]
         return tuple(
             padded_strides(v.shape, v.dtype.bytes) if p else strides_of(v.shape)
-            for p, v in zip(padded, self.program.inputs, strict=True)
+            for p, v in zip(self.padded, self.program.inputs, strict=False)
         )
 
     def __call__(self, *args) -> list[torch.Tensor]:
@@ -315,8 +321,9 @@ class FusedRegion(FusedFunction):
         scheduled, layout = self.scheduled(strides), self.layout(strides)
         program = scheduled.program
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
+        padded = self.rows_apart(program, known)
         sources = [
-            emit(scheduled, k, known, self.interpreted, self.shared, tiles[i] if tiles else None, late, wide)
+            emit(scheduled, k, known, self.interpreted, self.shared, tiles[i] if tiles else None, late, wide, padded)
             for i, k in enumerate(scheduled.kernels)
         ]
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
@@ -364,6 +371,7 @@ class _Variant:
             | dict(zip(program.outputs, layout, strict=True))
             | {v: strides_of(v.shape) for v in temporaries}
         )
+        padded = region.rows_apart(program, self.layout)
         self.texts = ["\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in s.helpers), s.text]) for s in self.sources]
         self.names = {v: f"in{i}" for i, v in enumerate(program.inputs)}
         self.inputs = list(self.names.values())
@@ -376,6 +384,9 @@ class _Variant:
             self.names[v] = f"out{i}"
             self.types[v] = self.context[f"dtype{i}"] = to_torch_dtype(stored_type(v, program.outputs))
             there, made = self.over.get(v), f"allocate({tuple_text(v.shape)}, {tuple_text(s)}, dtype{i})"
+            if v in padded:
+                whole = *v.shape[:-1], s[-2]
+                made = f"allocate({tuple_text(whole)}, {tuple_text(s)}, dtype{i})[..., :{v.shape[-1]}]"
             if there is not None:  # which may be a view for autograd, and a result is none
                 shown = (
                     f".as_strided({tuple_text(v.shape)}, {tuple_text(s)})"

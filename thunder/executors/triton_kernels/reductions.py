@@ -406,7 +406,7 @@ def _programs(rows: int, columns: int, programs: int) -> int:
     """How many programs share the rows of a normalization: half as many where each would see few blocks, since their
     sums are written and read again."""
     blocks = -(-rows // max(1, 4096 // columns))
-    return min(blocks, programs if blocks >= 4 * programs else -(-programs // 2))
+    return min(blocks, programs if blocks >= 2 * programs else -(-programs // 2))
 
 
 # ----------------------------------------------------------------------------------------------------------------

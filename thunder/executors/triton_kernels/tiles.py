@@ -72,7 +72,7 @@ def _rows(kernel: Kernel) -> Tile:
         most = 16 if any(v.numel == kernel.numel for v in kernel.stores) else 8  # the block stays in registers
         return Tile(rows, columns, max(1, min(most, rows * columns // 1024)))
     if any(v.kind == "partial" for v in kernel.stores):  # in a loop, where smaller blocks leave more under way
-        rows = min(power_of_two(kernel.rows), max(1, 2048 // columns))
+        rows = min(power_of_two(kernel.rows), max(1, 1024 // columns))
         return Tile(rows, columns, max(1, rows * columns // 512, min(8, rows * columns // 256)))
     rows = min(power_of_two(kernel.rows), max(1, 4096 // columns))
     return Tile(rows, columns, max(1, min(32, rows * columns // (128 if kernel.rows == 1 else 512))))
@@ -80,7 +80,7 @@ def _rows(kernel: Kernel) -> Tile:
 
 def _columns(kernel: Kernel) -> Tile:
     columns = min(128, power_of_two(kernel.columns))
-    return Tile(min(2048 // columns, power_of_two(kernel.rows)), columns, 4)
+    return Tile(min(1024 // columns, power_of_two(kernel.rows)), columns, 4)
 
 
 def stages(nbytes: int, shared: int) -> int:
