@@ -1,14 +1,10 @@
-"""Kernels of layer, group and batch norm: each one symbol, by which programs call it and derivatives are computed.
-
-PyTorch's kernels for the backward have a second derivative at most, and that one takes saved means and deviations for
-constants where it is differentiated again. Here the kernels' formulas are differentiated, in which these are computed
-from the input, so that derivatives of any order are right.
-"""
+"""Kernels of layer, group and batch norm: each one symbol, by which programs call it and derivatives are computed, and
+what it computes in operations. Derivatives of the backwards: `norm_formulas.py`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -16,10 +12,10 @@ from thunder import compat
 from thunder.core import dtypes
 from thunder.core.definition import InPlaceForm
 from thunder.core.dtypes import bfloat16, float16, float32
-from thunder.core.proxies import TensorProxy, like
+from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
-from thunder.ops.backward import formula, kernel, op
+from thunder.ops.backward import kernel, op
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.dims import is_empty
@@ -481,176 +477,4 @@ def _native_batch_norm_legit_functional(a, weight, bias, running_mean, running_v
         *native_batch_norm(a, weight, bias, running_mean, running_var, False, momentum, eps),
         running_mean,
         running_var,
-    )
-
-
-def _channels(a, dtype=None):
-    return like(a, (a.shape[1],), compute_dtype(a.dtype) if dtype is None else dtype)
-
-
-# --- the parts of batch norm over several devices. PyTorch has all but `batch_norm_update_stats` for CUDA alone
-
-batch_norm_stats = torch_prim(torch.batch_norm_stats, name="batch_norm_stats")(
-    lambda a, eps: (_channels(a), _channels(a))
-)
-batch_norm_elemt = torch_prim(torch.batch_norm_elemt, name="batch_norm_elemt")(
-    lambda a, weight, bias, mean, invstd, eps: like(a)
-)
-batch_norm_backward_elemt = torch_prim(torch.batch_norm_backward_elemt, name="batch_norm_backward_elemt")(
-    lambda grad_out, a, mean, invstd, weight, sum_dy, sum_dy_xmu, count: like(a)
-)
-
-
-@torch_prim(torch.batch_norm_backward_reduce)
-def batch_norm_backward_reduce(grad_out, a, mean, invstd, weight, input_g, weight_g, bias_g):
-    sums = (_channels(a), _channels(a)) if input_g else (None, None)
-    return (
-        *sums,
-        (like(weight) if weight_g and weight is not None else None),
-        (like(weight) if bias_g and weight is not None else None),
-    )
-
-
-def _gathered(a, mean, invstd, running_mean, running_var, momentum, eps, counts):
-    return _channels(a, mean.dtype), _channels(a, mean.dtype)
-
-
-def _gather(name: str) -> None:
-    function = getattr(torch, name)
-
-    def run(a, mean, invstd, running_mean, running_var, momentum, eps, counts):
-        running = [None if t is None else t.clone() for t in (running_mean, running_var)]
-        return *function(a, mean, invstd, *running, momentum, eps, counts), *running
-
-    def meta(a, mean, invstd, running_mean, running_var, momentum, eps, counts):
-        return *_gathered(a, mean, invstd, running_mean, running_var, momentum, eps, counts), *(
-            None if t is None else like(t) for t in (running_mean, running_var)
-        )
-
-    symbol = torch_prim(fn=run, name=name)(meta)
-
-    @alias(function)
-    def call(a, mean, invstd, running_mean, running_var, momentum, eps, counts):
-        """The running statistics are written to."""
-        mean_, invstd_, *new = symbol(a, mean, invstd, running_mean, running_var, momentum, eps, counts)
-        for target, value in zip((running_mean, running_var), new, strict=True):
-            if target is not None:
-                overwrite(target, value, name)
-        return mean_, invstd_
-
-
-_gather("batch_norm_gather_stats")
-_gather("batch_norm_gather_stats_with_counts")
-
-
-def _run_update_stats(a, running_mean, running_var, momentum):
-    running = [None if t is None else t.clone() for t in (running_mean, running_var)]
-    return *torch.batch_norm_update_stats(a, *running, momentum), *running
-
-
-@torch_prim(fn=_run_update_stats)
-def batch_norm_update_stats(a, running_mean, running_var, momentum):
-    """Mean and variance of the batch, and what the running ones become."""
-    mixed = a.device.type != "cpu" or any(t is not None and t.dtype is float32 for t in (running_mean, running_var))
-    kept = _channels(a, None if mixed else a.dtype)
-    return kept, like(kept), *(None if t is None else like(t) for t in (running_mean, running_var))
-
-
-@alias(torch.batch_norm_update_stats)
-def _batch_norm_update_stats(a, running_mean, running_var, momentum):
-    mean, var, *new = batch_norm_update_stats(a, running_mean, running_var, momentum)
-    for target, value in zip((running_mean, running_var), new, strict=True):
-        if target is not None:
-            overwrite(target, value, "batch_norm_update_stats")
-    return mean, var
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# formulas
-
-
-def _standardized(x, dims: tuple[int, ...], epsilon: Callable):
-    """(x with mean 0 and variance 1 over dims, what it was divided by, inverted). epsilon: from the variance to what is
-    added to it."""
-    centred = x - op("mean")(x, dims, True)
-    variance = op("mean")(centred * centred, dims, True)
-    inverse = op("rsqrt")(variance + epsilon(variance))
-    return centred * inverse, inverse
-
-
-def _found(rstd) -> Callable:
-    """The epsilon that a saved deviation was computed with."""
-    return lambda variance: op("detach")(1 / (rstd * rstd) - variance)
-
-
-def _of_input(g, normal, inverse, dims: tuple[int, ...]):
-    return inverse * (g - op("mean")(g, dims, True) - normal * op("mean")(g * normal, dims, True))
-
-
-def _in_full(place: int) -> Callable:
-    """The formula in the widest type of its arguments, as the kernel computes it; its results in the types of the input
-    and of the weight, in this place."""
-
-    def define(function: Callable) -> Callable:
-        def compute(g, a, *rest):
-            kind = max((x.dtype for x in (a, *rest) if isinstance(x, TensorProxy)), key=lambda d: d.bytes)
-            wide = function(
-                *(
-                    op("to")(x, dtype=kind) if isinstance(x, TensorProxy) and x.dtype is not kind else x
-                    for x in (g, a, *rest)
-                )
-            )
-            kinds = [a.dtype, *[a.dtype if rest[place] is None else rest[place].dtype] * 2]
-            return tuple(
-                x if x is None or x.dtype is k else op("to")(x, dtype=k) for x, k in zip(wide, kinds, strict=True)
-            )
-
-        return compute
-
-    return define
-
-
-@formula(native_layer_norm_backward)
-@_in_full(3)
-def _layer_norm_backward(g, a, normalized_shape, mean, rstd, weight, bias, mask):
-    dims = tuple(range(len(a.shape) - len(normalized_shape), len(a.shape)))
-    normal, inverse = _standardized(a, dims, _found(rstd))
-    return (
-        _of_input(g if weight is None else g * weight, normal, inverse, dims) if mask[0] else None,
-        op("sum")(op("reshape")(g * normal, (-1, *normalized_shape)), 0) if mask[1] else None,
-        op("sum")(op("reshape")(g, (-1, *normalized_shape)), 0) if mask[2] else None,
-    )
-
-
-@formula(native_group_norm_backward)
-@_in_full(2)
-def _group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
-    grouped = (n, groups, c // groups * size)
-    normal, inverse = _standardized(op("reshape")(a, grouped), (2,), _found(op("reshape")(rstd, (n, groups, 1))))
-    g = op("reshape")(g, (n, c, size))
-    weighted = op("reshape")(g if weight is None else g * op("reshape")(weight, (c, 1)), grouped)
-    return (
-        op("reshape")(_of_input(weighted, normal, inverse, (2,)), a.shape) if mask[0] else None,
-        op("sum")(g * op("reshape")(normal, (n, c, size)), (0, 2)) if mask[1] else None,
-        op("sum")(g, (0, 2)) if mask[2] else None,
-    )
-
-
-@formula(native_batch_norm_backward)
-@_in_full(0)
-def _batch_norm_backward(g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask):
-    dims = (0, *range(2, len(a.shape)))
-    channel = (a.shape[1], *(1,) * (len(a.shape) - 2))
-    weighted = g if weight is None else g * op("reshape")(weight, channel)
-    if training:
-        normal, inverse = _standardized(a, dims, lambda variance: eps)
-        of_input = _of_input(weighted, normal, inverse, dims)
-    else:
-        inverse = op("rsqrt")(op("reshape")(running_var, channel) + eps)
-        normal = (a - op("reshape")(running_mean, channel)) * inverse
-        of_input = weighted * inverse
-    return (
-        of_input if mask[0] else None,
-        op("sum")(g * normal, dims) if mask[1] else None,
-        op("sum")(g, dims) if mask[2] else None,
     )
