@@ -124,6 +124,7 @@ def test_norms_are_as_exact_as_eager(name, steps, monkeypatch):
 def test_chunks_of_a_long_row_are_joined(length, monkeypatch):
     """The last chunk may be shorter; the mean is far from 0."""
     stepwise(monkeypatch)
+    monkeypatch.setattr(reductions, "ON_CHIP", 2048)
     monkeypatch.setattr(reductions, "CHUNK", 1024)
     compiled = compare("group", "relu", (1, 2, length), "row-major", torch.float32, 1e3)
     (forward,) = fusions(compiled)
@@ -161,6 +162,15 @@ def test_running_statistics_and_modes(mode, momentum):
         for g, e in zip(results(compiled, ours, x, y, weight), results(module, module, x, y, weight), strict=True):
             torch.testing.assert_close(g, e, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours.state_dict(), module.state_dict())
+
+
+@pytest.mark.parametrize("layout", ["row-major", "channels last"])
+def test_running_statistics_are_written_where_they_are(layout):
+    compiled = compare("batch", "residual", (3, 6, 5, 7), layout, torch.float32, 0.0)
+    (forward,) = fusions(compiled)
+    (strides,) = forward._variants
+    written = [forward.program.inputs[i].shape for i in forward.overwritten(strides).values()]
+    assert written.count((6,)) >= 2
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ class FusedRegion(FusedFunction):
         self.fork: Callable[[int, tuple], int] | None = None
         self.planned = planned
         self._overwriting: dict[tuple, FusedRegion] = {}
+        self.dying: frozenset[int] = frozenset()
         self.homes: Mapping[int, int] = {}
         self.interpreted = interpreting() and not planned
         self.autotune = autotune and not self.interpreted and not region.numbers
@@ -98,7 +99,7 @@ class FusedRegion(FusedFunction):
         )
         self.reduces = any(v.kind == "reduce" for v in values)
         self.schedule = self._scheduled(self._row_major())
-        self._schedules = {self._order(self._row_major()): self.schedule}
+        self.schedules = {self._order(self._row_major()): self.schedule}
         self._variants: dict[tuple, Callable] = {}
         # whether tensors are like those of the last variant, which is asked in one call, and that variant
         self._usual: tuple[Callable, Callable] | None = None
@@ -141,12 +142,12 @@ class FusedRegion(FusedFunction):
         key = self._order(strides)
         if self.late:
             return self.schedule
-        if key not in self._schedules:
+        if key not in self.schedules:
             try:
-                self._schedules[key] = self._scheduled(strides)
+                self.schedules[key] = self._scheduled(strides)
             except (TooLarge, Undecided):
-                self._schedules[key] = self.schedule
-        return self._schedules[key]
+                self.schedules[key] = self.schedule
+        return self.schedules[key]
 
     def writing_over(self, dying: frozenset[int], homes: Mapping[int, int] | None = None) -> FusedRegion:
         """The same region, for calls in which the inputs at these places own their memory and are dead
@@ -156,8 +157,8 @@ class FusedRegion(FusedFunction):
         found = self._overwriting.get(key)
         if found is None:
             found = self._overwriting[key] = self._copy()
-            found.homes = homes
-            found.over = self._places(dying, homes)
+            found.dying, found.homes = dying, homes
+            found.over = found._places(self._row_major())
             if found.over and self._expected is not None:
                 found._expected = _Compiled(found, self._row_major())
         return found
@@ -190,11 +191,18 @@ class FusedRegion(FusedFunction):
         found._expected = _Compiled(found, self._row_major()) if found._expected is not None else None
         return found
 
-    def _places(self, dying: frozenset[int], homes: Mapping[int, int]) -> dict[int, int]:
-        """Which outputs may be written over which of these inputs, if all inputs are row-major: what writes one reads
+    def overwritten(self, strides: tuple) -> dict[int, int]:
+        """Which outputs are written over which inputs of these strides."""
+        if not self.over or strides == self._row_major():
+            return self.over
+        there = self._places(strides)
+        return {o: i for o, i in self.over.items() if there.get(o) == i}
+
+    def _places(self, strides: tuple) -> dict[int, int]:
+        """Which outputs may be written over which of the inputs that die or have a home for them: what writes one reads
         the input there and nowhere else, no later kernel does."""
-        program = self.schedule.program
-        sources, _ = self._sources(self._row_major())
+        program, dying, homes = self.scheduled(strides).program, self.dying, self.homes
+        sources, _ = self._sources(strides)
         taken: dict[int, int] = {}
         for o, out in enumerate(program.outputs):
             number, source = next(((n, s) for n, s in enumerate(sources) if out in s.stores), (0, None))
@@ -362,8 +370,8 @@ class _Variant:
         scheduled = region.scheduled(strides)
         program, temporaries = scheduled.program, scheduled.temporaries
         self.region, self.strides = region, strides
-        expected = over and strides == region._row_major()
-        self.over = {program.outputs[o]: program.inputs[i] for o, i in region.over.items()} if expected else {}
+        pairs = region.overwritten(strides) if over else {}
+        self.over = {program.outputs[o]: program.inputs[i] for o, i in pairs.items()}
         self.wide = wide
         self.sources, layout = region._sources(strides, tiles, self.over, wide)
         self.layout = (

@@ -313,7 +313,8 @@ class _Steps:
         if len(reduced) == 1 and reduced[0] == 0 and len(shape) == 2:  # a sum of rows
             at_once = _many(rows) <= FEW_ROWS or norm.again and self.in_one_kernel(merged, norm)
         elif len(reduced) == 1 and reduced[0] == len(shape) - 1:  # a sum of columns
-            at_once = not isinstance(rows, int) or norm.again and not norm.squares or self.in_one_kernel(merged, norm)
+            whole = fits(rows) or not isinstance(rows, int) or norm.again and not norm.squares
+            at_once = whole or self.in_one_kernel(merged, norm)
         else:
             at_once = self.in_one_kernel(merged, norm)
         if at_once:
