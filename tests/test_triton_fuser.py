@@ -758,7 +758,7 @@ def _tuple(x):
     return x if type(x) is tuple else (x,)
 
 
-@pytest.mark.parametrize("arranged, copies", [("row-major", 0), ("transposed", 2)])
+@pytest.mark.parametrize("arranged, copies", [("row-major", 0), ("transposed", 0), ("a slice", 2)])
 def test_what_a_kernel_leaves_in_an_argument_is_not_copied(arranged, copies, monkeypatch):
     found, copy = [], torch.Tensor.copy_
 

@@ -17,7 +17,7 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
 from thunder.ops.backward import kernel, op
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.dims import is_empty
 from thunder.ops.inplace import overwrite
 from thunder.ops.opaque import casts_inside
@@ -244,9 +244,9 @@ def _group_parameter(a, p, groups, kind):
     return reshape(convert(p, kind), (*sizes, *(1,) * (len(a.shape) - 2)))
 
 
-def _in_its_layout(a):
-    """A result as the kernel of group norm lays it out, which takes images with channels last on a CPU alone."""
-    return image_layout(a) if a.device.type == "cpu" else op("contiguous")(a)
+def _in_group_norms_layout(y):
+    """A result as PyTorch's kernel of group norm lays it out, which has channels last on a CPU alone."""
+    return image_layout(y) if y.device.type == "cpu" else op("contiguous")(y)
 
 
 def normalized_in_groups(a, weight, bias, groups, eps):
@@ -255,7 +255,7 @@ def normalized_in_groups(a, weight, bias, groups, eps):
     normal, mean, rstd = whiten(_in_groups(convert(a, kind), groups), dims, eps)
     parameters = (_group_parameter(a, p, groups, kind) for p in (weight, bias))
     y = convert(reshape(scale_and_shift(normal, *parameters), a.shape), a.dtype)
-    return _in_its_layout(y), *(reshape(x, (a.shape[0], groups)) for x in (mean, rstd))
+    return _in_group_norms_layout(y), *(reshape(x, (a.shape[0], groups)) for x in (mean, rstd))
 
 
 @native_group_norm.decomposed_by
@@ -281,7 +281,7 @@ def _(g, a, mean, rstd, weight, n, c, size, groups, mask):
     if mask[0]:
         g, *sums = (t if weight is None else t * weight_ for t in (g, along, total))
         along_, total_ = (op("sum")(t, 2, True) / (c // groups * size) for t in sums)
-        of_input = _in_its_layout(convert(reshape((g - total_ - normal * along_) * rstd, a.shape), a.dtype))
+        of_input = _in_group_norms_layout(convert(reshape((g - total_ - normal * along_) * rstd, a.shape), a.dtype))
     return of_input, *(
         convert(reshape(op("sum")(t, 0), (c,)), a.dtype if weight is None else weight.dtype) if needed else None
         for needed, t in zip(mask[1:], (along, total), strict=True)
@@ -342,6 +342,11 @@ def running(old, new, momentum):
     return None if old is None else convert(new * momentum + convert(old, new.dtype) * (1 - momentum), old.dtype)
 
 
+def _in_batch_norms_layout(y):
+    """A result as PyTorch's kernel of batch norm lays it out, which keeps its operand's strides on a GPU."""
+    return image_layout(y) if y.device.type == "cpu" else y
+
+
 def _over_images(a) -> tuple[int, ...]:
     return (0, *range(2, len(a.shape)))
 
@@ -354,7 +359,7 @@ def batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, ep
     centred, mean, variance = moments(convert(a, compute_dtype(a.dtype)), dims)
     rstd = op("rsqrt")(variance + eps)
     y = scale_and_shift(centred * rstd, per_channel(a, weight), per_channel(a, bias))
-    y = image_layout(convert(y, a.dtype))
+    y = _in_batch_norms_layout(convert(y, a.dtype))
     mean, variance, rstd = (reshape(x, (a.shape[1],)) for x in (mean, variance, rstd))
     unbiased = variance * count / (count - 1)
     kept = (running(old, new, momentum) for old, new in ((running_mean, mean), (running_var, unbiased)))
@@ -385,7 +390,8 @@ def _(g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask):
     if mask[0]:
         count = math.prod(a.shape[d] for d in dims)
         of_input = g - total / count - normal * (along / count) if training else g
-        of_input = image_layout(convert(of_input * (rstd if weight is None else rstd * weight_), a.dtype))
+        of_input = convert(of_input * (rstd if weight is None else rstd * weight_), a.dtype)
+        of_input = _in_batch_norms_layout(of_input)
     return of_input, *(
         convert(reshape(t, (a.shape[1],)), a.dtype if weight is None else weight.dtype) if needed else None
         for needed, t in zip(mask[1:], (along, total), strict=True)
@@ -478,3 +484,9 @@ def _native_batch_norm_legit_functional(a, weight, bias, running_mean, running_v
         running_mean,
         running_var,
     )
+
+
+declare(
+    native_batch_norm, native_batch_norm_functional, native_batch_norm_backward, native_group_norm,
+    native_group_norm_backward, layout="as decomposition"
+)  # fmt: skip

@@ -512,6 +512,7 @@ def _(a, running_mean, running_var, weight, bias, momentum, eps):
     return ga, None, None, gw, gb
 
 
+declare(batch_norm_update, layout="as decomposition")
 # PyTorch composes these of the same operations
 declare(local_response_norm, normalize, pairwise_distance, differentiate_decomposition=True)
 rms_norm.differentiate_decomposition = lambda a, *args, **kwargs: a.device.type == "cpu"  # elsewhere it is one kernel

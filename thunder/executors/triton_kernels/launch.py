@@ -98,6 +98,7 @@ class FusedRegion(FusedFunction):
             map(_chooses_layout, region.bound_symbols)
         )
         self.reduces = any(v.kind == "reduce" for v in values)
+        self._layouts: dict[tuple, list[tuple]] = {}
         self.schedule = self._scheduled(self._row_major())
         self.schedules = {self._order(self._row_major()): self.schedule}
         self._variants: dict[tuple, Callable] = {}
@@ -340,6 +341,11 @@ class FusedRegion(FusedFunction):
 
     def layout(self, strides: tuple) -> list[tuple]:
         """The strides of the outputs: PyTorch's, for inputs of these strides, but for rows that are padded."""
+        if strides not in self._layouts:
+            self._layouts[strides] = self._layout(strides)
+        return self._layouts[strides]
+
+    def _layout(self, strides: tuple) -> list[tuple]:
         inputs, outputs = self.program.inputs, self.program.outputs
         row_major = all(s == strides_of(v.shape) for v, s in zip(inputs, strides, strict=True))
         if not self.permutes and not self.region.padded and row_major:
