@@ -43,6 +43,21 @@ class Cube(torch.autograd.Function):
         return g * 3 * x**2 * ctx.scale, None
 
 
+class AsksForLayouts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.t() * 2
+        ctx.save_for_backward(y)
+        return y * x.t()
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        if not g.is_contiguous():  # as it is behind a sum, where eager expands
+            g = g.contiguous()
+        return (g.view(-1).view(g.shape) * y * (2 if y.is_contiguous() else 3)).t() + g.stride(0)
+
+
 class Separate(torch.autograd.Function):
     @staticmethod
     def forward(x, y):
@@ -104,6 +119,7 @@ PROGRAMS = {
     "embedding": (lambda w: F.embedding(torch.tensor([[0, 2], [2, 1]]), w, padding_idx=1), [T(4, 3)]),
     "convolution": (lambda x, w: F.conv2d(x, w, padding=1).relu(), [T(1, 2, 5, 5), T(3, 2, 3, 3)]),
     "autograd.Function": (lambda x: Cube.apply(x.sin(), 2.0), [T(3)]),
+    "a backward that asks for layouts": (lambda x: (y := AsksForLayouts.apply(x), y.sum(), y.t().exp())[1:], [T(3, 4)]),
     "autograd.Function with setup_context": (lambda x, y: Separate.apply(x, y.cos()), [T(3), T(3, seed=1)]),
     "temporary overwritten": (lambda x: x.sin().mul_(2).add_(x), [T(3)]),
     "an einsum that is a view overwritten": (

@@ -33,7 +33,7 @@ class Everywhere(triton_fuser.TritonFuser):
         return True
 
     def can_fuse(self, line):
-        return triton_fuser.fusible(line) and triton_fuser._in_primitives(line)
+        return triton_fuser.fusible(line, numbers=True) and triton_fuser._in_primitives(line)
 
     def unavailable(self):
         return None
@@ -137,6 +137,41 @@ def test_a_launch_passes_addresses(driver, compiled):
     assert len(driver) == 2 and len(compiled) == 1
 
 
+def test_reads_and_additions_by_index_tensors_compile(driver, compiled, directory):
+    """And run by PyTorch where it is asked for deterministic algorithms. What is added to is not copied where it is
+    overwritten."""
+
+    def sums(x, source, i):
+        return torch.cat((x, torch.zeros_like(x).index_add(0, i, (source * x[i]).exp())), -1)
+
+    def written(x, source, i):
+        x.index_add_(0, i, source.exp())
+        return source * 2
+
+    x, source, i = torch.ones(8, 32), torch.ones(100, 32), torch.zeros(100, dtype=torch.int64)
+    function = jit("indices", sums)
+    function(x, source, i)
+    assert len(driver) == 2
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.testing.assert_close(function(x, source, i), sums(x, source, i))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(driver) == 2
+    jit("overwritten", written)(x.clone(), source, i)
+    assert len(driver) == 3
+    requests = [tuple(request) for request in [*compiled]]
+    text = f"""
+from thunder.executors.triton_kernels import binary
+for request in {requests!r}:
+    print(open(binary.binary_of(binary.Request(*request)).result().path, "rb").read(4))
+"""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(directory.parent / "triton")}
+    environment |= {"THUNDER_CACHE_DIR": str(directory.parent / "other")}
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment)
+    assert found.stdout == "b'\\x7fELF'\n" * len(requests), found.stderr
+
+
 def test_what_begins_elsewhere_has_kernels_of_its_own(driver, compiled):
     function = jit("begins")
     function(X, Y)
@@ -158,6 +193,58 @@ def test_a_thread_is_given_the_context_of_its_device(driver, compiled, monkeypat
     jit("context")(X, Y)
     *devices, launched = driver
     assert devices and set(devices) == {"device 1"} and launched[0] == "fused_mul_exp_add on 1"
+
+
+def test_numbers_are_passed_as_doubles(driver, compiled):
+    function = jit("numbers", lambda x, n: (x * (1 - n.item() / 3) + n.item()).sin())
+    n = torch.tensor(0.1, dtype=torch.float64)
+    for value in (0.1, -7.0):
+        out = function(X, n.fill_(value))
+    assert [r.arguments for r in compiled] == [(("*fp32", True),) * 2 + (("fp64", False),) * 2]
+    assert driver[-1][6:8] == ("OOddOO", (X.data_ptr(), out.data_ptr(), 1 - -7.0 / 3, -7.0, None, None))
+
+
+def test_parts_are_one_launch(driver, compiled):
+    function = jit("parts", lambda xs: [program(x, x) for x in xs])
+    xs = [torch.ones(64), torch.ones(5000), torch.ones(3, 2)]
+    outs = function(xs)
+    ((name, *grid), (*_, kinds, arguments, _)) = driver[0][:4], driver[0]
+    assert len(driver) == 1 and (name, grid) == ("fused_mul_exp_add_of_3 on 0", [7, 1, 1])
+    assert kinds == "OOOOOOOO" and [*arguments[:6]] == [t.data_ptr() for pair in zip(xs, outs) for t in pair]
+
+
+def test_triton_compiles_parts_and_numbers(directory):
+    text = """
+import torch, thunder
+from thunder.executors import triton_fuser
+from thunder.executors.triton_kernels import binary, emit
+
+class Planned(triton_fuser._Plans):
+    def runs_on(self, kinds): return True
+    def unavailable(self): return None
+    def can_fuse(self, line): return triton_fuser.fusible(line, numbers=True) and triton_fuser._in_primitives(line)
+
+def update(ps, gs, ns):
+    return [(p * n - g / (1 - n**2)).sqrt() for p, g, n in zip(ps, gs, ns.tolist())]
+
+shapes = [(2048, 3), (8, 128), (7,), (1024,), ()]
+ps, gs = ([torch.ones(s) for s in shapes] for _ in range(2))
+entry, _ = thunder.jit(update, executors=[Planned("planned"), "torch"]).entry_for((ps, gs, torch.ones(5)), {})
+(region,) = [b.sym.fn for b in entry.computation_traces[-1].bound_symbols if b.sym.is_fusion]
+((source,), _) = region._sources(region._row_major())
+helpers = "".join(emit.HELPERS[h] for h in source.helpers)
+arguments = ("*fp32", True),
+made = binary.binary_of(binary.Request(
+    source.name, emit.HEADER + helpers + source.text,
+    (*arguments * len(source.buffers), *(("fp64", False),) * len(source.sizes)), source.warps, 90,
+)).result()
+print(made.name, len(source.buffers), len(source.sizes), open(made.path, "rb").read(4))
+"""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(directory.parent / "triton")}
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, env=environment
+    )
+    assert found.stdout == "fused_mul_true_divide_sub_sqrt_of_5 15 10 b'\\x7fELF'\n", found.stderr
 
 
 def test_negatives_are_resolved(driver, compiled):

@@ -268,3 +268,19 @@ def test_what_was_written_to_after_it_was_used_is_an_error(program):
     result = thunder.jit(program)(torch.ones(4, dtype=D), w)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(result, w, create_graph=True)
+
+
+def test_gradients_that_read_nothing_overwritten():
+    """PyTorch's error is that of the gradient which would read an argument as it was, not of the program's others."""
+
+    def program(b, m):
+        kept = m @ b / 4
+        m[:2] = m[:, 1] + 0
+        return b.sum(), kept
+
+    for f in (program, thunder.jit(program, fallback="error")):
+        b, m = torch.randn(4, requires_grad=True), torch.randn(4, 4)
+        total, kept = f(b, m)
+        assert torch.autograd.grad(total, b, retain_graph=True)[0].tolist() == [1.0] * 4
+        with pytest.raises(RuntimeError, match="modified by an inplace"):
+            torch.autograd.grad(kept.sum(), b)

@@ -388,18 +388,23 @@ def test_what_a_fusion_executor_takes_is_computed_again_where_that_saves_bytes()
 
 
 def test_a_copy_of_a_cheap_value_reads_a_copy():
-    """The last region computes `a` and `b` again: `a` first, though it reads `b` first."""
+    """The last region computes `a` and `b` again, which are stored for products: `a` first, though it reads `b`
+    first."""
 
     class Copying(Joining):
         def is_cheap(self, line):
             return True
 
-    def program(x, w):
-        a = x * 2 + 1
+    def program(x, y, w):
+        a = x * y + 1
         b = a + a @ w
         return (b * (b @ w)) * a
 
-    compiled = thunder.jit(program, executors=[executor := Copying()])
-    x, w = torch.randn(4, 4), torch.randn(4, 4)
-    assert torch.equal(compiled(x, w), program(x, w))
-    assert [line.sym.name for line in executor.seen[-1].bound_symbols] == ["mul", "add", "add", "mul", "mul"]
+    def last_region(*inputs):
+        compiled = thunder.jit(program, executors=[executor := Copying()])
+        assert torch.equal(compiled(*inputs), program(*inputs))
+        return [line.sym.name for line in executor.seen[-1].bound_symbols]
+
+    assert last_region(*map(torch.randn, ((4, 1), (1, 4), (4, 1)))) == ["mul", "add", "add", "mul", "mul"]
+    square = torch.randn(4, 4)
+    assert last_region(square, 2, square) == ["mul", "mul"], "to read what is stored takes no more than its operands"

@@ -1051,6 +1051,17 @@ def test_what_runs_under_a_setting_of_the_programs_own_is_refused(program):
             assert torch.equal(thunder.jit(program, fallback="eager")(x), program(x))
 
 
+def test_settings_of_gpus_mean_nothing_elsewhere():
+    def program(x):
+        with torch.backends.cudnn.flags(enabled=False):
+            y = x @ x
+        return y + torch.backends.cudnn.enabled
+
+    x = torch.randn(8, 8)
+    assert torch.equal(thunder.jit(program, fallback="error")(x), program(x))
+    assert torch.backends.cudnn.enabled
+
+
 def test_newer_names_of_precision_may_be_in_force():
     x = torch.randn(8, 8)
     with compat.modes_restored():

@@ -162,7 +162,7 @@ def test_a_decision_on_a_function_without_effects():
         x = torch.randn(3, 4)
         assert torch.equal(compiled(x), f(x))
     names = [b.sym.name for b in thunder.last_traces(compiled)[-1].bound_symbols]
-    assert names.count("autocast__weight_norm") == 1
+    assert sum(name.startswith("autocast__weight_norm") for name in names) == 1
 
 
 @pytest.mark.parametrize("function, pure", [

@@ -673,3 +673,28 @@ def test_what_is_saved_and_as_large_as_data_decides_is_listed_without_a_size():
     saved = thunder.examine.saved_for_backward(compiled)
     assert {v.kind: v.nbytes for v in saved}["cpu f32[u0, 4]"] is None
     assert "?" in str(saved) and "1 tensors of data-dependent sizes" in str(saved)
+
+
+def test_tensors_among_sizes_are_numbers():
+    def fn(x, n):
+        padded = F.pad(x[None], (1, torch.ceil(n / 2).to(torch.int64)), mode="reflect")
+        return padded.sum() * 2 + F.pad(x, (0, n)).exp().sum() + F.pad(x, (n, n)).sin().sum(), padded.shape[-1]
+
+    compiled = thunder.jit(fn, fallback="error")
+    for n in (2, 4, 2):
+        x, n = torch.randn(4, 4, requires_grad=True), torch.tensor(n)
+        (ours, size), (theirs, expected) = compiled(x, n), fn(x, n)
+        assert torch.equal(ours, theirs) and size == expected
+        assert torch.equal(*(torch.autograd.grad(y, x)[0] for y in (ours, theirs)))
+
+
+@pytest.mark.parametrize("function", [torch.ops.aten.renorm, torch.renorm])
+def test_gradients_pass_through_unknown_functions_of_data_dependent_sizes(function):
+    def fn(x, keep):
+        return function(x[keep.nonzero()[:, 0]] * 2, 2, 0, 1.0).sum()
+
+    compiled = thunder.jit(fn, fallback="error")
+    for kept in ([1, 0, 1, 1, 0], [0, 1, 0, 0, 0]):
+        x, keep = torch.rand(5, 4, requires_grad=True), torch.tensor(kept)
+        (ours,), (theirs,) = (torch.autograd.grad(f(x, keep), x) for f in (compiled, fn))
+        assert theirs.any() and torch.allclose(ours, theirs)

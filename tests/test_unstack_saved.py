@@ -62,3 +62,19 @@ def test_gradients_and_saved_tensors(program):
     for want, got in zip(*leaves):
         assert torch.equal(want.grad, got.grad)
     assert saved(compiled) == PROGRAMS[program]
+
+
+def test_a_small_part_that_is_read_late_is_saved_beside_the_stack():
+    """The stack dies with the first operation of the backward, as features of a recommender do."""
+
+    def program(a, others):
+        first = a.exp()
+        x = first
+        for _ in range(8):
+            x = x.sin()  # whose derivatives come between the stack's and the one of the first part
+        return torch.stack([first, x, *others]).pow(2).sum()
+
+    a, others = torch.randn(4, 3, requires_grad=True), [torch.randn(4, 3) for _ in range(30)]
+    compiled = thunder.jit(program)
+    sides = [torch.autograd.grad(run(a, others), a)[0] for run in (compiled, program)]
+    assert torch.equal(*sides) and "exp" in saved(compiled) and "stack" in saved(compiled)

@@ -19,6 +19,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from thunder import compat
 from thunder.capture import Captured, FailsWithParts, Request, capture
 from thunder.capture.decisions import RaisesBefore
+from thunder.capture.locks import held
 from thunder.core.host_calls import Log, beginning_with
 from thunder.core.paths import OtherPath
 from thunder.core.symbol import current_recorder
@@ -209,7 +210,7 @@ class Compiled:
         if self.options.cache is CACHE_OPTIONS.SAME_INPUT and self.stats.interpreter_cache:
             entry = self.stats.interpreter_cache[0]  # made in other modes
             self.stats.cache_hits += 1
-            return self._run(entry, entry.prologue_fn(self.fn, args, kwargs), args, kwargs)
+            return self._run(entry, entry.inputs(self.fn, args, kwargs), args, kwargs)
         with self._lock:
             log = Log()
             found = self._found_or_compiled(modes, args, kwargs, log)
@@ -231,6 +232,15 @@ class Compiled:
         return self._on_other_path(modes, entry, other, args, kwargs, log)
 
     def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None = None):
+        if not entry.locks:
+            return self._run_now(entry, inputs, args, kwargs, log)
+        with held(entry.locks):  # another thread may have written to what the questions were asked about
+            asked = entry.inputs(self.fn, args, kwargs)
+            if type(asked) is tuple:
+                return self._run_now(entry, asked, args, kwargs, log)
+        return self._miss(compat.modes_key(), args, kwargs)
+
+    def _run_now(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None):
         self.stats.last_entry = entry
         entry.calls += 1
         with beginning_with(log):

@@ -19,7 +19,6 @@ from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
 from thunder.transforms.aligned_products import aligned_products, has_odd_products
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
-from thunder.transforms.casts import has_casts, join_casts
 from thunder.transforms.cse import share
 from thunder.transforms.dce import dce
 from thunder.transforms.decompose_reductions import decompose_reductions
@@ -38,6 +37,7 @@ from thunder.transforms.save_plan import MEMORY_BUDGET, regathers, save_plan
 from thunder.transforms.seed_random import seed_random
 from thunder.transforms.side_stream import has_side_stream, side_stream
 from thunder.transforms.unstack_saved import unstack_saved
+from thunder.transforms.wide_products import has_casts, wide_products
 from thunder.transforms.without_cotangents import without_cotangents
 
 __all__ = [
@@ -118,8 +118,11 @@ def _owns(lowering: Lowering) -> bool:
 
 
 def _pads(lowering: Lowering) -> bool:
-    exact = lowering.options.numerics is NUMERICS_OPTIONS.EAGER
-    return any(e.takes_padding for e in lowering.fusers) and not exact
+    return any(e.takes_padding for e in lowering.fusers) and not _is_exact(lowering)
+
+
+def _is_exact(lowering: Lowering) -> bool:
+    return lowering.options.numerics is NUMERICS_OPTIONS.EAGER
 
 
 PASSES = PassList((
@@ -210,10 +213,9 @@ PASSES = PassList((
     Pass("Reinplace", lambda trace, _: reinplace(trace), needs=(RUNS, UNDELETED),
          when=lambda trace, lowering: bool(trace.info.written) and not lowering.plain,
          meaning="run operations in place again that the program wrote in place"),
-    Pass("Join Casts",
-         lambda trace, lowering: join_casts(trace, lowering.options.numerics is NUMERICS_OPTIONS.EAGER),
-         needs=(RUNS, UNDELETED), when=lambda trace, lowering: not lowering.plain and has_casts(trace),
-         meaning="cast what layers read by few launches, and let products write what is cast of them"),
+    Pass("Wide Products", lambda trace, _: wide_products(trace), needs=(RUNS, UNDELETED),
+         when=lambda trace, lowering: not lowering.plain and not _is_exact(lowering) and has_casts(trace),
+         meaning="let products of half precision write what is cast of them"),
     Pass("Overlap Communication",
          lambda trace, lowering: overlap(trace, lowering.options.get(COMMUNICATION_BYTES_IN_FLIGHT)),
          needs=(RUNS, UNDELETED), when=_communicates,

@@ -56,13 +56,16 @@ class CacheEntry:
     __slots__ = (
         "captured", "path", "modes", "used", "calls", "prologue_fn", "prologue_traces", "computation_fn",
         "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces", "executed",
-        "tiers", "connection", "from_disk", "__weakref__",
+        "tiers", "connection", "from_disk", "locks", "_questions", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, captured: Captured, found: Lowered, modes: tuple):
         self.captured, self.modes, self.path = captured, modes, captured.path
         self.used = self.calls = 0  # the number of the last call that ran it; how many did
         self.prologue_fn, self.prologue_traces = captured.prologue_fn, captured.prologue_traces
+        self.locks, self._questions = captured.locks, captured.prologue_fn
+        if self.locks:
+            self.prologue_fn = _takes_locks
         self.epilogue_fn, self.epilogue_traces = captured.epilogue_fn, captured.epilogue_traces
         self.tiers: Any = None
         self.from_disk = False  # its traces are text then
@@ -83,18 +86,25 @@ class CacheEntry:
         """The inputs of the computation, or why the program does not fit a call. A question that raises was asked of
         something else than at capture: its answer is another one."""
         try:
-            return self.prologue_fn(fn, args, kwargs)
+            return self._questions(fn, args, kwargs)
         except Exception as error:  # noqa: BLE001 - whatever what stands there now raises
             return f"a question that the prologue asks raised {type(error).__name__}: {error}"
 
     def __str__(self) -> str:
-        return "\n".join(str(trace) for trace in (self.prologue, self.forward, self.epilogue, self.backward) if trace)
+        held = "".join(f"# runs while it holds the lock {taken.name}\n" for taken in self.locks)
+        traces = self.prologue, self.forward, self.epilogue, self.backward
+        return held + "\n".join(str(trace) for trace in traces if trace)
 
     def __repr__(self) -> str:
         parts = {n: getattr(self, n) for n in ("prologue", "forward", "backward", "epilogue")}
         sizes = ", ".join(f"{name}: {len(trace.bound_symbols)}" for name, trace in parts.items() if trace is not None)
         tier = "" if self.tiers is None else f"; {self.tiers}"
         return f"<a compiled program with bound symbols in {sizes}{tier}>"
+
+
+def _takes_locks(fn: Callable, args: tuple, kwargs: dict) -> str:
+    """The prologue of a program that takes locks, for calls that hold none."""
+    return "it asks its questions while it holds locks"
 
 
 class Lowered(NamedTuple):

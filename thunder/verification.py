@@ -34,7 +34,7 @@ import torch
 from thunder.api import jit
 from thunder.compiled import compiled_of
 from thunder.core.dtypes import complex128, dtype, float64
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, proxies_in, settled
 from thunder.core.symbol import BoundSymbol, Names, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import OptionError
@@ -251,11 +251,7 @@ def _wide(x):
     if isinstance(x, (dtype, torch.dtype)):
         kind = from_tensor_dtype(x) if isinstance(x, torch.dtype) else x
         return float64 if kind.category == 2 else complex128 if kind.category == 3 else x
-    return x.concrete() if isinstance(x, NumberProxy) else x
-
-
-def _concrete(x):
-    return x.concrete() if isinstance(x, NumberProxy) else x
+    return settled(x)
 
 
 def _changed(x, generator: torch.Generator):
@@ -267,7 +263,7 @@ def _changed(x, generator: torch.Generator):
 
 
 def _program(
-    inputs: Sequence[Proxy], operations: Sequence[BoundSymbol], output, names, change: Callable = _concrete
+    inputs: Sequence[Proxy], operations: Sequence[BoundSymbol], output, names, change: Callable = settled
 ) -> Callable:
     """The operations as PyTorch executes them. change: of their arguments, `_wide` for double precision."""
     changed = []
@@ -650,7 +646,7 @@ class _Alone:
         for generator, state in self.states:
             generator.set_state(state)
 
-    def gradients(self, given: list, cotangents: list, change: Callable = _concrete) -> tuple[torch.Tensor, ...]:
+    def gradients(self, given: list, cotangents: list, change: Callable = settled) -> tuple[torch.Tensor, ...]:
         self.restore_generators()
         leaves = {
             p.name: x.detach().clone().requires_grad_() if p in self.differentiated else x

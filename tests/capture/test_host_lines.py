@@ -221,6 +221,83 @@ def test_equals_eager(name, tmp_path, caplog):
     assert_same(got, want)
 
 
+def _added(x):
+    a = np.zeros(3)
+    np.add(a, x.numpy(), out=a)
+    return x + torch.from_numpy(a)
+
+
+def _added_in_place(x):
+    a = np.zeros(3)
+    a += x.numpy()
+    return x + torch.from_numpy(a)
+
+
+def _shuffled(x):
+    a = np.arange(3)
+    np.random.shuffle(a)
+    return x + torch.tensor(a)
+
+
+def _written_later(x):
+    a = np.ones(3)
+    b = a * x.numpy()
+    a[1] = 5
+    return x + torch.tensor(b) + torch.tensor(a)
+
+
+def _filled(x):
+    a = np.zeros(3)
+    a.fill(x.sum().item())
+    return x + torch.tensor(a)
+
+
+def _scattered(x):
+    np.random.rand(1).item()
+    a = np.zeros((2, 3), dtype=bool)
+    np.put_along_axis(a, np.random.choice(np.arange(3), (2, 1)), 1, -1)
+    y = x[torch.tensor(a, dtype=torch.bool)[0]]
+    return y if y.sum() > 1 else -y
+
+
+@pytest.mark.parametrize("fn", [_added, _added_in_place, _shuffled, _written_later, _filled, _scattered])
+def test_host_code_changes_arrays_that_the_program_makes(fn):
+    compiled = thunder.jit(fn, fallback="error")
+    inputs = [torch.full((3,), v) for v in (0.0, 1.0, 0.5, 1.0, 0.0, 2.0)]
+    np.random.seed(0)
+    ours = [compiled(x) for x in inputs]
+    np.random.seed(0)
+    for mine, x in zip(ours, inputs, strict=True):
+        theirs = fn(x)
+        assert torch.equal(mine, theirs) and mine.dtype == theirs.dtype
+
+
+def test_arrays_of_the_program_stay_constants_where_no_host_code_gets_them():
+    def fn(x):
+        return x + torch.tensor(np.arange(3)) * float(np.linspace(0, 1, 3)[1])
+
+    compiled = thunder.jit(fn, fallback="error")
+    assert torch.equal(compiled(torch.ones(3)), fn(torch.ones(3)))
+    assert "host_call" not in str(compiled.programs[0]) and "tolist" not in str(compiled.programs[0])
+
+
+def test_native_code_of_another_library_gets_tensors():
+    distances = pytest.importorskip("scipy.optimize").linear_sum_assignment
+
+    def fn(x):
+        with torch.no_grad():
+            rows, columns = distances(x)
+        return x[torch.as_tensor(rows), torch.as_tensor(columns)].sum()
+
+    compiled = thunder.jit(fn, fallback="error")
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = torch.randn(4, 4)
+        assert torch.equal(compiled(x), fn(x))
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        assert torch.equal(torch.autograd.grad(compiled(a), a)[0], torch.autograd.grad(fn(b), b)[0])
+
+
 def test_it_is_printed_as_a_bound_symbol():
     compiled = thunder.jit(lambda x: x * random.random())
     compiled(torch.ones(2))

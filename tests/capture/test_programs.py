@@ -1386,6 +1386,18 @@ def test_a_program_that_asks_whether_it_is_compiled_goes_eagers_way_where_that_c
         assert torch.equal(thunder.jit(f)(x), f(x))
 
 
+def test_a_program_that_has_written_before_it_decides_goes_eagers_way(capsys):
+    def fn(x):
+        asked = torch.compiler.is_compiling()
+        print("sum", x.sum())
+        return x + 1 if not asked and x.sum() > 0 else x - 1
+
+    compiled = thunder.jit(fn, fallback="error")
+    for sign in (1.0, -1.0, 1.0):
+        assert torch.equal(compiled(sign * torch.ones(2)), sign * torch.ones(2) + sign)
+    assert capsys.readouterr().out.count("sum") == 3
+
+
 class Partial:
     def _start(self, a, b):
         self.scale = a * b

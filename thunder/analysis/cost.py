@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import TensorProxy, element_count, number_value
-from thunder.core.regions import FusedFunction
+from thunder.core.regions import FusedFunction, Region
 from thunder.core.symbol import BoundSymbol, OpTags
 
 __all__ = [
-    "H200", "Machine", "bytes_moved", "estimated_time", "multiply_adds", "nbytes", "original_of", "scratch_bytes",
-    "tensors_in",
+    "H200", "Machine", "bytes_moved", "estimated_time", "multiply_adds", "nbytes", "original_of", "region_bytes",
+    "scratch_bytes", "tensors_in",
 ]  # fmt: skip
 
 # how many floating point operations take as long as moving one byte: 200 on an H200 in bfloat16, some 20 on a CPU core
@@ -68,14 +68,23 @@ def tensors_in(values: Iterable) -> list[TensorProxy]:
 def bytes_moved(operation: BoundSymbol) -> int:
     """Read and written: all inputs and results; of what is looked up in, what is found."""
     parts = operation.subsymbols if operation.sym.is_fusion else (original_of(operation),)
+    return _moved(parts, operation.inputs, operation.outputs)
+
+
+def region_bytes(region: Region) -> int:
+    """Read and written where the operations of a region run as one."""
+    return _moved(region.bound_symbols, region.inputs, region.outputs)
+
+
+def _moved(parts: Iterable[BoundSymbol], inputs: Iterable, outputs: Iterable) -> int:
     read: dict[TensorProxy, int] = {}
     for part in parts:
         selects = OpTags.SHAPE_OP in part.sym.tags or part.sym.selects
         found = sum(map(nbytes, tensors_in(part.outputs)))
         for p in tensors_in(part.inputs):
             read[p] = read.get(p, 0) + (min(nbytes(p), found) if selects else nbytes(p))
-    return sum(min(nbytes(p), read.get(p, nbytes(p))) for p in tensors_in(operation.inputs)) + sum(
-        map(nbytes, tensors_in(operation.outputs))
+    return sum(min(nbytes(p), read.get(p, nbytes(p))) for p in tensors_in(inputs)) + sum(
+        map(nbytes, tensors_in(outputs))
     )
 
 

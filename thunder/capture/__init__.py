@@ -27,6 +27,7 @@ from thunder.capture.host import Capture
 from thunder.capture.library import rebuilt_hooks
 from thunder.capture.library.functional import Transformed
 from thunder.capture.locations import place
+from thunder.capture.locks import taken_locks
 from thunder.capture.numbers import constant_numbers, read_numbers
 from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
@@ -56,10 +57,11 @@ class Captured:
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self.log, self.history = c.log, c.history  # as the queries about an interpretation want them
         self.parameters, self.decisions, self._capture = c.parameters, c.numbers.decisions, c
-        self.path, self.host_calls = tuple(c.path.taken), c.path.host_calls
+        self.path, self.host_calls = tuple(c.path.taken), c.path.host_calls + c.path.own_calls
         with recording(c.recorder):  # a future that is returned is waited for
             result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
         c.path.check_watched()
+        self.locks = taken_locks(c)
         write_back(c)
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
@@ -253,19 +255,24 @@ def capture(request: Request) -> Captured:
     """
     # compiling, and whether it may decide by data once it has asked: a program of another path was made so
     ways = [(False, True), (True, True)] if request.path else [(False, False), (True, False)]
-    for compiling, decides in ways:
-        c = Capture(request, compiling, decides)
+    own_arrays = False
+    while True:
+        compiling, decides = ways.pop(0)
+        c = Capture(request, compiling, decides, own_arrays)
         try:
             return _with_symbolic_counters(c, _read(c))
         except BaseException as error:
             release(error)
-            again = isinstance(error, CaptureError) and c.path.logged_when_asked == len(c.path.log)  # what ran, ran
-            if again and c.path.refused:
+            if c.path.needs_own_arrays and not own_arrays:
+                ways.insert(0, (compiling, decides))
+                own_arrays = True
+            elif c.path.logged_when_asked != len(c.path.log):  # the host code that ran is that of this answer
+                ways = [way for way in ways if way[0] is compiling]
+            if c.path.refused:
                 ways.append((compiling, True))
             _close(c)
-            if not again or (compiling, decides) == ways[-1]:
+            if not ways or not isinstance(error, CaptureError):
                 raise
-    raise AssertionError("the last capture returns or raises")
 
 
 def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
@@ -276,7 +283,7 @@ def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
         return captured
     changing = {**c.request.changing, **counters}
     request = replace(c.request, changing=changing, path=tuple(c.path.taken))
-    second = Capture(request, c.compiling, c.path.decides)
+    second = Capture(request, c.compiling, c.path.decides, c.path.own_arrays)
     try:
         found = _read(second)
     except Exception:  # noqa: BLE001 - with one value it was captured

@@ -14,9 +14,19 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.capture.locks import check_host_call
 from thunder.core.host_calls import HostProxy, Log, host_call, logged, taken_from_log
 from thunder.core.paths import Decision, check_decision, check_value
-from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
+from thunder.core.proxies import (
+    AnyProxy,
+    Condition,
+    NumberProxy,
+    Proxy,
+    TensorProxy,
+    map_structure,
+    numbers_in,
+    proxies_in,
+)
 from thunder.core.symbol import BoundSymbol, OpTags, current_recorder, detached, recording
 from thunder.core.symbolic import RELATIONS
 from thunder.errors import CaptureError
@@ -38,13 +48,16 @@ class Path:
     refused: whether it did not for that. log: what host calls of this call gave; logged_when_asked: how many then.
     """
 
-    def __init__(self, c, expected: tuple[Decision, ...], log: Log, decides: bool):
+    def __init__(self, c, expected: tuple[Decision, ...], log: Log, decides: bool, own_arrays: bool):
         self.c, self.expected, self.log, self.decides = c, expected, log, decides
         self.taken: list[Decision] = []
         self.refused = False
         self.why = ""  # it cannot decide, where that is not plain to see
         self.logged_when_asked: int | None = None
         self.host_calls = 0
+        # whether NumPy arrays of the program are made by host calls, and whether host code is given one that is not
+        self.own_arrays, self.needs_own_arrays, self.own_calls = own_arrays, False, 0
+        self.own: set[HostProxy] = set()  # what host calls give that begin with such arrays alone
         self.watched: list[tuple[TensorProxy, TensorProxy]] = []
         self._settled: dict[HostProxy, Any] = {}
         self._values = _Values(c, self.log)
@@ -92,7 +105,23 @@ class Path:
 
     def run_host_call(self, index: int | None, function, args: tuple, kwargs: dict, effect: str) -> Any:
         """What a host call that is not recorded yet gives, after those before it."""
+        check_host_call(self.c)
         return self._values.host_call(index, function, args, kwargs, effect)
+
+    def next_host_call(self, own: bool) -> int:
+        """The number of the next host call. Those of the program's own arrays count down: capture makes them where it
+        knows that host code is given one, and the others have the numbers that they have without them."""
+        return -1 - self.own_calls if own else self.host_calls
+
+    def count_host_call(self, own: bool) -> None:
+        if own:
+            self.own_calls += 1
+        else:
+            self.host_calls += 1
+
+    def is_own(self, given) -> bool:
+        """Whether a host call is given the program's own arrays, and nothing else that is known only when it runs."""
+        return self.own_arrays and self.own.issuperset(proxies_in(given, [])) and not numbers_in(given, [])
 
     def watch(self, p: TensorProxy) -> None:
         """Host code has seen memory of a tensor: the program must not write to it any more."""

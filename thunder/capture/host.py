@@ -42,6 +42,7 @@ from thunder.capture.expose import expose
 from thunder.capture.identities import told_apart
 from thunder.capture.library import backward, collectives, higher_order, triton_kernels
 from thunder.capture.library.functional import original
+from thunder.capture.locks import Locks
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.capture.reads import Reading
 from thunder.capture.sources import Source
@@ -71,8 +72,8 @@ class Capture(Host):
     named_type = TensorProxy
     uncatchable = (*Host.uncatchable, CaptureError)
 
-    def __init__(self, request: Request, compiling: bool = False, decides: bool = False):
-        """compiling: what torch.compiler.is_compiling() says. decides: see `Path`."""
+    def __init__(self, request: Request, compiling: bool = False, decides: bool = False, own_arrays: bool = False):
+        """compiling: what torch.compiler.is_compiling() says. decides, own_arrays: see `Path`."""
         options = request.options
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.request, self.compiling, self.asked_whether_compiling = request, compiling, False
@@ -87,7 +88,7 @@ class Capture(Host):
         self.recorder.memory = Memory(
             outside=functools.partial(tensors.written_to, self), layout=functools.partial(layout, self)
         )
-        self.path = self.recorder.decide = Path(self, request.path, request.log, decides)
+        self.path = self.recorder.decide = Path(self, request.path, request.log, decides, own_arrays)
         self.recorder.is_leaf = functools.partial(tensors.keeps_casts, self)
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         # of functions in modules that few programs import
@@ -107,7 +108,7 @@ class Capture(Host):
         self.outside = Outside(rooted_modules(request.fn))
         self.tensors = Tensors(replaced_tensors(request.fn, request.overrides))
         self.numbers = Numbers.of(options)
-        self.containers, self.writes, self.known = Containers(), Writes(), Known()
+        self.containers, self.writes, self.known, self.locks = Containers(), Writes(), Known(), Locks()
         self.sharp_edges: list[str] = []
         self.in_cached_call = 0
         self.reading: Reading | None = None  # an attribute that Python code answers

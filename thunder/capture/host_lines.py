@@ -8,6 +8,7 @@ import collections
 import operator
 import pickle
 import random
+import sys
 import time
 import types
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from thunder.core.host_calls import HostProxy, call_function, call_method, host_
 from thunder.core.proxies import Condition, FloatProxy, IntegerProxy, NumberProxy, Proxy, Size, TensorProxy, proxies_in
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import made_number
+from thunder.interpreter import NULL
 from thunder.interpreter.attributes import BUILTINS, plain_attribute
 from thunder.ops.infer import fake
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
@@ -68,20 +70,23 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     kwargs = {k: _given(c, v, reads) for k, v in (kwargs or {}).items()}
     kind = _known_kind(function, args, kwargs)
     pure = pure and (kind is None or issubclass(kind, _FIXED))
-    index = None if pure else c.path.host_calls
+    own = not effect and c.path.is_own((function, args, kwargs))
+    index = None if pure else c.path.next_host_call(own)
     value = None
     if kind is None:
         value = _run_now(c, name, index, function, args, kwargs, effect)
         kind = type(value)
         if pure and not issubclass(kind, _FIXED):  # others may be changed, and are one object on all paths
-            pure, index = False, c.path.host_calls
+            pure, index = False, c.path.next_host_call(own)
             c.path.log[index] = value
         decision = c.path.take_kind(name, kind_of(value))
     else:
         decision = None
     if index is not None:
-        c.path.host_calls += 1
+        c.path.count_host_call(own)
     out, result = _typed(c, name, kind, value, (args, kwargs))
+    if own and type(result) is HostProxy:
+        c.path.own.add(result)
     described = kind_of(value) if decision is not None else kind.__qualname__
     call = (index, function, args, kwargs, described, decision, *([effect] if effect else ()))
     host_call.record(c.recorder, call, {}, out)
@@ -110,6 +115,7 @@ def _check_owner(c, function: Callable, name: str) -> None:
         return
     steady = isinstance(owner, (type, types.ModuleType, tuple, *_FIXED, *UNCHANGING)) or type(owner) in _TEXT_OF
     if not steady and _effect(function) != "random":
+        c.path.needs_own_arrays = isinstance(owner, numpy.ndarray)
         c.refuse(
             f"{name}() puts data-dependent values into a {type(owner).__name__} that the program made",
             "collect such values in a list",
@@ -215,6 +221,8 @@ def _given(c, value, reads: bool):
         return value
     if isinstance(value, torch.Tensor):
         return c.lift(value)
+    if t is numpy.ndarray and value.flags.writeable and id(value) not in c.outside.arrays:
+        return _refuse_array(c)
     if t in (list, tuple, dict, set, collections.OrderedDict) and (reads or t is tuple):
         expose(c, value)
         if t is collections.OrderedDict:  # as state dicts are, with their attributes
@@ -234,6 +242,12 @@ def _given(c, value, reads: bool):
             "give it tensors, numbers and text",
         )
     return value
+
+
+def _refuse_array(c):
+    """Host code may change an array that capture has made once for all calls: see `own_arrays`."""
+    c.path.needs_own_arrays = True
+    c.refuse("code that runs on the host is given a NumPy array, which it may change or keep", "make it inside")
 
 
 def _ordered(items: tuple, attributes: tuple) -> collections.OrderedDict:
@@ -261,6 +275,19 @@ def run_impure(c, function, args, kwargs):
 def _effect(function) -> str:
     why = impure(function)
     return "" if why is None else "random" if why.endswith(CHANGES) else "outside"
+
+
+def native(c, function, args, kwargs):
+    """A call of native code that is made by each call of the program; NULL where capture makes it for all."""
+    if impure(function) is not None:
+        return run_impure(c, function, args, kwargs)
+    if is_of_numpy(function, args, kwargs):
+        return of_numpy(c, function, args, kwargs)
+    if takes(c, function, args, kwargs):
+        return run(c, function, args, kwargs)
+    if is_foreign(function, args, kwargs):
+        return of_foreign(c, function, args, kwargs)
+    return NULL
 
 
 # ------------------------------------------------------------------------------------- values that a host call gave
@@ -299,6 +326,19 @@ def to_numpy(c, p: TensorProxy) -> HostProxy:
     return run(c, _values_of, (p,))
 
 
+def own_arrays(c, result):
+    """Arrays that native code has made for a program which gives them to host code: made anew by each call, as such
+    code may change them."""
+    if type(result) in (tuple, list):
+        return type(result)(own_arrays(c, x) for x in result)
+    outside = (array for array, _ in c.outside.arrays.values())
+    if type(result) is not numpy.ndarray or any(numpy.may_share_memory(result, array) for array in outside):
+        return result
+    content = result.copy()
+    content.flags.writeable = False
+    return run(c, numpy.array, (content,))
+
+
 def of_numpy(c, function, args, kwargs):
     """A function of NumPy's that is given tensors."""
     args = [to_numpy(c, a) if type(a) is TensorProxy else a for a in args]
@@ -316,6 +356,29 @@ def check_leaves(c, value) -> None:
     """Values of a tensor that leave the program would have to share its memory."""
     if type(value) is HostProxy and value.kind is numpy.ndarray and not value.example.flags.writeable:
         c.refuse("a numpy array that shares a tensor's memory leaves the program", "return the tensor")
+
+
+def is_foreign(function, args, kwargs) -> bool:
+    """Whether a native function of another library is given tensors: it looks at their values."""
+    if not any(type(a) is TensorProxy for a in (*args, *kwargs.values())):
+        return False
+    if isinstance(function, type) or not isinstance(plain_attribute(function, "__self__"), types.ModuleType | None):
+        return False
+    module = plain_attribute(function, "__module__")
+    return isinstance(module, str) and module.split(".")[0] not in _KNOWN_LIBRARIES
+
+
+def of_foreign(c, function, args, kwargs):
+    given = [p for p in proxies_in((args, kwargs), []) if type(p) is TensorProxy and p.requires_grad]
+    if given and c.recorder.context.grad_enabled:
+        c.refuse(
+            f"a gradient may have to pass through {function.__name__}(), native code that thunder does not read",
+            "detach what it is given, or make it a torch.library.custom_op",
+        )
+    return run(c, function, args, kwargs)
+
+
+_KNOWN_LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "torchaudio", "numpy", "thunder", "optree"}
 
 
 def takes(c, function, args, kwargs) -> bool:

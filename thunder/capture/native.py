@@ -129,7 +129,8 @@ _TRACKED = {
     type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList,
     collections.ChainMap, torch.nn.Module,
     BaseException, string.Template,
-    contextlib._GeneratorContextManagerBase, contextlib.ExitStack, weakref.WeakKeyDictionary,
+    contextlib._GeneratorContextManagerBase, contextlib.ExitStack, threading.Condition, threading.Semaphore,
+    threading.Event, threading.Barrier, weakref.WeakKeyDictionary,
     weakref.WeakValueDictionary, weakref.WeakSet, ast.AST, io.IOBase.__base__,
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import ask, callbacks, containers, host_lines, items, operations
+from thunder.capture import ask, callbacks, containers, host_lines, items, locks, operations
 from thunder.capture.classes import of_library
 from thunder.capture.expose import as_operand, expose
 from thunder.capture.identities import told_apart
@@ -136,12 +136,14 @@ def call_builtin(c, f, args, kwargs):
 
 
 def _by_receiver(c, f, s, args, kwargs):
-    """Methods of context variables, text, generators of random numbers and tensors; NULL for others."""
+    """Methods of context variables, locks, text, generators of random numbers and tensors; NULL for others."""
     if type(s) is contextvars.ContextVar and f.__name__ in ("get", "set", "reset"):
         return _context_variable(c, f, args)
     # torch.Tensor.is_contiguous(x)
     if s is None and args and type(args[0]) is TensorProxy and plain_attribute(f, "__objclass__") is compat.TensorBase:
         return record(c, f, args, kwargs)
+    if type(s) in locks.KINDS:
+        return locks.call(c, f, args, kwargs)
     if type(s) is str and f.__name__ in ("format", "__mod__"):
         return _formatted(c, f, args, kwargs)
     if type(s) is torch.Generator:
@@ -168,6 +170,7 @@ _WATCHED = (
     re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller, functools.partial,
     int, float, complex, str, bytes, *containers.MUTABLE, *BUFFERS, torch.nn.Module,
     property, staticmethod, classmethod, numpy.ndarray, numpy.dtype, ENUM, random.Random, BaseException,
+    *locks.KINDS,
 )  # fmt: skip
 
 
@@ -218,12 +221,8 @@ def call_native(c, f, args, kwargs):
         c.reading.call(c, f)
     if c.outside.iterators and any(id(a) in c.outside.iterators for a in args):
         items.advance(c)
-    if impure(f) is not None:
-        return host_lines.run_impure(c, f, args, kwargs)
-    if host_lines.is_of_numpy(f, args, kwargs):
-        return host_lines.of_numpy(c, f, args, kwargs)
-    if host_lines.takes(c, f, args, kwargs):
-        return host_lines.run(c, f, args, kwargs)
+    if (found := host_lines.native(c, f, args, kwargs)) is not NULL:
+        return found
     args, kwargs = standins.with_functions(c, f, args, kwargs)
     if _makes_class(f):
         callbacks.check_class(c, f, args)
@@ -241,6 +240,7 @@ def call_native(c, f, args, kwargs):
             _name_operands(c, error, args)
             raise
         _note_made(c, f, args, result)
+        result = host_lines.own_arrays(c, result) if c.path.own_arrays else result
         if type(plain_attribute(f, "__self__")) is types.GeneratorType:
             c.follow_settings(f, result)  # of a context manager of PyTorch's that ends
         return callbacks.released(c, f, result, known) if known else result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import types
 import warnings
@@ -216,6 +217,26 @@ def _lifted(c, v, typed: bool):
     return v.item() if isinstance(v, numpy.generic) and not typed else map_structure(c.lift, v)
 
 
+def _of_numbers(function, v):
+    """An argument; in a list of numbers, such as sizes, PyTorch takes tensors for numbers as well."""
+    if type(v) not in (list, tuple) or not any(type(x) is TensorProxy and not x.shape for x in v):
+        return v
+    mixed = any(type(x) is int or isinstance(x, NumberProxy) for x in v)
+    if not mixed and _takes_tensors(plain_attribute(function, "__name__", "")):
+        return v
+    return type(v)(METHODS.call("item", x) if type(x) is TensorProxy and not x.shape else x for x in v)
+
+
+@functools.cache
+def _takes_tensors(name: str) -> bool:
+    """Whether a function of PyTorch's takes lists of tensors, as far as is known."""
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [getattr(packet, n) for n in packet.overloads()] if packet is not None else []
+    return not overloads or any(
+        "List[" in str(a.type) and "Tensor" in str(a.type) for o in overloads for a in o._schema.arguments
+    )
+
+
 # make tensors of what they are given
 _OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
 
@@ -242,6 +263,11 @@ def record(c, function, args, kwargs) -> Any:
         return leaves.leaf(c, record(c, function, args, {k: v for k, v in kwargs.items() if k != "requires_grad"}))
     typed = function in _OF_DATA
     args, kwargs = all_lifted(c, args, typed=typed), all_lifted(c, kwargs, typed=typed)
+    if not typed:
+        args, kwargs = (
+            [_of_numbers(function, a) for a in args],
+            {k: _of_numbers(function, v) for k, v in kwargs.items()},
+        )
     if opaque_values.involved(c, (args, kwargs)):
         return opaque_values.apply(c, function, args, kwargs)
     if lookup(function) is not None:

@@ -87,6 +87,8 @@ class Tensors:
     # arguments under the shape they have in the end -> the same
     reshaped: dict[TensorProxy, TensorProxy] = field(default_factory=dict)
     layouts: dict = field(default_factory=dict)  # values that were asked for strides -> fake tensors that have them
+    # placeholders of cotangents in a backward that is read -> whether it asked how they lie in memory
+    cotangents: dict[TensorProxy, bool] = field(default_factory=dict)
     fake_mode: Any = None
     used: set = field(default_factory=set)  # at the end: the values that bound symbols and the result are made of
 

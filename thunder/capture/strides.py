@@ -18,7 +18,7 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.layout import run_line
-from thunder.ops.torch_types import to_torch_device
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 # the same for all views of a memory
 _OF_MEMORY = {torch.Tensor.is_pinned, torch.Tensor.is_shared, torch.Tensor.is_inference, torch.is_inference}
@@ -115,11 +115,14 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
 
 
 def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
+    if proxy in c.tensors.cotangents:
+        c.tensors.cotangents[proxy] = True
+        c.tensors.layouts[proxy] = _dense(proxy, to_torch_dtype(proxy.dtype))
+        return
     real, source = c.tensors.real[proxy]
     placement = c.tensors.placements.get(proxy)
     if placement is not None and (placement.shards or placement.slice) is not None:  # gathered anew by each call
-        shape, device = tuple(proxy.shape), to_torch_device(proxy.device)
-        c.tensors.layouts[proxy] = torch.empty(shape, dtype=placement.dtype, device=device)
+        c.tensors.layouts[proxy] = _dense(proxy, placement.dtype)
         return
     for name in (
         "stride",
@@ -132,12 +135,15 @@ def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
         c.tensors.layouts[proxy] = fake if c.request.options.device is None else fake.to(to_torch_device(proxy.device))
 
 
+def _dense(proxy: TensorProxy, dtype: torch.dtype | None) -> torch.Tensor:
+    return torch.empty(tuple(map(int, proxy.shape)), dtype=dtype, device=to_torch_device(proxy.device))
+
+
 def _slice(c, wanted: TensorProxy, known: dict) -> list:
     """The inputs and operations that lead to a value, in the order of the program, without those that are known."""
     operations = leading_to(
         [operation for recorder in (*c.outer_recorders, c.recorder) for operation in recorder.bound_symbols], (wanted,)
     )
-    inputs = dict.fromkeys(
-        p for p in (wanted, *(i for operation in operations for i in operation.inputs)) if p in c.tensors.real
-    )
+    read = (wanted, *(i for operation in operations for i in operation.inputs))
+    inputs = dict.fromkeys(p for p in read if p in c.tensors.real or p in c.tensors.cotangents)
     return [*inputs, *(operation for operation in operations if not all(o in known for o in operation.outputs))]

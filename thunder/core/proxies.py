@@ -410,8 +410,13 @@ class NumberProxy:
         )
 
     def symbol(self, name: str) -> NumberProxy:
-        """One of the integers that this one is an expression of."""
-        return self if self.expression == symbolic.symbol(name) else IntegerProxy(name, self.decisions)
+        """One of the numbers that this one is an expression of."""
+        if self.expression == symbolic.symbol(name):
+            return self
+        made = next((u for u in self.unbacked if u.name == name), None)
+        if made is not None:
+            return number_of(symbolic.symbol(name), made.python_type, (made,))
+        return (FloatProxy if type(self.decisions.values[name]) is float else IntegerProxy)(name, self.decisions)
 
     def concrete(self) -> Any:
         """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError

@@ -12,7 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, element_count, has_numbers, map_structure, numbers_in
+from thunder.core.proxies import (
+    NumberProxy,
+    Proxy,
+    TensorProxy,
+    UnbackedNumber,
+    element_count,
+    has_numbers,
+    map_structure,
+    numbers_in,
+)
 from thunder.core.symbol import BoundSymbol, OpTags, hashable
 
 __all__ = ["FusedFunction", "Region", "convex_regions", "schedule", "region_key", "leading_to", "recompute_cheap"]
@@ -20,17 +29,31 @@ __all__ = ["FusedFunction", "Region", "convex_regions", "schedule", "region_key"
 
 class Region:
     """Operations to run as one, in order, with the values they read from outside and those that are read after them.
+    Numbers that they read are in `numbers`.
 
-    padded: values of it whose rows are apart where they are in memory (`TraceInfo.padded`).
+    padded: values of it whose rows are apart where they are in memory (`TraceInfo.padded`). parts: places of outputs
+    that do not depend on the others', of a region that several others joined to.
     """
 
-    __slots__ = ("bound_symbols", "inputs", "outputs", "padded")
+    __slots__ = ("bound_symbols", "inputs", "outputs", "padded", "parts")
 
-    def __init__(self, operations: Sequence[BoundSymbol], needed_after: set[Proxy], padded: Set[Proxy] = frozenset()):
+    def __init__(
+        self,
+        operations: Sequence[BoundSymbol],
+        needed_after: set[Proxy],
+        padded: Set[Proxy] = frozenset(),
+        parts: tuple[tuple[int, ...], ...] = (),
+    ):
+        self.parts = parts
         self.bound_symbols = tuple(operations)
         made = {o for operation in operations for o in operation.outputs}
         self.inputs: tuple[Proxy, ...] = tuple(
-            dict.fromkeys(i for operation in operations for i in operation.inputs if i not in made)
+            dict.fromkeys(
+                i
+                for operation in operations
+                for i in operation.inputs
+                if i not in made and type(i) is not UnbackedNumber
+            )
         )
         self.outputs: tuple[Proxy, ...] = tuple(
             dict.fromkeys(o for operation in operations for o in operation.outputs if o in needed_after)
@@ -195,7 +218,12 @@ def _current(into: list[int], group: int) -> int:
 
 
 def _is_unfused(operation: BoundSymbol, taken: bool) -> bool:
-    return not taken and OpTags.SHAPE_OP not in operation.sym.tags
+    """Whether an operation counts as distance: numbers that the host reads, and tensors of one, fill no memory."""
+    return (
+        not taken
+        and OpTags.SHAPE_OP not in operation.sym.tags
+        and (not operation.outputs or any(isinstance(o, TensorProxy) and o.shape for o in operation.outputs))
+    )
 
 
 def _tensors(operations: Sequence[BoundSymbol]) -> set[Any]:
@@ -363,8 +391,10 @@ def recompute_cheap(
                 if (chain := _chain(value, home, regions[at].bound_symbols, cheap)) is not None:
                     yield value, at, chain
 
+    stored = {*output, *(v for t, r in zip(taken, regions, strict=True) if not t for v in r.inputs)}
     operations_of = [
-        _with_copies(region, chains(n)) if taken[n] else list(region.bound_symbols) for n, region in enumerate(regions)
+        _with_copies(region, [*chains(n)], stored) if taken[n] else region.bound_symbols
+        for n, region in enumerate(regions)
     ]
     read = {v for operations in operations_of for v in Region(operations, set()).inputs} | set(output)
     result = []
@@ -376,18 +406,26 @@ def recompute_cheap(
     return result
 
 
-def _with_copies(region: Region, chains: Iterable[tuple[Proxy, int, tuple]]) -> list[BoundSymbol]:
-    """The operations of a region, with copies of those that lead to its inputs where it reads no more for that."""
+def _with_copies(
+    region: Region, chains: Sequence[tuple[Proxy, int, tuple]], stored: Set[Proxy]
+) -> Sequence[BoundSymbol]:
+    """The operations of a region, with copies of those that lead to its inputs where it reads no more for that. What is
+    stored anyway is read, unless several copies together read less."""
+    few, all_found = _copied(region, chains, stored), _copied(region, chains, frozenset())
+    return min(few, all_found, key=lambda operations: sum(map(_bytes, Region(operations, set()).inputs)))
+
+
+def _copied(region: Region, chains: Sequence[tuple[Proxy, int, tuple]], stored: Set[Proxy]) -> Sequence[BoundSymbol]:
     inputs, copies = set(region.inputs), {}
     fronts: list[tuple[int, list[BoundSymbol]]] = []
     for value, at, (made, sources) in chains:
-        if sum(_bytes(s) for s in sources if s not in inputs) > _bytes(value):
+        if sum(_bytes(s) for s in sources if s not in inputs) > _bytes(value) - (value in stored):
             continue
         inputs |= sources
         fronts.append((at, [operation for operation in made if operation.outputs[0] not in copies]))
         copies |= {o: _copy(o, operation) for operation in made for o in operation.outputs if o not in copies}
     if not copies:
-        return list(region.bound_symbols)
+        return region.bound_symbols
     # a copy may read one of an earlier region
     front = [operation for _, made in sorted(fronts, key=lambda f: f[0]) for operation in made]
     return [operation.swap(copies) for operation in (*front, *region.bound_symbols)]
@@ -412,8 +450,16 @@ def _chain(
             if not cheap(operation):
                 return None
             found[operation] = None
-            waiting += operation.inputs
+            waiting += _read(operation)
     return [operation for operation in home_operations if operation in found], sources
+
+
+def _read(operation: BoundSymbol) -> Sequence[Proxy]:
+    """The inputs whose elements an operation reads: `zeros_like` reads none."""
+    if not operation.subsymbols:
+        return operation.inputs
+    read = {i for sub in operation.subsymbols for i in _read(sub)}.union(operation.aliases.values())
+    return [i for i in operation.inputs if i in read]
 
 
 def _bytes(value: Proxy) -> int:
@@ -452,4 +498,5 @@ def region_key(region: Region):
     ]
     sizes = tuple(n.decisions.is_size(n.name) for n in region.numbers)
     padded = frozenset(map(number, region.padded))
-    return (tuple(operations), tuple(map(number, region.inputs)), tuple(map(number, region.outputs)), sizes, padded)
+    inputs, outputs = tuple(map(number, region.inputs)), tuple(map(number, region.outputs))
+    return tuple(operations), inputs, outputs, sizes, padded, region.parts

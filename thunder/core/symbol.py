@@ -9,6 +9,7 @@ flat: a composite is one operation, and its decomposition (`bound_symbol.subsymb
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator, KeysView
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ __all__ = [
     "user_location",
     "detached",
     "adopt",
+    "form_of",
 ]
 
 
@@ -195,6 +197,9 @@ def _are_among(outputs: list, inputs: list) -> bool:
     return bool(outputs[0].name) and all(any(o is i for i in inputs) for o in outputs)
 
 
+_OF_GPUS = "cudnn", "cublas", "fp32_precision of cuda"  # settings that kernels on other devices do not follow
+
+
 class Symbol(Definition):
     """An operation.
 
@@ -307,7 +312,7 @@ class Symbol(Definition):
         if not subsymbols and outputs and not self.is_fusion and _are_among(outputs, inputs):
             return out
         context = recorder.context
-        if context.names.settings and inputs and not subsymbols and self._follows(context.names.settings):
+        if context.names.settings and inputs and not subsymbols and self._follows(context.names.settings, inputs):
             raise CaptureError(
                 f"{self.name} runs behind a change of PyTorch's settings ({', '.join(context.names.settings)}), and "
                 "the compiled program runs under those of its call",
@@ -343,8 +348,11 @@ class Symbol(Definition):
                 elif self.executor is not None and type(o) is TensorProxy:
                     o.requires_grad = False  # TensorProxy(like=x) in a user's meta rule copied x's
 
-    def _follows(self, settings: tuple[str, ...]) -> bool:
+    def _follows(self, settings: tuple[str, ...], inputs: list) -> bool:
         """Whether these settings of PyTorch's may change what the operation computes."""
+        if all(name.startswith(_OF_GPUS) for name in settings):
+            if not any(p.device.type == "cuda" for p in inputs if isinstance(p, TensorProxy)):
+                return False
         return "flush_denormal" in settings or not (self.elementwise or OpTags.SHAPE_OP in self.tags)
 
     def connects(self, args, kwargs, inputs) -> bool:
@@ -440,6 +448,12 @@ class Symbol(Definition):
             if name in names:
                 raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
         return tuple(positional), renamed
+
+
+@functools.cache
+def form_of(symbol: Symbol, form: str, fn: Callable) -> Symbol:
+    """Another form of an operation that its executor runs: `mm_aligned` of `mm`, which `fn` computes."""
+    return symbol.executed(f"{symbol.name}_{form}", fn, symbol.executor, id=f"{form}.{symbol.id}")
 
 
 def spelled(keyword: str, parameters: Collection[str], defaults: Collection[str], places: Callable[[], dict]) -> str:

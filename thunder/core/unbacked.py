@@ -292,10 +292,10 @@ def _merged(i: int, runs: Sequence[_Run], candidates: Sequence[NumberProxy]):
     first = runs[0].leaves[i]
     if not isinstance(first, TensorProxy) or all(run.leaves[i] is first for run in runs):
         return first
-    return like(
-        first,
-        tuple(_merged_size([_size(run, i, dim) for run in runs], runs, candidates) for dim in range(len(first.shape))),
-    )
+    sizes = [[_size(run, i, dim) for run in runs] for dim in range(len(first.shape))]
+    merged = like(first, tuple(_merged_size(of_runs, runs, candidates) for of_runs in sizes))
+    merged.requires_grad = any(run.leaves[i].requires_grad for run in runs)  # where the rule says so itself
+    return merged
 
 
 def _size(run: _Run, i: int, dim: int) -> int | None:

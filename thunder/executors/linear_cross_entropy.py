@@ -15,7 +15,7 @@ multiplies by the cotangent it is given, which costs nothing where that is 1:
     loss_i = lse_i - z_i[t_i],    dloss_i/dz_i = softmax(z_i) - onehot(t_i),    z = x w^T + b
 
 Where no gradient is asked for, the logits of a part are made and read. Rows of logits begin where the fast kernels of
-products want them (`padded_row`), whatever the number of classes is. Takes class indices, reductions "mean" and "sum",
+products want them (`empty_rows`), whatever the number of classes is. Takes class indices, reductions "mean" and "sum",
 ignore_index; no class weights or label smoothing, and not float16, whose gradients would not be scaled yet.
 """
 
@@ -38,7 +38,7 @@ from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, regis
 from thunder.ops import LTORCH
 from thunder.ops.aligned import multiply_into
 from thunder.ops.backward import times_cotangent
-from thunder.ops.layout import padded_row
+from thunder.ops.layout import empty_rows
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
 __all__ = ["linear_cross_entropy_ex"]
@@ -65,7 +65,7 @@ def _forward(hidden, weight, bias, target, ignore_index, reduction, dtype, wante
     of_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if wanted[0] else None
     of_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if wanted[1] else None
     of_bias = losses.new_zeros(classes) if wanted[2] else None
-    buffer = hidden.new_empty((part, padded_row(classes, hidden.element_size())))[:, :classes]
+    buffer = empty_rows(hidden, (part, classes))
     for start in range(0, rows, part):
         here = slice(start, start + part)
         x = hidden[here]

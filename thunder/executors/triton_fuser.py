@@ -10,11 +10,14 @@ stay with PyTorch, and, unless `rng="fused"`, random numbers. How kernels are ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from thunder.core.proxies import TensorProxy
+from thunder.analysis.aliases import may_view
+from thunder.analysis.cost import bytes_moved, nbytes, region_bytes, tensors_in
+from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, has_numbers
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.utils import has_triton
@@ -22,7 +25,7 @@ from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
 from thunder.executors.triton_kernels.reductions import ON_CHIP
 from thunder.executors.triton_kernels.sizes import Undecided
-from thunder.executors.triton_kernels.values import primitive
+from thunder.executors.triton_kernels.values import is_map, primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import FusionExecutor, Unfused, computing, fusible
 from thunder.ops.random import uniform_philox
@@ -31,6 +34,7 @@ from thunder.options import compile_option
 
 __all__ = ["triton_fuser"]
 
+SHARED = 1 << 26  # bytes that a launch moves which others may share: a larger one is as fast alone
 DEAR = 40  # instructions for an element, of a table of sines
 TRITON_AUTOTUNE = compile_option(
     "triton_autotune", bool, False,
@@ -98,10 +102,29 @@ class TritonFuser(FusionExecutor):
         return not _reduces(operation) and not _is_dear(operation)
 
     def should_fuse(self, region: Region) -> bool:
-        """Views and copies alone are no work, and one operation is PyTorch's already, which draws no numbers of a seed
-        by a kernel."""
+        """One operation is PyTorch's already, which draws no numbers of a seed by a kernel. Several that only move data
+        have to move less together."""
         found = computing(region)
-        return len(found) > 1 or any(operation.sym is uniform_philox for operation in found)
+        if len(found) > 1 or any(operation.sym is uniform_philox for operation in found):
+            return True
+        kernels = [operation for operation in region.bound_symbols if not may_view(operation)]
+        return len(kernels) > 1 and region_bytes(region) < sum(map(bytes_moved, kernels))
+
+    def shares_launch(self, region: Region, producer: Mapping[Proxy, BoundSymbol]) -> bool:
+        """A small map over one space. What is cast of a product alone is left to the product, which writes it (see
+        `transforms.wide_products`)."""
+        found = computing(region)
+        tensors = tensors_in((*region.inputs, *region.outputs))
+        return (
+            bool(found)
+            and has_numbers([t.shape for t in tensors]) is False
+            and len({math.prod(o.shape) for o in region.outputs if isinstance(o, TensorProxy)}) == 1
+            and sum(map(nbytes, tensors)) <= SHARED
+            and all(map(_is_map, region.bound_symbols))
+            and not any(
+                i in producer and producer[i].sym.in_float32 is not None for i in region.inputs if len(found) == 1
+            )
+        )
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
@@ -146,11 +169,16 @@ def _in_primitives(operation: BoundSymbol) -> bool:
         return True
     if operation.sym.decomposition is None:
         return False
-    if not all(isinstance(p, TensorProxy) for p in (*operation.inputs, *operation.outputs)):
+    if not all(isinstance(p, (TensorProxy, UnbackedNumber)) for p in (*operation.inputs, *operation.outputs)):
         return False
     operations = operation.subsymbols
     # one that computes nothing is its input, of which a kernel would make a copy
     return bool(operations) and all(fusible(sub, numbers=True) and _in_primitives(sub) for sub in operations)
+
+
+def _is_map(operation: BoundSymbol) -> bool:
+    """Whether each element of what an operation makes is computed of elements that lie where it does, or of numbers."""
+    return is_map(operation) if primitive(operation) else all(map(_is_map, operation.subsymbols))
 
 
 def _reduces(operation: BoundSymbol) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,8 +15,9 @@ from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
 from thunder.extend import Executor, Implementation, operation_id
+from thunder.extend.launches import Piece, share_launches
 
-__all__ = ["FusionExecutor", "TooLarge", "Unfused", "run_by", "written_over"]
+__all__ = ["FusionExecutor", "TooLarge", "Unfused", "of_integers", "run_by", "written_over"]
 
 KEPT = 1024  # compiled regions that an executor remembers
 
@@ -112,6 +114,11 @@ class FusionExecutor(Executor):
         """Whether a region is worth it. A single operation is not."""
         return len(region.bound_symbols) > 1
 
+    def shares_launch(self, region: Region, producer: Mapping[Proxy, BoundSymbol]) -> bool:
+        """Whether a region may be launched with others that it does not depend on: `fuse` is given one region then,
+        with `Region.parts`. producer: of the program's values."""
+        return False
+
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         """The one operation that runs a region (see `register_temporary_operation`), or None to leave it alone. Raises
         TooLarge and Unfused. counter: how many regions of the trace were fused."""
@@ -138,32 +145,45 @@ class FusionExecutor(Executor):
         `return t1`."""
         operations, takes = trace.bound_symbols, self.takes
         groups = convex_regions(operations, takes)
-        made: list[BoundSymbol] = []
-        counter = 0
         regions = schedule(operations, groups, trace.output_proxies)
-        waiting = recompute_cheap(regions, trace.output_proxies, takes, self.is_cheap)[::-1]
+        regions = recompute_cheap(regions, trace.output_proxies, takes, self.is_cheap)
+        items: list[BoundSymbol | Piece] = []
+        for region in regions:
+            items += [self._piece(region, trace)] if all(map(takes, region.bound_symbols)) else region.bound_symbols
+        producer = producers(trace)
+        made: list[BoundSymbol] = []
+        waiting = share_launches(items, lambda core: self.shares_launch(core, producer), trace.output_proxies)[::-1]
+        counter = itertools.count()
         while waiting:
-            region = waiting.pop()
-            fused, core, before, after = None, region, (), ()
-            if all(map(takes, region.bound_symbols)):
-                core, before, after = without_views(region)
-                core = Region(
-                    core.bound_symbols, set(core.outputs), trace.info.padded if self.takes_padding else frozenset()
-                )
-                if self.should_fuse(core) and self.get_fuel():
-                    while f"{self.name}{counter}" in trace.names.taken:  # a value of the user's is called like that
-                        counter += 1
-                    try:
-                        fused = self.fuse(core, counter)
-                    except TooLarge:
-                        if len(region.bound_symbols) > 1:
-                            waiting += _halves(region)[::-1]
-                            continue
-                    except Unfused as reason:
-                        region = _with_reason(region, str(reason))
-            made += region.bound_symbols if fused is None else (*before, fused, *after)
-            counter += fused is not None
+            item = waiting.pop()
+            if not isinstance(item, list):
+                made.append(item)
+                continue
+            core = _joined([p.core for p in item])
+            fused = None
+            if (len(item) > 1 or self.should_fuse(core)) and self.get_fuel():
+                # a value of the user's may be called like that
+                number = next(n for n in counter if f"{self.name}{n}" not in trace.names.taken)
+                try:
+                    fused = self.fuse(core, number)
+                except TooLarge:
+                    if len(item) > 1 or len(item[0].region.bound_symbols) > 1:
+                        regions = [p.region for p in item] if len(item) > 1 else _halves(item[0].region)
+                        waiting += [[self._piece(r, trace)] for r in regions][::-1]
+                        continue
+                except Unfused as reason:
+                    item = [p._replace(region=_with_reason(p.region, str(reason))) for p in item]
+            made += (
+                [b for p in item for b in p.region.bound_symbols]
+                if fused is None
+                else [*(b for p in item for b in p.before), fused, *(b for p in item for b in p.after)]
+            )
         return trace.replace(bound_symbols=made)
+
+    def _piece(self, region: Region, trace: Trace) -> Piece:
+        core, before, after = without_views(region)
+        padded = trace.info.padded if self.takes_padding else frozenset()
+        return Piece(region, Region(core.bound_symbols, set(core.outputs), padded), before, after)
 
     def register_temporary_operation(
         self,
@@ -224,6 +244,20 @@ def written_over(
         f"{operation.outputs[o].name} {verb} written over {operation.inputs[i].name}" for o, i in pairs.items()
     )
     return run_by(operation, function, comment, OpTags.IN_PLACE), pairs
+
+
+def _joined(regions: Sequence[Region]) -> Region:
+    """One region with a part for each."""
+    if len(regions) == 1:
+        return regions[0]
+    joined = Region(
+        [b for r in regions for b in r.bound_symbols],
+        {o for r in regions for o in r.outputs},
+        frozenset(p for r in regions for p in r.padded),
+    )
+    place = {o: i for i, o in enumerate(joined.outputs)}
+    parts = tuple(tuple(place[o] for o in r.outputs) for r in regions)
+    return Region(joined.bound_symbols, set(joined.outputs), joined.padded, parts)
 
 
 def _with_reason(region: Region, reason: str) -> Region:
@@ -316,19 +350,29 @@ def computing(region: Region) -> list[BoundSymbol]:
 
 def fusible(operation: BoundSymbol, numbers: bool = False) -> bool:
     """What no region contains: operations with effects, those that wait for the device or draw random numbers, and what
-    depends on symbolic numbers. numbers: on data-dependent ones only."""
+    depends on symbolic numbers. numbers: on data-dependent sizes only."""
     if not operation.sym.tags.isdisjoint(_ALONE) or operation.sym.python_printer is not None or operation.sym.is_fusion:
         return False
     if not (has_numbers(operation.args) or has_numbers(operation.output) or has_numbers(operation.kwargs)):
         return True
-    found = numbers_in((operation.args, operation.kwargs, operation.output), []) if numbers else None
-    return found is not None and all(map(_is_of_integers, found))
+    if not numbers:
+        return False
+    tensors = [p for p in (*operation.inputs, *operation.outputs) if isinstance(p, TensorProxy)]
+    return all(map(of_integers, numbers_in([t.shape for t in tensors], []))) and all(
+        map(_is_named, numbers_in((operation.args, operation.kwargs), []))
+    )
 
 
-def _is_of_integers(number: NumberProxy) -> bool:
+def of_integers(number: NumberProxy) -> bool:
     """Whether a symbolic number is an expression of integers that are passed in."""
     values = number.decisions.values
     return not number.unbacked and all(type(values[name]) is int for name in number.expression.symbols())
+
+
+def _is_named(number: NumberProxy) -> bool:
+    """Whether each number in an expression is passed in, or made of data."""
+    own = {u.name for u in number.unbacked}
+    return own.union(number.decisions.values) >= number.expression.symbols()
 
 
 _ALONE = {OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.DEVICE_SYNC_OP, OpTags.IN_PLACE, OpTags.OPAQUE}

@@ -56,11 +56,7 @@ def activation(
 
 @activation(*compat.functions_called("relu"))
 def relu(a, inplace=False):
-    return (
-        where(a > 0, a, 0)
-        if a.dtype.category < 2
-        else where(LTORCH["isnan"](a), a, LTORCH["maximum"](a, LTORCH["zeros_like"](a)))
-    )
+    return where(a > 0, a, 0) if a.dtype.category < 2 else LTORCH["maximum"](a, LTORCH["zeros_like"](a))
 
 
 @activation(*compat.functions_called("relu6"))

@@ -11,7 +11,7 @@ import torch
 
 from thunder import compat
 from thunder.core import dtypes
-from thunder.core.proxies import METHODS, TensorProxy, like, same_shape
+from thunder.core.proxies import METHODS, FloatProxy, NumberProxy, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import op, sum_to
 from thunder.ops.corners import kept_at_tie, turns_at_origin
@@ -339,6 +339,11 @@ for _name in ("xlog1py", "zeta"):
     binary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT, domain=(1.5, 3.0))
 
 
+def _is_one(x) -> bool:
+    """Whether a number surely is 1, which decides nothing of one that stays symbolic, or is a tensor's."""
+    return not isinstance(x, (NumberProxy, TensorProxy)) and x == 1
+
+
 def _scaled(name: str, python: Callable) -> Symbol:
     """add and sub: `a + alpha * b`."""
     plain = binary(
@@ -353,8 +358,9 @@ def _scaled(name: str, python: Callable) -> Symbol:
         return plain.meta(a, b)
 
     def decomposition(a, b, *, alpha=1):
-        if alpha != 1:
-            b = convert(b * alpha, b.dtype) if type(b) is TensorProxy and type(alpha) is not float else b * alpha
+        if not _is_one(alpha):
+            is_float = type(alpha) in (float, FloatProxy)
+            b = convert(b * alpha, b.dtype) if type(b) is TensorProxy and not is_float else b * alpha
         return plain.decomposition(a, b)
 
     symbol = composite(*spellings_of(name), name=name, meta=meta)(decomposition)
@@ -362,7 +368,7 @@ def _scaled(name: str, python: Callable) -> Symbol:
     sign = 1 if name == "add" else -1
 
     def right(g, y, a, b, *, alpha=1):
-        return g if sign * alpha == 1 else -g if sign * alpha == -1 else g * (sign * alpha)
+        return g if _is_one(sign * alpha) else -g if _is_one(-sign * alpha) else g * (sign * alpha)
 
     symbol.vjp(_binary_rule(symbol, lambda g, y, a, b, *, alpha=1: g, right))
 
@@ -391,17 +397,17 @@ def _rsub_meta(a, b, *, alpha=1):
 
 @composite(torch.rsub, meta=_rsub_meta)
 def rsub(a, b, *, alpha=1):
-    return sub(b, a if alpha == 1 else a * alpha)
+    return sub(b, a if _is_one(alpha) else a * alpha)
 
 
 subtract.vjp(
     _binary_rule(
-        subtract, lambda g, y, a, b, *, alpha=1: g, lambda g, y, a, b, *, alpha=1: -g if alpha == 1 else g * -alpha
+        subtract, lambda g, y, a, b, *, alpha=1: g, lambda g, y, a, b, *, alpha=1: -g if _is_one(alpha) else g * -alpha
     )
 )
 rsub.vjp(
     _binary_rule(
-        rsub, lambda g, y, a, b, *, alpha=1: -g if alpha == 1 else g * -alpha, lambda g, y, a, b, *, alpha=1: g
+        rsub, lambda g, y, a, b, *, alpha=1: -g if _is_one(alpha) else g * -alpha, lambda g, y, a, b, *, alpha=1: g
     )
 )
 

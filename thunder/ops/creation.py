@@ -352,10 +352,11 @@ def tensor_of(data, *, dtype=None, device=None, requires_grad=False, pin_memory=
     if not all(type(x) in _NUMBERS or isinstance(x, NumberProxy | TensorProxy) for x in leaves):
         with compat.DisableTorchFunction():
             found = torch.tensor(map_structure(concrete, data), device="cpu")
+            values = found.tolist()
         dtype = found.dtype if dtype is None else dtype  # numpy's numbers have their own
         if not found.numel():
             return LTORCH["zeros"](*found.shape, dtype=dtype, device=device)
-        data = found.tolist()
+        data = values
     return _tensor_symbol(data, dtype=dtype, device=device)
 
 

@@ -227,16 +227,17 @@ def _with_indices(out: list, advanced: list[tuple[int, tuple]]) -> list:
 def index(a, indices):
     """Elements at integer tensors, None standing for a whole dimension; the broadcast shape of the tensors comes where
     they stand side by side, else first."""
-    where, shapes, kept = [], [], []
-    for i in indices:
-        if i is None:
-            kept.append(a.shape[len(kept) + len(where)])
-        else:
-            where.append(len(kept))
-            shapes.append(i.shape)
-    kept += a.shape[len(indices) :]
-    at = where[0] if len(set(where)) == 1 else 0
-    return like(a, (*kept[:at], *broadcast_shapes(*shapes), *kept[at:]))
+    where, first, _ = indexed(indices)
+    kept = [n for d, n in enumerate(a.shape) if d not in where]
+    return like(a, (*kept[:first], *broadcast_shapes(*(indices[d].shape for d in where)), *kept[first:]))
+
+
+def indexed(indices: Sequence) -> tuple[list[int], int, int]:
+    """For index tensors, None standing for a whole dimension: the dimensions that they index, and where in the result
+    their own ones begin and how many these are."""
+    where = [d for d, i in enumerate(indices) if i is not None]
+    side_by_side = where == [*range(where[0], where[-1] + 1)]
+    return where, where[0] if side_by_side else 0, max(len(indices[d].shape) for d in where)
 
 
 def _getitem_meta(a, key):

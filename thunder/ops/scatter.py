@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import Symbol
+from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
 from thunder.ops.define import LTORCH, PRIMS, composite, declare, prim, torch_prim
 from thunder.ops.dims import by_mask, is_empty, wrap_dim
@@ -153,7 +153,7 @@ def scatter(a, dim, index, src=None, *, value=None, reduce=None):
     return like(a)
 
 
-@torch_prim(torch.scatter_add, torch.Tensor.scatter_add, autocast="cuda:widest")
+@torch_prim(torch.scatter_add, torch.Tensor.scatter_add, autocast="cuda:widest", tags=(OpTags.REDUCTION_OP,))
 def scatter_add(a, dim, index, src):
     d = wrap_dim(dim, len(a.shape))
     _check_index("scatter_add", index)
@@ -205,7 +205,7 @@ def _along(name: str, a, dim, index, source) -> None:
         )
 
 
-@torch_prim(torch.index_add, torch.Tensor.index_add)
+@torch_prim(torch.index_add, torch.Tensor.index_add, tags=(OpTags.REDUCTION_OP,))
 def index_add(a, dim, index, source, *, alpha=1):
     _along("index_add", a, dim, index, source)
     return like(a)
@@ -273,11 +273,12 @@ gather_backward = Symbol(
     lambda g, dim, index, shape: like(g, tuple(shape)),
     id="gather_backward",
     is_prim=True,
+    tags=(OpTags.REDUCTION_OP,),
     fn=_run_gather_backward,
 )
 index_select_backward = Symbol(
     "index_select_backward", lambda g, dim, index, shape: like(g, tuple(shape)), id="index_select_backward",
-    is_prim=True, fn=_run_select_backward
+    is_prim=True, tags=(OpTags.REDUCTION_OP,), fn=_run_select_backward
 )  # fmt: skip
 
 
@@ -368,6 +369,8 @@ def _(a, indices, values, accumulate=False):
 
 
 declare(LTORCH["take"], PRIMS["take"], checks_data=True)
+declare(index_add, scatter_add, gather_backward, index_select_backward, checks_data=True, layout="row-major")
+declare(LTORCH["gather"], PRIMS["take"], layout="row-major")
 declare(*(LTORCH[name] for name in ("gather", "index_select", "take_along_dim")), selects=True)
 LTORCH["index_put"].synchronises = by_mask
 LTORCH["masked_scatter"].synchronises = LTORCH["segment_reduce"].synchronises = True

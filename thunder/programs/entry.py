@@ -95,6 +95,8 @@ def _refuse(entry: CacheEntry) -> None:
         raise Unspeakable("it decides by data")
     if captured.host_calls:
         raise Unspeakable("it calls Python code on the host")
+    if captured.locks:
+        raise Unspeakable("it takes locks")
     if captured.computation.info.communicates:
         raise Unspeakable("ranks communicate in it")
     if entry.tiers is not None:
@@ -196,7 +198,7 @@ class TextTrace(Trace):
 class Loaded:
     """What a cache entry from disk knows in the place of a capture."""
 
-    path = host_calls = ()
+    path = host_calls = locks = ()
     sharp_edges: tuple = ()
     instructions = 0
 

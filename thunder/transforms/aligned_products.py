@@ -13,7 +13,6 @@ laid out as PyTorch's: a large product in half precision is copied there, which 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence, Set
 from itertools import chain
@@ -24,7 +23,7 @@ from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import original_of, tensors_in
 from thunder.analysis.flow import consumers, producers
 from thunder.core.proxies import Proxy, TensorProxy, equal_shapes, like, number_value, proxies_in
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol, form_of
 from thunder.core.trace import Trace, TraceTag
 from thunder.ops.layout import padded_row
 
@@ -36,9 +35,13 @@ LEAST_ROWS, LEAST_DEPTH = 128, 256
 
 def has_odd_products(trace: Trace) -> bool:
     """Whether a product of the trace makes or reads a matrix whose rows begin where products are slow."""
+    return any(map(_is_odd, chain(*_matrices(trace.bound_symbols).values(), *_matrices(_later(trace)).values())))
+
+
+def _later(trace: Trace) -> Sequence[BoundSymbol]:
+    """The backward of a forward."""
     cut = trace.info.cut
-    later = cut.backward.bound_symbols if cut is not None and TraceTag.BACKWARD not in trace.tags else ()
-    return any(map(_is_odd, chain(*_matrices(trace.bound_symbols).values(), *_matrices(later).values())))
+    return cut.backward.bound_symbols if cut is not None and TraceTag.BACKWARD not in trace.tags else ()
 
 
 def aligned_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trace:
@@ -54,8 +57,7 @@ def aligned_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trac
     padded = set(trace.info.padded)
     produced_by = producers(trace)
     matrices = _matrices(trace.bound_symbols)
-    later = _matrices(after.bound_symbols) if after is not None else {}
-    for value in dict.fromkeys(chain(*matrices.values(), *later.values())):
+    for value in dict.fromkeys(chain(*matrices.values(), *_matrices(_later(trace)).values())):
         producer = produced_by.get(value)
         if (
             producer is not None
@@ -69,10 +71,10 @@ def aligned_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trac
     for b in trace.bound_symbols:
         reads_padded = b in matrices and not padded.isdisjoint(matrices[b])
         if _pads(b) and reads_padded and (b.output in padded or not _is_odd(b.output)):
-            operations.append(b.replace(sym=_aligned_symbol(b.sym)))
+            operations.append(b.replace(sym=form_of(b.sym, "aligned", b.sym.aligned)))
         elif _pads(b) and _is_odd(b.output) and _is_worth_a_copy(b):
             apart = b.output.replace(name=trace.names.make())
-            operations.append(b.replace(sym=_aligned_symbol(b.sym), output=apart))
+            operations.append(b.replace(sym=form_of(b.sym, "aligned", b.sym.aligned), output=apart))
             operations.append(dense_rows.bind(apart, output=b.output, context=b.context))
         else:
             operations.append(b)
@@ -130,8 +132,7 @@ class _Half:
         self, trace: Trace, returned, fuses: Callable[[BoundSymbol], bool], saved: Set[Proxy] = frozenset(),
         after: _Half | None = None,
     ):  # fmt: skip
-        self.bound_symbols, self.fuses, self.saved, self.after = trace.bound_symbols, fuses, saved, after
-        self.consumers = consumers(trace.bound_symbols)
+        self.consumers, self.fuses, self.saved, self.after = consumers(trace.bound_symbols), fuses, saved, after
         self.returned, self.written = frozenset(proxies_in(returned, [])), frozenset(trace.info.written.values())
 
     def views_taken(self, value: Proxy, by_rows: bool = True) -> set[Proxy] | None:
@@ -168,9 +169,3 @@ class _Half:
         if symbol.may_copy:  # `contiguous`, which has nothing to do for rows that are not apart
             return [] if self.fuses(operation) and not by_rows else None
         return [(o, False) for o in operation.outputs]
-
-
-@functools.cache
-def _aligned_symbol(symbol: Symbol) -> Symbol:
-    name = f"{symbol.name}_aligned"
-    return symbol.executed(name, symbol.aligned, symbol.executor, id=f"aligned.{symbol.id}")  # type: ignore[arg-type]

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy, like
+from thunder.core.regions import leading_to
 from thunder.core.symbol import OpTags
 from thunder.core.trace import ForwardBackward, Trace
 from thunder.ops.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import RNG_OPTIONS, JitOptions
 from thunder.transforms.dce import dce
-from thunder.transforms.partition import modified_in_place, overwritten_before
+from thunder.transforms.partition import modified_in_place, without_overwritten
 from thunder.transforms.phases import marked
 from thunder.transforms.pullback import gradients_of
 
@@ -37,9 +38,10 @@ def gradient_program(
             c.name, c.requires_grad = acquired.names.make("cotangent"), True
     forward = acquired.replace(bound_symbols=operations, info=acquired.info.replace(backwards=0))
     gradients = gradients_of(dce(forward), cotangents, outputs, executors)
-    overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols, acquired.info.copies)
-    if overwritten is not None:
-        raise_error = modified_in_place.bind(overwritten.name, output=None)
+    refused = without_overwritten(acquired.bound_symbols, gradients.bound_symbols, acquired.info.copies)
+    errors = [b for b in leading_to(refused or (), gradients.output_proxies) if b.sym is modified_in_place]
+    if errors:  # which no derivative leads through
+        raise_error = modified_in_place.bind(errors[0].args[0], output=None)
         gradients = gradients.replace(bound_symbols=[raise_error], output=tuple(None for _ in gradients.output))
     read = {p for b in gradients.bound_symbols for p in b.inputs} | set(gradients.output_proxies)
     needed = [i for i, a in enumerate(acquired.args) if not isinstance(a, TensorProxy) or a in read]

@@ -36,9 +36,9 @@ __all__ = [
     "gathers_saved",
     "has_effect",
     "modified_in_place",
-    "overwritten_before",
     "read_by_products",
     "views_of_outputs",
+    "without_overwritten",
     "ForwardBackward",
     "split_into_forward_and_backward",
     "forward_and_backward_from_trace",
@@ -56,12 +56,9 @@ def partition(joint: Trace) -> Trace:
     gradients, returned = joint.output["output"], joint.output["fw_flat_out"]
     cotangents = [b.output for b in starts]
     backward_operations = leading_to(backward_operations, gradients, has_effect)
-    overwritten = overwritten_before(forward_operations, backward_operations, joint.info.copies)
-    if overwritten is not None:
-        backward_operations, gradients = (
-            [modified_in_place.bind(overwritten.name, output=None)],
-            tuple(None for _ in gradients),
-        )
+    refused = without_overwritten(forward_operations, backward_operations, joint.info.copies)
+    if refused is not None:
+        backward_operations = leading_to(refused, gradients, has_effect)
     made = {o for b in backward_operations for o in b.outputs} | set(cotangents)
     read = dict.fromkeys(i for b in backward_operations for i in b.inputs if i not in made)
     read |= dict.fromkeys(g for g in gradients if isinstance(g, Proxy) and g not in made)
@@ -155,11 +152,12 @@ def read_by_products(cut: ForwardBackward, executors: Sequence) -> list[int]:
     return [i for i, c in enumerate(cut.cotangents) if reads[c] > 1]
 
 
-def overwritten_before(
+def without_overwritten(
     forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol], copies: Container[str] = ()
-) -> TensorProxy | None:
-    """An argument that the forward writes to and the backward would read as it was before. copies: names of what may be
-    views and is none."""
+) -> list[BoundSymbol] | None:
+    """The backward, with operations that raise PyTorch's error in the place of those that would read an argument as it
+    was before the forward wrote to it: gradients that do not depend on them are computed. None where nothing does.
+    copies: names of what may be views and is none."""
     rearranged: dict[Proxy, Proxy] = {}  # what an argument is under its new shape -> the argument
     for b in forward:
         if b.sym.changes_metadata:
@@ -169,16 +167,22 @@ def overwritten_before(
         return None
     reshaped = set(rearranged.values())
     bases = alias_bases(forward, maybe=True, copies=copies)
+    refused: dict[BoundSymbol, BoundSymbol] = {}
     for b in backward:
         unread = b.sym.statistics  # positions of arguments that gradients do not depend on
-        for value in b.inputs:
-            base = bases[value]
-            if (base in targets or value in reshaped) and not any(b.args[i] is value for i in unread):
-                return base
-    return None
+        written = {
+            value: bases[value]
+            for value in b.inputs
+            if (bases[value] in targets or value in reshaped) and not any(b.args[i] is value for i in unread)
+        }
+        if written:
+            name = next(iter(written.values())).name
+            rest = [value for value in b.inputs if value not in written]
+            refused[b] = modified_in_place.bind(name, *rest, output=b.output, context=b.context)
+    return [refused.get(b, b) for b in backward] if refused else None
 
 
-def _raise_modified(name: str):
+def _raise_modified(name: str, *inputs):
     raise RuntimeError(
         f"one of the variables needed for gradient computation has been modified by an inplace operation: {name}, "
         "which the compiled function writes to after it was used"
@@ -186,7 +190,7 @@ def _raise_modified(name: str):
 
 
 modified_in_place = Symbol(
-    "modified_in_place", lambda name: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_raise_modified
+    "modified_in_place", lambda name, *inputs: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_raise_modified
 )
 
 

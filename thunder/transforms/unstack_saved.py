@@ -2,7 +2,8 @@
 
 Before: `t2 = ltorch.stack([t0, t1], 0)` in the forward, and a backward that reads t0, t1 and t2. After: the backward
 begins with `bw_t0 = ltorch.select(t2, 0, 0)`, `bw_t1 = ltorch.select(t2, 0, 1)`, and reads these and t2. A scan that
-stacks its states and reads them again saves them once. Only stacks: the parts of a concatenation, few and large, would
+stacks its states and reads them again saves them once. Not a small part that is read long after the stack is. Only
+stacks: the parts of a concatenation, few and large, would
 be read with gaps, which kernels of images copy.
 """
 
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thunder.analysis.aliases import may_view
+from thunder.analysis.aliases import alias_bases, may_view
+from thunder.analysis.cost import nbytes
 from thunder.analysis.flow import producers
+from thunder.analysis.lifetimes import last_uses
 from thunder.core.proxies import Proxy, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
@@ -34,7 +37,8 @@ def _unstacked(trace: Trace, number: int) -> Trace:
     made = {o for b in (*starts, *backward) for o in b.outputs}
     read = dict.fromkeys(i for b in backward for i in b.inputs) | dict.fromkeys(returned)
     saved = [p for p in read if isinstance(p, TensorProxy) and p not in made]
-    again = _parts_of_stacks(forward, saved, {a for a in trace.args if isinstance(a, Proxy)})
+    last = last_uses([*forward, *starts, *backward], returned, alias_bases(backward, maybe=True).__getitem__)
+    again = _parts_of_stacks(forward, saved, {a for a in trace.args if isinstance(a, Proxy)}, last)
     if not again:
         return trace
     table: dict[Proxy, Proxy] = {}
@@ -48,10 +52,10 @@ def _unstacked(trace: Trace, number: int) -> Trace:
 
 
 def _parts_of_stacks(
-    operations: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: set[Proxy]
+    operations: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: set[Proxy], last: dict[Proxy, int]
 ) -> list[BoundSymbol]:
     """The operations that make saved tensors of stacks that are saved. Arguments live anyway, and so does what views
-    them."""
+    them. last: where values are used last."""
     joins = [b for b in operations if b.sym is LTORCH["stack"]]
     if not joins:
         return []
@@ -71,6 +75,8 @@ def _parts_of_stacks(
             for part, operation in _parts(join)
             if _alone(part, left.get(base := _base(part, views))) and base not in arguments
         ]
+        late = _late(join, [part for part, _ in parts], max(last[user] for user in users), operations, last)
+        parts = [(part, operation) for part, operation in parts if part not in late]
         if not parts:
             continue
         for user in users:
@@ -80,6 +86,17 @@ def _parts_of_stacks(
             if left.pop(_base(part, views), None) is not None:
                 again.append(operation)
     return again
+
+
+def _late(
+    join: BoundSymbol, parts: Sequence[TensorProxy], end: int, operations: Sequence[BoundSymbol], last: dict[Proxy, int]
+) -> set[TensorProxy]:
+    """The parts that are used after all else of the stack is dead, at `end`, where to hold the rest of the stack for
+    them takes more bytes, for longer, than to save them beside it."""
+    late = {part for part in parts if last[part] > end}
+    beside = sum(map(nbytes, late))
+    held = (nbytes(join.outputs[0]) - beside) * (max((last[part] for part in late), default=end) - end)
+    return late if beside * (end - operations.index(join)) < held else set()
 
 
 def _base(o: Proxy, views: dict[Proxy, BoundSymbol]) -> Proxy:

@@ -3,6 +3,9 @@ with that derivative."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
+
 import torch
 
 from thunder import compat
@@ -10,7 +13,7 @@ from thunder.capture import containers
 from thunder.capture.library.functional import separate
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.pytree import tree_flatten
-from thunder.core.symbol import BoundSymbol, Symbol, adopt, current_recorder
+from thunder.core.symbol import BoundSymbol, Recorder, Symbol, adopt, current_recorder
 from thunder.transforms.levels import renamed, typed
 
 
@@ -61,7 +64,7 @@ def apply(c, f, args, kwargs):
         p.name = c.recorder.context.names.make()
     before = containers.state(c)
     # in eager, too, it runs after the forward's autocast is left
-    with separate(c, False) as backward, compat.autocast_off():
+    with separate(c, False) as backward, compat.autocast_off(), _laid_out(c, forward, placeholders) as contiguous:
         gradients = map_structure(c.recorder.latest, c.call(_backward_of(cls), [ctx, *placeholders], {}))
     if containers.written_since(c, before):
         c.refuse(
@@ -70,11 +73,26 @@ def apply(c, f, args, kwargs):
         )
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
     program = _Function(cls, inputs, forward.bound_symbols, result, backward.bound_symbols, placeholders, gradients)
+    program.contiguous = [p for p in placeholders if p in contiguous]
     program.symbol.nondifferentiable = {i for i, inner in enumerate(proxies_in(result, [])) if id(inner) in plain}
     operation = program.operation((*inputs, *program.free), outputs, c.recorder.context.afterwards)
     operation.location = c.own_location()
     c.recorder.bound_symbols.append(operation)
     return outputs
+
+
+@contextlib.contextmanager
+def _laid_out(c, forward: Recorder, placeholders: list[TensorProxy]) -> Iterator[set[TensorProxy]]:
+    """A backward may ask how its tensors lie in memory: what the forward has made, and the cotangents, of which those
+    that it asks about, the set, are contiguous whenever it runs."""
+    c.outer_recorders.append(forward)
+    c.tensors.cotangents.update(dict.fromkeys(placeholders, False))
+    asked: set[TensorProxy] = set()
+    try:
+        yield asked
+    finally:
+        asked.update(p for p in placeholders if c.tensors.cotangents.pop(p))
+        c.outer_recorders.remove(forward)
 
 
 def _forward(c, cls, ctx, inputs, kwargs):
@@ -99,7 +117,8 @@ def _is_once(function) -> bool:
 class _Function:
     """What was read of a Function's forward and backward, replayed wherever the operation is differentiated.
 
-    free: what the two read beside the inputs; the operation's operation takes them as further arguments.
+    free: what the two read beside the inputs; the operation's operation takes them as further arguments. contiguous:
+    those placeholders of cotangents that the backward was told to be so.
     """
 
     def __init__(self, cls, inputs, forward, result, backward, placeholders, gradients):
@@ -115,6 +134,7 @@ class _Function:
         )
         self.free = list(dict.fromkeys(p for p in read if p not in known))
         self.once = _is_once(cls.backward) or _is_once(getattr(cls.backward, "__wrapped__", None))
+        self.contiguous: Sequence[TensorProxy] = ()
         self.symbol = Symbol(cls.__name__, id=("autograd_function", id(self)))
         self.symbol.grad_rule = self.rule
         self.symbol.functional_derivative, self.symbol.own_derivative = self.functional_rule, True
@@ -170,7 +190,11 @@ class _Function:
             for x, g in zip(tree_flatten(self.result)[0], tree_flatten(given)[0], strict=True)
             if isinstance(x, TensorProxy)
         ]
-        table |= {p: g for p, g in zip(self.placeholders, outputs, strict=True) if g is not None}
+        table |= {
+            p: g.contiguous() if p in self.contiguous else g
+            for p, g in zip(self.placeholders, outputs, strict=True)
+            if g is not None
+        }
         operations = renamed(operations, recorder.context.names, table)
         gradients = tuple(table.get(g, g) if isinstance(g, TensorProxy) else None for g in self.gradients)
         if self.once:

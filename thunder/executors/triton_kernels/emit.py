@@ -16,14 +16,16 @@ from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
 from thunder.executors.triton_kernels.index import Index, Part, Variable, join, opened, split, strides_of
 from thunder.executors.triton_kernels.joins import place_in_whole
 from thunder.executors.triton_kernels.literals import LOWEST, bracketed, compute_type, literal, neutral
+from thunder.executors.triton_kernels.numbers import Scalar
+from thunder.executors.triton_kernels.parts import Member, joined_text
 from thunder.executors.triton_kernels.reductions import operand_place, partial_place, reduced_place
 from thunder.executors.triton_kernels.schedule import Kernel, Schedule, stored_place, tile_place
 from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, divides, hint
 from thunder.executors.triton_kernels.sizes import text as text_of
-from thunder.executors.triton_kernels.tiles import Tile, stages, tile_of
-from thunder.executors.triton_kernels.values import Place, Value, in_order, sources
+from thunder.executors.triton_kernels.tiles import Tile, part_tile, stages, tile_of
+from thunder.executors.triton_kernels.values import Place, Value, in_order, indexed_place, sources
 
-__all__ = ["Source", "emit", "stored_type", "HEADER"]
+__all__ = ["Source", "emit", "joined", "stored_type", "HEADER"]
 
 HEADER = "import triton\nimport triton.language as tl\n"
 
@@ -35,7 +37,8 @@ class Source(NamedTuple):
     loads: where in memory each value is read; stores: where each is written: keys of indices.
 
     sizes: the numbers that the function is called with after the buffers. grid: numbers of programs, as ints or as
-    Python text of such numbers. limits: what has to fit into the integers that the kernel computes places with.
+    Python text of sizes. limits: what has to fit into the integers that the kernel computes places with. part: the
+    same for a launch that it shares with others.
     """
 
     name: str
@@ -46,8 +49,9 @@ class Source(NamedTuple):
     helpers: tuple[str, ...]
     loads: dict[Value, set]
     stores: dict[Value, tuple]
-    sizes: tuple[Atom, ...] = ()
+    sizes: tuple[Atom | Scalar, ...] = ()
     limits: tuple[Extent, ...] = ()
+    part: Member | None = None
 
 
 def stored_type(v: Value, outputs: Sequence[Value]) -> dtype:
@@ -66,12 +70,34 @@ class _Term(NamedTuple):
 def emit(
     schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int = 0,
         tile: Tile | None = None, late: Container[Value] = (), wide: bool = False, padded: Set[Value] = frozenset(),
+        part: bool = False
 ) -> Source:  # fmt: skip
     """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's
     interpreter. shared: bytes of a multiprocessor's shared memory. tile: in place of the one that a rule gives. late:
     what is written over something that the kernel reads, after all threads of a program have read it. wide:
-    data-dependent places may need 64 bits. padded: inputs and outputs whose padding, behind each row, is no one's."""
-    return _Emitter(schedule, kernel, strides, interpreted, shared, tile or tile_of(kernel), late, wide, padded).run()
+    data-dependent places may need 64 bits. padded: inputs and outputs whose padding, behind each row, is no one's.
+    part: of a launch, for the number of a block, sizes and numbers by names that depend on their order alone."""
+    tile = tile or (part_tile(kernel) if part else tile_of(kernel))
+    return _Emitter(schedule, kernel, strides, interpreted, shared, tile, late, wide, padded, part).run()
+
+
+def joined(sources: Sequence[Source], interpreted: bool) -> Source:
+    """Parts of one launch as one kernel."""
+    if len(sources) == 1:
+        return sources[0]
+    parts = [s.part for s in sources if s.part is not None]
+    name = f"{sources[0].name}_of_{len(parts)}"
+    text, buffers, numbers, programs = joined_text(name, parts, interpreted)
+    loads: dict[Value, set] = {}
+    for n, s in enumerate(sources):
+        for v, places in s.loads.items():
+            # a part may not write over what another one reads
+            loads[v] = places if v not in loads else {*loads[v], *places, n}
+    helpers = tuple(dict.fromkeys(h for s in sources for h in s.helpers))
+    stores = {v: place for s in sources for v, place in s.stores.items()}
+    warps = max(s.warps for s in sources)
+    limits = tuple(dict.fromkeys(n for s in sources for n in s.limits))
+    return Source(name, text, tuple(buffers), (programs, 1), warps, helpers, loads, stores, tuple(numbers), limits)
 
 
 LIMIT = 2**31 - 2**20  # of places that are computed with 32 bits
@@ -91,13 +117,17 @@ class _Emitter:
         late: Container[Value],
         wide: bool,
         padded: Set[Value],
+        part: bool,
     ):
+        self.part = part
+        self.named: dict[int, str] = {}  # sizes of a part
         self.kernel, self.interpreted, self.shared, self.tile, self.late = kernel, interpreted, shared, tile, late
         self.types = {
             v: stored_type(v, schedule.program.outputs) for v in (*schedule.program.outputs, *schedule.temporaries)
         }
         before = schedule.kernels[: schedule.kernels.index(kernel)]
-        self.types |= {v: self.types[v.what[0]] for v in kernel.stores if v.kind == "part"}
+        parts = [v.what[1] if v.kind == "add" else v for v in kernel.stores if v.kind in ("part", "add")]
+        self.types |= {v: self.types[v.what[0]] for v in parts}
         # loaded, where others that are elementwise are recomputed
         self.dear = {v for k in before for v in k.stores if v in schedule.dear}
         self.strides = {**strides, **{v: strides_of(v.shape) for v in schedule.temporaries}}
@@ -124,7 +154,7 @@ class _Emitter:
         extents = [kernel.numel, *(_extent(v.shape, of_v) for v, of_v in self.strides.items())]
         self.wide = wide or max([n for n in extents if isinstance(n, int)], default=0) >= LIMIT
         self.limits = dict.fromkeys(n for n in extents if isinstance(n, Extent))
-        self.sizes: dict[Atom, None] = {}
+        self.sizes: dict[Atom | Scalar, None] = {}
 
     # ------------------------------------------------------------------------------------------------------------ the
     # three forms
@@ -133,6 +163,8 @@ class _Emitter:
         self._write_last(self.outer, self.last[0])
         body = "\n".join(f"    {line}" for line in self.outer)
         name = "_".join(["fused", *list(self.computes or ["copy"])[:NAMED]])
+        if self.part:
+            return self._as_part(name, body, grid)
         # Triton 3.6 makes no number of an argument for range() with NumPy 2.4, where it interprets
         sizes = [f"{atom.name}{': tl.constexpr' if self.interpreted else ''}" for atom in self.sizes]
         text = f"@triton.jit\ndef {name}({', '.join([*self.buffers.values(), *sizes])}):\n{body}\n"
@@ -141,10 +173,25 @@ class _Emitter:
             tuple(self.sizes), tuple(self.limits) if not self.wide else (),
         )  # fmt: skip
 
+    def _as_part(self, name: str, body: str, grid: tuple) -> Source:
+        numbers = {self._scalar(n) if isinstance(n, Scalar) else n.name: n for n in self.sizes}
+        buffers, sizes = {name: v for v, name in self.buffers.items()}, {name: n for n, name in self.named.items()}
+        parameters = ", ".join(["block", *buffers, *sizes, *numbers])
+        text = f"@triton.jit\ndef part({parameters}):\n{body}\n"
+        return Source(
+            name, text, tuple(self.buffers), grid, self.tile.warps, tuple(self.helpers), self.loads, self.stores,
+            limits=tuple(self.limits) if not self.wide else (), part=Member(text, buffers, sizes, numbers, grid[0]),
+        )  # fmt: skip
+
+    def _scalar(self, x: Scalar) -> str:
+        """The name of a number in the text of the kernel."""
+        self.sizes.setdefault(x)
+        return f"number{list(self.sizes).index(x)}" if self.part else x.name
+
     def size(self, n: int | Extent) -> str:
         """A size in the text of the kernel."""
         if isinstance(n, int):
-            return str(n)
+            return self.named.setdefault(n, f"k{len(self.named)}") if self.part else str(n)
         self.limits[n] = None
         self.sizes |= dict.fromkeys(atom for monomial in n.terms for atom in monomial)
         return self._emit(text_of(n), _NONE).text
@@ -156,7 +203,7 @@ class _Emitter:
         return self._emit(_blocks_of(self.size(n), block), _NONE).text
 
     def _program(self, axis: int) -> str:
-        return f"tl.program_id({axis})" + (".to(tl.int64)" if self.wide else "")
+        return ("block" if self.part else f"tl.program_id({axis})") + (".to(tl.int64)" if self.wide else "")
 
     def _block_number(self) -> str:
         return "tl.cast(block, tl.int64)" if self.wide else "block"
@@ -207,7 +254,7 @@ class _Emitter:
             self._blocks(self._count(k.columns, block), partials[0].shape[0], "x")
             target, index = self.inner, self._block_number()
         target.append(f"x = {index} * {block} + tl.arange(0, {block})")
-        self.linear = self._in_memory_order(next((v for v in k.stores if v.kind != "partial"), None))
+        self.linear = self._in_memory_order(next((v for v in k.stores if v.kind not in ("partial", "add")), None))
         if self.masks["x"]:
             target.append(f"x_inside = x < {self.size(k.columns)}")
         self._stores("x", partials, accumulators)
@@ -377,6 +424,9 @@ class _Emitter:
             )
 
     def _store(self, v: Value) -> None:
+        if v.kind == "add":
+            self._add(v)
+            return
         place = split(Index.of(self.kernel.r), v.shape) if self._is_row(v) else self._tile_place(v, stored=True)
         self._write(v, place, self._reduction(v) if v.kind == "reduce" else self.value(v, place, ()))
 
@@ -387,11 +437,29 @@ class _Emitter:
         mask = self._mask(offset.variables, (), self._is_by_rows(v, index))
         if self.interpreted and self.types[v].name == "bfloat16":
             term = self._emit(self._rounded(term.text, v.dtype), term.variables)
-        self.stores[v] = index.key
+        # where something starts to which a later kernel adds, it is what lies there
+        whole = v.what[0] if v.kind == "part" and not v.what[1] else v
+        self.stores[whole] = index.key
         of_loop = bool(variables & self.looping)
-        target = self.last[of_loop] if v in self.late else self.inner if of_loop else self.outer
+        target = self.last[of_loop] if whole in self.late else self.inner if of_loop else self.outer
         target.append(
             f"tl.store({self._pointer(v)} + {bracketed(offset.text)}, {term.text}{f', mask={mask}' if mask else ''})"
+        )
+
+    def _add(self, v: Value) -> None:
+        """Each element of the space adds what it has: all of a block, whatever the places and the numbers depend on."""
+        how, start = v.what
+        place = self._tile_place(v)
+        term = self.value(v.operands[0], place, ())
+        there = indexed_place(how, start.shape, v.operands[1:], place, lambda at, n: self._found(at, n, place, ()))
+        offset = self.index(opened(self._offset(start, there)))
+        space = frozenset("x" if self.kernel.kind == "map" else "rc")
+        text = offset.text if offset.variables == space else f"{offset.text} + tl.zeros({self.shape}, tl.int32)"
+        mask = self._mask(space, ())
+        self.computes["added"] = None
+        (self.inner if space & self.looping else self.outer).append(
+            f"tl.atomic_add({self._pointer(start)} + {bracketed(text)}, {term.text}"
+            f"{f', mask={mask}' if mask else ''}, sem='relaxed')"
         )
 
     def _store_partials(self, partials: list[Value], accumulators: list[str]) -> None:
@@ -553,7 +621,7 @@ class _Emitter:
 
     def _computed(self, v: Value, place: Place, conditions: tuple) -> _Term:
         kind = v.kind
-        if kind in ("input", "reduce", "partial") or v in self.dear:
+        if kind in ("input", "reduce", "partial", "added") or v in self.dear:
             return self._load(v, place, conditions)
         if kind == "map":
             return self._mapped(v, place, conditions)
@@ -608,12 +676,12 @@ class _Emitter:
         return self._emit(text, variables)
 
     def _number(self, x, d: dtype) -> str:
-        if not isinstance(x, Extent) and (d.name == "float32" or d.category == FLOAT and d.bytes < 4):
+        if not isinstance(x, Extent | Scalar) and (d.name == "float32" or d.category == FLOAT and d.bytes < 4):
             return literal(x, d)
         return self._of_number(x, d)
 
     def _of_number(self, x, d: dtype) -> str:
-        number = self.size(x) if isinstance(x, Extent) else literal(x, d)
+        number = self.size(x) if isinstance(x, Extent) else self._scalar(x) if isinstance(x, Scalar) else literal(x, d)
         return f"tl.full({[1] * len(self.shape)}, {number}, {compute_type(d)})"
 
     def _cast(self, source: dtype, target: dtype, term: _Term) -> _Term:
@@ -660,26 +728,27 @@ class _Emitter:
         return term
 
     def _gathered(self, v: Value, place: Place, conditions: tuple) -> _Term:
-        """Out of range the program ends as PyTorch's kernels end it; under the interpreter, which has no such end, the
-        result is NaN."""
-        operand, at = v.operands
-        if not operand.shape:
-            return self.value(operand, (), conditions)
         self.computes["gather"] = None
+        a, *indices = v.operands
+        there = indexed_place(v.what, a.shape, indices, place, lambda at, n: self._found(at, n, place, conditions))
+        return self.value(a, there, conditions)
+
+    def _found(self, at: Value, n: int | Extent, place: Place, conditions: tuple) -> Index:
+        """The number that an index is at a place. Where it is read and not one of n the program ends, as PyTorch's
+        kernels end it."""
         term = self.value(at, place, conditions)
-        test = self._emit(f"({term.text} >= 0) & ({term.text} < {self.size(operand.shape[v.what])})", term.variables)
-        if not self.interpreted:
-            read = [self._test(c) for c in conditions if not _always(c)]
-            mask = self._mask(term.variables, read)
-            target = self.inner if term.variables.union(*(t.variables for t in read)) & self.looping else self.outer
-            target.append(f"tl.device_assert({test.text}{f' | (({mask}) == 0)' if mask else ''}, 'index out of range')")
-        loaded = self._emit(
-            f"tl.where({test.text}, {term.text}, 0).to(tl.{'int64' if self.wide else 'int32'})", term.variables
-        )
+        test = self._emit(f"({term.text} >= 0) & ({term.text} < {self.size(n)})", term.variables)
+        tests = [self._test(c) for c in conditions if not _always(c)]
+        mask = self._mask(term.variables, tests)
+        inside = f"{test.text} | (({mask}) == 0)" if mask else test.text
+        target = self.inner if term.variables.union(*(t.variables for t in tests)) & self.looping else self.outer
+        if self.interpreted:  # which has no assertions
+            target.append(f"if not ({inside}).handle.data.all(): raise IndexError('index out of range')")
+        else:
+            target.append(f"tl.device_assert({inside}, 'index out of range')")
+        loaded = self._emit(f"{term.text}.to(tl.{'int64' if self.wide else 'int32'})", term.variables)
         self.loaded[loaded.text] = loaded.variables
-        where = Index({Variable(loaded.text, operand.shape[v.what], loaded=True): 1}, 0)
-        found = self.value(operand, (*place[: v.what], where, *place[v.what + 1 :]), conditions)
-        return self._emit(f'tl.where({test.text}, {found.text}, float("nan"))', found.variables | test.variables)
+        return Index({Variable(loaded.text, n, loaded=True): 1}, 0)
 
     # ------------------------------------------------------------------------------------------------------------
     # memory
@@ -716,14 +785,10 @@ class _Emitter:
         """Whether a place is a column of a padded row, for each column of the kernel."""
         if v not in self.padded or v.shape[-1] != self.kernel.columns:
             return False
-        (c,) = {a for a in index.terms if isinstance(a, Variable) and a.name == "c"} or {None}
-        others = [f for a, f in index.terms.items() if a is not c]
-        return (
-            c is not None
-            and index.terms[c] == 1
-            and index.constant == 0
-            and all(type(f) is int and f % self.strides[v][-2] == 0 for f in others)
-        )
+        step = self.strides[v][-2]
+        columns = [f for a, f in index.terms.items() if isinstance(a, Variable) and a.name == "c"]
+        others = [f for a, f in index.terms.items() if not isinstance(a, Variable) or a.name != "c"]
+        return columns == [1] and index.constant == 0 and all(type(f) is int and f % step == 0 for f in others)
 
     def _mask(self, variables: frozenset, tests: Sequence[_Term], by_rows: bool = False) -> str:
         names = {"x": "x_inside", "r": "r_inside", "c": "c_in_row" if by_rows else "c_inside"}

@@ -17,11 +17,11 @@ from thunder.core.regions import FusedFunction, Region
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels.autotune import tuned
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
-from thunder.executors.triton_kernels.emit import HEADER, LIMIT, Source, emit, stored_type
+from thunder.executors.triton_kernels.emit import HEADER, LIMIT, Source, emit, joined, stored_type
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
-from thunder.executors.triton_kernels.numbers import Numbers
+from thunder.executors.triton_kernels.numbers import Numbers, Scalar
 from thunder.executors.triton_kernels.schedule import Schedule, schedule
 from thunder.executors.triton_kernels.sizes import Atom, Extent, Undecided, at_least, hint, text, tuple_text
 from thunder.executors.triton_kernels.strides import (
@@ -35,7 +35,7 @@ from thunder.executors.triton_kernels.strides import (
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.executors.triton_kernels.values import Program, Value, in_order, program_of
 from thunder.extend.fusion import TooLarge
-from thunder.ops.layout import padded_strides
+from thunder.ops.layout import padded_strides, run_line
 from thunder.ops.torch_types import to_torch_dtype
 from thunder.options import TRITON_INTERPRET
 
@@ -87,7 +87,7 @@ class FusedRegion(FusedFunction):
         self.dying: frozenset[int] = frozenset()
         self.homes: Mapping[int, int] = {}
         self.interpreted = interpreting() and not planned
-        self.autotune = autotune and not self.interpreted and not region.numbers
+        self.autotune = autotune and not self.interpreted and not region.numbers and not region.parts
         self.multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
         self.numbers = Numbers(region)
         self.program = program_of(region, self.numbers)
@@ -97,7 +97,7 @@ class FusedRegion(FusedFunction):
         self.permutes = any(v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in values) or any(
             map(_chooses_layout, region.bound_symbols)
         )
-        self.reduces = any(v.kind == "reduce" for v in values)
+        self.reduces, self.adds = (any(v.kind == kind for v in values) for kind in ("reduce", "added"))
         self._layouts: dict[tuple, list[tuple]] = {}
         self.schedule = self._scheduled(self._row_major())
         self.schedules = {self._order(self._row_major()): self.schedule}
@@ -112,7 +112,7 @@ class FusedRegion(FusedFunction):
 
     @property
     def kernels(self) -> int:  # type: ignore[override]
-        return len(self.schedule.kernels)
+        return len(self.schedule.launches)
 
     @property
     def scratch_bytes(self) -> int:  # type: ignore[override]
@@ -131,7 +131,7 @@ class FusedRegion(FusedFunction):
         return {v for p, v in values if p and tuple(strides[v]) == padded_strides(v.shape, v.dtype.bytes)}
 
     def _scheduled(self, strides: tuple) -> Schedule:
-        return schedule(self.program, 2 * self.multiprocessors, strides, self.layout(strides))
+        return schedule(self.program, 2 * self.multiprocessors, strides, self.layout(strides), self.region.parts)
 
     def _order(self, strides: tuple) -> tuple:
         """What a schedule depends on of strides: how inputs are ordered in memory, where anything is reduced."""
@@ -273,8 +273,12 @@ class FusedRegion(FusedFunction):
     def _check(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Callable | None:
         """Whether a call fits the kernels for some strides, as a function of its arguments; None where PyTorch has
         no check of a list of tensors."""
-        if not self.numbers.names:
-            return compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
+        count, inputs = len(tensors), self.program.inputs
+        if all(isinstance(n, int) for v, s in zip(inputs, key, strict=True) for n in (*v.shape, *s)):
+            check = compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
+            if check is None or not self.numbers.names:
+                return check
+            return lambda *args: check(*args[:count])
         names = [f"in{i}" for i in range(len(tensors))]
         tests = [
             f"{name}.is_contiguous()" if s == strides_of(v.shape) else fits_text(name, s)
@@ -312,6 +316,19 @@ class FusedRegion(FusedFunction):
         """A call with sizes for which places need 64 bits."""
         return self._unusually(args, True)
 
+    def by_operations(self, *args) -> list[torch.Tensor]:
+        """A call while PyTorch is asked for deterministic algorithms, which it has of what kernels add in any order."""
+        tensors, numbers = self._parted(args)
+        values: dict = dict(zip(self.region.inputs, tensors, strict=True))
+        for operation in self.region.bound_symbols:
+            run_line(operation, values, lambda n: self.numbers.evaluate(n, numbers))
+        results, memory = [], {t.untyped_storage().data_ptr() for t in tensors}
+        for o in self.region.outputs:
+            shared = values[o].untyped_storage().data_ptr() in memory
+            results.append(values[o].clone() if shared else values[o])
+            memory.add(results[-1].untyped_storage().data_ptr())
+        return results
+
     def _unusually(self, args: tuple, wide: bool) -> list[torch.Tensor]:
         tensors, numbers = self._parted(args)
         strides, aligned = self._strides(tensors, numbers), tuple(t.data_ptr() % ALIGNMENT == 0 for t in tensors)
@@ -331,10 +348,11 @@ class FusedRegion(FusedFunction):
         program = scheduled.program
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
         padded = self.rows_apart(program, known)
-        sources = [
-            emit(scheduled, k, known, self.interpreted, self.shared, tiles[i] if tiles else None, late, wide, padded)
-            for i, k in enumerate(scheduled.kernels)
-        ]
+        sources, tiles = [], iter(tiles or [None] * len(scheduled.kernels))
+        for launch in scheduled.launches:
+            given, shares = (known, self.interpreted, self.shared), len(launch) > 1
+            made = [emit(scheduled, k, *given, next(tiles), late, wide, padded, shares) for k in launch]
+            sources.append(joined(made, self.interpreted))
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
         self._source = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *(s.text for s in sources)])
         return sources, layout
@@ -386,6 +404,12 @@ class _Variant:
             | {v: strides_of(v.shape) for v in temporaries}
         )
         padded = region.rows_apart(program, self.layout)
+        # launches that would store what lies there
+        self.idle = {
+            i for i, launch in enumerate(scheduled.launches)
+            if all(v.kind == "part" and not v.what[1] and self.over.get(v.what[0]) is v.operands[0]
+                   for kernel in launch for v in kernel.stores)
+        }  # fmt: skip
         self.texts = ["\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in s.helpers), s.text]) for s in self.sources]
         self.names = {v: f"in{i}" for i, v in enumerate(program.inputs)}
         self.inputs = list(self.names.values())
@@ -423,6 +447,12 @@ class _Variant:
     def first(self) -> list[str]:
         """The lines that find out what kernels are given beside tensors, and whether 32 bits are enough for places."""
         lines = self.region.derived(self.strides)
+        lines += [f"{name} = {expression}" for name, expression in self.region.numbers.floats()]
+        if self.region.adds:
+            self.context |= {
+                "deterministic": torch.are_deterministic_algorithms_enabled, "by_operations": self.region.by_operations
+            }  # fmt: skip
+            lines.insert(0, f"if deterministic(): return by_operations({', '.join(self.parameters)})")
         limits = dict.fromkeys(n for s in self.sources for n in s.limits)
         tests = [f"{text(n)} >= {LIMIT}" for n in limits if not any(m != n and at_least(m, n) for m in limits)]
         tests += [f"{text(n)} < -{LIMIT}" for n in limits if not at_least(n, 0)]
@@ -437,6 +467,8 @@ class _Interpreted(_Variant):
     def function(self) -> Callable:
         lines = [*self.allocations]
         for i, (source, whole) in enumerate(zip(self.sources, self.texts, strict=True)):
+            if i in self.idle:
+                continue
             self.context[f"kernel{i}"] = compile_source(whole, source.name, {"__name__": "kernels"})
             arguments = [*(self.names[b] for b in source.buffers), *(atom.name for atom in source.sizes)]
             lines.append(
@@ -472,7 +504,7 @@ class _Compiled(_Variant):
                     text,
                     (
                         *((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers),
-                        *[(self.number, False)] * len(s.sizes),
+                        *(("fp64" if isinstance(n, Scalar) else self.number, False) for n in s.sizes),
                     ),
                     s.warps,
                     10 * major + minor,
@@ -486,9 +518,9 @@ class _Compiled(_Variant):
         return self.region.device.index if self.region.device.index is not None else torch.cuda.current_device()
 
     def launches(self) -> list[Callable[[], None]]:
-        """A launch of each kernel, on tensors of no content: for measuring."""
+        """A launch of each kernel, on zeros, which are indices as well: for measuring."""
         tensors = {
-            v: torch.empty_strided(v.shape, s, dtype=self.types[v], device=self.region.device)
+            v: torch.empty_strided(v.shape, s, dtype=self.types[v], device=self.region.device).zero_()
             for v, s in self.layout.items()
         }
 
@@ -536,7 +568,7 @@ class _Compiled(_Variant):
         lines += [*self.allocations, f"stream = current_stream({index})"]
         lines += [f"a_{name} = {name}.data_ptr()" for name in self.names.values() if name not in self.inputs]
         late, self.context["fork"] = sorted(self.region.late), self.region.fork
-        for i in [*(i for i in range(len(self.sources)) if i not in late), *late]:
+        for i in [i for i in range(len(self.sources)) if i not in late and i not in self.idle] + late:
             source, binary = self.sources[i], self.binaries[i].result()
             if late and i == late[0]:
                 lines.append(
@@ -546,7 +578,8 @@ class _Compiled(_Variant):
             self.context[f"kernel{i}"] = binary.load(index)
             addresses = [f"a_{self.names[b]}" for b in source.buffers]
             numbers = [atom.name for atom in source.sizes]
-            kinds = "O" * len(addresses) + ("l" if self.wide else "i") * len(numbers) + "O" * binary.scratch
+            number_kinds = ["d" if isinstance(n, Scalar) else "l" if self.wide else "i" for n in source.sizes]
+            kinds = "O" * len(addresses) + "".join(number_kinds) + "O" * binary.scratch
             arguments = ", ".join([*addresses, *numbers, *["None"] * binary.scratch])
             lines.append(
                 f"launch_kernel(kernel{i}, {source.grid[0]}, {source.grid[1]}, 1, {source.warps}, {binary.shared}, "

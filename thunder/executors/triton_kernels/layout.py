@@ -21,6 +21,7 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.values import primitive
+from thunder.ops.indexing import indexed
 from thunder.ops.layout import is_dense, padded_strides, run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -96,8 +97,10 @@ def _follow(operation: BoundSymbol, values: _Tensors) -> bool:
     operands = [values[i] for i in operation.inputs]
     if symbol.name == "cat":
         strides = strides_of(values.shape(out)) if any(_is_row_major_format(o) for o in operands) else None
-    elif symbol.layout == "row-major" or OpTags.REDUCTION_OP in symbol.tags:
+    elif symbol.layout == "row-major" or OpTags.REDUCTION_OP in symbol.tags or len(out.shape) < 2:
         strides = strides_of(values.shape(out))
+    elif symbol.id == "prims.index":
+        strides = _indexed_strides(values.shape(out), operands[0], [i and values[i] for i in operation.args[1]])
     else:
         strides = elementwise_strides(values.shape(out), operands) if _elementwise(operation) else None
     if strides is not None:
@@ -153,6 +156,18 @@ def elementwise_strides(shape: Sequence[int], operands: Sequence[torch.Tensor]) 
         + [0 if n == 1 != m else s for n, m, s in zip(o.shape, shape[len(shape) - o.dim() :], o.stride(), strict=True)]
         for o in operands
     ]
+    return _in_order(shape, _order(shape, steps))
+
+
+def _indexed_strides(shape: Sequence[int], a: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> tuple:
+    """Those of elements at index tensors: of an elementwise operation of the tensor and the indices, each as large as
+    the result."""
+    where, first, count = indexed(indices)
+    kept = [step for d, step in enumerate(a.stride()) if d not in where]
+    steps = [[*kept[:first], *[0] * count, *kept[first:]]]
+    for i in (indices[d] for d in where):
+        own = [0 if n == 1 else step for n, step in zip(i.shape, i.stride(), strict=True)]
+        steps.append([*[0] * (first + count - len(own)), *own, *[0] * (len(shape) - first - count)])
     return _in_order(shape, _order(shape, steps))
 
 

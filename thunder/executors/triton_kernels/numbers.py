@@ -1,26 +1,33 @@
-"""The symbolic numbers of a region, as extents that kernels compute with."""
+"""The symbolic numbers of a region, as extents and scalars that kernels compute with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from thunder.core.proxies import NumberProxy, number_value
 from thunder.core.regions import Region
 from thunder.core.symbolic import Expression
 from thunder.executors.triton_kernels.sizes import Atom, Extent
 
-__all__ = ["Numbers"]
+__all__ = ["Numbers", "Scalar"]
 
 
 _ANY = -(2**63)  # the least number there is
+
+
+class Scalar(NamedTuple):
+    """A float that kernels are given as a double, which they round to the type that they compute in, as PyTorch's
+    do."""
+
+    name: str
 
 
 class Numbers:
     """names: what the numbers that a region is called with are called in kernels, whatever a program calls them.
 
     A polynomial of sizes is itself. Any other expression, and one of which it is not plain that it is large enough, is
-    an atom of its own; see `derived`.
+    an atom of its own; see `derived`. Expressions of floats are computed as Python computes them: see `floats`.
     """
 
     def __init__(self, region: Region):
@@ -33,6 +40,7 @@ class Numbers:
         self.sizes = [Extent.of(atom) for atom in atoms.values()]
         self._sizes = {name: atoms[n.name] for name, n in region.number_names.items() if n.name in atoms}
         self._atoms: dict[tuple[Expression, int], Atom] = {}
+        self._floats: dict[Expression, Scalar] = {}
 
     def extent(self, x: int | NumberProxy, least: int) -> int | Extent:
         """A number that is known to be at least `least`."""
@@ -46,18 +54,20 @@ class Numbers:
             self._atoms[key] = Atom(f"m{len(self._atoms)}", least, self.seen(x))
         return Extent.of(self._atoms[key])
 
-    def seen(self, x: NumberProxy) -> int:
-        """What a number was when kernels were made."""
-        return x.expression.evaluate(self._seen)
+    def seen(self, x: NumberProxy) -> int | float:
+        """What a number was when kernels were made; some float where it is one, by which nothing is laid out."""
+        return 1.0 if x.python_type is float else x.expression.evaluate(self._seen)
 
     def evaluate(self, x: NumberProxy, numbers: Sequence) -> Any:
         """What an expression is where the region is called with these numbers."""
         return x.expression.renamed(self._new).evaluate(dict(zip(self.names, numbers, strict=True)))
 
     def number(self, x):
-        """An operand as it is, a symbolic number of any sign as an extent."""
+        """An operand as it is, a symbolic number of any sign as an extent or a scalar."""
         if not isinstance(x, NumberProxy):
             return x
+        if x.python_type is float:
+            return self._floats.setdefault(x.expression, Scalar(f"f{len(self._floats)}"))
         found = self._polynomial(x.expression)
         return found if found is not None else self.extent(x, _ANY)
 
@@ -78,6 +88,10 @@ class Numbers:
     def derived(self) -> list[tuple[str, str]]:
         """The atoms that are no sizes: name and expression of the numbers' names."""
         return [(atom.name, str(expression.renamed(self._new))) for (expression, _), atom in self._atoms.items()]
+
+    def floats(self) -> list[tuple[str, str]]:
+        """The scalars: name and expression of the numbers' names."""
+        return [(scalar.name, str(expression.renamed(self._new))) for expression, scalar in self._floats.items()]
 
     def values(self, numbers: Sequence) -> Mapping[str, Any]:
         """What each atom is where the region is called with these numbers."""

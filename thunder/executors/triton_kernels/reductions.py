@@ -113,7 +113,7 @@ def memory_order(v: Value, strides: Strides) -> Memory:
         if (key := (value, tuple(i.key for i in place))) in seen:
             continue
         seen.add(key)
-        if value.kind in ("input", "reduce", "partial"):
+        if value.kind in ("input", "reduce", "partial", "added"):
             terms = join(place, strides.get(value) or strides_of(value.shape)).terms
             steps = [abs(hint(terms.get(x, 0))) for x in variables]
             if all(steps[d] for d in long):

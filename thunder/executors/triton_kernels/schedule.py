@@ -12,8 +12,11 @@ memory.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
 
+from thunder.core.dtypes import FLOAT
+from thunder.executors.triton_kernels.adds import at_home, start_and_add
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
 from thunder.executors.triton_kernels.joins import parts_of
@@ -28,13 +31,15 @@ from thunder.executors.triton_kernels.reductions import (
     with_steps,
 )
 from thunder.executors.triton_kernels.sizes import Extent, hint
-from thunder.executors.triton_kernels.values import Place, Program, Value, in_order, sources
+from thunder.executors.triton_kernels.strides import ordered
+from thunder.executors.triton_kernels.values import Place, Program, Value, in_order, indexed_place, sources
 from thunder.extend.fusion import TooLarge
 
 __all__ = ["Kernel", "Schedule", "schedule", "tile_place", "stored_place"]
 
 LIMIT = 4000  # values at places, in all kernels of a region
 WORK = 1 << 27  # instructions of elements that are done in that time, about
+ROOTS = "reduce", "partial", "added"  # what is stored wherever it is read
 LOOKED_UP = 16  # instructions that take as long as reading what they compute
 
 
@@ -64,13 +69,20 @@ class Kernel:
 
 class Schedule:
     """kernels in the order they run. temporaries: values that one stores and a later one loads, beside the program's
-    outputs. dear: elementwise values that are stored and loaded as well, where others are recomputed."""
+    outputs. dear: elementwise values that are stored and loaded as well, where others are recomputed. launches:
+    kernels that run as one, all in order."""
 
-    __slots__ = ("program", "kernels", "temporaries", "dear")
+    __slots__ = ("program", "kernels", "temporaries", "dear", "launches")
 
     def __init__(
-        self, program: Program, kernels: Sequence[Kernel], temporaries: Sequence[Value], dear: Iterable[Value] = ()
+        self,
+        program: Program,
+        kernels: Sequence[Kernel],
+        temporaries: Sequence[Value],
+        dear: Iterable[Value] = (),
+        launches: Sequence[Sequence[Kernel]] = (),
     ):
+        self.launches = launches or [[k] for k in kernels]
         self.program, self.kernels, self.temporaries, self.dear = (
             program,
             tuple(kernels),
@@ -110,6 +122,8 @@ class _Scheduler:
         self.kernels: list[Kernel] = []
         self.kernel_of: dict[Value, int] = {}  # of reductions, partials and outputs
         self.stored: dict[Value, None] = {}
+        self.home = at_home(program, parts)
+        self.added: dict[Value, None] = {}  # that have memory of their own
         self.loaded: list[dict[Value, None]] = []  # by each kernel
         self.visited = 0
         self.dear = _dear(program)
@@ -118,27 +132,36 @@ class _Scheduler:
     def run(self, roots: Sequence[Value]) -> Schedule:
         """roots: the reductions and partials, each after those it depends on."""
         self.spaces = {space_of(v) for v in roots if v.kind == "reduce"}
-        outputs = [v for v in dict.fromkeys(self.program.outputs) if v.kind not in ("reduce", "partial")]
+        outputs = [v for v in dict.fromkeys(self.program.outputs) if v.kind not in ROOTS]
         for root in (
             *self.dear,
             *roots,
             *(root for v in outputs if v not in self.dear for root in self.parts.get(v, (v,))),
         ):
-            self.place(root)
+            if root not in self.home.values():
+                self.place(root)
         for v in self.program.outputs:
             if v.kind == "reduce":
                 self.stored[v] = None
-        for v in self.stored:
+        for v in (v for v in self.stored if v not in self.added):
             kernel = self.kernels[self.kernel_of[v]]
             if not any(v is s for s in kernel.stores):
                 kernel.stores.append(v)
         results = set(self.program.outputs)
-        return Schedule(
-            self.program, self.kernels, [v for v in self.stored if v not in results and v.kind != "part"], self.dear
-        )
+        temporaries = [v for v in (*self.stored, *self.added) if v not in results and v.kind not in ("part", "add")]
+        return Schedule(self.program, self.kernels, list(dict.fromkeys(temporaries)), self.dear)
 
     def place(self, root: Value) -> None:
-        """Puts a root into the first kernel that can compute it, or into a new one."""
+        """Puts a root into the first kernel that can compute it, or into a new one; what is added up into one for where
+        it starts and one that adds to it."""
+        if root.kind == "added":
+            start, add = start_and_add(root, self.home.get(root))
+            self.place(start)
+            self.place(add)
+            self.kernel_of[root] = self.kernel_of[add]
+            if root not in self.home:
+                self.added[root] = None
+            return
         wanted = self.kernels_for(root)
         for number, kernel in enumerate(self.kernels):
             if wanted(kernel) and self.feasible(root, kernel, number):
@@ -212,7 +235,7 @@ class _Scheduler:
         inputs: dict[Value, None] = {}
         seen = set()
         stack = self.start(root, kernel)
-        number = 0
+        number = itertools.count()
         while stack:
             value, place = stack.pop()
             key = (value, tuple(i.key for i in place))
@@ -221,7 +244,7 @@ class _Scheduler:
             seen.add(key)
             if len(seen) > LIMIT:
                 raise TooLarge
-            if value is not root and value.kind in ("reduce", "partial"):
+            if value is not root and value.kind in ROOTS:
                 here = value.kind == "reduce" and reduced_place(value, place).is_variable(kernel.r)
                 found[value] = found.get(value, True) and here
             elif value is not root and value in self.dear and self.kernel_of[value] < kernel_number:
@@ -229,16 +252,14 @@ class _Scheduler:
             elif value.kind in ("map", "cast"):
                 stack += [(x, place) for x in value.operands if isinstance(x, Value)]
             elif value.kind == "gather":
-                number += 1
-                at = (
-                    Index.of(Variable(f"loaded{number}", value.operands[0].shape[value.what], loaded=True))
-                    if value.shape
-                    else Index.of(0)
-                )
-                stack += [
-                    (value.operands[1], place),
-                    (value.operands[0], (*place[: value.what], at, *place[value.what + 1 :])),
-                ]
+                a, *indices = value.operands
+                there = indexed_place(
+                    value.what, a.shape, indices, place,
+                    lambda _, n: Index.of(Variable(f"loaded{next(number)}", n, loaded=True)),
+                )  # fmt: skip
+                stack += [(a, there), *((v, place) for v in indices)]
+            elif value.kind == "add":
+                stack += [(v, place) for v in value.operands]
             elif value.kind == "input":
                 inputs[value] = None
             elif value.kind == "philox":
@@ -253,6 +274,8 @@ class _Scheduler:
     def feasible(self, root: Value, kernel: Kernel, number: int) -> bool:
         """Whether all that a root is computed from is stored by earlier kernels, or on chip in this one. Partials of
         one kernel have one number of programs."""
+        if root.kind == "add" and self.kernel_of[root.what[1]] >= number:
+            return False
         if root.kind == "partial" and any(
             v.kind == "partial" and v.shape[0] != root.shape[0] and self.kernel_of[v] == number for v in self.kernel_of
         ):
@@ -265,22 +288,40 @@ class _Scheduler:
 
 
 def _dear(program: Program) -> dict[Value, None]:
-    """Elementwise functions of inputs that are broadcast, and cost more where each element that reads them computes
-    them than a kernel of their own: tables of sines."""
+    """Elementwise functions of inputs that cost more where each element that reads them computes them than a kernel of
+    their own: tables of sines that are broadcast, and what is gathered many times and computed of much."""
     found: dict[Value, None] = {}
+    gathered: dict[Value, int] = {}
     for v in in_order(program.outputs):
-        if v.kind == "broadcast":
-            value = v.operands[0]
-            while value.kind in ("broadcast", "reshape", "permute"):
-                value = value.operands[0]
-            if (
-                value.kind in ("map", "cast")
-                and 2 * hint(value.numel) <= hint(v.numel)
-                and (work := _work(value, found)) >= LOOKED_UP
-                and hint(v.numel - value.numel) * work >= WORK
-            ):
-                found[value] = None
+        if v.kind not in ("broadcast", "gather"):
+            continue
+        value = v.operands[0]
+        while value.kind in ("broadcast", "reshape", "permute"):
+            value = value.operands[0]
+        more = hint(v.numel - value.numel)
+        if (
+            value.kind not in ("map", "cast")
+            or v.kind == "broadcast"
+            and more < hint(value.numel)
+            or not (work := _work(value, found))
+        ):
+            continue
+        if v.kind == "gather":
+            gathered[value] = gathered.get(value, 0) + hint(v.numel)
+            dear = _reads_more(value, gathered[value])
+        else:
+            dear = work >= LOOKED_UP and more * work >= WORK
+        if dear:
+            found[value] = None
     return found
+
+
+def _reads_more(value: Value, count: int) -> bool:
+    """Whether computing so many elements reads more than to compute each once, store it, and read so many."""
+    size = hint(value.numel)
+    read = sum(v.dtype.bytes for v in in_order([value]) if v.kind == "input" and 2 * hint(v.numel) >= size)
+    own = max(4, value.dtype.bytes) if value.dtype.category == FLOAT else value.dtype.bytes
+    return count * read > size * (read + own) + count * own + LAUNCH
 
 
 def _work(value: Value, stored: Container[Value]) -> int:
@@ -289,7 +330,7 @@ def _work(value: Value, stored: Container[Value]) -> int:
     total, seen, stack = 0, {value}, [value]
     while stack:
         v = stack.pop()
-        if v.kind in ("reduce", "partial", "gather"):
+        if v.kind in ROOTS or v.kind == "gather":
             return 0
         total += FUNCTIONS[v.what].work if v.kind == "map" and v.numel != 1 else 0
         new = [x for x in v.operands if isinstance(x, Value) and x not in seen and x not in stored]
@@ -299,17 +340,51 @@ def _work(value: Value, stored: Container[Value]) -> int:
 
 
 def schedule(
-    program: Program, programs: int, strides: Sequence[Sequence[int | Extent]], layout: Sequence[Sequence[int | Extent]]
+    program: Program,
+    programs: int,
+    strides: Sequence[Sequence[int | Extent]],
+    layout: Sequence[Sequence[int | Extent]],
+    parts: Sequence[Sequence[int]] = (),
 ) -> Schedule:
-    """programs: in how many parts a reduction over rows is split. strides, layout: of inputs and of outputs. Raises
-    TooLarge where kernels would be too long to be compiled in reasonable time."""
+    """programs: in how many parts a reduction over rows is split. strides, layout: of inputs and of outputs. parts:
+    places of outputs that have kernels of their own, which run with those of other parts. Raises TooLarge where kernels
+    would be too long to be compiled in reasonable time."""
+    if not parts:
+        return _whole(program, programs, strides, layout)
+    made = [
+        _whole(
+            Program(program.inputs, [program.outputs[i] for i in part]), programs, strides, [layout[i] for i in part]
+        )
+        for part in parts
+    ]
+    outputs = dict(zip((i for part in parts for i in part), (v for s in made for v in s.program.outputs), strict=True))
+    launches: list[list[Kernel]] = []
+    for wave in itertools.zip_longest(*(s.kernels for s in made)):
+        small = [k for k in wave if k is not None and _may_share(k)]
+        launches += [[k] for k in wave if k is not None and not _may_share(k)] + ([small] if small else [])
+    return Schedule(
+        Program(program.inputs, [outputs[i] for i in range(len(outputs))]),
+        [k for launch in launches for k in launch],
+        [v for s in made for v in s.temporaries],
+        [v for s in made for v in s.dear],
+        launches,
+    )
+
+
+def _may_share(kernel: Kernel) -> bool:
+    """Whether a kernel may run as a range of programs, beside others: each program computes one block of it."""
+    return (
+        (kernel.kind == "map" or kernel.kind == "rows" and kernel.on_chip)
+        and isinstance(kernel.numel, int)
+        and not any(v.kind in ("partial", "part") for v in kernel.stores)
+    )
+
+
+def _whole(program: Program, programs: int, strides: Sequence[Sequence], layout: Sequence[Sequence]) -> Schedule:
     program = with_steps(program, programs, dict(zip(program.inputs, strides, strict=True)))
-    orders = {
-        v: sorted(range(len(steps)), key=lambda d, steps=steps: -hint(steps[d]))
-        for v, steps in zip(program.outputs, layout, strict=True)
-    }
+    orders = {v: ordered(steps) for v, steps in zip(program.outputs, layout, strict=True)}
     order = in_order(program.outputs)
-    roots = [v for v in order if v.kind in ("reduce", "partial")]
+    roots = [v for v in order if v.kind in ROOTS]
     best = _Scheduler(program, {}, orders)
     found = best.run(roots)
     early = _early(order)
@@ -335,7 +410,5 @@ def _early(order: Sequence[Value]) -> list[Value]:
     depth: dict[Value, int] = {}
     for v in order:
         below = max((depth[x] for x in v.operands if isinstance(x, Value)), default=0)
-        depth[v] = below + (v.kind in ("reduce", "partial"))
-    return sorted(
-        (v for v in order if v.kind in ("reduce", "partial")), key=lambda v: (depth[v], hint(v.operands[0].numel))
-    )
+        depth[v] = below + (v.kind in ROOTS)
+    return sorted((v for v in order if v.kind in ROOTS), key=lambda v: (depth[v], hint(v.operands[0].numel)))

@@ -8,7 +8,7 @@ from thunder.executors.triton_kernels.reductions import along_memory
 from thunder.executors.triton_kernels.schedule import Kernel
 from thunder.executors.triton_kernels.sizes import Extent, hint
 
-__all__ = ["Tile", "tile_of", "candidates", "stages", "power_of_two"]
+__all__ = ["Tile", "tile_of", "part_tile", "candidates", "stages", "power_of_two"]
 
 PASS = 8192  # columns that a program sees at a time where a row does not fit
 # bytes of shared memory that are left to what is not loaded ahead: reductions, other layouts of a block
@@ -30,6 +30,11 @@ def power_of_two(n: int | Extent) -> int:
 
 def tile_of(kernel: Kernel) -> Tile:
     return {"map": _map, "rows": _rows, "columns": _columns}[kernel.kind](kernel)
+
+
+def part_tile(kernel: Kernel) -> Tile:
+    """Of a kernel that shares a launch with others: the same blocks in all maps, whose text is one then."""
+    return Tile(1, 1024, 4) if kernel.kind == "map" else tile_of(kernel)
 
 
 def candidates(kernel: Kernel) -> list[Tile]:

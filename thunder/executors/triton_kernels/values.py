@@ -11,8 +11,17 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from thunder.core.dtypes import BOOL, FLOAT, dtype
-from thunder.core.proxies import FloatProxy, NumberProxy, Proxy, TensorProxy, element_count, has_numbers, number_value
+from thunder.core.dtypes import BOOL, FLOAT, bool8, dtype
+from thunder.core.proxies import (
+    FloatProxy,
+    NumberProxy,
+    Proxy,
+    TensorProxy,
+    element_count,
+    has_numbers,
+    number_value,
+    numbers_in,
+)
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels import index as places
@@ -20,15 +29,22 @@ from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import Index, within
 from thunder.executors.triton_kernels.numbers import Numbers
 from thunder.executors.triton_kernels.sizes import Extent, at_least
+from thunder.extend.fusion import of_integers
+from thunder.ops.indexing import indexed
 
-__all__ = ["Value", "Program", "in_order", "primitive", "program_of", "sources"]
+__all__ = ["Value", "Program", "in_order", "indexed_place", "is_map", "primitive", "program_of", "sources"]
 
 _TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8", "int16", "int32", "int64"}
 
 
 class Value:
-    """kind: "input", "number", "iota", "map", "cast", "reduce", "gather", "philox", "partial", "part", or how the
-    operand's place follows (see `sources`). what: its parameters. Sizes are ints or extents."""
+    """kind: "input", "number", "iota", "map", "cast", "reduce", "gather", "added", "philox", "partial", "part", "add",
+    or how the operand's place follows (see `sources`). what: its parameters. Sizes are ints or extents.
+
+    "gather" (a, *indices): elements of a. "added" (a, source, *indices): a, to which those of the source are added.
+    Indices are as large as the result or the source; what: for each dimension of a the one of these that it is, None
+    where the next index says the place.
+    """
 
     __slots__ = ("kind", "operands", "shape", "dtype", "what")
 
@@ -47,6 +63,20 @@ class Program:
 
     def __init__(self, inputs: Sequence[Value], outputs: Sequence[Value]):
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+
+
+def in_order(outputs: Sequence[Value]) -> list[Value]:
+    """All values, each after its operands."""
+    order: dict[Value, None] = {}
+    stack: list[tuple[Value, bool]] = [(v, False) for v in reversed(outputs)]
+    while stack:
+        value, done = stack.pop()
+        if done:
+            order[value] = None
+        elif value not in order:
+            stack.append((value, True))
+            stack += [(x, False) for x in reversed(value.operands) if isinstance(x, Value) and x not in order]
+    return list(order)
 
 
 # ---------------------------------------------------------------------------------------------------------------- which
@@ -75,10 +105,10 @@ def _function(name: str, operands: tuple) -> str | None:
         )
     if name in ("neg", "negative") and not _is_float(operands[0]):
         name = "opposite"
-    if any(isinstance(x, FloatProxy) for x in operands):
-        return None
     found = FUNCTIONS.get(name)
     kinds = [x.dtype.category for x in operands if isinstance(x, (TensorProxy, Value))]
+    if any(isinstance(x, FloatProxy) for x in operands) and name != "where" and any(k != FLOAT for k in kinds):
+        return None
     if found is None or any(isinstance(x, complex) for x in operands) or any(k not in found.categories for k in kinds):
         return None
     wide = any(isinstance(x, (TensorProxy, Value)) and x.dtype.name == "float64" for x in operands)
@@ -114,20 +144,50 @@ def _primitive(operation: BoundSymbol) -> bool:
         return _reduces(operation)
     if lowering is _philox:
         return isinstance(operation.kwargs["seed"], TensorProxy) and _out(operation).dtype.name == "float32"
+    if lowering is _added:
+        return _adds(operation)
+    return lowering not in (_gather, _take) or len(operation.args[0].shape) > 0
+
+
+_ADDED = {"float32", "float64", "int32", "int64"}  # what PyTorch adds up without rounding in between
+
+
+def _adds(operation: BoundSymbol) -> bool:
+    """All tensors have dimensions, what is added and what it is added to as many."""
+    out, alpha = _out(operation), operation.kwargs.get("alpha", 1)
     return (
-        lowering not in (_gather, _take) or _out(operation).dtype.category == FLOAT and len(operation.args[0].shape) > 0
+        out.dtype.name in _ADDED
+        and min(len(t.shape) for t in _tensors(operation)) > 0
+        and len(out.shape) == len(_source(operation).shape)
+        and (type(alpha) is int or type(alpha) is float and _is_float(out))
     )
 
 
-_OF_A_SHAPE = {"prims.reshape", "prims.broadcast_in_dim", "prims.full", "prims.iota", "ltorch.uniform_philox"}
+def _source(operation: BoundSymbol) -> TensorProxy:
+    """What is added: the cotangent, where that is all there is."""
+    return operation.args[0] if operation.sym.id in _TO_ZEROS else operation.args[3]
+
+
+_OF_A_SHAPE = {"prims.reshape", "prims.broadcast_in_dim", "prims.iota", "ltorch.uniform_philox"}
+
+
+def is_map(operation: BoundSymbol) -> bool:
+    """Whether a primitive computes elements, of elements at the same place."""
+    return _LOWERINGS[operation.sym.id] in (_map, _cast, _full, _same)
 
 
 def _known_numbers(operation: BoundSymbol) -> bool:
-    """Whether what stays symbolic says only how large something is, where it begins, or is an integer that elements are
-    combined with."""
+    """Whether what stays symbolic says only how large something is, where it begins, or is a number that elements are
+    combined with, or are."""
     if not has_numbers((operation.args, operation.kwargs)):
         return True
-    if operation.sym.id == "prims.cat":
+    if _LOWERINGS[operation.sym.id] is _map:
+        return not has_numbers(operation.kwargs)
+    if operation.sym.id == "prims.full":
+        return not isinstance(operation.args[1], FloatProxy) or _out(operation).dtype.category == FLOAT
+    if not all(map(of_integers, numbers_in((operation.args, operation.kwargs), []))):
+        return False
+    if operation.sym.id == "prims.cat" or operation.sym.id in _TO_ZEROS:
         return True
     what = [x for x in operation.args if not isinstance(x, TensorProxy)]
     if operation.sym.id in _OF_A_SHAPE:
@@ -138,7 +198,7 @@ def _known_numbers(operation: BoundSymbol) -> bool:
         return not has_numbers((what[0], operation.kwargs)) and all(
             n >= 0 for pair in what[1] for n in pair if isinstance(n, NumberProxy)
         )
-    return not has_numbers((what, operation.kwargs)) or _LOWERINGS[operation.sym.id] is _map
+    return not has_numbers((what, operation.kwargs))
 
 
 def _reduces(operation: BoundSymbol) -> bool:
@@ -194,7 +254,8 @@ def _lower(operation: BoundSymbol, values: _Values) -> None:
         if isinstance(new, Proxy):
             values[old] = values[new]
         elif isinstance(old, TensorProxy):
-            values[old] = Value("number", (), values.numbers.shape(old.shape), old.dtype, new)
+            number = values.numbers.number(new)
+            values[old] = Value("number", (), values.numbers.shape(old.shape), old.dtype, number)
     for out in operation.outputs:
         if (
             (v := values[out]).kind == "cast"
@@ -259,7 +320,7 @@ def _joined(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
 
 
 def _full(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
-    return _made("number", operation, (), values, operands[1])
+    return _made("number", operation, (), values, values.numbers.number(operands[1]))
 
 
 def _iota(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
@@ -275,15 +336,60 @@ def _reduction(operation: BoundSymbol, operands: tuple, values: _Values) -> Valu
 
 def _gather(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
     a, dim, at = operands[:3]
-    return Value("gather", (a, at), at.shape, a.dtype, dim % len(a.shape) if a.shape else 0)
+    return _made("gather", operation, (a, at), values, _along(a.shape, dim))
 
 
 def _take(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
     """A gather whose index is the same in all other dimensions."""
     a, dim, at = operands
     shape = values.numbers.shape(_out(operation).shape)
-    index = Value("broadcast", (at,), shape, at.dtype, (shape, (dim,)))
-    return Value("gather", (a, index), shape, a.dtype, dim)
+    return _made("gather", operation, (a, _spread(at, shape, dim)), values, _along(a.shape, dim))
+
+
+def _along(shape: Sequence, dim: int) -> tuple:
+    dim = dim % len(shape)
+    return tuple(None if d == dim else d for d in range(len(shape)))
+
+
+def _index(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
+    a, indices = operands[0], operation.args[1]
+    where, first, count = indexed(indices)
+    shape = values.numbers.shape(_out(operation).shape)
+    kept = iter(d for d in range(len(shape)) if not first <= d < first + count)
+    found = [_from_front(values[indices[d]], a.shape[d]) for d in where]
+    return _made(
+        "gather", operation, (a, *(_spread(at, shape, first + count - len(at.shape)) for at in found)), values,
+        tuple(None if d in where else next(kept) for d in range(len(a.shape))),
+    )  # fmt: skip
+
+
+def _added(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
+    _, dim, at = operands[:3]
+    source, alpha = values[_source(operation)], operation.kwargs.get("alpha", 1)
+    shape = source.shape
+    if operation.sym.id in ("ltorch.index_add", "index_select_backward"):
+        at = _spread(at, shape, dim % len(shape))
+    elif at.shape != shape:  # what the index does not reach is not read
+        zeros, shape = (0,) * len(shape), at.shape
+        source = Value("slice", (source,), shape, source.dtype, (zeros, shape, (1,) * len(shape)))
+    if alpha != 1:
+        source = Value("map", (source, alpha), shape, source.dtype, "mul")
+    a = _made("number", operation, (), values, 0) if operation.sym.id in _TO_ZEROS else operands[0]
+    return _made("added", operation, (a, source, at), values, _along(shape, dim))
+
+
+_TO_ZEROS = {"gather_backward", "index_select_backward"}
+
+
+def _spread(at: Value, shape: Sequence[int | Extent], d: int) -> Value:
+    """An index of this shape, of which its dimensions are those from d on."""
+    return Value("broadcast", (at,), shape, at.dtype, (shape, tuple(range(d, d + len(at.shape)))))
+
+
+def _from_front(at: Value, n: int | Extent) -> Value:
+    """Negative indices counted from the end of n elements."""
+    below = Value("map", (at, 0), at.shape, bool8, "lt")
+    return Value("map", (below, Value("map", (at, n), at.shape, at.dtype, "add"), at), at.shape, at.dtype, "where")
 
 
 def _philox(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
@@ -302,7 +408,8 @@ _LOWERINGS: dict[Any, Callable] = {
     **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "image_layout", "stride_order", "positive")},
     **{f"prims.{name}": _reduction for name in ("sum", "amax", "amin")},
     "prims.convert_element_type": _cast, "prims.cat": _joined, "prims.full": _full, "prims.iota": _iota,
-    "ltorch.gather": _gather, "prims.take": _take, "ltorch.uniform_philox": _philox,
+    "ltorch.gather": _gather, "prims.take": _take, "prims.index": _index,
+    **dict.fromkeys(("ltorch.index_add", "ltorch.scatter_add", *_TO_ZEROS), _added), "ltorch.uniform_philox": _philox,
 }  # fmt: skip
 
 
@@ -310,6 +417,19 @@ _LOWERINGS: dict[Any, Callable] = {
 # operands are read
 
 Place = tuple[Index, ...]
+
+
+def indexed_place(
+    how: tuple,
+    shape: Sequence[int | Extent],
+    indices: Sequence[Value],
+    place: Place,
+    at: Callable[[Value, int | Extent], Index],
+) -> Place:
+    """Where in something of this shape a gather reads, or an addition adds, at a place of its own. at: the number that
+    an index is there, of so many."""
+    rest = iter(indices)
+    return tuple(at(next(rest), n) if d is None else place[d] for d, n in zip(how, shape, strict=True))
 
 
 def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
@@ -359,17 +479,3 @@ def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
         ]
         there = tuple(within(p, n) for p, n in zip(there, operand.shape, strict=True))
     return [(operand, there, conditions)]
-
-
-def in_order(outputs: Sequence[Value]) -> list[Value]:
-    """All values, each after its operands."""
-    order: dict[Value, None] = {}
-    stack: list[tuple[Value, bool]] = [(v, False) for v in reversed(outputs)]
-    while stack:
-        value, done = stack.pop()
-        if done:
-            order[value] = None
-        elif value not in order:
-            stack.append((value, True))
-            stack += [(x, False) for x in reversed(value.operands) if isinstance(x, Value) and x not in order]
-    return list(order)

@@ -1,4 +1,4 @@
-"""Casts that join, and products that write what is cast of them."""
+"""Casts of weights that are launched together, and products that write what is cast of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from torch import nn
 
 import thunder
 from thunder.ops.linalg import _mm_in_float32, _transposed_in_float32
-from thunder.transforms import casts
+from thunder.transforms import wide_products
+
+from .test_triton_fuser import DEVICE, fusions
+from .test_triton_numbers import with_fuser
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="the product in float32 is one of GPUs")
 
 
 @pytest.fixture(autouse=True)
 def launches_cost(monkeypatch):
-    monkeypatch.setattr(casts, "DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(wide_products, "DEVICES", ("cpu", "cuda"))
 
 
 def names(trace) -> list[str]:
@@ -30,39 +33,40 @@ def layers(count: int, width: int = 8) -> nn.Module:
 
 def under_autocast(module):
     def run(x):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(DEVICE, torch.bfloat16):
             return module(x).float().pow(2).sum()
 
     return run
 
 
 @pytest.mark.parametrize("count", [1, 3, 12])
-def test_weights_that_stand_near_each_other_are_cast_together(count):
-    module, x = layers(count), torch.randn(5, 8)
+def test_weights_of_a_layer_are_cast_by_one_launch(count):
+    module, x = layers(count).to(DEVICE), torch.randn(5, 8, device=DEVICE)
     run = under_autocast(module)
-    compiled = thunder.jit(run)
+    compiled, _ = with_fuser(run)
     found, want = (torch.autograd.grad(f(x), list(module.parameters())) for f in (compiled, run))
     for a, b in zip(found, want, strict=True):
-        assert torch.equal(a, b) and a.dtype is b.dtype and a.stride() == b.stride()
-    forward, backward = thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]
-    joined = [b for b in forward.bound_symbols if b.sym.name == "cast_together"]
-    assert sum(len(b.args[0]) for b in joined) + names(forward).count("to") == 2 * count + 2
-    assert len(joined) == -(-count // 5) and names(backward).count("mm_in_float32") == count
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-3)
+        assert a.dtype is b.dtype and a.stride() == b.stride()
+    found = fusions(compiled)
+    assert len(found) == count + 1, "the weights of a layer are cast by the launch of what is before it"
+    assert all(f.kernels == 1 and len(f.region.parts) == 3 for f in found[:-1])
+    assert "to" not in names(thunder.last_traces(compiled)[-1])
+    assert names(thunder.last_backward_traces(compiled)[-1]).count("mm_in_float32") == count
 
 
 def test_a_cast_is_not_moved_before_what_it_reads():
     def f(w, v):
         a = w.to(torch.bfloat16)
         b = v.to(torch.bfloat16)
-        c = (a.float() * 2).to(torch.bfloat16)
-        return a + b, c
+        c = torch.mm(a.float(), w).to(torch.bfloat16)
+        return a, b, c
 
-    w, v = torch.randn(4), torch.randn(4)
-    compiled = thunder.jit(f)
+    w, v = torch.randn(4, 4, device=DEVICE), torch.randn(4, device=DEVICE)
+    compiled, _ = with_fuser(f)
     for a, b in zip(compiled(w, v), f(w, v), strict=True):
         assert torch.equal(a, b)
-    (joined,) = [b for b in thunder.last_traces(compiled)[-1].bound_symbols if b.sym.name == "cast_together"]
-    assert [x.name for x in joined.args[0]] == ["w", "v"]
+    assert sum(len(f.region.parts) for f in fusions(compiled)) >= 2
 
 
 def test_what_is_written_between_casts_is_cast_as_it_was():
@@ -75,7 +79,7 @@ def test_what_is_written_between_casts_is_cast_as_it_was():
 
     w, v = torch.randn(4), torch.empty(4)
     v.copy_(w)
-    compiled = thunder.jit(f)
+    compiled, _ = with_fuser(f)
     for a, b in zip(compiled(w), f(v), strict=True):
         assert torch.equal(a, b)
     assert torch.equal(w, v)
@@ -123,5 +127,5 @@ def test_a_step_under_autocast_on_a_gpu():
     found, want = (torch.autograd.grad(f(x), list(module.parameters())) for f in (compiled, run))
     for a, b in zip(found, want, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-3)
-    assert "cast_together" in names(thunder.last_traces(compiled)[-1])
+    assert len(fusions(compiled)[0].region.parts) == 3, "the input, and the first layer's weight and bias"
     assert "mm_in_float32" in names(thunder.last_backward_traces(compiled)[-1])

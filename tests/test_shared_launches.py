@@ -1,0 +1,185 @@
+"""Regions that do not depend on each other run as one launch: updates of parameters, casts, any maps."""
+
+import random
+
+import pytest
+import torch
+
+import thunder
+from thunder.executors.triton_fuser import TritonFuser
+from thunder.executors.triton_kernels import schedule
+from thunder.extend import launches
+
+from .test_triton_fuser import DEVICE, check_close, fusions, others
+from .test_triton_numbers import trained, with_fuser
+
+# numpy says so where the interpreter computes what is not used, or not a number
+pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def count(compiled):
+    return sum(f.kernels for f in fusions(compiled))
+
+
+def tensors(shapes, dtypes, seed=0):
+    torch.manual_seed(seed)
+    return [torch.randn(s, dtype=torch.float64, device=DEVICE).to(d) for s, d in zip(shapes, dtypes, strict=True)]
+
+
+def test_lists_of_maps_are_one_launch():
+    def f(xs, ys):
+        return [(x * y + 1).sin() for x, y in zip(xs, ys, strict=True)]
+
+    shapes = [(3, 5), (7,), (2, 1, 9), (3, 5), (1,), (1030,), ()]
+    xs, ys = (tensors(shapes, [torch.float32] * len(shapes), seed) for seed in (0, 1))
+    compiled, fuser = with_fuser(f)
+    for got, x, y in zip(compiled(xs, ys), xs, ys, strict=True):
+        check_close(got, (x * y + 1).sin(), (x.double() * y.double() + 1).sin())
+    assert count(compiled) == 1 and others(compiled) == [] and fuser.compilations == 1
+    (fused,) = fusions(compiled)
+    assert fused.source.count("tl.sin") == 2, "sizes that are multiples of 1024 go without a mask, others share a text"
+
+
+def random_maps(seed):
+    """Independent and dependent maps over random shapes and types, with views, products and shared inputs."""
+    choose = random.Random(seed)
+    shapes = [tuple(choose.choice((2, 3, 7, 16, 33)) for _ in range(choose.randint(0, 3))) for _ in range(6)]
+    dtypes = [choose.choice(DTYPES) for _ in shapes]
+    steps = [(choose.randrange(4), choose.randrange(20), choose.randrange(20)) for _ in range(14)]
+
+    def run(*values):
+        values = list(values)
+        for kind, i, j in steps:
+            x, y = values[i % len(values)], values[j % len(values)]
+            if kind == 0:
+                values.append((x * 0.5 + 1).sin())
+            elif kind == 1:
+                values.append(x.to(DTYPES[j % 4]))
+            elif kind == 2 and x.shape == y.shape:
+                values.append(x * y - 2)
+            elif x.dim() == 2:
+                values.append(x.t() @ x if j % 3 == 0 else x.t() + 1)
+            else:
+                values.append(x.abs().sqrt() * 2)
+        return values[len(shapes) :]
+
+    return run, tensors(shapes, dtypes, seed)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_lists_of_shapes_and_types_equal_eager(seed):
+    run, given = random_maps(seed)
+    compiled, _ = with_fuser(run)
+    exact = run(*(x.double() for x in given))
+    for got, expected, e in zip(compiled(*given), run(*given), exact, strict=True):
+        # a conversion in between rounds, in double as well
+        precision = max(torch.finfo(x.dtype).eps for x in (*given, expected))
+        check_close(got, expected, e, max(precision, torch.finfo(torch.bfloat16).eps))
+
+
+def test_what_reads_another_is_not_launched_with_it():
+    def f(x, y, w):
+        a = (x * 2 + 1).sin()
+        b = (y * 3 - 1).cos()
+        product = a @ w
+        c = (product * b).exp() + 1
+        return c, b
+
+    x, y, w = torch.randn(4, 3), torch.randn(4, 5), torch.randn(3, 5)
+    compiled, _ = with_fuser(f)
+    for got, expected in zip(compiled(*(t.to(DEVICE) for t in (x, y, w))), f(x, y, w), strict=True):
+        torch.testing.assert_close(got.cpu(), expected)
+
+
+def test_no_region_moves_across_a_write():
+    def f(x, y, w):
+        a = x * 2 + 1
+        x.mul_(3)
+        b = x * 2 - y
+        y.add_(1)
+        return a, b, (y * w + 1).sin()
+
+    given = [torch.randn(5, 3, device=DEVICE) for _ in range(2)] + [torch.randn(3, device=DEVICE)]
+    expected = f(*(t.clone() for t in given))
+    compiled, _ = with_fuser(f)
+    for got, e in zip(compiled(*given), expected, strict=True):
+        torch.testing.assert_close(got, e)
+
+
+def test_one_input_of_two_parts_is_not_written_over():
+    """Programs of one launch run in any order."""
+
+    def f(x, s, y):
+        s.copy_(s * 0.9 + x)
+        return (s.reshape(6, 2) * y).sin(), (x * 2 + 1).exp()
+
+    compiled, _ = with_fuser(f)
+    x, y, s = torch.randn(12, device=DEVICE), torch.randn(6, 2, device=DEVICE), torch.randn(12, device=DEVICE)
+    for _ in range(3):
+        own = s.clone()
+        expected = f(x, own, y)
+        for got, e in zip(compiled(x, s, y), expected, strict=True):
+            torch.testing.assert_close(got, e)
+        torch.testing.assert_close(s, own)
+
+
+def test_bytes_that_wait_are_bounded(monkeypatch):
+    def f(xs, ws):
+        return [(torch.sin(x @ w) + 1) * 2 for x, w in zip(xs, ws, strict=True)]
+
+    xs, ws = ([torch.randn(8, 8, device=DEVICE) for _ in range(6)] for _ in range(2))
+    assert count_of(f, xs, ws) == 1
+    monkeypatch.setattr(launches, "ARGUMENTS", 4)
+    assert count_of(f, xs, ws) == 3
+    monkeypatch.setattr(launches, "KEPT", 3 * 8 * 8 * 4)  # of products that wait
+    assert count_of(f, xs, ws) == 3
+    monkeypatch.setattr(launches, "ARGUMENTS", 400)
+    assert count_of(f, xs, ws) == 2
+    monkeypatch.setattr(launches, "KEPT", 0)
+    assert count_of(f, xs, ws) == 6
+
+
+def test_regions_that_are_too_large_are_launched_apart(monkeypatch):
+    def f(xs):
+        return [(x * 2 + 1).sin() for x in xs]
+
+    xs = [torch.randn(n, device=DEVICE) for n in (3, 4, 5)]
+    monkeypatch.setattr(schedule, "LIMIT", 1)
+    assert count_of(f, xs) == 0
+    monkeypatch.setattr(schedule, "LIMIT", 4000)
+    assert count_of(f, xs) == 1
+
+
+def count_of(f, *args):
+    compiled, _ = with_fuser(f)
+    for got, expected in zip(compiled(*args), f(*args), strict=True):
+        torch.testing.assert_close(got, expected)
+    return count(compiled)
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [("AdamW", {}), ("AdamW", {"amsgrad": True}), ("SGD", {"momentum": 0.9}), ("Adagrad", {}), ("RMSprop", {})],
+    ids=lambda x: x if isinstance(x, str) else ",".join(x),
+)
+def test_an_optimizer_is_one_launch(kind, options):
+    _, compiled = trained(kind, {"foreach": True, **options}, torch.float32, True, steps=3)
+    # the loss, the backward of tanh, and all parameters, of which none is copied
+    found = fusions(compiled)
+    assert found[-1].kernels == 1 and len(found[-1].region.parts) >= 4
+    assert len(found[-1].over) == len(found[-1].region.outputs)
+
+
+def test_kernels_of_parts_have_the_whole_launch_only_where_they_may_share_it():
+    def f(x, y):
+        return (x * 2).sin(), y.softmax(-1) * 2
+
+    fuser = TritonFuser("triton_fuser")
+    compiled = thunder.jit(f, executors=[fuser, "torch"])
+    x, y = torch.randn(5, device=DEVICE), torch.randn(3, 70, device=DEVICE)
+    for got, e in zip(compiled(x, y), f(x, y), strict=True):
+        torch.testing.assert_close(got, e)
+    assert not any(
+        schedule._may_share(k) and k.kind == "columns" for g in fusions(compiled) for k in g.schedule.kernels
+    )

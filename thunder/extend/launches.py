@@ -1,0 +1,145 @@
+"""Regions that are launched together: small ones that do not depend on each other.
+
+Before: `t2 = f(p0, g0)`, `v1 = Tensor.item(n)`, `t3 = f(p1, g1, v1)`. After: `v1 = Tensor.item(n)`, and one region with
+two parts, `[t2, t3] = f_and_f(p0, g0, p1, g1, v1)`.
+
+A kernel of few elements takes a device less time than its launch. Two passes over a program, each linear: regions wait
+for later ones until something reads their results (updates of parameters), then later ones come to those before them as
+far as what they read is there (casts of weights). None moves across an effect. What waits keeps alive what it reads,
+and what comes early is alive for longer: the bytes of both are bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from thunder.analysis.cost import nbytes, tensors_in
+from thunder.core.proxies import Proxy, TensorProxy, numbers_in
+from thunder.core.regions import Region
+from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags
+
+__all__ = ["Piece", "share_launches"]
+
+KEPT = 1 << 25  # bytes that live longer because regions of one launch wait, or come early
+ARGUMENTS = 400  # of a launch: CUDA gives those of a kernel 4 KiB
+DIFFERENT = 128  # operations of regions that are not alike: a longer kernel takes too long to compile
+
+
+class Piece(NamedTuple):
+    """A region as it is in the program; what a fuser is given of it; operations that make views before and after."""
+
+    region: Region
+    core: Region
+    before: tuple[BoundSymbol, ...]
+    after: tuple[BoundSymbol, ...]
+
+
+def share_launches(
+    items: Sequence[BoundSymbol | Piece], shares: Callable[[Region], bool], output: Sequence[Proxy]
+) -> list[BoundSymbol | list[Piece]]:
+    """The operations and regions of a program in an order in which they can run, those in one list that are launched
+    together. shares: whether a region may be."""
+    chosen = [[x] if isinstance(x, Piece) else x for x in items]
+    open_to = {id(x.core) for x in items if isinstance(x, Piece) and shares(x.core)}
+    if len(open_to) < 2:
+        return chosen
+    last: dict[Proxy, int] = {}
+    for place, x in enumerate(items):
+        last |= dict.fromkeys(x.region.inputs if isinstance(x, Piece) else x.inputs, place)
+    made = {o for x in items for o in (x.region.outputs if isinstance(x, Piece) else x.outputs)}.difference(output)
+    dying = {
+        id(x.core): sum(nbytes(t) for t in tensors_in(x.region.inputs) if last[t] == place and t in made)
+        for place, x in enumerate(items)
+        if isinstance(x, Piece)
+    }
+    for waits in (True, False):
+        chosen = _gathered(chosen if waits else chosen[::-1], open_to, dying, waits)
+    return chosen[::-1]
+
+
+class _Unit(NamedTuple):
+    """Regions that wait for others, or others for them. names: values that nothing in between may read, or make.
+    kept: bytes. kinds: how many operations there are of each kind of region."""
+
+    pieces: list[Piece]
+    names: set[Proxy]
+    kept: int
+    arguments: int
+    kinds: dict[tuple, int]
+
+
+def _fit(units: Sequence[_Unit]) -> bool:
+    """Whether regions may be launched together."""
+    kinds = {kind: count for u in units for kind, count in u.kinds.items()}
+    return (
+        len({kind[0] for kind in kinds}) == 1
+        and sum(u.kept for u in units) <= KEPT
+        and sum(u.arguments for u in units) <= ARGUMENTS
+        and sum(kinds.values()) <= DIFFERENT
+    )
+
+
+def _gathered(
+    units: Sequence[BoundSymbol | list[Piece]], open_to: set[int], dying: dict[int, int], waits: bool
+) -> list[BoundSymbol | list[Piece]]:
+    """Joins regions to the next one, in the order of `units`: of a program, or, where `waits` is False, of one that is
+    read backwards."""
+    made: list[BoundSymbol | list[Piece]] = []
+    waiting: list[_Unit] = []
+
+    def launch(chosen: Sequence[_Unit]) -> None:
+        if chosen:
+            made.append([p for u in (chosen if waits else chosen[::-1]) for p in u.pieces])
+
+    for unit in units:
+        pieces = unit if isinstance(unit, list) else []
+        inputs, outputs = _ends(unit)
+        ends = inputs if waits else outputs
+        everything = _is_barrier(unit)
+        launch([u for u in waiting if everything or not u.names.isdisjoint(ends)])
+        waiting = [u for u in waiting if not everything and u.names.isdisjoint(ends)]
+        if not pieces or not all(id(p.core) in open_to for p in pieces):
+            made.append(unit)
+            continue
+        # results that come later may be written over what is there anyway: they do not count against what they read
+        kept = sum(dying[id(p.core)] for p in pieces) if waits else sum(map(nbytes, tensors_in(outputs)))
+        names, arguments = outputs if waits else inputs, sum(map(_arguments, pieces))
+        new = _Unit(pieces, names, kept, arguments, dict(map(_kind, pieces)))
+        if waiting and not _fit([*waiting, new]):
+            launch(waiting)
+            waiting = []
+        waiting.append(new)
+    launch(waiting)
+    return made
+
+
+def _ends(unit: BoundSymbol | list[Piece]) -> tuple[set[Proxy], set[Proxy]]:
+    """What an operation or regions read, and make."""
+    if not isinstance(unit, list):
+        return set(unit.inputs), set(unit.outputs)
+    inputs = {i for p in unit for b in p.region.bound_symbols for i in b.inputs}
+    return inputs, {o for p in unit for o in p.region.outputs}
+
+
+def _is_barrier(unit: BoundSymbol | list[Piece]) -> bool:
+    return (
+        not isinstance(unit, list) and not unit.sym.tags.isdisjoint(EFFECTS) and OpTags.RANDOM_OP not in unit.sym.tags
+    )
+
+
+def _kind(piece: Piece) -> tuple[tuple, int]:
+    """The device and the operations of a region, and how many these are."""
+    operations = piece.core.bound_symbols
+    return (_device(piece.core), *(b.sym.id for b in operations)), len(operations)
+
+
+def _device(region: Region):
+    return next(o.device for o in region.outputs if isinstance(o, TensorProxy))
+
+
+def _arguments(piece: Piece) -> int:
+    """How many a kernel has of a region, at most."""
+    operations = piece.core.bound_symbols
+    numbers = numbers_in([(b.args, b.kwargs) for b in operations], [])
+    return len(piece.core.inputs) + len(piece.core.outputs) + len({n.expression for n in numbers})

@@ -1,0 +1,70 @@
+"""Wide Products: products of half precision write what is cast of them.
+
+Before: in the backward under autocast `t4 = torch.mm(t5, x)`, `t6 = Tensor.to(t4, dtype=torch.float32)`. After: `t6 =
+mm_in_float32(t5, x)`.
+
+A gradient that a product computes of half precision, and that is read in float32 alone, is written so by the product,
+which has added it up in float32: a pass less, and a rounding.
+"""
+
+from __future__ import annotations
+
+from thunder.analysis.cost import original_of
+from thunder.analysis.flow import producers, uses
+from thunder.core.dtypes import bfloat16, float16, float32
+from thunder.core.proxies import TensorProxy, numbers_in
+from thunder.core.symbol import BoundSymbol, form_of
+from thunder.core.trace import Trace
+from thunder.ops import LTORCH
+
+__all__ = ["has_casts", "wide_products"]
+
+DEVICES = ("cuda",)  # whose products do
+
+
+def has_casts(trace: Trace) -> bool:
+    """Whether PyTorch casts something on a device whose products may."""
+    return any(map(_is_cast, trace.bound_symbols))
+
+
+def _is_cast(operation: BoundSymbol) -> bool:
+    """Whether PyTorch converts the type of one tensor, and does nothing else."""
+    if original_of(operation).sym is not LTORCH["to"] or operation.sym.is_fusion:
+        return False
+    x, out = operation.args[0], operation.output
+    return (
+        isinstance(x, TensorProxy)
+        and isinstance(out, TensorProxy)
+        and operation.kwargs.keys() <= {"dtype", "device"}
+        and x.device is out.device
+        and x.device.type in DEVICES
+        and x.dtype is not out.dtype
+        and not any(n.unbacked for n in numbers_in(x, []))
+    )
+
+
+def wide_products(trace: Trace) -> Trace:
+    """The trace with products that write what is cast of them."""
+    read = uses(trace.bound_symbols, trace.output_proxies)
+    producer = producers(trace)
+    wide: dict[BoundSymbol, BoundSymbol] = {}  # by the product, the cast
+    for operation in filter(_is_cast, trace.bound_symbols):
+        x = operation.args[0]
+        product = producer.get(x)
+        if (
+            product is not None
+            and product.sym.in_float32 is not None
+            and original_of(product) is not product
+            and operation.output.dtype is float32
+            and x.dtype in (bfloat16, float16)
+            and read[x] == 1
+        ):
+            wide[product] = operation
+    dropped = set(wide.values())
+    made = []
+    for b in trace.bound_symbols:
+        if b in wide:
+            made.append(b.replace(sym=form_of(b.sym, "in_float32", b.sym.in_float32), output=wide[b].output))
+        elif b not in dropped:
+            made.append(b)
+    return trace.replace(bound_symbols=made)
