@@ -217,7 +217,7 @@ def test_a_program_of_many_sizes_plans_for_those_that_come_back(monkeypatch, usa
 
 
 def test_a_plan_is_made_when_calls_of_a_size_are_worth_it(monkeypatch):
-    """Each direction by itself, with flash attention before."""
+    """Each direction by itself, with flash attention before; without grad as well."""
     forward, backward = attention_of_the_cpu()
     ran = []
     for name in ("cudnn", "flash"):
@@ -244,8 +244,10 @@ def test_a_plan_is_made_when_calls_of_a_size_are_worth_it(monkeypatch):
         found, want = (with_gradients(f, *inputs) for f in (compiled, scaled_dot_product_attention))
         for a, b in zip(found, want, strict=True):
             assert torch.equal(a, b)
+    with torch.no_grad():
+        assert torch.equal(compiled(*inputs), want[0])
     sdpaex._work.clear()
-    assert [name for name, direction in ran if direction == "forward"] == ["flash"] * 3 + ["cudnn"] * 2
+    assert [name for name, direction in ran if direction == "forward"] == ["flash"] * 3 + ["cudnn"] * 3
     assert [name for name, direction in ran if direction == "backward"] == ["flash"] * 2 + ["cudnn"] * 3
 
 
@@ -254,16 +256,21 @@ def test_a_plan_is_made_when_calls_of_a_size_are_worth_it(monkeypatch):
 @pytest.mark.parametrize("is_causal, groups", [(True, 1), (False, 2)])
 def test_kernels_of_a_size_take_what_the_other_saved(monkeypatch, planned, is_causal, groups):
     monkeypatch.setattr(sdpaex, "_is_planned", lambda backward, *rest: planned[backward])
+
+    def attend(x):
+        q, k, v = x.split([8, 8 // groups, 8 // groups], dim=1)
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=groups > 1)
+
     torch.manual_seed(0)
-    inputs = [heads(n, 120, 64, device="cuda", dtype=torch.bfloat16) for n in (8, 8 // groups, 8 // groups)]
-    options = {"is_causal": is_causal, "enable_gqa": groups > 1}
-    compiled = thunder.jit(lambda *x: scaled_dot_product_attention(*x, **options), dynamic=True)
-    found = with_gradients(compiled, *inputs)
+    x = heads(8 + 16 // groups, 120, 64, device="cuda", dtype=torch.bfloat16)
+    compiled = thunder.jit(attend, dynamic=True)
+    found = with_gradients(compiled, x)
     assert "sdpa_by_size" in names(thunder.last_traces(compiled)[-1])
-    want = with_gradients(lambda *x: scaled_dot_product_attention(*x, **options), *(x.double() for x in inputs))
-    other = with_gradients(lambda *x: scaled_dot_product_attention(*x, **options), *inputs)
-    for a, b, c in zip(found, want, other, strict=True):
+    for a, b, c in zip(found, with_gradients(attend, x.double()), with_gradients(attend, x), strict=True):
         assert (a - b).norm() <= 1.5 * (c - b).norm()
+    with torch.no_grad():
+        assert torch.equal(compiled(x), found[0])
+    assert "sdpa_by_size" in names(thunder.last_traces(compiled)[-1])
 
 
 def test_backends_that_the_program_sets_itself():

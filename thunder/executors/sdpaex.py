@@ -416,7 +416,12 @@ class SDPAExecutor(OperatorExecutor):
         super().__init__(name, **options)
         self.usable = usable
         for symbol in (scaled_dot_product_attention, attention_with_dropout):
-            self.register_implementation(symbol, checker=self._checker, grad_transform=self._differentiated)
+            self.register_implementation(
+                symbol,
+                checker=self._checker,
+                execution_transform=self._executed,
+                grad_transform=self._differentiated,
+            )
 
     def planned(self) -> SDPAExecutor:
         return self if torch.cuda.is_available() else SDPAExecutor(self.name, usable=_assumed, version=self.version)
@@ -427,23 +432,35 @@ class SDPAExecutor(OperatorExecutor):
     def _checker(
         self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
     ):
+        """Without grad, PyTorch's own call takes the same kernel, except where that depends on the size."""
         if attn_mask is not None and attn_mask.dtype.category != 0 and attn_mask.dtype is not query.dtype:
             return False
-        return self._choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) is not None
+        kernel = self._choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        return kernel is BY_SIZE or kernel is not None and any(t.requires_grad for t in (query, key, value))
+
+    def _given(self, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) -> tuple[Symbol, tuple]:
+        """The kernel's operation and its arguments."""
+        kernel = self._choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        assert kernel is not None, "the checker was asked before"
+        bias = attn_mask
+        if attn_mask is not None and attn_mask.dtype.category == 0:
+            bias = attention_bias(attn_mask, to_torch_dtype(query.dtype), kernel.hidden)
+        symbol = kernel.with_dropout if dropout_p > 0.0 else kernel.forward
+        return symbol, (query, key, value, bias, dropout_p, is_causal, scale)
+
+    def _executed(
+        self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
+    ):
+        symbol, given = self._given(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return symbol(*given)[0]
 
     def _differentiated(
         self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
     ):
         from thunder.core.transforms import get_grad, put_grads
 
-        kernel = self._choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-        assert kernel is not None, "the checker was asked before"
-        bias = attn_mask
-        if attn_mask is not None and attn_mask.dtype.category == 0:
-            bias = attention_bias(attn_mask, to_torch_dtype(query.dtype), kernel.hidden)
-        steps = (kernel.with_dropout if dropout_p > 0.0 else kernel.forward).grad_rule(
-            query, key, value, bias, dropout_p, is_causal, scale
-        )
+        symbol, given = self._given(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        steps = symbol.grad_rule(*given)
         out, *saved = next(steps)
         try:
             steps.send((get_grad(out), *(None for _ in saved)))
