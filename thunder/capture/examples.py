@@ -10,7 +10,7 @@ import torch
 
 from thunder import compat
 from thunder.capture.native import PRIMITIVE
-from thunder.capture.tensors import is_leaf
+from thunder.capture.tensors import is_leaf, shows_leaf
 from thunder.core.proxies import NumberProxy, TensorProxy, map_structure, number_value
 from thunder.errors import ThunderError
 from thunder.interpreter.attributes import plain_attribute
@@ -63,7 +63,8 @@ def _described(c, x):
     """What an example is made of, to compare."""
     t = type(x)
     if t is TensorProxy:
-        return t, tuple(map(number_value, x.shape)), x.dtype, x.requires_grad, x.requires_grad and is_leaf(c, x)
+        of_leaf = x.requires_grad and (is_leaf(c, x), shows_leaf(c, x))
+        return t, tuple(map(number_value, x.shape)), x.dtype, x.requires_grad, of_leaf
     if t in (list, tuple):
         return t, *(_described(c, part) for part in x)
     if t is dict:
@@ -111,7 +112,7 @@ def _example(c, make, x):
         found.requires_grad_()
         if not is_leaf(c, x):
             with torch.enable_grad():
-                found = found.clone()
+                found = found.view_as(found) if shows_leaf(c, x) else found.clone()
     return found
 
 

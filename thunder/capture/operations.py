@@ -21,6 +21,7 @@ from thunder.capture.library import backward, gradients, hooks, leaves
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module, parts_of, plain_base
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
+from thunder.capture.tensors import has_new_history
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import (
     METHODS,
@@ -93,6 +94,8 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         with compat.DisableTorchFunction():
             if n in real.__dict__:
                 return c.read(real.__dict__[n], source.attr(n))
+            if n in ("is_leaf", "grad_fn") and has_new_history(c, p):
+                return getattr(c.recorder.latest(p), n)
             if n in ("is_leaf", "grad_fn"):
                 c.read(real.is_leaf, source.attr("is_leaf"))
             if n in ("is_leaf", "grad_fn", "names"):

@@ -8,6 +8,7 @@ PyTorch functions that run later. A view that was written to is asked as the vie
 
 from __future__ import annotations
 
+import warnings
 from typing import cast
 
 import torch
@@ -131,7 +132,9 @@ def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
     ):
         c.ask(source.call(name), VALUE)
     if proxy not in c.tensors.layouts:
-        fake = c.tensors.fake_mode.from_tensor(real)
+        with warnings.catch_warnings():  # it looks for the gradient of what is no leaf
+            warnings.simplefilter("ignore")
+            fake = c.tensors.fake_mode.from_tensor(real)
         c.tensors.layouts[proxy] = fake if c.request.options.device is None else fake.to(to_torch_device(proxy.device))
 
 

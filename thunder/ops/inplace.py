@@ -192,6 +192,12 @@ count_write = Symbol(
     tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
     fn=torch.autograd.graph.increment_version,
 )
+
+
+def _nothing(target: torch.Tensor) -> None:
+    """Run where passes are told something that needs no work."""
+
+
 also_written = Symbol(
     "also_written",
     lambda target: None,
@@ -199,14 +205,31 @@ also_written = Symbol(
     id="also_written",
     is_prim=True,
     tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
-    fn=lambda target: None,
+    fn=_nothing,
 )
+
+written_after = Symbol(
+    "written_after",
+    lambda target: None,
+    module="ltorch",
+    id="written_after",
+    is_prim=True,
+    tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
+    fn=_nothing,
+)
+
+
+def in_grad_mode(enabled: bool, function: Callable, *args, **kwargs):
+    """What a function gives that autograd sees or does not, in whatever mode the program is called."""
+    with torch.set_grad_enabled(enabled):
+        return function(*args, **kwargs)
 
 
 def writes_back(operation: BoundSymbol) -> bool:
     """Whether an operation only changes an argument: what it was before is not read through it."""
     return (
-        operation.sym in (write_back, write_back_uncounted, count_write, also_written) or operation.sym.changes_metadata
+        operation.sym in (write_back, write_back_uncounted, count_write, also_written, written_after)
+        or operation.sym.changes_metadata
     )
 
 

@@ -29,7 +29,8 @@ class Memory:
     active: whether anything was written to. outside: called with what is about to be written to, in the end, and
     whether that happens through a view, and behind autograd's back; says no by raising. layout: gives a fake tensor
     with the strides, and on the storage, that a value has when the program runs in PyTorch; asked only when what is
-    written to may share memory.
+    written to may share memory. joins: called with what is about to become a result that autograd knows, and with what
+    it shows.
     """
 
     def __init__(
@@ -37,9 +38,10 @@ class Memory:
         operations: list[BoundSymbol] = (),
         outside: Callable[[TensorProxy, bool, bool], None] | None = None,
         layout: Callable | None = None,
+        joins: Callable[[TensorProxy], None] = lambda x: None,
     ):  # type: ignore[assignment]
         self.active = False
-        self.outside, self.layout = outside, layout
+        self.outside, self.layout, self.joins = outside, layout, joins
         # view -> the operation that made it and its base
         self.view_of: dict[Proxy, tuple[BoundSymbol, TensorProxy]] = {}
         self.views: dict[Proxy, list[Proxy]] = {}
@@ -65,6 +67,7 @@ class Memory:
         self.apart: dict[Proxy, TensorProxy] = {}
         self.leaving: dict[Proxy, TensorProxy] = {}  # what shares memory in PyTorch -> which of it leaves the program
         self.shared: dict[Proxy, list[TensorProxy]] = {}  # values that share memory in a way that is not known
+        self.intact: set[Proxy] = set()  # views that nothing was written to since they were made, at the end
         self._deriving = False
         for operation in operations:
             self.add(operation)
@@ -128,13 +131,13 @@ class Memory:
     def _derive(self, x: TensorProxy) -> None:
         """Rebuilds a view from its base as it is now, and with it the other results of its operation."""
         operation, viewed = self.view_of[x]
-        if x.requires_grad and operation.sym.several_views:
+        now = self.latest(viewed)
+        if operation.sym.several_views and (x.requires_grad or now.requires_grad) and x not in self.intact:
             raise CaptureError(
                 f"a result of {operation.sym.name}(), which gives several views, is read after its memory was written "
                 "to, which autograd does not support",
                 location=user_location(), remedy="make the view again after the write",
             )  # fmt: skip
-        now = self.latest(viewed)
 
         def place(p):
             return now if type(p) is TensorProxy and self.holder(p) is viewed else p
@@ -203,10 +206,12 @@ class Memory:
     def joins_history(self, target: TensorProxy) -> None:
         """`target` is about to become a result that autograd knows. Raises PyTorch's errors for views that can not."""
         x = self.holder(target)
+        self.joins(x)
         while x in self.view_of:
             view, (operation, x) = x, self.view_of[x]
             if is_unseen(operation):
                 return
+            self.joins(x)
             if operation.context is not None and not operation.context.grad_enabled:
                 raise RuntimeError(
                     "A view was created in no_grad mode and is being modified inplace with grad mode enabled. Make "
@@ -441,7 +446,12 @@ class Memory:
         self.current.pop(base, None)
         if value is not base:
             self.current[base], self.owner[value] = value, base
+        self._freshen(base)
         self._outdate(base, None)
+
+    def end(self) -> None:
+        """The program has ended: views that are not stale now were made after the last write."""
+        self.intact = {view for view in self.view_of if view not in self.stale}
 
     def settle(self) -> None:
         """Views that were written to directly are rebuilt from their bases when they are read next, so that
