@@ -91,6 +91,20 @@ def without_grad_and_with(m, w):
     return m[1:]
 
 
+def turned_unseen(m, w):
+    y = w * 2
+    with torch.no_grad():
+        w.t_()
+    return (w * m).sin(), y
+
+
+def turned_with_a_view(m, w):
+    row = w[0]
+    with torch.no_grad():
+        w.t_()
+    return row * m
+
+
 def other_shape(m, w):
     m.t_()
     m.add_(w)
@@ -148,7 +162,7 @@ CASES = {
     **{f.__name__: (f, plain) for f in (
         copied, views_of_it, scaled_twice, through_a_view, where_autograd_does_not_look, a_part_unseen, detached,
         views_without_grad, without_grad_and_with, other_shape, shape_afterwards, filled_again, in_a_loop_by_data,
-        half_precision, checkpointed)},
+        half_precision, checkpointed, turned_unseen)},
     **{f"a result: {f.__name__}": (f, result_of_an_operation) for f in (
         copied, views_of_it, scaled_twice, through_a_view, where_autograd_does_not_look, a_part_unseen, filled_again)},
     **{f"a view of a result: {f.__name__}": (f, view_of_a_result) for f in (copied, views_of_it, scaled_twice)},
@@ -208,6 +222,34 @@ def test_what_autograd_does_not_allow_raises_as_eager(name):
             f(*ERRORS[name]())
         errors.append(str(error.value).splitlines()[0])
     assert errors[0] == errors[1]
+
+
+def reads_before_it_writes(m, w):
+    t, u = m[0], m[1]
+    m[2] = w[0]
+    y = t * 2
+    t.add_(1)
+    return u.is_leaf, u.add_(1), y
+
+
+def writes_to_what_has_no_history_yet(m, w):
+    t = m[0]
+    m[1] = w[0]
+    with torch.no_grad():
+        y = t * 2
+    return t.add_(1), y
+
+
+def test_a_view_has_the_history_of_its_base_once_it_is_read():
+    """PyTorch gives a view the history of its base when somebody looks, and takes it for a leaf until then."""
+    torch.manual_seed(0)
+    args = plain()
+    want = reads_before_it_writes(args[0].clone(), args[1])
+    torch.testing.assert_close(thunder.jit(reads_before_it_writes, fallback="error")(*args), want)
+    for make in (plain, lambda: (plain()[0] * 1, weights(4, 4))):
+        for f in (writes_to_what_has_no_history_yet, thunder.jit(writes_to_what_has_no_history_yet, fallback="error")):
+            with pytest.raises(RuntimeError, match="^a leaf Variable that requires grad is being used"):
+                f(*make())
 
 
 def test_each_kind_of_history_is_a_program():
@@ -303,6 +345,13 @@ def test_a_backward_inside_and_one_outside():
         m.sum().backward()
         grads.append(w.grad)
     torch.testing.assert_close(*grads)
+
+
+def test_a_leaf_with_views_is_not_turned_behind_the_back_of_autograd():
+    with pytest.raises(CaptureError, match="t_ changes the shape of a tensor that requires grad"):
+        thunder.jit(turned_with_a_view, fallback="error")(*plain())
+    with pytest.raises(CaptureError, match="t_ changes the shape of a tensor that requires grad"):
+        thunder.jit(turned_unseen, fallback="error")(tensor(4, 3), weights(3, 4))
 
 
 def test_gradients_that_would_be_kept_of_it_are_refused():

@@ -15,7 +15,7 @@ import torch
 
 from thunder import compat
 from thunder.capture.ask import VALUE
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, number_value
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.layout import run_line
@@ -105,7 +105,7 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
     ):
         for operation in _slice(c, value, c.tensors.layouts):
             if isinstance(operation, BoundSymbol):
-                run_line(operation, c.tensors.layouts)
+                run_line(operation, c.tensors.layouts, _number)
             else:
                 _input(c, operation, with_offset, with_bits)
         found: dict[Proxy, object] = {base: c.tensors.layouts[value]}
@@ -149,4 +149,10 @@ def _slice(c, wanted: TensorProxy, known: dict) -> list:
     )
     read = (wanted, *(i for operation in operations for i in operation.inputs))
     inputs = dict.fromkeys(p for p in read if p in c.tensors.real or p in c.tensors.cotangents)
-    return [*inputs, *(operation for operation in operations if not all(o in known for o in operation.outputs))]
+    made = (o for o in operations if any(not isinstance(x, UnbackedNumber) and x not in known for x in o.outputs))
+    return [*inputs, *made]
+
+
+def _number(x: NumberProxy):
+    """A symbolic number, for an example: no strides depend on a float."""
+    return number_value(x) if x.python_type is float else x.concrete()

@@ -223,6 +223,8 @@ PRIVATE: Sequence[Private] = (
     # --- fake tensors
     Private("FakeTensor", f"{FAKE_TENSORS}.FakeTensor", _TYPING, NOTHING_RUNS),
     Private("FakeTensorMode", f"{FAKE_TENSORS}.FakeTensorMode", _TYPING, NOTHING_RUNS),
+    Private("without_fakes", f"{FAKE_TENSORS}.unset_fake_temporarily", "decisions that are asked for while an "
+        "operation is typed", "programs that decide by data raise"),
     Private("DataDependentOutput", f"{FAKE_TENSORS}.DataDependentOutputException", _TYPING, "these operations raise "
         "another error"),
     Private("DynamicOutputShape", f"{FAKE_TENSORS}.DynamicOutputShapeException", _TYPING, "data-dependent sizes "

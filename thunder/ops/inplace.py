@@ -70,7 +70,7 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
             refuse("detach_ is called on an argument, or on a view")
     elif memory is None or kwargs or symbol.name == "as_strided" and not made:
         refuse(f"{symbol.name}_ changes the shape of a tensor in place")
-    elif now.requires_grad and not recorder.context.grad_enabled:
+    elif now.requires_grad and not recorder.context.grad_enabled and not memory.may_keep_history(target, symbol, rest):
         refuse(f"{symbol.name}_ changes the shape of a tensor that requires grad, unseen by autograd")
     if recorder.context.grad_enabled and now.requires_grad:
         memory.joins_history(target)
@@ -97,6 +97,13 @@ def rearranging(symbol: Symbol) -> Symbol:
         fn=symbol.in_place and symbol.in_place.function,
     )
     made.changes_metadata = True
+
+    @made.vjp
+    def _(a, *args):
+        """Of what requires grad it is recorded where autograd does not see it, and the shape stays."""
+        g = yield made(a, *args)
+        return g, *(None for _ in args)
+
     return made
 
 

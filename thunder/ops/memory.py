@@ -8,7 +8,7 @@ back at the end (see `Capture`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import may_view
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, user_location
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, detached, user_location
 from thunder.errors import CaptureError
 from thunder.ops.define import LTORCH
 
@@ -67,6 +67,7 @@ class Memory:
         self.apart: dict[Proxy, TensorProxy] = {}
         self.leaving: dict[Proxy, TensorProxy] = {}  # what shares memory in PyTorch -> which of it leaves the program
         self.shared: dict[Proxy, list[TensorProxy]] = {}  # values that share memory in a way that is not known
+        self.followed: set[Proxy] = set()  # views that were read under grad since their base requires grad
         self.intact: set[Proxy] = set()  # views that nothing was written to since they were made, at the end
         self._deriving = False
         for operation in operations:
@@ -131,7 +132,9 @@ class Memory:
     def _derive(self, x: TensorProxy) -> None:
         """Rebuilds a view from its base as it is now, and with it the other results of its operation."""
         operation, viewed = self.view_of[x]
-        now = self.latest(viewed)
+        now, context = self.latest(viewed), current_recorder().context  # type: ignore[union-attr]
+        if now.requires_grad and context.grad_enabled:
+            self.followed.add(x)
         if operation.sym.several_views and (x.requires_grad or now.requires_grad) and x not in self.intact:
             raise CaptureError(
                 f"a result of {operation.sym.name}(), which gives several views, is read after its memory was written "
@@ -196,6 +199,8 @@ class Memory:
         target = self.holder(target)
         self._decide(self.base(target))
         base = self.base(target)
+        if self._lacks_history(target):
+            raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
         if base in self.fixed:
             raise CaptureError(self.fixed[base], location=user_location(), remedy=REMEDY)
         behind = self._detaching(target)
@@ -203,10 +208,23 @@ class Memory:
             self.outside(base, base is not target, bool(behind))
         return behind
 
+    def _lacks_history(self, x: TensorProxy) -> bool:
+        """Whether PyTorch takes a view for a leaf, since nobody has read it under grad since what it is a view of
+        requires grad."""
+        operation, viewed = self.view_of.get(x, (None, None))
+        recorder = current_recorder()
+        if operation is None or x.requires_grad or x in self.followed or is_unseen(operation):
+            return False
+        if recorder is None or not recorder.context.grad_enabled:
+            return False
+        seen = operation.context is not None and operation.context.grad_enabled  # None: which of the two is the view?
+        return seen and self.current.get(base := self.base(viewed), base).requires_grad and not self._detaching(x)
+
     def joins_history(self, target: TensorProxy) -> None:
         """`target` is about to become a result that autograd knows. Raises PyTorch's errors for views that can not."""
         x = self.holder(target)
         self.joins(x)
+        self.followed.add(x)
         while x in self.view_of:
             view, (operation, x) = x, self.view_of[x]
             if is_unseen(operation):
@@ -378,6 +396,15 @@ class Memory:
         self.current[x], self.owner[value], self.formed[x] = value, x, value
         self._freshen(x)
 
+    def may_keep_history(self, x: TensorProxy, symbol: Symbol, args: Sequence) -> bool:
+        """Whether `x` may change its shape behind autograd's back: what is read of it later has the history that it
+        had, element by element, so that the shape must stay, and no view may stand for the elements in another
+        order."""
+        x = self.holder(x)
+        with detached():
+            unchanged = symbol(self.latest(x), *args).shape == self.latest(x).shape
+        return unchanged and x not in self.view_of and not self.views.get(x)
+
     def rearrange(self, x: TensorProxy, symbol: Symbol, args: tuple, back: tuple[Symbol, tuple] | None) -> None:
         """`x` shows its memory as `symbol(x, *args)` from now on; `back` undoes that. Raises CaptureError for what came
         from outside and can not be undone.
@@ -408,7 +435,7 @@ class Memory:
         before, below = self.latest(x), self.views.pop(x, [])
         self._deriving = True  # what is recorded next is no view of the program's
         try:
-            value = symbol(before, *args)
+            value = _with_history(before, symbol(before, *args))
         finally:
             self._deriving = False
         inner = like(before)
