@@ -23,7 +23,7 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.utils import has_triton
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
-from thunder.executors.triton_kernels.schedule import ON_CHIP
+from thunder.executors.triton_kernels.reductions import ON_CHIP
 from thunder.executors.triton_kernels.sizes import Undecided
 from thunder.executors.triton_kernels.values import is_map, primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor

@@ -18,14 +18,8 @@ from thunder.executors.triton_kernels.joins import place_in_whole
 from thunder.executors.triton_kernels.literals import LOWEST, bracketed, compute_type, literal, neutral
 from thunder.executors.triton_kernels.numbers import Scalar
 from thunder.executors.triton_kernels.parts import Member, joined_text
-from thunder.executors.triton_kernels.schedule import (
-    Kernel,
-    Schedule,
-    operand_place,
-    reduced_place,
-    stored_place,
-    tile_place,
-)
+from thunder.executors.triton_kernels.reductions import operand_place, partial_place, reduced_place
+from thunder.executors.triton_kernels.schedule import Kernel, Schedule, stored_place, tile_place
 from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, divides, hint
 from thunder.executors.triton_kernels.sizes import text as text_of
 from thunder.executors.triton_kernels.tiles import Tile, part_tile, stages, tile_of
@@ -422,8 +416,12 @@ class _Emitter:
             if v.kind != "partial":
                 self._store(v)
         for p, accumulator in zip(partials, accumulators, strict=True):
-            operand = self.value(p.operands[0], self._tile_place(p.operands[0]), ())
-            self._accumulate(p, accumulator, operand, reduced if len(p.shape) == 1 else "r")
+            whole, k = len(p.shape) == 1, self.kernel
+            linear = self.linear if k.kind == "map" else k.linear
+            operand = self.value(p.operands[0], partial_place(p, linear, k.r, k.c), ())
+            (self._deviate if p.what[0] == "squares" else self._accumulate)(
+                p, accumulator, operand, reduced if whole else "r"
+            )
 
     def _store(self, v: Value) -> None:
         if v.kind == "add":
@@ -468,12 +466,16 @@ class _Emitter:
         k = self.kernel
         for p, accumulator in zip(partials, accumulators, strict=True):
             if len(p.shape) == 1:
-                total = accumulator
-                for axis in reversed(range(len(self.shape))):
+                total, axes = accumulator, range(len(self.shape))[::-1]
+                if p.what[0] == "squares":
+                    total, axes = self._joined_squares(total, axes), ()
+                for axis in axes:
                     total = self._emit(self._combined(p, total, axis, last=True), _NONE).text
                 self.outer.append(f"tl.store({self._pointer(p)} + tl.program_id(0), {total})")
                 continue
-            total = self._combined(p, accumulator, 0)
+            squares = p.what[0] == "squares"
+            total = f"{self._joined_squares(accumulator, (0,))}[None, :]" if squares else (
+                self._combined(p, accumulator, 0))  # fmt: skip
             axis = 1 if k.kind == "columns" else 0
             mask = self._mask(frozenset("c"), ())
             self.outer.append(
@@ -519,10 +521,38 @@ class _Emitter:
 
     def _accumulator(self, v: Value, start: str = "") -> str:
         self.count += 1
-        self.outer.append(
-            f"sum{self.count} = tl.full({self.shape}, {start or neutral(v.what[0], v.dtype)}, {compute_type(v.dtype)})"
-        )
-        return f"sum{self.count}"
+        name = f"sum{self.count}"
+        for own in (name, f"{name}_mean", f"{name}_count") if v.what[0] == "squares" else (name,):
+            neutral_ = start or neutral(v.what[0], v.dtype)
+            self.outer.append(f"{own} = tl.full({self.shape}, {neutral_}, {compute_type(v.dtype)})")
+        return name
+
+    def _deviate(self, v: Value, squares: str, term: _Term, reduced: str) -> None:
+        """A step of the squared deviations from the mean, in each place of a block, which has seen one element in each
+        pass of the loop (Welford 1962)."""
+        mean, count, kind = f"{squares}_mean", f"{squares}_count", compute_type(v.dtype)
+        inside = " & ".join(f"{n}_inside" for n in ("x", "r", "c") if self.masks[n] and n in reduced)
+        seen = f"tl.cast(block // {v.shape[0]} + 1, {kind})"
+        self.inner += [
+            f"element = tl.where({inside}, {term.text}, {mean})" if inside else f"element = {term.text}",
+            f"apart = element - {mean}",
+            f"{mean} += apart * (1.0 / {seen})",
+            f"{squares} += apart * (element - {mean})",
+            f"{count} += {f'tl.where({inside}, 1.0, 0.0)' if inside else '1.0'}",
+        ]
+
+    def _joined_squares(self, squares: str, axes: Sequence[int]) -> str:
+        """The squared deviations of all places of a block along axes, which are gone afterwards."""
+        self.computes["variance"] = None
+        mean, count, dimensions = f"{squares}_mean", f"{squares}_count", len(self.shape)
+        for axis in axes:
+            along = "" if dimensions == 1 else "[:, None]" if axis else "[None, :]"
+            total = self._emit(f"tl.sum({count}, {axis})", _NONE).text
+            middle = self._emit(f"tl.sum({count} * {mean}, {axis}) / tl.maximum({total}, 1.0)", _NONE).text
+            apart = self._emit(f"{mean} - {middle}{along}", _NONE).text
+            squares = self._emit(f"tl.sum({squares} + {count} * {apart} * {apart}, {axis})", _NONE).text
+            mean, count, dimensions = middle, total, dimensions - 1
+        return squares
 
     def _accumulate(self, v: Value, accumulator: str, term: _Term, reduced: str) -> None:
         masks = [f"{n}_inside" for n in ("x", "r", "c") if self.masks[n] and n in reduced]

@@ -22,11 +22,19 @@ from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
 from thunder.executors.triton_kernels.numbers import Numbers, Scalar
-from thunder.executors.triton_kernels.schedule import schedule
-from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, hint, text, tuple_text
-from thunder.executors.triton_kernels.strides import fit, fits_text, ordered_like, stride_atoms, strides_in_words
+from thunder.executors.triton_kernels.schedule import Schedule, schedule
+from thunder.executors.triton_kernels.sizes import Atom, Extent, Undecided, at_least, hint, text, tuple_text
+from thunder.executors.triton_kernels.strides import (
+    fit,
+    fits_text,
+    ordered,
+    ordered_like,
+    stride_atoms,
+    strides_in_words,
+)
 from thunder.executors.triton_kernels.tiles import Tile
-from thunder.executors.triton_kernels.values import Value, in_order, program_of
+from thunder.executors.triton_kernels.values import Program, Value, in_order, program_of
+from thunder.extend.fusion import TooLarge
 from thunder.ops.layout import padded_strides, run_line
 from thunder.ops.torch_types import to_torch_dtype
 from thunder.options import TRITON_INTERPRET
@@ -76,21 +84,23 @@ class FusedRegion(FusedFunction):
         self.fork: Callable[[int, tuple], int] | None = None
         self.planned = planned
         self._overwriting: dict[tuple, FusedRegion] = {}
+        self.dying: frozenset[int] = frozenset()
         self.homes: Mapping[int, int] = {}
         self.interpreted = interpreting() and not planned
         self.autotune = autotune and not self.interpreted and not region.numbers and not region.parts
-        multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
+        self.multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
         self.numbers = Numbers(region)
-        self.schedule = schedule(program_of(region, self.numbers), 2 * multiprocessors, region.parts)
-        program = self.schedule.program
+        self.program = program_of(region, self.numbers)
         tensors = (*(p for p in region.inputs if isinstance(p, TensorProxy)), *region.outputs)
-        values = (*program.inputs, *program.outputs)
-        self.padded = {v for p, v in zip(tensors, values, strict=True) if p in region.padded}
-        computed = in_order(program.outputs)
-        self.permutes = any(v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in computed) or any(
+        self.padded = [p in region.padded for p in tensors]  # inputs and outputs
+        values = in_order(self.program.outputs)
+        self.permutes = any(v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in values) or any(
             map(_chooses_layout, region.bound_symbols)
         )
-        self.adds = any(v.kind == "added" for v in computed)
+        self.reduces, self.adds = (any(v.kind == kind for v in values) for kind in ("reduce", "added"))
+        self._layouts: dict[tuple, list[tuple]] = {}
+        self.schedule = self._scheduled(self._row_major())
+        self.schedules = {self._order(self._row_major()): self.schedule}
         self._variants: dict[tuple, Callable] = {}
         # whether tensors are like those of the last variant, which is asked in one call, and that variant
         self._usual: tuple[Callable, Callable] | None = None
@@ -115,6 +125,31 @@ class FusedRegion(FusedFunction):
             self._sources(self._row_major())
         return self._source
 
+    def rows_apart(self, program: Program, strides: Mapping[Value, Sequence]) -> set[Value]:
+        """The inputs and outputs of a schedule's program that have padded rows, if they have these strides."""
+        values = zip(self.padded, (*program.inputs, *program.outputs), strict=True)
+        return {v for p, v in values if p and tuple(strides[v]) == padded_strides(v.shape, v.dtype.bytes)}
+
+    def _scheduled(self, strides: tuple) -> Schedule:
+        return schedule(self.program, 2 * self.multiprocessors, strides, self.layout(strides), self.region.parts)
+
+    def _order(self, strides: tuple) -> tuple:
+        """What a schedule depends on of strides: how inputs are ordered in memory, where anything is reduced."""
+        return tuple(tuple(ordered(s)) for s in strides) if self.reduces else ()
+
+    def scheduled(self, strides: tuple) -> Schedule:
+        """The schedule for inputs of these strides; that for row-major ones where kernels have numbers elsewhere, and
+        where there would be too many."""
+        key = self._order(strides)
+        if self.late:
+            return self.schedule
+        if key not in self.schedules:
+            try:
+                self.schedules[key] = self._scheduled(strides)
+            except (TooLarge, Undecided):
+                self.schedules[key] = self.schedule
+        return self.schedules[key]
+
     def writing_over(self, dying: frozenset[int], homes: Mapping[int, int] | None = None) -> FusedRegion:
         """The same region, for calls in which the inputs at these places own their memory and are dead
         afterwards: outputs are written over as many as kernels allow. homes: see `FusionExecutor.writing_over`."""
@@ -123,8 +158,8 @@ class FusedRegion(FusedFunction):
         found = self._overwriting.get(key)
         if found is None:
             found = self._overwriting[key] = self._copy()
-            found.homes = homes
-            found.over = self._places(dying, homes)
+            found.dying, found.homes = dying, homes
+            found.over = found._places(self._row_major())
             if found.over and self._expected is not None:
                 found._expected = _Compiled(found, self._row_major())
         return found
@@ -157,11 +192,18 @@ class FusedRegion(FusedFunction):
         found._expected = _Compiled(found, self._row_major()) if found._expected is not None else None
         return found
 
-    def _places(self, dying: frozenset[int], homes: Mapping[int, int]) -> dict[int, int]:
-        """Which outputs may be written over which of these inputs, if all inputs are row-major: what writes one reads
+    def overwritten(self, strides: tuple) -> dict[int, int]:
+        """Which outputs are written over which inputs of these strides."""
+        if not self.over or strides == self._row_major():
+            return self.over
+        there = self._places(strides)
+        return {o: i for o, i in self.over.items() if there.get(o) == i}
+
+    def _places(self, strides: tuple) -> dict[int, int]:
+        """Which outputs may be written over which of the inputs that die or have a home for them: what writes one reads
         the input there and nowhere else, no later kernel does."""
-        program = self.schedule.program
-        sources, _ = self._sources(self._row_major())
+        program, dying, homes = self.scheduled(strides).program, self.dying, self.homes
+        sources, _ = self._sources(strides)
         taken: dict[int, int] = {}
         for o, out in enumerate(program.outputs):
             number, source = next(((n, s) for n, s in enumerate(sources) if out in s.stores), (0, None))
@@ -177,8 +219,8 @@ class FusedRegion(FusedFunction):
     def _row_major(self) -> tuple:
         """The strides that inputs are expected to have: row-major ones, with rows apart where they are padded."""
         return tuple(
-            padded_strides(v.shape, v.dtype.bytes) if v in self.padded else strides_of(v.shape)
-            for v in self.schedule.program.inputs
+            padded_strides(v.shape, v.dtype.bytes) if p else strides_of(v.shape)
+            for p, v in zip(self.padded, self.program.inputs, strict=False)
         )
 
     def __call__(self, *args) -> list[torch.Tensor]:
@@ -201,7 +243,7 @@ class FusedRegion(FusedFunction):
         return run(*args)
 
     def _parted(self, args: tuple) -> tuple[tuple, tuple]:
-        count = len(self.schedule.program.inputs)
+        count = len(self.program.inputs)
         return args[:count], args[count:]
 
     def _strides(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> tuple:
@@ -214,7 +256,7 @@ class FusedRegion(FusedFunction):
         for known in self._variants:
             if all(fit(k, s, values) for k, s in zip(known, strides, strict=True)):
                 return known
-        inputs = self.schedule.program.inputs
+        inputs = self.program.inputs
         sizes = [*self.numbers.sizes, *dict.fromkeys(n for v in inputs for n in v.shape if isinstance(n, Extent))]
 
         def number(i: int) -> Callable[[int], Extent] | None:
@@ -231,7 +273,7 @@ class FusedRegion(FusedFunction):
     def _check(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Callable | None:
         """Whether a call fits the kernels for some strides, as a function of its arguments; None where PyTorch has
         no check of a list of tensors."""
-        count, inputs = len(tensors), self.schedule.program.inputs
+        count, inputs = len(tensors), self.program.inputs
         if all(isinstance(n, int) for v, s in zip(inputs, key, strict=True) for n in (*v.shape, *s)):
             check = compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
             if check is None or not self.numbers.names:
@@ -240,7 +282,7 @@ class FusedRegion(FusedFunction):
         names = [f"in{i}" for i in range(len(tensors))]
         tests = [
             f"{name}.is_contiguous()" if s == strides_of(v.shape) else fits_text(name, s)
-            for name, s, v in zip(names, key, self.schedule.program.inputs, strict=True)
+            for name, s, v in zip(names, key, self.program.inputs, strict=True)
         ]
         lines = [*self.derived(key), f"return {' and '.join(tests)}"]
         return compile_source(_function_text("fits", [*names, *self.numbers.names], lines), "fits", {"math": math})
@@ -258,7 +300,9 @@ class FusedRegion(FusedFunction):
         expected = self._expected is not None and self._expected.strides == key
         if self.autotune:
             with torch.cuda.device(self.device):
-                variant = _Compiled(self, key, tiles=tuned(self, lambda tiles: _Compiled(self, key, tiles=tiles)))
+                kernels = self.scheduled(key).kernels
+                tiles = tuned(kernels, self.device, lambda tiles: _Compiled(self, key, tiles=tiles))
+                variant = _Compiled(self, key, tiles=tiles)
         else:
             variant = self._expected if expected else (_Interpreted if self.interpreted else _Compiled)(self, key)
         self._variants[key] = run = variant.function()
@@ -300,14 +344,14 @@ class FusedRegion(FusedFunction):
     def _sources(
         self, strides: tuple, tiles: Sequence[Tile] | None = None, late: Container[Value] = (), wide: bool = False
     ) -> tuple[list[Source], list[tuple]]:
-        program = self.schedule.program
-        layout = self.layout(strides)
+        scheduled, layout = self.scheduled(strides), self.layout(strides)
+        program = scheduled.program
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
-        padded = {v for v in self.padded if known[v] == padded_strides(v.shape, v.dtype.bytes)}
-        sources, tiles = [], iter(tiles or [None] * len(self.schedule.kernels))
-        for launch in self.schedule.launches:
+        padded = self.rows_apart(program, known)
+        sources, tiles = [], iter(tiles or [None] * len(scheduled.kernels))
+        for launch in scheduled.launches:
             given, shares = (known, self.interpreted, self.shared), len(launch) > 1
-            made = [emit(self.schedule, k, *given, next(tiles), late, wide, padded, shares) for k in launch]
+            made = [emit(scheduled, k, *given, next(tiles), late, wide, padded, shares) for k in launch]
             sources.append(joined(made, self.interpreted))
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
         self._source = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *(s.text for s in sources)])
@@ -315,7 +359,12 @@ class FusedRegion(FusedFunction):
 
     def layout(self, strides: tuple) -> list[tuple]:
         """The strides of the outputs: PyTorch's, for inputs of these strides, but for rows that are padded."""
-        inputs, outputs = self.schedule.program.inputs, self.schedule.program.outputs
+        if strides not in self._layouts:
+            self._layouts[strides] = self._layout(strides)
+        return self._layouts[strides]
+
+    def _layout(self, strides: tuple) -> list[tuple]:
+        inputs, outputs = self.program.inputs, self.program.outputs
         row_major = all(s == strides_of(v.shape) for v, s in zip(inputs, strides, strict=True))
         if not self.permutes and not self.region.padded and row_major:
             return [strides_of(v.shape) for v in outputs]
@@ -342,10 +391,11 @@ class _Variant:
         over: bool = True,
         wide: bool = False,
     ):
-        program, temporaries = region.schedule.program, region.schedule.temporaries
+        scheduled = region.scheduled(strides)
+        program, temporaries = scheduled.program, scheduled.temporaries
         self.region, self.strides = region, strides
-        expected = over and strides == region._row_major()
-        self.over = {program.outputs[o]: program.inputs[i] for o, i in region.over.items()} if expected else {}
+        pairs = region.overwritten(strides) if over else {}
+        self.over = {program.outputs[o]: program.inputs[i] for o, i in pairs.items()}
         self.wide = wide
         self.sources, layout = region._sources(strides, tiles, self.over, wide)
         self.layout = (
@@ -353,11 +403,12 @@ class _Variant:
             | dict(zip(program.outputs, layout, strict=True))
             | {v: strides_of(v.shape) for v in temporaries}
         )
-        # kernels that would store what lies there
+        padded = region.rows_apart(program, self.layout)
+        # launches that would store what lies there
         self.idle = {
-            i for i, kernel in enumerate(region.schedule.kernels)
+            i for i, launch in enumerate(scheduled.launches)
             if all(v.kind == "part" and not v.what[1] and self.over.get(v.what[0]) is v.operands[0]
-                   for v in kernel.stores)
+                   for kernel in launch for v in kernel.stores)
         }  # fmt: skip
         self.texts = ["\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in s.helpers), s.text]) for s in self.sources]
         self.names = {v: f"in{i}" for i, v in enumerate(program.inputs)}
@@ -371,7 +422,7 @@ class _Variant:
             self.names[v] = f"out{i}"
             self.types[v] = self.context[f"dtype{i}"] = to_torch_dtype(stored_type(v, program.outputs))
             there, made = self.over.get(v), f"allocate({tuple_text(v.shape)}, {tuple_text(s)}, dtype{i})"
-            if v in region.padded and tuple(s) == padded_strides(v.shape, v.dtype.bytes):
+            if v in padded:
                 whole = *v.shape[:-1], s[-2]
                 made = f"allocate({tuple_text(whole)}, {tuple_text(s)}, dtype{i})[..., :{v.shape[-1]}]"
             if there is not None:  # which may be a view for autograd, and a result is none
@@ -444,7 +495,7 @@ class _Compiled(_Variant):
         super().__init__(region, strides, tiles, over=aligned is None, wide=wide)
         self.number = "i64" if wide else "i32"
         self.checked = aligned is None
-        begins = dict(zip(region.schedule.program.inputs, aligned or (), strict=False))
+        begins = dict(zip(region.program.inputs, aligned or (), strict=False))
         major, minor = torch.cuda.get_device_capability(region.device)
         self.binaries = [
             binary_of(

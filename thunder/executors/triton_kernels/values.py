@@ -202,14 +202,15 @@ def _known_numbers(operation: BoundSymbol) -> bool:
 
 
 def _reduces(operation: BoundSymbol) -> bool:
-    """Few long rows would leave most of the device idle; a reduction of everything is split, as one over the first
-    dimensions."""
+    """Few long rows would leave most of the device idle, where they are not cut into chunks."""
     a, dims = operation.args
     # see "opposite" in functions.py
     if a.dtype.category == BOOL or a.dtype.category != FLOAT and operation.sym.name != "sum":
         return False
     columns = math.prod(number_value(a.shape[d]) for d in dims)
     rows = element_count(a) // columns
+    if operation.sym.name == "sum" and not has_numbers(a.shape):
+        return True
     return rows == 1 or rows >= 64 or columns <= 16384 or min(dims) == 0
 
 
@@ -404,7 +405,7 @@ _LOWERINGS: dict[Any, Callable] = {
         "flip": "flip",
     }.items()},
     "prims.slice_prim": _slice, "prims.pad": _pad,
-    **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "stride_order", "positive")},
+    **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "image_layout", "stride_order", "positive")},
     **{f"prims.{name}": _reduction for name in ("sum", "amax", "amin")},
     "prims.convert_element_type": _cast, "prims.cat": _joined, "prims.full": _full, "prims.iota": _iota,
     "ltorch.gather": _gather, "prims.take": _take, "prims.index": _index,
