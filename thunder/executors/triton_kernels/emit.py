@@ -641,7 +641,7 @@ class _Emitter:
             return self._drawn(v, place)
         if kind == "gather":
             return self._gathered(v, place, conditions)
-        if kind in ("cat", "pad"):
+        if kind in ("cat", "pad", "partials"):
             self.computes[kind] = None
             return self._chosen(v, place, conditions)
         ((operand, there, _),) = sources(v, place)
@@ -710,7 +710,7 @@ class _Emitter:
             for o, there, needed in sources(v, place)
             if not any(map(_never, needed))
         ]
-        if v.kind == "pad":
+        if v.kind != "cat":
             term = _Term(self._number(v.what[0], v.dtype), _NONE)
             if not options:
                 return self._computed(Value("number", (), (), v.dtype, v.what[0]), (), ())

@@ -22,7 +22,8 @@ from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
 from thunder.executors.triton_kernels.numbers import Numbers, Scalar
-from thunder.executors.triton_kernels.schedule import Schedule, schedule
+from thunder.executors.triton_kernels.reductions import partial_of
+from thunder.executors.triton_kernels.schedule import Schedule, may_share, schedule
 from thunder.executors.triton_kernels.sizes import Atom, Extent, Undecided, at_least, hint, text, tuple_text
 from thunder.executors.triton_kernels.strides import (
     fit,
@@ -64,8 +65,8 @@ class FusedRegion(FusedFunction):
     """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays
     them out.
 
-    Kernels for row-major inputs are compiled in the background from the start, others when their strides come in for
-    the first time. `source` is their text, `kernels` how many there are.
+    Kernels for row-major inputs are compiled in the background, once `start` was called, others when their strides come
+    in for the first time. `source` is their text, `kernels` how many there are.
 
     Where sizes stay symbolic it is called with them behind the tensors, and the kernels are made once for all of them,
     for strides that are said in terms of the sizes.
@@ -106,9 +107,26 @@ class FusedRegion(FusedFunction):
         self._usual: tuple[Callable, Callable] | None = None
         self._unusual: dict[tuple, Callable] = {}
         self._source = ""
-        self._expected = None if self.interpreted or self.autotune or planned else _Compiled(self, self._row_major())
-        if region.numbers and self._expected is None:
+        self._expected: _Compiled | None = None
+        self._is_started = False
+
+    def start(self) -> None:
+        """Compiles kernels in the background. Raises Undecided."""
+        if not self._is_started and not (self.interpreted or self.autotune or self.planned):
+            self._expected = _Compiled(self, self._row_major())
+        if not self._is_started and self.region.numbers and self._expected is None:
             self._sources(self._row_major())  # raises Undecided
+        self._is_started = True
+
+    @property
+    def partial_sums(self) -> dict[int, Value]:
+        """The outputs, by place, that kernels of their own, which may share a launch, add up of partial sums."""
+        place, found = {v: i for i, v in enumerate(self.schedule.program.outputs)}, {}
+        for kernel in self.schedule.kernels:
+            terms = {place[v]: partial_of(v) for v in kernel.stores if v in place}
+            if len(terms) == len(kernel.stores) and None not in terms.values() and may_share(kernel):
+                found |= terms
+        return found
 
     @property
     def kernels(self) -> int:  # type: ignore[override]
