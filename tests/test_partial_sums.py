@@ -21,7 +21,7 @@ if sys.platform != "linux":
 # numpy says so where the interpreter computes what is not used, or not a number
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-WIDTH, ROWS = 24, 130  # more rows than are reduced without partial sums
+WIDTH, ROWS = 24, 700  # more rows than are reduced without partial sums
 
 
 class Uncut(TritonFuser):
@@ -74,7 +74,10 @@ def test_sums_of_several_layers_are_one_launch(dtype):
     wide = copy.deepcopy(module).double()
     for g, b, e, exact in zip(got, before, eager, gradients(wide, wide, x.double()), strict=True):
         assert torch.equal(g, b), "the same sums in the same order"
-        check_close(g, e, exact)
+        if dtype is torch.float64:
+            torch.testing.assert_close(g, e)
+        else:
+            check_close(g, e, exact)
     finished = [f for f in fusions(compiled, backward=True) if f.region.parts]
     assert len(finished) == 1 and finished[0].kernels == 1
     assert [f.kernels for f in fusions(uncut, backward=True)] == [2] * 4
@@ -83,9 +86,9 @@ def test_sums_of_several_layers_are_one_launch(dtype):
 
 
 def test_sums_of_one_region_stay_in_it():
-    norm = nn.Sequential(nn.LayerNorm(WIDTH), nn.Tanh()).to(DEVICE)
+    norm, x = nn.Sequential(nn.LayerNorm(WIDTH), nn.Tanh()).to(DEVICE, torch.float64), given(torch.float64)
     compiled = jitted(norm)
-    for g, e in zip(gradients(compiled, norm, given()), gradients(norm, norm, given()), strict=True):
+    for g, e in zip(gradients(compiled, norm, x), gradients(norm, norm, x), strict=True):
         torch.testing.assert_close(g, e)
     assert sums(compiled) == [] and [f.kernels for f in fusions(compiled, backward=True)] == [2]
 
@@ -108,7 +111,7 @@ def test_what_is_read_at_once_does_not_wait():
 
 def test_what_waits_is_bounded(monkeypatch):
     module, x = layers(4, torch.float64), given(torch.float64)
-    monkeypatch.setattr(launches, "KEPT", 4 * WIDTH * 4 * 8)
+    monkeypatch.setattr(launches, "KEPT", 8 * WIDTH * 8)
     compiled = jitted(module)
     for g, e in zip(gradients(compiled, module, x), gradients(module, module, x), strict=True):
         torch.testing.assert_close(g, e)
@@ -165,6 +168,43 @@ def test_pytorchs_terms_have_the_sum():
     torch.testing.assert_close(PRIMS["sum_of_partials"].fn(terms, (4, 6), thunder.dtypes.float32), a)
 
 
+def test_maps_of_sums_run_with_them():
+    """An update by what is summed up, in another shape."""
+
+    def f(x, weights, biases):
+        new = []
+        for w, b in zip(weights, biases, strict=True):
+            x = (x @ w).tanh()
+            gradient = (x * x.cos()).sum(0, keepdim=True)
+            new.append((b - 0.1 * gradient.reshape(b.shape).sign(), gradient))
+        return new
+
+    torch.manual_seed(0)
+    x, weights = given(torch.float64), [torch.randn(WIDTH, WIDTH, device=DEVICE).double() for _ in range(3)]
+    biases = [torch.randn(4, WIDTH // 4, device=DEVICE).double() for _ in range(3)]
+    compiled = thunder.jit(f, executors=[TritonFuser("sums"), "torch"], fallback="error")
+    torch.testing.assert_close(compiled(x, weights, biases), f(x, weights, biases))
+    (shared,) = [f for f in fusions(compiled) if f.region.parts]
+    names = [b.sym.name for b in shared.region.bound_symbols]
+    assert names.count("sum_of_partials") == names.count("sign") == 3 and "sum" not in names
+
+
+def test_sums_whose_kernel_runs_anyway_stay_in_it():
+    def f(x, weights):
+        new = []
+        for w in weights:
+            x = (x @ w).tanh()
+            total = x.exp().sum(0)
+            new.append((x.cos().sum(0), (total * total).sum()))
+        return new
+
+    torch.manual_seed(0)
+    x, weights = given(torch.float64), [torch.randn(WIDTH, WIDTH, device=DEVICE).double() for _ in range(3)]
+    compiled = thunder.jit(f, executors=[TritonFuser("sums"), "torch"], fallback="error")
+    torch.testing.assert_close(compiled(x, weights), f(x, weights))
+    assert not any(f.region.parts for f in fusions(compiled))
+
+
 def test_an_optimizers_step_reads_sums_of_one_launch():
     module, x = layers(3, torch.float64), given(torch.float64)
     ours = copy.deepcopy(module)
@@ -180,5 +220,4 @@ def test_an_optimizers_step_reads_sums_of_one_launch():
     torch.testing.assert_close(compiled(ours, x), step(module, x))
     for p, q in zip(ours.parameters(), module.parameters(), strict=True):
         torch.testing.assert_close(p, q)
-    shared = [f for f in fusions(compiled) if f.region.parts]
-    print([(len(f.region.parts), f.kernels) for f in fusions(compiled)])
+    assert sum(bool(f.region.parts) for f in fusions(compiled)) == 1

@@ -17,12 +17,12 @@ import torch
 
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import bytes_moved, nbytes, region_bytes, tensors_in
-from thunder.core.dtypes import float32
 from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, has_numbers
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, Names, OpTags
 from thunder.core.utils import has_triton
 from thunder.executors.triton_kernels.functions import FUNCTIONS
+from thunder.executors.triton_kernels.last_sums import without_last_sums
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
 from thunder.executors.triton_kernels.reductions import ON_CHIP
 from thunder.executors.triton_kernels.sizes import Undecided
@@ -107,7 +107,7 @@ class TritonFuser(FusionExecutor):
         """One operation is PyTorch's already, which draws no numbers of a seed by a kernel. Several that only move data
         have to move less together."""
         found = computing(region)
-        if len(found) > 1 or any(operation.sym is uniform_philox for operation in found):
+        if len(found) > 1 or any(operation.sym in _ALONE for operation in found):
             return True
         kernels = [operation for operation in region.bound_symbols if not may_view(operation)]
         return len(kernels) > 1 and region_bytes(region) < sum(map(bytes_moved, kernels))
@@ -129,28 +129,13 @@ class TritonFuser(FusionExecutor):
         )
 
     def cut_last(self, region: Region, names: Names) -> list[Region]:
-        """Sums that kernels of their own add up of partial ones."""
-        if has_numbers([t.shape for t in tensors_in((*region.inputs, *region.outputs))]) or not any(
-            map(_reduces, region.bound_symbols)
-        ):
+        """Sums that kernels of their own add up of partial ones, and maps of these."""
+        if has_numbers([t.shape for t in tensors_in((*region.inputs, *region.outputs))]):
             return []
         try:
-            found = self.scheduled(region).partial_sums
+            return without_last_sums(region, names, _reduces, _is_map, lambda r: self.scheduled(r).partial_sums)
         except (TooLarge, Undecided):
             return []
-        terms, last, renamed = [], {}, {}
-        for place, partial in found.items():
-            out = region.outputs[place]
-            renamed[out] = own = out.replace(name=names.make())
-            wide = out.dtype if out.dtype.bytes == 8 else float32
-            given = TensorProxy(names.make(), shape=partial.shape, device=out.device, dtype=wide)
-            context = region.bound_symbols[0].context
-            terms.append(PRIMS["partial_sums"].bind(own, partial.shape, wide, output=given, context=context))
-            total = PRIMS["sum_of_partials"].bind(given, out.shape, out.dtype, output=out, context=context)
-            last.setdefault(partial.shape, []).append(total)
-        first = [*(b.swap(renamed) for b in region.bound_symbols), *terms]
-        left = {*region.outputs, *(b.output for b in terms)}
-        return [Region(first, left, region.padded), *(Region(sums, left) for sums in last.values())] if found else []
 
     def scheduled(self, region: Region) -> FusedRegion:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
@@ -193,6 +178,9 @@ class _Plans(TritonFuser):
         return FusedRegion(region, device, planned=True)
 
 
+_ALONE = {uniform_philox, PRIMS["sum_of_partials"]}  # that PyTorch has no kernel for
+
+
 def _in_primitives(operation: BoundSymbol) -> bool:
     """Whether an operation, or all that it is made of, is computed by kernels."""
     if primitive(operation):
@@ -208,6 +196,8 @@ def _in_primitives(operation: BoundSymbol) -> bool:
 
 def _is_map(operation: BoundSymbol) -> bool:
     """Whether each element of what an operation makes is computed of elements that lie where it does, or of numbers."""
+    if operation.sym.reshapes:
+        return True
     return is_map(operation) if primitive(operation) else all(map(_is_map, operation.subsymbols))
 
 

@@ -151,9 +151,9 @@ def _gathered(
         pieces = unit if isinstance(unit, list) else []
         inputs, outputs = _ends(unit)
         ends = inputs if waits else outputs
-        everything = _is_barrier(unit)
-        launch([u for u in waiting if everything or not u.names.isdisjoint(ends)])
-        waiting = [u for u in waiting if not everything and u.names.isdisjoint(ends)]
+        if _is_barrier(unit) or not all(u.names.isdisjoint(ends) for u in waiting):
+            launch(waiting)
+            waiting = []
         if not pieces or not all(id(p.core) in open_to for p in pieces):
             made.append(unit)
             continue

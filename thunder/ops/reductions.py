@@ -96,7 +96,7 @@ def partial_sums(a, shape, dtype):
     return like(a, shape, dtype=dtype)
 
 
-@prim(lambda a, shape, dtype: a.sum(0).reshape(shape).to(to_torch_dtype(dtype)))
+@prim(lambda a, shape, dtype: a.sum(0).reshape(shape).to(to_torch_dtype(dtype)), tags=REDUCES)
 def sum_of_partials(a, shape, dtype):
     """The sum over the first dimension, in one step."""
     return like(a, shape, dtype=dtype)
