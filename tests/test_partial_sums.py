@@ -221,3 +221,29 @@ def test_an_optimizers_step_reads_sums_of_one_launch():
     for p, q in zip(ours.parameters(), module.parameters(), strict=True):
         torch.testing.assert_close(p, q)
     assert sum(bool(f.region.parts) for f in fusions(compiled)) == 1
+
+
+def planned(dtype, rows, width, count):
+    """The fused functions of a backward on an H100, of kernels in real sizes."""
+    module = nn.Sequential(
+        *(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()) for _ in range(count))
+    )
+    module = module.to(dtype)
+    x = torch.empty((), dtype=dtype).expand(rows, width)
+    entry = thunder.jit(module, executors=[TritonFuser("planned").planned()]).lower(x)
+    return [b.sym.fn for b in entry.backward_traces[-1].bound_symbols if b.sym.is_fusion]
+
+
+@pytest.mark.parametrize("width", [96, 768, 4096])
+def test_launches_and_bytes_in_real_sizes(width):
+    """A launch for each region and one for the sums; what is stored and read for them is what partial sums are."""
+    count = 3
+    *regions, last = planned(torch.bfloat16, 16384, width, count)
+    assert [f.kernels for f in regions] == [1] * len(regions) and last.kernels == 1
+    assert [f.scratch_bytes for f in (*regions, last)] == [0] * (len(regions) + 1)
+    (launch,) = last.schedule.launches
+    assert all(k.kind == "rows" and len(k.reductions) == len(k.stores) for k in launch)
+    terms = [v for f in regions for v in f.schedule.program.outputs if v.kind == "partial"]
+    assert sum(v.numel for v in terms) == sum(v.numel for v in last.program.inputs)
+    # all but those of the first norm, of which nothing else is computed: that is PyTorch's kernel
+    assert len(last.program.outputs) == 3 * count - 2 and all(len(v.shape) == 2 for v in terms)
