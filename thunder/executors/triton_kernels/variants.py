@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -20,9 +20,6 @@ from thunder.executors.triton_kernels.numbers import Scalar
 from thunder.executors.triton_kernels.sizes import at_least, text, tuple_text
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.ops.torch_types import to_torch_dtype
-
-if TYPE_CHECKING:
-    from thunder.executors.triton_kernels.launch import FusedRegion
 
 __all__ = ["ALIGNMENT", "Compiled", "Interpreted", "function_text"]
 
@@ -39,7 +36,7 @@ class Variant(ABC):
 
     def __init__(
         self,
-        region: FusedRegion,
+        region: Any,  # a `FusedRegion`
         strides: tuple,
         tiles: Sequence[Tile] | None = None,
         over: bool = True,
@@ -144,7 +141,7 @@ class Compiled(Variant):
 
     def __init__(
         self,
-        region: FusedRegion,
+        region: Any,  # a `FusedRegion`
         strides: tuple,
         aligned: Sequence[bool] | None = None,
         tiles: Sequence[Tile] | None = None,
