@@ -156,15 +156,13 @@ def _own(recorder: Recorder):
     return check
 
 
-write_back = Symbol(
-    "copy_",
-    lambda target, value: None,
-    module="ltorch",
-    id="write_back",
-    is_prim=True,
-    tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
-    fn=torch.Tensor.copy_,
-)
+def _written(name: str, id: str, meta: Callable, function: Callable) -> Symbol:
+    """What the end of a program does to an argument."""
+    tags = (OpTags.DONT_DCE, OpTags.IN_PLACE)
+    return Symbol(name, meta, module="ltorch", id=id, is_prim=True, tags=tags, fn=function)
+
+
+write_back = _written("copy_", "write_back", lambda target, value: None, torch.Tensor.copy_)
 
 
 def copy_unless_there(target: torch.Tensor, value: torch.Tensor) -> None:
@@ -179,51 +177,18 @@ def _copy_data(target: torch.Tensor, value: torch.Tensor) -> None:
     target.data.copy_(value)
 
 
-write_back_uncounted = Symbol(
-    "copy_data",
-    lambda target, value: None,
-    module="ltorch",
-    id="write_back_uncounted",
-    is_prim=True,
-    tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
-    fn=_copy_data,
-)
+write_back_uncounted = _written("copy_data", "write_back_uncounted", lambda target, value: None, _copy_data)
 
 
-count_write = Symbol(
-    "increment_version",
-    lambda target: None,
-    module="ltorch",
-    id="count_write",
-    is_prim=True,
-    tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
-    fn=torch.autograd.graph.increment_version,
-)
+count_write = _written("increment_version", "count_write", lambda target: None, torch.autograd.graph.increment_version)
 
 
 def _nothing(target: torch.Tensor) -> None:
     """Run where passes are told something that needs no work."""
 
 
-also_written = Symbol(
-    "also_written",
-    lambda target: None,
-    module="ltorch",
-    id="also_written",
-    is_prim=True,
-    tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
-    fn=_nothing,
-)
-
-written_after = Symbol(
-    "written_after",
-    lambda target: None,
-    module="ltorch",
-    id="written_after",
-    is_prim=True,
-    tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
-    fn=_nothing,
-)
+also_written = _written("also_written", "also_written", lambda target: None, _nothing)
+written_after = _written("written_after", "written_after", lambda target: None, _nothing)
 
 
 def in_grad_mode(enabled: bool, function: Callable, *args, **kwargs):

@@ -11,7 +11,7 @@ import torch
 from thunder.core.proxies import TensorProxy
 from thunder.ops import LTORCH
 from thunder.ops.quantization import int_mm
-from thunder.quantization.weights import QuantizedWeights
+from thunder.quantization.weights import ScaledRows
 
 __all__ = ["Int8Weights"]
 
@@ -20,15 +20,13 @@ TINY = torch.finfo(torch.float32).tiny
 CUDA_ROWS = 17  # at least, of PyTorch's product of integers on GPUs
 
 
-class Int8Weights(QuantizedWeights):
+class Int8Weights(ScaledRows):
     """w = held * scale, with `held` of int8 and a scale for each output, whose products stay within 127 steps.
 
     dynamic: whether each row of a layer's input is rounded so in each call, too, and the product is one of integers,
     summed exactly in int32. On GPUs that takes 17 rows or more, which are known, and sizes divisible by 8; other layers
     make their weight.
     """
-
-    parts = ("scale",)
 
     def __init__(self, *, dynamic: bool = False, filter: Callable[[torch.nn.Module, str], bool] | None = None):
         super().__init__(filter=filter)
@@ -41,9 +39,6 @@ class Int8Weights(QuantizedWeights):
         wide = weight.float()
         scale = (wide.abs().amax(1, keepdim=True) / STEPS).clamp(min=TINY)
         return (wide / scale).round().to(torch.int8), scale
-
-    def dequantize(self, held: Any, scale: Any) -> Any:  # type: ignore[override]
-        return held.to(torch.float32) * scale
 
     def multiplies(self, x: TensorProxy, shape: tuple[int, int]) -> bool:
         if not self.dynamic or x.device.type == "cpu":

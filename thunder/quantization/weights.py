@@ -32,7 +32,7 @@ from thunder.ops.backward import sum_to
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_dtype
 from thunder.transforms.base import Transform, connected, with_parameter
 
-__all__ = ["QuantizedWeights", "check_run", "join", "pack", "unpack", "why_no_runs"]
+__all__ = ["QuantizedWeights", "ScaledRows", "check_run", "join", "pack", "unpack", "why_no_runs"]
 
 
 def _typed(parts: tuple, format: QuantizedWeights, shape: tuple, dtype: torch.dtype) -> TensorProxy:
@@ -172,6 +172,15 @@ class QuantizedWeights(Transform):
         rest = {k: v for k, v in state_dict.items() if k not in names}
         dtype = model.get_submodule(submodule_name).weight.dtype
         return {**rest, "weight": self.dequantize(*(state_dict[name] for name in names)).to(dtype)}
+
+
+class ScaledRows(QuantizedWeights):
+    """w = held * scale, with a scale for each output."""
+
+    parts = ("scale",)
+
+    def dequantize(self, held: Any, scale: Any) -> Any:  # type: ignore[override]
+        return held.to(torch.float32) * scale
 
 
 def _names(format: QuantizedWeights, path: str) -> list[str]:
