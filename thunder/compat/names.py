@@ -267,7 +267,7 @@ PRIVATE: Sequence[Private] = (
     Private("VF_meshgrid", "torch._VF.meshgrid", "torch.meshgrid", _CALLS, lambda: torch.functional.meshgrid),
     *(
         Private(name.strip("_"), f"torch.{name}", f"programs that call torch.{name}", _CALLS)
-        for name in ("_assert", "_check", "_check_is_size", "_scaled_mm")
+        for name in ("_assert", "_check", "_check_is_size", "_int_mm", "_scaled_mm")
     ),
     Private("log_api_usage_once", "torch._C._log_api_usage_once", "programs that call it", "they raise"),
     Private("foreach_add", "torch._foreach_add", "optimizers with foreach=True", "these raise"),

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from thunder.core.dtypes import FLOAT, bool8
 from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
+from thunder.executors.triton_kernels.literals import compute_type
 from thunder.executors.triton_kernels.one_hot import of_one_term
 from thunder.executors.triton_kernels.sizes import Extent, hint
 from thunder.executors.triton_kernels.values import Place, Program, Value, in_order, sources
@@ -33,6 +34,7 @@ __all__ = [
     "fits",
     "memory_order",
     "operand_place",
+    "partial_of",
     "partial_place",
     "reduced_place",
     "space_of",
@@ -142,7 +144,21 @@ def with_steps(program: Program, programs: int, strides: Strides) -> Program:
         same = all(a is b for a, b in zip(operands, value.operands, strict=True))
         new = value if same else Value(value.kind, operands, value.shape, value.dtype, value.what)
         made[value] = steps.of(value, new) if value.kind == "reduce" else new
+        if value.kind == "partials" and (partial := partial_of(new)) is not None and partial.shape == new.shape:
+            made[value] = Value("partial", partial.operands, new.shape, new.dtype, partial.what)
     return Program(program.inputs, [made[v] for v in program.outputs])
+
+
+def partial_of(v: Value) -> Value | None:
+    """The partial sums of which a value is the sum, and nothing else but that, in another shape or rounded once."""
+    dtypes, casts = {compute_type(v.dtype)}, 0
+    while v.kind in ("reshape", "cast", "partials") or v.kind == "broadcast" and v.numel == v.operands[0].numel:
+        casts += v.kind == "cast"
+        v = v.operands[0]
+        dtypes.add(compute_type(v.dtype))
+    found = v.operands[0] if v.kind == "reduce" else v
+    is_sum = found.kind == "partial" and found.what[0] == v.what[0] == "sum" and found.dtype.category == FLOAT
+    return found if is_sum and casts <= 1 and len(dtypes) == 1 else None
 
 
 class _Merged(NamedTuple):
@@ -194,8 +210,10 @@ class _Steps:
 
     def of(self, old: Value, new: Value) -> Value:
         """What takes the place of a reduction whose operand is new."""
-        how, dims = new.what
+        how, dims, *in_one_step = new.what
         operand = new.operands[0]
+        if in_one_step:
+            return new
         if how == "sum" and len(dims) == 1 and (found := of_one_term(operand, dims[0], new.shape)) is not None:
             return found
         mean = self.means.get(old)
@@ -437,7 +455,7 @@ def _along(v: Value, x: Value, dims: Sequence[int]) -> Value:
 
 def _mean_of(reduction: Value) -> Value | None:
     """The sum of x in sum((x - sum(x) / n) ** 2) over the same n elements."""
-    (square,), (how, dims) = reduction.operands, reduction.what
+    (square,), (how, dims, *_) = reduction.operands, reduction.what
     if how != "sum" or square.kind != "map" or square.dtype.category != FLOAT:
         return None
     factors = set(square.operands if square.what in ("mul", "multiply") else square.operands[:1])

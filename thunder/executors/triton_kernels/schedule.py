@@ -35,7 +35,7 @@ from thunder.executors.triton_kernels.strides import ordered
 from thunder.executors.triton_kernels.values import Place, Program, Value, in_order, indexed_place, sources
 from thunder.extend.fusion import TooLarge
 
-__all__ = ["Kernel", "Schedule", "schedule", "tile_place", "stored_place"]
+__all__ = ["Kernel", "Schedule", "may_share", "schedule", "tile_place", "stored_place"]
 
 LIMIT = 4000  # values at places, in all kernels of a region
 WORK = 1 << 27  # instructions of elements that are done in that time, about
@@ -360,8 +360,8 @@ def schedule(
     outputs = dict(zip((i for part in parts for i in part), (v for s in made for v in s.program.outputs), strict=True))
     launches: list[list[Kernel]] = []
     for wave in itertools.zip_longest(*(s.kernels for s in made)):
-        small = [k for k in wave if k is not None and _may_share(k)]
-        launches += [[k] for k in wave if k is not None and not _may_share(k)] + ([small] if small else [])
+        small = [k for k in wave if k is not None and may_share(k)]
+        launches += [[k] for k in wave if k is not None and not may_share(k)] + ([small] if small else [])
     return Schedule(
         Program(program.inputs, [outputs[i] for i in range(len(outputs))]),
         [k for launch in launches for k in launch],
@@ -371,7 +371,7 @@ def schedule(
     )
 
 
-def _may_share(kernel: Kernel) -> bool:
+def may_share(kernel: Kernel) -> bool:
     """Whether a kernel may run as a range of programs, beside others: each program computes one block of it."""
     return (
         (kernel.kind == "map" or kernel.kind == "rows" and kernel.on_chip)
