@@ -16,7 +16,7 @@ SAMPLES = 12
 REFUSED = {
     "torch.ops.aten._safe_softmax.default": "an overload by name", "tensor_split": "places that a tensor holds",
     "histogramdd": "its bins", "resize_": "it changes the memory of a tensor", "tensordot": "what its dims are",
-    "to_sparse": "a sparse result that requires grad", "nn.functional.smooth_l1_loss": "a float of its annotation",
+    "to_sparse": "a sparse result that requires grad",
     "norm": "the norm decides how it is computed", "linalg.norm": "the norm decides how it is computed",
     "linalg.vector_norm": "the norm decides how it is computed", "masked.normalize": "the norm decides how it is "
         "computed",

@@ -58,8 +58,10 @@ def _number_kind(function, place: int | str, as_list: bool) -> str | None:
         return None
     if as_list:
         kinds = [kind for kind in kinds if re.search(r"\[\d*\]|List|list|tuple|Size", kind)]
-    found = {word for kind in kinds for word in re.findall(r"\bSymInt\b|\bint\b|\bScalar\b|Size", kind)}
-    return next((kind for kind in ("Scalar", "SymInt", "int") if kind in found), "SymInt" if found else None)
+    found = {word for kind in kinds for word in re.findall(r"\bSymInt\b|\bint\b|\bfloat\b|\bScalar\b|Size", kind)}
+    if not found.isdisjoint(("float", "Scalar")):
+        return "Scalar"
+    return "int" if found == {"int"} else "SymInt" if found else None
 
 
 def _kinds(function, place: int | str) -> list[str]:
