@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import types
 import warnings
@@ -20,6 +19,7 @@ from thunder.capture.expose import as_operand, expose
 from thunder.capture.library import backward, gradients, hooks, leaves
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module, parts_of, plain_base
+from thunder.capture.number_places import with_numbers
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
 from thunder.capture.tensors import has_new_history
 from thunder.core.host_calls import HostProxy
@@ -150,6 +150,8 @@ def call_method(c, method, args, kwargs):
     method = getattr(torch.Tensor, n)
     typed = method in _OF_DATA
     args, kwargs = [lifted(c, p), *all_lifted(c, args, typed=typed)], all_lifted(c, kwargs, typed=typed)
+    if not typed:
+        args, kwargs = with_numbers(method, args, kwargs)
     return checked(c, method, args, kwargs, lambda: function(*args, **kwargs))
 
 
@@ -226,26 +228,6 @@ def _lifted(c, v, typed: bool):
     return v.item() if isinstance(v, numpy.generic) and not typed else map_structure(c.lift, v)
 
 
-def _of_numbers(function, v):
-    """An argument; in a list of numbers, such as sizes, PyTorch takes tensors for numbers as well."""
-    if type(v) not in (list, tuple) or not any(type(x) is TensorProxy and not x.shape for x in v):
-        return v
-    mixed = any(type(x) is int or isinstance(x, NumberProxy) for x in v)
-    if not mixed and _takes_tensors(plain_attribute(function, "__name__", "")):
-        return v
-    return type(v)(METHODS.call("item", x) if type(x) is TensorProxy and not x.shape else x for x in v)
-
-
-@functools.cache
-def _takes_tensors(name: str) -> bool:
-    """Whether a function of PyTorch's takes lists of tensors, as far as is known."""
-    packet = getattr(torch.ops.aten, name, None)
-    overloads = [getattr(packet, n) for n in packet.overloads()] if packet is not None else []
-    return not overloads or any(
-        "List[" in str(a.type) and "Tensor" in str(a.type) for o in overloads for a in o._schema.arguments
-    )
-
-
 # make tensors of what they are given
 _OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
 
@@ -273,10 +255,7 @@ def record(c, function, args, kwargs) -> Any:
     typed = function in _OF_DATA
     args, kwargs = all_lifted(c, args, typed=typed), all_lifted(c, kwargs, typed=typed)
     if not typed:
-        args, kwargs = (
-            [_of_numbers(function, a) for a in args],
-            {k: _of_numbers(function, v) for k, v in kwargs.items()},
-        )
+        args, kwargs = with_numbers(function, args, kwargs)
     if opaque_values.involved(c, (args, kwargs)):
         return opaque_values.apply(c, function, args, kwargs)
     if lookup(function) is not None:
