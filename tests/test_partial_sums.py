@@ -189,6 +189,30 @@ def test_maps_of_sums_run_with_them():
     assert names.count("sum_of_partials") == names.count("sign") == 3 and "sum" not in names
 
 
+def test_sums_in_steps_are_finished_together():
+    """A group norm's weight: sums of each channel of an image, which its input's gradient needs, are added up."""
+
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mixed, self.norm = nn.Conv2d(6, 6, 1), nn.GroupNorm(2, 6)
+
+        def forward(self, x):
+            return x + torch.tanh(self.norm(self.mixed(x)))
+
+    torch.manual_seed(0)
+    module, x = (
+        nn.Sequential(*(Normed() for _ in range(3))).to(DEVICE, torch.float64),
+        given(torch.float64, (5, 6, 4, 3)),
+    )
+    compiled, uncut = jitted(module), jitted(module, Uncut)
+    for g, u, e in zip(*(gradients(f, module, x) for f in (compiled, uncut, module)), strict=True):
+        torch.testing.assert_close(g, e)
+        assert torch.equal(g, u)
+    before, after = ([f.kernels for f in fusions(f, backward=True)] for f in (uncut, compiled))
+    assert (before, after) == ([4] * 3, [3] * 3 + [1])
+
+
 def test_sums_whose_kernel_runs_anyway_stay_in_it():
     def f(x, weights):
         new = []
