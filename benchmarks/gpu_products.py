@@ -259,7 +259,7 @@ def norms() -> None:
             (x + 3).requires_grad_(),
             (8 * y.sign()).requires_grad_(),
         )  # no result rounds to the other side of relu's 0
-        module = Block(norm).cuda()
+        module = Block(norm.to(dtype) if isinstance(norm, nn.GroupNorm) else norm).cuda()  # which has one type
         with torch.enable_grad():
             exact = copy.deepcopy(module).double()
             wide = [t.detach().double().requires_grad_() for t in (x, y)]

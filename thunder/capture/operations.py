@@ -21,6 +21,7 @@ from thunder.capture.library import backward, gradients, hooks, leaves
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module, parts_of, plain_base
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
+from thunder.capture.tensors import has_new_history
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import (
     METHODS,
@@ -81,6 +82,9 @@ _STATED = {
 }  # fmt: skip
 
 
+_OF_HISTORY = {"is_leaf", "grad_fn"}
+
+
 def tensor_attribute(c, p: TensorProxy, n: str):
     """What user code sees of a tensor."""
     if n in _STATED:
@@ -93,9 +97,10 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         with compat.DisableTorchFunction():
             if n in real.__dict__:
                 return c.read(real.__dict__[n], source.attr(n))
-            if n in ("is_leaf", "grad_fn"):
+            old = n in _OF_HISTORY and not has_new_history(c, p)
+            if old:
                 c.read(real.is_leaf, source.attr("is_leaf"))
-            if n in ("is_leaf", "grad_fn", "names"):
+            if old or n == "names":
                 return getattr(real, n)
     if n in METHODS or n == "size":
         return TensorMethod(p, n)
@@ -109,7 +114,7 @@ def tensor_attribute(c, p: TensorProxy, n: str):
     if type(attribute) in PRIMITIVE:
         return getattr(kind_of(c, p), n)
     c.synchronize()
-    return getattr(p, n)
+    return getattr(c.recorder.latest(p) if n in _OF_HISTORY else p, n)
 
 
 def kind_of(c, p: TensorProxy) -> type:
