@@ -10,6 +10,7 @@ from torch import nn
 
 import thunder
 from thunder.executors.triton_fuser import TritonFuser
+from thunder.executors.triton_kernels import schedule
 from thunder.extend import launches
 from thunder.ops import PRIMS
 
@@ -166,6 +167,20 @@ def test_pytorchs_terms_have_the_sum():
     terms = PRIMS["partial_sums"].fn(a, (7, 24), thunder.dtypes.float32)
     assert terms.shape == (7, 24)
     torch.testing.assert_close(PRIMS["sum_of_partials"].fn(terms, (4, 6), thunder.dtypes.float32), a)
+
+
+def test_large_maps_have_a_launch_of_their_own(monkeypatch):
+    def f(x, y, z, w):
+        first = x.tanh().sum(0)
+        product = x @ w
+        return first, (product + y).sigmoid().sum(0), (z * 2).exp()
+
+    x, y, z, w = (given(torch.float64, shape) for shape in ((ROWS, WIDTH), (ROWS, WIDTH), (7, 5), (WIDTH, WIDTH)))
+    for limit, kernels in ((schedule.LAUNCH, [1]), (7 * 5 * 8, [2])):
+        monkeypatch.setattr(schedule, "LAUNCH", limit)
+        compiled = thunder.jit(f, executors=[TritonFuser("sums"), "torch"], fallback="error")
+        torch.testing.assert_close(compiled(x, y, z, w), f(x, y, z, w))
+        assert [f.kernels for f in fusions(compiled) if f.region.parts] == kernels
 
 
 def test_maps_of_sums_run_with_them():
