@@ -10,6 +10,7 @@ from torch import nn
 
 import thunder
 from thunder.executors.triton_fuser import TritonFuser
+from thunder.executors.triton_kernels import schedule
 from thunder.extend import launches
 from thunder.ops import PRIMS
 
@@ -168,6 +169,20 @@ def test_pytorchs_terms_have_the_sum():
     torch.testing.assert_close(PRIMS["sum_of_partials"].fn(terms, (4, 6), thunder.dtypes.float32), a)
 
 
+def test_large_maps_have_a_launch_of_their_own(monkeypatch):
+    def f(x, y, z, w):
+        first = x.tanh().sum(0)
+        product = x @ w
+        return first, (product + y).sigmoid().sum(0), (z * 2).exp()
+
+    x, y, z, w = (given(torch.float64, shape) for shape in ((ROWS, WIDTH), (ROWS, WIDTH), (7, 5), (WIDTH, WIDTH)))
+    for limit, kernels in ((schedule.LAUNCH, [1]), (7 * 5 * 8, [2])):
+        monkeypatch.setattr(schedule, "LAUNCH", limit)
+        compiled = thunder.jit(f, executors=[TritonFuser("sums"), "torch"], fallback="error")
+        torch.testing.assert_close(compiled(x, y, z, w), f(x, y, z, w))
+        assert [f.kernels for f in fusions(compiled) if f.region.parts] == kernels
+
+
 def test_maps_of_sums_run_with_them():
     """An update by what is summed up, in another shape."""
 
@@ -187,6 +202,30 @@ def test_maps_of_sums_run_with_them():
     (shared,) = [f for f in fusions(compiled) if f.region.parts]
     names = [b.sym.name for b in shared.region.bound_symbols]
     assert names.count("sum_of_partials") == names.count("sign") == 3 and "sum" not in names
+
+
+def test_sums_in_steps_are_finished_together():
+    """A group norm's weight: sums of each channel of an image, which its input's gradient needs, are added up."""
+
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mixed, self.norm = nn.Conv2d(6, 6, 1), nn.GroupNorm(2, 6)
+
+        def forward(self, x):
+            return x + torch.tanh(self.norm(self.mixed(x)))
+
+    torch.manual_seed(0)
+    module, x = (
+        nn.Sequential(*(Normed() for _ in range(3))).to(DEVICE, torch.float64),
+        given(torch.float64, (5, 6, 4, 3)),
+    )
+    compiled, uncut = jitted(module), jitted(module, Uncut)
+    for g, u, e in zip(*(gradients(f, module, x) for f in (compiled, uncut, module)), strict=True):
+        torch.testing.assert_close(g, e)
+        assert torch.equal(g, u)
+    before, after = ([f.kernels for f in fusions(f, backward=True)] for f in (uncut, compiled))
+    assert (before, after) == ([4] * 3, [3] * 3 + [1])
 
 
 def test_sums_whose_kernel_runs_anyway_stay_in_it():

@@ -21,7 +21,7 @@ from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
 from thunder.executors.triton_kernels.numbers import Numbers
-from thunder.executors.triton_kernels.reductions import partial_of
+from thunder.executors.triton_kernels.reductions import terms_of
 from thunder.executors.triton_kernels.schedule import Schedule, may_share, schedule
 from thunder.executors.triton_kernels.sizes import Atom, Extent, Undecided, hint
 from thunder.executors.triton_kernels.strides import (
@@ -116,11 +116,13 @@ class FusedRegion(FusedFunction):
 
     @property
     def partial_sums(self) -> dict[int, Value]:
-        """The outputs, by place, that kernels of their own, which may share a launch, add up of partial sums."""
+        """The outputs, by place, that kernels which may share a launch only add up of sums of earlier kernels; and
+        these."""
         place, found = {v: i for i, v in enumerate(self.schedule.program.outputs)}, {}
         for kernel in self.schedule.kernels:
-            terms = {place[v]: partial_of(v) for v in kernel.stores if v in place}
-            if len(terms) == len(kernel.stores) and None not in terms.values() and may_share(kernel):
+            terms = {place[v]: terms_of(v) for v in kernel.stores if v in place}
+            sums = [*terms.values(), *map(terms_of, kernel.reductions)]
+            if len(terms) == len(kernel.stores) and None not in sums and may_share(kernel):
                 found |= terms
         return found
 

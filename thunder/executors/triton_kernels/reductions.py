@@ -34,10 +34,10 @@ __all__ = [
     "fits",
     "memory_order",
     "operand_place",
-    "partial_of",
     "partial_place",
     "reduced_place",
     "space_of",
+    "terms_of",
     "with_steps",
 ]
 
@@ -144,21 +144,30 @@ def with_steps(program: Program, programs: int, strides: Strides) -> Program:
         same = all(a is b for a, b in zip(operands, value.operands, strict=True))
         new = value if same else Value(value.kind, operands, value.shape, value.dtype, value.what)
         made[value] = steps.of(value, new) if value.kind == "reduce" else new
-        if value.kind == "partials" and (partial := partial_of(new)) is not None and partial.shape == new.shape:
-            made[value] = Value("partial", partial.operands, new.shape, new.dtype, partial.what)
+        if value.kind == "partials" and (terms := terms_of(new)) is not None and terms.shape == new.shape:
+            kind, operands = (terms.kind, terms.operands) if terms.kind == "partial" else ("reshape", (terms,))
+            made[value] = Value(kind, operands, new.shape, new.dtype, terms.what)
     return Program(program.inputs, [made[v] for v in program.outputs])
 
 
-def partial_of(v: Value) -> Value | None:
-    """The partial sums of which a value is the sum, and nothing else but that, in another shape or rounded once."""
+def terms_of(v: Value) -> Value | None:
+    """The sums of an earlier kernel that a value is the sum of, over the first dimension, and nothing else but that, in
+    another shape or rounded once."""
     dtypes, casts = {compute_type(v.dtype)}, 0
-    while v.kind in ("reshape", "cast", "partials") or v.kind == "broadcast" and v.numel == v.operands[0].numel:
+    while v.kind in ("cast", "partials") or _reshapes(v):
         casts += v.kind == "cast"
         v = v.operands[0]
         dtypes.add(compute_type(v.dtype))
-    found = v.operands[0] if v.kind == "reduce" else v
-    is_sum = found.kind == "partial" and found.what[0] == v.what[0] == "sum" and found.dtype.category == FLOAT
-    return found if is_sum and casts <= 1 and len(dtypes) == 1 else None
+    if v.kind != "reduce" or v.what != ("sum", (0,)) or v.dtype.category != FLOAT or casts > 1 or len(dtypes) > 1:
+        return None
+    terms = source = v.operands[0]
+    while _reshapes(source):
+        source = source.operands[0]
+    return terms if source.kind in ("partial", "reduce") and source.what[0] == "sum" else None
+
+
+def _reshapes(v: Value) -> bool:
+    return v.kind == "reshape" or v.kind == "broadcast" and v.numel == v.operands[0].numel
 
 
 class _Merged(NamedTuple):

@@ -360,8 +360,8 @@ def schedule(
     outputs = dict(zip((i for part in parts for i in part), (v for s in made for v in s.program.outputs), strict=True))
     launches: list[list[Kernel]] = []
     for wave in itertools.zip_longest(*(s.kernels for s in made)):
-        small = [k for k in wave if k is not None and may_share(k)]
-        launches += [[k] for k in wave if k is not None and not may_share(k)] + ([small] if small else [])
+        kernels = [k for k in wave if k is not None]
+        launches += [[k] for k in kernels if not may_share(k)] + _shared([k for k in kernels if may_share(k)])
     return Schedule(
         Program(program.inputs, [outputs[i] for i in range(len(outputs))]),
         [k for launch in launches for k in launch],
@@ -369,6 +369,14 @@ def schedule(
         [v for s in made for v in s.dear],
         launches,
     )
+
+
+def _shared(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
+    """Kernels that do not depend on each other as one launch, or as two: one that has the registers of a reduction
+    moves as much as a launch costs at half the speed."""
+    maps, rows = ([k for k in kernels if (k.kind == "map") is kind] for kind in (True, False))
+    moved = sum(hint(k.numel) * v.dtype.bytes for k in maps for v in (*k.stores, *k.stores))
+    return [x for x in ([maps, rows] if moved > LAUNCH else [[*kernels]]) if x]
 
 
 def may_share(kernel: Kernel) -> bool:
