@@ -56,7 +56,7 @@ def kernel(name: str, overload: str, meta: Callable, tags: tuple[OpTags, ...] = 
     `meta`. public: what the operation is called that programs get which call the kernel by its name."""
     if public:
         return torch_prim(compat.kernel(name, overload), *compat.operators(name), name=public, tags=tags)(meta)
-    return Symbol(
+    symbol = Symbol(
         overload,
         meta,
         id=f"aten.{name}.{overload}",
@@ -65,6 +65,8 @@ def kernel(name: str, overload: str, meta: Callable, tags: tuple[OpTags, ...] = 
         tags=tags,
         fn=getattr(getattr(aten, name), overload),
     )
+    symbol.conjugates = name.endswith("_backward")
+    return symbol
 
 
 def gradient_of_first(symbol: Symbol, gradient: Callable) -> None:

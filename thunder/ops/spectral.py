@@ -234,7 +234,7 @@ def _transform(row: Row) -> Symbol:
         autocast=None if row.name in UNLISTED else "cpu:float32",
     )
     symbol = define(signature(row.decomposition))
-    symbol.differentiate_decomposition = symbol.complex_derivative = True
+    symbol.differentiate_decomposition = True
 
     return symbol
 
@@ -340,7 +340,7 @@ def stft(
     return y if return_complex is not False else LTORCH["view_as_real"](y)
 
 
-stft.differentiate_decomposition = stft.complex_derivative = True
+stft.differentiate_decomposition = True
 
 
 @torch_prim(torch.istft, torch.Tensor.istft)
