@@ -132,6 +132,8 @@ class Definition:
     """(*args): a product of half precision with its result in float32, in which it is added up."""
     takes_rows_apart: bool = False
     """Reads rows that are apart as fast as others; a result that is no product may have its operand's memory."""
+    converts_numbers: tuple[int, ...] = ()
+    """Places of operands: of numbers there its kernel on the CPU makes tensors of its type in each call."""
     accumulates: bool = False
     """Adds to its first operand: in place where that dies, as PyTorch's autograd does."""
 

@@ -489,6 +489,14 @@ def _divides_integers(operation) -> bool:
 
 declare(*(LTORCH[name] for name in ("div", "divide", "remainder", "fmod")), checks_data=_divides_integers)
 declare(*(PRIMS[name] for name in ("remainder", "fmod")), checks_data=_divides_integers)
+declare(
+    *(LTORCH[name] for name in (
+        "add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide", "floor_divide", "fmod",
+        "remainder", "copysign", "xlogy", "eq", "ne", "not_equal", "lt", "less", "le", "less_equal", "gt", "greater",
+        "ge", "greater_equal",
+    )),
+    converts_numbers=(1,),  # not pow, which computes the powers of some numbers otherwise
+)  # fmt: skip
 # Inductor's results differ, for infinities and below float32
 declare(*(table[name] for name in ("floor_divide", "nextafter") for table in (LTORCH, PRIMS)), inductor_loops=False)
 LTORCH["rsub"].layout = "own"  # its second operand decides first
