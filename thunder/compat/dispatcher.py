@@ -34,7 +34,8 @@ def kernel(name: str, overload: str = "default") -> Callable:
     assert row is not None or not name.startswith("_"), f"{name} is private and has no row in thunder/compat/names.py"
     found = getattr(getattr(torch.ops.aten, name, None), overload, None)
     if found is not None:
-        binding = getattr(torch, name, None) if overload == "default" else None
+        # which takes no None among tensors
+        binding = getattr(torch, name, None) if overload == "default" and not _takes_gaps(found) else None
         return binding if isinstance(binding, types.BuiltinFunctionType) else found
     row = row or Private(name, f"torch.ops.aten.{name}.{overload}", "programs that call it", "these programs raise")
 
@@ -42,6 +43,10 @@ def kernel(name: str, overload: str = "default") -> Callable:
         return row.value()
 
     return lacking
+
+
+def _takes_gaps(overload: Callable) -> bool:
+    return any(str(a.type) == "List[Optional[Tensor]]" for a in overload._schema.arguments)
 
 
 @functools.cache

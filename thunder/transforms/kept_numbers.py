@@ -14,6 +14,7 @@ import re
 
 import torch
 
+from thunder import compat
 from thunder.analysis.cost import original_of
 from thunder.core.codegen import OBJECT_NAMES
 from thunder.core.dtypes import bool8, dtype, float32, float64
@@ -72,14 +73,17 @@ def _kept(operation: BoundSymbol, made: dict[tuple, torch.Tensor]) -> BoundSymbo
 
 def _tensor(number: int | float, kind: dtype) -> torch.Tensor:
     """A tensor of no dimensions, converted as kernels convert numbers."""
-    with torch.inference_mode(False):
-        made = torch.tensor(number, dtype=torch.int64 if type(number) is int else torch.float64)
+    with compat.without_function_modes(), torch.inference_mode(False):
+        made = torch.tensor(number, dtype=torch.int64 if type(number) is int else torch.float64, device="cpu")
         return made.to(to_torch_dtype(kind))
 
 
 def _name(x: torch.Tensor) -> str:
     """`float32_0_1` for 0.1."""
-    return re.sub(r"\W", "_", f"{x.dtype}_{x.item():g}".removeprefix("torch.")) if not x.dim() else "_torch_Tensor_0"
+    with compat.without_function_modes():
+        return (
+            re.sub(r"\W", "_", f"{x.dtype}_{x.item():g}".removeprefix("torch.")) if not x.dim() else "_torch_Tensor_0"
+        )
 
 
 OBJECT_NAMES[torch.Tensor] = _name
