@@ -1,7 +1,7 @@
-"""What the choices for attention, for a linear layer with its loss, in float8 and of few rows are made from: the tables
-of docs/performance.md, on a GPU.
+"""What the choices for attention, for a linear layer with its loss, in float8, of few rows and for norms are made from:
+the tables of docs/performance.md, on a GPU.
 
-    python benchmarks/gpu_products.py [attention] [loss] [padding] [float8] [rows]
+    python benchmarks/gpu_products.py [attention] [loss] [padding] [float8] [rows] [norms]
 
 One line a measurement. Times are medians, in milliseconds; in microseconds for float8 and for few rows, which run from
 CUDA graphs: few rows with weights that are in no cache.
@@ -9,6 +9,7 @@ CUDA graphs: few rows with weights that are in no cache.
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 
@@ -209,6 +210,82 @@ def few(counts=(1, 2, 4, 8, 16)) -> None:
             print(f"rows {rows}, weight {n} x {k}: linear {theirs:.1f}, ours {ours:.1f}", flush=True)
 
 
+def in_kernels(run, repetitions: int = 5) -> tuple[float, int]:
+    """Milliseconds of all kernels of a call, and how many these are."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(repetitions):
+            run()
+        torch.cuda.synchronize()
+    events = [e for e in profile.key_averages() if e.self_device_time_total]
+    time = sum(e.self_device_time_total for e in events)
+    return time / repetitions / 1e3, round(sum(e.count for e in events) / repetitions)
+
+
+def norms() -> None:
+    """A norm with a residual and relu, forward and backward, of eager, torch.compile and thunder; kernels of thunder's,
+    and how far results and gradients are from float64, to the largest element."""
+    import torch.nn as nn
+
+    import thunder
+
+    class Block(nn.Module):
+        def __init__(self, norm):
+            super().__init__()
+            self.norm = norm
+
+        def forward(self, x, y):
+            return F.relu(self.norm(x) + y)
+
+    def step(function, module, x, y, g):
+        leaves = [x, y, *module.parameters()]
+        out = function(x, y)
+        return [out.detach(), *torch.autograd.grad(out, leaves, g)]
+
+    half, single = torch.bfloat16, torch.float32
+    for name, norm, shape, layout, dtype in (
+        ("PatchTST", nn.BatchNorm1d(128), (896, 128, 63), "channels last", single),
+        ("ResNet", nn.BatchNorm2d(64), (32, 64, 112, 112), "channels last", half),
+        ("ResNet", nn.BatchNorm2d(64), (32, 64, 112, 112), "row-major", half),
+        ("ResNet", nn.BatchNorm2d(1024), (32, 1024, 14, 14), "channels last", half),
+        ("ResNet", nn.BatchNorm2d(1024), (32, 1024, 14, 14), "row-major", half),
+        ("U-Net", nn.GroupNorm(4, 192), (16, 192, 64, 64), "row-major", half),
+        ("U-Net", nn.GroupNorm(4, 384), (16, 384, 16, 16), "row-major", half),
+        ("MLP", nn.BatchNorm1d(512), (256, 512), "row-major", single),
+    ):
+        order = (0, *range(2, len(shape)), 1) if layout != "row-major" else tuple(range(len(shape)))
+        back = [order.index(d) for d in range(len(shape))]
+        x, y, g = (torch.randn([shape[d] for d in order], device="cuda", dtype=dtype).permute(back) for _ in range(3))
+        x, y = (
+            (x + 3).requires_grad_(),
+            (8 * y.sign()).requires_grad_(),
+        )  # no result rounds to the other side of relu's 0
+        module = Block(norm.to(dtype) if isinstance(norm, nn.GroupNorm) else norm).cuda()  # which has one type
+        with torch.enable_grad():
+            exact = copy.deepcopy(module).double()
+            wide = [t.detach().double().requires_grad_() for t in (x, y)]
+            reference = step(exact, exact, *wide, g.double())
+            compiled = thunder.jit(copy.deepcopy(module))
+            torch.compiler.reset()
+            inductor = torch.compile(copy.deepcopy(module), dynamic=False)
+            print(f"norms, {name} {tuple(shape)} {layout} {str(dtype)[6:]}", flush=True)
+            for system, function in (("eager", module), ("torch.compile", inductor), ("thunder", compiled)):
+                run = functools.partial(step, function, function, x, y, g)
+                far = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(run(), reference, strict=True)]
+                time, (kernels, count) = median(run), in_kernels(run)
+                print(
+                    f"  {system}: {time:.3f}, in {count} kernels {kernels:.3f}, deviations "
+                    f"{' '.join(f'{d:.1e}' for d in far)}",
+                    flush=True,
+                )
+            for trace in (thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]):
+                regions = [b.sym.fn for b in trace.bound_symbols if b.sym.is_fusion]
+                strides = [list(f.schedules)[-1] for f in regions]
+                found = [
+                    [(k.kind, k.rows, k.columns) for k in f.schedules[s].kernels] for f, s in zip(regions, strides)
+                ]
+                print(f"  {found}", flush=True)
+
+
 if __name__ == "__main__":
     with torch.no_grad():
         for name, measure in (
@@ -217,6 +294,7 @@ if __name__ == "__main__":
             ("padding", padding),
             ("float8", float8),
             ("rows", few),
+            ("norms", norms),
         ):
             if name in sys.argv[1:] or not sys.argv[1:]:
                 measure()

@@ -217,7 +217,7 @@ def test_triton_compiles_parts_and_numbers(directory):
     text = """
 import torch, thunder
 from thunder.executors import triton_fuser
-from thunder.executors.triton_kernels import binary, emit
+from thunder.executors.triton_kernels import binary, emit, functions
 
 class Planned(triton_fuser._Plans):
     def runs_on(self, kinds): return True
@@ -232,7 +232,7 @@ ps, gs = ([torch.ones(s) for s in shapes] for _ in range(2))
 entry, _ = thunder.jit(update, executors=[Planned("planned"), "torch"]).entry_for((ps, gs, torch.ones(5)), {})
 (region,) = [b.sym.fn for b in entry.computation_traces[-1].bound_symbols if b.sym.is_fusion]
 ((source,), _) = region._sources(region._row_major())
-helpers = "".join(emit.HELPERS[h] for h in source.helpers)
+helpers = "".join(functions.HELPERS[h] for h in source.helpers)
 arguments = ("*fp32", True),
 made = binary.binary_of(binary.Request(
     source.name, emit.HEADER + helpers + source.text,

@@ -12,7 +12,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 
 import thunder
 from thunder.executors.triton_fuser import TritonFuser
-from thunder.executors.triton_kernels import launch
+from thunder.executors.triton_kernels import variants
 from thunder.transforms.base import Transform
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -49,7 +49,7 @@ def check(program, *args, transforms=()):
 @pytest.fixture
 def allocated(monkeypatch):
     """Bytes that fused kernels ask for, one number for each buffer."""
-    found, made = [], launch._allocator
+    found, made = [], variants._allocator
 
     def allocator(device):
         allocate = made(device)
@@ -58,7 +58,7 @@ def allocated(monkeypatch):
             allocate(size, stride, dtype),
         )[1]
 
-    monkeypatch.setattr(launch, "_allocator", allocator)
+    monkeypatch.setattr(variants, "_allocator", allocator)
     return found
 
 

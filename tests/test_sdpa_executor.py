@@ -10,6 +10,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import thunder
+from thunder.core.devices import to_device
+from thunder.core.dtypes import bfloat16
+from thunder.core.proxies import TensorProxy
 from thunder.executors import sdpaex
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run on a GPU")
@@ -33,6 +36,24 @@ def with_gradients(f, *tensors):
     out = f(*leaves)
     torch.manual_seed(5)
     return [out.detach(), *torch.autograd.grad(out, leaves, torch.randn_like(out))]
+
+
+def attention_of_the_cpu():
+    """Forward and backward as kernels of the executor take arguments."""
+    aten = torch.ops.aten
+
+    def forward(query, key, value, bias, dropout_p, is_causal, scale):
+        found = aten._scaled_dot_product_flash_attention_for_cpu.default(
+            query, key, value, dropout_p, is_causal, attn_mask=bias, scale=scale
+        )
+        return *found, torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
+
+    def backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
+        return aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
+            g, query, key, value, out, sums, dropout_p, is_causal, attn_mask=bias, scale=scale
+        )
+
+    return forward, backward
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -173,6 +194,83 @@ def test_the_fastest_that_may_be_used_unless_the_user_gave_an_order(monkeypatch,
     found = sdpaex._usable(described(), 0.0, True, False, (True, True, products, True, False, order))
     sdpaex._usable.cache_clear()
     assert (found and found.name) == expected
+
+
+@pytest.mark.parametrize(
+    "usable, numbers, dropout_p, expected",
+    [
+        (("cudnn", "flash", "efficient"), True, 0.0, "by_size"),
+        (("cudnn", "flash", "efficient"), True, 0.1, "cudnn"),
+        (("cudnn", "flash", "efficient"), False, 0.0, "cudnn"),
+        (("cudnn", "efficient"), True, 0.0, "cudnn"),
+        (("flash", "efficient"), True, 0.0, "flash"),
+    ],
+)
+def test_a_program_of_many_sizes_plans_for_those_that_come_back(monkeypatch, usable, numbers, dropout_p, expected):
+    allow(monkeypatch, *usable)
+    monkeypatch.setattr(sdpaex, "has_numbers", lambda tensors: numbers)
+    query = TensorProxy(shape=(2, 4, 16, 16), device=to_device("cuda:0"), dtype=bfloat16)
+    sdpaex._usable.cache_clear()
+    found = sdpaex._choose(sdpaex._usable, query, query, query, None, dropout_p, False, False)
+    sdpaex._usable.cache_clear()
+    assert found.name == expected
+
+
+def test_a_plan_is_made_when_calls_of_a_size_are_worth_it(monkeypatch):
+    """Each direction by itself, with flash attention before; without grad as well."""
+    forward, backward = attention_of_the_cpu()
+    ran = []
+    for name in ("cudnn", "flash"):
+
+        def run(*args, name=name):
+            out, sums, *drawn = forward(*args)
+            ran.append((name, "forward"))
+            return out, sums[..., None] if name == "cudnn" else sums, *drawn
+
+        def run_backward(g, query, key, value, bias, out, sums, *rest, name=name):
+            ran.append((name, "backward"))
+            assert sums.dim() == (4 if name == "cudnn" else 3)
+            return backward(g, query, key, value, bias, out, sums.view(query.shape[:3]), *rest)
+
+        monkeypatch.setattr(sdpaex, f"_{name}", run)
+        monkeypatch.setattr(sdpaex, f"_{name}_backward", run_backward)
+    monkeypatch.setattr(sdpaex, "_choose", lambda *args: sdpaex.BY_SIZE)
+    monkeypatch.setattr(sdpaex, "WORTH_A_PLAN", 2 * 2 * 4 * 24 * 24 * 16 * 3)  # three forwards of length 24
+    sdpaex._work.clear()
+    compiled = thunder.jit(lambda *x: scaled_dot_product_attention(*x), executors=["sdpa"])
+    torch.manual_seed(0)
+    for _ in range(5):
+        inputs = [heads(4) for _ in range(3)]
+        found, want = (with_gradients(f, *inputs) for f in (compiled, scaled_dot_product_attention))
+        for a, b in zip(found, want, strict=True):
+            assert torch.equal(a, b)
+    with torch.no_grad():
+        assert torch.equal(compiled(*inputs), want[0])
+    sdpaex._work.clear()
+    assert [name for name, direction in ran if direction == "forward"] == ["flash"] * 3 + ["cudnn"] * 3
+    assert [name for name, direction in ran if direction == "backward"] == ["flash"] * 2 + ["cudnn"] * 3
+
+
+@GPU
+@pytest.mark.parametrize("planned", [*itertools.product([False, True], repeat=2)])
+@pytest.mark.parametrize("is_causal, groups", [(True, 1), (False, 2)])
+def test_kernels_of_a_size_take_what_the_other_saved(monkeypatch, planned, is_causal, groups):
+    monkeypatch.setattr(sdpaex, "_is_planned", lambda backward, *rest: planned[backward])
+
+    def attend(x):
+        q, k, v = x.split([8, 8 // groups, 8 // groups], dim=1)
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=groups > 1)
+
+    torch.manual_seed(0)
+    x = heads(8 + 16 // groups, 120, 64, device="cuda", dtype=torch.bfloat16)
+    compiled = thunder.jit(attend, dynamic=True)
+    found = with_gradients(compiled, x)
+    assert "sdpa_by_size" in names(thunder.last_traces(compiled)[-1])
+    for a, b, c in zip(found, with_gradients(attend, x.double()), with_gradients(attend, x), strict=True):
+        assert (a - b).norm() <= 1.5 * (c - b).norm()
+    with torch.no_grad():
+        assert torch.equal(compiled(x), found[0])
+    assert "sdpa_by_size" in names(thunder.last_traces(compiled)[-1])
 
 
 def test_backends_that_the_program_sets_itself():
@@ -400,20 +498,9 @@ def test_second_derivatives():
 @pytest.fixture
 def on_the_cpu(monkeypatch):
     """A kernel for the CPU in the place of those for GPUs."""
-    aten = torch.ops.aten
-
-    def forward(query, key, value, bias, dropout_p, is_causal, scale):
-        found = aten._scaled_dot_product_flash_attention_for_cpu.default(
-            query, key, value, dropout_p, is_causal, attn_mask=bias, scale=scale
-        )
-        return *found, torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
-
-    def backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
-        return aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
-            g, query, key, value, out, sums, dropout_p, is_causal, attn_mask=bias, scale=scale
-        )
-
-    kernel = sdpaex._kernel("cpu", 9, forward, backward, lambda b, h, n: (b, h, n), sdpaex._on_the_host, float("-inf"))
+    kernel = sdpaex._kernel(
+        "cpu", 9, *attention_of_the_cpu(), lambda b, h, n: (b, h, n), sdpaex._on_the_host, float("-inf")
+    )
     monkeypatch.setattr(sdpaex, "_choose", lambda *args: kernel)
 
 

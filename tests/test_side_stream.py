@@ -9,7 +9,7 @@ from torch import nn
 
 import thunder
 from thunder import DebugOptions, compat
-from thunder.executors.triton_kernels import launch
+from thunder.executors.triton_kernels import variants
 from thunder.executors.triton_kernels.launch import FusedRegion
 from thunder.runtime import streams
 from thunder.runtime.cudagraph import GraphedRegion
@@ -317,7 +317,7 @@ def test_the_launches_of_a_region_whose_last_kernel_is_beside(monkeypatch):
     binary = lambda request: types.SimpleNamespace(
         result=lambda n=next(numbers): types.SimpleNamespace(load=lambda index: n, scratch=0, shared=0)
     )  # noqa: E731
-    monkeypatch.setattr(launch, "binary_of", binary)
+    monkeypatch.setattr(variants, "binary_of", binary)
     monkeypatch.setattr(compat, "current_device", lambda: 0)
     monkeypatch.setattr(compat, "current_stream", lambda index: "the program's")
     monkeypatch.setattr(

@@ -310,7 +310,8 @@ class Compiles:
         child.wait()
 """
 SCRIPT = """
-import os, select, sys, time
+import os, select, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
 sys.path.insert(0, {folder!r})
 import thunder
 from thunder.runtime import background

@@ -13,7 +13,7 @@ import thunder
 from benchmarks.random_regions import SMALL, judge, random_region
 from thunder.executors import triton_fuser as fuser_module
 from thunder.executors.triton_fuser import TritonFuser, triton_fuser
-from thunder.executors.triton_kernels import schedule, tiles
+from thunder.executors.triton_kernels import reductions, schedule, tiles
 from thunder.ops import LTORCH, lookup
 
 from .ops.harness import samples_of, tensors_in, torch_function
@@ -354,7 +354,7 @@ def test_kernels_of_a_program(name, long, monkeypatch):
     """As many kernels as there have to be, nothing beside them, and gradients as exact as eager's. long: as if rows did
     not fit on the chip."""
     if long:
-        monkeypatch.setattr(schedule, "ON_CHIP", 16)
+        monkeypatch.setattr(reductions, "ON_CHIP", 16)
         monkeypatch.setattr(tiles, "PASS", 16)
     program, make_inputs, forward, backward = PROGRAMS[name]
     inputs = make_inputs()
@@ -393,7 +393,7 @@ def test_a_cross_entropy_saves_numbers_of_rows():
 
 
 def test_a_row_without_numbers_is_not_a_number(monkeypatch):
-    monkeypatch.setattr(schedule, "ON_CHIP", 16)
+    monkeypatch.setattr(reductions, "ON_CHIP", 16)
     monkeypatch.setattr(tiles, "PASS", 16)
     x = tensor(4, 50, grad=False)
     x[0], x[1, 5], x[2, 7], x[3, :20] = float("-inf"), float("inf"), float("nan"), float("-inf")
@@ -753,7 +753,7 @@ def _tuple(x):
     return x if type(x) is tuple else (x,)
 
 
-@pytest.mark.parametrize("arranged, copies", [("row-major", 0), ("transposed", 2)])
+@pytest.mark.parametrize("arranged, copies", [("row-major", 0), ("transposed", 0), ("a slice", 2)])
 def test_what_a_kernel_leaves_in_an_argument_is_not_copied(arranged, copies, monkeypatch):
     found, copy = [], torch.Tensor.copy_
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import thunder
 from thunder.executors.triton_fuser import TritonFuser
-from thunder.executors.triton_kernels import launch, schedule
+from thunder.executors.triton_kernels import launch, schedule, variants
 
 from .test_triton_fuser import DEVICE, Eager, fusions, others
 
@@ -190,7 +190,7 @@ def test_what_is_added_to_is_not_copied_where_the_program_writes_it():
         assert torch.equal(compiled(own, source, i), step(x, source, i))
         torch.testing.assert_close(own, x)
     (region,) = fusions(compiled)
-    variant = launch._Interpreted(region, region._row_major())
+    variant = variants.Interpreted(region, region._row_major())
     assert len(region.over) == 1 and len(variant.idle) == 1
 
 

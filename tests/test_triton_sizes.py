@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import thunder
 from benchmarks.random_regions import SMALL, judge, random_region
 from thunder.executors.triton_fuser import TritonFuser
-from thunder.executors.triton_kernels import launch, sizes
+from thunder.executors.triton_kernels import launch, sizes, variants
 from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
 from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, floor, quotient, value_of
 
@@ -167,7 +167,7 @@ def test_places_beyond_32_bits(monkeypatch):
     def program(x):
         return (x * 2 + x.sum(-1, keepdim=True)).cos()
 
-    monkeypatch.setattr(launch, "LIMIT", 500)
+    monkeypatch.setattr(variants, "LIMIT", 500)
     compiled, _ = compiled_for(program)
     for n in (6, 9, 70, 8):
         check(compiled, program, torch.randn(n, 8, device=DEVICE))

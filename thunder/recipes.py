@@ -18,6 +18,7 @@ import torch
 from thunder.api import jit
 from thunder.distributed import FSDPBucketingStrategy, FSDPType, ddp, fsdp
 from thunder.errors import OptionError
+from thunder.quantization.float8 import Float8Weights
 from thunder.quantization.int4 import Int4Weights
 from thunder.quantization.int8 import Int8Weights
 from thunder.quantization.nf4 import NF4Weights
@@ -26,7 +27,7 @@ from thunder.transforms.float8 import Float8Transform
 
 __all__ = [
     "compile", "Recipe", "Default", "Inference", "Training", "ReduceOverhead", "FP8", "QuantizeInt8",
-    "QuantizeInt4", "QuantizeNF4", "DDP", "FSDP",
+    "QuantizeFP8", "QuantizeInt4", "QuantizeNF4", "DDP", "FSDP",
     "get_recipes", "register_recipe",
 ]  # fmt: skip
 
@@ -146,9 +147,18 @@ class FP8(_OneTransform):
 
 @dataclass(frozen=True)
 class QuantizeInt8(_OneTransform):
-    """Weights of linear layers in 8 bits; see `Int8Weights`."""
+    """Weights of linear layers in 8 bits; see `Int8Weights`, which has these parameters."""
 
     transform = Int8Weights
+    dynamic: bool = False
+    filter: Callable[[Any, str], bool] | None = None
+
+
+@dataclass(frozen=True)
+class QuantizeFP8(_OneTransform):
+    """Weights of linear layers in float8, for inference; see `Float8Weights`."""
+
+    transform = Float8Weights
     filter: Callable[[Any, str], bool] | None = None
 
 
@@ -207,7 +217,7 @@ def _fields(recipe: Recipe) -> dict[str, Any]:
 _NAMED: dict[str, type[Recipe]] = {
     "auto": Default, "default": Default, "inference": Inference, "training": Training,
     "reduce-overhead": ReduceOverhead, "fp8": FP8, "quantize-int8": QuantizeInt8, "quantize-int4": QuantizeInt4,
-    "quantize-nf4": QuantizeNF4, "ddp": DDP, "fsdp": FSDP, "distributed": FSDP,
+    "quantize-nf4": QuantizeNF4, "quantize-fp8": QuantizeFP8, "ddp": DDP, "fsdp": FSDP, "distributed": FSDP,
 }  # fmt: skip
 
 

@@ -168,3 +168,21 @@ def test_what_is_overwritten_keeps_its_strides(name, grad, dtype):
             strict=True,
         ):
             assert (g is None) == (w is None) and (g is None or torch.allclose(g, w))
+
+
+def turned_behind_a_number_by_data(a, m):
+    t = m.diagonal()
+    t.add_(a[1].item())
+    t.mul_(int(a[0]))
+    m.t_()
+    t[1:].add_(m[:, 1].norm())
+    return t
+
+
+def test_numbers_by_data_before_a_question_about_memory():
+    compiled = thunder.jit(turned_behind_a_number_by_data, fallback="error")
+    for n in range(3):
+        a, m = torch.tensor([n + 1.5, n - 0.5]), torch.randn(4, 4)
+        ours = m.clone()
+        torch.testing.assert_close(compiled(a, ours), turned_behind_a_number_by_data(a, m))
+        torch.testing.assert_close(ours, m)

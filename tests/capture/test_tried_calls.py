@@ -81,3 +81,48 @@ def test_no_example_is_run_where_errors_are_only_raised_again(program, monkeypat
     monkeypatch.setattr(examples, "_error", lambda *_: pytest.fail("an example was run"))
     x = torch.ones(2)
     assert torch.equal(thunder.jit(program)(x), program(x))
+
+
+def sizes_by_data(x, a):
+    both = torch.cat([x[x > 0], x[x <= 0]])
+    try:
+        return both - a
+    except RuntimeError:
+        return "sizes"
+
+
+def test_examples_have_the_sizes_of_the_call():
+    compiled = thunder.jit(sizes_by_data, fallback="error")
+    for n in (4, 3, 4, 5):
+        args = torch.randn(4), torch.randn(n)
+        want, got = sizes_by_data(*args), compiled(*args)
+        assert got == want if isinstance(want, str) else torch.equal(got, want)
+
+
+def place_by_data(m, i):
+    try:
+        return m[int(i)]
+    except IndexError:
+        return "outside"
+
+
+def test_an_error_for_a_number_is_the_error_of_a_path():
+    compiled = thunder.jit(place_by_data, fallback="error")
+    for i, want in ((7, "outside"), (7, "outside"), (1, 1.0), (2, 2.0)):
+        got = compiled(torch.arange(3.0), torch.tensor(i))
+        assert (got if isinstance(got, str) else got.item()) == want
+
+
+def view_of_a_leaf(m, w):
+    try:
+        w[1:].add_(1)
+    except RuntimeError as error:
+        return m * w, str(error)
+    return m
+
+
+def test_examples_are_views_of_leaves_where_the_programs_are():
+    compiled = thunder.jit(view_of_a_leaf, fallback="error")
+    m, w = torch.randn(3), torch.randn(3, requires_grad=True)
+    assert compiled(m, w)[1] == view_of_a_leaf(m, w)[1]
+    assert compiled(m, w.detach()) is m

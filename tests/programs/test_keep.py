@@ -148,6 +148,21 @@ def test_what_is_written_to_is_written_to(again):
         assert stats.loaded == loaded and x.tolist() == [2.0] * 3 and found.tolist() == [3.0] * 3
 
 
+def overwritten(m, w):
+    m.mul_(w)
+    return m[1:], m.sin()
+
+
+def test_an_argument_that_gets_a_history_gets_it(again):
+    w = torch.randn(3, requires_grad=True)
+    for loaded in (0, 1):
+        m = torch.ones(3)
+        (view, result), stats = again(overwritten, m, w)
+        assert view._base is m and stats.loaded == loaded
+        gradient = torch.autograd.grad(result.sum() + m.sum() + view.sum(), w)[0]
+        torch.testing.assert_close(gradient, w.cos() + torch.tensor([1.0, 2.0, 2.0]))
+
+
 @pytest.mark.parametrize("kind", [Perceptron, Normed])
 def test_modules_train(kind, again):
     torch.manual_seed(0)

@@ -113,6 +113,20 @@ def placement(a: torch.Tensor, b: torch.Tensor) -> tuple | None:
     return a.stride(), b.stride(), a.storage_offset() - b.storage_offset()
 
 
+def history(tensor: torch.Tensor) -> tuple:
+    """What autograd looks at where it is to see a write to a tensor: whether it is a leaf, and what kind of view it
+    is."""
+    base = tensor._base
+    if base is None:
+        return (tensor.is_leaf,)
+    return tensor.is_leaf, base.is_leaf, compat.creation_meta(tensor).name
+
+
+def one_history(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether autograd knows two tensors as views of one memory."""
+    return a is b or (a if a._base is None else a._base) is (b if b._base is None else b._base)
+
+
 _hooks_of, _late_hooks_of = operator.attrgetter("_backward_hooks"), operator.attrgetter("_post_accumulate_grad_hooks")
 
 
@@ -152,6 +166,13 @@ PRESENT = Question(
 )
 SAME = Question("same", lambda v, other: v is other, "({v} is {k})", IS, _TWO)
 SHARED = Question("shared", placement, "placement({v}, {k})", EQUAL, "{path} and {k} shared memory in another way")
+HISTORY = Question(
+    "history", lambda v, _: history(v), "history({v})", EQUAL, "{path} is another leaf or view than before"
+)
+VIEWS = Question(
+    "views", one_history, "one_history({v}, {k})", IS,
+    ("autograd knew {path} and {k} as views of one memory", "autograd knows {path} and {k} as views of one memory"),
+)  # fmt: skip
 KIND = Question("metadata", lambda v, _: kind(v), "kind({v})", EQUAL, "what kind of tensor {path} is changed")
 FILLED = Question("hooks", lambda v, _: any(v), "any({v})", IS, "a module has hooks now")
 HOOKED = Question(
@@ -159,7 +180,8 @@ HOOKED = Question(
 )
 
 HELPERS: dict[str, Any] = {
-    f.__name__: f for f in (same_value, same_elements, content, length, keys, placement, hooked, kind)
+    f.__name__: f for f in (
+        same_value, same_elements, content, length, keys, placement, history, one_history, hooked, kind)
 }  # fmt: skip
 
 

@@ -88,6 +88,15 @@ class Path:
             Condition(number, "==", answer, number.unbacked).assume()
         return answer
 
+    def at_capture(self, number: NumberProxy) -> int | float | None:
+        """The number in the call that is captured, by which nothing is decided. None where that is not known."""
+        if not self._may_decide():
+            return None
+        try:
+            return self._values.number(number)
+        except CaptureError:
+            return None
+
     def host_value(self, proxy: HostProxy) -> Any:
         """The text that the program goes on with."""
         if proxy not in self._settled:
@@ -324,7 +333,7 @@ class _Values:
     @contextlib.contextmanager
     def _run_mode(self, random: bool) -> Iterator[None]:
         """PyTorch as programs of ours find it; generators as the program would find them, and back."""
-        with recording(None), compat.DisableTorchFunction(), torch.no_grad():
+        with recording(None), compat.DisableTorchFunction(), compat.without_fakes(), torch.no_grad():
             if not random:
                 yield
                 return

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.capture import containers, host_lines, operations
+from thunder.capture import afterwards, containers, host_lines, operations
 from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
@@ -65,15 +65,16 @@ class EpilogueWriter:
         self.values: dict[int, tuple[str, Any]] = {}
         self.built: dict[int, str] = {}
         self.originals = {id(s): c.sources[id(s)] for s in c.containers.snapshots.values()}
-        self.writes = bool(c.writes.effects or c.writes.left or containers.changes(c))
+        writes = c.writes.effects or c.writes.left or c.tensors.written_after
+        self.writes = bool(writes or containers.changes(c))
         self.reached: dict[Any, str] = {}  # source -> the variable that holds what stood there before the first write
 
-    def pin(self, value) -> str:
-        name = next((n for n, v in self.objects.items() if v is value), None)
-        if name is None:
-            name = self.names.make("C")
-            self.objects[name] = value
-        return name
+    def pin(self, value, name: str = "") -> str:
+        found = next((n for n, v in self.objects.items() if v is value), None)
+        if found is None:
+            found = self.names.claim(name) if name else self.names.make("C")
+            self.objects[found] = value
+        return found
 
     def path(self, source) -> str:
         """An outside object, found again before anything is written."""
@@ -155,7 +156,7 @@ class EpilogueWriter:
         if cached_outside(self.c, value):
             return self.pin(value)
         if (made := made_of(value, t)) is not None:
-            return self._variable(value, f"{self.pin(made[0])}({', '.join(map(self.build, made[1]))})")
+            return self.variable(value, f"{self.pin(made[0])}({', '.join(map(self.build, made[1]))})")
         if isinstance(value, torch.Tensor) or is_global(value, t) or self._is_fixed(value, t):
             return self.pin(value)
         in_c = t is not object and not t.__dictoffset__ and not slots(t)
@@ -168,10 +169,10 @@ class EpilogueWriter:
         if t in (*BUILTINS, types.MethodWrapperType) and not isinstance(
             value.__self__, (types.ModuleType, types.NoneType, type)
         ):
-            return self._variable(value, f"({self.build(value.__self__)}).{value.__name__}")
+            return self.variable(value, f"({self.build(value.__self__)}).{value.__name__}")
         if t in (weakref.ref, weakref.KeyedRef) and value() is not None:
             given = [value(), value.__callback__, *([value.key] if isinstance(value, weakref.KeyedRef) else [])]
-            return self._variable(value, f"{self.pin(t)}({', '.join(map(self.build, given))})")
+            return self.variable(value, f"{self.pin(t)}({', '.join(map(self.build, given))})")
         return None
 
     def _proxy(self, value) -> str:
@@ -180,12 +181,25 @@ class EpilogueWriter:
             # the parameter itself, of which the program makes another tensor
             if value in self.c.tensors.placements and self.c.tensors.placements[value].is_whole:
                 return self.path(self.c.tensors.real[value][1])
+            first = len(self.c.recorder.bound_symbols)
             value = latest(self.c, value)
+            afterwards.make_views(self, first)
+            if value in self.c.tensors.afterwards:
+                return self.afterwards(value)
+        return self.value(value)
+
+    def afterwards(self, value: TensorProxy) -> str:
+        """The name of what is written to after the computation, or of a view of it."""
+        argument = self.c.tensors.afterwards[value]
+        return self.built[id(value)] if argument is None else self.value(argument)
+
+    def value(self, value) -> str:
+        """The name of what the computation gives."""
         found = self.values.get(id(value))
         if found is None:
             found = self.values[id(value)] = (self.names.claim(value.name if value.name.isidentifier() else "n"), value)
             if isinstance(value, TensorProxy) and self.c.engine.is_freed(self.c, value):
-                self.built[id(value)] = self._variable(value, f"{self.pin(freed)}({found[0]})")
+                self.built[id(value)] = self.variable(value, f"{self.pin(freed)}({found[0]})")
         return self.built.get(id(value), found[0])
 
     def _outside(self, value, source) -> str:
@@ -245,7 +259,7 @@ class EpilogueWriter:
         module = sys.modules.get(kind.__module__) if isinstance(kind.__module__, str) else None
         return not known and getattr(module, kind.__qualname__.split(".")[0], None) is None
 
-    def _variable(self, value, expression: str) -> str:
+    def variable(self, value, expression: str) -> str:
         name = self.built[id(value)] = self.names.make("o")
         self.c.keep[id(value)] = value
         self.lines.append(f"{name} = {expression}")
@@ -257,10 +271,10 @@ class EpilogueWriter:
             t = torch.Size
         text = f"({', '.join(inside)}{',' if len(inside) == 1 else ''})"
         if t is tuple or t is torch.Size:
-            return text if t is tuple else self._variable(value, f"{self.pin(t)}({text})")
+            return text if t is tuple else self.variable(value, f"{self.pin(t)}({text})")
         if not t.__flags__ & HEAP_TYPE or tuple.__new__ is not native_new(t):
             return self.pin(value) if all(type(x) in _LITERAL for x in value) else self._reduced(value, t)
-        name = self._variable(value, f"{self.pin(tuple.__new__)}({self.pin(t)}, {text})")
+        name = self.variable(value, f"{self.pin(tuple.__new__)}({self.pin(t)}, {text})")
         self._attributes(value, name)
         return name
 
@@ -268,13 +282,13 @@ class EpilogueWriter:
         if t is frozenset:
             return f"{self.pin(frozenset)}([{', '.join(self.build(x) for x in value)}])"
         if t is collections.defaultdict:
-            name = self._variable(value, f"{self.pin(t)}({self.build(value.default_factory)})")
+            name = self.variable(value, f"{self.pin(t)}({self.build(value.default_factory)})")
         elif t in (list, dict, set):
-            name = self._variable(value, {list: "[]", dict: "{}", set: "set()"}[t])
+            name = self.variable(value, {list: "[]", dict: "{}", set: "set()"}[t])
         elif t is collections.deque:
-            name = self._variable(value, f"{self.pin(t)}(maxlen={value.maxlen})")
+            name = self.variable(value, f"{self.pin(t)}(maxlen={value.maxlen})")
         else:
-            name = self._variable(value, f"{self.pin(t)}.__new__({self.pin(t)})")
+            name = self.variable(value, f"{self.pin(t)}.__new__({self.pin(t)})")
         if isinstance(value, dict):
             base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
             store = (
@@ -299,12 +313,12 @@ class EpilogueWriter:
                 source = self.c.cell_source(owner, cell)
                 self.built[id(cell)] = f"{self.path(source.base)}.__closure__[{source.key}]"
             elif id(cell) not in self.built:
-                self._variable(cell, f"{self.pin(types.CellType)}()")
+                self.variable(cell, f"{self.pin(types.CellType)}()")
                 filled.append(cell)
             cells.append(self.built[id(cell)])
         closure = f"({', '.join(cells)},)" if cells else "None"
         defaults = self.build(value.__defaults__)
-        name = self._variable(
+        name = self.variable(
             value,
             f"{self.pin(types.FunctionType)}({self.pin(value.__code__)}, {self.pin(value.__globals__)}, "
             f"{value.__name__!r}, {defaults}, {closure})",
@@ -326,7 +340,7 @@ class EpilogueWriter:
         # the user's own __new__ and __init__ ran while the program was captured
         builtin = next(c for c in t.__mro__ if not c.__flags__ & HEAP_TYPE)
         given = f", *{self.build(value.args)}" if isinstance(value, BaseException) else ""
-        name = self._variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)}{given})")
+        name = self.variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)}{given})")
         if isinstance(value, property):
             parts = ", ".join(map(self.build, (value.fget, value.fset, value.fdel, value.__doc__)))
             self.lines.append(f"{self.pin(property.__init__)}({name}, {parts})")
@@ -341,7 +355,7 @@ class EpilogueWriter:
             make, args, state, *_ = (*value.__reduce_ex__(2), None, None)[:3]
         except TypeError as error:
             self.c.refuse(f"a {t.__name__} leaves the compiled function: {error}", "return what it was made of")
-        name = self._variable(value, f"{self.pin(make)}(*{self.build(args)})")
+        name = self.variable(value, f"{self.pin(make)}(*{self.build(args)})")
         if state is not None and hasattr(t, "__setstate__"):
             self.lines.append(f"{name}.__setstate__({self.build(state)})")
         elif state is not None:
@@ -426,6 +440,7 @@ class EpilogueWriter:
         c = self.c
         if not (self.writes or c.engine.freed) and is_plain(c, result, set()):
             return None, None, map_structure(lambda x: latest(c, x) if type(x) is TensorProxy else x, result)
+        afterwards.write(self)
         expression = self.build(result)
         self.effects()
         trace, function = self.program("epilogue", "fn, args, kwargs, values", expression)

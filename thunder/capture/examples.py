@@ -10,8 +10,8 @@ import torch
 
 from thunder import compat
 from thunder.capture.native import PRIMITIVE
-from thunder.capture.tensors import is_leaf
-from thunder.core.proxies import NumberProxy, TensorProxy, map_structure, number_value
+from thunder.capture.tensors import is_leaf, shows_leaf
+from thunder.core.proxies import NumberProxy, TensorProxy, map_structure, number_value, numbers_in
 from thunder.errors import ThunderError
 from thunder.interpreter.attributes import plain_attribute
 from thunder.ops.infer import as_torch
@@ -24,7 +24,11 @@ def checked(c, function, args, kwargs, run):
     """`run()`, which records a call, with PyTorch's own errors where the program may handle one."""
     if not is_tried(c):
         return run()
-    if (error := _known_error(c, function, args, kwargs)) is not None:
+    error = _known_error(c, function, args, kwargs)
+    if error is not None:
+        for number in numbers_in((args, kwargs), []):
+            if number.unbacked:
+                number.concrete()  # another number may be no error
         raise error
     try:
         return run()
@@ -53,6 +57,8 @@ def _known_error(c, function, args, kwargs) -> Exception | None:
             return c.known.examples[key]
     except TypeError:  # an argument that cannot be hashed
         return _error(c, function, args, kwargs)
+    except _Unknown:
+        return None
     error = _error(c, function, args, kwargs)
     if error is None:  # an exception is raised once
         c.known.examples[key] = None
@@ -63,12 +69,13 @@ def _described(c, x):
     """What an example is made of, to compare."""
     t = type(x)
     if t is TensorProxy:
-        return t, tuple(map(number_value, x.shape)), x.dtype, x.requires_grad, x.requires_grad and is_leaf(c, x)
+        of_leaf = x.requires_grad and (is_leaf(c, x), shows_leaf(c, x))
+        return t, tuple(_number(c, n) for n in x.shape), x.dtype, x.requires_grad, of_leaf
     if t in (list, tuple):
         return t, *(_described(c, part) for part in x)
     if t is dict:
         return t, *((k, _described(c, part)) for k, part in x.items())
-    return t, number_value(x) if isinstance(x, NumberProxy) else x
+    return t, _number(c, x)
 
 
 def _error(c, function, args, kwargs) -> Exception | None:
@@ -92,18 +99,28 @@ class _Unknown(Exception):
     """There is no example of an argument."""
 
 
+def _number(c, x):
+    """A number as it is in the call that is captured."""
+    if not isinstance(x, NumberProxy) or not x.unbacked:
+        return number_value(x)
+    found = x.known()
+    if found is None and (found := c.path.at_capture(x)) is None:
+        raise _Unknown
+    return found
+
+
 def _ones(shape: tuple, **options) -> torch.Tensor:
     return torch.eye(*shape[-2:], **options).expand(shape).clone() if len(shape) > 1 else torch.ones(shape, **options)
 
 
 def _example(c, make, x):
     if isinstance(x, NumberProxy):
-        return number_value(x)
+        return _number(c, x)
     if type(x) is not TensorProxy:
         if type(x) in PRIMITIVE or isinstance(x, (numpy.generic, numpy.ndarray)) or type(x).__module__ in _OF_THUNDER:
             return as_torch(x)
         raise _Unknown
-    shape = tuple(number_value(n) for n in x.shape)
+    shape = tuple(_number(c, n) for n in x.shape)
     if numpy.prod(shape) > _FEW:
         raise _Unknown
     found = make(shape, dtype=to_torch_dtype(x.dtype))
@@ -111,7 +128,7 @@ def _example(c, make, x):
         found.requires_grad_()
         if not is_leaf(c, x):
             with torch.enable_grad():
-                found = found.clone()
+                found = found.view_as(found) if shows_leaf(c, x) else found.clone()
     return found
 
 

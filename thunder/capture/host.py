@@ -86,7 +86,9 @@ class Capture(Host):
             Context(names, grad_enabled=torch.is_grad_enabled()), location=self.own_location, where=self.user_location
         )
         self.recorder.memory = Memory(
-            outside=functools.partial(tensors.written_to, self), layout=functools.partial(layout, self)
+            outside=functools.partial(tensors.written_to, self),
+            layout=functools.partial(layout, self),
+            joins=functools.partial(tensors.joins_history, self),
         )
         self.path = self.recorder.decide = Path(self, request.path, request.log, decides, own_arrays)
         self.recorder.is_leaf = functools.partial(tensors.keeps_casts, self)

@@ -117,16 +117,8 @@ def call_builtin(c, f, args, kwargs):
     if found is not NULL:
         return found
     _note_factory(c, f, (s, *args))
-    if s is not None and c.containers.lazy and id(s) in c.containers.lazy:
-        n = f.__name__
-        if isinstance(s, dict) and n == "get" and args:
-            return containers.dict_item(c, s, args[0], args[1] if len(args) > 1 else None)
-        if isinstance(s, dict) and n == "__getitem__":
-            return containers.dict_item(c, s, *args)
-        if n not in ("append", "extend") and not (isinstance(s, dict) and n == "__setitem__"):
-            containers.materialize(c, s)
-    elif s is None and args and c.containers.lazy and id(args[0]) in c.containers.lazy:
-        containers.materialize(c, args[0])
+    if c.containers.lazy and (found := _of_lazy(c, f, s, args)) is not NULL:
+        return found
     if (found := standins.run(c, f, args, kwargs)) is not NULL:
         return found
     result = call_native(c, f, stepping(c, f, s, args), kwargs)
@@ -216,6 +208,22 @@ def iterable(c, a):
     return c.materialize(a)
 
 
+def _of_lazy(c, f, s, args):
+    """What a function takes out of a container whose elements are read when they are asked for. Other functions than
+    those that add to it see it whole."""
+    owner, n = args[0] if s is None and args else s, f.__name__
+    if owner is None or id(owner) not in c.containers.lazy:
+        return NULL
+    is_dict = isinstance(s, dict)
+    if is_dict and n == "get" and args:
+        return containers.dict_item(c, s, args[0], args[1] if len(args) > 1 else None)
+    if is_dict and n == "__getitem__":
+        return containers.dict_item(c, s, *args)
+    if s is None or n not in ("append", "extend") and not (is_dict and n == "__setitem__"):
+        containers.materialize(c, owner)
+    return NULL
+
+
 def call_native(c, f, args, kwargs):
     if c.reading is not None:
         c.reading.call(c, f)
@@ -244,11 +252,16 @@ def call_native(c, f, args, kwargs):
         if type(plain_attribute(f, "__self__")) is types.GeneratorType:
             c.follow_settings(f, result)  # of a context manager of PyTorch's that ends
         return callbacks.released(c, f, result, known) if known else result
+    return _call_torch(c, f, args, kwargs)
+
+
+def _call_torch(c, f, args, kwargs):
+    """A call of PyTorch's that is no operation, which may enter or leave a mode."""
     c.synchronize()
     if type(f) in IDENTITY_CALLS:  # which takes numbers only
         args, kwargs = map_structure(settled, list(args)), map_structure(settled, kwargs)
     result = Host.call_native(c, f, [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs)
-    c.synchronize()  # it may have entered or left a mode
+    c.synchronize()
     c.follow_settings(f, result)
     if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.outside.arrays for a in args):
         return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
@@ -277,6 +290,17 @@ def _name_operands(c, error: TypeError, args) -> None:
             error.args = (error.args[0].replace(type(a).__name__, operations.type_of(c, a).__name__),)
 
 
+def _expose_container(c, f, s, given) -> None:
+    """A method of a container looks at it and at what it is given, or stores that."""
+    for a in given:
+        c.materialize(a)
+        told_apart(c, a, s)
+    if isinstance(s, (dict, set)):
+        _check_keys(c, s, given)
+    if f.__name__ not in _STORING:
+        expose(c, s, *given, called=None if isinstance(s, set) or standins.compares(f) else f)
+
+
 def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
     """What native code may look at is asked before it runs; the arguments, with stand-ins in the place of objects that
     it may call methods of."""
@@ -289,13 +313,7 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
     ):
         s, *given = given  # dict.__setitem__(d, k, v)
     if isinstance(s, (tuple, *containers.MUTABLE)):
-        for a in given:
-            c.materialize(a)
-            told_apart(c, a, s)
-        if isinstance(s, (dict, set)):
-            _check_keys(c, s, given)
-        if f.__name__ not in _STORING:
-            expose(c, s, *given, called=None if isinstance(s, set) or standins.compares(f) else f)
+        _expose_container(c, f, s, given)
         return args, kwargs
     if _looks_inside(f):
         stands = not _is_torch(f)

@@ -21,6 +21,7 @@ from thunder.capture.library import backward, gradients, hooks, leaves
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module, parts_of, plain_base
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
+from thunder.capture.tensors import has_new_history
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import (
     METHODS,
@@ -81,6 +82,9 @@ _STATED = {
 }  # fmt: skip
 
 
+_OF_HISTORY = {"is_leaf", "grad_fn"}
+
+
 def tensor_attribute(c, p: TensorProxy, n: str):
     """What user code sees of a tensor."""
     if n in _STATED:
@@ -93,9 +97,10 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         with compat.DisableTorchFunction():
             if n in real.__dict__:
                 return c.read(real.__dict__[n], source.attr(n))
-            if n in ("is_leaf", "grad_fn"):
+            old = n in _OF_HISTORY and not has_new_history(c, p)
+            if old:
                 c.read(real.is_leaf, source.attr("is_leaf"))
-            if n in ("is_leaf", "grad_fn", "names"):
+            if old or n == "names":
                 return getattr(real, n)
     if n in METHODS or n == "size":
         return TensorMethod(p, n)
@@ -109,7 +114,7 @@ def tensor_attribute(c, p: TensorProxy, n: str):
     if type(attribute) in PRIMITIVE:
         return getattr(kind_of(c, p), n)
     c.synchronize()
-    return getattr(p, n)
+    return getattr(c.recorder.latest(p) if n in _OF_HISTORY else p, n)
 
 
 def kind_of(c, p: TensorProxy) -> type:
@@ -196,6 +201,11 @@ def lifted(c, v, *, typed: bool = False):
         return _lifted(c, v if type_attribute(t, "_make") is not NULL else list(v), typed)
     if typed and (elements := _elements(c, v, t)) is not None:
         return lifted(c, elements, typed=True)
+    _check_object(c, v, t)
+    return v.item() if isinstance(v, numpy.generic) and not typed else v
+
+
+def _check_object(c, v, t: type) -> None:
     if type_attribute(t, "__torch_function__") is not NULL or _means_nothing(c, v, t):
         c.refuse(f"a {t.__name__} goes into an operation", "give it tensors and numbers")
     if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
@@ -203,7 +213,6 @@ def lifted(c, v, *, typed: bool = False):
             "a torch.Generator made inside the program is used: every call would go on where the last one stopped",
             "make it outside and pass it in",
         )
-    return v.item() if isinstance(v, numpy.generic) and not typed else v
 
 
 def _lifted(c, v, typed: bool):

@@ -132,29 +132,29 @@ class Source:
             text, steps = parameters[i] if i < len(parameters) else f"args[{i}]", steps[1:]
         elif self.root.key == "kwargs" and steps:
             text, steps = str(steps[0].key), steps[1:]
-        for i, s in enumerate(steps):
-            if s.key in _PRIVATE_STEPS and s.step == "attr":
-                continue
-            previous = steps[i - 1].key if i else None
-            if s.step in ("attr", "find") or (s.step == "item" and previous in _PRIVATE_STEPS):
-                text = f"{text}.{s.key}" if text else str(s.key)
-            elif s.step == "item" and text.endswith("."):  # a name in a module
-                text += s.key
-            elif s.step == "item" and text == "global":
-                text = f"global {s.key}"
-            elif s.step == "call":
-                text = f"{text}.{s.key[0]}()" if s.key[0] != "__call__" else f"{text}()"
-            elif s.step == "held":
-                pass
-            elif s.step == "size":
-                text = f"{text}.shape[{s.key}]"
-            elif s.step == "keyed":
-                text = f"{text}[{s.key.describe(parameters)}]"
-            elif s.step == "cell":
-                text = f"closure variable {s.label or s.key}"
-            else:
-                text = f"{text}[{s.key!r}]"
+        for s in steps:
+            text = s._described(text, parameters)
         return text
+
+    def _described(self, text: str, parameters: tuple[str, ...]) -> str:
+        """A path with this step, behind the text of the steps before."""
+        step, key, base = self.step, self.key, self.base
+        inside = base.base is not None and base.key in _PRIVATE_STEPS
+        if step == "attr" and key in _PRIVATE_STEPS or step == "held":
+            return text
+        if step in ("attr", "find") or step == "item" and inside:
+            return f"{text}.{key}" if text else str(key)
+        if step == "item" and text.endswith("."):  # a name in a module
+            return text + key
+        if step == "item" and text == "global":
+            return f"global {key}"
+        if step == "call":
+            return f"{text}.{key[0]}()" if key[0] != "__call__" else f"{text}()"
+        if step == "cell":
+            return f"closure variable {self.label or key}"
+        if step == "size":
+            return f"{text}.shape[{key}]"
+        return f"{text}[{key.describe(parameters)}]" if step == "keyed" else f"{text}[{key!r}]"
 
     def name(self, parameters: tuple[str, ...] = ()) -> str:
         """A variable name for the value: the parameter's own, `t_<position>_<path>` below an object, `t_<path>` below

@@ -84,6 +84,11 @@ class Tensors:
     opaque: dict[int, tuple[AnyProxy, Source]] = field(default_factory=dict)
     holds_opaque: bool = False
     mutated: dict[TensorProxy, None] = field(default_factory=dict)  # those that the program writes to
+    # of these those that are written to after the computation -> the value
+    written_after: dict[TensorProxy, TensorProxy] = field(default_factory=dict)
+    joined: set[TensorProxy] = field(default_factory=set)  # those that autograd is to see it write to
+    # these, and other arguments that show them, as they are then -> the same; and what is made of them then -> None
+    afterwards: dict[TensorProxy, TensorProxy | None] = field(default_factory=dict)
     # arguments under the shape they have in the end -> the same
     reshaped: dict[TensorProxy, TensorProxy] = field(default_factory=dict)
     layouts: dict = field(default_factory=dict)  # values that were asked for strides -> fake tensors that have them

@@ -8,13 +8,14 @@ PyTorch functions that run later. A view that was written to is asked as the vie
 
 from __future__ import annotations
 
+import warnings
 from typing import cast
 
 import torch
 
 from thunder import compat
 from thunder.capture.ask import VALUE
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, number_value
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.layout import run_line
@@ -104,7 +105,7 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
     ):
         for operation in _slice(c, value, c.tensors.layouts):
             if isinstance(operation, BoundSymbol):
-                run_line(operation, c.tensors.layouts)
+                run_line(operation, c.tensors.layouts, _number)
             else:
                 _input(c, operation, with_offset, with_bits)
         found: dict[Proxy, object] = {base: c.tensors.layouts[value]}
@@ -131,7 +132,9 @@ def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
     ):
         c.ask(source.call(name), VALUE)
     if proxy not in c.tensors.layouts:
-        fake = c.tensors.fake_mode.from_tensor(real)
+        with warnings.catch_warnings():  # it looks for the gradient of what is no leaf
+            warnings.simplefilter("ignore")
+            fake = c.tensors.fake_mode.from_tensor(real)
         c.tensors.layouts[proxy] = fake if c.request.options.device is None else fake.to(to_torch_device(proxy.device))
 
 
@@ -146,4 +149,10 @@ def _slice(c, wanted: TensorProxy, known: dict) -> list:
     )
     read = (wanted, *(i for operation in operations for i in operation.inputs))
     inputs = dict.fromkeys(p for p in read if p in c.tensors.real or p in c.tensors.cotangents)
-    return [*inputs, *(operation for operation in operations if not all(o in known for o in operation.outputs))]
+    made = (o for o in operations if any(not isinstance(x, UnbackedNumber) and x not in known for x in o.outputs))
+    return [*inputs, *made]
+
+
+def _number(x: NumberProxy):
+    """A symbolic number, for an example: no strides depend on a float."""
+    return number_value(x) if x.python_type is float else x.concrete()

@@ -8,15 +8,17 @@ from typing import cast
 import torch
 
 from thunder import compat
+from thunder.analysis.aliases import alias_bases
 from thunder.capture import opaque_values
-from thunder.capture.ask import SAME, SHARED, ask
+from thunder.capture.ask import HISTORY, SAME, SHARED, VIEWS, ask
 from thunder.capture.numbers import MARK, size
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, map_structure
 from thunder.core.symbol import recording
 from thunder.distributed.placement import placement_of
 from thunder.ops import inplace
-from thunder.ops.memory import are_disjoint, part_shown
+from thunder.ops.define import LTORCH
+from thunder.ops.memory import are_disjoint, grad_enabled, is_unseen, part_shown
 from thunder.ops.opaque_values import is_unusual
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
@@ -80,7 +82,25 @@ def is_leaf(c, p: TensorProxy) -> bool:
     """Whether a proxy stands for a leaf from outside."""
     real = c.tensors.real.get(c.recorder.memory.holder(p))
     with compat.DisableTorchFunction():
-        return real is not None and real[0].is_leaf
+        return real is not None and real[0].is_leaf and not has_new_history(c, p)
+
+
+def shows_leaf(c, p: TensorProxy) -> bool:
+    """Whether a proxy stands for a view that autograd knows of a leaf from outside."""
+    memory = c.recorder.memory
+    x = memory.holder(p)
+    while x in memory.view_of and not is_unseen(memory.view_of[x][0]):
+        x = memory.view_of[x][1]
+    with compat.DisableTorchFunction():
+        real = c.tensors.real[x][0] if x in c.tensors.real else None
+        base = real._base if real is not None else None
+        return is_leaf(c, x) if base is None and x is not memory.holder(p) else base is not None and base.is_leaf
+
+
+def has_new_history(c, p: TensorProxy) -> bool:
+    """Whether a tensor from outside, or its base, was overwritten with what requires grad."""
+    memory = c.recorder.memory
+    return memory.base(p) in c.tensors.joined and memory.latest(p).requires_grad
 
 
 def keeps_casts(c, p: TensorProxy) -> bool:
@@ -99,25 +119,32 @@ def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
             f"{base.name} is written to, and the ranks hold a part of it each",
             "write to it outside of the compiled function: call optimizer.step() there",
         )
+    real, source = c.tensors.real[base]
     with compat.DisableTorchFunction():
-        differentiable, leaf = (
-            c.tensors.real[base][0].requires_grad and torch.is_grad_enabled(),
-            c.tensors.real[base][0].is_leaf,
-        )
-    if differentiable and not detached:
-        if leaf:
-            raise RuntimeError(
-                f"a {'view of a ' * is_view}leaf Variable that requires grad is being used in an in-place operation."
-            )
-        c.refuse(
-            "an argument that requires grad, and is the result of another operation, is written to",
-            "write to a clone of it",
-        )
+        requires_grad = real.requires_grad
+    if requires_grad and torch.is_grad_enabled() and not detached:
+        leaf, *of_view = ask(c, source, HISTORY)
+        if leaf or of_view and of_view[0]:
+            shows = "view of a " * (is_view or not leaf)
+            raise RuntimeError(f"a {shows}leaf Variable that requires grad is being used in an in-place operation.")
     if base not in c.tensors.mutated:
         c.tensors.mutated[base] = None
         for other, (tensor, _) in list(c.tensors.real.items()):
             if base in c.tensors.mutated:
                 _share(c, base, other, tensor)
+
+
+def joins_history(c, x: TensorProxy) -> None:
+    """Autograd is to see a write to `x`: where that came from outside, it is written to after the computation. Raises
+    PyTorch's error for views that do not allow it."""
+    if x not in c.tensors.real:
+        return
+    real, source = c.tensors.real[x]
+    _, *of_view = ask(c, source, HISTORY)
+    if of_view and of_view[1] != "DEFAULT":
+        with compat.DisableTorchFunction(), torch.enable_grad():  # a part without elements is a view of this kind, too
+            real.as_strided((0,), (1,)).add_(torch.empty(0, requires_grad=True, dtype=real.dtype, device=real.device))
+    c.tensors.joined.add(x)
 
 
 def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> None:
@@ -132,11 +159,14 @@ def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> No
             (part_shown(real, tensor), part_shown(tensor, real)) if real.dtype is tensor.dtype else (None, None)
         )
         disjoint = mine is None and others is None and are_disjoint(real, tensor)
-        connected = real.requires_grad or tensor.requires_grad  # each has a history of its own
+        connected = real.requires_grad or tensor.requires_grad
+        has_leaf = real.is_leaf or tensor.is_leaf
     if tensor is real:
         ask(c, c.tensors.real[other][1], SAME, source)
         memory.same(other, base)
         return
+    if connected and not disjoint and not has_leaf:  # views of one memory have one history, others one each
+        connected = not ask(c, c.tensors.real[other][1], VIEWS, source)
     if not disjoint and (connected or mine is None and others is None):
         c.refuse(
             f"{base.name} is written to, and {other.name} shares memory with it",
@@ -168,6 +198,7 @@ def write_back(c) -> None:
     memory = c.recorder.memory
     if not memory.active:
         return
+    memory.end()
     with recording(c.recorder):
         for base in list(c.tensors.mutated):
             value, target = memory.latest(base), base
@@ -175,11 +206,9 @@ def write_back(c) -> None:
                 if base in memory.counted:  # a view of it changed its shape
                     inplace.count_write.record(c.recorder, (base,), {}, None)
                 continue
-            if value.requires_grad and not base.requires_grad:
-                c.refuse(
-                    f"{base.name}, which does not require grad, is overwritten with what does",
-                    "write to it under torch.no_grad(), or detach the value",
-                )
+            if value.requires_grad and (base in c.tensors.joined or not base.requires_grad):
+                _write_after(c, base, value)
+                continue
             for symbol, arguments in memory.rearranged.get(base, ()):
                 form = inplace.rearranging(symbol)
                 target = form.record(
@@ -194,6 +223,41 @@ def write_back(c) -> None:
             memory.written_back(base, target)
             c.tensors.reshaped[target] = base
         memory.settle()
+        for base in c.tensors.written_after:
+            _stands_for_itself(c, base)
+
+
+def _write_after(c, base: TensorProxy, value: TensorProxy) -> None:
+    """`base` gets the value, and its history, after the computation, where autograd sees it (see `EpilogueWriter`)."""
+    if alias_bases(c.recorder.bound_symbols, maybe=True)[value] in c.tensors.real:  # which may be written to before
+        with grad_enabled(True):
+            value = LTORCH["clone"](value)
+    c.tensors.written_after[base] = value
+
+
+def _follows(c, p: TensorProxy, base: TensorProxy) -> bool:
+    """Whether autograd gives `p`, which shares memory with `base`, the history of what is written to that."""
+    source = c.tensors.real[p][1]
+    of_view = ask(c, source, HISTORY)[1:]
+    return ask(c, source, VIEWS, c.tensors.real[base][1]) and (not of_view or of_view[1] == "DEFAULT")
+
+
+def _stands_for_itself(c, base: TensorProxy) -> None:
+    """What is made of `base`, which is written to after the computation, is made then."""
+    memory = c.recorder.memory
+    for p in (base, *memory.below(base)):
+        if p not in c.tensors.real:
+            continue
+        if p is not base and not _follows(c, p, base):
+            c.refuse(
+                f"{base.name} is overwritten with what requires grad, and {p.name} shares memory with it in a way "
+                "that autograd does not follow",
+                "pass a clone of one of the two",
+            )
+        inplace.written_after.record(c.recorder, (p,), {}, None)
+        after = memory.current.get(p, p).replace(name=c.recorder.context.names.make(), requires_grad=True)
+        memory.written_back(p, after)
+        c.tensors.afterwards[after] = p
 
 
 def lift(c, value):

@@ -190,6 +190,8 @@ PRIVATE: Sequence[Private] = (
         "backwards and CUDA graphs raise"),
     Private("base_of", "torch.Tensor._base", "views that programs return", "CUDA graphs raise"),
     Private("is_view", "torch.Tensor._is_view", "views that programs return", "programs that return views raise"),
+    Private("creation_meta", "torch._C._autograd._get_creation_meta", "writes under grad to views that come in",
+        "these programs raise"),
     Private("storage_address", "torch.UntypedStorage._cdata", "telling whether two tensors share memory", NOTHING_RUNS),
     # --- torch.func
     Private("functorch_level", "torch._C._functorch.peek_interpreter_stack", "seeing torch.func around a call", "it "
@@ -221,6 +223,8 @@ PRIVATE: Sequence[Private] = (
     # --- fake tensors
     Private("FakeTensor", f"{FAKE_TENSORS}.FakeTensor", _TYPING, NOTHING_RUNS),
     Private("FakeTensorMode", f"{FAKE_TENSORS}.FakeTensorMode", _TYPING, NOTHING_RUNS),
+    Private("without_fakes", f"{FAKE_TENSORS}.unset_fake_temporarily", "decisions that are asked for while an "
+        "operation is typed", "programs that decide by data raise"),
     Private("DataDependentOutput", f"{FAKE_TENSORS}.DataDependentOutputException", _TYPING, "these operations raise "
         "another error"),
     Private("DynamicOutputShape", f"{FAKE_TENSORS}.DynamicOutputShapeException", _TYPING, "data-dependent sizes "
@@ -263,7 +267,7 @@ PRIVATE: Sequence[Private] = (
     Private("VF_meshgrid", "torch._VF.meshgrid", "torch.meshgrid", _CALLS, lambda: torch.functional.meshgrid),
     *(
         Private(name.strip("_"), f"torch.{name}", f"programs that call torch.{name}", _CALLS)
-        for name in ("_assert", "_check", "_check_is_size", "_scaled_mm")
+        for name in ("_assert", "_check", "_check_is_size", "_int_mm", "_scaled_mm")
     ),
     Private("log_api_usage_once", "torch._C._log_api_usage_once", "programs that call it", "they raise"),
     Private("foreach_add", "torch._foreach_add", "optimizers with foreach=True", "these raise"),

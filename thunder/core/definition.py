@@ -43,8 +43,8 @@ class Definition:
     function of the bound symbol."""
     inductor_loops: bool = True
     """Inductor computes it in a loop, with PyTorch's results."""
-    layout: Literal["as operands", "row-major", "own"] = "as operands"
-    """How PyTorch lays out the result: as TensorIterator does, row-major, or otherwise."""
+    layout: Literal["as operands", "row-major", "own", "as decomposition"] = "as operands"
+    """How PyTorch lays out the result: as TensorIterator does, row-major, otherwise, or as the decomposition says."""
     typed_by_running: bool = False
     """Its meta rule runs PyTorch, so that it knows which results require grad as well."""
     bind_postprocess: Callable | None = None

@@ -14,12 +14,16 @@ in the order of measured speed is used, or in the order that the user gave. Caus
 H200, forward / backward in ms: cuDNN 0.084 / 0.258, flash 0.167 / 0.471, memory-efficient 0.269 / 0.909. Without a
 kernel, and without grad, attention is PyTorch's own call.
 
+cuDNN makes a plan for each size, which takes the host as long as hundreds of calls of a small size gain by it. A
+program of many sizes therefore calls `sdpa_by_size`: flash attention until calls of a size were worth a plan.
+
 Keys and values that are repeated for groups of queries are not repeated where the kernel takes fewer heads of them:
 `k.repeat_interleave(n, 1)` as well as `k[:, :, None].expand(b, h, n, t, d).reshape(b, h * n, t, d)`.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 from collections.abc import Callable
@@ -132,6 +136,36 @@ def _flash_backward(g, query, key, value, bias, out, sums, seed, offset, dropout
         offset,
         scale=scale,
     )
+
+
+# multiply-adds in which cuDNN gains what a plan takes, 75 ms on an H100, by the speeds above
+WORTH_A_PLAN = 15e12
+_work: collections.Counter = collections.Counter()  # multiply-adds so far, by direction and sizes
+
+
+def _is_planned(backward: bool, query: torch.Tensor, key: torch.Tensor, is_causal: bool) -> bool:
+    """Whether cuDNN has a plan of these sizes, or reason to make one, to which each call adds."""
+    batch, heads, queries, size = query.shape
+    what = backward, query.dtype, batch, heads, queries, size, key.shape[1], key.shape[2], is_causal
+    done = _work[what]
+    if done < WORTH_A_PLAN:
+        _work[what] += (5 if backward else 2) * batch * heads * queries * size * key.shape[2] // (1 + is_causal)
+    return done >= WORTH_A_PLAN
+
+
+def _by_size(query, key, value, bias, dropout_p, is_causal, scale):
+    """Both kernels give the natural logarithms of the rows' sums, so that the backward may choose for itself. Nothing
+    is drawn."""
+    attend = _cudnn if _is_planned(False, query, key, is_causal) else _flash
+    out, sums, *_ = attend(query, key, value, bias, dropout_p, is_causal, scale)
+    return out, sums.view(query.shape[:3]), *(torch.empty((), dtype=torch.int64) for _ in range(2))
+
+
+def _by_size_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
+    undrawn = sums.new_empty((), dtype=torch.int64)
+    planned = _is_planned(True, query, key, is_causal)
+    run, sums = (_cudnn_backward, sums[..., None]) if planned else (_flash_backward, sums)
+    return run(g, query, key, value, bias, out, sums, undrawn, undrawn, dropout_p, is_causal, scale)
 
 
 def _efficient(query, key, value, bias, dropout_p, is_causal, scale):
@@ -297,6 +331,9 @@ KERNELS = (
     ),
 )
 
+CUDNN, FLASH, _ = KERNELS
+BY_SIZE = _kernel("by_size", 1, _by_size, _by_size_backward, lambda b, h, n: (b, h, n), _on_the_host, None)
+
 
 # ---------------------------------------------------------------------------------------------------------------- the
 # choice
@@ -322,12 +359,18 @@ def _choose(usable: Callable, query, key, value, attn_mask, dropout_p, is_causal
         (tuple(map(number_value, t.shape)), to_torch_dtype(t.dtype), to_torch_device(t.device), t.requires_grad)
         for t in tensors
     )
-    return usable(described, dropout_p, is_causal, enable_gqa, compat.attention_backends())
+    backends = compat.attention_backends()
+    found = usable(described, dropout_p, is_causal, enable_gqa, backends)
+    if found is CUDNN and has_numbers((query, key)) and dropout_p == 0.0 and backends[-1] is None:
+        second = usable(described, dropout_p, is_causal, enable_gqa, (*backends[:3], False, *backends[4:]))
+        return BY_SIZE if second is FLASH else found
+    return found
 
 
 @functools.lru_cache(maxsize=1024)
 def _usable(described: tuple, dropout_p: float, is_causal: bool, enable_gqa: bool, backends: tuple) -> Kernel | None:
-    order = backends[-1]
+    """backends: as `attention_backends` gives them."""
+    allowed, order = dict(zip(("flash", "efficient", "products", "cudnn"), backends, strict=False)), backends[-1]
     # memory that nobody writes to is had for nothing, while the first fake tensor of a process imports Dynamo
     with (
         compat.DisableTorchFunction(),
@@ -340,7 +383,8 @@ def _usable(described: tuple, dropout_p: float, is_causal: bool, enable_gqa: boo
         arguments = torch.backends.cuda.SDPAParams(
             query, key, value, mask[0] if mask else None, dropout_p, is_causal, enable_gqa
         )
-        for kernel in KERNELS if order is None else sorted(KERNELS, key=lambda k: order.index(k.number)):
+        kernels = [k for k in KERNELS if allowed[k.name]]
+        for kernel in kernels if order is None else sorted(kernels, key=lambda k: order.index(k.number)):
             if order is not None and backends[2] and order.index(0) < order.index(kernel.number):
                 return None  # products come first
             if getattr(torch.backends.cuda, f"can_use_{kernel.name}_attention")(arguments):
@@ -372,7 +416,12 @@ class SDPAExecutor(OperatorExecutor):
         super().__init__(name, **options)
         self.usable = usable
         for symbol in (scaled_dot_product_attention, attention_with_dropout):
-            self.register_implementation(symbol, checker=self._checker, grad_transform=self._differentiated)
+            self.register_implementation(
+                symbol,
+                checker=self._checker,
+                execution_transform=self._executed,
+                grad_transform=self._differentiated,
+            )
 
     def planned(self) -> SDPAExecutor:
         return self if torch.cuda.is_available() else SDPAExecutor(self.name, usable=_assumed, version=self.version)
@@ -383,23 +432,35 @@ class SDPAExecutor(OperatorExecutor):
     def _checker(
         self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
     ):
+        """Without grad, PyTorch's own call takes the same kernel, except where that depends on the size."""
         if attn_mask is not None and attn_mask.dtype.category != 0 and attn_mask.dtype is not query.dtype:
             return False
-        return self._choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) is not None
+        kernel = self._choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        return kernel is BY_SIZE or kernel is not None and any(t.requires_grad for t in (query, key, value))
+
+    def _given(self, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) -> tuple[Symbol, tuple]:
+        """The kernel's operation and its arguments."""
+        kernel = self._choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        assert kernel is not None, "the checker was asked before"
+        bias = attn_mask
+        if attn_mask is not None and attn_mask.dtype.category == 0:
+            bias = attention_bias(attn_mask, to_torch_dtype(query.dtype), kernel.hidden)
+        symbol = kernel.with_dropout if dropout_p > 0.0 else kernel.forward
+        return symbol, (query, key, value, bias, dropout_p, is_causal, scale)
+
+    def _executed(
+        self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
+    ):
+        symbol, given = self._given(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return symbol(*given)[0]
 
     def _differentiated(
         self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
     ):
         from thunder.core.transforms import get_grad, put_grads
 
-        kernel = self._choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-        assert kernel is not None, "the checker was asked before"
-        bias = attn_mask
-        if attn_mask is not None and attn_mask.dtype.category == 0:
-            bias = attention_bias(attn_mask, to_torch_dtype(query.dtype), kernel.hidden)
-        steps = (kernel.with_dropout if dropout_p > 0.0 else kernel.forward).grad_rule(
-            query, key, value, bias, dropout_p, is_causal, scale
-        )
+        symbol, given = self._given(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        steps = symbol.grad_rule(*given)
         out, *saved = next(steps)
         try:
             steps.send((get_grad(out), *(None for _ in saved)))

@@ -19,15 +19,17 @@ from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import bytes_moved, nbytes, region_bytes, tensors_in
 from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, has_numbers
 from thunder.core.regions import Region
-from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.symbol import BoundSymbol, Names, OpTags
 from thunder.core.utils import has_triton
 from thunder.executors.triton_kernels.functions import FUNCTIONS
+from thunder.executors.triton_kernels.last_sums import without_last_sums
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
-from thunder.executors.triton_kernels.schedule import ON_CHIP
+from thunder.executors.triton_kernels.reductions import ON_CHIP
 from thunder.executors.triton_kernels.sizes import Undecided
 from thunder.executors.triton_kernels.values import is_map, primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
-from thunder.extend.fusion import FusionExecutor, Unfused, computing, fusible
+from thunder.extend.fusion import FusionExecutor, TooLarge, Unfused, computing, fusible
+from thunder.ops import PRIMS
 from thunder.ops.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import compile_option
@@ -105,14 +107,14 @@ class TritonFuser(FusionExecutor):
         """One operation is PyTorch's already, which draws no numbers of a seed by a kernel. Several that only move data
         have to move less together."""
         found = computing(region)
-        if len(found) > 1 or any(operation.sym is uniform_philox for operation in found):
+        if len(found) > 1 or any(operation.sym in _ALONE for operation in found):
             return True
         kernels = [operation for operation in region.bound_symbols if not may_view(operation)]
         return len(kernels) > 1 and region_bytes(region) < sum(map(bytes_moved, kernels))
 
     def shares_launch(self, region: Region, producer: Mapping[Proxy, BoundSymbol]) -> bool:
-        """A small map over one space. What is cast of a product alone is left to the product, which writes it (see
-        `transforms.wide_products`)."""
+        """A small map over one space, or sums of partial ones. What is cast of a product alone is left to the product,
+        which writes it (see `transforms.wide_products`)."""
         found = computing(region)
         tensors = tensors_in((*region.inputs, *region.outputs))
         return (
@@ -120,16 +122,29 @@ class TritonFuser(FusionExecutor):
             and has_numbers([t.shape for t in tensors]) is False
             and len({math.prod(o.shape) for o in region.outputs if isinstance(o, TensorProxy)}) == 1
             and sum(map(nbytes, tensors)) <= SHARED
-            and all(map(_is_map, region.bound_symbols))
+            and all(_is_map(o) or o.sym is PRIMS["sum_of_partials"] for o in region.bound_symbols)
             and not any(
                 i in producer and producer[i].sym.in_float32 is not None for i in region.inputs if len(found) == 1
             )
         )
 
-    def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
-        device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
+    def cut_last(self, region: Region, names: Names) -> list[Region]:
+        """Sums that kernels of their own add up of partial ones, and maps of these."""
+        if has_numbers([t.shape for t in tensors_in((*region.inputs, *region.outputs))]):
+            return []
         try:
-            run = self.once(region, lambda: self.made_of(region, to_torch_device(device)))
+            return without_last_sums(region, names, _reduces, _is_map, lambda r: self.scheduled(r).partial_sums)
+        except (TooLarge, Undecided):
+            return []
+
+    def scheduled(self, region: Region) -> FusedRegion:
+        device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
+        return self.once(region, lambda: self.made_of(region, to_torch_device(device)))
+
+    def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
+        try:
+            run = self.scheduled(region)
+            run.start()
         except Undecided:
             raise Unfused("a kernel would have to know more of sizes that stay symbolic") from None
         return self.register_temporary_operation(
@@ -140,7 +155,7 @@ class TritonFuser(FusionExecutor):
             bsyms=region.bound_symbols,
         )
 
-    def made_of(self, region: Region, device) -> Callable:
+    def made_of(self, region: Region, device) -> FusedRegion:
         return FusedRegion(region, device, self.autotune)
 
     def writing_over(
@@ -159,8 +174,11 @@ class _Plans(TritonFuser):
     def has_triton(self) -> bool:
         return True
 
-    def made_of(self, region: Region, device) -> Callable:
+    def made_of(self, region: Region, device) -> FusedRegion:
         return FusedRegion(region, device, planned=True)
+
+
+_ALONE = {uniform_philox, PRIMS["sum_of_partials"]}  # that PyTorch has no kernel for
 
 
 def _in_primitives(operation: BoundSymbol) -> bool:
@@ -178,6 +196,8 @@ def _in_primitives(operation: BoundSymbol) -> bool:
 
 def _is_map(operation: BoundSymbol) -> bool:
     """Whether each element of what an operation makes is computed of elements that lie where it does, or of numbers."""
+    if operation.sym.reshapes:
+        return True
     return is_map(operation) if primitive(operation) else all(map(_is_map, operation.subsymbols))
 
 

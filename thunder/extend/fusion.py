@@ -11,7 +11,7 @@ from thunder.analysis.aliases import may_view
 from thunder.analysis.flow import producers
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, equal_counts, has_numbers, numbers_in
 from thunder.core.regions import Region, convex_regions, leading_to, recompute_cheap, region_key, schedule
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.symbol import BoundSymbol, Names, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
 from thunder.extend import Executor, Implementation, operation_id
@@ -119,6 +119,11 @@ class FusionExecutor(Executor):
         with `Region.parts`. producer: of the program's values."""
         return False
 
+    def cut_last(self, region: Region, names: Names) -> list[Region]:
+        """A region without its last steps, and these, as regions that `shares_launch` takes; none where there are none.
+        names: of what the first one gives the others."""
+        return []
+
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         """The one operation that runs a region (see `register_temporary_operation`), or None to leave it alone. Raises
         TooLarge and Unfused. counter: how many regions of the trace were fused."""
@@ -152,7 +157,14 @@ class FusionExecutor(Executor):
             items += [self._piece(region, trace)] if all(map(takes, region.bound_symbols)) else region.bound_symbols
         producer = producers(trace)
         made: list[BoundSymbol] = []
-        waiting = share_launches(items, lambda core: self.shares_launch(core, producer), trace.output_proxies)[::-1]
+
+        def shares(core: Region) -> bool:
+            return self.shares_launch(core, producer)
+
+        def cut(core: Region) -> list[Region]:
+            return self.cut_last(core, trace.names) if self.should_fuse(core) else []
+
+        waiting = share_launches(items, shares, cut, trace.output_proxies)[::-1]
         counter = itertools.count()
         while waiting:
             item = waiting.pop()

@@ -16,13 +16,15 @@ from thunder.interpreter.tables import VERSION
 
 
 class _Null:
-    """The NULL that CPython keeps beside a callable without receiver, or in an unbound variable."""
+    """The NULL that CPython keeps beside a callable without receiver."""
 
     def __repr__(self):
         return "NULL"
 
 
 NULL = typing.cast(Any, _Null())
+# what CPython keeps in an unbound variable; interpreted code that is this package's own may store NULL in variables
+UNBOUND = _Null()
 # Operands of exactly these types never have provenance: the machine computes with them directly.
 PLAIN = frozenset({int, float, bool, str, bytes, complex})
 
@@ -65,7 +67,7 @@ def STORE_FAST(frame, stack, name):
 def RESTORE_FAST(frame, stack, name):
     """STORE_FAST of a variable that an inlined comprehension hid, and that may have been unbound."""
     value = stack.pop()
-    if value is NULL:
+    if value is UNBOUND:
         frame.locals.pop(name, None)
         return
     frame.locals[name] = value
@@ -79,7 +81,7 @@ def DELETE_FAST(frame, stack, name):
 
 
 def LOAD_FAST_AND_CLEAR(frame, stack, name):
-    stack.append(frame.locals.pop(name, NULL))
+    stack.append(frame.locals.pop(name, UNBOUND))
 
 
 def MAKE_CELL(frame, stack, name):

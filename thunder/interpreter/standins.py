@@ -276,14 +276,20 @@ def run(host, f, args, kwargs) -> Any:
     elements = range(len(given)) if several else elements
     inside = [] if several else list(base.__iter__(host.materialize(first)))
     held = [*inside, *(given[i] for i in elements if i < len(given))]
-    key = kwargs.get("key")
-    if key is None and not compares_in_python(host, held):
+    if kwargs.get("key") is None and not compares_in_python(host, held):
         return NULL
+    return _run(host, function, None if several else base, inside, elements, given, kwargs)
+
+
+def _run(host, function, base: Any, inside: list, elements, given: list, kwargs: dict) -> Any:
+    """The call, over stand-ins for the values at `elements` of what is given, and for what is inside of its first,
+    which is a `base`; None where several values are compared in the place of one container's."""
+    first, key = given[0], kwargs.get("key")
     if VERSION >= (3, 12) and "reverse" in kwargs:  # before, it is a number
         kwargs = kwargs | {"reverse": host.truth(kwargs["reverse"])}
     known: dict[int, StandIn] = {}
     given = [stand_in(host, a, known) if i in elements else a for i, a in enumerate(given)]
-    if not several:
+    if base is not None:
         alike = function in (sorted, list.sort) and len(set(map(type, inside))) == 1
         given[0] = base(stand_in(host, x, known, Sorted if alike else Compared) for x in inside)
     if key is not None:
@@ -291,7 +297,7 @@ def run(host, f, args, kwargs) -> Any:
     try:
         result = function(*given, **kwargs)
     finally:
-        if base in (list, deque) and not several:
+        if base in (list, deque):
             _write_back(base, first, inside, [original(x) for x in given[0]])
     return [original(x) for x in result] if function is sorted else original(result)
 

@@ -37,6 +37,8 @@ FAMILIES = (
     "grouped_products",
     "einsum",
     "norm_kernels",
+    "norm_formulas",
+    "sync_batch_norm",
     "normalization",
     "attention",
     "recurrent",

@@ -216,6 +216,10 @@ def _(g, x, slope, of_result):
     return op("where")(x > 0, g, g * slope)
 
 
+# the operand decides, and not the cotangent, which comes first
+declare(threshold_backward, leaky_relu_backward, layout="as decomposition")
+
+
 @elu_backward.decomposed_by
 def _(g, alpha, scale, input_scale, of_result, x):
     if of_result:

@@ -20,7 +20,7 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.define import LTORCH
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
-__all__ = ["Quantized", "quantized", "quantize", "float8_linear", "LARGEST"]
+__all__ = ["Quantized", "quantized", "quantize", "product", "float8_linear", "has_products", "LARGEST"]
 
 LARGEST = {"float8_e4m3fn": torch.finfo(torch.float8_e4m3fn).max, "float8_e5m2": torch.finfo(torch.float8_e5m2).max}
 
@@ -33,6 +33,11 @@ class Quantized(NamedTuple):
     scale: TensorProxy
     columns: TensorProxy | None
     columns_scale: TensorProxy | None
+
+
+def has_products(device: torch.device) -> bool:
+    """Whether PyTorch multiplies matrices in float8 there."""
+    return device.type == "cpu" or device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _op(name: str, *args, **kwargs):
@@ -111,7 +116,7 @@ scaled_mm = Symbol(
 )  # fmt: skip
 
 
-def _product(a, scale_a, b, scale_b, to: dtype, fast: bool):
+def product(a, scale_a, b, scale_b, to: dtype, fast: bool):
     """a @ b.T in dtype `to`, of matrices in float8 whose rows lie together."""
     by_rows = len(scale_a.shape) == 2
     made = bfloat16 if by_rows else to  # what PyTorch's kernel for scales of rows writes
@@ -122,7 +127,7 @@ def _product(a, scale_a, b, scale_b, to: dtype, fast: bool):
 
 
 def _linear(x, weight, bias, qx: Quantized, qw: Quantized, gradient_dtype: dtype):
-    out = _product(qx[0], qx[1], qw[0], qw[1], x.dtype, True)
+    out = product(qx[0], qx[1], qw[0], qw[1], x.dtype, True)
     out = out if len(x.shape) == 2 else _op("reshape", out, (*x.shape[:-1], weight.shape[0]))
     return out if bias is None else out + bias
 
@@ -148,10 +153,10 @@ def _(x, weight, bias, qx, qw, gradient_dtype):
     gx = gw = None
     if qw[2] is None and qx[2] is not None:
         q = quantized(_op("t", rows), gradient_dtype, by_rows, False)
-        gw = _product(q.rows, q.scale, qx[2], qx[3], weight.dtype, False)
+        gw = product(q.rows, q.scale, qx[2], qx[3], weight.dtype, False)
     elif qw[2] is not None:
         q = quantized(rows, gradient_dtype, by_rows, qx[2] is not None)
-        gx = _product(q.rows, q.scale, qw[2], qw[3], x.dtype, False)
+        gx = product(q.rows, q.scale, qw[2], qw[3], x.dtype, False)
         gx = gx if len(x.shape) == 2 else _op("reshape", gx, x.shape)
-        gw = None if qx[2] is None else _product(q.columns, q.columns_scale, qx[2], qx[3], weight.dtype, False)
+        gw = None if qx[2] is None else product(q.columns, q.columns_scale, qx[2], qx[3], weight.dtype, False)
     return gx, gw, None if bias is None else _op("sum", rows, 0)

@@ -70,7 +70,7 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
             refuse("detach_ is called on an argument, or on a view")
     elif memory is None or kwargs or symbol.name == "as_strided" and not made:
         refuse(f"{symbol.name}_ changes the shape of a tensor in place")
-    elif now.requires_grad and not recorder.context.grad_enabled:
+    elif now.requires_grad and not recorder.context.grad_enabled and not memory.may_keep_history(target, symbol, rest):
         refuse(f"{symbol.name}_ changes the shape of a tensor that requires grad, unseen by autograd")
     if recorder.context.grad_enabled and now.requires_grad:
         memory.joins_history(target)
@@ -97,6 +97,13 @@ def rearranging(symbol: Symbol) -> Symbol:
         fn=symbol.in_place and symbol.in_place.function,
     )
     made.changes_metadata = True
+
+    @made.vjp
+    def _(a, *args):
+        """Of what requires grad it is recorded where autograd does not see it, and the shape stays."""
+        g = yield made(a, *args)
+        return g, *(None for _ in args)
+
     return made
 
 
@@ -192,6 +199,12 @@ count_write = Symbol(
     tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
     fn=torch.autograd.graph.increment_version,
 )
+
+
+def _nothing(target: torch.Tensor) -> None:
+    """Run where passes are told something that needs no work."""
+
+
 also_written = Symbol(
     "also_written",
     lambda target: None,
@@ -199,14 +212,31 @@ also_written = Symbol(
     id="also_written",
     is_prim=True,
     tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
-    fn=lambda target: None,
+    fn=_nothing,
 )
+
+written_after = Symbol(
+    "written_after",
+    lambda target: None,
+    module="ltorch",
+    id="written_after",
+    is_prim=True,
+    tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
+    fn=_nothing,
+)
+
+
+def in_grad_mode(enabled: bool, function: Callable, *args, **kwargs):
+    """What a function gives that autograd sees or does not, in whatever mode the program is called."""
+    with torch.set_grad_enabled(enabled):
+        return function(*args, **kwargs)
 
 
 def writes_back(operation: BoundSymbol) -> bool:
     """Whether an operation only changes an argument: what it was before is not read through it."""
     return (
-        operation.sym in (write_back, write_back_uncounted, count_write, also_written) or operation.sym.changes_metadata
+        operation.sym in (write_back, write_back_uncounted, count_write, also_written, written_after)
+        or operation.sym.changes_metadata
     )
 
 

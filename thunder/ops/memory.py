@@ -8,7 +8,7 @@ back at the end (see `Capture`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import may_view
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, user_location
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, detached, user_location
 from thunder.errors import CaptureError
 from thunder.ops.define import LTORCH
 
@@ -29,7 +29,8 @@ class Memory:
     active: whether anything was written to. outside: called with what is about to be written to, in the end, and
     whether that happens through a view, and behind autograd's back; says no by raising. layout: gives a fake tensor
     with the strides, and on the storage, that a value has when the program runs in PyTorch; asked only when what is
-    written to may share memory.
+    written to may share memory. joins: called with what is about to become a result that autograd knows, and with what
+    it shows.
     """
 
     def __init__(
@@ -37,9 +38,10 @@ class Memory:
         operations: list[BoundSymbol] = (),
         outside: Callable[[TensorProxy, bool, bool], None] | None = None,
         layout: Callable | None = None,
+        joins: Callable[[TensorProxy], None] = lambda x: None,
     ):  # type: ignore[assignment]
         self.active = False
-        self.outside, self.layout = outside, layout
+        self.outside, self.layout, self.joins = outside, layout, joins
         # view -> the operation that made it and its base
         self.view_of: dict[Proxy, tuple[BoundSymbol, TensorProxy]] = {}
         self.views: dict[Proxy, list[Proxy]] = {}
@@ -65,6 +67,8 @@ class Memory:
         self.apart: dict[Proxy, TensorProxy] = {}
         self.leaving: dict[Proxy, TensorProxy] = {}  # what shares memory in PyTorch -> which of it leaves the program
         self.shared: dict[Proxy, list[TensorProxy]] = {}  # values that share memory in a way that is not known
+        self.followed: set[Proxy] = set()  # views that were read under grad since their base requires grad
+        self.intact: set[Proxy] = set()  # views that nothing was written to since they were made, at the end
         self._deriving = False
         for operation in operations:
             self.add(operation)
@@ -128,13 +132,15 @@ class Memory:
     def _derive(self, x: TensorProxy) -> None:
         """Rebuilds a view from its base as it is now, and with it the other results of its operation."""
         operation, viewed = self.view_of[x]
-        if x.requires_grad and operation.sym.several_views:
+        now, context = self.latest(viewed), current_recorder().context  # type: ignore[union-attr]
+        if now.requires_grad and context.grad_enabled:
+            self.followed.add(x)
+        if operation.sym.several_views and (x.requires_grad or now.requires_grad) and x not in self.intact:
             raise CaptureError(
                 f"a result of {operation.sym.name}(), which gives several views, is read after its memory was written "
                 "to, which autograd does not support",
                 location=user_location(), remedy="make the view again after the write",
             )  # fmt: skip
-        now = self.latest(viewed)
 
         def place(p):
             return now if type(p) is TensorProxy and self.holder(p) is viewed else p
@@ -193,6 +199,8 @@ class Memory:
         target = self.holder(target)
         self._decide(self.base(target))
         base = self.base(target)
+        if self._lacks_history(target):
+            raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
         if base in self.fixed:
             raise CaptureError(self.fixed[base], location=user_location(), remedy=REMEDY)
         behind = self._detaching(target)
@@ -200,13 +208,28 @@ class Memory:
             self.outside(base, base is not target, bool(behind))
         return behind
 
+    def _lacks_history(self, x: TensorProxy) -> bool:
+        """Whether PyTorch takes a view for a leaf, since nobody has read it under grad since what it is a view of
+        requires grad."""
+        operation, viewed = self.view_of.get(x, (None, None))
+        recorder = current_recorder()
+        if operation is None or x.requires_grad or x in self.followed or is_unseen(operation):
+            return False
+        if recorder is None or not recorder.context.grad_enabled:
+            return False
+        seen = operation.context is not None and operation.context.grad_enabled  # None: which of the two is the view?
+        return seen and self.current.get(base := self.base(viewed), base).requires_grad and not self._detaching(x)
+
     def joins_history(self, target: TensorProxy) -> None:
         """`target` is about to become a result that autograd knows. Raises PyTorch's errors for views that can not."""
         x = self.holder(target)
+        self.joins(x)
+        self.followed.add(x)
         while x in self.view_of:
             view, (operation, x) = x, self.view_of[x]
             if is_unseen(operation):
                 return
+            self.joins(x)
             if operation.context is not None and not operation.context.grad_enabled:
                 raise RuntimeError(
                     "A view was created in no_grad mode and is being modified inplace with grad mode enabled. Make "
@@ -373,6 +396,15 @@ class Memory:
         self.current[x], self.owner[value], self.formed[x] = value, x, value
         self._freshen(x)
 
+    def may_keep_history(self, x: TensorProxy, symbol: Symbol, args: Sequence) -> bool:
+        """Whether `x` may change its shape behind autograd's back: what is read of it later has the history that it
+        had, element by element, so that the shape must stay, and no view may stand for the elements in another
+        order."""
+        x = self.holder(x)
+        with detached():
+            unchanged = symbol(self.latest(x), *args).shape == self.latest(x).shape
+        return unchanged and x not in self.view_of and not self.views.get(x)
+
     def rearrange(self, x: TensorProxy, symbol: Symbol, args: tuple, back: tuple[Symbol, tuple] | None) -> None:
         """`x` shows its memory as `symbol(x, *args)` from now on; `back` undoes that. Raises CaptureError for what came
         from outside and can not be undone.
@@ -403,7 +435,7 @@ class Memory:
         before, below = self.latest(x), self.views.pop(x, [])
         self._deriving = True  # what is recorded next is no view of the program's
         try:
-            value = symbol(before, *args)
+            value = _with_history(before, symbol(before, *args))
         finally:
             self._deriving = False
         inner = like(before)
@@ -441,7 +473,12 @@ class Memory:
         self.current.pop(base, None)
         if value is not base:
             self.current[base], self.owner[value] = value, base
+        self._freshen(base)
         self._outdate(base, None)
+
+    def end(self) -> None:
+        """The program has ended: views that are not stale now were made after the last write."""
+        self.intact = {view for view in self.view_of if view not in self.stale}
 
     def settle(self) -> None:
         """Views that were written to directly are rebuilt from their bases when they are read next, so that

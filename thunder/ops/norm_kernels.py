@@ -1,14 +1,10 @@
-"""Kernels of layer, group and batch norm: each one symbol, by which programs call it and derivatives are computed.
-
-PyTorch's kernels for the backward have a second derivative at most, and that one takes saved means and deviations for
-constants where it is differentiated again. Here the kernels' formulas are differentiated, in which these are computed
-from the input, so that derivatives of any order are right.
-"""
+"""Kernels of layer, group and batch norm: each one symbol, by which programs call it and derivatives are computed, and
+what it computes in operations. Derivatives of the backwards: `norm_formulas.py`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -16,12 +12,13 @@ from thunder import compat
 from thunder.core import dtypes
 from thunder.core.definition import InPlaceForm
 from thunder.core.dtypes import bfloat16, float16, float32
-from thunder.core.proxies import TensorProxy, like
+from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
-from thunder.ops.backward import formula, kernel, op
+from thunder.ops.backward import kernel, op
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.dims import is_empty
 from thunder.ops.inplace import overwrite
 from thunder.ops.opaque import casts_inside
 from thunder.ops.shape import reshape
@@ -55,10 +52,23 @@ def normalized_dims(name: str, a, normalized_shape, *parameters) -> tuple:
 def whiten(x, dims, eps):
     """`x` less its mean, over the square root of its (biased) variance plus eps; the mean and that root's
     reciprocal."""
+    centred, mean, variance = moments(x, dims)
+    rstd = LTORCH["rsqrt"](variance + eps)
+    return centred * rstd, mean, rstd
+
+
+def moments(x, dims):
+    """`x` less its mean; its mean and its (biased) variance."""
     mean = LTORCH["mean"](x, dims, True)
     centred = x - mean
-    rstd = LTORCH["rsqrt"](LTORCH["mean"](centred * centred, dims, True) + eps)
-    return centred * rstd, mean, rstd
+    return centred, mean, LTORCH["mean"](centred * centred, dims, True)
+
+
+def of_normalized(g, weight, normal, rstd, dims):
+    """The gradient of what was normalized over `dims` and then multiplied by a weight."""
+    count, weighted = math.prod(g.shape[d] for d in dims), g if weight is None else g * weight
+    total, along = op("sum")(weighted, dims, True) / count, op("sum")(weighted * normal, dims, True) / count
+    return rstd * (weighted - total - normal * along)
 
 
 def scale_and_shift(x, weight, bias):
@@ -69,6 +79,24 @@ def scale_and_shift(x, weight, bias):
 def per_channel(a, p):
     """A parameter with one element for each channel, with as many dimensions as `a`."""
     return None if p is None else reshape(p, (1, p.shape[0], *(1,) * (len(a.shape) - 2)))
+
+
+# as PyTorch's kernels lay out images: with channels last where these are last in memory, otherwise row-major
+image_layout = Symbol(
+    "image_layout",
+    lambda a: like(a),
+    id="prims.image_layout",
+    is_prim=True,
+    tags=(OpTags.VIEW,),
+    fn=lambda a: a.contiguous(memory_format=backward.memory_format(a)),
+)
+image_layout.may_copy = True
+
+
+@image_layout.vjp
+def _(a):
+    g = yield image_layout(a)
+    return (g,)
 
 
 def check_channels(name: str, a, *parameters) -> None:
@@ -143,10 +171,8 @@ def _(g, a, normalized_shape, mean, rstd, weight, bias, mask):
     normal = (x - mean) * rstd
     of_input = of_weight = of_bias = None
     if mask[0]:
-        weighted = g if weight is None else g * convert(weight, kind)
-        count = math.prod(normalized_shape)
-        total, along = op("sum")(weighted, dims, True) / count, op("sum")(weighted * normal, dims, True) / count
-        of_input = convert(rstd * (weighted - total - normal * along), a.dtype)
+        weight_ = None if weight is None else convert(weight, kind)
+        of_input = convert(of_normalized(g, weight_, normal, rstd, dims), a.dtype)
     if mask[1]:
         of_weight = convert(op("sum")(g * normal, rows) if rows else g * normal, weight.dtype)
     if mask[2]:
@@ -205,6 +231,63 @@ native_group_norm_backward = Symbol(
 )  # fmt: skip
 
 
+def _in_groups(a, groups):
+    """The image with dimensions (N, groups, channels of a group, ...): a view, in whatever layout."""
+    return reshape(a, (a.shape[0], groups, a.shape[1] // groups, *a.shape[2:]))
+
+
+def _group_parameter(a, p, groups, kind):
+    """A parameter as it is broadcast to an image in groups; or a number for each group."""
+    if p is None:
+        return None
+    sizes = (1, groups, a.shape[1] // groups) if len(p.shape) == 1 else (*p.shape, 1)
+    return reshape(convert(p, kind), (*sizes, *(1,) * (len(a.shape) - 2)))
+
+
+def _in_group_norms_layout(y):
+    """A result as PyTorch's kernel of group norm lays it out, which has channels last on a CPU alone."""
+    return image_layout(y) if y.device.type == "cpu" else op("contiguous")(y)
+
+
+def normalized_in_groups(a, weight, bias, groups, eps):
+    """Group norm, and the means and deviations of groups."""
+    kind, dims = compute_dtype(a.dtype), tuple(range(2, len(a.shape) + 1))
+    normal, mean, rstd = whiten(_in_groups(convert(a, kind), groups), dims, eps)
+    parameters = (_group_parameter(a, p, groups, kind) for p in (weight, bias))
+    y = convert(reshape(scale_and_shift(normal, *parameters), a.shape), a.dtype)
+    return _in_group_norms_layout(y), *(reshape(x, (a.shape[0], groups)) for x in (mean, rstd))
+
+
+@native_group_norm.decomposed_by
+def _(a, weight, bias, n, c, size, groups, eps):
+    if is_empty(a):
+        return None
+    narrow = _native_group_norm_meta(a, weight, bias, n, c, size, groups, eps)[1].dtype
+    y, mean, rstd = normalized_in_groups(a, weight, bias, groups, eps)
+    return y, convert(mean, narrow), convert(rstd, narrow)
+
+
+@native_group_norm_backward.decomposed_by
+def _(g, a, mean, rstd, weight, n, c, size, groups, mask):
+    if is_empty(a):
+        return None
+    kind, pixels = compute_dtype(a.dtype), tuple(range(3, len(a.shape) + 1))
+    x, g = (_in_groups(convert(t, kind), groups) for t in (a, g))
+    mean, rstd, weight_ = (_group_parameter(a, t, groups, kind) for t in (mean, rstd, weight))
+    normal = (x - mean) * rstd
+    # all sums are those of each channel of an image, which is one pass
+    along, total = (op("sum")(t, pixels, True) if pixels else t for t in (g * normal, g))
+    of_input = None
+    if mask[0]:
+        g, *sums = (t if weight is None else t * weight_ for t in (g, along, total))
+        along_, total_ = (op("sum")(t, 2, True) / (c // groups * size) for t in sums)
+        of_input = _in_group_norms_layout(convert(reshape((g - total_ - normal * along_) * rstd, a.shape), a.dtype))
+    return of_input, *(
+        convert(reshape(op("sum")(t, 0), (c,)), a.dtype if weight is None else weight.dtype) if needed else None
+        for needed, t in zip(mask[1:], (along, total), strict=True)
+    )
+
+
 @native_group_norm.vjp
 def _(a, weight, bias, n, c, size, groups, eps):
     """Unlike the other norms' kernels, it has derivatives of mean and deviation."""
@@ -254,6 +337,67 @@ native_batch_norm_backward = backward.kernel(
 )  # fmt: skip
 
 
+def running(old, new, momentum):
+    """What a running statistic becomes."""
+    return None if old is None else convert(new * momentum + convert(old, new.dtype) * (1 - momentum), old.dtype)
+
+
+def _in_batch_norms_layout(y):
+    """A result as PyTorch's kernel of batch norm lays it out, which keeps its operand's strides on a GPU."""
+    return image_layout(y) if y.device.type == "cpu" else y
+
+
+def _over_images(a) -> tuple[int, ...]:
+    return (0, *range(2, len(a.shape)))
+
+
+def batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, eps, kind) -> tuple:
+    """Batch norm by the batch's own statistics: the result, its mean and deviation of type `kind`, and what running
+    mean and variance become, where there are any."""
+    dims = _over_images(a)
+    count = math.prod(a.shape[d] for d in dims)
+    centred, mean, variance = moments(convert(a, compute_dtype(a.dtype)), dims)
+    rstd = op("rsqrt")(variance + eps)
+    y = scale_and_shift(centred * rstd, per_channel(a, weight), per_channel(a, bias))
+    y = _in_batch_norms_layout(convert(y, a.dtype))
+    mean, variance, rstd = (reshape(x, (a.shape[1],)) for x in (mean, variance, rstd))
+    unbiased = variance * count / (count - 1)
+    kept = (running(old, new, momentum) for old, new in ((running_mean, mean), (running_var, unbiased)))
+    return y, convert(mean, kind), convert(rstd, kind), *kept
+
+
+@native_batch_norm.decomposed_by
+def _(a, weight, bias, running_mean, running_var, training, momentum, eps):
+    kind = _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps)[1].dtype
+    if training:
+        return batch_norm_by_batch(a, None, None, weight, bias, momentum, eps, kind)[:3]
+    y = LTORCH["batch_norm"](a, running_mean, running_var, weight, bias, False, momentum, eps)
+    return y, *(op("zeros")((0,), dtype=kind, device=a.device) for _ in range(2))
+
+
+@native_batch_norm_backward.decomposed_by
+def _(g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask):
+    if is_empty(a):
+        return None
+    kind, dims = compute_dtype(a.dtype), _over_images(a)
+    x, g = convert(a, kind), convert(g, kind)
+    if not training:
+        mean, rstd = running_mean, op("rsqrt")(convert(running_var, kind) + eps)
+    mean, rstd, weight_ = (p if p is None else per_channel(a, convert(p, kind)) for p in (mean, rstd, weight))
+    normal, of_input = (x - mean) * rstd, None
+    # a weight is one number where is summed up: the parameters' gradients are all sums there are
+    total, along = op("sum")(g, dims, True), op("sum")(g * normal, dims, True)
+    if mask[0]:
+        count = math.prod(a.shape[d] for d in dims)
+        of_input = g - total / count - normal * (along / count) if training else g
+        of_input = convert(of_input * (rstd if weight is None else rstd * weight_), a.dtype)
+        of_input = _in_batch_norms_layout(of_input)
+    return of_input, *(
+        convert(reshape(t, (a.shape[1],)), a.dtype if weight is None else weight.dtype) if needed else None
+        for needed, t in zip(mask[1:], (along, total), strict=True)
+    )
+
+
 @native_batch_norm.vjp
 def _(a, weight, bias, running_mean, running_var, training, momentum, eps):
     y, mean, rstd = native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
@@ -288,6 +432,14 @@ native_batch_norm_functional = Symbol(
     is_prim=True,
     fn=_run_statistics,
 )
+
+
+@native_batch_norm_functional.decomposed_by
+def _(a, running_mean, running_var, weight, bias, momentum, eps):
+    kind = _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps)[1].dtype
+    return batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, eps, kind)
+
+
 native_batch_norm_functional.nondifferentiable = (1, 2, 3, 4)  # means and deviations, running ones too
 native_batch_norm_functional.statistics = (1, 2)
 native_batch_norm_functional.in_place = InPlaceForm(native_batch_norm_, {3: 1, 4: 2})
@@ -334,173 +486,7 @@ def _native_batch_norm_legit_functional(a, weight, bias, running_mean, running_v
     )
 
 
-def _channels(a, dtype=None):
-    return like(a, (a.shape[1],), compute_dtype(a.dtype) if dtype is None else dtype)
-
-
-# --- the parts of batch norm over several devices. PyTorch has all but `batch_norm_update_stats` for CUDA alone
-
-batch_norm_stats = torch_prim(torch.batch_norm_stats, name="batch_norm_stats")(
-    lambda a, eps: (_channels(a), _channels(a))
-)
-batch_norm_elemt = torch_prim(torch.batch_norm_elemt, name="batch_norm_elemt")(
-    lambda a, weight, bias, mean, invstd, eps: like(a)
-)
-batch_norm_backward_elemt = torch_prim(torch.batch_norm_backward_elemt, name="batch_norm_backward_elemt")(
-    lambda grad_out, a, mean, invstd, weight, sum_dy, sum_dy_xmu, count: like(a)
-)
-
-
-@torch_prim(torch.batch_norm_backward_reduce)
-def batch_norm_backward_reduce(grad_out, a, mean, invstd, weight, input_g, weight_g, bias_g):
-    sums = (_channels(a), _channels(a)) if input_g else (None, None)
-    return (
-        *sums,
-        (like(weight) if weight_g and weight is not None else None),
-        (like(weight) if bias_g and weight is not None else None),
-    )
-
-
-def _gathered(a, mean, invstd, running_mean, running_var, momentum, eps, counts):
-    return _channels(a, mean.dtype), _channels(a, mean.dtype)
-
-
-def _gather(name: str) -> None:
-    function = getattr(torch, name)
-
-    def run(a, mean, invstd, running_mean, running_var, momentum, eps, counts):
-        running = [None if t is None else t.clone() for t in (running_mean, running_var)]
-        return *function(a, mean, invstd, *running, momentum, eps, counts), *running
-
-    def meta(a, mean, invstd, running_mean, running_var, momentum, eps, counts):
-        return *_gathered(a, mean, invstd, running_mean, running_var, momentum, eps, counts), *(
-            None if t is None else like(t) for t in (running_mean, running_var)
-        )
-
-    symbol = torch_prim(fn=run, name=name)(meta)
-
-    @alias(function)
-    def call(a, mean, invstd, running_mean, running_var, momentum, eps, counts):
-        """The running statistics are written to."""
-        mean_, invstd_, *new = symbol(a, mean, invstd, running_mean, running_var, momentum, eps, counts)
-        for target, value in zip((running_mean, running_var), new, strict=True):
-            if target is not None:
-                overwrite(target, value, name)
-        return mean_, invstd_
-
-
-_gather("batch_norm_gather_stats")
-_gather("batch_norm_gather_stats_with_counts")
-
-
-def _run_update_stats(a, running_mean, running_var, momentum):
-    running = [None if t is None else t.clone() for t in (running_mean, running_var)]
-    return *torch.batch_norm_update_stats(a, *running, momentum), *running
-
-
-@torch_prim(fn=_run_update_stats)
-def batch_norm_update_stats(a, running_mean, running_var, momentum):
-    """Mean and variance of the batch, and what the running ones become."""
-    mixed = a.device.type != "cpu" or any(t is not None and t.dtype is float32 for t in (running_mean, running_var))
-    kept = _channels(a, None if mixed else a.dtype)
-    return kept, like(kept), *(None if t is None else like(t) for t in (running_mean, running_var))
-
-
-@alias(torch.batch_norm_update_stats)
-def _batch_norm_update_stats(a, running_mean, running_var, momentum):
-    mean, var, *new = batch_norm_update_stats(a, running_mean, running_var, momentum)
-    for target, value in zip((running_mean, running_var), new, strict=True):
-        if target is not None:
-            overwrite(target, value, "batch_norm_update_stats")
-    return mean, var
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# formulas
-
-
-def _standardized(x, dims: tuple[int, ...], epsilon: Callable):
-    """(x with mean 0 and variance 1 over dims, what it was divided by, inverted). epsilon: from the variance to what is
-    added to it."""
-    centred = x - op("mean")(x, dims, True)
-    variance = op("mean")(centred * centred, dims, True)
-    inverse = op("rsqrt")(variance + epsilon(variance))
-    return centred * inverse, inverse
-
-
-def _found(rstd) -> Callable:
-    """The epsilon that a saved deviation was computed with."""
-    return lambda variance: op("detach")(1 / (rstd * rstd) - variance)
-
-
-def _of_input(g, normal, inverse, dims: tuple[int, ...]):
-    return inverse * (g - op("mean")(g, dims, True) - normal * op("mean")(g * normal, dims, True))
-
-
-def _in_full(place: int) -> Callable:
-    """The formula in the widest type of its arguments, as the kernel computes it; its results in the types of the input
-    and of the weight, in this place."""
-
-    def define(function: Callable) -> Callable:
-        def compute(g, a, *rest):
-            kind = max((x.dtype for x in (a, *rest) if isinstance(x, TensorProxy)), key=lambda d: d.bytes)
-            wide = function(
-                *(
-                    op("to")(x, dtype=kind) if isinstance(x, TensorProxy) and x.dtype is not kind else x
-                    for x in (g, a, *rest)
-                )
-            )
-            kinds = [a.dtype, *[a.dtype if rest[place] is None else rest[place].dtype] * 2]
-            return tuple(
-                x if x is None or x.dtype is k else op("to")(x, dtype=k) for x, k in zip(wide, kinds, strict=True)
-            )
-
-        return compute
-
-    return define
-
-
-@formula(native_layer_norm_backward)
-@_in_full(3)
-def _layer_norm_backward(g, a, normalized_shape, mean, rstd, weight, bias, mask):
-    dims = tuple(range(len(a.shape) - len(normalized_shape), len(a.shape)))
-    normal, inverse = _standardized(a, dims, _found(rstd))
-    return (
-        _of_input(g if weight is None else g * weight, normal, inverse, dims) if mask[0] else None,
-        op("sum")(op("reshape")(g * normal, (-1, *normalized_shape)), 0) if mask[1] else None,
-        op("sum")(op("reshape")(g, (-1, *normalized_shape)), 0) if mask[2] else None,
-    )
-
-
-@formula(native_group_norm_backward)
-@_in_full(2)
-def _group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
-    grouped = (n, groups, c // groups * size)
-    normal, inverse = _standardized(op("reshape")(a, grouped), (2,), _found(op("reshape")(rstd, (n, groups, 1))))
-    g = op("reshape")(g, (n, c, size))
-    weighted = op("reshape")(g if weight is None else g * op("reshape")(weight, (c, 1)), grouped)
-    return (
-        op("reshape")(_of_input(weighted, normal, inverse, (2,)), a.shape) if mask[0] else None,
-        op("sum")(g * op("reshape")(normal, (n, c, size)), (0, 2)) if mask[1] else None,
-        op("sum")(g, (0, 2)) if mask[2] else None,
-    )
-
-
-@formula(native_batch_norm_backward)
-@_in_full(0)
-def _batch_norm_backward(g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask):
-    dims = (0, *range(2, len(a.shape)))
-    channel = (a.shape[1], *(1,) * (len(a.shape) - 2))
-    weighted = g if weight is None else g * op("reshape")(weight, channel)
-    if training:
-        normal, inverse = _standardized(a, dims, lambda variance: eps)
-        of_input = _of_input(weighted, normal, inverse, dims)
-    else:
-        inverse = op("rsqrt")(op("reshape")(running_var, channel) + eps)
-        normal = (a - op("reshape")(running_mean, channel)) * inverse
-        of_input = weighted * inverse
-    return (
-        of_input if mask[0] else None,
-        op("sum")(g * normal, dims) if mask[1] else None,
-        op("sum")(g, dims) if mask[2] else None,
-    )
+declare(
+    native_batch_norm, native_batch_norm_functional, native_batch_norm_backward, native_group_norm,
+    native_group_norm_backward, layout="as decomposition"
+)  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -14,9 +16,11 @@ from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.dims import is_empty, numel, wrap_dim
 from thunder.ops.norm_kernels import (
+    batch_norm_by_batch,
     batch_norm_meta,
     check_channels,
     compute_dtype,
+    moments,
     native_batch_norm,
     native_batch_norm_backward,
     native_batch_norm_functional,
@@ -25,14 +29,16 @@ from thunder.ops.norm_kernels import (
     native_layer_norm,
     native_layer_norm_backward,
     normalized_dims,
+    normalized_in_groups,
     per_channel,
+    running,
     scale_and_shift,
     wanted,
     whiten,
 )  # fmt: skip
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
-from thunder.ops.shape import expand, reshape
+from thunder.ops.shape import expand
 
 _EPS = {
     "float32": 2.0**-23,
@@ -227,11 +233,7 @@ def _group_norm_meta(a, num_groups, weight=None, bias=None, eps=1e-5):
     autocast="cuda:float32",
 )
 def group_norm(a, num_groups, weight=None, bias=None, eps=1e-5):
-    x = reshape(
-        convert(a, compute_dtype(a.dtype)), (a.shape[0], num_groups, a.shape[1] // num_groups * numel(a.shape[2:]))
-    )
-    x = reshape(whiten(x, (2,), eps)[0], a.shape)
-    return convert(scale_and_shift(x, per_channel(a, weight), per_channel(a, bias)), a.dtype)
+    return normalized_in_groups(a, weight, bias, num_groups, eps)[0]
 
 
 @composite(F.batch_norm, meta=batch_norm_meta)
@@ -263,6 +265,12 @@ def batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
     return F.batch_norm(a, running_mean, running_var, weight, bias, True, momentum, eps), running_mean, running_var
 
 
+@batch_norm_update.decomposed_by
+def _(a, running_mean, running_var, weight, bias, momentum, eps):
+    y, _, _, *kept = batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, eps, a.dtype)
+    return y, *kept
+
+
 batch_norm_update.nondifferentiable = batch_norm_update.statistics = (1, 2)
 batch_norm_update.in_place = InPlaceForm(batch_norm_, {1: 1, 2: 2})
 
@@ -270,6 +278,9 @@ batch_norm_update.in_place = InPlaceForm(batch_norm_, {1: 1, 2: 2})
 @alias(F.batch_norm, over=batch_norm)
 def _batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     """In training mode the running statistics are written to."""
+    if training and len(a.shape) > 1 and all(_is_one(n) for d, n in enumerate(a.shape) if d != 1):
+        sizes = f"torch.Size({list(a.shape)})"
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {sizes}")
     # of no elements there are no statistics, and PyTorch writes none
     if not training or running_mean is None or not _has_elements(a):
         return batch_norm(a, running_mean, running_var, weight, bias, training, momentum, eps)
@@ -286,10 +297,14 @@ def _batch_norm_builtin(a, weight, bias, running_mean, running_var, training, mo
     return _batch_norm(a, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
+def _is_one(n) -> bool:
+    return type(n) is int and n == 1
+
+
 def _instance_norm_meta(
     a, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5
 ):
-    if use_input_stats and all(type(n) is int and n == 1 for n in a.shape[2:]):
+    if use_input_stats and all(map(_is_one, a.shape[2:])):
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {list(a.shape)}")
     check_channels("instance_norm", a, running_mean, running_var, weight, bias)
     return like(a)
@@ -302,7 +317,7 @@ def instance_norm(
     if not use_input_stats:
         return batch_norm(a, running_mean, running_var, weight, bias, False, momentum, eps)
     x, _, _ = whiten(convert(a, compute_dtype(a.dtype)), tuple(range(2, len(a.shape))), eps)
-    return convert(scale_and_shift(x, per_channel(a, weight), per_channel(a, bias)), a.dtype)
+    return _in_rows(convert(scale_and_shift(x, per_channel(a, weight), per_channel(a, bias)), a.dtype))
 
 
 def _instance_norm_updated(a, running_mean, running_var, weight, bias, momentum, eps):
@@ -319,6 +334,18 @@ def instance_norm_update(a, running_mean, running_var, weight, bias, momentum, e
 
 def instance_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
     return F.instance_norm(a, running_mean, running_var, weight, bias, True, momentum, eps), running_mean, running_var
+
+
+@instance_norm_update.decomposed_by
+def _(a, running_mean, running_var, weight, bias, momentum, eps):
+    dims = tuple(range(2, len(a.shape)))
+    count = math.prod(a.shape[d] for d in dims)
+    centred, mean, variance = moments(convert(a, compute_dtype(a.dtype)), dims)
+    y = scale_and_shift(centred * LTORCH["rsqrt"](variance + eps), per_channel(a, weight), per_channel(a, bias))
+    of_channels = (LTORCH["mean"](x, (0, *dims)) for x in (mean, variance * count / (count - 1)))
+    return _in_rows(convert(y, a.dtype)), *(
+        running(old, new, momentum) for old, new in zip((running_mean, running_var), of_channels, strict=True)
+    )
 
 
 instance_norm_update.nondifferentiable = (1, 2)
@@ -457,17 +484,15 @@ def _(a, num_groups, weight=None, bias=None, eps=1e-5):
 
 @batch_norm.vjp
 def _(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-    """PyTorch's own kernel, which it takes on the CPU; cuDNN's are left to PyTorch. For no elements it takes none, and
-    the kernel divides by their number."""
-    if (
-        a.device.type != "cpu"
-        or not _has_elements(a)
-        or weight is None
-        and bias is not None
-        or (training and running_mean is not None)
-    ):
+    """By PyTorch's own kernels, not by cuDNN's. For no elements it takes none, and the kernel divides by their
+    number."""
+    if not _has_elements(a) or weight is None and bias is not None or (training and running_mean is not None):
         return NotImplemented
-    y, mean, rstd = native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
+    mean = rstd = None
+    if training:
+        y, mean, rstd = native_batch_norm(a, weight, bias, None, None, True, momentum, eps)
+    else:
+        y = batch_norm(a, running_mean, running_var, weight, bias, False, momentum, eps)
     g = yield y
     ga, gw, gb = native_batch_norm_backward(
         g, a, weight, running_mean, running_var, mean, rstd, training, eps, wanted(a, weight, bias)
@@ -487,6 +512,7 @@ def _(a, running_mean, running_var, weight, bias, momentum, eps):
     return ga, None, None, gw, gb
 
 
+declare(batch_norm_update, layout="as decomposition")
 # PyTorch composes these of the same operations
 declare(local_response_norm, normalize, pairwise_distance, differentiate_decomposition=True)
 rms_norm.differentiate_decomposition = lambda a, *args, **kwargs: a.device.type == "cpu"  # elsewhere it is one kernel

@@ -1,13 +1,14 @@
 """Numbers of few bits: what rounds to them and stays in floating point, observers, and PyTorch's older quantized
-products."""
+products and those of integers."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.core.dtypes import bool8, float32, uint8
-from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import user_location
+from thunder import compat
+from thunder.core.dtypes import bool8, float32, int8, int32, uint8
+from thunder.core.proxies import TensorProxy, equal_shapes, like
+from thunder.core.symbol import OpTags, user_location
 from thunder.errors import CaptureError
 from thunder.ops import backward
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
@@ -194,3 +195,15 @@ def fbgemm_linear_quantize_weight(a):
         location=user_location(),
         remedy="quantize the weight outside",
     )
+
+
+@torch_prim(compat.int_mm, name="int_mm", tags=(OpTags.MATMUL_OP, OpTags.DETACHED), fn=compat.int_mm)
+def int_mm(a, b):
+    """A product of integers, summed exactly."""
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.dtype is not int8 or b.dtype is not int8:
+        raise RuntimeError(
+            f"_int_mm takes matrices of int8, not {a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}"
+        )
+    if not equal_shapes(a.shape[1:], b.shape[:1]):
+        raise RuntimeError(f"_int_mm takes no matrices of {list(a.shape)} and {list(b.shape)}")
+    return like(a, (a.shape[0], b.shape[1]), int32)

@@ -19,6 +19,7 @@ from thunder.ops.dims import is_empty
 from thunder.ops.promotion import to_float
 from thunder.ops.shape_prims import broadcast_in_dim
 from thunder.ops.ternary import where
+from thunder.ops.torch_types import to_torch_dtype
 
 __all__ = ["canonical_dims", "reduced_shape"]
 
@@ -80,6 +81,28 @@ sum_prim = _reduce_prim("sum", _sum_all)
 prod_prim = _reduce_prim("prod", _prod_all)
 amax_prim = _reduce_prim("amax", lambda a, dims: torch.amax(a, dims) if dims else a.clone())
 amin_prim = _reduce_prim("amin", lambda a, dims: torch.amin(a, dims) if dims else a.clone())
+
+
+# --- a sum in two steps, of which kernels of different regions run the second ones together
+def _run_partial_sums(a, shape, dtype):
+    out = torch.zeros(shape, dtype=to_torch_dtype(dtype), device=a.device)
+    out[0] = a.reshape(shape[1:])
+    return out
+
+
+@prim(_run_partial_sums)
+def partial_sums(a, shape, dtype):
+    """Terms whose sum over the first dimension is a sum `a`: those that a kernel has anyway."""
+    return like(a, shape, dtype=dtype)
+
+
+@prim(lambda a, shape, dtype: a.sum(0).reshape(shape).to(to_torch_dtype(dtype)), tags=REDUCES)
+def sum_of_partials(a, shape, dtype):
+    """The sum over the first dimension, in one step."""
+    return like(a, shape, dtype=dtype)
+
+
+declare(partial_sums, sum_of_partials, layout="row-major")
 
 
 def _reduction(prim_symbol: Callable, a, dim, keepdim: bool, dtype) -> TensorProxy:

@@ -24,6 +24,7 @@ from thunder import compat
 from thunder.core.codegen import Printer, compile_source, function_source
 from thunder.core.trace import Trace
 from thunder.ops.define import inplace_of, lookup
+from thunder.ops.inplace import in_grad_mode
 from thunder.programs.describe import Describer, Unspeakable, name_of, named
 
 __all__ = [
@@ -188,7 +189,7 @@ _EXPRESSIONS = (
 )  # fmt: skip
 _METHODS = {"__new__", "extend", "update", "clear", "append", "add", "set"}
 _DUNDERS = {"__dict__", "__closure__", "__new__", "__kwdefaults__", "__qualname__", "__doc__", "__module__"}
-_MAKING = (torch.Size, types.MethodType, weakref.ref, frozenset, set, list, dict, collections.deque, id)
+_MAKING = (torch.Size, slice, types.MethodType, weakref.ref, frozenset, set, list, dict, collections.deque, id)
 
 
 def epilogue_of(text: str, objects: dict[str, Any]) -> Callable:
@@ -203,6 +204,8 @@ def epilogue_of(text: str, objects: dict[str, Any]) -> Callable:
             raise Damaged(f"its epilogue asks for {node.attr}")
         if isinstance(node, ast.Call):
             _check_call(node.func, objects)
+            if isinstance(node.func, ast.Name) and objects.get(node.func.id) is in_grad_mode:
+                _check_operation(node.args[1:2], objects)
     return compile_source(text, "epilogue", _LITERALS | objects | {"__builtins__": {}})
 
 
@@ -228,6 +231,14 @@ def _check_call(called: ast.expr, objects: dict[str, Any]) -> None:
         return
     if not isinstance(called, ast.Attribute) or called.attr not in _METHODS:
         raise Damaged(f"its epilogue calls {ast.unparse(called)}")
+
+
+def _check_operation(given: list[ast.expr], objects: dict[str, Any]) -> None:
+    """Raises Damaged where a function that is called in a grad mode is none of PyTorch's, or of thunder's, on
+    tensors."""
+    function = objects.get(given[0].id) if given and isinstance(given[0], ast.Name) else None
+    if not _is_operation(function) and not (getattr(function, "__module__", None) or "").startswith("thunder.ops."):
+        raise Damaged(f"its epilogue calls {ast.unparse(given[0]) if given else 'nothing'}, which is no operation")
 
 
 def _may_build(x: Any) -> bool:

@@ -7,6 +7,7 @@ from thunder._lazy import names_from
 
 _FROM = {
     "thunder.quantization.int8": ("Int8Weights",),
+    "thunder.quantization.float8": ("Float8Weights",),
     "thunder.quantization.int4": ("Int4Weights",),
     "thunder.quantization.nf4": ("NF4Weights",),
     "thunder.quantization.weights": ("QuantizedWeights",),

@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from thunder.core.proxies import TensorProxy
+from thunder.ops import LTORCH
+from thunder.ops.quantization import int_mm
 from thunder.quantization.weights import QuantizedWeights
 
 __all__ = ["Int8Weights"]
 
+STEPS = 127
+TINY = torch.finfo(torch.float32).tiny
+CUDA_ROWS = 17  # at least, of PyTorch's product of integers on GPUs
+
 
 class Int8Weights(QuantizedWeights):
-    """w = held * scale, with `held` of int8 and a scale for each output, whose products stay within 127 steps."""
+    """w = held * scale, with `held` of int8 and a scale for each output, whose products stay within 127 steps.
+
+    dynamic: whether each row of a layer's input is rounded so in each call, too, and the product is one of integers,
+    summed exactly in int32. On GPUs that takes 17 rows or more, which are known, and sizes divisible by 8; other layers
+    make their weight.
+    """
 
     parts = ("scale",)
 
+    def __init__(self, *, dynamic: bool = False, filter: Callable[[torch.nn.Module, str], bool] | None = None):
+        super().__init__(filter=filter)
+        self.dynamic = bool(dynamic)
+
+    def __repr__(self) -> str:
+        return f"Int8Weights({'dynamic=True' if self.dynamic else ''})"
+
     def quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         wide = weight.float()
-        scale = (wide.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        scale = (wide.abs().amax(1, keepdim=True) / STEPS).clamp(min=TINY)
         return (wide / scale).round().to(torch.int8), scale
 
     def dequantize(self, held: Any, scale: Any) -> Any:  # type: ignore[override]
         return held.to(torch.float32) * scale
+
+    def multiplies(self, x: TensorProxy, shape: tuple[int, int]) -> bool:
+        if not self.dynamic or x.device.type == "cpu":
+            return self.dynamic
+        rows = x.shape[:-1]
+        enough = all(isinstance(n, int) for n in rows) and math.prod(rows) >= CUDA_ROWS
+        return x.device.type == "cuda" and enough and not any(n % 8 for n in shape)
+
+    def product(self, x: Any, held: Any, scale: Any) -> Any:  # type: ignore[override]
+        wide = x.to(torch.float32)
+        of_rows = LTORCH["clamp"](LTORCH["amax"](LTORCH["abs"](wide), 1, True) / STEPS, TINY)
+        whole = LTORCH["round"](wide / of_rows).to(torch.int8)
+        return int_mm(whole, LTORCH["t"](held)).to(torch.float32) * of_rows * LTORCH["t"](scale)

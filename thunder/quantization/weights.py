@@ -8,21 +8,27 @@ Before: `computation(x, t_fc_weight)`, `t0 = linear(x, t_fc_weight, None)`. Afte
 
 `dequantize` stands right before the first use, and is a composite of operations that fusion executors take. A backward
 dequantizes again, so that nothing of full size is saved.
+
+Formats that multiply in few bits (`Int8Weights(dynamic=True)`, `Float8Weights`) round a layer's input as well:
+
+    t0 = quantized_linear(x, None, (t_fc_weight_held, t_fc_weight_scale), format, (32, 64), torch.bfloat16)
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from thunder.core.proxies import Proxy, TensorProxy
-from thunder.core.symbol import BoundSymbol, Context, Symbol
+from thunder.core.proxies import Proxy, TensorProxy, like
+from thunder.core.symbol import BoundSymbol, Context, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import OptionError, warn_user
 from thunder.ops import LTORCH
+from thunder.ops.backward import sum_to
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_dtype
 from thunder.transforms.base import Transform, connected, with_parameter
 
@@ -38,6 +44,28 @@ dequantize = Symbol(
     decomposition=lambda parts, format, shape, dtype: format.dequantize(*parts).to(dtype),
 )  # fmt: skip
 dequantize.regathers = lambda operation: True
+
+
+def _quantized_linear(x, bias, parts: tuple, format: QuantizedWeights, shape: tuple, dtype: torch.dtype):
+    rows = x if len(x.shape) == 2 else LTORCH["reshape"](x, (math.prod(x.shape[:-1]), shape[1]))
+    out = format.product(rows, *parts).to(dtype)
+    out = out if len(x.shape) == 2 else LTORCH["reshape"](out, (*x.shape[:-1], shape[0]))
+    return out if bias is None else out + bias.to(dtype)
+
+
+quantized_linear = Symbol(
+    "quantized_linear",
+    lambda x, bias, parts, format, shape, dtype: like(x, (*x.shape[:-1], shape[0]), from_tensor_dtype(dtype)),
+    module="ltorch", decomposition=_quantized_linear, tags=(OpTags.MATMUL_OP,),
+)  # fmt: skip
+
+
+@quantized_linear.vjp
+def _(x, bias, parts, format, shape, dtype):
+    """Rounding the input passes gradients on as they are, and the weight has none."""
+    g = yield quantized_linear(x, bias, parts, format, shape, dtype)
+    gx = (g @ dequantize(parts, format, shape, dtype)).to(to_torch_dtype(x.dtype))
+    return gx, None if bias is None else sum_to(g, bias.shape).to(to_torch_dtype(bias.dtype))
 
 
 def check_run(format: QuantizedWeights, name: str, run: int) -> None:
@@ -75,6 +103,14 @@ class QuantizedWeights(Transform):
     @abstractmethod
     def dequantize(self, held: Any, *parts: Any) -> Any:
         """The weight, of what `quantize` gave: of tensors, and of values of a program."""
+
+    def multiplies(self, x: TensorProxy, shape: tuple[int, int]) -> bool:
+        """Whether layers with a weight of this shape take the input to `product`; if not, the weight is made."""
+        return False
+
+    def product(self, x: Any, held: Any, *parts: Any) -> Any:
+        """x @ weight.T for an x of (rows, inputs), which is rounded as well."""
+        raise NotImplementedError
 
     def refusal(self, weight: torch.Tensor) -> str | None:
         """Why a weight cannot be held so; None where it can."""
@@ -162,9 +198,14 @@ def _with_weights(trace: Trace, format: QuantizedWeights, made: dict[Proxy, tupl
     context = next((o.context for o in trace.bound_symbols if o.context is not None), None) or Context(trace.names)
     context = context.replace(autocast=None, checkpoint=())
     frozen = {a: a.replace(requires_grad=False) for a in made}
-    waiting = dict(made)
+    waiting, parts = dict(made), dict(made)
     operations: list[BoundSymbol] = []
     for operation in trace.bound_symbols:
+        if operation.sym is LTORCH["to"] and operation.args[0] in parts:  # of autocast
+            parts[operation.output] = parts[operation.args[0]]
+        if (multiplied := _multiplied(operation, format, parts, context)) is not None:
+            operations.append(multiplied)
+            continue
         for a in dict.fromkeys(operation.inputs):
             if a in waiting:
                 shape, dtype = tuple(a.shape), to_torch_dtype(a.dtype)
@@ -172,9 +213,25 @@ def _with_weights(trace: Trace, format: QuantizedWeights, made: dict[Proxy, tupl
                 operations.append(bound)
         operations.append(operation.swap(frozen))
     paths = trace.info.parameters
-    info = trace.info.replace(parameters={**paths, **{parts[0].name: paths[a.name] for a, parts in made.items()}})
+    info = trace.info.replace(parameters={**paths, **{held.name: paths[a.name] for a, (held, *_) in made.items()}})
     args = [made[a][0] if isinstance(a, Proxy) and a in made else a for a in trace.args]
     return connected(trace.replace(args=args, bound_symbols=operations, info=info), set(frozen.values()))
+
+
+def _multiplied(
+    operation: BoundSymbol, format: QuantizedWeights, parts: dict[Proxy, tuple], context: Context
+) -> BoundSymbol | None:
+    """A layer on what is held of its weight; None where the weight has to be made. parts: of weights and of casts."""
+    if operation.sym is not LTORCH["linear"] or operation.args[1] not in parts or operation.args[0] in parts:
+        return None
+    x, weight, *bias = operation.args
+    shape, out = tuple(weight.shape), operation.output
+    if not format.multiplies(x, shape):
+        return None
+    given = x, bias[0] if bias else None, parts[weight], format, shape, to_torch_dtype(out.dtype)
+    bound = quantized_linear.bind(*given, output=out, context=context)
+    bound.location = operation.location
+    return bound
 
 
 # ------------------------------------------------------------------------------------------------ numbers of four bits

@@ -30,7 +30,7 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.errors import OptionError, warn_user
 from thunder.ops.define import LTORCH
-from thunder.ops.float8 import LARGEST, Quantized, float8_linear, quantized
+from thunder.ops.float8 import LARGEST, Quantized, float8_linear, has_products, quantized
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_device
 from thunder.transforms.base import Transform
 
@@ -129,12 +129,7 @@ class _Layers:
         rows = math.prod(x.shape[:-1])
         if any(n % 16 for n in weight.shape) or not rows or operation.output.requires_grad and rows % 16:
             return f"sizes are not divisible by 16: {rows} rows, weight {list(weight.shape)}"
-        device = to_torch_device(weight.device)
-        if (
-            device.type not in ("cpu", "cuda")
-            or device.type == "cuda"
-            and torch.cuda.get_device_capability(device) < (8, 9)
-        ):
+        if not has_products(device := to_torch_device(weight.device)):
             return f"float8 products need a GPU of compute capability 8.9, and {device} is older, or none"
         return None if self.options.filter is None or self.options.filter(*self.module(weight)) else ""
 

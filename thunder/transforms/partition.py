@@ -21,10 +21,11 @@ from thunder.core.proxies import (
     proxies_in,
 )
 from thunder.core.regions import leading_to
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.symbol import BoundSymbol, Context, OpTags, Symbol
 from thunder.core.trace import ForwardBackward, Trace, TraceTag
 from thunder.extend import FusionExecutor
-from thunder.ops.inplace import also_written, write_back
+from thunder.ops.define import LTORCH
+from thunder.ops.inplace import also_written, write_back, written_after
 from thunder.transforms.autodiff import grad_transform_on_trace
 from thunder.transforms.dce import dce
 from thunder.transforms.phases import phases
@@ -59,6 +60,12 @@ def partition(joint: Trace) -> Trace:
     refused = without_overwritten(forward_operations, backward_operations, joint.info.copies)
     if refused is not None:
         backward_operations = leading_to(refused, gradients, has_effect)
+    copies = _copies_of_written(joint, forward_operations, backward_operations, gradients)
+    if copies:
+        forward_operations = [*forward_operations, *copies.values()]
+        table = {value: copy.output for value, copy in copies.items()}
+        backward_operations = [b.swap(table) for b in backward_operations]
+        gradients = tuple(table.get(g, g) for g in gradients)
     made = {o for b in backward_operations for o in b.outputs} | set(cotangents)
     read = dict.fromkeys(i for b in backward_operations for i in b.inputs if i not in made)
     read |= dict.fromkeys(g for g in gradients if isinstance(g, Proxy) and g not in made)
@@ -81,6 +88,27 @@ def partition(joint: Trace) -> Trace:
     backward = _backward_trace(forward, backward_operations, tensors, others, cotangents, gradients)
     cut = ForwardBackward(forward, backward, outputs, cotangents, tensors, others, returned)
     return forward.replace(info=info.replace(cut=cut))
+
+
+def _copies_of_written(
+    joint: Trace, forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol], gradients: Sequence
+) -> dict[Proxy, BoundSymbol]:
+    """By value that the backward reads, and that shows an argument that is written to after the computation: the copy
+    that is saved in its place."""
+    targets = {b.args[0] for b in forward if b.sym is written_after}
+    if not targets:
+        return {}
+    bases = alias_bases(forward, maybe=True, copies=joint.info.copies)
+    known = {a for a in joint.args if isinstance(a, Proxy)}.union(*(b.outputs for b in forward))
+    read = dict.fromkeys(p for b in backward for p in b.inputs) | dict.fromkeys(
+        g for g in gradients if isinstance(g, Proxy)
+    )
+    context = Context(joint.names, grad_enabled=False)
+    return {
+        p: LTORCH["clone"].bind(p, output=p.replace(name=joint.names.make(), requires_grad=False), context=context)
+        for p in read
+        if p in known and bases[p] in targets
+    }
 
 
 def gathers_saved(backward: Trace) -> bool:

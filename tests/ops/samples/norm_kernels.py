@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from thunder.ops.norm_kernels import batch_norm_update_stats, native_batch_norm, native_group_norm, native_layer_norm
+from thunder.ops.norm_kernels import native_batch_norm, native_group_norm, native_layer_norm
+from thunder.ops.sync_batch_norm import batch_norm_update_stats
 
 
 @native_layer_norm.samples

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from thunder.capture.ask import IDENTITY, value_at
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.library.hooks import hooked
-from thunder.core.proxies import proxies_in
+from thunder.core.proxies import TensorProxy, proxies_in
 
 
 def finish(c, result) -> None:
@@ -18,9 +18,11 @@ def finish(c, result) -> None:
     what the next call has another of."""
     left = set(map(id, proxies_in(result, []))) if c.engine.retained else ()
     for value, tensor in c.engine.retained.items():
-        if value not in c.engine.ran and id(tensor) in left:
+        overwrites = c.recorder.memory.base(tensor) in c.tensors.written_after
+        if value not in c.engine.ran and (id(tensor) in left or overwrites):
             c.refuse(
-                "retain_grad of a tensor that it returns is called, and the backward runs outside",
+                f"retain_grad of a tensor that it {'overwrites' if overwrites else 'returns'} is called, and the "
+                "backward runs outside",
                 "call retain_grad() on the result",
             )
     for i, operation in enumerate(c.recorder.bound_symbols):
@@ -57,6 +59,12 @@ class _HookWriter(EpilogueWriter):
             )
         return super()._function(value)
 
+    def afterwards(self, value: TensorProxy) -> str:
+        return self.c.refuse(
+            "a hook that is registered inside of it has an argument that it overwrites with what requires grad",
+            "give the hook the value, or call backward inside",
+        )
+
     def _container(self, value, t: type) -> str:
         return self._refuse(t)
 
@@ -64,7 +72,7 @@ class _HookWriter(EpilogueWriter):
         if t is functools.partial:
             given = map(self.build, (value.func, *value.args))
             named = (f"{k}={self.build(v)}" for k, v in value.keywords.items())
-            return self._variable(value, f"{self.pin(t)}({', '.join((*given, *named))})")
+            return self.variable(value, f"{self.pin(t)}({', '.join((*given, *named))})")
         return super()._other(value, t) if self._is_fixed(value, t) else self._refuse(t)
 
     def _refuse(self, t: type) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from thunder.executors.triton_kernels.schedule import Kernel
 from thunder.executors.triton_kernels.tiles import Tile, candidates
 from thunder.extend import disk_cache
 
@@ -17,15 +18,14 @@ __all__ = ["tuned"]
 REPEATS = 20
 
 
-def tuned(region: Any, variant: Callable[[Sequence[Tile]], Any]) -> list[Tile]:
-    """The tiles of the kernels of a region, a FusedRegion.
+def tuned(kernels: Sequence[Kernel], where: torch.device, variant: Callable[[Sequence[Tile]], Any]) -> list[Tile]:
+    """The tiles of the kernels of a region.
 
     variant: compiles the region with these tiles, in the background; its `launches` are a function for each kernel.
     """
-    kernels = region.schedule.kernels
     choices = [candidates(k) for k in kernels]
     first = variant([c[0] for c in choices])
-    device = torch.cuda.get_device_properties(region.device)
+    device = torch.cuda.get_device_properties(where)
     key = disk_cache.key_of(
         "triton tiles",
         importlib.metadata.version("triton"),

@@ -113,20 +113,24 @@ def _cuts(v: Value, d: int, known: dict) -> set[int]:
     return known[key]
 
 
+def _cuts_of_parts(v: Value, d: int, known: dict) -> set[int]:
+    """Where a part of what is joined or padded begins or ends, and where its own cuts come to lie."""
+    if v.kind == "pad":
+        (x,), (low, _) = v.operands, v.what[1][d]
+        return {low + c for c in _cuts(x, d, known)} | ({low, low + x.shape[d]} if v.what[1][d] != (0, 0) else set())
+    found, at = set(), 0
+    for x in v.operands:
+        found |= {at + c for c in _cuts(x, d, known)} | ({at} if d == v.what else set())
+        at += x.shape[d] if d == v.what else 0
+    return found
+
+
 def _found_cuts(v: Value, d: int, known: dict) -> set[int]:
     kind, what, operands = v.kind, v.what, [x for x in v.operands if isinstance(x, Value)]
     if kind in ("map", "cast"):
         return set().union(*(_cuts(x, d, known) for x in operands if x.shape))
-    if kind == "cat":
-        found, at = set(), 0
-        for x in operands:
-            found |= {at + c for c in _cuts(x, d, known)} | ({at} if d == what else set())
-            at += x.shape[d] if d == what else 0
-        return found
-    if kind == "pad":
-        low, _ = what[1][d]
-        (x,) = operands
-        return {low + c for c in _cuts(x, d, known)} | ({low, low + x.shape[d]} if what[1][d] != (0, 0) else set())
+    if kind in ("cat", "pad"):
+        return _cuts_of_parts(v, d, known)
     if kind == "slice":
         starts, _, steps = what
         whole = steps[d] == 1 and isinstance(starts[d], int)

@@ -16,27 +16,32 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.regions import FusedFunction, Region
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels.autotune import tuned
-from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
-from thunder.executors.triton_kernels.emit import HEADER, LIMIT, Source, emit, joined, stored_type
+from thunder.executors.triton_kernels.emit import HEADER, Source, emit, joined
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
-from thunder.executors.triton_kernels.numbers import Numbers, Scalar
-from thunder.executors.triton_kernels.schedule import schedule
-from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, hint, text, tuple_text
-from thunder.executors.triton_kernels.strides import fit, fits_text, ordered_like, stride_atoms, strides_in_words
+from thunder.executors.triton_kernels.numbers import Numbers
+from thunder.executors.triton_kernels.reductions import partial_of
+from thunder.executors.triton_kernels.schedule import Schedule, may_share, schedule
+from thunder.executors.triton_kernels.sizes import Atom, Extent, Undecided, hint
+from thunder.executors.triton_kernels.strides import (
+    fit,
+    fits_text,
+    ordered,
+    ordered_like,
+    stride_atoms,
+    strides_in_words,
+)
 from thunder.executors.triton_kernels.tiles import Tile
-from thunder.executors.triton_kernels.values import Value, in_order, program_of
+from thunder.executors.triton_kernels.values import Program, Value, in_order, program_of
+from thunder.executors.triton_kernels.variants import ALIGNMENT, Compiled, Interpreted, function_text
+from thunder.extend.fusion import TooLarge
 from thunder.ops.layout import padded_strides, run_line
-from thunder.ops.torch_types import to_torch_dtype
 from thunder.options import TRITON_INTERPRET
 
 __all__ = ["FusedRegion", "interpreting"]
 
 GUESSES = 2  # of how an input's strides follow from sizes, before they are numbers that kernels are given
-ALIGNMENT = 16  # bytes; what the caching allocator gives is, what a view begins at may not be
-
-
 PLANNED = 132, 228 << 10  # multiprocessors of an H100 or H200, and bytes of shared memory that each has
 
 
@@ -56,8 +61,8 @@ class FusedRegion(FusedFunction):
     """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays
     them out.
 
-    Kernels for row-major inputs are compiled in the background from the start, others when their strides come in for
-    the first time. `source` is their text, `kernels` how many there are.
+    Kernels for row-major inputs are compiled in the background, once `start` was called, others when their strides come
+    in for the first time. `source` is their text, `kernels` how many there are.
 
     Where sizes stay symbolic it is called with them behind the tensors, and the kernels are made once for all of them,
     for strides that are said in terms of the sizes.
@@ -76,29 +81,48 @@ class FusedRegion(FusedFunction):
         self.fork: Callable[[int, tuple], int] | None = None
         self.planned = planned
         self._overwriting: dict[tuple, FusedRegion] = {}
+        self.dying: frozenset[int] = frozenset()
         self.homes: Mapping[int, int] = {}
         self.interpreted = interpreting() and not planned
         self.autotune = autotune and not self.interpreted and not region.numbers and not region.parts
-        multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
+        self.multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
         self.numbers = Numbers(region)
-        self.schedule = schedule(program_of(region, self.numbers), 2 * multiprocessors, region.parts)
-        program = self.schedule.program
+        self.program = program_of(region, self.numbers)
         tensors = (*(p for p in region.inputs if isinstance(p, TensorProxy)), *region.outputs)
-        values = (*program.inputs, *program.outputs)
-        self.padded = {v for p, v in zip(tensors, values, strict=True) if p in region.padded}
-        computed = in_order(program.outputs)
-        self.permutes = any(v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in computed) or any(
+        self.padded = [p in region.padded for p in tensors]  # inputs and outputs
+        values = in_order(self.program.outputs)
+        self.permutes = any(v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in values) or any(
             map(_chooses_layout, region.bound_symbols)
         )
-        self.adds = any(v.kind == "added" for v in computed)
+        self.reduces, self.adds = (any(v.kind == kind for v in values) for kind in ("reduce", "added"))
+        self._layouts: dict[tuple, list[tuple]] = {}
+        self.schedule = self._scheduled(self._row_major())
+        self.schedules = {self._order(self._row_major()): self.schedule}
         self._variants: dict[tuple, Callable] = {}
         # whether tensors are like those of the last variant, which is asked in one call, and that variant
         self._usual: tuple[Callable, Callable] | None = None
         self._unusual: dict[tuple, Callable] = {}
         self._source = ""
-        self._expected = None if self.interpreted or self.autotune or planned else _Compiled(self, self._row_major())
-        if region.numbers and self._expected is None:
+        self._expected: Compiled | None = None
+        self._is_started = False
+
+    def start(self) -> None:
+        """Compiles kernels in the background. Raises Undecided."""
+        if not self._is_started and not (self.interpreted or self.autotune or self.planned):
+            self._expected = Compiled(self, self._row_major())
+        if not self._is_started and self.region.numbers and self._expected is None:
             self._sources(self._row_major())  # raises Undecided
+        self._is_started = True
+
+    @property
+    def partial_sums(self) -> dict[int, Value]:
+        """The outputs, by place, that kernels of their own, which may share a launch, add up of partial sums."""
+        place, found = {v: i for i, v in enumerate(self.schedule.program.outputs)}, {}
+        for kernel in self.schedule.kernels:
+            terms = {place[v]: partial_of(v) for v in kernel.stores if v in place}
+            if len(terms) == len(kernel.stores) and None not in terms.values() and may_share(kernel):
+                found |= terms
+        return found
 
     @property
     def kernels(self) -> int:  # type: ignore[override]
@@ -115,6 +139,31 @@ class FusedRegion(FusedFunction):
             self._sources(self._row_major())
         return self._source
 
+    def rows_apart(self, program: Program, strides: Mapping[Value, Sequence]) -> set[Value]:
+        """The inputs and outputs of a schedule's program that have padded rows, if they have these strides."""
+        values = zip(self.padded, (*program.inputs, *program.outputs), strict=True)
+        return {v for p, v in values if p and tuple(strides[v]) == padded_strides(v.shape, v.dtype.bytes)}
+
+    def _scheduled(self, strides: tuple) -> Schedule:
+        return schedule(self.program, 2 * self.multiprocessors, strides, self.layout(strides), self.region.parts)
+
+    def _order(self, strides: tuple) -> tuple:
+        """What a schedule depends on of strides: how inputs are ordered in memory, where anything is reduced."""
+        return tuple(tuple(ordered(s)) for s in strides) if self.reduces else ()
+
+    def scheduled(self, strides: tuple) -> Schedule:
+        """The schedule for inputs of these strides; that for row-major ones where kernels have numbers elsewhere, and
+        where there would be too many."""
+        key = self._order(strides)
+        if self.late:
+            return self.schedule
+        if key not in self.schedules:
+            try:
+                self.schedules[key] = self._scheduled(strides)
+            except (TooLarge, Undecided):
+                self.schedules[key] = self.schedule
+        return self.schedules[key]
+
     def writing_over(self, dying: frozenset[int], homes: Mapping[int, int] | None = None) -> FusedRegion:
         """The same region, for calls in which the inputs at these places own their memory and are dead
         afterwards: outputs are written over as many as kernels allow. homes: see `FusionExecutor.writing_over`."""
@@ -123,10 +172,10 @@ class FusedRegion(FusedFunction):
         found = self._overwriting.get(key)
         if found is None:
             found = self._overwriting[key] = self._copy()
-            found.homes = homes
-            found.over = self._places(dying, homes)
+            found.dying, found.homes = dying, homes
+            found.over = found._places(self._row_major())
             if found.over and self._expected is not None:
-                found._expected = _Compiled(found, self._row_major())
+                found._expected = Compiled(found, self._row_major())
         return found
 
     def _copy(self) -> FusedRegion:
@@ -154,14 +203,21 @@ class FusedRegion(FusedFunction):
             return None
         found = self._copy()
         found.late, found.fork = late, fork
-        found._expected = _Compiled(found, self._row_major()) if found._expected is not None else None
+        found._expected = Compiled(found, self._row_major()) if found._expected is not None else None
         return found
 
-    def _places(self, dying: frozenset[int], homes: Mapping[int, int]) -> dict[int, int]:
-        """Which outputs may be written over which of these inputs, if all inputs are row-major: what writes one reads
+    def overwritten(self, strides: tuple) -> dict[int, int]:
+        """Which outputs are written over which inputs of these strides."""
+        if not self.over or strides == self._row_major():
+            return self.over
+        there = self._places(strides)
+        return {o: i for o, i in self.over.items() if there.get(o) == i}
+
+    def _places(self, strides: tuple) -> dict[int, int]:
+        """Which outputs may be written over which of the inputs that die or have a home for them: what writes one reads
         the input there and nowhere else, no later kernel does."""
-        program = self.schedule.program
-        sources, _ = self._sources(self._row_major())
+        program, dying, homes = self.scheduled(strides).program, self.dying, self.homes
+        sources, _ = self._sources(strides)
         taken: dict[int, int] = {}
         for o, out in enumerate(program.outputs):
             number, source = next(((n, s) for n, s in enumerate(sources) if out in s.stores), (0, None))
@@ -177,8 +233,8 @@ class FusedRegion(FusedFunction):
     def _row_major(self) -> tuple:
         """The strides that inputs are expected to have: row-major ones, with rows apart where they are padded."""
         return tuple(
-            padded_strides(v.shape, v.dtype.bytes) if v in self.padded else strides_of(v.shape)
-            for v in self.schedule.program.inputs
+            padded_strides(v.shape, v.dtype.bytes) if p else strides_of(v.shape)
+            for p, v in zip(self.padded, self.program.inputs, strict=False)
         )
 
     def __call__(self, *args) -> list[torch.Tensor]:
@@ -201,7 +257,7 @@ class FusedRegion(FusedFunction):
         return run(*args)
 
     def _parted(self, args: tuple) -> tuple[tuple, tuple]:
-        count = len(self.schedule.program.inputs)
+        count = len(self.program.inputs)
         return args[:count], args[count:]
 
     def _strides(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> tuple:
@@ -214,7 +270,7 @@ class FusedRegion(FusedFunction):
         for known in self._variants:
             if all(fit(k, s, values) for k, s in zip(known, strides, strict=True)):
                 return known
-        inputs = self.schedule.program.inputs
+        inputs = self.program.inputs
         sizes = [*self.numbers.sizes, *dict.fromkeys(n for v in inputs for n in v.shape if isinstance(n, Extent))]
 
         def number(i: int) -> Callable[[int], Extent] | None:
@@ -231,7 +287,7 @@ class FusedRegion(FusedFunction):
     def _check(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Callable | None:
         """Whether a call fits the kernels for some strides, as a function of its arguments; None where PyTorch has
         no check of a list of tensors."""
-        count, inputs = len(tensors), self.schedule.program.inputs
+        count, inputs = len(tensors), self.program.inputs
         if all(isinstance(n, int) for v, s in zip(inputs, key, strict=True) for n in (*v.shape, *s)):
             check = compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
             if check is None or not self.numbers.names:
@@ -240,10 +296,10 @@ class FusedRegion(FusedFunction):
         names = [f"in{i}" for i in range(len(tensors))]
         tests = [
             f"{name}.is_contiguous()" if s == strides_of(v.shape) else fits_text(name, s)
-            for name, s, v in zip(names, key, self.schedule.program.inputs, strict=True)
+            for name, s, v in zip(names, key, self.program.inputs, strict=True)
         ]
         lines = [*self.derived(key), f"return {' and '.join(tests)}"]
-        return compile_source(_function_text("fits", [*names, *self.numbers.names], lines), "fits", {"math": math})
+        return compile_source(function_text("fits", [*names, *self.numbers.names], lines), "fits", {"math": math})
 
     def derived(self, key: tuple) -> list[str]:
         """Python's lines for what kernels for some strides are given beside the sizes."""
@@ -258,9 +314,11 @@ class FusedRegion(FusedFunction):
         expected = self._expected is not None and self._expected.strides == key
         if self.autotune:
             with torch.cuda.device(self.device):
-                variant = _Compiled(self, key, tiles=tuned(self, lambda tiles: _Compiled(self, key, tiles=tiles)))
+                kernels = self.scheduled(key).kernels
+                tiles = tuned(kernels, self.device, lambda tiles: Compiled(self, key, tiles=tiles))
+                variant = Compiled(self, key, tiles=tiles)
         else:
-            variant = self._expected if expected else (_Interpreted if self.interpreted else _Compiled)(self, key)
+            variant = self._expected if expected else (Interpreted if self.interpreted else Compiled)(self, key)
         self._variants[key] = run = variant.function()
         return run
 
@@ -290,7 +348,7 @@ class FusedRegion(FusedFunction):
         strides, aligned = self._strides(tensors, numbers), tuple(t.data_ptr() % ALIGNMENT == 0 for t in tensors)
         run = self._unusual.get((strides, aligned, wide))
         if run is None:
-            made = _Interpreted(self, strides, wide=wide) if self.interpreted else _Compiled(
+            made = Interpreted(self, strides, wide=wide) if self.interpreted else Compiled(
                 self, strides, aligned, wide=wide
             )  # fmt: skip
             run = self._unusual[strides, aligned, wide] = made.function()
@@ -300,14 +358,14 @@ class FusedRegion(FusedFunction):
     def _sources(
         self, strides: tuple, tiles: Sequence[Tile] | None = None, late: Container[Value] = (), wide: bool = False
     ) -> tuple[list[Source], list[tuple]]:
-        program = self.schedule.program
-        layout = self.layout(strides)
+        scheduled, layout = self.scheduled(strides), self.layout(strides)
+        program = scheduled.program
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
-        padded = {v for v in self.padded if known[v] == padded_strides(v.shape, v.dtype.bytes)}
-        sources, tiles = [], iter(tiles or [None] * len(self.schedule.kernels))
-        for launch in self.schedule.launches:
+        padded = self.rows_apart(program, known)
+        sources, tiles = [], iter(tiles or [None] * len(scheduled.kernels))
+        for launch in scheduled.launches:
             given, shares = (known, self.interpreted, self.shared), len(launch) > 1
-            made = [emit(self.schedule, k, *given, next(tiles), late, wide, padded, shares) for k in launch]
+            made = [emit(scheduled, k, *given, next(tiles), late, wide, padded, shares) for k in launch]
             sources.append(joined(made, self.interpreted))
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
         self._source = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *(s.text for s in sources)])
@@ -315,7 +373,12 @@ class FusedRegion(FusedFunction):
 
     def layout(self, strides: tuple) -> list[tuple]:
         """The strides of the outputs: PyTorch's, for inputs of these strides, but for rows that are padded."""
-        inputs, outputs = self.schedule.program.inputs, self.schedule.program.outputs
+        if strides not in self._layouts:
+            self._layouts[strides] = self._layout(strides)
+        return self._layouts[strides]
+
+    def _layout(self, strides: tuple) -> list[tuple]:
+        inputs, outputs = self.program.inputs, self.program.outputs
         row_major = all(s == strides_of(v.shape) for v, s in zip(inputs, strides, strict=True))
         if not self.permutes and not self.region.padded and row_major:
             return [strides_of(v.shape) for v in outputs]
@@ -324,231 +387,6 @@ class FusedRegion(FusedFunction):
         seen = [tuple(map(hint, s)) for s in strides]
         found = layout_of(self.region, seen, fakes=not self.planned, seen=self.numbers.seen)
         return [ordered_like(v.shape, s) for v, s in zip(outputs, found, strict=True)]
-
-
-def _function_text(name: str, parameters: Sequence[str], lines: Sequence[str]) -> str:
-    return "\n    ".join([f"def {name}({', '.join(parameters)}):", *lines]) + "\n"
-
-
-class _Variant:
-    """A region for inputs of certain strides, as the text of a Python function that allocates what the kernels write
-    and launches them."""
-
-    def __init__(
-        self,
-        region: FusedRegion,
-        strides: tuple,
-        tiles: Sequence[Tile] | None = None,
-        over: bool = True,
-        wide: bool = False,
-    ):
-        program, temporaries = region.schedule.program, region.schedule.temporaries
-        self.region, self.strides = region, strides
-        expected = over and strides == region._row_major()
-        self.over = {program.outputs[o]: program.inputs[i] for o, i in region.over.items()} if expected else {}
-        self.wide = wide
-        self.sources, layout = region._sources(strides, tiles, self.over, wide)
-        self.layout = (
-            dict(zip(program.inputs, strides, strict=True))
-            | dict(zip(program.outputs, layout, strict=True))
-            | {v: strides_of(v.shape) for v in temporaries}
-        )
-        # kernels that would store what lies there
-        self.idle = {
-            i for i, kernel in enumerate(region.schedule.kernels)
-            if all(v.kind == "part" and not v.what[1] and self.over.get(v.what[0]) is v.operands[0]
-                   for v in kernel.stores)
-        }  # fmt: skip
-        self.texts = ["\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in s.helpers), s.text]) for s in self.sources]
-        self.names = {v: f"in{i}" for i, v in enumerate(program.inputs)}
-        self.inputs = list(self.names.values())
-        self.types = {v: to_torch_dtype(v.dtype) for v in program.inputs}
-        self.allocations = []
-        self.context: dict = {"allocate": _allocator(region.device), "wide": region.wide, "math": math}
-        for i, (v, s) in enumerate(
-            zip((*program.outputs, *temporaries), (*layout, *(strides_of(t.shape) for t in temporaries)), strict=True)
-        ):
-            self.names[v] = f"out{i}"
-            self.types[v] = self.context[f"dtype{i}"] = to_torch_dtype(stored_type(v, program.outputs))
-            there, made = self.over.get(v), f"allocate({tuple_text(v.shape)}, {tuple_text(s)}, dtype{i})"
-            if v in region.padded and tuple(s) == padded_strides(v.shape, v.dtype.bytes):
-                whole = *v.shape[:-1], s[-2]
-                made = f"allocate({tuple_text(whole)}, {tuple_text(s)}, dtype{i})[..., :{v.shape[-1]}]"
-            if there is not None:  # which may be a view for autograd, and a result is none
-                shown = (
-                    f".as_strided({tuple_text(v.shape)}, {tuple_text(s)})"
-                    if (there.shape, self.layout[there]) != (v.shape, tuple(s))
-                    else ""
-                )
-                made = f"{self.names[there]}{shown}.detach()"
-            self.allocations.append(f"out{i} = {made}")
-        self.results = f"[{', '.join(self.names[v] for v in program.outputs)}]"
-
-    def _function(self, lines: Sequence[str]) -> Callable:
-        text = _function_text("launch", self.parameters, [*self.first, *lines, f"return {self.results}"])
-        return compile_source(text, "launch", self.context)
-
-    @property
-    def parameters(self) -> list[str]:
-        return [*self.inputs, *self.region.numbers.names]
-
-    @property
-    def first(self) -> list[str]:
-        """The lines that find out what kernels are given beside tensors, and whether 32 bits are enough for places."""
-        lines = self.region.derived(self.strides)
-        lines += [f"{name} = {expression}" for name, expression in self.region.numbers.floats()]
-        if self.region.adds:
-            self.context |= {
-                "deterministic": torch.are_deterministic_algorithms_enabled, "by_operations": self.region.by_operations
-            }  # fmt: skip
-            lines.insert(0, f"if deterministic(): return by_operations({', '.join(self.parameters)})")
-        limits = dict.fromkeys(n for s in self.sources for n in s.limits)
-        tests = [f"{text(n)} >= {LIMIT}" for n in limits if not any(m != n and at_least(m, n) for m in limits)]
-        tests += [f"{text(n)} < -{LIMIT}" for n in limits if not at_least(n, 0)]
-        if tests:
-            lines.append(f"if {' or '.join(tests)}: return wide({', '.join(self.parameters)})")
-        return lines
-
-
-class _Interpreted(_Variant):
-    """Launches by Triton's interpreter."""
-
-    def function(self) -> Callable:
-        lines = [*self.allocations]
-        for i, (source, whole) in enumerate(zip(self.sources, self.texts, strict=True)):
-            if i in self.idle:
-                continue
-            self.context[f"kernel{i}"] = compile_source(whole, source.name, {"__name__": "kernels"})
-            arguments = [*(self.names[b] for b in source.buffers), *(atom.name for atom in source.sizes)]
-            lines.append(
-                f"kernel{i}[({source.grid[0]}, {source.grid[1]})]({', '.join(arguments)}, num_warps={source.warps})"
-            )
-        return self._function(lines)
-
-
-class _Compiled(_Variant):
-    """Launches machine code, which is compiled from now on, in the background.
-
-    aligned: which inputs begin at multiples of 16 bytes, which makes a function for such inputs on the current device.
-    Without it a function of any inputs is made, which hands over to `FusedRegion.unusual` what it is not for.
-    """
-
-    def __init__(
-        self,
-        region: FusedRegion,
-        strides: tuple,
-        aligned: Sequence[bool] | None = None,
-        tiles: Sequence[Tile] | None = None,
-        wide: bool = False,
-    ):
-        super().__init__(region, strides, tiles, over=aligned is None, wide=wide)
-        self.number = "i64" if wide else "i32"
-        self.checked = aligned is None
-        begins = dict(zip(region.schedule.program.inputs, aligned or (), strict=False))
-        major, minor = torch.cuda.get_device_capability(region.device)
-        self.binaries = [
-            binary_of(
-                Request(
-                    s.name,
-                    text,
-                    (
-                        *((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers),
-                        *(("fp64" if isinstance(n, Scalar) else self.number, False) for n in s.sizes),
-                    ),
-                    s.warps,
-                    10 * major + minor,
-                )
-            )
-            for s, text in zip(self.sources, self.texts, strict=True)
-        ]
-
-    @property
-    def _index(self) -> int:
-        return self.region.device.index if self.region.device.index is not None else torch.cuda.current_device()
-
-    def launches(self) -> list[Callable[[], None]]:
-        """A launch of each kernel, on zeros, which are indices as well: for measuring."""
-        tensors = {
-            v: torch.empty_strided(v.shape, s, dtype=self.types[v], device=self.region.device).zero_()
-            for v, s in self.layout.items()
-        }
-
-        def launch(source: Source, made: Binary) -> Callable[[], None]:
-            addresses = (*(tensors[b].data_ptr() for b in source.buffers), *[None] * made.scratch)
-            handle, stream = made.load(self._index), compat.current_stream(self._index)
-            return lambda: (
-                compat.launch_kernel(
-                    handle,
-                    source.grid[0],
-                    source.grid[1],
-                    1,
-                    source.warps,
-                    made.shared,
-                    "O" * len(addresses),
-                    addresses,
-                    stream,
-                ),
-                tensors,
-            )[0]
-
-        return [launch(source, made.result()) for source, made in zip(self.sources, self.binaries, strict=True)]
-
-    def function(self) -> Callable:
-        index = self._index
-        self.context |= {
-            "launch_kernel": compat.launch_kernel,
-            "current_stream": compat.current_stream,
-            "current_device": compat.current_device,
-            "unusual": self.region.unusual,
-        }
-        lines = [f"a_{name} = {name}.data_ptr()" for name in self.inputs]
-        if self.checked:
-            pointers = " | ".join(f"a_{name}" for name in self.inputs)
-            unusual = [f"({pointers}) % {ALIGNMENT}"] if pointers else []
-            lines.append(
-                f"if {' or '.join([*unusual, f'current_device() != {index}'])}: return "
-                f"unusual({', '.join(self.parameters)})"
-            )
-        # a thread that only uses the device by PyTorch may have no context of it yet, and the launcher would take
-        # device 0's
-        if index:
-            self.context["set_device"] = compat.set_device
-            lines.append(f"set_device({index})")
-        lines += [*self.allocations, f"stream = current_stream({index})"]
-        lines += [f"a_{name} = {name}.data_ptr()" for name in self.names.values() if name not in self.inputs]
-        late, self.context["fork"] = sorted(self.region.late), self.region.fork
-        for i in [i for i in range(len(self.sources)) if i not in late and i not in self.idle] + late:
-            source, binary = self.sources[i], self.binaries[i].result()
-            if late and i == late[0]:
-                lines.append(
-                    f"stream = fork({index}, "
-                    f"({', '.join(dict.fromkeys(self.names[b] for k in late for b in self.sources[k].buffers))},))"
-                )
-            self.context[f"kernel{i}"] = binary.load(index)
-            addresses = [f"a_{self.names[b]}" for b in source.buffers]
-            numbers = [atom.name for atom in source.sizes]
-            number_kinds = ["d" if isinstance(n, Scalar) else "l" if self.wide else "i" for n in source.sizes]
-            kinds = "O" * len(addresses) + "".join(number_kinds) + "O" * binary.scratch
-            arguments = ", ".join([*addresses, *numbers, *["None"] * binary.scratch])
-            lines.append(
-                f"launch_kernel(kernel{i}, {source.grid[0]}, {source.grid[1]}, 1, {source.warps}, {binary.shared}, "
-                f"'{kinds}', ({arguments},), stream)"
-            )
-        return self._function(lines)
-
-
-# Triton's names
-_TYPES = {
-    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
-    torch.bool: "i1", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
-}  # fmt: skip
-
-
-def _allocator(device: torch.device) -> Callable:
-    """(size, stride, dtype) -> a tensor."""
-    if device.type == "cuda":
-        return compat.empty_strided_cuda
-    return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
 def _chooses_layout(operation: BoundSymbol) -> bool:

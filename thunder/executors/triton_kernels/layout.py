@@ -87,7 +87,7 @@ def _follow(operation: BoundSymbol, values: _Tensors) -> bool:
             return False
         values.make(operation.outputs[0], source.stride())
         return True
-    if symbol.fn is None and not primitive(operation):
+    if (symbol.fn is None or symbol.layout == "as decomposition") and not primitive(operation):
         return all(_follow(sub, values) for sub in operation.subsymbols) and all(
             _named(old, new, values) for old, new in operation.aliases.items()
         )
@@ -97,7 +97,7 @@ def _follow(operation: BoundSymbol, values: _Tensors) -> bool:
     operands = [values[i] for i in operation.inputs]
     if symbol.name == "cat":
         strides = strides_of(values.shape(out)) if any(_is_row_major_format(o) for o in operands) else None
-    elif symbol.layout == "row-major" or len(out.shape) < 2:
+    elif symbol.layout == "row-major" or OpTags.REDUCTION_OP in symbol.tags or len(out.shape) < 2:
         strides = strides_of(values.shape(out))
     elif symbol.id == "prims.index":
         strides = _indexed_strides(values.shape(out), operands[0], [i and values[i] for i in operation.args[1]])

@@ -20,7 +20,7 @@ def compute_type(d: dtype) -> str:
 
 def neutral(how: str, d: dtype) -> str:
     """What a reduction begins with, and what it reads in the place of what there is none of."""
-    if how == "sum":
+    if how in ("sum", "squares"):
         return "0.0" if d.category == FLOAT else "0"
     if d.category == FLOAT:
         return 'float("-inf")' if how == "amax" else 'float("inf")'

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from thunder.core.dtypes import FLOAT
@@ -21,38 +20,24 @@ from thunder.executors.triton_kernels.adds import at_home, start_and_add
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
 from thunder.executors.triton_kernels.joins import parts_of
-from thunder.executors.triton_kernels.one_hot import of_one_term
-from thunder.executors.triton_kernels.sizes import Extent, hint
-from thunder.executors.triton_kernels.values import (
-    Place,
-    Program,
-    Value,
-    in_order,
-    indexed_place,
-    sources,
+from thunder.executors.triton_kernels.reductions import (
+    LAUNCH,
+    Space,
+    fits,
+    operand_place,
+    partial_place,
+    reduced_place,
+    space_of,
+    with_steps,
 )
+from thunder.executors.triton_kernels.sizes import Extent, hint
+from thunder.executors.triton_kernels.strides import ordered
+from thunder.executors.triton_kernels.values import Place, Program, Value, in_order, indexed_place, sources
 from thunder.extend.fusion import TooLarge
 
-__all__ = [
-    "Kernel",
-    "Schedule",
-    "schedule",
-    "space_of",
-    "operand_place",
-    "partial_place",
-    "reduced_place",
-    "tile_place",
-    "stored_place",
-    "along_memory",
-    "ON_CHIP",
-]
+__all__ = ["Kernel", "Schedule", "may_share", "schedule", "tile_place", "stored_place"]
 
-ON_CHIP = 16384  # elements of a row that one program holds
-WHOLE = 8192  # elements that one program reduces to one number
-FEW_ROWS = 64  # rows that are reduced without a partial
-MANY_ROWS = 4096  # that are expected at least where their number changes
 LIMIT = 4000  # values at places, in all kernels of a region
-LAUNCH = 1 << 23  # bytes that are moved in the time that a kernel takes to start
 WORK = 1 << 27  # instructions of elements that are done in that time, about
 ROOTS = "reduce", "partial", "added"  # what is stored wherever it is read
 LOOKED_UP = 16  # instructions that take as long as reading what they compute
@@ -60,15 +45,18 @@ LOOKED_UP = 16  # instructions that take as long as reading what they compute
 
 class Kernel:
     """kind: "map", "rows" or "columns". rows, columns: the space, of ints or extents; a map has its places as columns.
-    stores: values, in the order of the region."""
+    stores: values, in the order of the region. linear: the place in the memory of what is reduced, or in a map.
+    orders: of the dimensions of results in memory."""
 
-    __slots__ = ("kind", "rows", "columns", "stores", "reductions", "x", "r", "c")
+    __slots__ = ("kind", "rows", "columns", "orders", "stores", "reductions", "x", "r", "c", "linear")
 
-    def __init__(self, kind: str, rows: int | Extent, columns: int | Extent):
+    def __init__(self, kind: str, rows: int | Extent, columns: int | Extent, orders: Mapping[Value, Sequence[int]]):
         self.kind, self.rows, self.columns = kind, rows, columns
         self.stores: list[Value] = []
         self.reductions: list[Value] = []
+        self.orders = orders
         self.x, self.r, self.c = Variable("x", columns), Variable("r", rows), Variable("c", columns)
+        self.linear = Index.of(self.x) if kind == "map" else Index.of(self.r) * columns + Index.of(self.c)
 
     @property
     def numel(self) -> int | Extent:
@@ -77,11 +65,6 @@ class Kernel:
     @property
     def on_chip(self) -> bool:
         return fits(self.columns)
-
-
-def fits(columns: int | Extent) -> bool:
-    """Whether a row surely fits on chip."""
-    return isinstance(columns, int) and columns <= ON_CHIP
 
 
 class Schedule:
@@ -109,122 +92,21 @@ class Schedule:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# spaces of reductions
-
-
-def _long(shape: Sequence[int | Extent]) -> list[int]:
-    return [i for i, n in enumerate(shape) if n != 1]
-
-
-Space = tuple[int | Extent, int | Extent]
-
-
-def space_of(reduction: Value) -> Space:
-    """(rows, columns) of a reduction over columns."""
-    shape, dims = reduction.operands[0].shape, reduction.what[1]
-    return math.prod(n for d, n in enumerate(shape) if d not in dims), math.prod(shape[d] for d in dims)
-
-
-def operand_place(reduction: Value, r: Index, c: Index) -> Place:
-    """Where the operand is read at a row and a column."""
-    operand, dims = reduction.operands[0], sorted(reduction.what[1])
-    kept = [d for d in range(len(operand.shape)) if d not in dims]
-    at = dict(zip(kept, split(r, [operand.shape[d] for d in kept]), strict=True)) | dict(
-        zip(dims, split(c, [operand.shape[d] for d in dims]), strict=True)
-    )
-    return tuple(at[d] for d in range(len(operand.shape)))
-
-
-def reduced_place(reduction: Value, place: Place) -> Index:
-    """The row of a reduction's result."""
-    return join(place, strides_of(reduction.shape))
+# places
 
 
 def tile_place(value: Value, kernel: Kernel) -> Place:
-    """Where a value that is as large as the space is computed, in its order."""
-    linear = Index.of(kernel.x) if kernel.kind == "map" else Index.of(kernel.r) * kernel.columns + Index.of(kernel.c)
-    return split(linear, value.shape)
+    """Where a value that is as large as the space is computed: in its order, where its own is not known."""
+    return split(kernel.linear, value.shape)
 
 
 def stored_place(value: Value, kernel: Kernel) -> Place:
-    """Where a value that is stored is computed: one that is only permuted in the order of its operand. So PyTorch lays
-    it out, and what is read for it is read for others as well."""
-    if value.kind != "permute":
+    """Where a value that is stored is computed: in the order of its memory, as its operands most often are read."""
+    order = kernel.orders.get(value)
+    if order is None:
         return tile_place(value, kernel)
-    there = stored_place(value.operands[0], kernel)
-    return tuple(there[d] for d in value.what[0])
-
-
-def partial_place(partial: Value, kernel: Kernel) -> Place:
-    """Where the operand of a partial is read at a place of the space: the reduced dimensions are the rows, or
-    everything is reduced."""
-    return tile_place(partial.operands[0], kernel)
-
-
-def _is_outer(reduction: Value) -> bool:
-    """Whether the reduced dimensions come first in memory."""
-    operand, dims = reduction.operands[0], reduction.what[1]
-    long = _long(operand.shape)
-    reduced = [d for d in long if d in dims]
-    return bool(reduced) and len(reduced) < len(long) and long[: len(reduced)] == reduced
-
-
-def along_memory(reduction: Value) -> bool:
-    """Whether what is reduced is what lies next to each other in a row-major operand."""
-    operand, dims = reduction.operands[0], reduction.what[1]
-    long = _long(operand.shape)
-    return bool(long) and long[-1] in dims and operand.kind != "partial"
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# partials
-
-
-def _with_partials(program: Program, programs: int) -> Program:
-    """Reductions over rows, and over all of a large tensor, as a partial one and one of its results."""
-    order = in_order(program.outputs)
-    spaces = {space_of(v) for v in order if v.kind == "reduce"}
-    made: dict[Value, Value] = {v: v for v in program.inputs}
-    for value in order:
-        operands = [made[x] if isinstance(x, Value) else x for x in value.operands]
-        same = all(a is b for a, b in zip(operands, value.operands, strict=True))
-        new = value if same else Value(value.kind, operands, value.shape, value.dtype, value.what)
-        made[value] = new if value.kind != "reduce" else _one_term(new) or _cut(new, programs, spaces)
-    return Program(program.inputs, [made[v] for v in program.outputs])
-
-
-def _one_term(reduction: Value) -> Value | None:
-    how, dims = reduction.what
-    return of_one_term(reduction.operands[0], dims[0], reduction.shape) if how == "sum" and len(dims) == 1 else None
-
-
-def _cut(reduction: Value, programs: int, spaces: set[Space]) -> Value:
-    kept, reduced = space_of(reduction)
-    how, dims = reduction.what
-    rows, columns = hint(reduced) if isinstance(reduced, int) else max(MANY_ROWS, hint(reduced)), hint(kept)
-    if _is_outer(reduction) and rows > FEW_ROWS:
-        with_rows = (reduced, kept) in spaces and fits(kept)
-        blocks = (
-            _programs(rows, columns, programs)
-            if with_rows
-            else min(-(-rows // FEW_ROWS), max(2, 4 * programs // -(-columns // 128)))
-        )
-        shape: tuple = (blocks, kept)
-    elif kept == 1 and rows > WHOLE:
-        blocks = min(programs, -(-rows // 1024))
-        shape = (blocks,)
-    else:
-        return reduction
-    partial = Value("partial", reduction.operands, shape, reduction.dtype, (how, dims))
-    total = Value("reduce", (partial,), shape[1:], reduction.dtype, (how, (0,)))
-    return Value("reshape", (total,), reduction.shape, reduction.dtype)
-
-
-def _programs(rows: int, columns: int, programs: int) -> int:
-    """How many programs share the rows of a normalization: half as many where each would see few blocks, since their
-    sums are written and read again."""
-    blocks = -(-rows // max(1, 4096 // columns))
-    return min(blocks, programs if blocks >= 2 * programs else -(-programs // 2))
+    there = dict(zip(order, split(kernel.linear, [value.shape[d] for d in order]), strict=True))
+    return tuple(there[d] for d in range(len(order)))
 
 
 # ---------------------------------------------------------------------------------------------------------------- which
@@ -235,8 +117,8 @@ class _Scheduler:
     """One way to put roots into kernels: each, in some order, into the first that can compute it. parts: of outputs
     that are stored in parts."""
 
-    def __init__(self, program: Program, parts: Mapping[Value, Sequence[Value]]):
-        self.program, self.parts = program, parts
+    def __init__(self, program: Program, parts: Mapping[Value, Sequence[Value]], orders: Mapping[Value, Sequence[int]]):
+        self.program, self.parts, self.orders = program, parts, orders
         self.kernels: list[Kernel] = []
         self.kernel_of: dict[Value, int] = {}  # of reductions, partials and outputs
         self.stored: dict[Value, None] = {}
@@ -261,7 +143,7 @@ class _Scheduler:
         for v in self.program.outputs:
             if v.kind == "reduce":
                 self.stored[v] = None
-        for v in self.stored.keys() - self.added.keys():
+        for v in (v for v in self.stored if v not in self.added):
             kernel = self.kernels[self.kernel_of[v]]
             if not any(v is s for s in kernel.stores):
                 kernel.stores.append(v)
@@ -316,24 +198,26 @@ class _Scheduler:
 
     def partial_space(self, partial: Value) -> Space | None:
         """(rows, columns) of a reduction over rows; None for one over everything."""
-        if len(partial.shape) == 1:
-            return None
-        _, dims = partial.what
-        return math.prod(partial.operands[0].shape[d] for d in dims), partial.shape[1]
+        return None if len(partial.shape) == 1 else space_of(partial)[::-1]
 
     def new(self, root: Value) -> Kernel:
         if root.kind == "reduce":
-            return Kernel("rows", *space_of(root))
-        if root.kind == "partial" and (space := self.partial_space(root)) is not None:
-            return Kernel("rows" if space in self.spaces and fits(space[1]) else "columns", *space)
-        return Kernel("map", 1, root.operands[0].numel if root.kind == "partial" else root.numel)
+            kernel = Kernel("rows", *space_of(root), self.orders)
+        elif root.kind == "partial" and (space := self.partial_space(root)) is not None:
+            kind = "rows" if space in self.spaces and fits(space[1]) else "columns"
+            kernel = Kernel(kind, *space, self.orders)
+        else:
+            return Kernel("map", 1, (root.operands[0] if root.kind == "partial" else root).numel, self.orders)
+        ((operand, place),) = self.start(root, kernel)
+        kernel.linear = join(place, strides_of(operand.shape))
+        return kernel
 
     def start(self, root: Value, kernel: Kernel) -> list[tuple[Value, Place]]:
         """What a kernel computes a root from, and where."""
         if root.kind == "reduce":
             return [(root.operands[0], operand_place(root, Index.of(kernel.r), Index.of(kernel.c)))]
         if root.kind == "partial":
-            return [(root.operands[0], partial_place(root, kernel))]
+            return [(root.operands[0], partial_place(root, kernel.linear, kernel.r, kernel.c))]
         if kernel.kind == "rows" and root.numel == kernel.rows and kernel.columns != 1:
             return [(root, split(Index.of(kernel.r), root.shape))]
         return [(root, stored_place(root, kernel))]
@@ -455,18 +339,29 @@ def _work(value: Value, stored: Container[Value]) -> int:
     return total
 
 
-def schedule(program: Program, programs: int, parts: Sequence[Sequence[int]] = ()) -> Schedule:
-    """programs: in how many parts a reduction over rows is split. parts: places of outputs that have kernels of their
-    own, which run with those of other parts. Raises TooLarge where kernels would be too long to be compiled in
-    reasonable time."""
+def schedule(
+    program: Program,
+    programs: int,
+    strides: Sequence[Sequence[int | Extent]],
+    layout: Sequence[Sequence[int | Extent]],
+    parts: Sequence[Sequence[int]] = (),
+) -> Schedule:
+    """programs: in how many parts a reduction over rows is split. strides, layout: of inputs and of outputs. parts:
+    places of outputs that have kernels of their own, which run with those of other parts. Raises TooLarge where kernels
+    would be too long to be compiled in reasonable time."""
     if not parts:
-        return _whole(program, programs)
-    made = [_whole(Program(program.inputs, [program.outputs[i] for i in part]), programs) for part in parts]
+        return _whole(program, programs, strides, layout)
+    made = [
+        _whole(
+            Program(program.inputs, [program.outputs[i] for i in part]), programs, strides, [layout[i] for i in part]
+        )
+        for part in parts
+    ]
     outputs = dict(zip((i for part in parts for i in part), (v for s in made for v in s.program.outputs), strict=True))
     launches: list[list[Kernel]] = []
     for wave in itertools.zip_longest(*(s.kernels for s in made)):
-        small = [k for k in wave if k is not None and _may_share(k)]
-        launches += [[k] for k in wave if k is not None and not _may_share(k)] + ([small] if small else [])
+        small = [k for k in wave if k is not None and may_share(k)]
+        launches += [[k] for k in wave if k is not None and not may_share(k)] + ([small] if small else [])
     return Schedule(
         Program(program.inputs, [outputs[i] for i in range(len(outputs))]),
         [k for launch in launches for k in launch],
@@ -476,7 +371,7 @@ def schedule(program: Program, programs: int, parts: Sequence[Sequence[int]] = (
     )
 
 
-def _may_share(kernel: Kernel) -> bool:
+def may_share(kernel: Kernel) -> bool:
     """Whether a kernel may run as a range of programs, beside others: each program computes one block of it."""
     return (
         (kernel.kind == "map" or kernel.kind == "rows" and kernel.on_chip)
@@ -485,20 +380,21 @@ def _may_share(kernel: Kernel) -> bool:
     )
 
 
-def _whole(program: Program, programs: int) -> Schedule:
-    program = _with_partials(program, programs)
+def _whole(program: Program, programs: int, strides: Sequence[Sequence], layout: Sequence[Sequence]) -> Schedule:
+    program = with_steps(program, programs, dict(zip(program.inputs, strides, strict=True)))
+    orders = {v: ordered(steps) for v, steps in zip(program.outputs, layout, strict=True)}
     order = in_order(program.outputs)
     roots = [v for v in order if v.kind in ROOTS]
-    best = _Scheduler(program, {})
+    best = _Scheduler(program, {}, orders)
     found = best.run(roots)
     early = _early(order)
     if len(found.kernels) > 2 and any(a is not b for a, b in zip(early, roots, strict=True)):
-        other = _Scheduler(program, {})
+        other = _Scheduler(program, {}, orders)
         schedule = other.run(early)
         if other.cost < best.cost:
             best, found, roots = other, schedule, early
     if parts := parts_of(program):
-        other = _Scheduler(program, parts)
+        other = _Scheduler(program, parts, orders)
         with contextlib.suppress(TooLarge):
             schedule = other.run(roots)
             # each element chooses once less: about half of what reading and writing it takes

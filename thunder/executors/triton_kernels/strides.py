@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from thunder.executors.triton_kernels.sizes import Extent, hint, text, tuple_text, value_of
 
-__all__ = ["strides_in_words", "ordered_like", "fit", "fits_text", "stride_atoms"]
+__all__ = ["strides_in_words", "ordered", "ordered_like", "fit", "fits_text", "stride_atoms"]
 
 Strides = tuple[int | Extent, ...]
 
@@ -47,7 +47,7 @@ def stride_atoms(strides: Strides) -> list[str]:
     return [a.name for a in atoms if a.name.startswith("s")]
 
 
-def _order(strides: Strides) -> list[int]:
+def ordered(strides: Sequence[int | Extent]) -> list[int]:
     """Dimensions from the slowest to the fastest, as they were when kernels were made."""
     return sorted(range(len(strides)), key=lambda d: -hint(strides[d]))
 
@@ -56,8 +56,8 @@ def fit(known: Strides, strides: Sequence[int], values: Mapping[str, int]) -> bo
     """Whether kernels for some strides are right for a tensor. Of strides that are numbers of their own the order
     counts: results are laid out by it."""
     if stride_atoms(known):
-        ordered = [strides[d] for d in _order(known)]
-        if ordered != sorted(ordered, reverse=True):
+        there = [strides[d] for d in ordered(known)]
+        if there != sorted(there, reverse=True):
             return False
     return all(value_of(n, values) == s for n, s in zip(known, strides, strict=True))
 
@@ -66,7 +66,9 @@ def fits_text(name: str, known: Strides) -> str:
     """`fit` as an expression of a tensor's name."""
     if not stride_atoms(known):
         return f"{name}.stride() == {tuple_text(known)}"
-    return " and ".join([f"{name}.stride() == {tuple_text(known)}", " >= ".join(text(known[d]) for d in _order(known))])
+    return " and ".join(
+        [f"{name}.stride() == {tuple_text(known)}", " >= ".join(text(known[d]) for d in ordered(known))]
+    )
 
 
 def ordered_like(shape: Sequence[int | Extent], strides: Sequence[int]) -> Strides:

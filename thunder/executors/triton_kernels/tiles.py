@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from thunder.executors.triton_kernels.schedule import Kernel, along_memory
+from thunder.executors.triton_kernels.reductions import along_memory
+from thunder.executors.triton_kernels.schedule import Kernel
 from thunder.executors.triton_kernels.sizes import Extent, hint
 
 __all__ = ["Tile", "tile_of", "part_tile", "candidates", "stages", "power_of_two"]
@@ -73,7 +74,8 @@ def _rows(kernel: Kernel) -> Tile:
     columns = power_of_two(kernel.columns)
     if any(not along_memory(v) for v in kernel.reductions):
         rows = min(power_of_two(kernel.rows), max(32, 4096 // columns), max(1, 16384 // columns))
-        return Tile(rows, columns, max(1, min(8, rows * columns // 1024)))
+        most = 16 if any(v.numel == kernel.numel for v in kernel.stores) else 8  # the block stays in registers
+        return Tile(rows, columns, max(1, min(most, rows * columns // 1024)))
     if any(v.kind == "partial" for v in kernel.stores):  # in a loop, where smaller blocks leave more under way
         rows = min(power_of_two(kernel.rows), max(1, 1024 // columns))
         return Tile(rows, columns, max(1, rows * columns // 512, min(8, rows * columns // 256)))

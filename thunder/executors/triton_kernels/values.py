@@ -41,6 +41,8 @@ class Value:
     """kind: "input", "number", "iota", "map", "cast", "reduce", "gather", "added", "philox", "partial", "part", "add",
     or how the operand's place follows (see `sources`). what: its parameters. Sizes are ints or extents.
 
+    "reduce": (function, dimensions), and True where it is made in one step. "partials" (a): terms of a sum.
+
     "gather" (a, *indices): elements of a. "added" (a, source, *indices): a, to which those of the source are added.
     Indices are as large as the result or the source; what: for each dimension of a the one of these that it is, None
     where the next index says the place.
@@ -202,14 +204,15 @@ def _known_numbers(operation: BoundSymbol) -> bool:
 
 
 def _reduces(operation: BoundSymbol) -> bool:
-    """Few long rows would leave most of the device idle; a reduction of everything is split, as one over the first
-    dimensions."""
+    """Few long rows would leave most of the device idle, where they are not cut into chunks."""
     a, dims = operation.args
     # see "opposite" in functions.py
     if a.dtype.category == BOOL or a.dtype.category != FLOAT and operation.sym.name != "sum":
         return False
     columns = math.prod(number_value(a.shape[d]) for d in dims)
     rows = element_count(a) // columns
+    if operation.sym.name == "sum" and not has_numbers(a.shape):
+        return True
     return rows == 1 or rows >= 64 or columns <= 16384 or min(dims) == 0
 
 
@@ -333,6 +336,19 @@ def _reduction(operation: BoundSymbol, operands: tuple, values: _Values) -> Valu
     return _made("reduce", operation, (a,), values, (operation.sym.name, tuple(dims)))
 
 
+def _partials(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
+    out = _out(operation)
+    first = Value("reshape", operands[:1], (1, *out.shape[1:]), out.dtype)
+    padding = ((0, out.shape[0] - 1), *[(0, 0)] * (len(out.shape) - 1))
+    return _made("partials", operation, (first,), values, (0.0, padding))
+
+
+def _total(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
+    a = operands[0]
+    total = Value("reduce", (a,), a.shape[1:], a.dtype, ("sum", (0,), True))
+    return _made("reshape", operation, (total,), values)
+
+
 def _gather(operation: BoundSymbol, operands: tuple, values: _Values) -> Value:
     a, dim, at = operands[:3]
     return _made("gather", operation, (a, at), values, _along(a.shape, dim))
@@ -404,8 +420,9 @@ _LOWERINGS: dict[Any, Callable] = {
         "flip": "flip",
     }.items()},
     "prims.slice_prim": _slice, "prims.pad": _pad,
-    **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "stride_order", "positive")},
+    **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "image_layout", "stride_order", "positive")},
     **{f"prims.{name}": _reduction for name in ("sum", "amax", "amin")},
+    "prims.partial_sums": _partials, "prims.sum_of_partials": _total,
     "prims.convert_element_type": _cast, "prims.cat": _joined, "prims.full": _full, "prims.iota": _iota,
     "ltorch.gather": _gather, "prims.take": _take, "prims.index": _index,
     **dict.fromkeys(("ltorch.index_add", "ltorch.scatter_add", *_TO_ZEROS), _added), "ltorch.uniform_philox": _philox,
@@ -469,7 +486,7 @@ def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
             p * -1 + (n - 1) if i in dims else p for i, (p, n) in enumerate(zip(place, value.shape, strict=True))
         )
     else:
-        assert kind == "pad", f"{kind} says nothing about places"
+        assert kind in ("pad", "partials"), f"{kind} says nothing about places"
         there = tuple(p + -low for p, (low, _) in zip(place, what[1], strict=True))
         conditions = [
             (p, 0, n)

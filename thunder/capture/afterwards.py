@@ -1,0 +1,71 @@
+"""The part of an epilogue that autograd sees: arguments are overwritten with what requires grad, and views are made of
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder.core.proxies import TensorProxy, map_structure
+from thunder.core.symbol import BoundSymbol
+from thunder.ops import inplace
+from thunder.ops.infer import as_torch
+
+
+def write(writer: Any) -> None:
+    """Statements that write what requires grad to tensors from outside. writer: an `EpilogueWriter`."""
+    memory = writer.c.recorder.memory
+    for base, value in writer.c.tensors.written_after.items():
+        target = writer.value(base)
+        for symbol, arguments in memory.rearranged.get(base, ()):
+            given = target, *map(writer.build, arguments)
+            writer.lines.append(_seen(writer, True, inplace.rearranging(symbol).fn, *given))
+        if base in memory.filled:
+            writer.lines.append(_seen(writer, True, torch.Tensor.copy_, target, writer.value(value)))
+
+
+def make_views(writer: Any, first: int) -> None:
+    """Takes those of the operations since `first` out of the computation that make views of what is written to after
+    it: statements of the epilogue make them."""
+    operations, afterwards = writer.c.recorder.bound_symbols, writer.c.tensors.afterwards
+    for operation in operations[first:]:
+        if not afterwards.keys().isdisjoint(operation.inputs):
+            operations.remove(operation)
+            _make_view(writer, operation)
+            afterwards |= dict.fromkeys(operation.outputs)
+
+
+def _make_view(writer: Any, operation: BoundSymbol) -> None:
+    if operation.sym.fn is None:
+        for part in operation.subsymbols:
+            _make_view(writer, part)
+        for old, new in operation.aliases.items():
+            writer.built[id(old)] = writer.built[id(new)]
+        return
+
+    def operand(x) -> str:
+        x = map_structure(as_torch, x)
+        if isinstance(x, TensorProxy):
+            return (
+                writer.afterwards(x) if x in writer.c.tensors.afterwards else writer.built.get(id(x)) or writer.value(x)
+            )
+        return writer.build(x)
+
+    keywords = (f"{k}={operand(v)}" for k, v in operation.kwargs.items())
+    by_autograd = operation.context is None or operation.context.grad_enabled
+    made = _seen(writer, by_autograd, operation.sym.fn, *map(operand, operation.args), *keywords)
+    _name_outputs(writer, operation.output, made)
+
+
+def _name_outputs(writer: Any, said: Any, made: str) -> None:
+    name = writer.variable(said, made)
+    for i, part in enumerate(said if isinstance(said, (tuple, list)) else ()):
+        _name_outputs(writer, part, f"{name}[{i}]")
+
+
+def _seen(writer: Any, by_autograd: bool, function: Callable | None, *given: str) -> str:
+    assert function is not None, "what a program does to an argument is a function of PyTorch's"
+    run, named = writer.pin(inplace.in_grad_mode, "in_grad_mode"), writer.pin(function, function.__name__)
+    return f"{run}({', '.join((str(by_autograd), named, *given))})"

@@ -1,0 +1,45 @@
+"""Weights in float8, and products of float8 where a layer's input is large enough for one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thunder.core.dtypes import float8_e4m3fn
+from thunder.core.proxies import TensorProxy
+from thunder.ops.float8 import LARGEST, has_products, product, quantized
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
+from thunder.quantization.weights import QuantizedWeights
+
+__all__ = ["Float8Weights"]
+
+MOST = LARGEST[float8_e4m3fn.name]
+SMALLEST_SCALE = 1e-12
+
+
+class Float8Weights(QuantizedWeights):
+    """w = held * scale, with `held` of torch.float8_e4m3fn and a scale for each output.
+
+    Each row of a layer's input is rounded so in each call, too, and products are of float8, where PyTorch has them
+    (CPUs, GPUs of compute capability 8.9 and later) and the weight's sizes are divisible by 16. Other layers make their
+    weight. `Float8Transform` is for training: it holds weights in full.
+    """
+
+    parts = ("scale",)
+    executors = ("float8",)
+
+    def quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        wide = weight.float()
+        scale = (wide.abs().amax(1, keepdim=True) / MOST).clamp(min=SMALLEST_SCALE)
+        return (wide / scale).clamp(-MOST, MOST).to(to_torch_dtype(float8_e4m3fn)), scale
+
+    def dequantize(self, held: Any, scale: Any) -> Any:  # type: ignore[override]
+        return held.to(torch.float32) * scale
+
+    def multiplies(self, x: TensorProxy, shape: tuple[int, int]) -> bool:
+        return not any(n % 16 for n in shape) and has_products(to_torch_device(x.device))
+
+    def product(self, x: Any, held: Any, scale: Any) -> Any:  # type: ignore[override]
+        given = quantized(x, float8_e4m3fn, True, False)
+        return product(given.rows, given.scale, held, scale, x.dtype, True)
