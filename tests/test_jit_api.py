@@ -389,7 +389,7 @@ def test_the_last_traces_are_those_of_the_last_call():
     assert thunder.last_traces(compiled)[-1] is not second and ", 2)" in str(thunder.last_traces(compiled)[-1])
     assert [t.provenance.split(" (")[0] for t in thunder.last_traces(compiled)] == [
         "", "Constructed by Dead Code Elimination", "Constructed by Transform for execution", "Constructed by Delete "
-            "Last Used",
+            "Last Used", "Constructed by Kept Numbers",
     ]  # fmt: skip
     assert thunder.last_backward_traces(compiled) == [] and thunder.last_epilogue_traces(compiled) == []
     assert "def prologue(" in str(thunder.last_prologue_traces(compiled)[0])

@@ -50,9 +50,11 @@ def test_every_pass_that_changes_a_program_has_a_header():
     compiled(*inputs()).backward()
     assert headers(compiled) == [
         "", "Dead Code Elimination", "Grad transform pass", "Dead Code Elimination after Derivatives",
-        "Partition", "Transform for execution", "Delete Last Used",
+        "Partition", "Transform for execution", "Delete Last Used", "Kept Numbers",
     ]  # fmt: skip
-    assert headers(compiled, backward=True) == ["Partition", "Transform for execution", "Delete Last Used"]
+    assert headers(compiled, backward=True) == [
+        "Partition", "Transform for execution", "Delete Last Used", "Kept Numbers",
+    ]  # fmt: skip
     names = {p.name for p in thunder.passes()}
     assert set(headers(compiled)) - {""} <= names
 

@@ -488,7 +488,7 @@ def test_sizes_are_printed_by_name():
         """\
 def computation(x):
   # x: "cpu f32[6, 4]"
-  t0 = torch.gt(x, 0)  # t0: "cpu b8[6, 4]"
+  t0 = torch.gt(x, float32_0)  # t0: "cpu b8[6, 4]"
   y = Tensor.__getitem__(x, t0)  # y: "cpu f32[u0]"
   del x, t0
   u0 = size(y, 0)

@@ -29,6 +29,7 @@ from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
 from thunder.transforms.joined_parts import has_parts, joined_parts
 from thunder.transforms.keep import keep_in_memory
+from thunder.transforms.kept_numbers import has_numbers_to_keep, keep_numbers
 from thunder.transforms.partition import gathers_saved, partition, saved_collections
 from thunder.transforms.recompute import recompute, recomputes
 from thunder.transforms.reinplace import reinplace
@@ -230,6 +231,9 @@ PASSES = PassList((
     Pass("Reuse Memory", lambda trace, lowering: reuse_memory(trace, _owns(lowering)), needs=RUNS,
          when=lambda trace, lowering: has_memory_to_reuse(trace, _owns(lowering)),
          meaning="write results over inputs that die"),
+    Pass("Kept Numbers", lambda trace, _: keep_numbers(trace), needs=RUNS,
+         when=lambda trace, _: has_numbers_to_keep(trace),
+         meaning="make tensors once of the numbers that kernels on the CPU would convert in each call"),
 ))  # fmt: skip
 
 

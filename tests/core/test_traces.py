@@ -249,7 +249,7 @@ def test_golden_text_of_a_small_program():
     assert (
         without_time(str(traced(program, X, X)[-1]))
         == """\
-# Constructed by Delete Last Used (took 0 milliseconds)
+# Constructed by Kept Numbers (took 0 milliseconds)
 import torch
 from thunder.executors.torchex import no_autocast
 
@@ -258,7 +258,7 @@ from thunder.executors.torchex import no_autocast
 def computation(x, y):
   # x: "cpu f32[2, 3]"
   # y: "cpu f32[2, 3]"
-  scaled = torch.mul(x, 2)  # scaled: "cpu f32[2, 3]"
+  scaled = torch.mul(x, float32_2)  # scaled: "cpu f32[2, 3]"
     # scaled = ltorch.mul(x, 2)  # scaled: "cpu f32[2, 3]"
       # scaled = prims.mul(x, 2)  # scaled: "cpu f32[2, 3]"
   del x

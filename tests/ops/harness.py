@@ -22,8 +22,11 @@ def maker(dtype: torch.dtype, seed: int = 0):
             return torch.rand(shape, generator=generator) > 0.5
         if not dtype.is_floating_point and not dtype.is_complex:
             return torch.randint(int(low), max(int(high), int(low) + 1), shape, generator=generator, dtype=dtype)
-        made = torch.rand(shape, generator=generator, dtype=torch.float64) * (high - low) + low
-        return made.to(dtype)
+
+        def numbers():
+            return torch.rand(shape, generator=generator, dtype=torch.float64) * (high - low) + low
+
+        return (torch.complex(numbers(), numbers()) if dtype.is_complex else numbers()).to(dtype)
 
     return make
 

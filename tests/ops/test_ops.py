@@ -167,10 +167,11 @@ def connected(program):
 @pytest.mark.parametrize(
     "name", [n for n in DIFFERENTIATED if LTORCH[n].grad_rule is not None and OpTags.RANDOM_OP not in LTORCH[n].tags]
 )
-def test_rules_agree_with_difference_quotients(name):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_rules_agree_with_difference_quotients(name, dtype):
     """One sample each, where PyTorch's own derivative does: not at a jump, or where a subgradient is chosen."""
-    for case in gradient_cases(name, (torch.float64,)):
-        double = case.which == "all" and all(x.dtype is torch.float64 for x in case.wanted)
+    for case in gradient_cases(name, (dtype,)):
+        double = case.which == "all" and all(x.dtype is dtype for x in case.wanted)
         if double and torch.autograd.gradcheck(
             connected(case.program), case.leaves, fast_mode=True, raise_exception=False, check_undefined_grad=False
         ):
@@ -183,7 +184,7 @@ def test_rules_agree_with_difference_quotients(name):
 # operations that call a little more than eager does, and why
 MORE_CALLS = {
     "clamp": "a zero that where makes a tensor of", "clip": "as clamp", "resolve_neg": "a result that is its "
-        "argument is a view of it",
+        "argument is a view of it", "resolve_conj": "as resolve_neg",
     "copysign": "zeros for the sign, which eager makes of the whole shape at once", "getitem": "a 0-dim index is "
         "read by eager, which waits for it",
     "matmul": "the rows of the left side, which eager saved folded", "setitem": "the functional form copies",

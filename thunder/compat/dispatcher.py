@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -27,18 +28,25 @@ def operators(name: str, *overloads: str) -> tuple:
 
 @functools.cache
 def kernel(name: str, overload: str = "default") -> Callable:
-    """`torch.ops.aten.<name>.<overload>`; where this PyTorch has none, a function that raises MissingName."""
+    """The kernel `torch.ops.aten.<name>.<overload>`: the function of torch that is nothing else, where there is one,
+    which takes half of the time to call. Where this PyTorch has none, a function that raises MissingName."""
     row = KERNELS.get(name)
     assert row is not None or not name.startswith("_"), f"{name} is private and has no row in thunder/compat/names.py"
     found = getattr(getattr(torch.ops.aten, name, None), overload, None)
     if found is not None:
-        return found
+        # which takes no None among tensors
+        binding = getattr(torch, name, None) if overload == "default" and not _takes_gaps(found) else None
+        return binding if isinstance(binding, types.BuiltinFunctionType) else found
     row = row or Private(name, f"torch.ops.aten.{name}.{overload}", "programs that call it", "these programs raise")
 
     def lacking(*args, **kwargs):
         return row.value()
 
     return lacking
+
+
+def _takes_gaps(overload: Callable) -> bool:
+    return any(str(a.type) == "List[Optional[Tensor]]" for a in overload._schema.arguments)
 
 
 @functools.cache

@@ -287,6 +287,7 @@ PRIVATE: Sequence[Private] = (
     *(_aten(name, "batch norm in training") for name in ("_native_batch_norm_legit",
         "_native_batch_norm_legit_functional")),
     _aten("_index_put_impl_", "derivatives of indexing"),
+    *(_aten(f"_embedding_bag{name}", "embedding_bag") for name in ("", "_backward")),
     *(_aten(f"_adaptive_avg_pool{rank}d_backward", "derivatives of adaptive_avg_pool") for rank in (2, 3)),
     *(_aten(f"_linalg_{name}", "torch.linalg") for name in ("eigh", "svd", "solve_ex", "check_errors")),
     _aten("_pdist_backward", "the derivative of pdist"),

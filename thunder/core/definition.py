@@ -57,8 +57,11 @@ class Definition:
     """(*args, **kwargs): whether the results do not require grad, whatever the arguments do."""
     differentiate_decomposition: bool | Callable[..., bool] = False
     """PyTorch composes it of the same operations, so that these are differentiated; or a function of the arguments."""
-    complex_derivative: bool | Callable[..., bool] = False
-    """Its rule holds for complex operands; or a function of the arguments. PyTorch's derivative is taken otherwise."""
+    complex_derivative: Literal["holomorphic", "as written", "PyTorch's"] = "holomorphic"
+    """What its rule is for complex operands: that of a holomorphic function, so that what multiplies a cotangent is
+    conjugated; right as it is written; or not right, so that PyTorch's derivative is taken."""
+    conjugates: bool = False
+    """A kernel of derivatives that conjugates the complex numbers which it multiplies cotangents by."""
     functional_derivative: Callable | None = None
     """The rule in its place where a second derivative may follow."""
     exact_derivative: bool = True
@@ -129,6 +132,8 @@ class Definition:
     """(*args): a product of half precision with its result in float32, in which it is added up."""
     takes_rows_apart: bool = False
     """Reads rows that are apart as fast as others; a result that is no product may have its operand's memory."""
+    converts_numbers: tuple[int, ...] = ()
+    """Places of operands: of numbers there its kernel on the CPU makes tensors of its type in each call."""
     accumulates: bool = False
     """Adds to its first operand: in place where that dies, as PyTorch's autograd does."""
 

@@ -6,6 +6,7 @@ Formulas are those of PyTorch's autograd, so that a compiled backward computes w
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Callable
 
 import torch
@@ -56,15 +57,11 @@ def kernel(name: str, overload: str, meta: Callable, tags: tuple[OpTags, ...] = 
     `meta`. public: what the operation is called that programs get which call the kernel by its name."""
     if public:
         return torch_prim(compat.kernel(name, overload), *compat.operators(name), name=public, tags=tags)(meta)
-    return Symbol(
-        overload,
-        meta,
-        id=f"aten.{name}.{overload}",
-        module=f"torch.ops.aten.{name}",
-        is_prim=True,
-        tags=tags,
-        fn=getattr(getattr(aten, name), overload),
-    )
+    fn = compat.kernel(name, overload)
+    printed = (name, "torch") if isinstance(fn, types.BuiltinFunctionType) else (overload, f"torch.ops.aten.{name}")
+    symbol = Symbol(printed[0], meta, id=f"aten.{name}.{overload}", module=printed[1], is_prim=True, tags=tags, fn=fn)
+    symbol.conjugates = name.endswith("_backward")
+    return symbol
 
 
 def gradient_of_first(symbol: Symbol, gradient: Callable) -> None:

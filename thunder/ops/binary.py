@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 import operator as python_operator
 from collections.abc import Callable
@@ -173,10 +174,22 @@ def _pow_left(g, y, a, b):
 def _pow_right(g, y, a, b):
     """g * y * log(a); 0 where 0 is raised to a power that is not negative."""
     if type(a) is TensorProxy:
-        slope = g * (y * op("log")(a))
-        return op("where")(LTORCH["logical_and"](LTORCH["eq"](a, 0), LTORCH["ge"](b, 0)), 0.0, slope)
-    slope = g * (y * (math.log(a) if a > 0 else -math.inf if a == 0 else math.nan))
-    return op("where")(LTORCH["ge"](b, 0), 0.0, slope) if a == 0 else slope
+        slope = g * (y * op("log")(convert(a, y.dtype)))
+        return op("where")(LTORCH["logical_and"](LTORCH["eq"](a, 0), _not_negative(b)), 0.0, slope)
+    slope = g * (y * _log(a, y.dtype.category == dtypes.COMPLEX))
+    return op("where")(_not_negative(b), 0.0, slope) if a == 0 else slope
+
+
+def _not_negative(b):
+    if b.dtype.category < dtypes.COMPLEX:
+        return LTORCH["ge"](b, 0)
+    return LTORCH["logical_and"](LTORCH["eq"](LTORCH["imag"](b), 0), LTORCH["ge"](LTORCH["real"](b), 0))
+
+
+def _log(a, of_complex: bool):
+    if a == 0:
+        return -math.inf
+    return cmath.log(a) if of_complex else math.log(a) if a > 0 else math.nan
 
 
 def _copysign_left(g, y, a, b):
@@ -476,6 +489,14 @@ def _divides_integers(operation) -> bool:
 
 declare(*(LTORCH[name] for name in ("div", "divide", "remainder", "fmod")), checks_data=_divides_integers)
 declare(*(PRIMS[name] for name in ("remainder", "fmod")), checks_data=_divides_integers)
+declare(
+    *(LTORCH[name] for name in (
+        "add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide", "floor_divide", "fmod",
+        "remainder", "copysign", "xlogy", "eq", "ne", "not_equal", "lt", "less", "le", "less_equal", "gt", "greater",
+        "ge", "greater_equal",
+    )),
+    converts_numbers=(1,),  # not pow, which computes the powers of some numbers otherwise
+)  # fmt: skip
 # Inductor's results differ, for infinities and below float32
 declare(*(table[name] for name in ("floor_divide", "nextafter") for table in (LTORCH, PRIMS)), inductor_loops=False)
 LTORCH["rsub"].layout = "own"  # its second operand decides first

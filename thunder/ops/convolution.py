@@ -9,7 +9,7 @@ from thunder.core.proxies import TensorProxy, element_count, like, number_value
 from thunder.core.symbol import OpTags, Symbol, current_recorder
 from thunder.ops import backward
 from thunder.ops import shape_prims as prims
-from thunder.ops.define import LTORCH, alias, composite, prim
+from thunder.ops.define import LTORCH, alias, composite, declare, prim
 from thunder.ops.dims import pair
 from thunder.ops.promotion import same_device
 from thunder.ops.shape import squeeze, unsqueeze
@@ -353,6 +353,7 @@ for _rank, _plain, _transposed in (
     (3, conv3d, conv_transpose3d),
 ):
     _conv_rule(_plain, _rank)
+    declare(_plain, _transposed, complex_derivative="PyTorch's")  # which composes it of convolutions of real numbers
     _conv_transpose_rule(_transposed, _rank)
 
 

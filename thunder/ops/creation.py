@@ -16,6 +16,7 @@ from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
 from thunder.core.unbacked import as_size, fresh_size
 from thunder.errors import DataDependentError
 from thunder.ops import opaque
+from thunder.ops.backward import sum_to
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.promotion import broadcast_shapes, default_dtype, is_number, number_dtype, same_device
@@ -470,6 +471,12 @@ def _complex_meta(real, imag):
 @torch_prim(torch.complex)
 def complex(real, imag):
     return _complex_meta(real, imag)
+
+
+@complex.vjp
+def _(real, imag):
+    g = yield complex(real, imag)
+    return sum_to(LTORCH["real"](g), real.shape), sum_to(LTORCH["imag"](g), imag.shape)
 
 
 @torch_prim(torch.polar, autocast="cpu:float32")

@@ -17,7 +17,7 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import gradient_of_first, op
 from thunder.ops.corners import is_differentiated
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, PRIMS, alias, composite, prim
+from thunder.ops.define import LTORCH, PRIMS, alias, composite, declare, prim
 from thunder.ops.promotion import Promotion
 from thunder.ops.shape_prims import broadcast_in_dim
 from thunder.ops.torch_types import named_results
@@ -130,7 +130,7 @@ UNARY = {
     "sqrt": _FLOAT | {"domain": (0.0, 4.0)},
     "sgn": {}, "sign": {}, "square": {"promotes": Promotion.BOOL_TO_INT, "autocast": "cuda:float32"},
 }  # fmt: skip
-# derivatives of the rows, as (cotangent g, result y, argument x) -> cotangent of x; real types
+# derivatives of the rows, as (cotangent g, result y, argument x) -> cotangent of x
 VJP: dict[str, Callable] = {
     "abs": lambda g, y, x: g * op("sgn")(x),
     "absolute": lambda g, y, x: g * op("sgn")(x),
@@ -162,7 +162,7 @@ VJP: dict[str, Callable] = {
     "erf": lambda g, y, x: 2.0 / math.sqrt(math.pi) * op("exp")(-(x * x)) * g,
     "erfc": lambda g, y, x: -2.0 / math.sqrt(math.pi) * op("exp")(-(x * x)) * g,
     "erfinv": lambda g, y, x: 0.5 * math.sqrt(math.pi) * op("exp")(op("pow")(op("erfinv")(x), 2)) * g,
-    "conj_physical": lambda g, y, x: g,
+    "conj_physical": lambda g, y, x: op("conj_physical")(g),
     "i0": lambda g, y, x: g * op("special_i1")(x),
     "sgn": lambda g, y, x: op("zeros_like")(g),
     "sinc": lambda g, y, x: g * _sinc_slope(x),
@@ -242,6 +242,8 @@ def _no_complex_in_place(a):
         raise RuntimeError("In-place abs is not supported for complex tensors.")
 
 
+declare(*(LTORCH[n] for n in ("abs", "absolute", "conj_physical")), complex_derivative="as written")
+LTORCH["sgn"].complex_derivative = "PyTorch's"
 LTORCH["positive"].typed_by(_positive)
 LTORCH["conj_physical"].typed_by(lambda a: a if a.dtype.category < 3 else like(a))
 LTORCH["abs"].check_in_place = LTORCH["absolute"].check_in_place = _no_complex_in_place
@@ -302,6 +304,24 @@ def imag(a):
 @composite(torch.conj, torch.Tensor.conj, meta=lambda a: a if a.dtype.category < 3 else like(a), tags=(OpTags.VIEW,))
 def conj(a):
     return a if a.dtype.category < 3 else PRIMS["conj_physical"](a)
+
+
+@real.vjp
+def _(a):
+    g = yield real(a)
+    return (g,)
+
+
+@imag.vjp
+def _(a):
+    g = yield imag(a)
+    return (op("complex")(op("zeros_like")(g), g),)
+
+
+@conj.vjp
+def _(a):
+    g = yield conj(a)
+    return (conj(g),)
 
 
 @prim(torch.frexp)

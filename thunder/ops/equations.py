@@ -102,12 +102,11 @@ def _factorizes_transposed(kind: str) -> bool:
 
 
 def _run_solve_transposed(A, LU, pivots, B, left):
-    return torch.linalg.lu_solve(
-        LU, pivots, B, left=left, adjoint=not (A.is_contiguous() and _factorizes_transposed(A.device.type))
-    )
+    transposed = A.is_contiguous() and not A.is_complex() and _factorizes_transposed(A.device.type)
+    return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=not transposed)
 
 
-# A' X = B, with the factors that solve_with_factors found
+# A' X = B, with the factors that solve_with_factors found; of complex numbers A' is the adjoint
 solve_transposed = Symbol(
     "solve_transposed",
     lambda A, LU, pivots, B, left: like(B),
@@ -115,6 +114,7 @@ solve_transposed = Symbol(
     is_prim=True,
     fn=_run_solve_transposed,
 )
+solve_transposed.conjugates = True
 
 
 def _solved(g, A, B, x, left, transposed) -> tuple:
@@ -377,6 +377,7 @@ def lobpcg(
 
 # PyTorch composes these of the same operations
 declare(pinverse, tensorinv, tensorsolve, differentiate_decomposition=True)
+pinv.complex_derivative = "PyTorch's"  # it reads conjugates
 # a rule that is PyTorch's formula in another order; `tests/test_numerics_options.py` asks it of every operation
 declare(pinv, pinverse, exact_derivative=False)
 declare(

@@ -466,7 +466,6 @@ def ormqr(a, tau, other, left=True, transpose=False):
 
 
 # PyTorch's derivative, which gives None where there are no reflectors
-householder_product.complex_derivative = ormqr.complex_derivative = True
 
 
 def _empty(*tensors) -> bool:
@@ -491,6 +490,12 @@ def _(a, tau, other, left=True, transpose=False):
 
 # PyTorch composes these of the same operations
 declare(old_svd, old_qr, differentiate_decomposition=True)
+# of complex matrices they choose phases, or read conjugates
+declare(
+    *(LTORCH[f"linalg_{name}"] for name in ("cholesky", "cholesky_ex", "eigh", "eigvalsh", "svd", "svdvals", "qr")),
+    old_cholesky, cholesky_inverse, cholesky_solve, old_svd, old_qr,
+    complex_derivative="PyTorch's",
+)  # fmt: skip
 # rules that are PyTorch's formulas in another order; `tests/test_numerics_options.py` asks it of every operation
 declare(LTORCH["linalg_svd"], old_svd, exact_derivative=False)
 # MAGMA and cuSOLVER are told sizes and tell errors on the host

@@ -205,6 +205,7 @@ def ldl_solve(LD, pivots, B, *, hermitian=False):
 
 # PyTorch composes these of the same operations
 declare(old_lu, old_lu_solve, differentiate_decomposition=True)
+linalg_lu_solve.complex_derivative = "PyTorch's"  # the adjoint of complex factors is conjugated already
 declare(
     *(LTORCH[f"linalg_{name}"] for name in (
         "ldl_factor", "ldl_factor_ex", "lu_factor_ex", "lu_factor", "lu", "lu_solve", "ldl_solve",

@@ -121,7 +121,6 @@ def matrix_rank(A, tol=None, hermitian=False, *, atol=None, rtol=None):
 
 # PyTorch composes these of the same operations
 declare(matrix_norm, linalg_norm, nuclear_norm, frobenius_norm, norm_except_dim, cond, differentiate_decomposition=True)
-linalg_norm.complex_derivative = lambda A, ord=None, *args, **kwargs: ord == 0  # which counts
 declare(matrix_norm, linalg_norm, cond, matrix_rank, synchronises=True)
 # PyTorch composes it of others, which autocast casts
 casts_inside(*frobenius_norm.torch_functions, *norm_except_dim.torch_functions)

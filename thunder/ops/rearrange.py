@@ -145,6 +145,18 @@ def view_as_complex(a):
     return like(a, a.shape[:-1], complex_of(a.dtype))
 
 
+@view_as_real.vjp
+def _(a):
+    g = yield view_as_real(a)
+    return (view_as_complex(LTORCH["contiguous"](g)),)
+
+
+@view_as_complex.vjp
+def _(a):
+    g = yield view_as_complex(a)
+    return (view_as_real(LTORCH["resolve_conj"](LTORCH["contiguous"](g))),)
+
+
 @torch_prim(torch.as_strided, torch.Tensor.as_strided, tags=VIEW)
 def as_strided(a, size, stride, storage_offset=None):
     if len(size) != len(stride):

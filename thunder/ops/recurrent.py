@@ -7,10 +7,11 @@ from collections.abc import Callable
 import torch
 
 from thunder import compat
-from thunder.core.proxies import TensorProxy, like
+from thunder.core.dtypes import float32
+from thunder.core.proxies import AnyProxy, TensorProxy, has_numbers, like
 from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user_location
 from thunder.errors import CaptureError
-from thunder.ops import autocast, backward, opaque
+from thunder.ops import autocast, backward, opaque, pytorch_derivative
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import to_float
@@ -236,6 +237,84 @@ def _net(name: str) -> None:
         return (random if train and dropout > 0.0 else plain)(*args, **kwargs)
 
     padded.torch_functions = packed.torch_functions = (function,)
+    if name == "lstm":
+        padded.vjp(_lstm_by_layers)
+        padded.functional_derivative = lambda *args: pytorch_derivative.derivative_of(padded, True)(*args)
+
+
+# --- the derivative of an LSTM on the CPU: oneDNN's kernels, which are what PyTorch computes it of there
+
+
+def _layer_meta(x, w_ih, w_hh, b_ih, b_hh, hidden, cell, *options):
+    return like(x, (*x.shape[:2], hidden.shape[1])), like(hidden), like(cell), AnyProxy("")
+
+
+def _run_layer(*args):
+    """The kernel keeps what its backward reads in grad mode only."""
+    with torch.enable_grad():
+        return torch.mkldnn_rnn_layer(*[x.detach() for x in args[:7]], *args[7:])
+
+
+rnn_layer = Symbol("rnn_layer", _layer_meta, id="rnn_layer", is_prim=True, tags=(OpTags.MATMUL_OP,), fn=_run_layer)
+rnn_layer_backward = backward.kernel(
+    "mkldnn_rnn_layer_backward", "default", lambda *args: tuple(map(like, args[:7])), tags=(OpTags.MATMUL_OP,)
+)
+rnn_layer_backward.accepts_missing_cotangents = True
+_LSTM = 2  # oneDNN's number for it
+
+
+def _has_layers(x, params: tuple, each: int) -> bool:
+    """Whether PyTorch computes an LSTM by oneDNN's kernels (ATen/native/RNN.cpp)."""
+    tensors = x, *params
+    return (
+        torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled
+        and all(t.device.type == "cpu" and t.dtype is float32 and not has_numbers(t.shape) for t in tensors)
+        and 0 not in x.shape
+        and each in (2, 4)
+    )
+
+
+def _lstm_by_layers(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
+    directions, each = 2 if bidirectional else 1, len(params) // (num_layers * (2 if bidirectional else 1))
+    if not train or not _has_layers(x, (*hx, *params), each):
+        return NotImplemented
+    size = hx[0].shape[2]
+    y = _op("contiguous", _op("transpose", x, 0, 1) if batch_first else x)
+    done = []
+    for layer in range(num_layers):
+        outputs = []
+        for k in range(layer * directions, (layer + 1) * directions):
+            weights = params[each * k : each * (k + 1)]
+            if not has_biases:
+                weights = [*weights, *(_op("zeros", w.shape, dtype=w.dtype, device=w.device) for w in weights)]
+            given = y, *weights, *(_op("select", s, 0, k) for s in hx)
+            reverse = k % directions > 0
+            options = _LSTM, size, num_layers, has_biases
+            out, h, c, scratch = rnn_layer(*given, reverse, [], *options, bidirectional, batch_first, train)
+            outputs.append(out)
+            done.append(((*given, out, h, c), (reverse, *options, train, bidirectional, [], batch_first, scratch)))
+        y = _op("cat", outputs, -1) if bidirectional else outputs[0]
+    states = [_op("stack", [kept[i] for kept, _ in done]) for i in (8, 9)]
+    g, *of_states = yield _op("transpose", y, 0, 1) if batch_first else y, *states
+    found = _layers_backward(_op("transpose", g, 0, 1) if batch_first else g, of_states, done, directions, size)
+    g = found[0][0] + found[1][0] if bidirectional else found[0][0]
+    of_params = [f for made in found for f in made[1 : 1 + each]]
+    of_hx = tuple(_op("stack", [made[i] for made in found]) if s.requires_grad else None for i, s in zip((5, 6), hx))
+    return _op("transpose", g, 0, 1) if batch_first else g, of_hx, of_params
+
+
+def _layers_backward(g, of_states: list, done: list, directions: int, size: int) -> list:
+    """What the backward kernel gives for each layer and direction. done: what it reads, without cotangents."""
+    found: list = [None] * len(done)
+    for first in reversed(range(0, len(done), directions)):
+        parts = _op("split", g, size, -1) if directions > 1 else (g,)
+        for k, part in enumerate(parts, first):
+            kept, options = done[k]
+            found[k] = rnn_layer_backward(*kept, part, *(_op("select", s, 0, k) for s in of_states), *options)
+        if first:
+            g = found[first][0] + found[first + 1][0] if directions > 1 else found[first][0]
+    return found
 
 
 def _packed_under_autocast(name: str, function: Callable, step: Callable, packed_meta: Callable) -> Symbol:

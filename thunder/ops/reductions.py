@@ -444,3 +444,4 @@ def _(a, dim, keepdim=False):
 
 # PyTorch composes it of the same operations
 declare(nanmean, differentiate_decomposition=True)
+declare(var, std, var_mean, std_mean, complex_derivative="as written")

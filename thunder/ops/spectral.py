@@ -13,7 +13,7 @@ from thunder import compat
 from thunder.core.dtypes import complex_of, real_of
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops.backward import aten, kernel
+from thunder.ops.backward import kernel
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, composite, torch_prim
 from thunder.ops.dims import wrap_dim
@@ -30,23 +30,16 @@ def _replaced(shape: tuple, dims, sizes) -> tuple:
     return tuple(out)
 
 
-def _run_resized(a, dims: tuple, sizes: tuple):
-    pads = [0] * (2 * a.dim())
+def resized(a, dims: tuple, sizes: tuple):
+    """With other sizes of some dimensions: cut at their end, or followed by zeros."""
+    pads = [0] * (2 * len(a.shape))
     for d, n in zip(dims, sizes, strict=True):
         if n < a.shape[d]:
-            a = a.narrow(d, 0, n)
-        pads[2 * (a.dim() - 1 - d) + 1] = n - a.shape[d]
-    return aten.constant_pad_nd(a, pads) if any(pads) else a
+            a = LTORCH["narrow"](a, d, 0, n)
+        pads[2 * (len(a.shape) - 1 - d) + 1] = n - a.shape[d]
+    return LTORCH["pad"](a, pads) if any(pads) else a
 
 
-# the sizes of some dimensions, cut at their end or followed by zeros
-resized = Symbol(
-    "fft_resized",
-    lambda a, dims, sizes: like(a, _replaced(a.shape, dims, sizes)),
-    id="fft_resized",
-    is_prim=True,
-    fn=_run_resized,
-)
 conjugate = kernel("_conj", "default", lambda a: like(a), tags=(OpTags.VIEW,))
 c2c = kernel("_fft_c2c", "default", lambda a, dims, scale, forward: like(a))
 
@@ -63,12 +56,6 @@ c2r = kernel(
     "default",
     lambda a, dims, scale, last: like(a, _replaced(a.shape, dims[-1:], (last,)), real_of(a.dtype)),
 )
-
-
-@resized.vjp
-def _(a, dims, sizes):
-    g = yield resized(a, dims, sizes)
-    return (resized(g, dims, tuple(a.shape[d] for d in dims)),)
 
 
 @conjugate.vjp
@@ -234,7 +221,7 @@ def _transform(row: Row) -> Symbol:
         autocast=None if row.name in UNLISTED else "cpu:float32",
     )
     symbol = define(signature(row.decomposition))
-    symbol.differentiate_decomposition = symbol.complex_derivative = True
+    symbol.differentiate_decomposition = True
 
     return symbol
 
@@ -340,7 +327,7 @@ def stft(
     return y if return_complex is not False else LTORCH["view_as_real"](y)
 
 
-stft.differentiate_decomposition = stft.complex_derivative = True
+stft.differentiate_decomposition = True
 
 
 @torch_prim(torch.istft, torch.Tensor.istft)

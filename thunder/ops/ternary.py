@@ -326,4 +326,5 @@ def logit(a, eps=None):
     return LTORCH["log"](x / (1.0 - x))
 
 
+where.converts_numbers = (1, 2)
 LTORCH["masked_fill"].layout = "row-major"  # a copy is filled

@@ -308,6 +308,10 @@ def _torch_constant(name: str) -> Any:
     return found if type(found) in _OF_TORCH else MISSING
 
 
+def _a_number(number: float, kind: str) -> torch.Tensor:
+    return torch.tensor(number, dtype=_torch_constant(kind.removeprefix("torch.")))
+
+
 def _a_class(module: str, path: str) -> Any:
     found = find_named(module, path)
     return found if isinstance(found, type) else MISSING
@@ -374,5 +378,5 @@ _MAKERS: dict[str, Callable] = {
     "range": range, "device": torch.device, "torch": _torch_constant, "module": _a_module, "class": _a_class,
     "function": _a_function, "builtin": _a_builtin, "builtin of": _of_builtin, "descriptor": _a_descriptor,
     "logger": lambda name: logging.root.manager.loggerDict.get(name, MISSING), "enum": _a_member, "dict": _a_dict,
-    "partial": _a_partial, "cached": lambda number, wrapped: _cache_of(wrapped),
+    "partial": _a_partial, "cached": lambda number, wrapped: _cache_of(wrapped), "number": _a_number,
 }  # fmt: skip

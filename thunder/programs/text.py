@@ -52,7 +52,7 @@ def written_text(trace: Trace) -> dict:
 
 def written_object(x: Any) -> Any:
     """An object that a computation names, as another process finds it. Raises Unspeakable."""
-    said = Describer()(x)
+    said = ["number", x.item(), str(x.dtype)] if _is_number(x) else Describer()(x)
     found = named(said)
     if not (found is x or type(found) is type(x) and found == x):
         kind = "the function" if callable(x) else "an object"
@@ -148,7 +148,12 @@ def _may_be_named(x: Any) -> bool:
     if isinstance(x, (types.FunctionType, types.BuiltinFunctionType)):
         return (x.__module__ or "").startswith(_OPERATIONS) or _is_operation(x)
     plain = (int, float, bool, str, complex, bytes, tuple, slice, torch.device, torch.Size, type(None))
-    return type(x) in plain or isinstance(x, _CONSTANTS)
+    return type(x) in plain or isinstance(x, _CONSTANTS) or _is_number(x)
+
+
+def _is_number(x: Any) -> bool:
+    """Whether it is one of `transforms/kept_numbers.py`."""
+    return type(x) is torch.Tensor and not x.dim() and x.device.type == "cpu" and math.isfinite(x.item())
 
 
 def _may_be_private(owner: Any, name: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 from thunder._lazy import names_from
 from thunder.analysis.flow import producers
+from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, same_shape
 from thunder.core.symbol import BoundSymbol, Context, Recorder, recording
 from thunder.core.trace import Trace, TraceTag, timed_pass
@@ -153,8 +154,10 @@ def grad_transform_on_trace(trace: Trace, /, *args, **kwargs) -> Trace:
 
 
 def _cast(gradient, value: TensorProxy):
-    """A gradient in its value's own dtype."""
+    """A gradient in its value's own dtype: of a real value, the real part."""
     if isinstance(gradient, TensorProxy) and gradient.dtype is not value.dtype:
+        if gradient.dtype.category == COMPLEX and value.dtype.category < COMPLEX:
+            gradient = LTORCH["real"](gradient)
         return LTORCH["to"](gradient, dtype=value.dtype)
     return gradient
 

@@ -13,6 +13,10 @@ After the positional arguments' cotangents may come those of keyword arguments, 
 NotImplemented before it yields leaves the operation to PyTorch's derivative. A rule is run once, with a placeholder for
 the cotangent; the operations it writes are sorted into those the result needs (forward) and the rest (backward).
 `get_grad` and `put_grads` are the same thing for rules written as plain functions.
+
+Rules are written for real numbers: `g * y` for y = exp(x). The gradient of a holomorphic function multiplies the
+cotangent by the conjugate of its derivative, so that complex numbers get `g * conj(y)`: what a rule multiplies its
+cotangents by is conjugated. `Definition.complex_derivative` names the others.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from thunder.core.dtypes import COMPLEX
-from thunder.core.proxies import TensorProxy, leaves, like, map_structure, proxies_in
+from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder, recording
 from thunder.errors import DataDependentError, MissingImplementationError
 from thunder.ops import LTORCH, pytorch_derivative
@@ -117,18 +121,23 @@ def _put(operation: BoundSymbol, argument, gradient) -> None:
         put_grad(argument, gradient)
 
 
-def differentiate(operation: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
+def differentiate(
+    operation: BoundSymbol, rule: Callable, is_generator: bool, conjugates: bool = False
+) -> Derivative | None:
     """Runs the rule of an operation; None where it returns NotImplemented in the place of yielding a result.
+    conjugates: it is one for real numbers, of a holomorphic function of complex ones.
 
     Raises MissingImplementationError where it returns another number of values than the operation has.
     """
     with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
         result = _run_generator(rule, operation) if is_generator else rule(*operation.args, **operation.kwargs)
-    if result is NotImplemented:
-        return None
-    marks = (get_grad_symbol, put_grad_symbol)
-    operations = [b for b in recorder.bound_symbols if b.sym not in marks]
-    gets = [(b.args[0], b.output) for b in recorder.bound_symbols if b.sym is get_grad_symbol]
+        if result is NotImplemented:
+            return None
+        marks = (get_grad_symbol, put_grad_symbol)
+        operations = [b for b in recorder.bound_symbols if b.sym not in marks]
+        gets = [(b.args[0], b.output) for b in recorder.bound_symbols if b.sym is get_grad_symbol]
+        if conjugates:
+            operations = _conjugated(operations, {g for _, g in gets}, recorder)
     puts = [b.args for b in recorder.bound_symbols if b.sym is put_grad_symbol]
     try:
         adopted, aliases = adopt(operations, result, operation.output)
@@ -156,6 +165,32 @@ def differentiate(operation: BoundSymbol, rule: Callable, is_generator: bool) ->
             puts.append((new, gets[-1][1]))
     _check_puts(operation, puts, gets)
     return _sorted(operation, adopted, gets, puts)
+
+
+def _conjugated(operations: list[BoundSymbol], flowing: set, recorder: Recorder) -> list[BoundSymbol]:
+    """A rule's operations where each that reads a cotangent, or what was computed of one, reads the conjugates of its
+    other operands. flowing: the cotangents, to which what is computed of them is added."""
+    conjugates: dict[Proxy, Proxy] = {}
+    found: list[BoundSymbol] = []
+    for b in operations:
+        flows = not flowing.isdisjoint(b.inputs)
+        if flows and not b.sym.conjugates:
+            for value in b.inputs:
+                if value not in flowing and value not in conjugates and _is_complex(value):
+                    conjugates[value] = LTORCH["conj"](value)
+                    found.append(recorder.bound_symbols[-1])
+            b = b.swap(conjugates)
+            if any(type(x) is complex for x in leaves((b.args, b.kwargs))):
+                args, kwargs = map_structure(_conjugate, b.args), map_structure(_conjugate, b.kwargs)
+                b = b.replace(args=args, kwargs=kwargs)
+        if flows:
+            flowing.update(b.outputs)
+        found.append(b)
+    return found
+
+
+def _conjugate(x):
+    return x.conjugate() if type(x) is complex else x
 
 
 def _check_puts(operation: BoundSymbol, puts: list, gets: list) -> None:
@@ -209,21 +244,29 @@ def _rule_for(operation: BoundSymbol, executors: Sequence) -> tuple[Callable, bo
         if found is not None or operation.sym.executor is executor:
             break
     if operation.sym.grad_rule is None or (
-        operation.sym.torch_functions and (_complex(operation) or _wants_by_keyword(operation))
+        operation.sym.torch_functions and (_is_for_reals(operation) or _wants_by_keyword(operation))
     ):
         return None
     return operation.sym.grad_rule, True
 
 
-def _complex(operation: BoundSymbol) -> bool:
-    """The rules beside the operations are those of real types: PyTorch differentiates what is complex, but for moves of
-    data and what says that its rule holds."""
-    holds = operation.sym.complex_derivative
-    if OpTags.SHAPE_OP in operation.sym.tags or holds is True or (holds and holds(*operation.args, **operation.kwargs)):
-        return False
-    return any(
-        isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*operation.inputs, *operation.outputs)
-    )
+def _is_for_reals(operation: BoundSymbol) -> bool:
+    """Whether neither the rule nor the decomposition holds for the complex numbers that an operation is about."""
+    return operation.sym.complex_derivative == "PyTorch's" and _has_complex(operation)
+
+
+def _conjugates(operation: BoundSymbol) -> bool:
+    """Whether the rule beside an operation is one of a holomorphic function of complex numbers."""
+    symbol = operation.sym
+    return bool(symbol.torch_functions) and symbol.complex_derivative == "holomorphic" and _has_complex(operation)
+
+
+def _is_complex(value) -> bool:
+    return isinstance(value, TensorProxy) and value.dtype.category == COMPLEX
+
+
+def _has_complex(operation: BoundSymbol) -> bool:
+    return any(map(_is_complex, (*operation.inputs, *operation.outputs)))
 
 
 def _wants_by_keyword(operation: BoundSymbol) -> bool:
@@ -234,10 +277,13 @@ def _wants_by_keyword(operation: BoundSymbol) -> bool:
 
 
 def _by_parts(operation: BoundSymbol) -> bool:
-    """Whether the decomposition is what PyTorch composes the operation of, so that its parts are differentiated.
-    Complex numbers take PyTorch's derivative."""
+    """Whether the decomposition is what PyTorch composes the operation of, so that its parts are differentiated."""
     wanted = operation.sym.differentiate_decomposition
-    return bool(wanted) and not _complex(operation) and (wanted is True or wanted(*operation.args, **operation.kwargs))
+    return (
+        bool(wanted)
+        and not _is_for_reals(operation)
+        and (wanted is True or wanted(*operation.args, **operation.kwargs))
+    )
 
 
 def _fused(operation: BoundSymbol, executors: Sequence) -> bool:
@@ -245,7 +291,7 @@ def _fused(operation: BoundSymbol, executors: Sequence) -> bool:
     recomputed is chosen among them."""
     return (
         operation.sym.decomposition is not None
-        and not _complex(operation)
+        and not _has_complex(operation)
         and any(executor.can_fuse(operation) for executor in executors)
     )
 
@@ -293,7 +339,7 @@ def _differentiated(operation: BoundSymbol, rule: Callable, is_generator: bool) 
     """`differentiate`; None as well where the rule would have to decide by a data-dependent size, which PyTorch's
     own derivative does when it runs."""
     try:
-        return differentiate(operation, rule, is_generator)
+        return differentiate(operation, rule, is_generator, is_generator and _conjugates(operation))
     except DataDependentError:
         return None
 
