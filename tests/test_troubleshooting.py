@@ -50,6 +50,7 @@ QUESTIONS = {
     "keys": "other-containers", "elements": "other-containers", "content": "other-containers",
     "holds": "other-containers",
     "overrides": "replaced-parameters", "present": "come-or-gone", "same": "shared-memory", "shared": "shared-memory",
+    "history": "shared-memory", "views": "shared-memory",
     "metadata": "other-kinds-of-tensor", "hooks": "hooks", "tensor_hooks": "hooks",
 }  # fmt: skip
 

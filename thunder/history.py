@@ -28,7 +28,7 @@ REASONS = (
     ("other-code", r"^(the code|a default argument) of "),
     ("another-object", r" is another object than before$"),
     ("come-or-gone", r" (exists now|is gone|is nothing)$| was nothing, is "),
-    ("shared-memory", r" one object$|shared? memory|shares memory"),
+    ("shared-memory", r" one object$|shared? memory|shares memory|as views of one memory$| is another leaf or view "),
     ("hooks", r" has hooks now$"),
     ("replaced-parameters", r"^other parameters of the compiled module"),
     ("failing-questions", r"^a question that the prologue asks raised "),

@@ -9,6 +9,7 @@ from thunder.ops.quantization import (
     fake_quantize_per_channel_affine,
     fake_quantize_per_tensor_affine,
     fused_moving_avg_obs_fake_quant,
+    int_mm,
 )
 
 
@@ -43,3 +44,19 @@ def _(make):
 @choose_qparams_optimized.samples
 def _(make):
     yield make(16), 16, 20, 0.16, 8
+
+
+def _integers(*shape):
+    return torch.randint(-128, 128, shape, dtype=torch.int8)
+
+
+@int_mm.samples
+def _(make):
+    yield _integers(32, 16), _integers(16, 24)
+    yield _integers(32, 16), _integers(24, 16).t()
+
+
+@int_mm.error_samples
+def _(make):
+    yield _integers(32, 16), make(16, 24)
+    yield _integers(32, 16), _integers(24, 16)

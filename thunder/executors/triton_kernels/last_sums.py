@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from thunder.analysis.flow import producers
 from thunder.core.dtypes import float32
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
@@ -32,7 +33,8 @@ def without_last_sums(
     """A region that leaves partial sums, and those that add them up; none where nothing is added up last. names: of
     partial sums. partial_sums: the outputs of a region, by place, that a kernel of its own adds up, and of what."""
     operations = region.bound_symbols
-    after = {o: _after(o, operations) for b in operations if reduces(b) for o in b.outputs if _is_small(o, b)}
+    made_by = producers(operations).items()
+    after = {o: _after(o, operations) for o, b in made_by if reduces(b) and _is_small(o, b)}
     after = {
         o: found
         for o, found in after.items()
