@@ -74,7 +74,7 @@ def outcome(function, first, args, kwargs):
         results = tensors(function(first, *args, **kwargs))
         roots = [r.abs().sum() if r.is_complex() else r.double().square().sum() for r in results if r.requires_grad]
         leaves = [t for t in tensors([first, args, list(kwargs.values())]) if t.requires_grad]
-        gradients = torch.autograd.grad(sum(roots), leaves, allow_unused=True) if roots and leaves else ()
+        gradients = torch.autograd.grad(sum(roots), leaves, materialize_grads=True) if roots and leaves else ()
     except Exception as error:  # noqa: BLE001 - whatever it raises
         return error
     return [(r.detach(), r.requires_grad) for r in results], gradients

@@ -75,6 +75,8 @@ def _kinds(function, place: int | str) -> list[str]:
     if isinstance(function, compat.OpOverload):  # which takes tensors for tensors only
         return found
     for schema in compat.schemas_of(f"aten::{plain_attribute(function, '__name__', '')}"):
+        if "Tensor" not in str(schema):  # TorchScript's, of Python's numbers
+            continue
         written = {a.name: _written_type(schema, a.name) for a in schema.arguments}
         positional = [written[a.name] for a in schema.arguments if not a.kwarg_only]
         if isinstance(place, str):

@@ -147,14 +147,7 @@ def differentiate(
             f"the operation has {len(operation.outputs)}: "
             "return what the operation returns"
         ) from None
-    renamed = dict(
-        zip((o for b in operations for o in b.outputs), (o for b in adopted for o in b.outputs), strict=True)
-    )
-    renamed |= {
-        new: old
-        for new, old in zip(proxies_in(result, []), proxies_in(operation.output, []), strict=True)
-        if new not in renamed and new is not old
-    }
+    renamed = _renamed(operations, adopted, proxies_in(result, []), proxies_in(operation.output, []))
     gets = [(renamed.get(o, o), g) for o, g in gets]
     puts = [(a if any(a is i for i in operation.inputs) else renamed.get(a, a), renamed.get(g, g)) for a, g in puts]
     for old, new in aliases.items():  # a result that is an argument: an edge of its own
@@ -165,6 +158,16 @@ def differentiate(
             puts.append((new, gets[-1][1]))
     _check_puts(operation, puts, gets)
     return _sorted(operation, adopted, gets, puts)
+
+
+def _renamed(
+    operations: list[BoundSymbol], adopted: list[BoundSymbol], result: Sequence[Proxy], outputs: Sequence[Proxy]
+) -> dict[Proxy, Proxy]:
+    """By value of a rule, what it is called where the rule's operations stand in the place of an operation."""
+    written = (o for b in operations for o in b.outputs)
+    renamed = dict(zip(written, (o for b in adopted for o in b.outputs), strict=True))
+    found = {new: old for new, old in zip(result, outputs, strict=True) if new is not old}
+    return found | renamed
 
 
 def _conjugated(operations: list[BoundSymbol], flowing: set, recorder: Recorder) -> list[BoundSymbol]:
