@@ -91,9 +91,9 @@ def test_the_backward_of_a_transform_is_a_transform():
     compiled = thunder.jit(lambda x: torch.fft.rfft(x, 6).abs())
     compiled(torch.randn(2, 5, requires_grad=True)).sum().backward()
     text = str(thunder.last_backward_traces(compiled)[-1])
-    assert "torch._fft_c2c(" in text and "_with_graph" not in str(
-        thunder.last_traces(compiled)[-1]
-    ).replace("abs_with_graph", "")
+    assert "torch._fft_c2c(" in text and "_with_graph" not in str(thunder.last_traces(compiled)[-1]).replace(
+        "abs_with_graph", ""
+    )
 
 
 def test_a_solution_keeps_its_factors_for_the_backward():
