@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from thunder.core.proxies import TensorProxy
-from thunder.ops import LTORCH
 from thunder.ops.quantization import int_mm
 from thunder.quantization.weights import ScaledRows
 
@@ -18,6 +17,13 @@ __all__ = ["Int8Weights"]
 STEPS = 127
 TINY = torch.finfo(torch.float32).tiny
 CUDA_ROWS = 17  # at least, of PyTorch's product of integers on GPUs
+
+
+def _rounded(rows: Any) -> tuple[Any, Any]:
+    """A matrix (m, n), of numbers or traced, as whole numbers of int8 and the scale of each row, (m, 1)."""
+    wide = rows.to(torch.float32)
+    scale = (wide.abs().amax(1, keepdim=True) / STEPS).clamp(min=TINY)
+    return (wide / scale).round().to(torch.int8), scale
 
 
 class Int8Weights(ScaledRows):
@@ -36,9 +42,7 @@ class Int8Weights(ScaledRows):
         return f"Int8Weights({'dynamic=True' if self.dynamic else ''})"
 
     def quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        wide = weight.float()
-        scale = (wide.abs().amax(1, keepdim=True) / STEPS).clamp(min=TINY)
-        return (wide / scale).round().to(torch.int8), scale
+        return _rounded(weight)
 
     def multiplies(self, x: TensorProxy, shape: tuple[int, int]) -> bool:
         if not self.dynamic or x.device.type == "cpu":
@@ -48,7 +52,5 @@ class Int8Weights(ScaledRows):
         return x.device.type == "cuda" and enough and not any(n % 8 for n in shape)
 
     def product(self, x: Any, held: Any, scale: Any) -> Any:  # type: ignore[override]
-        wide = x.to(torch.float32)
-        of_rows = LTORCH["clamp"](LTORCH["amax"](LTORCH["abs"](wide), 1, True) / STEPS, TINY)
-        whole = LTORCH["round"](wide / of_rows).to(torch.int8)
-        return int_mm(whole, LTORCH["t"](held)).to(torch.float32) * of_rows * LTORCH["t"](scale)
+        whole, of_rows = _rounded(x)
+        return int_mm(whole, held.t()).to(torch.float32) * of_rows * scale.t()
