@@ -197,21 +197,27 @@ def test_the_fastest_that_may_be_used_unless_the_user_gave_an_order(monkeypatch,
 
 
 @pytest.mark.parametrize(
-    "usable, numbers, dropout_p, expected",
+    "usable, numbers, dropout_p, masked, expected",
     [
-        (("cudnn", "flash", "efficient"), True, 0.0, "by_size"),
-        (("cudnn", "flash", "efficient"), True, 0.1, "cudnn"),
-        (("cudnn", "flash", "efficient"), False, 0.0, "cudnn"),
-        (("cudnn", "efficient"), True, 0.0, "cudnn"),
-        (("flash", "efficient"), True, 0.0, "flash"),
+        (("cudnn", "flash", "efficient"), True, 0.0, False, "by_size"),
+        (("cudnn", "flash", "efficient"), True, 0.1, False, "cudnn"),
+        (("cudnn", "flash", "efficient"), False, 0.0, False, "cudnn"),
+        (("cudnn", "efficient"), True, 0.0, False, "cudnn"),
+        (("flash", "efficient"), True, 0.0, False, "flash"),
+        (("cudnn", "efficient"), True, 0.0, True, "by_size"),
+        (("cudnn",), True, 0.0, True, "cudnn"),
+        (("cudnn", "efficient"), False, 0.0, True, "cudnn"),
     ],
 )
-def test_a_program_of_many_sizes_plans_for_those_that_come_back(monkeypatch, usable, numbers, dropout_p, expected):
+def test_a_program_of_many_sizes_plans_for_those_that_come_back(
+    monkeypatch, usable, numbers, dropout_p, masked, expected
+):
     allow(monkeypatch, *usable)
     monkeypatch.setattr(sdpaex, "has_numbers", lambda tensors: numbers)
     query = TensorProxy(shape=(2, 4, 16, 16), device=to_device("cuda:0"), dtype=bfloat16)
+    mask = TensorProxy(shape=(2, 1, 1, 16), device=to_device("cuda:0"), dtype=bfloat16) if masked else None
     sdpaex._usable.cache_clear()
-    found = sdpaex._choose(sdpaex._usable, query, query, query, None, dropout_p, False, False)
+    found = sdpaex._choose(sdpaex._usable, query, query, query, mask, dropout_p, False, False)
     sdpaex._usable.cache_clear()
     assert found.name == expected
 
@@ -253,13 +259,18 @@ def test_a_plan_is_made_when_calls_of_a_size_are_worth_it(monkeypatch):
 
 @GPU
 @pytest.mark.parametrize("planned", [*itertools.product([False, True], repeat=2)])
-@pytest.mark.parametrize("is_causal, groups", [(True, 1), (False, 2)])
-def test_kernels_of_a_size_take_what_the_other_saved(monkeypatch, planned, is_causal, groups):
+@pytest.mark.parametrize(
+    "is_causal, groups, masked, queries",
+    [(True, 1, False, 120), (False, 2, False, 120), (False, 1, True, 120), (False, 2, True, 120), (False, 4, True, 1)],
+)
+def test_kernels_of_a_size_take_what_the_other_saved(monkeypatch, planned, is_causal, groups, masked, queries):
     monkeypatch.setattr(sdpaex, "_is_planned", lambda backward, *rest: planned[backward])
 
     def attend(x):
         q, k, v = x.split([8, 8 // groups, 8 // groups], dim=1)
-        return scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=groups > 1)
+        mask = (torch.arange(x.shape[2], device=x.device) < 77)[None, None, None] if masked else None
+        q = q[:, :, -1:] if queries == 1 else q
+        return scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, enable_gqa=groups > 1)
 
     torch.manual_seed(0)
     x = heads(8 + 16 // groups, 120, 64, device="cuda", dtype=torch.bfloat16)
@@ -271,6 +282,48 @@ def test_kernels_of_a_size_take_what_the_other_saved(monkeypatch, planned, is_ca
     with torch.no_grad():
         assert torch.equal(compiled(x), found[0])
     assert "sdpa_by_size" in names(thunder.last_traces(compiled)[-1])
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("queries", [1, 24])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 24), (2, 6, 1, 24), (1, 1, 1, 1), (6, 1, 24), (1, 24)])
+def test_the_kernel_of_as_many_heads_takes_groups(monkeypatch, groups, queries, shape):
+    """Until a size has a plan, keys and values with a mask: queries of a group are rows, or keys are repeated."""
+
+    def as_many(*tensors):
+        assert len({x.shape[1] for x in tensors}) == 1
+
+    def efficient(query, key, value, bias, dropout_p, is_causal, scale):
+        as_many(query, key, value)
+        bias = bias.expand(*query.shape[:3], key.shape[2])
+        sums = (query @ key.mT * query.shape[-1] ** -0.5 + bias).logsumexp(-1)
+        sums = torch.nn.functional.pad(sums, (0, -query.shape[2] % 32), value=float("inf"))
+        return scaled_dot_product_attention(query, key, value, bias), sums, None, None
+
+    def efficient_backward(g, query, key, value, bias, out, sums, *rest):
+        as_many(query, key, value, g, out, sums)
+        assert torch.isinf(sums[:, :, queries:]).all()
+        torch.testing.assert_close(sums, efficient(query, key, value, bias, 0.0, False, None)[1])
+        return torch.autograd.functional.vjp(
+            lambda *x: scaled_dot_product_attention(*x, attn_mask=bias), (query, key, value), g
+        )[1]
+
+    monkeypatch.setattr(sdpaex, "_efficient", efficient)
+    monkeypatch.setattr(sdpaex, "_efficient_backward", efficient_backward)
+    monkeypatch.setattr(sdpaex, "_is_planned", lambda *args: False)
+    torch.manual_seed(0)
+    inputs = [heads(6, queries, dtype=torch.float64), *(heads(6 // groups, dtype=torch.float64) for _ in range(2))]
+    bias = torch.randn(shape, dtype=torch.float64)
+
+    def attend(*given):
+        return scaled_dot_product_attention(*given, attn_mask=bias, enable_gqa=True)
+
+    out, sums, *drawn = sdpaex._by_size(*inputs, bias, 0.0, False, None)
+    g = torch.randn_like(out)
+    found = sdpaex._by_size_backward(g, *inputs, bias, out, sums, *drawn, 0.0, False, None)
+    expected, gradients = torch.autograd.functional.vjp(attend, tuple(inputs), g)
+    for a, b in zip((out, *found), (expected, *gradients), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_backends_that_the_program_sets_itself():
@@ -529,7 +582,22 @@ def test_forward_and_backward_are_lines(on_the_cpu, options):
     )
     with torch.no_grad():
         assert torch.equal(compiled(*inputs), scaled_dot_product_attention(*inputs, **options))
-    assert "sdpa_cpu" not in names(thunder.last_traces(compiled)[-1])
+    converts = getattr(options.get("attn_mask"), "dtype", None) is torch.bool  # which layers share
+    assert ("sdpa_cpu" in names(thunder.last_traces(compiled)[-1])) == converts
+
+
+def test_layers_without_grad_share_what_is_made_of_a_mask(on_the_cpu):
+    def attend(x, mask):
+        for _ in range(3):
+            x = scaled_dot_product_attention(x, x, x, mask)
+        return x
+
+    x, mask = heads(4), torch.ones(24, 24, dtype=torch.bool).tril()
+    compiled = thunder.jit(attend, executors=["sdpa", "triton_fuser"])
+    with torch.no_grad():
+        assert torch.equal(compiled(x, mask), attend(x, mask))
+    bias, *attention = names(thunder.last_traces(compiled)[-1])
+    assert bias in ("attention_bias", "TritonFusion0") and attention == ["sdpa_cpu"] * 3
 
 
 def joined_with_nothing(x):

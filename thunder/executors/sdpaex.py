@@ -15,7 +15,8 @@ H200, forward / backward in ms: cuDNN 0.084 / 0.258, flash 0.167 / 0.471, memory
 kernel, and without grad, attention is PyTorch's own call.
 
 cuDNN makes a plan for each size, which takes the host as long as hundreds of calls of a small size gain by it. A
-program of many sizes therefore calls `sdpa_by_size`: flash attention until calls of a size were worth a plan.
+program of many sizes therefore calls `sdpa_by_size`: flash attention, or with a mask memory-efficient attention, until
+calls of a size were worth a plan.
 
 Keys and values that are repeated for groups of queries are not repeated where the kernel takes fewer heads of them:
 `k.repeat_interleave(n, 1)` as well as `k[:, :, None].expand(b, h, n, t, d).reshape(b, h * n, t, d)`.
@@ -143,10 +144,11 @@ WORTH_A_PLAN = 15e12
 _work: collections.Counter = collections.Counter()  # multiply-adds so far, by direction and sizes
 
 
-def _is_planned(backward: bool, query: torch.Tensor, key: torch.Tensor, is_causal: bool) -> bool:
+def _is_planned(backward: bool, query: torch.Tensor, key: torch.Tensor, bias, is_causal: bool) -> bool:
     """Whether cuDNN has a plan of these sizes, or reason to make one, to which each call adds."""
     batch, heads, queries, size = query.shape
-    what = backward, query.dtype, batch, heads, queries, size, key.shape[1], key.shape[2], is_causal
+    mask = None if bias is None else bias.shape
+    what = backward, query.dtype, batch, heads, queries, size, key.shape[1], key.shape[2], mask, is_causal
     done = _work[what]
     if done < WORTH_A_PLAN:
         _work[what] += (5 if backward else 2) * batch * heads * queries * size * key.shape[2] // (1 + is_causal)
@@ -154,17 +156,21 @@ def _is_planned(backward: bool, query: torch.Tensor, key: torch.Tensor, is_causa
 
 
 def _by_size(query, key, value, bias, dropout_p, is_causal, scale):
-    """Both kernels give the natural logarithms of the rows' sums, so that the backward may choose for itself. Nothing
+    """All kernels give the natural logarithms of the rows' sums, so that the backward may choose for itself. Nothing
     is drawn."""
-    attend = _cudnn if _is_planned(False, query, key, is_causal) else _flash
+    planned = _is_planned(False, query, key, bias, is_causal)
+    attend = _cudnn if planned else _flash if bias is None else _efficient_of_groups
     out, sums, *_ = attend(query, key, value, bias, dropout_p, is_causal, scale)
-    return out, sums.view(query.shape[:3]), *(torch.empty((), dtype=torch.int64) for _ in range(2))
+    sums = sums.reshape(*query.shape[:2], -1)[..., : query.shape[2]]
+    return out, sums.contiguous(), *(torch.empty((), dtype=torch.int64) for _ in range(2))
 
 
 def _by_size_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
     undrawn = sums.new_empty((), dtype=torch.int64)
-    planned = _is_planned(True, query, key, is_causal)
-    run, sums = (_cudnn_backward, sums[..., None]) if planned else (_flash_backward, sums)
+    if _is_planned(True, query, key, bias, is_causal):
+        run, sums = _cudnn_backward, sums[..., None]
+    else:
+        run = _flash_backward if bias is None else _efficient_backward_of_groups
     return run(g, query, key, value, bias, out, sums, undrawn, undrawn, dropout_p, is_causal, scale)
 
 
@@ -195,6 +201,30 @@ def _efficient_backward(
         scale=scale,
     )
     return found if of_bias else found[:3]
+
+
+def _efficient_of_groups(query, key, value, bias, dropout_p, is_causal, scale):
+    """The kernel takes as many heads of keys as of queries: the queries of a group become rows where each has one, as
+    in decoding; else keys and values are repeated."""
+    batch, heads, queries, size = query.shape
+    groups = key.shape[1], heads // key.shape[1]
+    if groups[1] > 1 and queries == 1:
+        rows = bias.expand(batch, heads, 1, bias.shape[-1]).reshape(batch, *groups, bias.shape[-1])
+        found = _efficient(query.reshape(batch, *groups, size), key, value, rows, dropout_p, is_causal, scale)
+        return found[0].reshape(batch, heads, 1, -1), found[1][:, :, : groups[1]]
+    key, value = (x.repeat_interleave(groups[1], 1) if groups[1] > 1 else x for x in (key, value))
+    return _efficient(query, key, value, bias, dropout_p, is_causal, scale)
+
+
+def _efficient_backward_of_groups(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
+    """sums: of as many rows as there are queries. The kernel reads them in blocks of 32 rows."""
+    groups = key.shape[1], query.shape[1] // key.shape[1]
+    repeated = [x.repeat_interleave(groups[1], 1) if groups[1] > 1 else x for x in (key, value)]
+    sums = torch.nn.functional.pad(sums, (0, -sums.shape[2] % 32), value=float("inf"))
+    of_query, *rest = _efficient_backward(
+        g, query, *repeated, bias, out, sums, seed, offset, dropout_p, is_causal, scale
+    )
+    return of_query, *(x.unflatten(1, groups).sum(2) if groups[1] > 1 else x for x in rest)
 
 
 def _aligned(bias, query, key):
@@ -228,7 +258,7 @@ def _on_the_host(query):
 
 class Kernel(NamedTuple):
     """number: what PyTorch counts it as in orders of priority. hidden: what is added to scores that a mask hides; None
-    for a kernel that takes no mask."""
+    for a kernel that takes no mask. aligns: whether a bias has to be aligned."""
 
     name: str
     number: int
@@ -236,6 +266,7 @@ class Kernel(NamedTuple):
     with_dropout: Symbol
     backward: Symbol
     hidden: float | None
+    aligns: bool
 
 
 def _kernel(
@@ -243,7 +274,7 @@ def _kernel(
     hidden: float | None, aligns: bool = False,
 ) -> Kernel:  # fmt: skip
     """sums: the shape of the logarithms of rows' sums, for that of the query. drawn: types of what dropout is drawn
-    from, for the query. aligns: whether a bias has to be aligned."""
+    from, for the query."""
 
     def meta(query, key, value, bias, dropout_p, is_causal, scale):
         return (
@@ -278,7 +309,7 @@ def _kernel(
 
         @symbol.vjp
         def _(query, key, value, bias, dropout_p, is_causal, scale, symbol=symbol):
-            given = aligned_bias(bias, key.shape[2]) if aligns and bias is not None else bias
+            given = aligned_bias(bias, key.shape[2]) if aligns and bias is not None and bias.requires_grad else bias
             out, *saved = symbol(query, key, value, given, dropout_p, is_causal, scale)
             g, *_ = yield out, *saved
             of_bias = (True,) if bias is not None and bias.requires_grad else ()
@@ -296,7 +327,7 @@ def _kernel(
             g, query, key, value, bias, is_causal, scale, key.shape[1] != query.shape[1], given
         )
 
-    return Kernel(name, number, *made, last, hidden)
+    return Kernel(name, number, *made, last, hidden, aligns)
 
 
 # in the order of their speed, as measured
@@ -331,8 +362,10 @@ KERNELS = (
     ),
 )
 
-CUDNN, FLASH, _ = KERNELS
-BY_SIZE = _kernel("by_size", 1, _by_size, _by_size_backward, lambda b, h, n: (b, h, n), _on_the_host, None)
+CUDNN, FLASH, EFFICIENT = KERNELS
+BY_SIZE = _kernel(
+    "by_size", 1, _by_size, _by_size_backward, lambda b, h, n: (b, h, n), _on_the_host, CUDNN.hidden, aligns=True
+)
 
 
 # ---------------------------------------------------------------------------------------------------------------- the
@@ -362,8 +395,13 @@ def _choose(usable: Callable, query, key, value, attn_mask, dropout_p, is_causal
     backends = compat.attention_backends()
     found = usable(described, dropout_p, is_causal, enable_gqa, backends)
     if found is CUDNN and has_numbers((query, key)) and dropout_p == 0.0 and backends[-1] is None:
-        second = usable(described, dropout_p, is_causal, enable_gqa, (*backends[:3], False, *backends[4:]))
-        return BY_SIZE if second is FLASH else found
+        others = *backends[:3], False, *backends[4:]
+        if attn_mask is None:
+            return BY_SIZE if usable(described, dropout_p, is_causal, enable_gqa, others) is FLASH else found
+        of_query, *rest = described
+        as_many = [((*shape[:1], of_query[0][1], *shape[2:]), *more) for shape, *more in rest[:2]]
+        second = usable((of_query, *as_many, *rest[2:]), dropout_p, is_causal, False, others)
+        return BY_SIZE if second is EFFICIENT else found
     return found
 
 
@@ -432,11 +470,14 @@ class SDPAExecutor(OperatorExecutor):
     def _checker(
         self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
     ):
-        """Without grad, PyTorch's own call takes the same kernel, except where that depends on the size."""
-        if attn_mask is not None and attn_mask.dtype.category != 0 and attn_mask.dtype is not query.dtype:
+        """Without grad, PyTorch's own call takes the same kernel, except where that depends on the size; but each call
+        converts the mask again."""
+        is_mask = attn_mask is not None and attn_mask.dtype.category == 0
+        if attn_mask is not None and not is_mask and attn_mask.dtype is not query.dtype:
             return False
         kernel = self._choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-        return kernel is BY_SIZE or kernel is not None and any(t.requires_grad for t in (query, key, value))
+        wanted = kernel is BY_SIZE or is_mask or any(t.requires_grad for t in (query, key, value))
+        return kernel is not None and wanted
 
     def _given(self, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) -> tuple[Symbol, tuple]:
         """The kernel's operation and its arguments."""
@@ -445,6 +486,8 @@ class SDPAExecutor(OperatorExecutor):
         bias = attn_mask
         if attn_mask is not None and attn_mask.dtype.category == 0:
             bias = attention_bias(attn_mask, to_torch_dtype(query.dtype), kernel.hidden)
+        if kernel.aligns and bias is not None and not bias.requires_grad:
+            bias = aligned_bias(bias, key.shape[2] if equal_shapes(bias.shape[-1:], (1,)) else bias.shape[-1])
         symbol = kernel.with_dropout if dropout_p > 0.0 else kernel.forward
         return symbol, (query, key, value, bias, dropout_p, is_causal, scale)
 
@@ -469,6 +512,8 @@ class SDPAExecutor(OperatorExecutor):
         return out
 
     def combined(self, trace: Trace) -> Trace:
+        """Without grad, attention is written as its kernel already here, so that layers share what is made of a
+        mask."""
         attention = (scaled_dot_product_attention, attention_with_dropout)
         if not any(operation.sym in attention for operation in trace.bound_symbols):
             return trace
@@ -485,6 +530,10 @@ class SDPAExecutor(OperatorExecutor):
                 made = made.replace(
                     args=(made.args[0], *grouped, *made.args[3:]), kwargs={**made.kwargs, "enable_gqa": True}
                 )
+            without_grad = not any(t.requires_grad for t in made.inputs if isinstance(t, TensorProxy))
+            if without_grad and self._checker(*made.args, **made.kwargs):
+                changed = True
+                return out.trace(self._executed, made)
             changed |= made is not operation
             out.write(made)
 
