@@ -1,6 +1,8 @@
 """The matvec executor: what it takes, and that its kernels compute linear layers. Under Triton's interpreter, or on the
 GPU."""
 
+import math
+
 import pytest
 import torch
 from torch.nn.functional import linear
@@ -90,3 +92,32 @@ def test_what_is_not_taken(monkeypatch):
     x, w = torch.randn(1, 8), torch.randn(4, 8)
     assert torch.equal(compiled(x, w), linear(x, w))
     assert "few_rows_linear" not in str(thunder.last_traces(compiled)[-1])
+
+
+@pytest.mark.parametrize("sizes", [(16,), (8, 24), (8, 40, 16), (8, 16, 24, 8, 40)])
+def test_layers_that_read_one_row_are_one_launch(monkeypatch, sizes):
+    """Three at most, each with what it would be alone; a layer whose weight is made later stays."""
+    row = matvec.MatvecExecutor._checker
+    monkeypatch.setattr(
+        matvec.MatvecExecutor,
+        "_checker",
+        lambda self, x, *rest: math.prod(x.shape[:-1]) == 1 if DEVICE == "cpu" else row(self, x, *rest),
+    )
+    monkeypatch.setattr(matvec, "SMALLEST", 0)
+
+    def layers(x, weights):
+        found = [linear(x, w) for w in weights]
+        return *found, linear(x, found[0].sum() * weights[0]), linear(found[0] * 2, weights[0].T.contiguous())
+
+    torch.manual_seed(0)
+    x, weights = torch.randn(1, 1, 72, device=DEVICE), [torch.randn(n, 72, device=DEVICE) for n in sizes]
+    compiled = thunder.jit(layers, executors=["matvec"])
+    with torch.no_grad():
+        for _ in range(2):
+            for a, b in zip(compiled(x, weights), layers(x, weights), strict=True):
+                torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+    joined = [line for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.name == "linears_of_a_row"]
+    assert [len(line.args) - 1 for line in joined] == [n for n in (len(sizes[:3]), len(sizes[3:])) if n > 1]
+    x.requires_grad_()
+    compiled(x, weights)
+    assert "linears_of_a_row" not in str(thunder.last_traces(compiled)[-1])

@@ -40,11 +40,12 @@ class Rewriter:
         """`operation` reading what its inputs have become."""
         return operation.swap(self.table) if self.table else operation
 
-    def trace(self, function: Callable, operation: BoundSymbol) -> None:
-        """Writes the operations of `function(*operation.args, **operation.kwargs)` in the place of `operation`."""
+    def trace(self, function: Callable, operation: BoundSymbol, wanted: Any = None) -> None:
+        """Writes the operations of `function(*operation.args, **operation.kwargs)` in the place of `operation`. wanted:
+        what they compute; left out, the operation's output."""
         with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
             result = function(*operation.args, **operation.kwargs)
-        operations, aliases = adopt(recorder.bound_symbols, result, operation.output)
+        operations, aliases = adopt(recorder.bound_symbols, result, operation.output if wanted is None else wanted)
         self.bound_symbols += operations
         self.alias(aliases)
 

@@ -1,6 +1,8 @@
 """The matvec executor: linear layers of few rows, as in decoding, by kernels that read the weight once.
 
-Before: `t0 = torch.nn.functional.linear(x, w)` with x of (1, 1, 4096). After: `t0 = few_rows_linear(x, w)`. Taken is
+Before: `t0 = torch.nn.functional.linear(x, w)` with x of (1, 1, 4096). After: `t0 = few_rows_linear(x, w)`, and
+`t0, t1, t2 = linears_of_a_row(x, q, k, v)` where layers read one row and need no gradients: small weights are read in
+less time than a launch takes the host. Taken is
 one row, on a GPU, which is multiplied element by element, and up to 16 where `thunder.jit(model, matvec_rows=16)` asks
 for them: several rows, of two bytes an element, are products of tiles of 16 rows. Each program makes all of some
 columns of the result, so that no partial sums are added up and every run gives the same. Sums are in float32.
@@ -24,8 +26,11 @@ import torch.nn.functional as F
 from thunder.core.devices import Device
 from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import NumberProxy, TensorProxy
-from thunder.core.symbol import OpTags
+from thunder.core.rewrite import Rewriter, rewrite
+from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
+from thunder.executors.repeated_launch import ALIGNMENT
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
 from thunder.ops.torch_types import to_torch_device
@@ -34,6 +39,7 @@ from thunder.options import C_COMPILER, compile_option
 __all__ = ["matvec_ex"]
 
 ROWS = 16  # at most
+TOGETHER = 3  # weights that one launch reads, at most
 SMALLEST = 1 << 18  # elements of a weight; smaller ones were not measured
 LARGEST = 1 << 31  # what kernels count to
 MATVEC_ROWS = compile_option(
@@ -50,6 +56,14 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
     return few_rows(x, weight, bias)
 
 
+def _linears(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if not all(w.is_contiguous() for w in weights):
+        return tuple(F.linear(x, w) for w in weights)
+    from thunder.executors.matvec_kernel import one_row
+
+    return one_row(x, weights).split([w.shape[0] for w in weights], -1)
+
+
 class MatvecExecutor(OperatorExecutor):
     """Takes linear layers of at most so many rows. usable: says which GPUs its kernels are launched on."""
 
@@ -62,6 +76,10 @@ class MatvecExecutor(OperatorExecutor):
             "few_rows_linear", like=lambda x, weight, bias=None: LTORCH["linear"](x, weight, bias), fn=_linear,
             tags=(OpTags.MATMUL_OP,)
         )  # fmt: skip
+        self.linears_of_a_row = self.register_operator(
+            "linears_of_a_row", like=lambda x, *weights: tuple(LTORCH["linear"](x, w) for w in weights), fn=_linears,
+            tags=(OpTags.MATMUL_OP,)
+        )  # fmt: skip
         self.register_implementation(LTORCH["linear"], self.few_rows_linear, checker=self._checker)
 
     def configured(self, options) -> MatvecExecutor:
@@ -70,6 +88,46 @@ class MatvecExecutor(OperatorExecutor):
 
     def planned(self) -> MatvecExecutor:
         return self if torch.cuda.is_available() else _made(self.rows, _assumed)
+
+    def combined(self, trace: Trace) -> Trace:
+        """Layers of one row are computed where the first of them is, if their weights are there."""
+        made = {o: place for place, operation in enumerate(trace.bound_symbols) for o in operation.outputs}
+        groups: dict[TensorProxy, list[list[BoundSymbol]]] = {}  # by the row, each with the places that it may join
+        places: dict[BoundSymbol, int] = {}
+        for place, operation in enumerate(trace.bound_symbols):
+            if (
+                operation.sym is not LTORCH["linear"]
+                or operation.output.requires_grad
+                or not self._joins(*operation.args, **operation.kwargs)
+            ):
+                continue
+            places[operation] = place
+            found = groups.setdefault(operation.args[0], [])
+            if not found or len(found[-1]) == TOGETHER or made.get(operation.args[1], -1) > places[found[-1][0]]:
+                found.append([])
+            found[-1].append(operation)
+        joined = [group for found in groups.values() for group in found if len(group) > 1]
+        if not joined:
+            return trace
+        first = {group[0].output: group for group in joined}
+        later = {operation.output for group in joined for operation in group[1:]}
+
+        def rule(operation: BoundSymbol, out: Rewriter) -> None:
+            if (group := first.get(operation.output)) is not None:
+                row, weights = operation.args[0], [o.args[1] for o in group]
+                out.trace(lambda *_: self.linears_of_a_row(row, *weights), operation, tuple(o.output for o in group))
+            elif operation.output not in later:
+                out.write(operation)
+
+        return rewrite(trace, rule)
+
+    def _joins(self, x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
+        return (
+            bias is None
+            and self._checker(x, weight)
+            and math.prod(x.shape[:-1]) == 1
+            and weight.shape[0] * weight.dtype.bytes % ALIGNMENT == 0
+        )
 
     def unavailable(self) -> str | None:
         return (

@@ -3,35 +3,50 @@ decorated."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 
 from thunder.executors.repeated_launch import RepeatedLaunch
 
-__all__ = ["few_rows"]
+__all__ = ["few_rows", "one_row"]
 
 
 @triton.jit
 def _one_row(
     x,
     weight,
+    second,
+    third,
     bias,
     out,
+    second_starts,
+    third_starts,
     N,
     K: tl.constexpr,
+    weights: tl.constexpr,
     biased: tl.constexpr,
     even: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """The loop is unrolled, so that a program's loads are all under way at once. The weight leaves the caches first, in
-    which the row stays."""
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    """The columns of up to three weights, one after the other; a program has columns of one. The loop is unrolled, so
+    that a program's loads are all under way at once. The weight leaves the caches first, in which the row stays."""
+    first = tl.program_id(0) * BN
+    n = first + tl.arange(0, BN)
+    starts = 0
+    if weights > 1:
+        if first >= second_starts:
+            weight, starts = second, second_starts
+    if weights > 2:
+        if first >= third_starts:
+            weight, starts = third, third_starts
     total = tl.zeros((BN, BK), tl.float32)
     for start in tl.static_range(0, K, BK):
         k = start + tl.arange(0, BK)
-        at = weight + n[:, None] * K + k[None, :]
+        at = weight + (n - starts)[:, None] * K + k[None, :]
         if even:
             w, row = tl.load(at, eviction_policy="evict_first"), tl.load(x + k)
         else:
@@ -88,21 +103,36 @@ def few_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
     dtype of all."""
     n, k = weight.shape
     m = x.numel() // k
+    if m == 1:
+        return one_row(x, (weight,), bias)
     x = x.contiguous()
     out = x.new_empty((*x.shape[:-1], n))
 
     def settings() -> tuple[int, tuple, int]:
         columns, inner, warps, stages = _blocks(m, n, k)
         known = bias is not None, n % columns == 0 and k % inner == 0
-        return (
-            triton.cdiv(n, columns),
-            (n, k, *known, columns, inner) if m == 1 else (m, n, k, *known, 16, columns, inner, stages),
-            warps,
-        )
+        return triton.cdiv(n, columns), (m, n, k, *known, 16, columns, inner, stages), warps
 
-    (_row if m == 1 else _rows)(
-        (m, n, k, x.dtype, bias is not None), (x, weight, out if bias is None else bias, out), settings
-    )
+    _rows((m, n, k, x.dtype, bias is not None), (x, weight, out if bias is None else bias, out), settings)
+    return out
+
+
+def one_row(x: torch.Tensor, weights: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x (..., K), one row, times the transposes of dense weights (N1, K), (N2, K), (N3, K), of even N where there are
+    several, plus a bias: (..., N1 + N2 + N3) in the dtype of all."""
+    sizes = tuple(w.shape[0] for w in weights)
+    n, k = sum(sizes), x.shape[-1]
+    x = x.contiguous()
+    out = x.new_empty((*x.shape[:-1], n))
+
+    def settings() -> tuple[int, tuple, int]:
+        columns, inner, warps, _ = _blocks(1, n, k)
+        starts = sizes[0], sum(sizes[:2])
+        known = len(sizes), bias is not None, n % columns == 0 and k % inner == 0
+        return triton.cdiv(n, columns), (*starts, n, k, *known, columns, inner), warps
+
+    given = x, *weights, *weights[:1] * (3 - len(weights)), out if bias is None else bias, out
+    _row((sizes, k, x.dtype, bias is not None), given, settings)
     return out
 
 

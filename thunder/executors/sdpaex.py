@@ -155,14 +155,23 @@ def _is_planned(backward: bool, query: torch.Tensor, key: torch.Tensor, bias, is
     return done >= WORTH_A_PLAN
 
 
-def _by_size(query, key, value, bias, dropout_p, is_causal, scale):
-    """All kernels give the natural logarithms of the rows' sums, so that the backward may choose for itself. Nothing
-    is drawn."""
+def _attended(query, key, value, bias, is_causal, scale):
+    """The result and the natural logarithms of the rows' sums, in rows that may be longer than there are queries."""
     planned = _is_planned(False, query, key, bias, is_causal)
     attend = _cudnn if planned else _flash if bias is None else _efficient_of_groups
-    out, sums, *_ = attend(query, key, value, bias, dropout_p, is_causal, scale)
-    sums = sums.reshape(*query.shape[:2], -1)[..., : query.shape[2]]
-    return out, sums.contiguous(), *(torch.empty((), dtype=torch.int64) for _ in range(2))
+    return attend(query, key, value, bias, 0.0, is_causal, scale)[:2]
+
+
+def _by_size_without_grad(query, key, value, bias, dropout_p, is_causal, scale):
+    return _attended(query, key, value, bias, is_causal, scale)[0]
+
+
+def _by_size(query, key, value, bias, dropout_p, is_causal, scale):
+    """All kernels give the same sums, so that the backward may choose for itself. Nothing is drawn."""
+    out, sums = _attended(query, key, value, bias, is_causal, scale)
+    rows = query.shape[1] * query.shape[2] // sums.shape[1]
+    sums = sums[:, :, :rows].reshape(query.shape[:3])
+    return out, sums, *(torch.empty((), dtype=torch.int64) for _ in range(2))
 
 
 def _by_size_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
@@ -208,12 +217,15 @@ def _efficient_of_groups(query, key, value, bias, dropout_p, is_causal, scale):
     in decoding; else keys and values are repeated."""
     batch, heads, queries, size = query.shape
     groups = key.shape[1], heads // key.shape[1]
-    if groups[1] > 1 and queries == 1:
-        rows = bias.expand(batch, heads, 1, bias.shape[-1]).reshape(batch, *groups, bias.shape[-1])
-        found = _efficient(query.reshape(batch, *groups, size), key, value, rows, dropout_p, is_causal, scale)
-        return found[0].reshape(batch, heads, 1, -1), found[1][:, :, : groups[1]]
-    key, value = (x.repeat_interleave(groups[1], 1) if groups[1] > 1 else x for x in (key, value))
-    return _efficient(query, key, value, bias, dropout_p, is_causal, scale)
+    if groups[1] == 1:
+        return _efficient(query, key, value, bias, dropout_p, is_causal, scale)
+    if queries > 1:
+        repeated = (x.repeat_interleave(groups[1], 1) for x in (key, value))
+        return _efficient(query, *repeated, bias, dropout_p, is_causal, scale)
+    if bias.dim() > 2 and bias.shape[-3] > 1:
+        bias = bias.expand(batch, heads, 1, bias.shape[-1]).reshape(batch, *groups, bias.shape[-1])
+    out, *rest = _efficient(query.reshape(batch, *groups, size), key, value, bias, dropout_p, is_causal, scale)
+    return out.reshape(batch, heads, 1, -1), *rest
 
 
 def _efficient_backward_of_groups(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
@@ -258,10 +270,11 @@ def _on_the_host(query):
 
 class Kernel(NamedTuple):
     """number: what PyTorch counts it as in orders of priority. hidden: what is added to scores that a mask hides; None
-    for a kernel that takes no mask. aligns: whether a bias has to be aligned."""
+    for a kernel that takes no mask. aligns: whether a bias has to be aligned. without_grad: the result alone."""
 
     name: str
     number: int
+    without_grad: Symbol
     forward: Symbol
     with_dropout: Symbol
     backward: Symbol
@@ -271,7 +284,7 @@ class Kernel(NamedTuple):
 
 def _kernel(
     name: str, number: int, forward: Callable, backward: Callable, sums: Callable, drawn: Callable,
-    hidden: float | None, aligns: bool = False,
+    hidden: float | None, aligns: bool = False, without_grad: Callable | None = None,
 ) -> Kernel:  # fmt: skip
     """sums: the shape of the logarithms of rows' sums, for that of the query. drawn: types of what dropout is drawn
     from, for the query."""
@@ -291,8 +304,13 @@ def _kernel(
         Symbol(label, meta, id=label, is_prim=True, tags=(OpTags.MATMUL_OP, *tags), fn=forward)
         for label, tags in ((f"sdpa_{name}", ()), (f"sdpa_{name}_with_dropout", (OpTags.RANDOM_OP,)))
     ]
-    for symbol in made:
-        symbol.nondifferentiable, symbol.rate = (1, 2, 3), "attention"
+    label = f"sdpa_{name}_without_grad"
+    alone = Symbol(
+        label, lambda *args: meta(*args)[0], id=label, is_prim=True, tags=(OpTags.MATMUL_OP,),
+        fn=without_grad or (lambda *args: forward(*args)[0]),
+    )  # fmt: skip
+    for symbol in (alone, *made):
+        symbol.rate = "attention"
         symbol.multiply_adds = lambda operation: 2 * scores(*operation.args[:2], operation.args[5])
     last = Symbol(
         f"sdpa_{name}_backward",
@@ -306,6 +324,7 @@ def _kernel(
     last.rate, last.kernels = "attention_backward", 3
 
     for symbol in made:
+        symbol.nondifferentiable = (1, 2, 3)
 
         @symbol.vjp
         def _(query, key, value, bias, dropout_p, is_causal, scale, symbol=symbol):
@@ -327,7 +346,7 @@ def _kernel(
             g, query, key, value, bias, is_causal, scale, key.shape[1] != query.shape[1], given
         )
 
-    return Kernel(name, number, *made, last, hidden, aligns)
+    return Kernel(name, number, alone, *made, last, hidden, aligns)
 
 
 # in the order of their speed, as measured
@@ -364,8 +383,9 @@ KERNELS = (
 
 CUDNN, FLASH, EFFICIENT = KERNELS
 BY_SIZE = _kernel(
-    "by_size", 1, _by_size, _by_size_backward, lambda b, h, n: (b, h, n), _on_the_host, CUDNN.hidden, aligns=True
-)
+    "by_size", 1, _by_size, _by_size_backward, lambda b, h, n: (b, h, n), _on_the_host, CUDNN.hidden, aligns=True,
+    without_grad=_by_size_without_grad,
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------------- the
@@ -479,8 +499,8 @@ class SDPAExecutor(OperatorExecutor):
         wanted = kernel is BY_SIZE or is_mask or any(t.requires_grad for t in (query, key, value))
         return kernel is not None and wanted
 
-    def _given(self, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) -> tuple[Symbol, tuple]:
-        """The kernel's operation and its arguments."""
+    def _given(self, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) -> tuple[Kernel, tuple]:
+        """The kernel and its arguments."""
         kernel = self._choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
         assert kernel is not None, "the checker was asked before"
         bias = attn_mask
@@ -488,22 +508,21 @@ class SDPAExecutor(OperatorExecutor):
             bias = attention_bias(attn_mask, to_torch_dtype(query.dtype), kernel.hidden)
         if kernel.aligns and bias is not None and not bias.requires_grad:
             bias = aligned_bias(bias, key.shape[2] if equal_shapes(bias.shape[-1:], (1,)) else bias.shape[-1])
-        symbol = kernel.with_dropout if dropout_p > 0.0 else kernel.forward
-        return symbol, (query, key, value, bias, dropout_p, is_causal, scale)
+        return kernel, (query, key, value, bias, dropout_p, is_causal, scale)
 
     def _executed(
         self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
     ):
-        symbol, given = self._given(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        return symbol(*given)[0]
+        kernel, given = self._given(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return kernel.with_dropout(*given)[0] if dropout_p > 0.0 else kernel.without_grad(*given)
 
     def _differentiated(
         self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
     ):
         from thunder.core.transforms import get_grad, put_grads
 
-        symbol, given = self._given(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        steps = symbol.grad_rule(*given)
+        kernel, given = self._given(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        steps = (kernel.with_dropout if dropout_p > 0.0 else kernel.forward).grad_rule(*given)
         out, *saved = next(steps)
         try:
             steps.send((get_grad(out), *(None for _ in saved)))
