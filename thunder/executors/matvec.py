@@ -23,6 +23,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from thunder.analysis.flow import positions
 from thunder.core.devices import Device
 from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import NumberProxy, TensorProxy
@@ -91,7 +92,7 @@ class MatvecExecutor(OperatorExecutor):
 
     def combined(self, trace: Trace) -> Trace:
         """Layers of one row are computed where the first of them is, if their weights are there."""
-        made = {o: place for place, operation in enumerate(trace.bound_symbols) for o in operation.outputs}
+        made = positions(trace.bound_symbols)
         groups: dict[TensorProxy, list[list[BoundSymbol]]] = {}  # by the row, each with the places that it may join
         places: dict[BoundSymbol, int] = {}
         for place, operation in enumerate(trace.bound_symbols):

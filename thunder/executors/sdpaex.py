@@ -323,12 +323,21 @@ def _kernel(
     last.multiply_adds = lambda operation: 5 * scores(*operation.args[1:3], operation.args[10])
     last.rate, last.kernels = "attention_backward", 3
 
-    for symbol in made:
+    kernel = Kernel(name, number, alone, *made, last, hidden, aligns)
+    _register_derivatives(kernel)
+    return kernel
+
+
+def _register_derivatives(kernel: Kernel) -> None:
+    last = kernel.backward
+    for symbol in (kernel.forward, kernel.with_dropout):
         symbol.nondifferentiable = (1, 2, 3)
 
         @symbol.vjp
         def _(query, key, value, bias, dropout_p, is_causal, scale, symbol=symbol):
-            given = aligned_bias(bias, key.shape[2]) if aligns and bias is not None and bias.requires_grad else bias
+            given = (
+                aligned_bias(bias, key.shape[2]) if kernel.aligns and bias is not None and bias.requires_grad else bias
+            )
             out, *saved = symbol(query, key, value, given, dropout_p, is_causal, scale)
             g, *_ = yield out, *saved
             of_bias = (True,) if bias is not None and bias.requires_grad else ()
@@ -345,8 +354,6 @@ def _kernel(
         return differentiated_by_products(
             g, query, key, value, bias, is_causal, scale, key.shape[1] != query.shape[1], given
         )
-
-    return Kernel(name, number, alone, *made, last, hidden, aligns)
 
 
 # in the order of their speed, as measured
