@@ -40,7 +40,8 @@ from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
 from thunder.ops.inplace import count_write, writes_back
 from thunder.ops.torch_types import to_torch_device
-from thunder.runtime.cudagraph import GraphedRegion, Memory
+from thunder.runtime.cudagraphs.memory import Memory
+from thunder.runtime.cudagraphs.region import GraphedRegion
 from thunder.transforms import side_stream
 from thunder.transforms.base import Transform
 from thunder.transforms.del_last_used import del_last_used, python_del

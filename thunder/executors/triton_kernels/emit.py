@@ -3,48 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence, Set
-from typing import NamedTuple
 
 from thunder.core.dtypes import FLOAT
 from thunder.executors.triton_kernels.expressions import NONE, Expressions, Term
 from thunder.executors.triton_kernels.index import Index, opened, split
 from thunder.executors.triton_kernels.literals import LOWEST, bracketed, compute_type, neutral
 from thunder.executors.triton_kernels.numbers import Scalar
-from thunder.executors.triton_kernels.parts import Member, joined_text
-from thunder.executors.triton_kernels.reductions import operand_place, partial_place
+from thunder.executors.triton_kernels.parts import Member
+from thunder.executors.triton_kernels.reduction_places import operand_place, partial_place
 from thunder.executors.triton_kernels.schedule import Kernel, Schedule, stored_place, tile_place
-from thunder.executors.triton_kernels.sizes import Atom, Extent, divides
+from thunder.executors.triton_kernels.sizes import Extent, divides
 from thunder.executors.triton_kernels.sizes import text as text_of
+from thunder.executors.triton_kernels.source import Source
 from thunder.executors.triton_kernels.tiles import Tile, part_tile, stages, tile_of
 from thunder.executors.triton_kernels.values import Place, Value, in_order, indexed_place
 
-__all__ = ["Source", "emit", "joined", "HEADER"]
-
-HEADER = "import triton\nimport triton.language as tl\n"
-
-
-class Source(NamedTuple):
-    """name, text: a function of the buffers (values, in order), called after what it computes, so that profiles say it.
-    helpers: names of functions it calls.
-
-    loads: where in memory each value is read; stores: where each is written: keys of indices.
-
-    sizes: the numbers that the function is called with after the buffers. grid: numbers of programs, as ints or as
-    Python text of sizes. limits: what has to fit into the integers that the kernel computes places with. part: the
-    same for a launch that it shares with others.
-    """
-
-    name: str
-    text: str
-    buffers: tuple[Value, ...]
-    grid: tuple[int | str, int | str]
-    warps: int
-    helpers: tuple[str, ...]
-    loads: dict[Value, set]
-    stores: dict[Value, tuple]
-    sizes: tuple[Atom | Scalar, ...] = ()
-    limits: tuple[Extent, ...] = ()
-    part: Member | None = None
+__all__ = ["emit"]
 
 
 def emit(
@@ -59,25 +33,6 @@ def emit(
     part: of a launch, for the number of a block, sizes and numbers by names that depend on their order alone."""
     tile = tile or (part_tile(kernel) if part else tile_of(kernel))
     return _Emitter(schedule, kernel, strides, interpreted, shared, tile, late, wide, padded, part).run()
-
-
-def joined(sources: Sequence[Source], interpreted: bool) -> Source:
-    """Parts of one launch as one kernel."""
-    if len(sources) == 1:
-        return sources[0]
-    parts = [s.part for s in sources if s.part is not None]
-    name = f"{sources[0].name}_of_{len(parts)}"
-    text, buffers, numbers, programs = joined_text(name, parts, interpreted)
-    loads: dict[Value, set] = {}
-    for n, s in enumerate(sources):
-        for v, places in s.loads.items():
-            # a part may not write over what another one reads
-            loads[v] = places if v not in loads else {*loads[v], *places, n}
-    helpers = tuple(dict.fromkeys(h for s in sources for h in s.helpers))
-    stores = {v: place for s in sources for v, place in s.stores.items()}
-    warps = max(s.warps for s in sources)
-    limits = tuple(dict.fromkeys(n for s in sources for n in s.limits))
-    return Source(name, text, tuple(buffers), (programs, 1), warps, helpers, loads, stores, tuple(numbers), limits)
 
 
 NAMED = 8  # operations in the name of a kernel

@@ -18,7 +18,7 @@ from thunder.executors.triton_kernels.index import Index, Part, Variable, join, 
 from thunder.executors.triton_kernels.joins import place_in_whole
 from thunder.executors.triton_kernels.literals import bracketed, compute_type, literal
 from thunder.executors.triton_kernels.numbers import Scalar
-from thunder.executors.triton_kernels.reductions import reduced_place
+from thunder.executors.triton_kernels.reduction_places import reduced_place
 from thunder.executors.triton_kernels.schedule import Kernel, Schedule
 from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, hint
 from thunder.executors.triton_kernels.sizes import text as text_of

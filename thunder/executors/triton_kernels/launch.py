@@ -16,7 +16,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.regions import FusedFunction, Region
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels.autotune import tuned
-from thunder.executors.triton_kernels.emit import HEADER, Source, emit, joined
+from thunder.executors.triton_kernels.emit import emit
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
@@ -24,6 +24,7 @@ from thunder.executors.triton_kernels.numbers import Numbers
 from thunder.executors.triton_kernels.reductions import terms_of
 from thunder.executors.triton_kernels.schedule import Schedule, may_share, schedule
 from thunder.executors.triton_kernels.sizes import Atom, Extent, Undecided, hint
+from thunder.executors.triton_kernels.source import HEADER, Source, joined
 from thunder.executors.triton_kernels.strides import (
     fit,
     fits_text,

@@ -20,26 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from thunder.core.dtypes import FLOAT, bool8
-from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
+from thunder.executors.triton_kernels.index import Index, Variable
 from thunder.executors.triton_kernels.literals import compute_type
 from thunder.executors.triton_kernels.one_hot import of_one_term
+from thunder.executors.triton_kernels.reduction_places import Strides, memory_order, space_of
 from thunder.executors.triton_kernels.sizes import Extent, hint
-from thunder.executors.triton_kernels.values import Place, Program, Value, in_order, sources
+from thunder.executors.triton_kernels.values import Program, Value, in_order, sources
 
-__all__ = [
-    "LAUNCH",
-    "ON_CHIP",
-    "Space",
-    "along_memory",
-    "fits",
-    "memory_order",
-    "operand_place",
-    "partial_place",
-    "reduced_place",
-    "space_of",
-    "terms_of",
-    "with_steps",
-]
+__all__ = ["LAUNCH", "ON_CHIP", "fits", "terms_of", "with_steps"]
 
 ON_CHIP = 16384  # elements of a row that one program holds
 WHOLE = 8192  # elements that one program reduces to one number
@@ -48,84 +36,11 @@ MANY_ROWS = 4096  # that are expected at least where their number changes
 LAUNCH = 1 << 23  # bytes that are moved in the time that a kernel takes to start
 SECTOR = 32  # bytes that memory gives at least
 CHUNK = 8192  # elements of a row that is reduced in chunks
-PROBED = 1000  # values that are looked at for an order
-
-Space = tuple[int | Extent, int | Extent]
-Strides = Mapping[Value, Sequence[int | Extent]]
 
 
 def fits(columns: int | Extent) -> bool:
     """Whether a row surely fits on chip."""
     return isinstance(columns, int) and columns <= ON_CHIP
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# places
-
-
-def space_of(reduction: Value) -> Space:
-    """(rows, columns) of a reduction over columns."""
-    shape, dims = reduction.operands[0].shape, reduction.what[1]
-    return math.prod(n for d, n in enumerate(shape) if d not in dims), math.prod(shape[d] for d in dims)
-
-
-def operand_place(reduction: Value, kept: Index, reduced: Index) -> Place:
-    """Where the operand is read, from the places in all kept and in all reduced dimensions."""
-    shape, dims = reduction.operands[0].shape, sorted(reduction.what[1])
-    others = [d for d in range(len(shape)) if d not in dims]
-    at = dict(zip(others, split(kept, [shape[d] for d in others]), strict=True)) | dict(
-        zip(dims, split(reduced, [shape[d] for d in dims]), strict=True)
-    )
-    return tuple(at[d] for d in range(len(shape)))
-
-
-def partial_place(partial: Value, linear: Index, r: Variable, c: Variable) -> Place:
-    """Where the operand of a partial is read: rows are reduced, or everything is, in the order of `linear`."""
-    if len(partial.shape) == 1:
-        return split(linear, partial.operands[0].shape)
-    return operand_place(partial, Index.of(c), Index.of(r))
-
-
-def reduced_place(reduction: Value, place: Place) -> Index:
-    """The row of a reduction's result."""
-    return join(place, strides_of(reduction.shape))
-
-
-def along_memory(reduction: Value) -> bool:
-    """Whether what is reduced is what lies next to each other, in an operand in the order of its memory."""
-    operand, dims = reduction.operands[0], reduction.what[1]
-    long = [i for i, n in enumerate(operand.shape) if n != 1]
-    return bool(long) and long[-1] in dims and operand.kind != "partial"
-
-
-class Memory(NamedTuple):
-    """order: dimensions from the slowest to the fastest. bytes: of an element."""
-
-    order: tuple[int, ...]
-    bytes: int
-
-
-def memory_order(v: Value, strides: Strides) -> Memory:
-    """How what a value is computed from lies in memory: by the first input that varies in all dimensions."""
-    variables = [Variable(f"d{d}", n) for d, n in enumerate(v.shape)]
-    long = [d for d, n in enumerate(v.shape) if n != 1]
-    stack, seen = [(v, tuple(map(Index.of, variables)))], set()
-    while stack and len(seen) < PROBED:
-        value, place = stack.pop()
-        if (key := (value, tuple(i.key for i in place))) in seen:
-            continue
-        seen.add(key)
-        if value.kind in ("input", "reduce", "partial", "added"):
-            terms = join(place, strides.get(value) or strides_of(value.shape)).terms
-            steps = [abs(hint(terms.get(x, 0))) for x in variables]
-            if all(steps[d] for d in long):
-                return Memory(tuple(sorted(range(len(steps)), key=lambda d: -steps[d] if d in long else 0)),
-                              value.dtype.bytes)  # fmt: skip
-        elif value.kind in ("map", "cast"):
-            stack += [(x, place) for x in reversed(value.operands) if isinstance(x, Value)]
-        elif value.kind not in ("number", "iota", "philox", "gather"):
-            stack += [(operand, there) for operand, there, _ in reversed(sources(value, place))]
-    return Memory(tuple(range(len(v.shape))), v.dtype.bytes)
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -20,16 +20,14 @@ from thunder.executors.triton_kernels.adds import at_home, start_and_add
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
 from thunder.executors.triton_kernels.joins import parts_of
-from thunder.executors.triton_kernels.reductions import (
-    LAUNCH,
+from thunder.executors.triton_kernels.reduction_places import (
     Space,
-    fits,
     operand_place,
     partial_place,
     reduced_place,
     space_of,
-    with_steps,
 )
+from thunder.executors.triton_kernels.reductions import LAUNCH, fits, with_steps
 from thunder.executors.triton_kernels.sizes import Extent, hint
 from thunder.executors.triton_kernels.strides import ordered
 from thunder.executors.triton_kernels.values import Place, Program, Value, in_order, indexed_place, sources

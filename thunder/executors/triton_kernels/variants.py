@@ -12,12 +12,12 @@ import torch
 from thunder import compat
 from thunder.core.codegen import compile_source
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
-from thunder.executors.triton_kernels.emit import HEADER, Source
 from thunder.executors.triton_kernels.expressions import LIMIT, stored_type
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.numbers import Scalar
 from thunder.executors.triton_kernels.sizes import at_least, text, tuple_text
+from thunder.executors.triton_kernels.source import HEADER, Source
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.ops.torch_types import to_torch_dtype
 
