@@ -41,10 +41,10 @@ ONE_AT_A_TIME = threading.RLock()
 
 
 class Memory:
-    """The memory that recordings on one device share, and who may overwrite what.
+    """The memory that recordings on one device share.
 
-    Results of a recording stay allocated. What it needs besides may be results of those that were recorded later: a
-    replay overwrites its own results and theirs.
+    The results of a recording stay allocated. Its temporaries may be in the memory of the results of later recordings,
+    so a replay overwrites its own results and theirs.
     """
 
     def __init__(self, device: torch.device):
@@ -52,11 +52,11 @@ class Memory:
         self.recordings: list[Recording] = []
         self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
         self.index = device.index if device.index is not None else torch.cuda.current_device()
-        self.streams: dict[int, torch.cuda.Stream] = {}  # that have to be waited for, by their handles
+        self.streams: dict[int, torch.cuda.Stream] = {}  # streams to wait for, by their handles
 
     def record(self, run: Callable[..., list], inputs: Sequence[torch.Tensor]) -> tuple[Callable[[], None], list]:
-        """Records what `run(*inputs)` launches: a function that launches it, and the results, which nobody has computed
-        yet."""
+        """Records the launches of `run(*inputs)`. Returns a function that replays them, and the results, which are not
+        computed yet."""
         graph, caller = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         streams.join()
         torch.cuda.synchronize(self.device)
@@ -73,13 +73,13 @@ class Memory:
                 streams.forget(self.index)
                 self._recover()
                 raise
-        caller.wait_stream(self.stream)  # where PyTorch writes, before it records, that random numbers begin at 0
+        caller.wait_stream(self.stream)  # on which PyTorch has reset the offset of random numbers before the recording
         _DRAWN[self.index] = caller
         return graph.replay, outputs
 
     def _recover(self) -> None:
-        """A recording that failed leaves the generator thinking that it is recorded. With another state it is another
-        one for earlier recordings."""
+        """Resets the generator after a recording that failed, which leaves it in the state of a recording. Earlier
+        recordings refer to the old state, so those that draw random numbers are dropped."""
         generator = torch.cuda.default_generators[self.index]
         with contextlib.suppress(RuntimeError):
             generator.graphsafe_set_state(generator.clone_state())
@@ -89,8 +89,8 @@ class Memory:
                 region.recordings[:] = [r for r in region.recordings if r is not recording]
 
     def launch_drawing(self, launch: Callable[[], None]) -> None:
-        """Launches a graph that draws random numbers. Where they begin is in one place for all graphs of a device,
-        which is written to at each launch."""
+        """Launches a graph that draws random numbers. All graphs of a device read the offset from one place in memory,
+        which each launch writes to."""
         with ONE_AT_A_TIME:
             last = _DRAWN.get(self.index)
             if last is None or last.cuda_stream != compat.current_stream(self.index):
@@ -100,19 +100,20 @@ class Memory:
             launch()
 
     def may_run(self) -> bool:
-        """Whether graphs may be recorded and replayed now: not while somebody else records."""
+        """Whether graphs may be recorded and replayed now: not while the user records a graph."""
         return not torch.cuda.is_current_stream_capturing()
 
     def on_this_stream(self) -> int:
-        """Orders what comes behind replays on other streams, and behind what reads their results there. The current
-        stream's handle."""
+        """Lets the current stream wait for replays on other streams, and for consumers of their results there. Returns
+        the handle of the current stream."""
         handle = compat.current_stream(self.index)
         if handle not in self.streams or len(self.streams) > 1:
             self._join(handle, torch.cuda.current_stream(self.index))
         return handle
 
     def _join(self, handle: int, stream: torch.cuda.Stream) -> None:
-        """Where somebody has results of a stream, what he launches there later is to be waited for as well."""
+        """Lets a stream wait for all others. A stream with results in use stays in `streams`: consumers that are
+        launched there later have to be waited for too."""
         read = {r.stream for r in self.recordings if r.handed_out}
         for number, other in list(self.streams.items()):
             if number != handle:
@@ -125,17 +126,17 @@ class Memory:
                 buffer.record_stream(stream)  # it may be freed while a replay on this stream is under way
 
     def in_use(self, first: Recording) -> Recording | None:
-        """A recording whose results a replay of `first` would overwrite while somebody has them."""
+        """A recording with results in use that a replay of `first` would overwrite; None where there is none."""
         return next((r for r in self.recordings[first.number :] if r.handed_out and r.in_use()), None)
 
     def add(self, recording: Recording) -> None:
-        """One more, in the place of those that nobody can replay or read any more."""
+        """Adds a recording, and drops those that can neither be replayed nor read any more."""
         self.recordings[:] = [r for r in self.recordings if r.is_wanted() or r.in_use()] + [recording]
         for number, r in enumerate(self.recordings):
             r.number = number
 
 
 def is_result(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is what some recording gave."""
+    """Whether a tensor is a result of some recording."""
     data = tensor.untyped_storage()._cdata
     return any(data in r.watched for r in LIVE)

@@ -21,13 +21,14 @@ __all__ = ["Recording", "Refused", "Results"]
 
 
 class Refused(Exception):
-    """What cannot be replayed, in words."""
+    """Raised where a region cannot be replayed, with the reason in words."""
 
 
 class Results(SavedTogether):
-    """What a region has made for graphs of a backward, in one piece: as long as it is there, nobody writes over it.
+    """The results of a region for graphs of a backward, as one object. No replay overwrites them while it exists.
 
-    recording: the one that it was replayed by; None where its operations ran, for which the tensors are here.
+    recording: the recording that was replayed; None where the operations of the region ran one by one, whose tensors
+    this object then holds.
     """
 
     __slots__ = ("recording", "_tensors")
@@ -48,7 +49,7 @@ class Results(SavedTogether):
 
 
 def _joined(reference: Callable[[], Recording | None], tensors: Sequence[torch.Tensor]) -> Results:
-    """Tensors in one piece again: that of a recording if they are where it left them."""
+    """Tensors as one object again: results of a recording if their addresses are those of its results."""
     recording = reference()
     if recording is not None and [*map(torch.Tensor.data_ptr, tensors)] == [
         *map(torch.Tensor.data_ptr, recording.kept)
@@ -58,9 +59,9 @@ def _joined(reference: Callable[[], Recording | None], tensors: Sequence[torch.T
 
 
 class Recording:
-    """What a region launches for inputs of these strides, and where it leaves its results. setting: PyTorch's flags,
-    and the addresses of fixed inputs. stay: places of inputs that are read where they are. given: results of other
-    recordings, of which it reads."""
+    """The recorded launches of a region for inputs of these strides, and the addresses of its results. setting: the
+    flags of PyTorch and the addresses of fixed inputs. stay: places of other inputs that are not copied. given: results
+    of other recordings that it reads."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class Recording:
         self.stay_addresses = [tensors[i].data_ptr() for i in self.stay]
         copied = [i for i in others if i not in self.pooled and i not in self.stay]
         inputs = region.all_tensors(tensors, given)
-        # place, and the part to copy where elements lie upon each other
+        # the place of an input, and the part to copy where it has expanded dimensions
         self.copied: list[tuple[int, tuple | None]] = []
         self.buffers = []
         for i in copied:
@@ -101,13 +102,13 @@ class Recording:
         self.shows_given = any(i >= len(tensors) for i in (*self.counted, *self.shown_from))
         del outputs, inputs
         self.handed_out = self.opened = False
-        self.left: Callable[[], Results | None] = lambda: None  # what the last replay left, as long as somebody has it
+        self.left: Callable[[], Results | None] = lambda: None  # a weak reference to the `Results` of the last replay
         self.unused = [self._uses(opened) for opened in (False, True)]
         self.memory.add(self)
         LIVE.add(self)
 
     def _take(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], region: GraphedRegion) -> None:
-        """Sorts the outputs: watched where they are, copied out, or shown in the memory of an input."""
+        """Sorts the outputs into watched ones, copied ones, and views of inputs."""
         self.results: list[torch.Tensor | None] = [None] * len(outputs)
         self.made: list[tuple[Sequence[int], Callable[[Sequence], Sequence]]] = []
         self.shown_from: list[int] = []
@@ -138,16 +139,16 @@ class Recording:
         self.shown = region.shown
 
     def _uses(self, opened: bool) -> list[int]:
-        """How often the storage of each watched result is held, by tensors and by Python: of those that are handed out
-        as tensors, or of all."""
+        """The reference counts of the storages of watched results, by tensors and by Python. opened: of all of them,
+        otherwise of those that were handed out as tensors."""
         watched = self.watched if opened else self.handed
         return [*map(compat.storage_uses, watched), *map(sys.getrefcount, watched.values())]
 
     def in_use(self) -> bool:
-        """Whether somebody has a result of an earlier replay."""
+        """Whether a result of an earlier replay is still referenced."""
         opened = self.opened
         if self.handed_out and self.left() is None and self._uses(opened) == self.unused[opened]:
-            # another thread may have put tensors together, or apart, while they were counted
+            # another thread may have gathered or opened results while they were counted
             if self.left() is None and self.opened is opened:
                 self.handed_out = self.opened = False
         return self.handed_out
@@ -157,20 +158,20 @@ class Recording:
         return region is not None and any(r is self for r in region.recordings)
 
     def reads(self, sources: Sequence[Recording]) -> bool:
-        """Whether these left what it reads."""
+        """Whether these recordings have written the results that this one reads."""
         return [source() for source in self.sources] == sources
 
     def can_be_replayed(self) -> bool:
-        """Whether somebody may still leave what it reads."""
+        """Whether the recordings whose results it reads can still be replayed."""
         return all((source := reference()) is not None and source.is_wanted() for reference in self.sources)
 
     def finds(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether what is read where it is is there."""
+        """Whether the inputs that are not copied have the recorded addresses."""
         return [tensors[i].data_ptr() for i in self.stay] == self.stay_addresses
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether what other graphs give is where this one looks for it; it is not where one of them did not run as a
-        graph."""
+        """Whether the results of other graphs have the recorded addresses; they do not where one of those did not run
+        as a graph."""
         return [tensors[i].data_ptr() for i in self.pooled] == self.pooled_addresses
 
     def replay(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list:
@@ -198,13 +199,13 @@ class Recording:
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """How often each tensor was written to; tensors of inference mode do not count."""
+    """The version counters of tensors; 0 for tensors of inference mode, which have none."""
     return [0 if t.is_inference() else t._version for t in tensors]
 
 
 def _buffer_for(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple | None]:
-    """Memory for what an input holds, and (shape, strides) of the part that is copied where it is not all of it:
-    expanded dimensions are stored once."""
+    """A buffer for an input, in which expanded dimensions have size 1, and (shape, strides) of the part of the input to
+    copy; None for all of it."""
     shape = [1 if step == 0 else n for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
     buffer = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     reached = 1
@@ -216,8 +217,8 @@ def _buffer_for(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple | None]:
 
 
 def _shown(members: Sequence[torch.Tensor], source: int, inputs: Sequence[torch.Tensor]) -> Callable[[Sequence], list]:
-    """What shows outputs in the memory of the input that they share it with: as views of it, or detached from it where
-    they are."""
+    """A function from the inputs to outputs that share memory with one of them: views of it, or detached from it as the
+    recorded ones."""
     shown = inputs[source]
     if any(o.dtype != shown.dtype for o in members):
         raise Refused("a result shows an argument as another type")
@@ -240,7 +241,7 @@ def _shown(members: Sequence[torch.Tensor], source: int, inputs: Sequence[torch.
 
 
 def _copied(members: Sequence[torch.Tensor]) -> Callable[[Sequence], list]:
-    """What copies outputs that share memory, which the copies share as well."""
+    """A function that copies outputs which share memory; so do the copies."""
     first = members[0]
     if len(members) == 1 and torch.ops.aten.is_non_overlapping_and_dense(first):
         return lambda tensors: [first.clone()]

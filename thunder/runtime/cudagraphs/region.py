@@ -21,12 +21,13 @@ RECORDINGS = 8  # of one region, for several addresses of parameters and several
 
 
 class GraphedRegion:
-    """A region of a program: called with its inputs, it returns the list of its outputs.
+    """A region of a program: a function from its inputs to the list of its outputs.
 
-    trace: the operations. fixed: places of inputs whose addresses stay as a rule. expected: of inputs that other graphs
-    make. returned: which outputs of the trace leave the program and are copied out. shown: places of those that are
-    outputs of the call; kept: of those that its last output gathers, as `Results`. read: for each `Results` among the
-    inputs, which come last, the places in it of what the trace reads.
+    trace: its operations. fixed: places of inputs whose addresses rarely change. expected: places of inputs that other
+    graphs compute. returned: by output of the trace, whether it leaves the program, so that it is copied. shown: places
+    of the outputs of the trace that the call returns. kept: places of those that the last output of the call gathers
+    as `Results`. read: for each `Results` among the inputs, which come last, the places of its tensors that the trace
+    reads.
     """
 
     def __init__(
@@ -41,15 +42,15 @@ class GraphedRegion:
         self.draws = any(OpTags.RANDOM_OP in operation.sym.tags for operation in trace.bound_symbols)
         self.recordings: list[Recording] = []
         self.seen: dict[tuple, list[int]] = {}  # strides and setting -> addresses of the inputs
-        # whether arguments are copied, and not read where they are: another recording would need room for its results
+        # whether all arguments are copied: a recording for other addresses would need memory for its results
         self.moves = not all(returned)
-        self.off: str | None = None  # why it is not recorded any more
+        self.off: str | None = None  # the reason against recording it any more
         self.warned = False
 
     def __call__(self, *inputs: Any) -> list:
         tensors, given = (inputs[: self.tensors], inputs[self.tensors :]) if self.read else (inputs, ())
         if self.off is not None or not self.memory.may_run():
-            return self._by_lines(tensors, given)
+            return self._run_operations(tensors, given)
         with self.memory.lock:
             strides = [*map(torch.Tensor.stride, tensors)]
             setting = [*compat.kernel_flags(), *map(torch.Tensor.data_ptr, map(tensors.__getitem__, self.fixed))]
@@ -78,7 +79,7 @@ class GraphedRegion:
                     "Gradients are let go of by optimizer.zero_grad(set_to_none=True), what is saved for a backward "
                     "by running it"
                 )
-        return self._by_lines(tensors, given)
+        return self._run_operations(tensors, given)
 
     def all_tensors(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list[torch.Tensor]:
         """The inputs of the trace."""
@@ -88,7 +89,7 @@ class GraphedRegion:
             found += [opened[i] for i in places]
         return found
 
-    def _by_lines(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list:
+    def _run_operations(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list:
         values = self.run(*self.all_tensors(tensors, given))
         return (
             [*(values[i] for i in self.shown), Results(None, [values[i] for i in self.kept])] if self.kept else values
@@ -97,8 +98,8 @@ class GraphedRegion:
     def _record(
         self, strides: list, setting: list, tensors: Sequence[torch.Tensor], given: Sequence[Results]
     ) -> Recording | None:
-        """A recording for inputs like these, if they come in like this for the second time: what runs first may
-        compile, or choose kernels."""
+        """A recording for inputs with these strides and this setting, at their second call: the first one may compile
+        or tune kernels."""
         key = (*strides, *setting)
         addresses = [t.data_ptr() for t in tensors]
         if key not in self.seen:
