@@ -1,4 +1,4 @@
-"""Where reductions read their operands, and in which order of dimensions these lie in memory."""
+"""The places at which reductions read their operands, and the order of the operands' dimensions in memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def space_of(reduction: Value) -> Space:
 
 
 def operand_place(reduction: Value, kept: Index, reduced: Index) -> Place:
-    """Where the operand is read, from the places in all kept and in all reduced dimensions."""
+    """The place of the operand, from the places in all kept and in all reduced dimensions."""
     shape, dims = reduction.operands[0].shape, sorted(reduction.what[1])
     others = [d for d in range(len(shape)) if d not in dims]
     at = dict(zip(others, split(kept, [shape[d] for d in others]), strict=True)) | dict(
@@ -37,7 +37,8 @@ def operand_place(reduction: Value, kept: Index, reduced: Index) -> Place:
 
 
 def partial_place(partial: Value, linear: Index, r: Variable, c: Variable) -> Place:
-    """Where the operand of a partial is read: rows are reduced, or everything is, in the order of `linear`."""
+    """The place of the operand of a partial: of a row, or, where all dimensions are reduced, in the order of
+    `linear`."""
     if len(partial.shape) == 1:
         return split(linear, partial.operands[0].shape)
     return operand_place(partial, Index.of(c), Index.of(r))
@@ -49,7 +50,7 @@ def reduced_place(reduction: Value, place: Place) -> Index:
 
 
 def along_memory(reduction: Value) -> bool:
-    """Whether what is reduced is what lies next to each other, in an operand in the order of its memory."""
+    """Whether the last dimension in memory is reduced, for an operand in the order of its memory."""
     operand, dims = reduction.operands[0], reduction.what[1]
     long = [i for i, n in enumerate(operand.shape) if n != 1]
     return bool(long) and long[-1] in dims and operand.kind != "partial"
@@ -63,7 +64,7 @@ class Memory(NamedTuple):
 
 
 def memory_order(v: Value, strides: Strides) -> Memory:
-    """How what a value is computed from lies in memory: by the first input that varies in all dimensions."""
+    """The order in memory of the operands of a value: that of the first input that varies in all dimensions."""
     variables = [Variable(f"d{d}", n) for d, n in enumerate(v.shape)]
     long = [d for d, n in enumerate(v.shape) if n != 1]
     stack, seen = [(v, tuple(map(Index.of, variables)))], set()

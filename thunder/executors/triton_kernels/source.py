@@ -16,14 +16,14 @@ HEADER = "import triton\nimport triton.language as tl\n"
 
 
 class Source(NamedTuple):
-    """name, text: a function of the buffers (values, in order), called after what it computes, so that profiles say it.
-    helpers: names of functions it calls.
+    """name, text: a function of the buffers (values, in order), named after its operations for profiles. helpers: names
+    of functions that it calls.
 
-    loads: where in memory each value is read; stores: where each is written: keys of indices.
+    loads, stores: by value, the keys of the indices at which it is read, and written.
 
-    sizes: the numbers that the function is called with after the buffers. grid: numbers of programs, as ints or as
-    Python text of sizes. limits: what has to fit into the integers that the kernel computes places with. part: the
-    same for a launch that it shares with others.
+    sizes: the numbers that the function takes after the buffers. grid: numbers of programs, as ints or as Python text
+    of sizes. limits: sizes that have to fit into the integers of the kernel's indices. part: the kernel for a launch
+    that it shares with others.
     """
 
     name: str
@@ -49,7 +49,7 @@ def joined(sources: Sequence[Source], interpreted: bool) -> Source:
     loads: dict[Value, set] = {}
     for n, s in enumerate(sources):
         for v, places in s.loads.items():
-            # a part may not write over what another one reads
+            # a part may not write over a buffer that another one reads
             loads[v] = places if v not in loads else {*loads[v], *places, n}
     helpers = tuple(dict.fromkeys(h for s in sources for h in s.helpers))
     stores = {v: place for s in sources for v, place in s.stores.items()}
