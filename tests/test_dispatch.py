@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import thunder
-from thunder.dispatch import DEPTH, FACTS, STALE, facts_of
+from thunder.cache.index import DEPTH, FACTS, STALE, facts_of
 from thunder.errors import RecompileWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::thunder.errors.RecompileWarning")

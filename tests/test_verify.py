@@ -16,7 +16,7 @@ from benchmarks.model_zoo import MODELS
 from thunder.core.transforms import get_grad, put_grad
 from thunder.errors import OptionError
 from thunder.extend import FusionExecutor, OperatorExecutor
-from thunder.verification import Comparison, Report, _judge
+from thunder.inspect.verify import Comparison, Report, _judge
 
 HERE = __file__
 

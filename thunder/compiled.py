@@ -17,6 +17,11 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from thunder import compat
+from thunder.cache.entry import CacheEntry
+from thunder.cache.history import CompileStats, Recompilation
+from thunder.cache.index import ENTRIES, ENTRIES_WITH_TRANSFORMS, PATHS, SCANNED, STALE, EntryTable, facts_of
+from thunder.cache.logs import configure, log_program, log_recompilation
+from thunder.cache.tiers import lower_in_tiers
 from thunder.capture import Captured, FailsWithParts, Request, capture
 from thunder.capture.decisions import RaisesBefore
 from thunder.capture.locks import held
@@ -24,7 +29,6 @@ from thunder.core.host_calls import Log, beginning_with
 from thunder.core.paths import OtherPath
 from thunder.core.symbol import current_recorder
 from thunder.core.utils import without_collection
-from thunder.dispatch import ENTRIES, ENTRIES_WITH_TRANSFORMS, PATHS, SCANNED, STALE, EntryTable, facts_of
 from thunder.errors import (
     CaptureError,
     DataDependentError,
@@ -38,13 +42,9 @@ from thunder.errors import (
     user_line,
     warn_user,
 )
-from thunder.history import CompileStats, Recompilation
-from thunder.logs import configure, log_program, log_recompilation
 from thunder.methods import CompiledMethod
 from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, LOGS, RECOMPILE_WARNING_LIMIT, JitOptions
-from thunder.program import CacheEntry
 from thunder.programs.keep import find, keep, wanted
-from thunder.tiers import lower_in_tiers
 
 __all__ = ["Compiled", "compiled_of"]
 

@@ -6,10 +6,10 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
+from thunder.cache.entry import CacheEntry
 from thunder.compat.modes import MODES
 from thunder.core.trace import Trace
 from thunder.errors import HELP
-from thunder.program import CacheEntry
 
 __all__ = ["RECORDS", "Recompilation", "CompileStats", "Traces", "REASONS", "section_of_reason"]
 

@@ -50,7 +50,7 @@ class CacheEntry:
     nothing to do. Each of `prologue_traces`, `computation_traces`, `backward_traces` and `epilogue_traces` has the
     traces of all passes, as captured first. A printed entry is the text of all four. executed: the traces that calls
     run, those of backwards that were compiled later among them. tiers: under tiers="background",
-    which tier runs, and why (see `thunder.tiers.Tiers`); None where there is one.
+    which tier runs, and why (see `thunder.cache.tiers.Tiers`); None where there is one.
     """
 
     __slots__ = (

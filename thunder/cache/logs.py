@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import logging
 
+from thunder.cache.entry import CacheEntry
+from thunder.cache.history import Recompilation, Traces
 from thunder.errors import OptionError
-from thunder.history import Recompilation, Traces
 from thunder.options import LOGS
-from thunder.program import CacheEntry
 
 __all__ = ["TOPICS", "configure", "log_program", "log_recompilation"]
 

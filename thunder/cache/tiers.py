@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 
+from thunder.cache.entry import CacheEntry, Lowered, lower_captured, lowered
 from thunder.capture import Captured
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import Trace, TraceTag
 from thunder.errors import MissingImplementationError, warn_user
 from thunder.extend import add_executor_lists, get_executor
 from thunder.options import NUMERICS_OPTIONS, TIERS_OPTIONS, JitOptions
-from thunder.program import CacheEntry, Lowered, lower_captured, lowered
 from thunder.runtime import background
 
 __all__ = ["TIMED", "Tiers", "lower_in_tiers"]

@@ -24,13 +24,13 @@ from torch.profiler import ProfilerActivity, record_function
 
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.cost import estimated_time, nbytes
+from thunder.cache.entry import CacheEntry
 from thunder.compiled import Compiled, compiled_of
 from thunder.core.codegen import Printer, function_source, line_owners
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace, TraceTag
 from thunder.errors import CaptureError, OptionError
-from thunder.program import CacheEntry
 from thunder.programs.entry import text_only
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.partition import unpack_sequence

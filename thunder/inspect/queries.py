@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from thunder.cache.entry import CacheEntry
+from thunder.cache.history import CompileStats, Traces
 from thunder.compiled import Compiled, compiled_of
 from thunder.core.paths import Decision
 from thunder.core.symbol import OpTags
-from thunder.history import CompileStats, Traces
 from thunder.interpreter import interpreted_instructions, interpreter_log, print_log
 from thunder.options import CACHE_OPTIONS
-from thunder.program import CacheEntry
 
 __all__ = [
     "compile_data", "compile_stats", "last_traces", "last_backward_traces", "last_prologue_traces",

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from thunder.cache.entry import CacheEntry
 from thunder.options import compile_option
-from thunder.program import CacheEntry
 
 __all__ = ["ENTRIES", "PATHS", "ENTRIES_WITH_TRANSFORMS", "STALE", "SCANNED", "EntryTable", "facts_of"]
 

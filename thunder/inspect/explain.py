@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from thunder.api import add_transform, jit
+from thunder.cache.entry import CacheEntry
 from thunder.compiled import compiled_of
 from thunder.core.definition import holds
 from thunder.core.host_calls import host_call
@@ -18,7 +19,6 @@ from thunder.core.proxies import TensorProxy, UnbackedNumber, element_count
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import CaptureError
-from thunder.program import CacheEntry
 from thunder.transforms.base import Transform
 
 __all__ = ["Explained", "Explanation", "explain", "explained"]

@@ -17,16 +17,16 @@ import torch
 import torch.distributed as dist
 
 import thunder
+from thunder.cache.entry import CacheEntry
+from thunder.cache.history import section_of_reason
 from thunder.compiled import Compiled, compiled_of
 from thunder.core.proxies import Proxy, leaves
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
-from thunder.examine import operations_in, saved_for_backward
-from thunder.explanation import explained
-from thunder.history import section_of_reason
-from thunder.inspection import last_entry, last_paths
-from thunder.profiling import Cost, Profile, Share, check_symbols, costs_of, profile
-from thunder.program import CacheEntry
+from thunder.inspect.examine import operations_in, saved_for_backward
+from thunder.inspect.explain import explained
+from thunder.inspect.profile import Cost, Profile, Share, check_symbols, costs_of, profile
+from thunder.inspect.queries import last_entry, last_paths
 from thunder.transforms.del_last_used import python_del
 
 __all__ = ["Report", "report"]
