@@ -20,7 +20,7 @@ from thunder.ops.families.shape import adjoint
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
-from thunder.ops.shape_rules import wrap_dim
+from thunder.ops.shape_rules import require, wrap_dim
 from thunder.ops.signature import without_none
 from thunder.ops.torch_types import to_torch_dtype
 
@@ -34,33 +34,22 @@ def _is_vector(A, B) -> bool:
 
 
 def _solution(A, B, left: bool):
-    square("linalg.solve", A)
-    if B.dtype is not A.dtype:
-        raise RuntimeError(
-            f"linalg.solve: Expected A and B to have the same dtype, but found A of type {A.dtype} and B of type "
-            f"{B.dtype} instead"
-        )
+    square(A)
+    require(B.dtype is A.dtype)
     if _is_vector(A, B):
-        if not left:
-            raise RuntimeError(
-                "linalg.solve: Vector broadcasting of the left hand side is not supported for left=False."
-            )
-        return like(A, (*broadcast_shapes(A.shape[:-2], B.shape[:-1]), _fitting("linalg.solve", A, B.shape[-1])))
+        require(left)
+        return like(A, (*broadcast_shapes(A.shape[:-2], B.shape[:-1]), _fitting(A, B.shape[-1])))
     return like(A, (*broadcast_shapes(A.shape[:-2], B.shape[:-2]), *sides(A, B, left)))
 
 
-def _fitting(name: str, A, n):
-    if A.shape[-1] is not n and A.shape[-1] != n:
-        raise RuntimeError(
-            f"{name}: Incompatible shapes of A and B for the equation AX = B ({list(A.shape[-2:])} and {n})"
-        )
+def _fitting(A, n):
+    require(A.shape[-1] is n or A.shape[-1] == n)
     return n
 
 
 def sides(A, B, left: bool) -> tuple:
-    if len(B.shape) < 2:
-        raise RuntimeError("linalg.solve: The input tensor B must have at least 2 dimensions.")
-    _fitting("linalg.solve", A, B.shape[-2 if left else -1])
+    require(len(B.shape) >= 2)
+    _fitting(A, B.shape[-2 if left else -1])
     return B.shape[-2:]
 
 
@@ -167,7 +156,7 @@ def _strict(x, upper: bool, unitriangular: bool):
 
 @torch_prim(torch.linalg.solve_triangular, name="linalg_solve_triangular")
 def linalg_solve_triangular(A, B, *, upper, left=True, unitriangular=False):
-    square("linalg.solve_triangular", A)
+    square(A)
     return like(A, (*broadcast_shapes(A.shape[:-2], B.shape[:-2]), *sides(A, B, left)))
 
 
@@ -182,8 +171,8 @@ def _(A, B, *, upper, left=True, unitriangular=False):
 
 @torch_prim(torch.triangular_solve, torch.Tensor.triangular_solve, autocast=_CPU)
 def triangular_solve(b, A, upper=True, transpose=False, unitriangular=False):
-    square("triangular_solve", A)
-    matrices("triangular_solve", b, "b")
+    square(A)
+    matrices(b)
     batch = broadcast_shapes(A.shape[:-2], b.shape[:-2])
     return types.triangular_solve((like(b, (*batch, *sides(A, b, True))), like(A, (*batch, *A.shape[-2:]))))
 
@@ -203,8 +192,8 @@ def _(b, A, upper=True, transpose=False, unitriangular=False):
 
 def _pinv_meta(A, rcond=None, hermitian=False, *, atol=None, rtol=None):
     if hermitian:
-        square("linalg.pinv", A)
-    batch, m, n = matrices("linalg.pinv", A)
+        square(A)
+    batch, m, n = matrices(A)
     return like(A, (*batch, n, m))
 
 
@@ -268,19 +257,14 @@ def _(A, *options, **named):
 @torch_prim(torch.linalg.lstsq, name="linalg_lstsq", autocast=_CPU)
 def lstsq(A, b, rcond=None, *, driver=None):
     """Residuals are those of matrices of full rank: gelsd and gelss leave them out for others. PyTorch's derivative."""
-    batch, m, n = matrices("torch.linalg.lstsq", A, "input")
-    if len(A.shape) - len(b.shape) not in (0, 1) or not b.shape or b.dtype is not A.dtype:
-        raise RuntimeError(f"torch.linalg.lstsq: {list(A.shape)} and {list(b.shape)} do not fit")
+    batch, m, n = matrices(A)
+    require(len(A.shape) - len(b.shape) in (0, 1) and b.shape and b.dtype is A.dtype)
     vector = len(b.shape) == len(A.shape) - 1
     rows, columns = (b.shape[-1], ()) if vector else (b.shape[-2], b.shape[-1:])
     batch = broadcast_shapes(batch, b.shape[:-1] if vector else b.shape[:-2])
     allowed = ("gels", "gelsy", "gelsd", "gelss") if A.device.type == "cpu" else ("gels",)
     driver = driver or ("gelsy" if A.device.type == "cpu" else "gels")
-    if rows != m or driver not in allowed:
-        raise RuntimeError(
-            f"torch.linalg.lstsq: {list(A.shape)} and {list(b.shape)} do not fit, or the driver {driver!r} is none "
-            f"of {allowed}"
-        )
+    require(rows == m and driver in allowed)
     residuals = (*batch, *columns) if m > n and driver != "gelsy" else (0,)
     return types.linalg_lstsq((
         like(A, (*batch, n, *columns)), like(A, residuals, real_of(A.dtype)),
@@ -298,14 +282,9 @@ lstsq.nondifferentiable = (2, 3)
 
 @composite(torch.linalg.tensorinv, name="linalg_tensorinv", autocast=_CPU)
 def tensorinv(A, ind=2):
-    if ind <= 0:
-        raise RuntimeError("Expected a strictly positive integer for 'ind'")
+    require(ind > 0)
     start, end = A.shape[:ind], A.shape[ind:]
-    if math.prod(start) != math.prod(end):
-        raise RuntimeError(
-            "Expected self to satisfy the requirement prod(self.shape[ind:]) == prod(self.shape[:ind]), but got "
-            f"{math.prod(end)} != {math.prod(start)}"
-        )
+    require(math.prod(start) == math.prod(end))
     matrix = LTORCH["reshape"](A, (math.prod(end), math.prod(start)))
     return LTORCH["reshape"](LTORCH["linalg_inv"](matrix), (*end, *start))
 
@@ -316,11 +295,7 @@ def tensorsolve(A, B, dims=None):
     moved = [wrap_dim(d, rank) for d in dims or ()]
     A = LTORCH["movedim"](A, moved, list(range(rank - len(moved), rank))) if moved else A
     found = A.shape[len(B.shape) :]
-    if math.prod(found) != math.prod(B.shape):
-        raise RuntimeError(
-            "Expected self to satisfy the requirement prod(self.shape[other.ndim:]) == "
-            f"prod(self.shape[:other.ndim]), but got {found} and {B.shape}"
-        )
+    require(math.prod(found) == math.prod(B.shape))
     matrix = LTORCH["reshape"](A, (math.prod(B.shape), math.prod(found)))
     return LTORCH["reshape"](linalg_solve(matrix, LTORCH["reshape"](B, (math.prod(B.shape),))), found)
 
@@ -332,9 +307,8 @@ _RANDOM = (OpTags.RANDOM_OP, OpTags.DONT_DCE)
 
 
 def _low_rank(a, q: int) -> tuple:
-    batch, m, n = matrices("svd_lowrank", a)
-    if not 0 <= q <= min(m, n):
-        raise ValueError(f"q(={q}) must be non-negative integer and not greater than min(m, n)={min(m, n)}")
+    batch, m, n = matrices(a)
+    require(0 <= q <= min(m, n))
     return like(a, (*batch, m, q)), like(a, (*batch, q), real_of(a.dtype)), like(a, (*batch, n, q))
 
 
@@ -365,13 +339,9 @@ def lobpcg(
     ortho_fparams=None,
     ortho_bparams=None,
 ):
-    batch, m, _ = matrices("lobpcg", A)
+    batch, m, _ = matrices(A)
     count = (1 if X is None else X.shape[-1]) if k is None else k
-    if m < 3 * count:
-        raise ValueError(
-            f"LPBPCG algorithm is not applicable when the number of A rows (={m}) is smaller than 3 x the number of "
-            f"requested eigenpairs (={count})"
-        )
+    require(m >= 3 * count)
     return like(A, (*batch, count)), like(A, (*batch, m, count))
 
 

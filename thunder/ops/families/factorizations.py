@@ -20,6 +20,7 @@ from thunder.ops.backward import kernel, sum_to
 from thunder.ops.families.shape import adjoint
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.shape_rules import require
 
 __all__ = ["square", "matrices", "mT", "product", "of_square"]
 
@@ -27,22 +28,18 @@ _CPU = "cpu:float32"
 types = torch.return_types
 
 
-def matrices(name: str, a, argument: str = "A", narrow: bool = False) -> tuple:
+def matrices(a, narrow: bool = False) -> tuple:
     """(batch, rows, columns) of a floating or complex matrix, or batches of them. narrow: types below 32 bits are
     taken."""
-    if len(a.shape) < 2:
-        raise RuntimeError(f"{name}: The input tensor {argument} must have at least 2 dimensions.")
-    if a.dtype.category < 2:
-        raise RuntimeError(f"{name}: Expected a floating point or complex tensor as input. Got {a.dtype}")
-    if not narrow and real_of(a.dtype).bytes < 4:
-        raise RuntimeError(f"{name}: Low precision dtypes not supported. Got {a.dtype}")
+    require(len(a.shape) >= 2)
+    require(a.dtype.category >= 2)
+    require(narrow or real_of(a.dtype).bytes >= 4)
     return a.shape[:-2], a.shape[-2], a.shape[-1]
 
 
-def square(name: str, a, argument: str = "A", narrow: bool = False) -> None:
-    _, m, n = matrices(name, a, argument, narrow)
-    if m is not n and m != n:
-        raise RuntimeError(f"{name}: {argument} must be batches of square matrices, but they are {m} by {n} matrices")
+def square(a, narrow: bool = False) -> None:
+    _, m, n = matrices(a, narrow)
+    require(m is n or m == n)
 
 
 def mT(a):
@@ -91,9 +88,8 @@ def of_square(
 
     def meta(a, **given):
         unknown = next((k for k in given if k not in options), None)
-        if unknown is not None:
-            raise TypeError(f"{name}() got an unexpected keyword argument '{unknown}'")
-        square(name, a, narrow=name == "matrix_exp")
+        require(unknown is None)
+        square(a, narrow=name == "matrix_exp")
         return result(a)
 
     symbol = torch_prim(*functions, name=name, autocast=autocast)(meta)
@@ -122,8 +118,7 @@ def slogdet_alias(a):
 
 
 def _power_meta(A, n):
-    if len(A.shape) < 2 or A.shape[-1] != A.shape[-2]:
-        raise RuntimeError("linalg.matrix_power: A must be batches of square matrices")
+    require(len(A.shape) >= 2 and A.shape[-1] == A.shape[-2])
     return like(A)
 
 
@@ -190,7 +185,7 @@ cholesky_ex = of_square(
 
 @torch_prim(*compat.unless_removed("cholesky"), name="cholesky", autocast=_CPU)
 def old_cholesky(a, upper=False):
-    square("cholesky", a)
+    square(a)
     return like(a)
 
 
@@ -215,7 +210,7 @@ for _symbol in (cholesky, old_cholesky, cholesky_ex):
 @torch_prim(torch.cholesky_inverse, torch.Tensor.cholesky_inverse, autocast=_CPU)
 def cholesky_inverse(a, upper=False):
     """The inverse of the matrix whose Cholesky factor is `a`."""
-    square("cholesky_inverse", a)
+    square(a)
     return like(a)
 
 
@@ -230,13 +225,9 @@ def _(a, upper=False):
 @torch_prim(torch.cholesky_solve, torch.Tensor.cholesky_solve, autocast=_CPU)
 def cholesky_solve(b, a, upper=False):
     """X with A X = B, `a` being the Cholesky factor of A."""
-    square("cholesky_solve", a)
-    batch, m, _ = matrices("cholesky_solve", b, "b")
-    if m != a.shape[-1] or b.dtype is not a.dtype:
-        raise RuntimeError(
-            f"Incompatible matrix sizes for cholesky_solve: each A matrix is {a.shape[-1]} by {a.shape[-1]} but each "
-            f"b matrix is {m} by {b.shape[-1]}"
-        )
+    square(a)
+    batch, m, _ = matrices(b)
+    require(m == a.shape[-1] and b.dtype is a.dtype)
     return like(b, (*broadcast_shapes(batch, a.shape[:-2]), *b.shape[-2:]))
 
 
@@ -310,7 +301,7 @@ def _(a, UPLO="L"):
 
 
 def _svd_parts(a, full: bool) -> tuple:
-    batch, m, n = matrices("linalg.svd", a)
+    batch, m, n = matrices(a)
     k = min(m, n)
     return (
         like(a, (*batch, m, m if full else k)),
@@ -342,7 +333,7 @@ def svdvals(A, *, driver=None):
 @composite(torch.svd, torch.Tensor.svd, name="svd", autocast=_CPU)
 def old_svd(a, some=True, compute_uv=True):
     if not compute_uv:
-        batch, m, n = matrices("linalg.svd", a)
+        batch, m, n = matrices(a)
         zeros = [LTORCH["zeros"](*batch, n, n, dtype=a.dtype, device=a.device) for n in (m, n)]
         return types.svd((zeros[0], svdvals(a), zeros[1]))
     u, s, vh = linalg_svd(a, not some)
@@ -396,11 +387,8 @@ def _(A, *, driver=None):
 
 @torch_prim(torch.linalg.qr, name="linalg_qr", autocast=_CPU)
 def linalg_qr(A, mode="reduced"):
-    batch, m, n = matrices("linalg.qr", A)
-    if mode not in ("reduced", "complete", "r"):
-        raise RuntimeError(
-            f"qr received unrecognized mode '{mode}' but expected one of 'reduced' (default), 'r', or 'complete'"
-        )
+    batch, m, n = matrices(A)
+    require(mode in ("reduced", "complete", "r"))
     k = m if mode == "complete" else min(m, n)
     return types.linalg_qr((like(A, (0,)) if mode == "r" else like(A, (*batch, m, k)), like(A, (*batch, k, n))))
 
@@ -437,7 +425,7 @@ def _(A, mode="reduced"):
 @torch_prim(torch.geqrf, torch.Tensor.geqrf, autocast=_CPU)
 def geqrf(a):
     """Householder reflectors and their factors; PyTorch has no derivative."""
-    batch, m, n = matrices("torch.geqrf", a, "input")
+    batch, m, n = matrices(a)
     return types.geqrf((like(a), like(a, (*batch, min(m, n)))))
 
 
@@ -445,23 +433,21 @@ def geqrf(a):
     torch.linalg.householder_product, torch.orgqr, torch.Tensor.orgqr, name="linalg_householder_product", autocast=_CPU
 )
 def householder_product(A, tau):
-    batch, m, n = matrices("torch.linalg.householder_product", A, "input")
-    if n > m or tau.shape[:-1] != batch or tau.shape[-1:] > (n,) or tau.dtype is not A.dtype:
-        raise RuntimeError(f"torch.linalg.householder_product: {list(A.shape)} and {list(tau.shape)} do not fit")
+    batch, m, n = matrices(A)
+    require(n <= m and tau.shape[:-1] == batch and tau.shape[-1:] <= (n,) and tau.dtype is A.dtype)
     return like(A)
 
 
 @torch_prim(torch.ormqr, torch.Tensor.ormqr, autocast=_CPU)
 def ormqr(a, tau, other, left=True, transpose=False):
-    batch, m, _ = matrices("torch.ormqr", a, "input")
+    batch, m, _ = matrices(a)
     fits = (
         other.shape[:-2] == batch
         and tau.shape[:-1] == batch
         and len(other.shape) >= 2
         and other.shape[-2 if left else -1] == m
     )
-    if not fits or tau.shape[-1] > min(a.shape[-2:]) or any(t.dtype is not a.dtype for t in (tau, other)):
-        raise RuntimeError(f"torch.ormqr: {list(a.shape)}, {list(tau.shape)} and {list(other.shape)} do not fit")
+    require(fits and tau.shape[-1] <= min(a.shape[-2:]) and not any(t.dtype is not a.dtype for t in (tau, other)))
     return like(other)
 
 

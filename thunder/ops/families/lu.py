@@ -15,6 +15,7 @@ from thunder.ops.families.equations import linalg_solve_triangular, sides
 from thunder.ops.families.factorizations import _CPU, matrices, mT, of_square, product, square, types
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.shape_rules import require
 
 
 def _pivots(A):
@@ -23,13 +24,13 @@ def _pivots(A):
 
 @torch_prim(torch.linalg.lu_factor_ex, name="linalg_lu_factor_ex")
 def lu_factor_ex(A, *, pivot=True, check_errors=False):
-    batch, *_ = matrices("torch.lu_factor", A)
+    batch, *_ = matrices(A)
     return types.linalg_lu_factor_ex((like(A), _pivots(A), like(A, batch, int32)))
 
 
 @torch_prim(torch.linalg.lu_factor, name="linalg_lu_factor")
 def lu_factor(A, *, pivot=True):
-    matrices("torch.lu_factor", A)
+    matrices(A)
     return types.linalg_lu_factor((like(A), _pivots(A)))
 
 
@@ -41,7 +42,7 @@ def _lu_parts(A) -> tuple:
 
 @torch_prim(torch.linalg.lu, name="linalg_lu")
 def linalg_lu(A, *, pivot=True):
-    matrices("torch.lu_factor", A)
+    matrices(A)
     p, l, u = _lu_parts(A)
     return types.linalg_lu((p if pivot else like(A, (0,)), l, u))
 
@@ -51,12 +52,8 @@ linalg_lu.nondifferentiable = (0,)
 
 @torch_prim(torch.lu_unpack)
 def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
-    if LU_pivots.dtype is not int32:
-        raise RuntimeError("torch.lu_unpack: LU_pivots is expected to be a contiguous tensor of torch.int32 dtype.")
-    if len(LU_data.shape) < 2:
-        raise RuntimeError(
-            f"torch.lu_unpack: Expected tensor with 2 or more dimensions. Got size: {list(LU_data.shape)} instead"
-        )
+    require(LU_pivots.dtype is int32)
+    require(len(LU_data.shape) >= 2)
     p, l, u = _lu_parts(LU_data)
     nothing = like(LU_data, (0,))
     return types.lu_unpack(
@@ -144,12 +141,9 @@ def _(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
 
 @torch_prim(torch.linalg.lu_solve, name="linalg_lu_solve")
 def linalg_lu_solve(LU, pivots, B, *, left=True, adjoint=False):
-    square("linalg.lu_solve", LU, "LU")
-    matrices("linalg.lu_solve", B, "B")
-    if pivots.dtype is not int32 or pivots.shape != LU.shape[:-1] or B.dtype is not LU.dtype:
-        raise RuntimeError(
-            f"linalg.lu_solve: pivots {list(pivots.shape)} and B {list(B.shape)} do not fit LU {list(LU.shape)}"
-        )
+    square(LU)
+    matrices(B)
+    require(pivots.dtype is int32 and pivots.shape == LU.shape[:-1] and B.dtype is LU.dtype)
     return like(LU, (*broadcast_shapes(LU.shape[:-2], B.shape[:-2]), *sides(LU, B, left)))
 
 
@@ -195,11 +189,8 @@ ldl_factor_ex = of_square(
 
 @torch_prim(torch.linalg.ldl_solve, name="linalg_ldl_solve")
 def ldl_solve(LD, pivots, B, *, hermitian=False):
-    square("torch.linalg.ldl_solve", LD, "LD")
-    if pivots.shape != LD.shape[:-1] or B.dtype is not LD.dtype or len(B.shape) < 2:
-        raise RuntimeError(
-            f"torch.linalg.ldl_solve: pivots {list(pivots.shape)} and B {list(B.shape)} do not fit LD {list(LD.shape)}"
-        )
+    square(LD)
+    require(pivots.shape == LD.shape[:-1] and B.dtype is LD.dtype and len(B.shape) >= 2)
     return like(B, (*broadcast_shapes(LD.shape[:-2], B.shape[:-2]), *sides(LD, B, True)))
 
 
