@@ -43,7 +43,8 @@ from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
-from thunder.ops.attention import (
+from thunder.ops.backward import sum_to
+from thunder.ops.families.attention import (
     attention_bias,
     attention_with_dropout,
     differentiated_by_products,
@@ -51,7 +52,6 @@ from thunder.ops.attention import (
     scaled_dot_product_attention,
     scores,
 )
-from thunder.ops.backward import sum_to
 from thunder.ops.layout import run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 

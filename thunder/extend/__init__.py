@@ -269,7 +269,7 @@ def operation_id(given: Any) -> Any:
     """The id of an operation given as itself, as its id, or as a torch function that stands for it. Raises TypeError
     for another function."""
     if callable(given) and not isinstance(given, Symbol):
-        from thunder.ops.define import operation_of
+        from thunder.ops.registry import operation_of
 
         found = operation_of(given)
         if found is None:

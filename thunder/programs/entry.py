@@ -30,8 +30,8 @@ from thunder.core.symbolic import Decisions
 from thunder.core.trace import Trace, TraceInfo
 from thunder.errors import ThunderError
 from thunder.extend import get_always_executors
-from thunder.ops.define import LTORCH, PRIMS
-from thunder.ops.inplace import writes_back
+from thunder.ops.functionalize.inplace import writes_back
+from thunder.ops.registry import LTORCH, PRIMS
 from thunder.options import NUMERICS_OPTIONS, JitOptions
 from thunder.pipeline import lower
 from thunder.programs.describe import Describer, Unspeakable, named
