@@ -15,6 +15,7 @@ from thunder.analysis.flow import producers
 from thunder.capture.operations import NOT_OPERATIONS
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, UnbackedNumber, type_string
 from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.tables import table
 from thunder.core.trace import Trace
 from thunder.errors import ThunderError, warn_user
 from thunder.inspect.queries import last_entry
@@ -151,17 +152,12 @@ class SavedValues(tuple):
             (v.name, v.kind, "?" if v.nbytes is None else f"{v.nbytes:,}", v.operation, _where(v.location))
             for v in self
         ]
-        rows = [("value", "type", "bytes", "made by", "at"), *rows]
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
-            f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}  {d:{widths[3]}}  {e}".rstrip()
-            for a, b, c, d, e in rows
-        ]
         graphs = sum(v.nbytes is None and v.kind == "Any" for v in self)
         more = f", and {graphs} pieces of PyTorch's autograd graph" if graphs else ""
         by_data = sum(v.nbytes is None and v.kind != "Any" for v in self)
         more += f", and {by_data} tensors of data-dependent sizes" if by_data else ""
-        return "\n".join([*lines, f"{self.nbytes:,} bytes saved for the backward, without arguments{more}"])
+        printed = table(("value", "type", "bytes", "made by", "at"), rows, right={2})
+        return f"{printed}\n{self.nbytes:,} bytes saved for the backward, without arguments{more}"
 
 
 def _where(location: tuple | None) -> str:

@@ -29,6 +29,7 @@ from thunder.compiled import Compiled, compiled_of
 from thunder.core.codegen import Printer, function_source, line_owners
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.tables import table
 from thunder.core.trace import Trace, TraceTag
 from thunder.errors import CaptureError, OptionError
 from thunder.programs.entry import text_only
@@ -151,12 +152,15 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:.2f}"
 
 
-def _table(rows: Sequence[tuple[Share, str]], what: str, total: float) -> str:
-    lines = [f"{'ms':>10}{'share':>7}{'MiB':>10}{'at peak':>10}  {what}"]
-    for s, name in rows[:ROWS]:
-        share = f"{s.seconds / total if total else 0:.1%}"
-        lines.append(f"{1e3 * s.seconds:10.3f}{share:>7}{_mib(s.bytes):>10}{_mib(s.at_peak):>10}  {name}")
-    return "\n".join([*lines, f"{'':39}and {len(rows) - ROWS} more"] if len(rows) > ROWS else lines)
+def _table(shares: Sequence[tuple[Share, str]], title: str, total: float) -> str:
+    """The longest of some shares, each with its name."""
+    rows = [
+        (f"{1e3 * s.seconds:.3f}", f"{s.seconds / total if total else 0:.1%}", _mib(s.bytes), _mib(s.at_peak), name)
+        for s, name in shares[:ROWS]
+    ]
+    if len(shares) > ROWS:
+        rows.append(("", "", "", "", f"and {len(shares) - ROWS} more"))
+    return table(("ms", "share", "MiB", "at peak", title), rows, right=range(4))
 
 
 def _prefixes(path: str | None) -> list[str | None]:
