@@ -27,7 +27,8 @@ def names_from(
         elif "__path__" in own and not name.startswith("_") and importlib.util.find_spec(f"{module}.{name}"):
             value = importlib.import_module(f"{module}.{name}")
         else:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+            # with name= and obj= Python's traceback names a near one
+            raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name, obj=sys.modules[module])
         own[name] = value
         return value
 

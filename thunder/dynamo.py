@@ -16,7 +16,7 @@ import torch
 from thunder.api import jit
 from thunder.core.trace import Trace
 from thunder.errors import OptionError
-from thunder.inspection import last_backward_traces, last_traces
+from thunder.inspect.queries import last_backward_traces, last_traces
 
 __all__ = ["ThunderCompiler", "WithDynamo", "backend", "thunderfx"]
 

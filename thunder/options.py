@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from thunder.errors import OptionError, warn_user
+from thunder.errors import OptionError, did_you_mean, warn_user
 
 __all__ = [
     "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "FALLBACK_OPTIONS",
@@ -255,7 +255,9 @@ def _resolve(kind: type[enum.Enum], given: Any, what: str):
     for member in kind:
         if isinstance(given, str) and given.lower() == member.value:
             return member
-    raise OptionError(f"{what}={given!r} is not an option; valid: {', '.join(repr(m.value) for m in kind)}")
+    valid = [m.value for m in kind]
+    near = did_you_mean(given, valid)
+    raise OptionError(f"{what}={given!r} is not an option; {near}valid: {', '.join(map(repr, valid))}")
 
 
 def resolve_cache_option(given: CACHE_OPTIONS | str | None) -> CACHE_OPTIONS:

@@ -17,7 +17,7 @@ import torch
 
 from thunder.api import jit
 from thunder.distributed import FSDPBucketingStrategy, FSDPType, ddp, fsdp
-from thunder.errors import OptionError
+from thunder.errors import OptionError, did_you_mean
 from thunder.quantization.float8 import Float8Weights
 from thunder.quantization.int4 import Int4Weights
 from thunder.quantization.int8 import Int8Weights
@@ -240,7 +240,8 @@ def _recipe(given: Recipe | str) -> Recipe:
         return _NAMED[given]()
     if isinstance(given, type) and issubclass(given, Recipe):
         raise OptionError(f"recipe {given.__name__} is a class: give an instance, {given.__name__}(...)")
-    raise OptionError(f"{given!r} is no recipe; valid: a thunder.Recipe, {', '.join(map(repr, _NAMED))}")
+    near = did_you_mean(given, _NAMED)
+    raise OptionError(f"{given!r} is no recipe; {near}valid: a thunder.Recipe, {', '.join(map(repr, _NAMED))}")
 
 
 def compile(

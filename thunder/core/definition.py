@@ -127,7 +127,8 @@ class Definition:
     owns_result: bool = False
     """PyTorch's kernel writes its result to memory that nobody else has."""
     aligned: Callable | None = None
-    """(*args, **kwargs): a product that is fast for odd sizes, and aligns the rows of its result (`ops/aligned.py`)."""
+    """(*args, **kwargs): a product that is fast for odd sizes and aligns the rows of its result
+    (`ops/families/aligned.py`)."""
     in_float32: Callable | None = None
     """(*args): a product of half precision with its result in float32, in which it is added up."""
     takes_rows_apart: bool = False

@@ -155,10 +155,10 @@ class Recorder:
     while there was none.
 
     context: see `Context`; replaced, not changed, when the program enters or leaves a mode. memory: what in-place
-    operations have made of values (`thunder.ops.memory`), where there may be any. casts: of leaves, by autocast
-    (`thunder.ops.autocast`); is_leaf says what is one. location: called for each operation, gives where in the user's
-    code it came from, in a form that costs little; where: the same as (filename, line, function, source line), for
-    errors.
+    operations have made of values (`thunder.ops.functionalize.memory`), where there may be any. casts: of leaves, by
+    autocast (`thunder.ops.autocast`); is_leaf says what is one. location: called for each operation, gives where in the
+    user's code it came from, in a form that costs little; where: the same as (filename, line, function, source line),
+    for errors.
 
     decide: answers what is data-dependent, see `thunder.core.paths`; None where such a question is an error. typing:
     whether a meta rule is running, which is typed by examples where it asks.

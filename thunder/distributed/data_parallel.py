@@ -15,8 +15,8 @@ import torch.distributed as dist
 from thunder.distributed.agreement import check_same_module
 from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Placement, place, placement_of
 from thunder.errors import OptionError
-from thunder.ops.collectives import group_of
-from thunder.ops.lost_ranks import introduce
+from thunder.ops.families.collectives import group_of
+from thunder.ops.families.lost_ranks import introduce
 from thunder.options import LOCAL_RANK
 
 __all__ = ["ddp", "fsdp", "copy_default_process_group"]

@@ -22,6 +22,7 @@ from thunder.api import jit_with
 from thunder.capture import Captured, FailsWithParts, Request, capture
 from thunder.core.devices import Device
 from thunder.core.proxies import TensorProxy, proxies_in
+from thunder.core.tables import table
 from thunder.core.utils import without_collection
 from thunder.distributed.costs import H200, Clock, Collective, Machine, Memory
 from thunder.distributed.data_parallel import check_bucket_size, check_member, module_of, replicated, sharded
@@ -112,18 +113,9 @@ class Plans(tuple):
     def __str__(self) -> str:
         first: Plan = self[0]
         head = (
-            "GPUs",
-            "parameters",
-            "gradients",
-            "optimizer",
-            "saved",
-            "gathered",
-            "peak GiB",
-            "communicated GiB",
-            "step ms",
-            "computing",
-            "waiting",
-        )
+            "GPUs", "parameters", "gradients", "optimizer", "saved", "gathered", "peak GiB", "communicated GiB",
+            "step ms", "computing", "waiting",
+        )  # fmt: skip
         rows = [
             (
                 f"{p.world_size}", *(f"{n / GIB:.2f}" for n in (p.parameters, p.gradients, p.optimizer, p.saved,
@@ -132,11 +124,8 @@ class Plans(tuple):
             )
             for p in self
         ]  # fmt: skip
-        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-        table = [
-            "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)
-        ]
-        return "\n".join([f"{first.strategy} on {first.machine.name}, one rank; times are projected", *table])
+        title = f"{first.strategy} on {first.machine.name}, one rank; times are projected"
+        return f"{title}\n{table(head, rows, right=range(len(head)))}"
 
 
 def plan(

@@ -18,7 +18,7 @@ from thunder.distributed.agreement import check_same_module
 from thunder.distributed.placement import Placement, Slice, place, placement_of
 from thunder.errors import OptionError
 from thunder.ops import LTORCH
-from thunder.ops.collectives import all_gather, all_reduce, group_of, reduce_scatter, wait
+from thunder.ops.families.collectives import all_gather, all_reduce, group_of, reduce_scatter, wait
 
 __all__ = [
     "column_parallel",

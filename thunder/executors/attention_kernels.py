@@ -18,8 +18,8 @@ from thunder.core.devices import cpu
 from thunder.core.dtypes import float32, int64, uint64
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops.attention import differentiated_by_products, scores
 from thunder.ops.backward import sum_to
+from thunder.ops.families.attention import differentiated_by_products, scores
 
 __all__ = ["BY_SIZE", "CUDNN", "EFFICIENT", "FLASH", "KERNELS", "Kernel", "aligned_bias", "attention_kernel"]
 

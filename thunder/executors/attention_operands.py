@@ -12,7 +12,7 @@ from thunder.analysis.aliases import may_view
 from thunder.core.proxies import Proxy, TensorProxy, equal_shapes, number_value, numbers_in
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.ops import LTORCH
-from thunder.ops.attention import fits_flash_for_cpu
+from thunder.ops.families.attention import fits_flash_for_cpu
 from thunder.ops.layout import run_line
 from thunder.ops.torch_types import to_torch_dtype
 

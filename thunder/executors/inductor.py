@@ -38,8 +38,8 @@ from thunder.executors.inductor_sizes import RegionOfSizes, alike, apart, laid_o
 from thunder.executors.torchex import torch_ex
 from thunder.extend import register_executor
 from thunder.extend.fusion import FusionExecutor, computing, fusible
-from thunder.ops.define import PRIMS
 from thunder.ops.layout import run_line
+from thunder.ops.registry import PRIMS
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import CXX_COMPILER, SEARCH_PATH
 from thunder.runtime import background

@@ -1,4 +1,4 @@
-"""Joins by parts: rewrite elementwise operations of concatenations as concatenations of elementwise operations.
+"""Inductor joins: rewrite elementwise operations of concatenations as concatenations of elementwise operations.
 
 On a CPU Inductor stores each concatenation before it computes with it, and evaluates a condition for each element of a
 padded tensor. Rotary embeddings are such concatenations, and their gradients such paddings. This pass runs the graph of
@@ -31,8 +31,8 @@ _MOST = 8  # parts: each is a loop
 
 
 def joined_by_parts(graph: torch.fx.GraphModule) -> Callable | None:
-    """A function equal to the graph that computes joins by parts; None where no operation reads a join. The values of
-    nodes are in their `meta["val"]`."""
+    """A function equal to the graph that moves joins behind their consumers; None where no operation reads a join. The
+    values of nodes are in their `meta["val"]`."""
     run = _ByParts(graph)
     return run.run if run.roots else None
 

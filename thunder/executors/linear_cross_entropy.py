@@ -35,8 +35,8 @@ from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
-from thunder.ops.aligned import multiply_into
 from thunder.ops.backward import times_cotangent
+from thunder.ops.families.aligned import multiply_into
 from thunder.ops.layout import empty_rows
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 

@@ -39,7 +39,7 @@ from thunder.core.trace import Trace
 from thunder.executors.attention_kernels import BY_SIZE, CUDNN, EFFICIENT, FLASH, KERNELS, Kernel, aligned_bias
 from thunder.executors.attention_operands import grouped, without_copies
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
-from thunder.ops.attention import attention_bias, attention_with_dropout, scaled_dot_product_attention
+from thunder.ops.families.attention import attention_bias, attention_with_dropout, scaled_dot_product_attention
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 __all__ = ["sdpa_ex"]

@@ -17,7 +17,7 @@ import torch
 from thunder import compat
 from thunder.core.symbolic import Decisions, hold
 from thunder.extend.saved import SavedTogether
-from thunder.ops.random import generator_of
+from thunder.ops.families.random import generator_of
 
 __all__ = ["connected", "with_grad", "without_grad"]
 

@@ -1,6 +1,6 @@
 """The torch executor: runs each operation that is a PyTorch function by calling that function.
 
-There is no table here: the function follows from the definition of the operation (`thunder.ops.define`).
+There is no table here: the function follows from the definition of the operation (`thunder.ops.registry`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from thunder import compat
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.extend import Executor, Implementation, add_always_executor, register_executor
-from thunder.ops.define import torch_path
+from thunder.ops.registry import torch_path
 
 __all__ = ["torch_ex", "no_autocast"]
 

@@ -29,7 +29,7 @@ from thunder.executors.triton_kernels.values import is_map, primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import FusionExecutor, TooLarge, Unfused, computing, fusible
 from thunder.ops import PRIMS
-from thunder.ops.random import uniform_philox
+from thunder.ops.families.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import compile_option
 

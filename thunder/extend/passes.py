@@ -19,6 +19,7 @@ from typing import Any
 
 import thunder
 from thunder.core.symbol import BoundSymbol
+from thunder.core.tables import table
 from thunder.core.trace import Trace, TraceBuilder, headed
 from thunder.errors import OptionError
 from thunder.extend import Executor
@@ -202,9 +203,8 @@ class PassList(tuple[Pass, ...]):
 
     def __str__(self) -> str:
         head = ("pass", "needs", "gives", "ends", "meaning")
-        rows = [head, *((p.name, *map(", ".join, (p.needs, p.gives, p.ends)), p.meaning) for p in self)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
-        return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows)
+        rows = ((p.name, *map(", ".join, (p.needs, p.gives, p.ends)), p.meaning) for p in self)
+        return table(head, rows)
 
     __repr__ = __str__
 

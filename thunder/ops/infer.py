@@ -27,6 +27,7 @@ from thunder.core.symbol import current_recorder, user_location
 from thunder.core.unbacked import fresh_size
 from thunder.errors import CaptureError, ThunderError
 from thunder.ops.opaque_values import CONSTRUCTORS, fix_shared, holds_unusual, is_unusual, refuse
+from thunder.ops.shape_rules import Unfit
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
 
 __all__ = ["fake", "example", "as_torch", "as_pytorch", "differentiates_fakes", "typed_by_running"]
@@ -77,7 +78,8 @@ def as_torch(x):
 
 
 def as_pytorch(symbol, args: tuple, kwargs: dict, error: Exception) -> Exception | None:
-    """The error PyTorch raises for these arguments, or None where it raises none."""
+    """The error PyTorch raises for these arguments; for those that only thunder refuses, one that names the operation,
+    or None."""
     if symbol.fn is None or isinstance(error, ThunderError):
         return None
     try:
@@ -85,7 +87,7 @@ def as_pytorch(symbol, args: tuple, kwargs: dict, error: Exception) -> Exception
             symbol.fn(*map_structure(fake, args), **map_structure(fake, kwargs))
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as better:
         return better.with_traceback(None)
-    return None
+    return RuntimeError(f"{symbol.name}(): {error}") if isinstance(error, Unfit) else None
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from thunder.core.unbacked import with_sizes
 from thunder.errors import ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH
-from thunder.ops.parts import add_part, part_of_zeros
+from thunder.ops.families.parts import add_part, part_of_zeros
 from thunder.transforms.derivative import Derivative, derivatives
 from thunder.transforms.phases import get_grad_symbol, marked
 

@@ -20,7 +20,7 @@ from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, map_stru
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, detached
 from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH
-from thunder.ops.batching_rules import elementwise
+from thunder.ops.families.batching_rules import elementwise
 from thunder.ops.infer import as_torch
 from thunder.transforms.derivative import by_formula
 from thunder.transforms.levels import write

@@ -38,7 +38,7 @@ from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProx
 from thunder.core.regions import Region, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
-from thunder.ops.inplace import count_write, writes_back
+from thunder.ops.functionalize.inplace import count_write, writes_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.runtime.cudagraphs.memory import Memory
 from thunder.runtime.cudagraphs.region import GraphedRegion

@@ -11,7 +11,7 @@ from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy, like
 from thunder.core.regions import leading_to
 from thunder.core.symbol import OpTags
 from thunder.core.trace import ForwardBackward, Trace
-from thunder.ops.inplace import writes_back
+from thunder.ops.functionalize.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import RNG_OPTIONS, JitOptions
 from thunder.transforms.dce import dce

@@ -18,7 +18,7 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
-from thunder.ops.parts import add_part, part_of_zeros
+from thunder.ops.families.parts import add_part, part_of_zeros
 
 __all__ = ["joined_parts"]
 

@@ -24,8 +24,8 @@ from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Symbol
 from thunder.core.trace import ForwardBackward, Trace, TraceTag
 from thunder.extend import FusionExecutor
-from thunder.ops.define import LTORCH
-from thunder.ops.inplace import also_written, write_back, written_after
+from thunder.ops.functionalize.inplace import also_written, write_back, written_after
+from thunder.ops.registry import LTORCH
 from thunder.transforms.autodiff import grad_transform_on_trace
 from thunder.transforms.dce import dce
 from thunder.transforms.phases import phases

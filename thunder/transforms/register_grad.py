@@ -10,7 +10,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH, PRIMS
-from thunder.ops.define import operation_of
+from thunder.ops.registry import operation_of
 
 __all__ = ["register_grad", "register_augmented_forward", "register_backward", "VJPDual"]
 

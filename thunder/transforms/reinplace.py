@@ -26,8 +26,8 @@ from thunder.core.proxies import Proxy, TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.extend.fusion import written_over
-from thunder.ops.define import LTORCH, torch_path
-from thunder.ops.inplace import also_written, copy_unless_there, write_back
+from thunder.ops.functionalize.inplace import also_written, copy_unless_there, write_back
+from thunder.ops.registry import LTORCH, torch_path
 
 __all__ = ["in_place_form", "may_hold", "reinplace", "run_in_place"]
 

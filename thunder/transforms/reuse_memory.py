@@ -24,7 +24,7 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace, TraceTag
 from thunder.extend.fusion import FusionExecutor, written_over
-from thunder.ops.parts import add_part, rearranges
+from thunder.ops.families.parts import add_part, rearranges
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.phases import phase_of
 from thunder.transforms.reinplace import in_place_form, may_hold, run_in_place

@@ -27,7 +27,7 @@ from thunder.analysis.min_cut import sink_side
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
-from thunder.ops.inplace import writes_back
+from thunder.ops.functionalize.inplace import writes_back
 from thunder.options import compile_option
 from thunder.transforms.kept_values import kept_values
 from thunder.transforms.phases import phases

@@ -20,7 +20,8 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
 from thunder.core.trace import Trace
 from thunder.extend.fusion import FusionExecutor
-from thunder.ops import LTORCH, PRIMS, random
+from thunder.ops import LTORCH, PRIMS
+from thunder.ops.families import random
 
 __all__ = ["seed_random"]
 

@@ -31,7 +31,7 @@ from thunder.executors.triton_kernels.index import Index, within
 from thunder.executors.triton_kernels.numbers import Numbers
 from thunder.executors.triton_kernels.sizes import Extent, at_least
 from thunder.extend.fusion import of_integers
-from thunder.ops.indexing import indexed
+from thunder.ops.families.indexing import indexed
 
 __all__ = ["Value", "Program", "in_order", "indexed_place", "is_map", "primitive", "program_of", "sources"]
 
