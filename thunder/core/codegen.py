@@ -178,7 +178,7 @@ class Printer:
             parts = [f"{p.name} = _result{path}" for p, path in _paths(b.output, "")]
             return "; ".join([f"_result = {call}", *parts, "del _result"])
         text = f"{self.target(b.output)} = {call}"
-        return f'{text}  # {b.output.name}: "{type_string(b.output)}"' if isinstance(b.output, TensorProxy) else text
+        return f'{text}  # {b.output.name}: "{b.output._type_text()}"' if isinstance(b.output, TensorProxy) else text
 
     def callee(self, sym) -> str:
         """How the symbol's function is written, with its import or object remembered unless it stands in a comment."""

@@ -33,11 +33,11 @@ __all__ = [
 ]  # fmt: skip
 
 
-UNBACKED: dict[str, Callable] = {}  # what is done about data-dependent sizes; `thunder.core.unbacked` fills it
+UNBACKED: dict[str, Callable] = {}  # handlers of data-dependent sizes; `thunder.core.unbacked` fills it
 
 
 class OpTags(enum.Enum):
-    """What passes need to know about an operation, beyond its rules."""
+    """Properties of an operation that passes ask for, beyond its rules."""
 
     __hash__ = object.__hash__  # every pass looks for some of them in every operation: Enum's is written in Python
 
@@ -55,7 +55,7 @@ class OpTags(enum.Enum):
     AUTO_REGISTERED = OPAQUE
 
 
-# what may do something beyond its results
+# operations that may have effects beyond their results
 EFFECTS = frozenset((OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.OPAQUE))
 
 
@@ -72,8 +72,8 @@ class Symbol(Definition):
     name, module: how it is printed (`ltorch.mul`; a module of None prints the bare name). meta: types the result from
     proxies; a symbol without one is a composite typed by its `decomposition`. fn: the Python callable that executes it,
     if any. implementations look symbols up by `id`. parameters: names of the positional parameters, so that calls by
-    keyword are recorded by position. places: where functions of PyTorch take what they call otherwise. explain: see
-    `thunder.ops`: turns an error of the meta rule into the one PyTorch would raise.
+    keyword are recorded by position. places: the positions of parameters that PyTorch's functions name otherwise.
+    explain: turns an error of the meta rule into the one that PyTorch would raise (see `thunder.ops`).
     """
 
     __slots__ = (
@@ -204,7 +204,7 @@ class Symbol(Definition):
         return list(out) if type(out) is list else dict(out) if type(out) is dict else out
 
     def _name(self, outputs: list, context: Context, needs_grad: bool) -> None:
-        """Names what is made here, which has no name yet, and says whether it requires grad."""
+        """Names the new values among the outputs, and sets whether they require grad."""
         apart = self.nondifferentiable if needs_grad else ()
         for i, o in enumerate(outputs):
             if not o.name:
@@ -229,7 +229,7 @@ class Symbol(Definition):
         return False
 
     def executed(self, name: str, fn: Callable, executor, *, id: str, module: str | None = None) -> Symbol:
-        """This operation as a function of an executor's computes it: a primitive, of which the same is known."""
+        """This operation as a primitive that a function of an executor computes, with the same facts."""
         made = Symbol(name, id=id, module=module, is_prim=True, tags=tuple(self.tags), fn=fn, executor=executor)
         made.take_facts(self)
         return made
@@ -252,7 +252,7 @@ class Symbol(Definition):
         return meta
 
     def decomposed_by(self, function: Callable) -> Callable:
-        """Says what a kernel computes, in operations; the function returns None for arguments that it does not know."""
+        """Gives a kernel a decomposition; the function returns None for arguments that it does not know."""
         self.decomposition = function
         return function
 
@@ -323,7 +323,8 @@ def form_of(symbol: Symbol, form: str, fn: Callable) -> Symbol:
 
 
 def spelled(keyword: str, parameters: Collection[str], defaults: Collection[str], places: Callable[[], dict]) -> str:
-    """What an argument is called here: operands are found by their places in PyTorch's functions, `axis` is dim."""
+    """The name of a parameter for a keyword: operands are found by their places in PyTorch's functions, `axis` is
+    dim."""
     # an opaque operation is called as the user calls it
     if keyword in parameters or keyword in defaults or not parameters:
         return keyword
@@ -334,7 +335,7 @@ def spelled(keyword: str, parameters: Collection[str], defaults: Collection[str]
 
 
 def no_places(*functions: Callable) -> dict[str, int]:
-    """An operation's own names are all that it knows."""
+    """The places of an operation without other names of parameters."""
     return {}
 
 
