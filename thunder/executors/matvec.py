@@ -8,7 +8,7 @@ for them: several rows, of two bytes an element, are products of tiles of 16 row
 columns of the result, so that no partial sums are added up and every run gives the same. Sums are in float32.
 
 One row was faster than PyTorch's call with each weight that was measured; with several it depends on the sizes
-(docs/performance.md).
+(docs/lab_log.md).
 """
 
 from __future__ import annotations
