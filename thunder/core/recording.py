@@ -1,21 +1,23 @@
-"""The recorder that bound symbols are written to, and where in the user's code it stands."""
+"""The recorder: bound symbols of a function that is traced, the state they are recorded under, and the place in the
+user's code."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from thunder.core.symbolic import Facts
+
+if TYPE_CHECKING:
+    from thunder.core.bound_symbol import BoundSymbol
+    from thunder.core.proxies import TensorProxy
 
 __all__ = [
-    "RECORDER",
-    "current_recorder",
-    "decided_by_data",
-    "recording",
-    "undecided",
-    "user_location",
-    "why_undecided",
-]
+    "RECORDER", "Context", "Names", "Recorder", "current_recorder", "decided_by_data", "detached", "recording",
+    "undecided", "user_location", "why_undecided",
+]  # fmt: skip
 
 RECORDER: ContextVar[Any] = ContextVar("recorder", default=None)
 
@@ -66,3 +68,130 @@ def recording(recorder: Any) -> Iterator[Any]:
         yield recorder
     finally:
         RECORDER.reset(token)
+
+
+class Names:
+    """The names taken in a program, shared by all traces made from it. facts: what is known of its numbers that data
+    decides, by name.
+
+    backends: what attention might use when the capture of the program began; attends: whether the program depends on
+    that. settings: the names of settings of PyTorch's that the program has changed, and that kernels follow.
+    """
+
+    __slots__ = ("taken", "counters", "facts", "backends", "attends", "settings")
+
+    def __init__(self):
+        self.taken: set[str] = {"_"}  # what a printed program calls an output that is None
+        self.counters: dict[str, int] = {}
+        self.facts = Facts()
+        self.backends: tuple | None = None
+        self.attends = False
+        self.settings: tuple[str, ...] = ()
+
+    def make(self, prefix: str = "t") -> str:
+        """A new name, the prefix and a number."""
+        n = self.counters.get(prefix, 0)
+        while (name := f"{prefix}{n}") in self.taken:
+            n += 1
+        self.counters[prefix] = n + 1
+        self.taken.add(name)
+        return name
+
+    def claim(self, name: str) -> str:
+        """`name` where it is free, else a variation of it."""
+        if name in self.taken:
+            return self.make(f"{name}_")
+        self.taken.add(name)
+        return name
+
+
+class Context:
+    """The state an operation was recorded under, and under which its decomposition is run later. One object for a
+    stretch of operations; never mutated.
+
+    checkpoint: the activation checkpoints that the operation stands in, the outermost first. backward: which of the
+    backwards inside of the program it belongs to, counted from 1; 0: none.
+    """
+
+    __slots__ = (
+        "names", "grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint", "backward", "_afterwards",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        names: Names,
+        *,
+        grad_enabled: bool = True,
+        autocast=None,
+        default_dtype=None,
+        default_device=None,
+        checkpoint: tuple = (),
+        backward: int = 0,
+    ):
+        self.names, self.grad_enabled, self.autocast = names, grad_enabled, autocast
+        self.default_dtype, self.default_device, self.checkpoint = default_dtype, default_device, checkpoint
+        self.backward = backward
+        self._afterwards: Context | None = None
+
+    @property
+    def afterwards(self) -> Context:
+        """The context of later passes: without autocast, whose casts are operations by then."""
+        if self.autocast is None:
+            return self
+        if self._afterwards is None:
+            self._afterwards = self.replace(autocast=None)
+        return self._afterwards
+
+    def replace(self, **changes) -> Context:
+        kept = ("grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint", "backward")
+        fields = {k: getattr(self, k) for k in kept} | changes
+        return Context(changes.get("names", self.names), **{k: v for k, v in fields.items() if k != "names"})
+
+
+class Recorder:
+    """The list of operations being written: the only mutable thing while a function is traced.
+
+    sizes: those that the meta rule of the operation being written leaves to the run (`thunder.core.unbacked`); None
+    while there was none.
+
+    context: see `Context`; replaced, not changed, when the program enters or leaves a mode. memory: what in-place
+    operations have made of values (`thunder.ops.functionalize.memory`), where there may be any. casts: of leaves, by
+    autocast (`thunder.ops.autocast`); is_leaf says what is one. location: called for each operation, gives where in the
+    user's code it came from, in a form that costs little; where: the same as (filename, line, function, source line),
+    for errors.
+
+    decide: answers what is data-dependent, see `thunder.core.paths`; None where such a question is an error. typing:
+    whether a meta rule is running, which is typed by examples where it asks.
+    """
+
+    __slots__ = (
+        "bound_symbols", "context", "memory", "casts", "is_leaf", "location", "where", "sizes", "decide", "typing",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        context: Context | None = None,
+        location: Callable[[], Any] | None = None,
+        where: Callable[[], tuple | None] | None = None,
+    ):
+        self.bound_symbols: list[BoundSymbol] = []
+        self.context = context or Context(Names())
+        self.memory: Any = None
+        self.casts: dict = {}
+        self.is_leaf: Callable[[TensorProxy], bool] | None = None
+        self.location, self.where = location, where
+        self.sizes: list | None = None
+        self.decide: Any = None
+        self.typing = False
+
+    def latest(self, x):
+        """What a proxy stands for after the in-place operations recorded so far."""
+        return self.memory.latest(x) if self.memory is not None and self.memory.active else x
+
+
+@contextmanager
+def detached(context: Context | None = None) -> Iterator[Recorder]:
+    """A recorder of its own for operations that do not belong to the program (a checker's probing, a decomposition)."""
+    outer = current_recorder()
+    with recording(Recorder(context or (outer.context if outer else None))) as recorder:
+        yield recorder

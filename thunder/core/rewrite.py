@@ -8,15 +8,15 @@ def rule(operation, out):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
-from thunder.core.proxies import Proxy, map_structure
-from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
+from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, map_structure
+from thunder.core.symbol import BoundSymbol, Names, Recorder, adopt, recording
 from thunder.core.trace import Trace
 from thunder.errors import ThunderError
 
-__all__ = ["Rewriter", "rewrite", "decomposed"]
+__all__ = ["Rewriter", "decomposed", "renamed", "renamed_operation", "renamed_value", "rewrite"]
 
 
 class Rewriter:
@@ -78,3 +78,27 @@ def decomposed(trace: Trace, chosen: Set[BoundSymbol]) -> Trace:
         out.alias(operation.aliases)
 
     return rewrite(trace, rule) if chosen else trace
+
+
+def renamed(operations: Iterable[BoundSymbol], names: Names, table: dict[Proxy, Proxy]) -> list[BoundSymbol]:
+    """Copies of operations with new results. `table` maps values to those that the copies read in their place; the new
+    results are added to it."""
+    return [renamed_operation(operation, table, lambda o: names.make()) for operation in operations]
+
+
+def renamed_operation(operation: BoundSymbol, table: dict[Proxy, Proxy], name: Callable[[Proxy], str]) -> BoundSymbol:
+    """A copy of an operation with new results, which `name` names. Values inside its decomposition are new as well,
+    where the decomposition exists already."""
+    for o in operation.outputs:
+        if o not in table and not any(o is i for i in operation.inputs):
+            table[o] = renamed_value(o, name(o))
+    for sub in operation._subsymbols or ():
+        renamed_operation(sub, table, name)
+    return operation.swap(table)
+
+
+def renamed_value(value: Proxy, name: str) -> Proxy:
+    """A copy of a value under another name."""
+    new = value.replace() if isinstance(value, (TensorProxy, UnbackedNumber)) else type(value)("")
+    new.name = name
+    return new

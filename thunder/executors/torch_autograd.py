@@ -23,10 +23,10 @@ __all__ = ["connected", "with_grad", "without_grad"]
 
 
 class ThunderFunction(torch.autograd.Function):
-    """Connects what a compiled forward gave to autograd; its backward is the compiled backward. Printed as
+    """Connects the results of a compiled forward to autograd; its backward is the compiled backward. Printed as
     ThunderFunctionBackward.
 
-    The forward has run before, since `apply` looks at each input first, which the device need not wait for.
+    The forward runs before `apply`, which inspects each input on the host while the device computes.
     """
 
     @staticmethod
@@ -71,7 +71,8 @@ class ThunderFunction(torch.autograd.Function):
 
 
 def _apart(tensors: Sequence, others: Sequence) -> tuple[list, list, list[tuple]]:
-    """With what is saved together among the tensors: (its place, where its tensors begin, what joins them again)."""
+    """The tensors with those of saved collections among them, and for each collection (its place, the place of its
+    first tensor, the function that joins its tensors again)."""
     tensors, others, joins = list(tensors), list(others), list[tuple]()
     for place, value in enumerate(others):
         if isinstance(value, SavedTogether):
@@ -110,13 +111,13 @@ def _differentiable_gradients(
 
 
 def _written_out(cotangent: torch.Tensor | None) -> torch.Tensor | None:
-    """The same, with memory for each number where it is broadcast."""
+    """A tensor with memory for each element, where it is broadcast."""
     broadcast = cotangent is not None and cotangent.layout is torch.strided and 0 in cotangent.stride()
     return cotangent.contiguous() if broadcast else cotangent
 
 
 def _versions(tensors: Sequence) -> list[int]:
-    """How often each tensor was written to; tensors of inference mode do not count."""
+    """The version counters of tensors; tensors of inference mode have none."""
     try:
         return [x._version for x in tensors]
     except RuntimeError:
@@ -132,7 +133,7 @@ def _taking(places: Sequence[int]) -> Callable[[tuple], tuple]:
 
 @contextlib.contextmanager
 def _restored(devices: Sequence[torch.device], states: Sequence[torch.Tensor]) -> Iterator[None]:
-    """The generators are what they were when the forward ran; afterwards, what they are now."""
+    """Sets the generators to their states at the forward inside the block, and back afterwards."""
     generators = [generator_of(d) for d in devices]
     before = [g.get_state() for g in generators]
     for g, state in zip(generators, states, strict=True):
@@ -145,7 +146,7 @@ def _restored(devices: Sequence[torch.device], states: Sequence[torch.Tensor]) -
 
 
 class _Program:
-    """What the calls of one compiled forward share."""
+    """The state that the calls of one compiled forward share."""
 
     __slots__ = (
         "backward", "make_without", "make_batched", "make_again", "made", "lock", "differentiable",

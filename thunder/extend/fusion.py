@@ -10,7 +10,8 @@ from typing import Any
 from thunder.analysis.aliases import may_view
 from thunder.analysis.flow import producers
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, equal_counts, has_numbers, numbers_in
-from thunder.core.regions import Region, convex_regions, leading_to, recompute_cheap, region_key, schedule
+from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule
+from thunder.core.rematerialize import recompute_cheap
 from thunder.core.symbol import BoundSymbol, Names, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError

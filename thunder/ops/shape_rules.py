@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from thunder.core.proxies import TensorProxy, concrete, proxies_in
 
 __all__ = [
+    "Unfit",
+    "require",
     "wrap_dim",
     "wrap_dims",
     "along",
@@ -19,6 +21,16 @@ __all__ = [
     "check_tensor",
     "by_mask",
 ]
+
+
+class Unfit(RuntimeError):
+    """An operation refuses its arguments. `infer.as_pytorch` finds PyTorch's words for it."""
+
+
+def require(fits, what: str = "the arguments do not fit the operation") -> None:
+    """Raises Unfit unless the arguments of an operation fit. For meta rules and decompositions."""
+    if not fits:
+        raise Unfit(what)
 
 
 def wrap_dim(dim, rank: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import leading_to
+from thunder.core.rewrite import renamed
 from thunder.core.symbol import Context, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.core.unbacked import with_sizes
@@ -16,7 +17,7 @@ from thunder.ops import LTORCH
 from thunder.transforms.autodiff import Linearization
 from thunder.transforms.dce import dce
 from thunder.transforms.derivative import Derivative
-from thunder.transforms.levels import Level, renamed, typed, write
+from thunder.transforms.levels import Level, typed, write
 
 __all__ = ["Pullback", "pushforward", "gradients_of"]
 

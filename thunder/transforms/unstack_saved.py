@@ -1,10 +1,9 @@
-"""What a saved tensor was stacked from is read out of it, not saved beside it.
+"""Unstack Saved: a backward reads the parts of a saved stack as views of the stack, which are not saved beside it.
 
 Before: `t2 = ltorch.stack([t0, t1], 0)` in the forward, and a backward that reads t0, t1 and t2. After: the backward
-begins with `bw_t0 = ltorch.select(t2, 0, 0)`, `bw_t1 = ltorch.select(t2, 0, 1)`, and reads these and t2. A scan that
-stacks its states and reads them again saves them once. Not a small part that is read long after the stack is. Only
-stacks: the parts of a concatenation, few and large, would
-be read with gaps, which kernels of images copy.
+begins with `bw_t0 = ltorch.select(t2, 0, 0)`, `bw_t1 = ltorch.select(t2, 0, 1)`, and reads these and t2. So a scan that
+stacks its states saves them once. A small part with a much longer lifetime than the stack is saved by itself. Parts of
+a concatenation are too: they are few and large, and views of them have gaps, which kernels of images copy.
 """
 
 from __future__ import annotations
@@ -16,17 +15,18 @@ from thunder.analysis.cost import nbytes
 from thunder.analysis.flow import producers
 from thunder.analysis.lifetimes import last_uses
 from thunder.core.proxies import Proxy, TensorProxy, map_structure
+from thunder.core.rewrite import renamed_operation
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
-from thunder.transforms.levels import renamed_operation
 from thunder.transforms.phases import marked, phases
 
 __all__ = ["unstack_saved"]
 
 
 def unstack_saved(trace: Trace) -> Trace:
-    """Lets backwards read what was stacked out of the stack, where it is saved for nothing else."""
+    """The trace whose backwards read parts of saved stacks out of the stacks, where the parts have no other
+    consumer."""
     for number in range(1, trace.info.backwards + 1):
         trace = _unstacked(trace, number)
     return trace
@@ -54,8 +54,8 @@ def _unstacked(trace: Trace, number: int) -> Trace:
 def _parts_of_stacks(
     operations: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: set[Proxy], last: dict[Proxy, int]
 ) -> list[BoundSymbol]:
-    """The operations that make saved tensors of stacks that are saved. Arguments live anyway, and so does what views
-    them. last: where values are used last."""
+    """The operations that compute saved tensors from saved stacks. Arguments and their views are in memory anyway.
+    last: by value, the place of its last use."""
     joins = [b for b in operations if b.sym is LTORCH["stack"]]
     if not joins:
         return []
@@ -69,7 +69,7 @@ def _parts_of_stacks(
         users = left.get(whole)
         if not users:
             continue
-        # a part is worth reading where its memory is kept for nothing else
+        # a part is read out of the stack where nothing else keeps its memory
         parts = [
             (part, operation)
             for part, operation in _parts(join)
@@ -91,8 +91,8 @@ def _parts_of_stacks(
 def _late(
     join: BoundSymbol, parts: Sequence[TensorProxy], end: int, operations: Sequence[BoundSymbol], last: dict[Proxy, int]
 ) -> set[TensorProxy]:
-    """The parts that are used after all else of the stack is dead, at `end`, where to hold the rest of the stack for
-    them takes more bytes, for longer, than to save them beside it."""
+    """The parts with uses after `end`, where the rest of the stack is dead, if holding the stack for them takes more
+    bytes, weighted by lifetimes, than saving them beside it."""
     late = {part for part in parts if last[part] > end}
     beside = sum(map(nbytes, late))
     held = (nbytes(join.outputs[0]) - beside) * (max((last[part] for part in late), default=end) - end)
@@ -100,14 +100,14 @@ def _late(
 
 
 def _base(o: Proxy, views: dict[Proxy, BoundSymbol]) -> Proxy:
-    """For what may be a view: whose memory it may be."""
+    """The value whose memory `o` may share."""
     while o in views:
         o = views[o].inputs[0]
     return o
 
 
 def _alone(o: Proxy, kept: dict[Proxy, None] | None) -> bool:
-    """Whether `o` is all that is kept. Proxies are told apart by identity: == of two is an operation of the program."""
+    """Whether `o` is the only one in `kept`. Proxies are compared by identity: == is an operation of the program."""
     return kept is not None and len(kept) == 1 and next(iter(kept)) is o
 
 
@@ -121,7 +121,7 @@ def _way(o: Proxy, base: Proxy, views: dict[Proxy, BoundSymbol]) -> list[BoundSy
 
 
 def _parts(join: BoundSymbol):
-    """(part, operation that reads it out of the stack) for the parts that are in it as they are."""
+    """(part, operation that reads it out of the stack) for the parts that are in the stack without a cast."""
     tensors, dim = join.args[0], join.args[1] if len(join.args) > 1 else 0
     out = join.outputs[0]
     for i, part in enumerate(tensors):

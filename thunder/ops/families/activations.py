@@ -17,6 +17,7 @@ from thunder.ops.families.ternary import clamp, where
 from thunder.ops.functionalize.inplace import overwriting
 from thunder.ops.promotion import to_float
 from thunder.ops.registry import LTORCH, composite, declare, register_inplace
+from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import require_fit
 
 __all__ = ["activation"]
@@ -25,8 +26,7 @@ abs, erf, exp, log1p, sigmoid, tanh = (LTORCH[n] for n in ("abs", "erf", "exp", 
 
 
 def _float_like(a, *args, **kwargs) -> TensorProxy:
-    if type(a) is not TensorProxy:
-        raise TypeError(f"argument 'input' must be Tensor, not {type(a).__name__}")
+    require(type(a) is TensorProxy)
     return like(a)
 
 
@@ -90,8 +90,7 @@ def selu(a, inplace=False):
 
 
 def _gelu_meta(a, *, approximate="none"):
-    if approximate not in ("none", "tanh"):
-        raise RuntimeError("approximate argument must be either none or tanh.")
+    require(approximate in ("none", "tanh"))
     return _float_like(a)
 
 
@@ -120,8 +119,7 @@ def softplus(a, beta=1.0, threshold=20.0):
 
 
 def _hardtanh_meta(a, min_val=-1.0, max_val=1.0):
-    if min_val > max_val:
-        raise ValueError("min_val cannot be greater than max_val")
+    require(min_val <= max_val)
     return _float_like(a)
 
 
@@ -146,8 +144,7 @@ def hardshrink(a, lambd=0.5):
 
 
 def _softshrink_meta(a, lambd=0.5):
-    if lambd < 0:
-        raise RuntimeError(f"lambda must be greater or equal to 0, but found to be {lambd}.")
+    require(lambd >= 0)
     return _float_like(a)
 
 
@@ -189,17 +186,11 @@ overwriting(threshold)
 
 
 def _prelu_meta(a, weight):
-    if len(weight.shape) > 1:
-        raise RuntimeError(f"prelu: Expected `weight` to be a scalar or 1D tensor, but got: ndim = {len(weight.shape)}")
+    require(len(weight.shape) <= 1)
     if weight.shape and weight.shape[0] != 1:
-        if not a.shape:
-            raise RuntimeError("Not allow zero-dim input tensor.")
+        require(a.shape)
         channels = a.shape[1] if len(a.shape) > 1 else 1
-        if weight.shape[0] != channels:
-            raise RuntimeError(
-                f"Mismatch of parameter numbers and input channel size. Found parameter numbers = {weight.shape[0]} "
-                f"and channel size = {channels}."
-            )
+        require(weight.shape[0] == channels)
     return like(a)
 
 
@@ -214,8 +205,7 @@ def prelu(a, weight):
 
 @composite(*compat.functions_called("rrelu"), meta=_float_like, tags=(OpTags.RANDOM_OP,))
 def rrelu(a, lower=1 / 8, upper=1 / 3, training=False, inplace=False):
-    if training:
-        raise RuntimeError("rrelu with training=True draws random numbers: it has no decomposition")
+    require(not training, "with training=True it draws random numbers, and has no decomposition")
     return where(a >= 0, a, a * ((lower + upper) / 2))
 
 
@@ -224,8 +214,7 @@ overwriting(rrelu)
 
 def _glu_meta(a, dim=-1):
     d = dim % len(a.shape) if a.shape else 0
-    if not a.shape or a.shape[d] % 2:
-        raise RuntimeError(f"Halving dimension must be even, but dimension {d} is size {a.shape[d] if a.shape else 0}")
+    require(a.shape and not a.shape[d] % 2)
     return like(a, (*a.shape[:d], a.shape[d] // 2, *a.shape[d + 1 :]))
 
 

@@ -23,31 +23,20 @@ from thunder.ops.families.shape import reshape, transpose
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
 
 def _meta(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     q, k, v = query.shape, key.shape, value.shape
-    if len(q) < 2 or len(k) < 2 or len(v) < 2:
-        raise RuntimeError(
-            "scaled_dot_product_attention: Expected query, key, and value to all be at least 2 dimensional"
-        )
-    if query.dtype is not key.dtype or query.dtype is not value.dtype:
-        raise RuntimeError(
-            f"Expected query, key, and value to have the same dtype, but got query.dtype: {query.dtype} key.dtype: "
-            f"{key.dtype} and value.dtype: {value.dtype} instead."
-        )
+    require(len(q) >= 2 and len(k) >= 2 and len(v) >= 2)
+    require(query.dtype is key.dtype and query.dtype is value.dtype)
     if query.device is not key.device or query.device is not value.device:
         raise RuntimeError("Expected query, key, and value to have the same device type")
-    if (q[-1] is not k[-1] and q[-1] != k[-1]) or (k[-2] is not v[-2] and k[-2] != v[-2]):
-        raise RuntimeError(
-            f"scaled_dot_product_attention: query {list(q)}, key {list(k)} and value {list(v)} do not fit"
-        )
-    if is_causal and attn_mask is not None:
-        raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
+    require((q[-1] is k[-1] or q[-1] == k[-1]) and (k[-2] is v[-2] or k[-2] == v[-2]))
+    require(not is_causal or attn_mask is None)
     if enable_gqa:
-        if q[-3] % k[-3] != 0 or q[-3] % v[-3] != 0:
-            raise RuntimeError("Number of heads in key and value must divide the number of heads in query")
+        require(q[-3] % k[-3] == 0 and q[-3] % v[-3] == 0)
         batch = q[:-2]
     else:
         batch = q[:-2] if q[:-2] == k[:-2] == v[:-2] else broadcast_shapes(q[:-2], k[:-2], v[:-2])
@@ -57,11 +46,7 @@ def _meta(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, 
 
 
 def _check_mask(mask: TensorProxy, query: TensorProxy, wanted: tuple) -> None:
-    if mask.dtype.category != 0 and mask.dtype is not query.dtype and mask.dtype.name != "float32":
-        raise RuntimeError(
-            "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: "
-            f"{mask.dtype} and query.dtype: {query.dtype} instead."
-        )
+    require(mask.dtype.category == 0 or mask.dtype is query.dtype or mask.dtype.name == "float32")
     broadcast_shapes(mask.shape, wanted)
 
 
@@ -407,16 +392,12 @@ def native_multi_head_attention(
 ):
     """The way that nn.MultiheadAttention goes in evaluation without grad; PyTorch has no derivative of it. The weights
     are None where they are not asked for."""
-    if (
-        len(query.shape) != 3
-        or query.shape[2] != embed_dim
-        or qkv_weight.shape != (3 * embed_dim, embed_dim)
-        or embed_dim % num_head
-    ):
-        raise RuntimeError(
-            f"expected 3-D `query` of width {embed_dim} and heads and weights that fit, got {list(query.shape)} and "
-            f"{list(qkv_weight.shape)}"
-        )
+    require(
+        len(query.shape) == 3
+        and query.shape[2] == embed_dim
+        and qkv_weight.shape == (3 * embed_dim, embed_dim)
+        and not embed_dim % num_head
+    )
     batch, length = query.shape[:2]
     weights = (batch, length, length) if average_attn_weights else (batch, num_head, length, length)
     return like(query), like(query, weights) if need_weights else None

@@ -21,6 +21,7 @@ from thunder.ops.families.elementwise import BOOL, broadcast_to, spellings_of, s
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
 from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, prim
+from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import scalar_type
 
 __all__ = ["binary", "operator_methods"]
@@ -403,8 +404,7 @@ def subtract(a, b, *, alpha=1):
 
 
 def _rsub_meta(a, b, *, alpha=1):
-    if type(a) is not TensorProxy:
-        raise TypeError("rsub(): argument 'input' (position 1) must be Tensor")
+    require(type(a) is TensorProxy)
     return sub.meta(b, a)
 
 
@@ -428,10 +428,7 @@ rsub.vjp(
 def _div_meta(a, b, *, rounding_mode=None):
     if rounding_mode is None:
         return true_divide.meta(a, b)
-    if rounding_mode not in ("trunc", "floor"):
-        raise RuntimeError(
-            f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'"
-        )
+    require(rounding_mode in ("trunc", "floor"))
     return LTORCH["floor_divide"].meta(a, b)
 
 

@@ -22,6 +22,7 @@ from thunder.core import codegen
 from thunder.core.proxies import FutureTensorProxy, TensorProxy, like
 from thunder.core.symbol import Symbol, current_recorder, user_location
 from thunder.errors import CaptureError, MissingImplementationError, OptionError
+from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.lost_ranks import failed
 from thunder.ops.registry import LTORCH, torch_prim
 
@@ -371,10 +372,7 @@ all_reduce_together = _together("all_reduce_together", _run_all_reduce_together,
 # derivatives
 
 
-@wait.vjp
-def _(future):
-    g = yield wait(future)
-    return (g,)
+gradient_of_first(wait, lambda g, y, future: g)
 
 
 @all_gather.vjp
@@ -408,7 +406,4 @@ def _(a, root, group=None, async_op=False):
     return (g if group.rank() == root else LTORCH["zeros_like"](g),)
 
 
-@all_to_all.vjp
-def _(a, group=None, async_op=False):
-    g = yield all_to_all(a, group, async_op)
-    return (all_to_all(g, group, False),)
+gradient_of_first(all_to_all, lambda g, y, a, group=None, async_op=False: all_to_all(g, group, False))

@@ -12,7 +12,7 @@ from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.shape import squeeze, unsqueeze
 from thunder.ops.promotion import same_device
 from thunder.ops.registry import LTORCH, alias, composite, declare, prim
-from thunder.ops.shape_rules import pair
+from thunder.ops.shape_rules import pair, require
 
 _TAGS = (OpTags.MATMUL_OP,)
 
@@ -24,35 +24,16 @@ def _length(n, kernel, stride, padding, dilation):
         if stride != 1
         else n + padding - dilation * (kernel - 1)
     )
-    if out <= 0:
-        raise RuntimeError(
-            f"Calculated padded input size per channel: ({n + padding}). Kernel size: ({kernel}). Kernel size can't "
-            "be greater than actual input size"
-        )
+    require(out > 0)
     return out
 
 
-def _fit(name: str, a, weight, bias, channels_in, channels_out, groups: int, rank: int) -> None:
-    if len(weight.shape) != rank + 2 or len(a.shape) not in (rank + 1, rank + 2):
-        raise RuntimeError(
-            f"Expected {rank + 1}D (unbatched) or {rank + 2}D (batched) input to {name}, but got input of size: "
-            f"{list(a.shape)}"
-        )
+def _fit(a, weight, bias, channels_in, channels_out, groups: int, rank: int) -> None:
+    require(len(weight.shape) == rank + 2 and len(a.shape) in (rank + 1, rank + 2))
     have = a.shape[-rank - 1]
-    if have is not channels_in and have != channels_in:
-        raise RuntimeError(
-            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(a.shape)} to have "
-            f"{channels_in} channels, but got {have} channels instead"
-        )
-    if a.dtype is not weight.dtype or (bias is not None and bias.dtype is not a.dtype):
-        raise RuntimeError(
-            f"Input type ({a.dtype}) and {'weight' if a.dtype is not weight.dtype else 'bias'} type should be the same"
-        )
-    if bias is not None and bias.shape != (channels_out,):
-        raise RuntimeError(
-            f"Given weight of size {list(weight.shape)}, expected bias to be 1-dimensional with {channels_out} "
-            f"elements, but got bias of size {list(bias.shape)} instead"
-        )
+    require(have is channels_in or have == channels_in)
+    require(a.dtype is weight.dtype and (bias is None or bias.dtype is a.dtype))
+    require(bias is None or bias.shape == (channels_out,))
     same_device(a, weight)
 
 
@@ -111,16 +92,14 @@ def _conv(rank: int) -> Symbol:
             return [(p, p) for p in pair(padding, rank)]
         if padding == "valid":
             return [(0, 0)] * rank
-        if padding != "same":
-            raise RuntimeError(f"Invalid padding string: '{padding}'")
-        if any(s != 1 for s in pair(stride, rank)):
-            raise RuntimeError("padding='same' is not supported for strided convolutions")
+        require(padding == "same")
+        require(not any(s != 1 for s in pair(stride, rank)))
         totals = [d * (k - 1) for d, k in zip(pair(dilation, rank), weight.shape[2:], strict=True)]
         return [(t // 2, t - t // 2) for t in totals]
 
     def meta(a, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
         if len(weight.shape) > 1:
-            _fit(name, a, weight, bias, weight.shape[1] * groups, weight.shape[0], groups, rank)
+            _fit(a, weight, bias, weight.shape[1] * groups, weight.shape[0], groups, rank)
         padded = sides(weight, stride, padding, dilation)
         steps, gaps = pair(stride, rank), pair(dilation, rank)
         spatial = tuple(
@@ -149,17 +128,13 @@ conv1d, conv2d, conv3d = map(_conv, (1, 2, 3))
 
 
 def _conv_tbc_meta(a, weight, bias, pad=0):
-    if (
-        len(a.shape) != 3
-        or len(weight.shape) != 3
-        or len(bias.shape) != 1
-        or a.shape[2] != weight.shape[1]
-        or bias.shape[0] != weight.shape[2]
-    ):
-        raise RuntimeError(
-            "conv_tbc: input (time, batch, in), weight (width, in, out) and bias (out) are expected, got "
-            f"{[list(t.shape) for t in (a, weight, bias)]}"
-        )
+    require(
+        len(a.shape) == 3
+        and len(weight.shape) == 3
+        and len(bias.shape) == 1
+        and a.shape[2] == weight.shape[1]
+        and bias.shape[0] == weight.shape[2]
+    )
     return like(a, (a.shape[0] + 2 * pad - weight.shape[0] + 1, a.shape[1], weight.shape[2]))
 
 
@@ -186,12 +161,11 @@ def _conv_transpose(rank: int) -> Symbol:
 
     def meta(a, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
         if len(weight.shape) > 1:
-            _fit(name, a, weight, bias, weight.shape[0], weight.shape[1] * groups, groups, rank)
+            _fit(a, weight, bias, weight.shape[0], weight.shape[1] * groups, groups, rank)
         s, p, o, d = (pair(x, rank) for x in (stride, padding, output_padding, dilation))
         spatial = []
         for i, (n, k) in enumerate(zip(a.shape[-rank:], weight.shape[2:], strict=True)):
-            if o[i] >= s[i] and o[i] >= d[i]:
-                raise RuntimeError("output padding must be smaller than either stride or dilation")
+            require(o[i] < s[i] or o[i] < d[i])
             spatial.append((n - 1) * s[i] - 2 * p[i] + d[i] * (k - 1) + o[i] + 1)
         return like(a, (*a.shape[: -rank - 1], weight.shape[1] * groups, *spatial))
 
@@ -217,11 +191,7 @@ conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_conv_transpose, (1, 
 
 
 def _unfold_meta(a, kernel_size, dilation=1, padding=0, stride=1):
-    if len(a.shape) not in (3, 4):
-        raise RuntimeError(
-            "Expected 3D or 4D (batch mode) tensor with possibly 0 batch size and other non-zero dimensions for "
-            f"input, but got: {list(a.shape)}"
-        )
+    require(len(a.shape) in (3, 4))
     k, d, p, s = (pair(x, 2) for x in (kernel_size, dilation, padding, stride))
     places = [_length(a.shape[i - 2], k[i], s[i], 2 * p[i], d[i]) for i in (0, 1)]
     return like(a, (*a.shape[:-3], a.shape[-3] * k[0] * k[1], places[0] * places[1]))
@@ -242,11 +212,7 @@ def im2col(a, kernel_size, dilation=1, padding=0, stride=1):
 
 def _fold_meta(a, output_size, kernel_size, dilation=1, padding=0, stride=1):
     k = pair(kernel_size, 2)
-    if len(a.shape) not in (2, 3) or a.shape[-2] % (k[0] * k[1]) != 0:
-        raise RuntimeError(
-            "Expected size of input's dimension 1 to be divisible by the product of kernel_size, but got "
-            f"input.size(1)={a.shape[-2]} and kernel_size={k}."
-        )
+    require(len(a.shape) in (2, 3) and a.shape[-2] % (k[0] * k[1]) == 0)
     return like(a, (*a.shape[:-2], a.shape[-2] // (k[0] * k[1]), *pair(output_size, 2)))
 
 

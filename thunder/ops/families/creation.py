@@ -16,11 +16,12 @@ from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
 from thunder.core.unbacked import as_size, fresh_size
 from thunder.errors import DataDependentError
 from thunder.ops import opaque
-from thunder.ops.backward import sum_to
+from thunder.ops.backward import gradient_of_first, sum_to
 from thunder.ops.families.data import convert
 from thunder.ops.families.ternary import where
 from thunder.ops.promotion import broadcast_shapes, default_dtype, is_number, number_dtype, same_device
 from thunder.ops.registry import LTORCH, alias, composite, prim, torch_prim
+from thunder.ops.shape_rules import require
 from thunder.ops.signature import named
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -269,28 +270,22 @@ def _linspace_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return tuple(given.values()), _options(kwargs, default_dtype())
 
 
-def _spaced(name: str, start, end, steps, device, dtype) -> TensorProxy:
-    if type(steps) is not int and not isinstance(steps, NumberProxy):
-        raise TypeError(f"{name}(): argument 'steps' must be int, not {type(steps).__name__}")
-    if steps < 0:
-        raise RuntimeError("number of steps must be non-negative")
+def _spaced(start, end, steps, device, dtype) -> TensorProxy:
+    require(type(steps) is int or isinstance(steps, NumberProxy))
+    require(steps >= 0)
     ranks = [len(x.shape) if type(x) is TensorProxy else 0 for x in (start, end)]
-    if any(ranks):
-        raise RuntimeError(
-            f"{name} only supports 0-dimensional start and end tensors, but got start with {ranks[0]} dimension(s) "
-            f"and end with {ranks[1]} dimension(s)."
-        )
+    require(not any(ranks))
     return _made((steps,), device, dtype)
 
 
 @torch_prim(torch.linspace, canonicalize=_linspace_arguments)
 def linspace(start, end, steps, *, device, dtype):
-    return _spaced("linspace", start, end, steps, device, dtype)
+    return _spaced(start, end, steps, device, dtype)
 
 
 @torch_prim(torch.logspace, canonicalize=_linspace_arguments)
 def logspace(start, end, steps, base=10.0, *, device, dtype):
-    return _spaced("logspace", start, end, steps, device, dtype)
+    return _spaced(start, end, steps, device, dtype)
 
 
 def _eye_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -301,9 +296,7 @@ def _eye_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 @torch_prim(torch.eye, canonicalize=_eye_arguments)
 def eye(n, m, *, device, dtype):
-    for name, size in (("n", n), ("m", m)):
-        if size < 0:
-            raise RuntimeError(f"{name} must be greater or equal to 0, got {size}")
+    require(n >= 0 and m >= 0)
     return _made((n, m), device, dtype)
 
 
@@ -386,8 +379,7 @@ def new_tensor(a, data, *, dtype=None, device=None, requires_grad=False):
 
 def _triangle(name: str, keeps_lower: bool) -> Symbol:
     def meta(a, diagonal=0):
-        if len(a.shape) < 2:
-            raise RuntimeError(f"{name}: input tensor must have at least 2 dimensions")
+        require(len(a.shape) >= 2)
         return like(a)
 
     def decomposition(a, diagonal=0):
@@ -400,10 +392,7 @@ def _triangle(name: str, keeps_lower: bool) -> Symbol:
 
     symbol = composite(getattr(torch, name), getattr(torch.Tensor, name), name=name, meta=meta)(decomposition)
 
-    @symbol.vjp
-    def _(a, diagonal=0):
-        g = yield symbol(a, diagonal)
-        return (symbol(g, diagonal),)
+    gradient_of_first(symbol, lambda g, y, a, diagonal=0: symbol(g, diagonal))
 
     return symbol
 
@@ -450,10 +439,7 @@ def one_hot(a, num_classes=-1):
 def vander(x, *, N=None):
     """Powers of numbers, from 0 up, as rows: (..., n) to (..., n, N)."""
     N = (x.shape[-1] if x.shape else 1) if N is None else N
-    if x.dtype.category < 1 or N <= 1:
-        raise RuntimeError(
-            f"linalg.vander supports floating point, complex, and integer tensors and N > 1, but got {x.dtype} and {N}"
-        )
+    require(x.dtype.category >= 1 and N > 1)
     shape = (*(x.shape or (1,)), N)
     powers = LTORCH["cumprod"](LTORCH["expand"](LTORCH["unsqueeze"](x, -1), (*shape[:-1], shape[-1] - 1)), -1)
     return LTORCH["cat"]([LTORCH["ones"]((*shape[:-1], 1), dtype=powers.dtype, device=x.device), powers], -1)
@@ -463,8 +449,7 @@ vander.differentiate_decomposition = True  # PyTorch composes it of the same ope
 
 
 def _complex_meta(real, imag):
-    if real.dtype is not imag.dtype or real.dtype not in (dtypes.float16, dtypes.float32, dtypes.float64):
-        raise RuntimeError("Expected both inputs to be Half, Float or Double tensors")
+    require(real.dtype is imag.dtype and real.dtype in (dtypes.float16, dtypes.float32, dtypes.float64))
     return like(real, broadcast_shapes(real.shape, imag.shape), dtypes.complex_of(real.dtype), same_device(real, imag))
 
 

@@ -8,6 +8,7 @@ from thunder.core.devices import to_device
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
+from thunder.ops.backward import gradient_of_first
 from thunder.ops.registry import PRIMS, alias, composite, prim, torch_prim
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -171,28 +172,19 @@ def data(a):
     return detach_prim(a)
 
 
-@to.vjp
-def _(a, *, device=None, dtype=None, copy=False, memory_format=None):
-    g = yield to(a, device=device, dtype=dtype, copy=copy, memory_format=memory_format)
-    return (to(g, dtype=a.dtype, device=a.device),)
+gradient_of_first(
+    to,
+    lambda g, y, a, *, device=None, dtype=None, copy=False, memory_format=None: to(g, dtype=a.dtype, device=a.device),
+)
 
 
-@contiguous.vjp
-def _(a, *, memory_format=torch.contiguous_format):
-    g = yield contiguous(a, memory_format=memory_format)
-    return (g,)
+gradient_of_first(contiguous, lambda g, y, a, *, memory_format=torch.contiguous_format: g)
 
 
-@clone.vjp
-def _(a, *, memory_format=torch.preserve_format):
-    g = yield clone(a, memory_format=memory_format)
-    return (g,)
+gradient_of_first(clone, lambda g, y, a, *, memory_format=torch.preserve_format: g)
 
 
-@pin_memory.vjp
-def _(a, device=None):
-    g = yield pin_memory(a, device)
-    return (g,)
+gradient_of_first(pin_memory, lambda g, y, a, device=None: g)
 
 
 PRIMS["device_put"].inductor_loops = False

@@ -13,6 +13,7 @@ from thunder.ops.families.linalg import matmul_prim
 from thunder.ops.families.shape import permute, reshape, unsqueeze
 from thunder.ops.promotion import result_type, same_device
 from thunder.ops.registry import LTORCH, alias, composite
+from thunder.ops.shape_rules import require
 
 
 def parse(equation: str, ranks: list[int]) -> tuple[list[list], list]:
@@ -23,20 +24,12 @@ def parse(equation: str, ranks: list[int]) -> tuple[list[list], list]:
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
-    if len(terms) != len(ranks):
-        raise RuntimeError(
-            f"einsum(): {'more' if len(terms) < len(ranks) else 'fewer'} operands were provided than specified in "
-            "the equation"
-        )
+    require(len(terms) == len(ranks))
     inputs, spread = [], 0
     for term, rank in zip(terms, ranks, strict=True):
         letters = term.replace("...", "")
         extra = rank - len(letters)
-        if extra < 0 or (extra and "..." not in term) or not (letters.isalpha() or not letters):
-            raise RuntimeError(
-                f"einsum(): the number of subscripts in the equation ({len(letters)}) does not match the number of "
-                f"dimensions ({rank}) for operand"
-            )
+        require(extra >= 0 and (not extra or "..." in term) and (letters.isalpha() or not letters))
         inputs.append(_labels(term, extra))
         spread = max(spread, extra)
     if arrow:
@@ -48,10 +41,8 @@ def parse(equation: str, ranks: list[int]) -> tuple[list[list], list]:
         output = [*reversed(range(spread)), *sorted(x for x, n in count.items() if n == 1)]
     known = {x for labels in inputs for x in labels}
     for x in output:
-        if isinstance(x, str) and x not in known:
-            raise RuntimeError(f"einsum(): output subscript {x} does not appear in the equation for any input operand")
-    if len(set(output)) != len(output):
-        raise RuntimeError("einsum(): output subscript appears more than once in the output")
+        require(not isinstance(x, str) or x in known)
+    require(len(set(output)) == len(output))
     return inputs, output
 
 
@@ -104,14 +95,12 @@ def _meta(equation, *operands):
     sizes = _label_sizes(inputs, operands)
     dtype = operands[0].dtype
     if any(t.dtype is not dtype for t in operands):
-        if _sums_products(equation, *operands):
-            raise RuntimeError("expected m1 and m2 to have the same dtype")
+        require(not _sums_products(equation, *operands))
         dtype = result_type(*operands)
-    if dtype is bool8 and any(x not in output for x in sizes):
-        raise RuntimeError(
-            "einsum of bool tensors with a sum: its type follows the way PyTorch computes it; convert the operands "
-            "to int64 first"
-        )
+    require(
+        dtype is not bool8 or not any(x not in output for x in sizes),
+        "the type of a sum of bools follows the way PyTorch computes it: convert the operands to int64 first",
+    )
     return like(operands[0], tuple(sizes.get(x, 1) for x in output), dtype, same_device(*operands))
 
 
@@ -223,7 +212,10 @@ def _more_than_a_product(lower: dict, *args, **kwargs) -> bool:
     (equation, *operands), _ = _arguments(args, kwargs)
     if "cpu" not in lower or len(operands) < 2 or operands[0].device.type != "cpu":
         return False
-    inputs, output = parse(equation, [len(t.shape) for t in operands])
+    try:
+        inputs, output = parse(equation, [len(t.shape) for t in operands])
+    except RuntimeError:  # which the operation explains
+        return False
     return len(operands) > 2 or any(
         (x in inputs[0]) != (x in inputs[1]) for labels in inputs for x in labels if x not in output
     )

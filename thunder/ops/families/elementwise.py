@@ -20,6 +20,7 @@ from thunder.ops.families.data import convert
 from thunder.ops.families.shape_prims import broadcast_in_dim
 from thunder.ops.promotion import Promotion
 from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, prim
+from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import named_results
 
 __all__ = ["unary", "broadcast_to"]
@@ -56,8 +57,7 @@ def unary(
     primitive = prim(run, name=name)(lambda a: like(a, dtype=promotes(a.dtype)[1]))
 
     def meta(a):
-        if type(a) is not TensorProxy:
-            raise TypeError(f"{name}(): argument 'input' (position 1) must be Tensor, not {type(a).__name__}")
+        require(type(a) is TensorProxy)
         return like(a, dtype=promotes(a.dtype)[1])
 
     def decomposition(a):
@@ -88,14 +88,12 @@ def spellings_of(name: str) -> tuple[Callable, ...]:
 
 
 def _negated(d: dtypes.dtype) -> tuple[dtypes.dtype, dtypes.dtype]:
-    if d is dtypes.bool8:
-        raise RuntimeError("Negation, the `-` operator, on a bool tensor is not supported.")
+    require(d is not dtypes.bool8)
     return d, d
 
 
 def subtracted_types(d: dtypes.dtype) -> tuple[dtypes.dtype, dtypes.dtype]:
-    if d is dtypes.bool8:
-        raise RuntimeError("Subtraction, the `-` operator, with two bool tensors is not supported.")
+    require(d is not dtypes.bool8)
     return d, d
 
 
@@ -232,8 +230,7 @@ for _name in (
 
 
 def _positive(a):
-    if a.dtype is dtypes.bool8:
-        raise RuntimeError("The `+` operator, on a bool tensor is not supported.")
+    require(a.dtype is not dtypes.bool8)
     return a
 
 
@@ -268,10 +265,7 @@ def round(a, *, decimals=0):
 _round_to_even = prim(torch.round, name="round_to_even")(lambda a: like(a))
 
 
-@round.vjp
-def _(a, *, decimals=0):
-    g = yield round(a, decimals=decimals)
-    return (op("zeros_like")(g),)
+gradient_of_first(round, lambda g, y, a, *, decimals=0: op("zeros_like")(g))
 
 
 @prim(torch.real, tags=(OpTags.VIEW,))
@@ -296,8 +290,7 @@ def imag_prim(a):
 
 @composite(torch.imag, meta=lambda a: like(a, dtype=dtypes.real_of(a.dtype)), properties=("imag",), tags=(OpTags.VIEW,))
 def imag(a):
-    if a.dtype.category < 3:
-        raise RuntimeError("imag is not implemented for tensors with non-complex dtypes.")
+    require(a.dtype.category >= 3)
     return imag_prim(a)
 
 
@@ -306,22 +299,13 @@ def conj(a):
     return a if a.dtype.category < 3 else PRIMS["conj_physical"](a)
 
 
-@real.vjp
-def _(a):
-    g = yield real(a)
-    return (g,)
+gradient_of_first(real, lambda g, y, a: g)
 
 
-@imag.vjp
-def _(a):
-    g = yield imag(a)
-    return (op("complex")(op("zeros_like")(g), g),)
+gradient_of_first(imag, lambda g, y, a: op("complex")(op("zeros_like")(g), g))
 
 
-@conj.vjp
-def _(a):
-    g = yield conj(a)
-    return (conj(g),)
+gradient_of_first(conj, lambda g, y, a: conj(g))
 
 
 @prim(torch.frexp)

@@ -19,6 +19,7 @@ from thunder.ops.families.shape import expand, reshape
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.functionalize.memory import grad_enabled
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.shape_rules import require
 
 
 def _plain_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -36,10 +37,8 @@ def _embedding_meta(a, weight, *, padding_idx=None, scale_grad_by_freq=False, sp
             "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but "
             f"got {a.dtype} instead"
         )
-    if len(weight.shape) != 2:
-        raise RuntimeError("'weight' must be 2-D")
-    if padding_idx is not None and not -weight.shape[0] <= padding_idx < weight.shape[0]:
-        raise AssertionError("Padding_idx must be within num_embeddings")
+    require(len(weight.shape) == 2)
+    require(padding_idx is None or -weight.shape[0] <= padding_idx < weight.shape[0])
     return like(weight, (*a.shape, weight.shape[1]))
 
 
@@ -123,36 +122,19 @@ def _bag_meta(
     per_sample_weights=None, include_last_offset=False,
     padding_idx=None,
 ):  # fmt: skip
-    if per_sample_weights is not None and per_sample_weights.shape != a.shape:
-        raise ValueError(
-            f"embedding_bag: If per_sample_weights ({per_sample_weights.shape}) is not None, then it must have the "
-            f"same shape as the input ({a.shape})"
-        )
-    if (
-        len(weight.shape) != 2
-        or mode not in ("sum", "mean", "max")
-        or a.dtype.name not in INTEGERS
-        or weight.dtype.category < 2
-    ):
-        raise ValueError(
-            "weight has to be a 2D Tensor of floating-point numbers, input of integers, and mode one of sum, mean or "
-            "max"
-        )
-    if mode == "max" and (scale_grad_by_freq or sparse):
-        raise ValueError("max mode does not support scaling the gradient by the frequency or sparse weights")
-    if per_sample_weights is not None and mode != "sum":
-        raise NotImplementedError(
-            f"embedding_bag: per_sample_weights is only supported for mode='sum' (got mode='{mode}')"
-        )
+    require(per_sample_weights is None or per_sample_weights.shape == a.shape)
+    require(
+        len(weight.shape) == 2
+        and mode in ("sum", "mean", "max")
+        and a.dtype.name in INTEGERS
+        and weight.dtype.category >= 2
+    )
+    require(mode != "max" or (not scale_grad_by_freq and not sparse))
+    require(per_sample_weights is None or mode == "sum")
     if len(a.shape) == 2:
-        if offsets is not None:
-            raise ValueError(
-                "if input is 2D, then offsets has to be None, as input is treated is a mini-batch of fixed length "
-                "sequences"
-            )
+        require(offsets is None)
         return like(weight, (a.shape[0], weight.shape[1]))
-    if len(a.shape) != 1 or offsets is None or len(offsets.shape) != 1:
-        raise ValueError("input has to be 1D or 2D Tensor, and offsets has to be a 1D Tensor")
+    require(len(a.shape) == 1 and offsets is not None and len(offsets.shape) == 1)
     return like(weight, (offsets.shape[0] - (1 if include_last_offset else 0), weight.shape[1]))
 
 
@@ -226,10 +208,7 @@ embedding.selects = True
 
 
 def _embedding_backward_meta(g, indices, num_weights, padding_idx, scale_grad_by_freq, sparse):
-    if sparse:
-        raise NotImplementedError(
-            "embedding_backward with sparse=True gives a sparse tensor, of which thunder knows no type"
-        )
+    require(not sparse, "with sparse=True it gives a sparse tensor, of which thunder knows no type")
     return like(g, (num_weights, g.shape[-1]))
 
 

@@ -11,6 +11,7 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import Symbol
 from thunder.ops.families.reductions import REDUCES, amax, amin, canonical_dims, reduced_shape, unreduced
 from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import named_results
 
 
@@ -74,10 +75,7 @@ def mode(input, dim=-1, keepdim=False):
 
 def _aminmax_meta(a, *, dim=None, keepdim=False):
     dims = canonical_dims(a, dim)
-    if 0 in [a.shape[d] for d in dims if type(a.shape[d]) is int]:
-        raise RuntimeError(
-            "aminmax(): cannot compute aminmax over an empty dimension as the operation has no identity."
-        )
+    require(0 not in [a.shape[d] for d in dims if type(a.shape[d]) is int])
     shape = reduced_shape(a, dims, keepdim)
     return named_results("aminmax", like(a, shape), like(a, shape))
 

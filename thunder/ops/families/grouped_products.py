@@ -11,16 +11,15 @@ from thunder.core.proxies import like
 from thunder.ops import opaque
 from thunder.ops.families.linalg import MATMUL, of_second
 from thunder.ops.registry import LTORCH, SUBSTITUTES, torch_prim
+from thunder.ops.shape_rules import require
 
 
 def _grouped_meta(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
     a, b = mat_a.shape, mat_b.shape
-    if (offs is None) != (len(a) == len(b) == 3):
-        raise RuntimeError("Have to provide offsets if there is a 2d matrix, or no offset if both matrices are 3d")
+    require((offs is None) == (len(a) == len(b) == 3))
     if len(a) == 2 and len(b) == 2:
         return like(mat_a, (offs.shape[0], a[0], b[1]))  # groups of the summed dimension
-    if a[-1] is not b[-2] and a[-1] != b[-2]:
-        raise RuntimeError("contraction dimension of mat_a and mat_b must match")
+    require(a[-1] is b[-2] or a[-1] == b[-2])
     return like(mat_a, (a[0], a[1], b[2]) if len(a) == len(b) else (a[-2], b[-1]))
 
 
@@ -66,17 +65,12 @@ def _grouped_mm(a, b, offs=None, bias=None, out_dtype=None):
     """Products of groups of rows (2-D and 3-D), of columns (3-D and 2-D), of either side's inner dimension (2-D twice),
     or of batches; offs: where groups end."""
     ranks = len(a.shape), len(b.shape)
-    if (
-        not set(ranks) <= {2, 3}
-        or a.dtype is not b.dtype
-        or (offs is None) != (ranks == (3, 3))
-        or a.shape[-1] != b.shape[-2]
-        and ranks != (2, 2)
-    ):
-        raise RuntimeError(
-            "grouped_mm: matrices of 2 or 3 dimensions, with offsets where one has 2, are expected; got "
-            f"{list(a.shape)} and {list(b.shape)}"
-        )
+    require(
+        set(ranks) <= {2, 3}
+        and a.dtype is b.dtype
+        and (offs is None) == (ranks == (3, 3))
+        and (a.shape[-1] == b.shape[-2] or ranks == (2, 2))
+    )
     shape = {
         (2, 3): (a.shape[0], b.shape[-1]),
         (3, 2): (a.shape[-2], b.shape[-1]),

@@ -20,7 +20,7 @@ from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.data import convert
 from thunder.ops.promotion import broadcast_shapes, is_number
 from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, prim
-from thunder.ops.shape_rules import along, by_mask
+from thunder.ops.shape_rules import along, by_mask, require
 
 _BIG = 1 << 60  # slice ends beyond any size
 
@@ -88,8 +88,7 @@ def slice_entry(s: slice, n) -> tuple[tuple, Any]:
     if start is None and stop is None and step is None:
         return ("slice", 0, n, 1), n
     step = 1 if step is None else operator.index(step)
-    if step <= 0:
-        raise ValueError("step must be greater than zero")
+    require(step > 0)
     lo, hi = bound(start, n, 0), bound(stop, n, n)
     if hi is n and type(lo) is int and lo == 0:
         size = n
@@ -118,8 +117,7 @@ def place(a: TensorProxy, key) -> Place:
     keys = key_tuple(key)
     shape = a.shape
     used = sum(map(_used, keys))
-    if used > len(shape):
-        raise IndexError(f"too many indices for tensor of dimension {len(shape)}")
+    require(used <= len(shape))
     entries: list[tuple] = []
     out: list = []
     advanced: list[tuple[int, tuple]] = []  # (where in `out`, shape) of the index tensors
@@ -168,8 +166,7 @@ def _int_entry(k, n, dim: int):
                 "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices "
                 f"(got {type(k).__name__})"
             ) from None
-    if k >= n or k < -n:
-        raise IndexError(f"index {k} is out of bounds for dimension {dim} with size {n}")
+    require(k < n and k >= -n)
     return k + n if k < 0 else k
 
 
@@ -177,16 +174,11 @@ def _advanced_entry(k, shape: tuple, dim: int, entries: list, out: list, advance
     if isinstance(k, TensorProxy):
         if k.dtype.category == 0 or k.dtype.name == "uint8":
             for i, n in enumerate(k.shape):
-                if (n != shape[dim + i]) is True:
-                    raise IndexError(
-                        f"The shape of the mask {list(k.shape)} at index {i} does not match the shape of the indexed "
-                        f"tensor {list(shape)} at index {dim + i}"
-                    )
+                require((n != shape[dim + i]) is not True)
             entries.append(("mask", k))
             advanced.append((len(out), None))
             return dim + len(k.shape)
-        if k.dtype.category > 1:
-            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+        require(k.dtype.category <= 1)
         if not k.shape:
             entries.append(("index", k, ()))
             return dim + 1
@@ -370,11 +362,7 @@ def _setitem_meta(a, key, value):
             have = value.shape
             while len(have) > len(shape) and have[0] == 1:
                 have = have[1:]  # PyTorch drops leading dimensions of size 1 here
-            if len(have) > len(shape) or broadcast_shapes(have, shape) != shape:
-                raise RuntimeError(
-                    f"shape mismatch: value tensor of shape {list(value.shape)} cannot be broadcast to indexing "
-                    f"result of shape {list(shape)}"
-                )
+            require(len(have) <= len(shape) and broadcast_shapes(have, shape) == shape)
     elif not is_number(value):
         raise TypeError(f"can't assign a {type(value).__name__} to a torch.{a.dtype.torch_name}Tensor")
     return like(a)

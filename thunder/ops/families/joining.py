@@ -11,12 +11,13 @@ from thunder.core import dtypes
 from thunder.core.proxies import METHODS, TensorProxy, concrete, like, same_shape
 from thunder.core.unbacked import as_size, fresh_size
 from thunder.ops import backward
+from thunder.ops.backward import gradient_of_first
 from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.data import convert
 from thunder.ops.families.shape import MOVES, VIEW, expand, reshape, slice_dim, unsqueeze
 from thunder.ops.promotion import same_device
 from thunder.ops.registry import LTORCH, alias, composite, declare, prim
-from thunder.ops.shape_rules import ceil_div, wrap_dim
+from thunder.ops.shape_rules import ceil_div, require, wrap_dim
 
 # ----------------------------------------------------------------------------------------------------------------
 # joining
@@ -33,13 +34,9 @@ def _common_dtype(tensors):
 def _joined(tensors, dim) -> tuple[list, int]:
     """The tensors that count (1-D ones without elements are left out, as PyTorch does) and the dimension they are
     joined along."""
-    if not len(tensors):
-        raise RuntimeError("torch.cat(): expected a non-empty list of Tensors")
-    for i, t in enumerate(tensors):
-        if not isinstance(t, TensorProxy):
-            raise TypeError(f"expected Tensor as element {i} in argument 0, but got {type(t).__name__}")
-        if not t.shape:
-            raise RuntimeError(f"zero-dimensional tensor (at position {i}) cannot be concatenated")
+    require(len(tensors))
+    for t in tensors:
+        require(isinstance(t, TensorProxy) and t.shape)
     kept = [t for t in tensors if len(t.shape) != 1 or t.shape[0] != 0] or list(tensors)
     return kept, wrap_dim(dim, len(kept[0].shape))
 
@@ -49,15 +46,10 @@ def _cat_meta(tensors, dim=0):
     first = kept[0]
     shape = first.shape
     total = shape[d]
-    for i, t in enumerate(kept[1:]):
-        if len(t.shape) != len(shape):
-            raise RuntimeError(f"Tensors must have same number of dimensions: got {len(shape)} and {len(t.shape)}")
+    for t in kept[1:]:
+        require(len(t.shape) == len(shape))
         for k, n in enumerate(t.shape):
-            if k != d and n is not shape[k] and n != shape[k]:
-                raise RuntimeError(
-                    f"Sizes of tensors must match except in dimension {d}. Expected size {shape[k]} but got size {n} "
-                    f"for tensor number {i + 1} in the list."
-                )
+            require(k == d or n is shape[k] or n == shape[k])
         total = total + t.shape[d]
     return like(first, (*shape[:d], total, *shape[d + 1 :]), _common_dtype(tensors), same_device(*tensors))
 
@@ -70,15 +62,10 @@ def cat(tensors, dim=0):
 
 
 def _stack_meta(tensors, dim=0):
-    if not len(tensors):
-        raise RuntimeError("stack expects a non-empty TensorList")
+    require(len(tensors))
     first = tensors[0]
-    for i, t in enumerate(tensors[1:]):
-        if t.shape != first.shape:
-            raise RuntimeError(
-                f"stack expects each tensor to be equal size, but got {list(first.shape)} at entry 0 and "
-                f"{list(t.shape)} at entry {i + 1}"
-            )
+    for t in tensors[1:]:
+        require(t.shape == first.shape)
     d = wrap_dim(dim, len(first.shape) + 1)
     return like(
         first, (*first.shape[:d], len(tensors), *first.shape[d:]), _common_dtype(tensors), same_device(*tensors)
@@ -134,22 +121,13 @@ def _split_sizes(a, size_or_sections, dim: int) -> list:
     n = a.shape[dim]
     if isinstance(size_or_sections, Sequence):
         total = sum(size_or_sections)
-        if total is not n and (total != n) is True:
-            raise RuntimeError(
-                f"split_with_sizes expects split_sizes to sum exactly to {n} (input tensor's size at dimension "
-                f"{dim}), but got split_sizes={list(size_or_sections)}"
-            )
-        if any(type(k) is int and k < 0 for k in size_or_sections):
-            raise RuntimeError(
-                "split_with_sizes expects split_sizes have only non-negative entries, but got "
-                f"split_sizes={list(size_or_sections)}"
-            )
+        require(total is n or (total != n) is not True)
+        require(not any(type(k) is int and k < 0 for k in size_or_sections))
         return list(size_or_sections)
     size = size_or_sections
     if size is n:
         return [n]
-    if size < 0 or (size == 0 and n != 0):
-        raise RuntimeError(f"split expects split_size be non-negative, but got split_size={size}")
+    require(size >= 0 and (size != 0 or n == 0))
     if size == 0:
         return [0]
     count = max(1, concrete(ceil_div(n, size)))
@@ -157,8 +135,7 @@ def _split_sizes(a, size_or_sections, dim: int) -> list:
 
 
 def _split_meta(a, split_size_or_sections, dim=0):
-    if not a.shape:
-        raise RuntimeError("split expects at least a 1-dimensional tensor")
+    require(a.shape)
     d = wrap_dim(dim, len(a.shape))
     return _parts(a, d, _split_sizes(a, split_size_or_sections, d))
 
@@ -193,8 +170,7 @@ def split_with_sizes(a, split_sizes, dim=0):
 
 
 def _chunk_sizes(a, chunks, dim: int) -> list:
-    if chunks <= 0:
-        raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
+    require(chunks > 0)
     n = a.shape[dim]
     if n % chunks == 0:
         return [n // chunks] * concrete(chunks)
@@ -204,8 +180,7 @@ def _chunk_sizes(a, chunks, dim: int) -> list:
 
 
 def _chunk_meta(a, chunks, dim=0):
-    if not a.shape:
-        raise RuntimeError("chunk expects at least a 1-dimensional tensor")
+    require(a.shape)
     d = wrap_dim(dim, len(a.shape))
     return _parts(a, d, _chunk_sizes(a, chunks, d))
 
@@ -224,8 +199,7 @@ def _tensor_split_sizes(a, indices_or_sections, dim: int) -> list:
         starts, ends = [0, *clamped], [*clamped, n]
         return [(s, max(s, e)) for s, e in zip(starts, ends, strict=True)]
     sections = indices_or_sections
-    if sections <= 0:
-        raise RuntimeError(f"number of sections must be larger than 0, got {sections}")
+    require(sections > 0)
     small, extra = divmod(n, sections)
     ends = [small * (i + 1) + min(i + 1, extra) for i in range(sections)]
     return list(zip([0, *ends[:-1]], ends, strict=True))
@@ -262,16 +236,8 @@ def _axis_split(name: str, rank: int, axis: int) -> None:
 
     def apply(a, indices_or_sections):
         d = 0 if len(a.shape) == 1 else axis
-        if len(a.shape) < rank:
-            raise RuntimeError(
-                f"torch.{name} requires a tensor with at least {rank} dimension, but got a tensor with "
-                f"{len(a.shape)} dimensions!"
-            )
-        if not isinstance(indices_or_sections, Sequence) and a.shape[d] % indices_or_sections != 0:
-            raise RuntimeError(
-                f"torch.{name} attempted to split along dimension {d}, but the size of the dimension {a.shape[d]} is "
-                f"not divisible by the split_size {indices_or_sections}!"
-            )
+        require(len(a.shape) >= rank)
+        require(isinstance(indices_or_sections, Sequence) or a.shape[d] % indices_or_sections == 0)
         return tensor_split(a, indices_or_sections, d)
 
     def arguments(args, kwargs):
@@ -286,8 +252,7 @@ _axis_split("dsplit", 3, 2)
 
 
 def _unbind_meta(a, dim=0):
-    if not a.shape:
-        raise RuntimeError("Dimension specified as 0 but tensor has no dimensions")
+    require(a.shape)
     d = wrap_dim(dim, len(a.shape))
     shape = (*a.shape[:d], *a.shape[d + 1 :])
     return tuple([like(a, shape) for _ in range(concrete(a.shape[d]))])
@@ -300,12 +265,10 @@ def unbind(a, dim=0):
 
 
 def _selected(a, dim, index) -> tuple:
-    if not a.shape:
-        raise IndexError("select() cannot be applied to a 0-dim tensor.")
+    require(a.shape)
     d = wrap_dim(dim, len(a.shape))
     n = a.shape[d]
-    if index >= n or index < -n:
-        raise IndexError(f"select(): index {index} out of range for tensor of size {list(a.shape)} at dimension {d}")
+    require(index < n and index >= -n)
     return d, index + n if index < 0 else index
 
 
@@ -327,15 +290,12 @@ def select(a, dim, index):
 
 
 def _narrowed(a, dim, start, length) -> tuple:
-    if not a.shape:
-        raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
+    require(a.shape)
     d = wrap_dim(dim, len(a.shape))
     n = a.shape[d]
-    if type(start) is int and type(n) is int and not -n <= start <= n:
-        raise IndexError(f"start out of range (expected to be in range of [-{n}, {n}], but got {start})")
+    require(type(start) is not int or type(n) is not int or -n <= start <= n)
     start = start + n if start < 0 else start
-    if length < 0 or start + length > n:
-        raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({n}).")
+    require(length >= 0 and start + length <= n)
     return d, start
 
 
@@ -366,8 +326,7 @@ def _interleaved(a, repeats, dim, output_size):
     shape, d = ((a.numel_value,), 0) if dim is None else (a.shape, wrap_dim(dim, len(a.shape)))
     if isinstance(repeats, TensorProxy):
         return shape, d, output_size
-    if repeats < 0:
-        raise RuntimeError("repeats can not be negative")
+    require(repeats >= 0)
     return shape, d, (shape[d] if shape else 1) * repeats
 
 
@@ -417,10 +376,7 @@ def _(tensors, dim=0):
     return (parts,)
 
 
-@stack.vjp
-def _(tensors, dim=0):
-    g = yield stack(tensors, dim)
-    return (list(unbind(g, dim)),)
+gradient_of_first(stack, lambda g, y, tensors, dim=0: list(unbind(g, dim)))
 
 
 def _rejoined(symbol):
@@ -449,10 +405,7 @@ def _(a, indices_or_sections=None, dim=0):
     return (functools.reduce(LTORCH["add"], spread),)
 
 
-@unbind.vjp
-def _(a, dim=0):
-    pieces = yield unbind(a, dim)
-    return (stack(list(pieces), dim),)
+gradient_of_first(unbind, lambda pieces, y, a, dim=0: stack(list(pieces), dim))
 
 
 @narrow.vjp

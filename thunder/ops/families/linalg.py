@@ -20,7 +20,7 @@ from thunder.ops.families.shape import permute, reshape, unsqueeze
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device
 from thunder.ops.registry import LTORCH, alias, composite, declare, prim, torch_prim
-from thunder.ops.shape_rules import check_tensor, wrap_dim
+from thunder.ops.shape_rules import check_tensor, require, wrap_dim
 
 MATMUL = (OpTags.MATMUL_OP,)
 
@@ -28,8 +28,7 @@ MATMUL = (OpTags.MATMUL_OP,)
 def _same_types(*tensors) -> None:
     first = tensors[0]
     for t in tensors[1:]:
-        if t.dtype is not first.dtype:
-            raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {first.dtype} != {t.dtype}")
+        require(t.dtype is first.dtype)
         if t.device is not first.device:
             same_device(*tensors)
 
@@ -42,11 +41,13 @@ def linear_prim(a, w, bias):
 def _linear_meta(a, weight, bias=None):
     shape, w = a.shape, weight.shape
     fits = len(w) in (1, 2) and shape and (shape[-1] is w[-1] or shape[-1] == w[-1]) and a.dtype is weight.dtype
-    if not fits or (
-        bias is not None
-        and (bias.dtype is not a.dtype or not (len(w) == 2 and bias.shape in ((), (1,), (w[0],)) or not bias.shape))
-    ):
-        raise RuntimeError(f"linear: input {list(shape)} {a.dtype}, weight {list(w)} {weight.dtype} do not fit")
+    require(
+        fits
+        and (
+            bias is None
+            or (bias.dtype is a.dtype and (len(w) == 2 and bias.shape in ((), (1,), (w[0],)) or not bias.shape))
+        )
+    )
     return like(a, (*shape[:-1], w[0])) if len(w) == 2 else like(a, shape[:-1])
 
 
@@ -85,11 +86,9 @@ def matmul_prim(a, b):
 
 
 def _product_shape(x: tuple, y: tuple) -> tuple:
-    if not x or not y:
-        raise RuntimeError(f"both arguments to matmul need to be at least 1D, but they are {len(x)}D and {len(y)}D")
+    require(x and y)
     inner = y[-2] if len(y) > 1 else y[0]
-    if x[-1] is not inner and x[-1] != inner:
-        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({list(x)} and {list(y)})")
+    require(x[-1] is inner or x[-1] == inner)
     if len(x) == 2 and len(y) == 2:
         return (x[0], y[1])
     batch = broadcast_shapes(x[:-2], y[:-2]) if len(x) > 2 and len(y) > 2 else x[:-2] if len(x) > 2 else y[:-2]
@@ -112,22 +111,13 @@ def matmul(a, other):
 operator_methods(matmul, "matmul")
 
 
-def _ranks(name: str, *wanted: tuple) -> None:
-    for t, rank, what in wanted:
-        if len(t.shape) != rank:
-            raise RuntimeError(f"{name}: expected {what} to be {rank}-D, but got {len(t.shape)}-D")
-
-
 def _product(name: str, ranks: tuple[int, int], second: str, *functions, autocast="lower"):
     """mm, bmm, mv, dot: matmul for tensors of exactly these ranks; `second` is what PyTorch calls the second
     argument."""
 
     def meta(a, other):
-        _ranks(name, (a, ranks[0], "the first argument"), (other, ranks[1], "the second argument"))
-        if name == "bmm" and a.shape[0] != other.shape[0]:
-            raise RuntimeError(
-                f"batch1 and batch2 must have same number of batches, got {a.shape[0]} and {other.shape[0]}"
-            )
+        require((len(a.shape), len(other.shape)) == ranks)
+        require(name != "bmm" or a.shape[0] == other.shape[0])
         return _matmul_meta(a, other)
 
     def decomposition(a, other):
@@ -158,7 +148,7 @@ def vecdot(x, y, *, dim=-1):
 
 @composite(torch.outer, torch.Tensor.outer, torch.ger, torch.Tensor.ger)
 def outer(a, vec2):
-    _ranks("outer", (a, 1, "self"), (vec2, 1, "vec2"))
+    require(len(a.shape) == len(vec2.shape) == 1)
     return unsqueeze(a, 1) * unsqueeze(vec2, 0)
 
 
@@ -166,11 +156,7 @@ def outer(a, vec2):
 def inner(a, other):
     if not a.shape or not other.shape:
         return a * other
-    if a.shape[-1] != other.shape[-1]:
-        raise RuntimeError(
-            f"inner() the last dimension must match on both input tensors but got shapes {list(a.shape)} and "
-            f"{list(other.shape)}"
-        )
+    require(a.shape[-1] == other.shape[-1])
     return tensordot(a, other, ([-1], [-1]))
 
 
@@ -190,9 +176,8 @@ def _plus_product(name: str, product_shape, multiply, functions: tuple, *, autoc
     def meta(a, x, y, *, beta=1, alpha=1):
         if name != "addr":
             _same_types(a, x, y)
-        shape = product_shape(name, x.shape, y.shape)
-        if broadcast_shapes(a.shape, shape) != shape:
-            raise RuntimeError(f"{name}: input {list(a.shape)} does not expand to {list(shape)}")
+        shape = product_shape(x.shape, y.shape)
+        require(broadcast_shapes(a.shape, shape) == shape)
         return like(a, shape, result_type(a, x, y), same_device(a, x, y))
 
     def decomposition(a, x, y, *, beta=1, alpha=1):
@@ -208,12 +193,10 @@ def _plus_product(name: str, product_shape, multiply, functions: tuple, *, autoc
 
 
 def _shaped(x_rank: int, y_rank: int, shape):
-    def product_shape(name, x, y):
-        if len(x) != x_rank or len(y) != y_rank:
-            raise RuntimeError(f"{name}: expected a {x_rank}-D and a {y_rank}-D tensor, got {list(x)} and {list(y)}")
+    def product_shape(x, y):
+        require(len(x) == x_rank and len(y) == y_rank)
         out = shape(x, y)
-        if out is None:
-            raise RuntimeError(f"{name}: shapes cannot be multiplied ({list(x)} and {list(y)})")
+        require(out is not None)
         return out
 
     return product_shape
@@ -238,8 +221,8 @@ _batches = _shaped(3, 3, lambda x, y: (x[0], x[1], y[2]) if x[0] == y[0] and x[2
 baddbmm = _plus_product("baddbmm", _batches, matmul_prim, _both("baddbmm"))
 
 
-def _addbmm_shape(name, x, y):
-    return _batches(name, x, y)[1:]
+def _addbmm_shape(x, y):
+    return _batches(x, y)[1:]
 
 
 addbmm = _plus_product("addbmm", _addbmm_shape, lambda x, y: LTORCH["sum"](matmul_prim(x, y), 0), _both("addbmm"))
@@ -247,7 +230,7 @@ addbmm = _plus_product("addbmm", _addbmm_shape, lambda x, y: LTORCH["sum"](matmu
 
 def _no_growth_in_place(a, x, y, **factors):
     """PyTorch changes the shape of what it writes to here."""
-    shape = _addbmm_shape("addbmm", x.shape, y.shape)
+    shape = _addbmm_shape(x.shape, y.shape)
     if len(a.shape) != len(shape) or any((m == n) is False for m, n in zip(a.shape, shape)):
         raise CaptureError(
             f"addbmm_ would change the shape of its argument from {list(a.shape)} to {list(shape)}",
@@ -279,11 +262,7 @@ def tensordot(a, b, dims=2, out=None):
                 if a.shape[i] == 1
                 else (a, b)
             )
-    if len(left) != len(right) or any(a.shape[i] != b.shape[j] for i, j in zip(left, right, strict=True)):
-        raise RuntimeError(
-            f"contracted dimensions need to match, but got {[a.shape[i] for i in left]} and "
-            f"{[b.shape[j] for j in right]}"
-        )
+    require(len(left) == len(right) and not any(a.shape[i] != b.shape[j] for i, j in zip(left, right, strict=True)))
     keep_a, keep_b = (
         [i for i in range(len(a.shape)) if i not in left],
         [j for j in range(len(b.shape)) if j not in right],
@@ -315,8 +294,7 @@ def _count(a, dims):
 
 @torch_prim(torch.linalg.multi_dot, autocast="lower")
 def multi_dot(tensors, *, out=None):
-    if len(tensors) < 2:
-        raise RuntimeError(f"multi_dot(): expected at least 2 tensors but got {len(tensors)}")
+    require(len(tensors) >= 2)
     shape = tensors[0].shape
     for t in tensors[1:]:
         shape = _product_shape(shape, t.shape)
@@ -338,15 +316,11 @@ def kron(a, other):
 
 
 def _bilinear_meta(input1, input2, weight, bias=None):
-    if (
-        len(weight.shape) != 3
-        or input1.shape[:-1] != input2.shape[:-1]
-        or (input1.shape[-1], input2.shape[-1]) != weight.shape[1:]
-    ):
-        raise RuntimeError(
-            f"bilinear(): input1 {list(input1.shape)}, input2 {list(input2.shape)} and weight {list(weight.shape)} "
-            "do not fit"
-        )
+    require(
+        len(weight.shape) == 3
+        and input1.shape[:-1] == input2.shape[:-1]
+        and (input1.shape[-1], input2.shape[-1]) == weight.shape[1:]
+    )
     return like(input1, (*input1.shape[:-1], weight.shape[0]))
 
 
@@ -362,10 +336,7 @@ def bilinear(input1, input2, weight, bias=None):
 @torch_prim(torch.linalg.cross, autocast="cuda:widest")
 def linalg_cross(a, other, *, dim=-1):
     shape = broadcast_shapes(a.shape, other.shape)
-    if shape[wrap_dim(dim, len(shape))] != 3:
-        raise RuntimeError(
-            f"linalg.cross: inputs dimension {dim} must have length 3. Got {list(a.shape)} and {list(other.shape)}"
-        )
+    require(shape[wrap_dim(dim, len(shape))] == 3)
     return like(a, shape, result_type(a, other))
 
 
@@ -380,7 +351,7 @@ def cross(a, other, dim=None):
 
 @torch_prim(torch.trace, torch.Tensor.trace, autocast="cpu:float32")
 def trace(a):
-    _ranks("trace", (a, 2, "a matrix"))
+    require(len(a.shape) == 2)
     return like(a, (), a.dtype if a.dtype.category >= 2 else int64)
 
 

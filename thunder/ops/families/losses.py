@@ -18,15 +18,14 @@ from thunder.ops.families.normalization import compute_dtype, log_softmax
 from thunder.ops.families.shape import reshape, unsqueeze
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.registry import LTORCH, composite, declare
-from thunder.ops.shape_rules import is_empty
+from thunder.ops.shape_rules import is_empty, require
 
 _REDUCTIONS = ("none", "mean", "sum")
 
 
 def _reduction(reduction: str, size_average, reduce) -> str:
     if size_average is None and reduce is None:
-        if reduction not in _REDUCTIONS:
-            raise ValueError(f"{reduction} is not a valid value for reduction")
+        require(reduction in _REDUCTIONS)
         return reduction
     size_average, reduce = size_average is not False, reduce is not False
     return "mean" if size_average and reduce else "sum" if reduce else "none"
@@ -134,8 +133,7 @@ poisson_nll_loss = pointwise(
 
 
 def _same_shape(a, target) -> None:
-    if a.shape != target.shape:
-        raise ValueError(f"Target size ({target.shape}) must be the same as input size ({a.shape})")
+    require(a.shape == target.shape)
 
 
 def _bce_meta(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
@@ -188,14 +186,9 @@ def kl_div(a, target, size_average=None, reduce=None, reduction="mean", log_targ
 
 
 def _check_classes(a, target, weight) -> None:
-    if not a.shape:
-        raise RuntimeError("input must have at least one dimension")
+    require(a.shape)
     classes = a.shape[1] if len(a.shape) > 1 else a.shape[0]
-    if weight is not None and weight.shape != (classes,):
-        raise RuntimeError(
-            f"weight tensor should be defined either for all {classes} classes or no classes but got weight tensor "
-            f"of shape: {list(weight.shape)}"
-        )
+    require(weight is None or weight.shape == (classes,))
 
 
 def _index_shape(a) -> tuple:
@@ -205,10 +198,8 @@ def _index_shape(a) -> tuple:
 
 def _nll_meta(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
     _check_classes(a, target, weight)
-    if target.shape != _index_shape(a):
-        raise ValueError(f"Expected target of shape {list(_index_shape(a))}, got {list(target.shape)}")
-    if target.dtype.name not in ("int64", "uint8"):
-        raise RuntimeError(f"expected scalar type Long but found {target.dtype}")
+    require(target.shape == _index_shape(a))
+    require(target.dtype.name in ("int64", "uint8"))
     return like(a, target.shape if _reduction(reduction, size_average, reduce) == "none" else ())
 
 
@@ -242,13 +233,8 @@ def _cross_entropy_meta(
     how = _reduction(reduction, size_average, reduce)
     if not _is_index_target(a, target):
         return like(a, _index_shape(a) if how == "none" else ())
-    if target.dtype.name not in ("int64", "uint8"):
-        raise RuntimeError(f"expected scalar type Long but found {target.dtype}")
-    if target.shape != _index_shape(a):
-        raise ValueError(
-            f"Expected input batch_size ({a.shape[0]}) to match target batch_size "
-            f"({target.shape[0] if target.shape else 1})."
-        )
+    require(target.dtype.name in ("int64", "uint8"))
+    require(target.shape == _index_shape(a))
     return like(a, target.shape if how == "none" else ())
 
 

@@ -17,6 +17,7 @@ from thunder.ops.families.shape import reshape, unsqueeze
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.shape_rules import require
 
 
 def _op(name: str, *args, **kwargs):
@@ -32,24 +33,16 @@ def _rows(a) -> tuple:
 # margins
 
 
-def _check_margin(name: str, a, target, wanted: tuple) -> None:
-    if len(a.shape) > 2 or any(type(n) is int and n == 0 for n in a.shape[1:]):
-        raise RuntimeError(
-            f"Expected non-empty vector or matrix with optional 0-dim batch size, but got: {list(a.shape)}"
-        )
-    if target.shape != wanted:
-        raise RuntimeError(f"inconsistent target size, expected {list(wanted)} but got {list(target.shape)}")
-    if target.dtype.name != "int64":
-        raise RuntimeError(f"{name}: expected scalar type Long but found {target.dtype}")
+def _check_margin(a, target, wanted: tuple) -> None:
+    require(len(a.shape) <= 2 and not any(type(n) is int and n == 0 for n in a.shape[1:]))
+    require(target.shape == wanted)
+    require(target.dtype.name == "int64")
 
 
 def _multi_margin_meta(a, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
-    if p not in (1, 2):
-        raise ValueError("only p == 1 and p == 2 supported")
-    if weight is not None and len(weight.shape) != 1:
-        raise ValueError("weight must be one-dimensional")
+    require(p in (1, 2))
+    require(weight is None or len(weight.shape) == 1)
     _check_margin(
-        "multi_margin_loss",
         a,
         target,
         a.shape[:1] if len(a.shape) > 1 else target.shape if target.numel_value == 1 else (),
@@ -86,7 +79,7 @@ def _(a, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, r
 
 
 def _multilabel_margin_meta(a, target, size_average=None, reduce=None, reduction="mean"):
-    _check_margin("multilabel_margin_loss", a, target, a.shape)
+    _check_margin(a, target, a.shape)
     return like(a, a.shape[:-1] if _reduction(reduction, size_average, reduce) == "none" else ())
 
 
@@ -151,13 +144,10 @@ def _gaussian_shape(a, var) -> tuple | None:
 
 
 def _gaussian_meta(a, target, var, full=False, eps=1e-6, reduction="mean"):
-    if reduction not in _REDUCTIONS:
-        raise ValueError(reduction + " is not valid")
-    if not isinstance(var, TensorProxy) and var < 0:
-        raise ValueError("var has negative entry/entries")
+    require(reduction in _REDUCTIONS)
+    require(isinstance(var, TensorProxy) or var >= 0)
     shape = _gaussian_shape(a, var)
-    if shape is None:
-        raise ValueError("var is of incorrect size")
+    require(shape is not None)
     found = result_type(a, target, var) if isinstance(var, TensorProxy) else result_type(a, target)
     whole = broadcast_shapes(a.shape, target.shape, shape)
     return like(a, whole if reduction == "none" else (), found)
@@ -197,13 +187,8 @@ def _(a, target, var, full=False, eps=1e-6, reduction="mean"):
 @torch_prim(F.ctc_loss, autocast="cpu:float32")
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
     """Its derivative is PyTorch's: what the kernel keeps for it has sizes that depend on the lengths' values."""
-    if len(log_probs.shape) not in (2, 3) or not 0 <= blank < log_probs.shape[-1] or reduction not in _REDUCTIONS:
-        raise RuntimeError(
-            "ctc_loss: log_probs of shape (T, N, C) or (T, C), blank one of C classes, reduction one of none, mean "
-            "and sum are expected"
-        )
-    if log_probs.dtype not in (dtypes.float32, dtypes.float64):
-        raise RuntimeError(f'"ctc_loss_cpu" not implemented for {log_probs.dtype}')
+    require(len(log_probs.shape) in (2, 3) and 0 <= blank < log_probs.shape[-1] and reduction in _REDUCTIONS)
+    require(log_probs.dtype in (dtypes.float32, dtypes.float64))
     return like(log_probs, log_probs.shape[1:-1] if reduction == "none" else ())
 
 

@@ -6,29 +6,26 @@ import math
 
 import torch
 
-from thunder.core.dtypes import int64, real_of, to_dtype
-from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import OpTags
+from thunder.core.dtypes import real_of, to_dtype
+from thunder.core.proxies import like
 from thunder.ops.families.data import convert
-from thunder.ops.families.factorizations import _CPU, matrices, square
 from thunder.ops.opaque import casts_inside
-from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, composite, declare, torch_prim
-from thunder.ops.shape_rules import wrap_dim, wrap_dims
-from thunder.ops.signature import without_none
+from thunder.ops.registry import LTORCH, composite, declare
+from thunder.ops.shape_rules import require, wrap_dim, wrap_dims
 
-_CUDA = "cuda:float32"
+_CPU, _CUDA = "cpu:float32", "cuda:float32"
 ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
 
 
 def _norm_meta(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
     dims = wrap_dims(dim, len(A.shape)) if len(A.shape) >= 2 else ()
     kind = A.dtype if dtype is None else to_dtype(dtype)
-    if len(dims) != 2 or kind.category < 2 or ord not in ORDERS or (ord in ("nuc", 2, -2) and real_of(kind).bytes < 4):
-        raise RuntimeError(
-            f"linalg.matrix_norm: expected a floating matrix, two dimensions and an order of {ORDERS}, got {A}, "
-            f"{dim}, {ord!r}"
-        )
+    require(
+        len(dims) == 2
+        and kind.category >= 2
+        and ord in ORDERS
+        and (ord not in ("nuc", 2, -2) or real_of(kind).bytes >= 4)
+    )
     shape = (
         tuple(1 if i in dims else n for i, n in enumerate(A.shape))
         if keepdim
@@ -59,8 +56,7 @@ def linalg_norm(A, ord=None, dim=None, keepdim=False, *, dtype=None):
     dims = tuple(dim) if isinstance(dim, (tuple, list)) else None if dim is None else (dim,)
     if ord is not None and (len(dims) if dims is not None else len(A.shape)) == 2:
         return matrix_norm(A, ord, (0, 1) if dims is None else dims, keepdim, dtype=dtype)
-    if isinstance(ord, str) or (ord is not None and dims is None and len(A.shape) != 1):
-        raise RuntimeError("linalg.norm: If dim is not specified but ord is, the input must be 1D or 2D.")
+    require(not isinstance(ord, str) and (ord is None or dims is not None or len(A.shape) == 1))
     return LTORCH["vector_norm"](A, 2 if ord is None else ord, dims, keepdim, dtype=dtype)
 
 
@@ -97,30 +93,14 @@ def cond(A, p=None):
         values = LTORCH["linalg_svdvals"](A)
         largest, smallest = (LTORCH["select"](values, -1, i) for i in (0, -1))
         return smallest / largest if p == -2 else largest / smallest
-    square("linalg.cond", A)
-    if p not in ORDERS:
-        raise RuntimeError(f"linalg.cond got an invalid norm type: {p}")
+    require(p in ORDERS)
     inverse, info = LTORCH["linalg_inv_ex"](A)
     singular = LTORCH["unsqueeze"](LTORCH["unsqueeze"](LTORCH["gt"](info, 0), -1), -1)
     return matrix_norm(A, p) * matrix_norm(LTORCH["masked_fill"](inverse, singular, math.inf), p)
 
 
-@torch_prim(
-    torch.linalg.matrix_rank,
-    name="linalg_matrix_rank",
-    autocast=_CPU,
-    tags=(OpTags.DETACHED,),
-    canonicalize=without_none,
-)
-def matrix_rank(A, tol=None, hermitian=False, *, atol=None, rtol=None):
-    if hermitian:
-        square("linalg.matrix_rank", A)
-    batch, *_ = matrices("linalg.matrix_rank", A)
-    return like(A, broadcast_shapes(batch, *(t.shape for t in (tol, atol, rtol) if isinstance(t, TensorProxy))), int64)
-
-
 # PyTorch composes these of the same operations
 declare(matrix_norm, linalg_norm, nuclear_norm, frobenius_norm, norm_except_dim, cond, differentiate_decomposition=True)
-declare(matrix_norm, linalg_norm, cond, matrix_rank, synchronises=True)
+declare(matrix_norm, linalg_norm, cond, synchronises=True)
 # PyTorch composes it of others, which autocast casts
 casts_inside(*frobenius_norm.torch_functions, *norm_except_dim.torch_functions)

@@ -15,13 +15,13 @@ from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
-from thunder.ops.backward import kernel, op
+from thunder.ops.backward import gradient_of_first, kernel, op
 from thunder.ops.families.data import convert
 from thunder.ops.families.shape import reshape
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.opaque import casts_inside
 from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
-from thunder.ops.shape_rules import is_empty
+from thunder.ops.shape_rules import is_empty, require
 
 
 def compute_dtype(d):
@@ -34,18 +34,13 @@ def wanted(*parameters) -> list[bool]:
     return [p is not None and p.requires_grad for p in parameters]
 
 
-def normalized_dims(name: str, a, normalized_shape, *parameters) -> tuple:
+def normalized_dims(a, normalized_shape, *parameters) -> tuple:
     """The dimensions normalized over."""
     shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
     k = len(shape)
-    if not k or len(a.shape) < k or a.shape[-k:] != shape:
-        raise RuntimeError(
-            f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], but "
-            f"got input of size{list(a.shape)}"
-        )
+    require(k and len(a.shape) >= k and a.shape[-k:] == shape)
     for p in parameters:
-        if p is not None and p.shape != shape:
-            raise RuntimeError(f"{name}: expected weight and bias to have shape {list(shape)}, but got {list(p.shape)}")
+        require(p is None or p.shape == shape)
     return tuple(range(len(a.shape) - k, len(a.shape)))
 
 
@@ -93,28 +88,20 @@ image_layout = Symbol(
 image_layout.may_copy = True
 
 
-@image_layout.vjp
-def _(a):
-    g = yield image_layout(a)
-    return (g,)
+gradient_of_first(image_layout, lambda g, y, a: g)
 
 
-def check_channels(name: str, a, *parameters) -> None:
+def check_channels(a, *parameters) -> None:
     for p in parameters:
-        if p is not None and p.shape != (a.shape[1],):
-            raise RuntimeError(
-                f"{name}: expected weight, bias and statistics to have {a.shape[1]} elements, but got {list(p.shape)}"
-            )
+        require(p is None or p.shape == (a.shape[1],))
 
 
 def batch_norm_meta(
     a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
 ):
-    if len(a.shape) < 2:
-        raise RuntimeError("batch_norm: expected an input of at least 2 dimensions")
-    if not training and (running_mean is None or running_var is None):
-        raise RuntimeError("Expected running_mean and running_var to be defined when training=False")
-    check_channels("batch_norm", a, running_mean, running_var, weight, bias)
+    require(len(a.shape) >= 2)
+    require(training or (running_mean is not None and running_var is not None))
+    check_channels(a, running_mean, running_var, weight, bias)
     return like(a)
 
 
@@ -125,7 +112,7 @@ def batch_norm_meta(
 def _native_layer_norm_meta(a, normalized_shape, weight, bias, eps):
     """On a CPU, mean and deviation of a narrow type are float32 where weight and bias are, elsewhere always
     (ATen/native/layer_norm.cpp, cuda/layer_norm_kernel.cu)."""
-    normalized_dims("layer_norm", a, normalized_shape, weight, bias)
+    normalized_dims(a, normalized_shape, weight, bias)
     outer = a.shape[: len(a.shape) - len(normalized_shape)] + (1,) * len(normalized_shape)
     mixed = any(p is not None and p.dtype is float32 for p in (weight, bias))
     dtype = float32 if a.dtype in (bfloat16, float16) and (mixed or a.device.type != "cpu") else a.dtype
@@ -206,11 +193,7 @@ def _parameters_meta(g, a, weight, bias, mask):
 
 
 def _native_group_norm_meta(a, weight, bias, N, C, HxW, group, eps):
-    if C % group or any(t is not None and t.shape != (C,) for t in (weight, bias)):
-        raise RuntimeError(
-            "Expected number of channels in input to be divisible by num_groups, but got input of shape "
-            f"{list(a.shape)} and num_groups={group}"
-        )
+    require(not C % group and not any(t is not None and t.shape != (C,) for t in (weight, bias)))
     narrow = like(
         a,
         (N, group),

@@ -12,6 +12,7 @@ from thunder.core import dtypes
 from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import NumberProxy, like
 from thunder.ops import backward
+from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.data import convert
 from thunder.ops.families.norm_kernels import (
     batch_norm_by_batch,
@@ -39,7 +40,7 @@ from thunder.ops.functionalize import inplace
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
-from thunder.ops.shape_rules import is_empty, numel, wrap_dim
+from thunder.ops.shape_rules import is_empty, numel, require, wrap_dim
 
 _EPS = {
     "float32": 2.0**-23,
@@ -69,8 +70,7 @@ def _softmax_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 def _softmax_meta(a, dim, *, dtype=None):
     wrap_dim(dim, len(a.shape))
-    if dtype is None and a.dtype.category < 2:
-        raise RuntimeError(f'"softmax_kernel_impl" not implemented for {a.dtype}')
+    require(dtype is not None or a.dtype.category >= 2)
     return like(a, dtype=dtype)
 
 
@@ -108,8 +108,7 @@ def _in_rows(y):
 
 
 def _of_softmax(grad_output, output, dim, input_dtype):
-    if grad_output.shape != output.shape:
-        raise RuntimeError(f"softmax_backward: {list(grad_output.shape)} and {list(output.shape)} differ")
+    require(grad_output.shape == output.shape)
     return like(grad_output, dtype=dtypes.to_dtype(input_dtype))
 
 
@@ -153,11 +152,9 @@ def _safe_softmax(a, dim, dtype=None):
     return LTORCH["where"](hidden, 0.0, out)
 
 
-@_safe_softmax.vjp
-def _(a, dim, dtype=None):
-    y = _safe_softmax(a, dim, dtype)
-    g = yield y
-    return (convert(softmax_backward(g, y, dim, y.dtype), a.dtype),)
+gradient_of_first(
+    _safe_softmax, lambda g, y, a, dim, dtype=None: convert(softmax_backward(g, y, dim, y.dtype), a.dtype)
+)
 
 
 @alias(F.softmin)
@@ -170,9 +167,8 @@ def softmin(a, dim=None, _stacklevel=3, dtype=None):
 
 
 def _layer_norm_meta(a, normalized_shape, weight=None, bias=None, eps=1e-5):
-    normalized_dims("layer_norm", a, normalized_shape, weight, bias)
-    if a.dtype.category < 2:
-        raise RuntimeError(f'"LayerNormKernelImpl" not implemented for {a.dtype}')
+    normalized_dims(a, normalized_shape, weight, bias)
+    require(a.dtype.category >= 2)
     return like(a)
 
 
@@ -184,13 +180,13 @@ def _layer_norm_meta(a, normalized_shape, weight=None, bias=None, eps=1e-5):
     autocast="cuda:float32",
 )
 def layer_norm(a, normalized_shape, weight=None, bias=None, eps=1e-5):
-    dims = normalized_dims("layer_norm", a, normalized_shape, weight, bias)
+    dims = normalized_dims(a, normalized_shape, weight, bias)
     x, _, _ = whiten(convert(a, compute_dtype(a.dtype)), dims, eps)
     return convert(scale_and_shift(x, weight, bias), a.dtype)
 
 
 def _rms_norm_meta(a, normalized_shape, weight=None, eps=None):
-    normalized_dims("rms_norm", a, normalized_shape, weight)
+    normalized_dims(a, normalized_shape, weight)
     return like(a)
 
 
@@ -202,7 +198,7 @@ def _rms_norm_meta(a, normalized_shape, weight=None, eps=None):
     autocast="cuda:float32" if compat.autocast_casts("rms_norm", "cuda") else None,
 )
 def rms_norm(a, normalized_shape, weight=None, eps=None):
-    dims = normalized_dims("rms_norm", a, normalized_shape, weight)
+    dims = normalized_dims(a, normalized_shape, weight)
     x = convert(a, compute_dtype(a.dtype))
     x = x * LTORCH["rsqrt"](
         LTORCH["mean"](LTORCH["pow"](x, 2), dims, True) + (_EPS[x.dtype.name] if eps is None else eps)
@@ -215,14 +211,9 @@ def rms_norm(a, normalized_shape, weight=None, eps=None):
 
 
 def _group_norm_meta(a, num_groups, weight=None, bias=None, eps=1e-5):
-    if len(a.shape) < 2:
-        raise RuntimeError(f"Expected at least 2 dimensions for input tensor but received {len(a.shape)}")
-    if a.shape[1] % num_groups != 0:
-        raise RuntimeError(
-            "Expected number of channels in input to be divisible by num_groups, but got input of shape "
-            f"{list(a.shape)} and num_groups={num_groups}"
-        )
-    check_channels("group_norm", a, weight, bias)
+    require(len(a.shape) >= 2)
+    require(a.shape[1] % num_groups == 0)
+    check_channels(a, weight, bias)
     return like(a)
 
 
@@ -305,9 +296,8 @@ def _is_one(n) -> bool:
 def _instance_norm_meta(
     a, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5
 ):
-    if use_input_stats and all(map(_is_one, a.shape[2:])):
-        raise ValueError(f"Expected more than 1 spatial element when training, got input size {list(a.shape)}")
-    check_channels("instance_norm", a, running_mean, running_var, weight, bias)
+    require(not use_input_stats or not all(map(_is_one, a.shape[2:])))
+    check_channels(a, running_mean, running_var, weight, bias)
     return like(a)
 
 
@@ -374,10 +364,7 @@ def _instance_norm_builtin(
 
 
 def _lrn_meta(a, size, alpha=1e-4, beta=0.75, k=1.0):
-    if len(a.shape) < 3:
-        raise ValueError(
-            f"Expected 3D or higher dimensionality                          input (got {len(a.shape)} dimensions)"
-        )
+    require(len(a.shape) >= 3)
     return a if is_empty(a) else like(a, dtype=to_float(a.dtype))
 
 
@@ -428,8 +415,7 @@ def pairwise_distance(x1, x2, p=2.0, eps=1e-6, keepdim=False):
 
 
 def _cdist_meta(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
-    if len(x1.shape) < 2 or len(x2.shape) < 2 or x1.shape[-1] != x2.shape[-1]:
-        raise RuntimeError(f"X1 and X2 must have the same number of columns. X1: {list(x1.shape)} X2: {list(x2.shape)}")
+    require(len(x1.shape) >= 2 and len(x2.shape) >= 2 and x1.shape[-1] == x2.shape[-1])
     return like(x1, (*broadcast_shapes(x1.shape[:-2], x2.shape[:-2]), x1.shape[-2], x2.shape[-2]))
 
 
@@ -439,10 +425,8 @@ def cdist(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
 
 
 def _pdist_meta(a, p=2.0):
-    if len(a.shape) != 2 or a.dtype.category != 2:
-        raise RuntimeError(f"pdist only supports 2D tensors, got: {len(a.shape)}D")
-    if p < 0:
-        raise RuntimeError("pdist only supports non-negative p values")
+    require(len(a.shape) == 2 and a.dtype.category == 2)
+    require(p >= 0)
     return like(a, (a.shape[0] * (a.shape[0] - 1) // 2,))
 
 

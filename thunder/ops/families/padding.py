@@ -13,16 +13,12 @@ from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.joining import cat
 from thunder.ops.families.shape import MOVES, expand, reshape, slice_dim
 from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.shape_rules import require
 
 
 def _padding(a, pad) -> list[tuple]:
     """(before, after) for each dimension."""
-    if len(pad) % 2 or len(pad) > 2 * len(a.shape):
-        raise RuntimeError(
-            "Padding length must be divisible by 2"
-            if len(pad) % 2
-            else "Padding length should be less than or equal to two times the input dimension"
-        )
+    require(not len(pad) % 2 and len(pad) <= 2 * len(a.shape))
     out = [(0, 0)] * len(a.shape)
     for i in range(len(pad) // 2):
         out[-1 - i] = (pad[2 * i], pad[2 * i + 1])
@@ -31,23 +27,22 @@ def _padding(a, pad) -> list[tuple]:
 
 def _pad_meta(a, pad, mode="constant", value=None):
     spread = _padding(a, pad)
-    if mode not in ("constant", "reflect", "replicate", "circular"):
-        raise NotImplementedError(f"Unrecognised padding mode {mode}")
+    require(mode in ("constant", "reflect", "replicate", "circular"))
     if mode != "constant":
-        if len(a.shape) < 2 or len(pad) not in (2 * len(a.shape) - 2, 2 * len(a.shape) - 4):
-            raise NotImplementedError("Only 2D, 3D, 4D, 5D padding with non-constant padding are supported for now")
+        require(len(a.shape) >= 2 and len(pad) in (2 * len(a.shape) - 2, 2 * len(a.shape) - 4))
         for n, (lo, hi) in zip(a.shape, spread, strict=True):
-            if (mode == "reflect" and (lo >= n or hi >= n) and (lo or hi)) or (
-                mode == "circular" and (lo > n or hi > n)
-            ):
-                raise RuntimeError("Padding size should be less than the corresponding input dimension")
+            require(
+                (mode != "reflect" or (lo < n and hi < n) or (not lo and not hi))
+                and (mode != "circular" or (lo <= n and hi <= n))
+            )
     out = tuple([lo + n + hi for n, (lo, hi) in zip(a.shape, spread, strict=True)])
-    if any(
-        n < 0
-        for (lo, hi), n in zip(spread, out, strict=True)
-        if (type(lo) is int and lo < 0) or (type(hi) is int and hi < 0)
-    ):
-        raise RuntimeError("The input size, plus negative padding, resulted in a negative output size")
+    require(
+        not any(
+            n < 0
+            for (lo, hi), n in zip(spread, out, strict=True)
+            if (type(lo) is int and lo < 0) or (type(hi) is int and hi < 0)
+        )
+    )
     return like(a, out)
 
 
@@ -121,8 +116,7 @@ def meshgrid(*tensors, indexing=None):
 @composite(torch.cartesian_prod, torch.functional.cartesian_prod, tags=MOVES)
 def cartesian_prod(*tensors):
     for t in tensors:
-        if len(t.shape) != 1:
-            raise RuntimeError("Expect a 1D vector, but got shape " + str(list(t.shape)))
+        require(len(t.shape) == 1)
     if len(tensors) == 1:
         return tensors[0]
     return LTORCH["stack"]([reshape(grid, (-1,)) for grid in meshgrid(*tensors)], 1)
@@ -131,10 +125,8 @@ def cartesian_prod(*tensors):
 @torch_prim(torch.combinations)
 def combinations(a, r=2, with_replacement=False):
     """All choices of r elements, one in a row, in the order of itertools."""
-    if len(a.shape) != 1:
-        raise RuntimeError("Expect a 1D vector, but got shape " + str(list(a.shape)))
-    if r < 0:
-        raise RuntimeError("Expect a non-negative number, but got " + str(r))
+    require(len(a.shape) == 1)
+    require(r >= 0)
     if r == 0:
         return like(a, (0,))
     n = concrete(a.shape[0])
@@ -147,8 +139,7 @@ declare(cartesian_prod, differentiate_decomposition=True)
 @composite(torch.block_diag, torch.functional.block_diag, tags=MOVES)
 def block_diag(*tensors):
     blocks = [reshape(t, (1,) * (2 - len(t.shape)) + t.shape) for t in tensors]
-    if any(len(t.shape) > 2 for t in blocks):
-        raise RuntimeError("torch.block_diag: Input tensors must have 2 or fewer dimensions")
+    require(not any(len(t.shape) > 2 for t in blocks))
     columns = sum(t.shape[1] for t in blocks)
     rows, before = [], 0
     for t in blocks:

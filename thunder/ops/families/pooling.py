@@ -12,29 +12,25 @@ from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
 from thunder.ops.registry import LTORCH, alias, torch_prim
-from thunder.ops.shape_rules import pair
+from thunder.ops.shape_rules import pair, require
 
 _TAGS = (OpTags.REDUCTION_OP,)
 
 
-def _windows(name: str, a, rank: int, kernel_size, stride, padding, dilation, ceil_mode: bool) -> tuple:
-    if len(a.shape) not in (rank + 1, rank + 2):
-        raise RuntimeError(f"{name}: Expected {rank + 1}D or {rank + 2}D input, but got: {list(a.shape)}")
+def _windows(a, rank: int, kernel_size, stride, padding, dilation, ceil_mode: bool) -> tuple:
+    require(len(a.shape) in (rank + 1, rank + 2))
     empty_stride = stride is None or (isinstance(stride, (tuple, list)) and not stride)
     k, p, d = pair(kernel_size, rank), pair(padding, rank), pair(dilation, rank)
     s = k if empty_stride else pair(stride, rank)
     spatial = []
     for i, n in enumerate(a.shape[-rank:]):
-        if p[i] * 2 > k[i]:
-            raise RuntimeError("pad should be at most half of effective kernel size")
-        if s[i] == 0:
-            raise RuntimeError("stride should not be zero")
+        require(p[i] * 2 <= k[i])
+        require(s[i] != 0)
         room = n + 2 * p[i] - d[i] * (k[i] - 1) - 1 + (s[i] - 1 if ceil_mode else 0)
         length = room // s[i] + 1
         if ceil_mode and (length - 1) * s[i] >= n + p[i]:
             length = length - 1
-        if length <= 0:
-            raise RuntimeError(f"Given input size: ({list(a.shape)}). Calculated output size is too small")
+        require(length > 0)
         spatial.append(length)
     return (*a.shape[:-rank], *spatial)
 
@@ -44,13 +40,13 @@ def _avg_pool(rank: int, function, **options):
     if rank == 1:
 
         def meta(a, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
-            return like(a, _windows(name, a, rank, kernel_size, stride, padding, 1, ceil_mode))
+            return like(a, _windows(a, rank, kernel_size, stride, padding, 1, ceil_mode))
     else:
 
         def meta(
             a, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None
         ):
-            return like(a, _windows(name, a, rank, kernel_size, stride, padding, 1, ceil_mode))
+            return like(a, _windows(a, rank, kernel_size, stride, padding, 1, ceil_mode))
 
     def without_stride(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return ((*args[:2], args[1], *args[3:]) if len(args) > 2 and args[2] is None else args), kwargs
@@ -69,10 +65,10 @@ def _max_pool(rank: int, **options):
     name = f"max_pool{rank}d"
 
     def meta(a, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
-        return like(a, _windows(name, a, rank, kernel_size, stride, padding, dilation, ceil_mode))
+        return like(a, _windows(a, rank, kernel_size, stride, padding, dilation, ceil_mode))
 
     def with_indices_meta(a, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
-        shape = _windows(name, a, rank, kernel_size, stride, padding, dilation, ceil_mode)
+        shape = _windows(a, rank, kernel_size, stride, padding, dilation, ceil_mode)
         return like(a, shape), like(a, shape, int64)
 
     def own_stride(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -100,9 +96,8 @@ max_pool2d, max_pool2d_with_indices = _max_pool(2)
 max_pool3d, max_pool3d_with_indices = _max_pool(3, autocast="cpu:float32")
 
 
-def _adaptive_shape(a, output_size, rank: int, name: str) -> tuple:
-    if len(a.shape) not in (rank + 1, rank + 2):
-        raise RuntimeError(f"{name}: Expected {rank + 1}D or {rank + 2}D tensor, but got {list(a.shape)}")
+def _adaptive_shape(a, output_size, rank: int) -> tuple:
+    require(len(a.shape) in (rank + 1, rank + 2))
     sizes = pair(output_size, rank)
     return (*a.shape[:-rank], *(n if m is None else m for n, m in zip(a.shape[-rank:], sizes, strict=True)))
 
@@ -111,7 +106,7 @@ def _adaptive_avg_pool(rank: int, function, **options):
     name = f"adaptive_avg_pool{rank}d"
 
     def meta(a, output_size):
-        return like(a, _adaptive_shape(a, output_size, rank, name))
+        return like(a, _adaptive_shape(a, output_size, rank))
 
     symbol = torch_prim(function, name=name, tags=_TAGS, **options)(meta)
 
@@ -127,7 +122,7 @@ def _adaptive_max_pool(rank: int, **options) -> None:
     name = f"adaptive_max_pool{rank}d"
 
     def meta(a, output_size):
-        shape = _adaptive_shape(a, output_size, rank, name)
+        shape = _adaptive_shape(a, output_size, rank)
         return like(a, shape), like(a, shape, int64)
 
     both = torch_prim(

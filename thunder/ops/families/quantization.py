@@ -13,6 +13,7 @@ from thunder.errors import CaptureError
 from thunder.ops import backward
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.shape_rules import require
 
 
 def _op(name: str, *args, **kwargs):
@@ -20,8 +21,7 @@ def _op(name: str, *args, **kwargs):
 
 
 def _check_range(quant_min: int, quant_max: int) -> None:
-    if quant_min > quant_max:
-        raise RuntimeError("`quant_min` should be less than or equal to `quant_max`.")
+    require(quant_min <= quant_max)
 
 
 def _rounded(a, scale, zero_point, quant_min, quant_max):
@@ -67,15 +67,12 @@ def _(a, scale, zero_point, quant_min, quant_max):
 
 def _per_channel_meta(a, scale, zero_point, axis, quant_min, quant_max):
     _check_range(quant_min, quant_max)
-    if (
-        len(scale.shape) != 1
-        or scale.shape != zero_point.shape
-        or not -len(a.shape) <= axis < len(a.shape)
-        or scale.shape[0] != a.shape[axis]
-    ):
-        raise RuntimeError(
-            f"scale and zero-point need to have one element for each of dimension {axis} of {list(a.shape)}"
-        )
+    require(
+        len(scale.shape) == 1
+        and scale.shape == zero_point.shape
+        and -len(a.shape) <= axis < len(a.shape)
+        and scale.shape[0] == a.shape[axis]
+    )
     return like(a)
 
 
@@ -148,8 +145,7 @@ def _observing(a, observer_on, fake_quant_on, running_min, running_max, scale, z
 
 @torch_prim(torch.choose_qparams_optimized)
 def choose_qparams_optimized(a, numel, n_bins, ratio, bit_width):
-    if numel < 0 or len(a.shape) and numel > a.numel_value:
-        raise RuntimeError(f"numel ({numel}) exceeds the number of elements of the input")
+    require(numel >= 0 and (not len(a.shape) or numel <= a.numel_value))
     return like(a, (1,)), like(a, (1,))
 
 
@@ -173,8 +169,7 @@ def _fp16_meta(a, packed_weight, bias=None):
 
 
 def _int8_meta(a, weight, packed, col_offsets, weight_scale, weight_zero_point, bias):
-    if a.shape[-1] != weight.shape[1]:
-        raise RuntimeError(f"an input of {weight.shape[1]} columns is expected, got {list(a.shape)}")
+    require(a.shape[-1] == weight.shape[1])
     return _product(a, weight.shape[0])
 
 
@@ -200,10 +195,6 @@ def fbgemm_linear_quantize_weight(a):
 @torch_prim(compat.int_mm, name="int_mm", tags=(OpTags.MATMUL_OP, OpTags.DETACHED), fn=compat.int_mm)
 def int_mm(a, b):
     """A product of integers, summed exactly."""
-    if len(a.shape) != 2 or len(b.shape) != 2 or a.dtype is not int8 or b.dtype is not int8:
-        raise RuntimeError(
-            f"_int_mm takes matrices of int8, not {a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}"
-        )
-    if not equal_shapes(a.shape[1:], b.shape[:1]):
-        raise RuntimeError(f"_int_mm takes no matrices of {list(a.shape)} and {list(b.shape)}")
+    require(len(a.shape) == 2 and len(b.shape) == 2 and a.dtype is int8 and b.dtype is int8)
+    require(equal_shapes(a.shape[1:], b.shape[:1]))
     return like(a, (a.shape[0], b.shape[1]), int32)

@@ -16,6 +16,7 @@ from thunder.core.proxies import AnyProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
 from thunder.ops import backward
+from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.creation import (
     _factory_arguments,
     _like_arguments,
@@ -325,10 +326,7 @@ def _(g, mask, scale):
     return LTORCH["mul"](LTORCH["mul"](g, mask), scale)
 
 
-@native_dropout_backward.vjp
-def _(g, mask, scale):
-    again = yield native_dropout_backward(g, mask, scale)
-    return (native_dropout_backward(again, mask, scale),)
+gradient_of_first(native_dropout_backward, lambda again, y, g, mask, scale: native_dropout_backward(again, mask, scale))
 
 
 # 0 where an element is dropped, 1 / (1 - p) elsewhere: what PyTorch's dropout multiplies with

@@ -8,10 +8,11 @@ import torch
 from thunder.core.dtypes import complex_of, real_of
 from thunder.core.proxies import like
 from thunder.ops import backward
+from thunder.ops.backward import gradient_of_first
 from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.shape import MOVES, VIEW, reshape, slice_dim, transpose
 from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
-from thunder.ops.shape_rules import wrap_dim, wrap_dims
+from thunder.ops.shape_rules import require, wrap_dim, wrap_dims
 from thunder.ops.signature import packed
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -20,8 +21,7 @@ from thunder.ops.signature import packed
 
 def _repeated(a, repeats) -> tuple[tuple, tuple]:
     new = len(repeats) - len(a.shape)
-    if new < 0:
-        raise RuntimeError("Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor")
+    require(new >= 0)
     return (1,) * new + a.shape, tuple(repeats)
 
 
@@ -63,15 +63,13 @@ def _(a, dims):
 
 @composite(torch.fliplr, torch.Tensor.fliplr, tags=MOVES)
 def fliplr(a):
-    if len(a.shape) < 2:
-        raise RuntimeError("Input must be >= 2-d.")
+    require(len(a.shape) >= 2)
     return flip(a, (1,))
 
 
 @composite(torch.flipud, torch.Tensor.flipud, tags=MOVES)
 def flipud(a):
-    if not a.shape:
-        raise RuntimeError("Input must be >= 1-d.")
+    require(a.shape)
     return flip(a, (0,))
 
 
@@ -81,8 +79,7 @@ def roll(a, shifts, dims=()):
     dims = tuple(dims) if isinstance(dims, (tuple, list)) else (dims,)
     if not dims and len(shifts) == 1:
         return reshape(roll(reshape(a, (-1,)), shifts, (0,)), a.shape)
-    if len(shifts) != len(dims) or not shifts:
-        raise RuntimeError(f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")
+    require(len(shifts) == len(dims) and shifts)
     for shift, d in zip(shifts, dims, strict=True):
         d = wrap_dim(d, len(a.shape))
         n = a.shape[d]
@@ -133,34 +130,25 @@ alias(torch.atleast_3d)(atleast(3, lambda s: (*s, 1) if len(s) == 2 else (1, s[0
 
 @torch_prim(torch.view_as_real, tags=VIEW)
 def view_as_real(a):
-    if a.dtype.category != 3:
-        raise RuntimeError("view_as_real is only supported for complex tensors")
+    require(a.dtype.category == 3)
     return like(a, (*a.shape, 2), real_of(a.dtype))
 
 
 @torch_prim(torch.view_as_complex, tags=VIEW, autocast="cpu:float32")
 def view_as_complex(a):
-    if not a.shape or a.shape[-1] != 2:
-        raise RuntimeError("Tensor must have a last dimension of size 2")
+    require(a.shape and a.shape[-1] == 2)
     return like(a, a.shape[:-1], complex_of(a.dtype))
 
 
-@view_as_real.vjp
-def _(a):
-    g = yield view_as_real(a)
-    return (view_as_complex(LTORCH["contiguous"](g)),)
+gradient_of_first(view_as_real, lambda g, y, a: view_as_complex(LTORCH["contiguous"](g)))
 
 
-@view_as_complex.vjp
-def _(a):
-    g = yield view_as_complex(a)
-    return (view_as_real(LTORCH["resolve_conj"](LTORCH["contiguous"](g))),)
+gradient_of_first(view_as_complex, lambda g, y, a: view_as_real(LTORCH["resolve_conj"](LTORCH["contiguous"](g))))
 
 
 @torch_prim(torch.as_strided, torch.Tensor.as_strided, tags=VIEW)
 def as_strided(a, size, stride, storage_offset=None):
-    if len(size) != len(stride):
-        raise RuntimeError("mismatch in length of strides and shape")
+    require(len(size) == len(stride))
     return like(a, tuple(size))
 
 
@@ -168,8 +156,7 @@ def as_strided(a, size, stride, storage_offset=None):
 def unfold(a, dimension, size, step):
     d = wrap_dim(dimension, len(a.shape))
     n = a.shape[d] if a.shape else 1
-    if size > n or step <= 0:
-        raise RuntimeError(f"maximum size for tensor at dimension {d} is {n} but size is {size}")
+    require(size <= n and step > 0)
     return like(a, (*a.shape[:d], (n - size) // step + 1, *a.shape[d + 1 :], size) if a.shape else (size,))
 
 
@@ -200,8 +187,7 @@ def diag_embed(a, offset=0, dim1=-2, dim2=-1):
 
 @torch_prim(torch.diag, torch.Tensor.diag)
 def diag(a, diagonal=0):
-    if len(a.shape) not in (1, 2):
-        raise RuntimeError(f"diag(): Supports 1D or 2D tensors. Got {len(a.shape)}D")
+    require(len(a.shape) in (1, 2))
     if len(a.shape) == 1:
         return like(a, (a.shape[0] + abs(diagonal),) * 2)
     return like(a, (_diagonal_length(*a.shape, diagonal),))
@@ -234,36 +220,29 @@ def _(a, repeats):
     return (LTORCH["sum"](reshape(g, tuple(shape)), tuple(summed)) if summed else g,)
 
 
-@flip.vjp
-def _(a, dims):
-    g = yield flip(a, dims)
-    return (flip(g, dims),)
+gradient_of_first(flip, lambda g, y, a, dims: flip(g, dims))
 
 
-@roll.vjp
-def _(a, shifts, dims=()):
-    g = yield roll(a, shifts, dims)
-    return (roll(g, tuple(-n for n in shifts) if isinstance(shifts, (tuple, list)) else -shifts, dims),)
+gradient_of_first(
+    roll,
+    lambda g, y, a, shifts, dims=(): roll(
+        g, tuple(-n for n in shifts) if isinstance(shifts, (tuple, list)) else -shifts, dims
+    ),
+)
 
 
-@rot90.vjp
-def _(a, k=1, dims=(0, 1)):
-    g = yield rot90(a, k, dims)
-    return (rot90(g, -k, dims),)
+gradient_of_first(rot90, lambda g, y, a, k=1, dims=(0, 1): rot90(g, -k, dims))
 
 
-@diag_embed.vjp
-def _(a, offset=0, dim1=-2, dim2=-1):
-    g = yield diag_embed(a, offset, dim1, dim2)
-    return (diagonal(g, offset, dim1, dim2),)
+gradient_of_first(diag_embed, lambda g, y, a, offset=0, dim1=-2, dim2=-1: diagonal(g, offset, dim1, dim2))
 
 
-@diag.vjp
-def _(a, diagonal_=0):
-    g = yield diag(a, diagonal_)
-    return (
-        diagonal(g, diagonal_, 0, 1) if len(a.shape) == 1 else backward.diagonal_backward(g, a.shape, diagonal_, 0, 1),
-    )
+gradient_of_first(
+    diag,
+    lambda g, y, a, diagonal_=0: (
+        diagonal(g, diagonal_, 0, 1) if len(a.shape) == 1 else backward.diagonal_backward(g, a.shape, diagonal_, 0, 1)
+    ),
+)
 
 
 # PyTorch composes these of the same operations

@@ -15,6 +15,7 @@ from thunder.ops import autocast, backward, opaque, pytorch_derivative
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import to_float
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.shape_rules import require
 
 # ---------------------------------------------------------------------------------------------------------------- cells
 
@@ -61,18 +62,15 @@ _STEPS: dict[str, tuple[Callable, int]] = {
 
 
 def _check_cell(x, hidden, w_ih, w_hh, b_ih, b_hh, gates: int) -> None:
-    if len(x.shape) != 2 or len(hidden.shape) != 2 or x.shape[1] != w_ih.shape[1]:
-        raise RuntimeError(f"input has inconsistent input_size: got {list(x.shape)}, expected {w_ih.shape[1]}")
-    if (
-        hidden.shape[1] != w_hh.shape[1]
-        or hidden.shape[0] != x.shape[0]
-        or w_hh.shape[0] != gates * hidden.shape[1]
-        or w_ih.shape[0] != w_hh.shape[0]
-    ):
-        raise RuntimeError(f"hidden has inconsistent hidden_size: got {list(hidden.shape)}, expected {w_hh.shape[1]}")
+    require(len(x.shape) == 2 and len(hidden.shape) == 2 and x.shape[1] == w_ih.shape[1])
+    require(
+        hidden.shape[1] == w_hh.shape[1]
+        and hidden.shape[0] == x.shape[0]
+        and w_hh.shape[0] == gates * hidden.shape[1]
+        and w_ih.shape[0] == w_hh.shape[0]
+    )
     for b in (b_ih, b_hh):
-        if b is not None and b.shape != w_ih.shape[:1]:
-            raise RuntimeError(f"biases of shape {list(w_ih.shape[:1])} are expected, got {list(b.shape)}")
+        require(b is None or b.shape == w_ih.shape[:1])
 
 
 def _cell(name: str) -> Symbol:
@@ -166,25 +164,17 @@ def _over_layers(step: Callable, x, states: tuple, params, has_biases, num_layer
     )
 
 
-def _check_net(name: str, x, states: tuple, params, batch: int | None, num_layers, bidirectional) -> tuple:
+def _check_net(x, states: tuple, params, batch: int | None, num_layers, bidirectional) -> tuple:
     """The sizes that outputs end in. batch: the dimension of it in x, None for packed sequences."""
     directions = 2 if bidirectional else 1
-    if batch is not None and len(x.shape) != 3:
-        raise RuntimeError(f"{name}: Expected input to be 3D, got {len(x.shape)}D")
+    require(batch is None or len(x.shape) == 3)
     for s in states:
-        if (
-            len(s.shape) != 3
-            or s.shape[0] != num_layers * directions
-            or (batch is not None and s.shape[1] != x.shape[batch])
-        ):
-            raise RuntimeError(
-                f"{name}: a hidden state of shape ({num_layers * directions}, batch, size) is expected, got "
-                f"{list(s.shape)}"
-            )
-    if len(params) % (num_layers * directions) or x.shape[-1] != params[0].shape[1]:
-        raise RuntimeError(
-            f"{name}: input of size {x.shape[-1]} and weights {[list(p.shape) for p in params]} do not fit"
+        require(
+            len(s.shape) == 3
+            and s.shape[0] == num_layers * directions
+            and (batch is None or s.shape[1] == x.shape[batch])
         )
+    require(not len(params) % (num_layers * directions) and x.shape[-1] == params[0].shape[1])
     return (directions * states[0].shape[2],)
 
 
@@ -201,11 +191,11 @@ def _net(name: str) -> None:
     function = getattr(torch, name)
 
     def meta(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
-        width = _check_net(name, x, _states(hx), params, 0 if batch_first else 1, num_layers, bidirectional)
+        width = _check_net(x, _states(hx), params, 0 if batch_first else 1, num_layers, bidirectional)
         return like(x, (*x.shape[:2], *width)), *map(like, _states(hx))
 
     def packed_meta(x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
-        width = _check_net(name, x, _states(hx), params, None, num_layers, bidirectional)
+        width = _check_net(x, _states(hx), params, None, num_layers, bidirectional)
         return like(x, (x.shape[0], *width)), *map(like, _states(hx))
 
     def decomposition(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):

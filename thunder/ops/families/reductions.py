@@ -12,13 +12,13 @@ from thunder.core import dtypes
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops.backward import sum_to
+from thunder.ops.backward import gradient_of_first, sum_to
 from thunder.ops.families.data import convert
 from thunder.ops.families.shape_prims import broadcast_in_dim
 from thunder.ops.families.ternary import where
 from thunder.ops.promotion import to_float
 from thunder.ops.registry import LTORCH, composite, declare, prim
-from thunder.ops.shape_rules import is_empty
+from thunder.ops.shape_rules import is_empty, require
 from thunder.ops.torch_types import to_torch_dtype
 
 __all__ = ["canonical_dims", "reduced_shape"]
@@ -131,8 +131,9 @@ def _sum_to_size_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 def _sum_to_size_meta(a, size):
     lead = len(a.shape) - len(size)
-    if lead < 0 or builtins.any((n == m) is False and (n == 1) is False for n, m in zip(size, a.shape[lead:])):
-        raise RuntimeError(f"size {{{list(size)}}} is not expandable to size {{{list(a.shape)}}}.")
+    require(
+        lead >= 0 and not builtins.any((n == m) is False and (n == 1) is False for n, m in zip(size, a.shape[lead:]))
+    )
     if size and same_shape(a.shape, size):  # to no dimensions PyTorch always adds up
         return a
     if a.dtype.category < dtypes.FLOAT:  # what is not added up keeps its type
@@ -158,10 +159,7 @@ def sum_to_size(a, size):
 sum_to_size.autocast_when = lambda kind, args, kwargs: not (args[1] and same_shape(args[0].shape, args[1]))
 
 
-@sum_to_size.vjp
-def _(a, size):
-    g = yield sum_to_size(a, size)
-    return (LTORCH["expand"](g, a.shape),)
+gradient_of_first(sum_to_size, lambda g, y, a, size: LTORCH["expand"](g, a.shape))
 
 
 @composite(torch.nansum, torch.Tensor.nansum, meta=_sum_meta, tags=REDUCES)
@@ -171,10 +169,7 @@ def nansum(a, dim=None, keepdim=False, *, dtype=None):
 
 def _mean_meta(a, dim=None, keepdim=False, *, dtype=None):
     kind = to_dtype(dtype) if dtype is not None else a.dtype
-    if kind.category < dtypes.FLOAT:
-        raise RuntimeError(
-            "mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype."
-        )
+    require(kind.category >= dtypes.FLOAT)
     return like(a, reduced_shape(a, canonical_dims(a, dim), keepdim), kind)
 
 
@@ -199,22 +194,17 @@ def prod(a, dim=None, keepdim=False, *, dtype=None):
     return _reduction(prod_prim, a, dim, keepdim, sum_dtype(a, dtype))
 
 
-def _check_not_empty(name: str, a: TensorProxy, dim, dims: tuple[int, ...]) -> None:
+def _check_not_empty(a: TensorProxy, dim, dims: tuple[int, ...]) -> None:
     """An extreme of nothing does not exist. Symbolic sizes are never 0."""
     if 0 in [n for n in a.shape if type(n) is int]:
-        if dim is None or dim == ():
-            raise RuntimeError(
-                f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim "
-                "with the 'dim' argument."
-            )
+        require(dim is not None and dim != ())
         for d in dims:
-            if type(a.shape[d]) is int and a.shape[d] == 0:
-                raise IndexError(f"{name}(): Expected reduction dim {d} to have non-zero size.")
+            require(type(a.shape[d]) is not int or a.shape[d] != 0)
 
 
 def _extreme_meta(a, dim=(), keepdim=False):
     dims = canonical_dims(a, dim)
-    _check_not_empty("amax", a, dim, dims)
+    _check_not_empty(a, dim, dims)
     return like(a, reduced_shape(a, dims, keepdim))
 
 
@@ -282,8 +272,7 @@ def _var_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def _var_meta(a, dim, *, correction, keepdim):
-    if a.dtype.category < dtypes.FLOAT:
-        raise RuntimeError("std and var only support floating point and complex dtypes")
+    require(a.dtype.category >= dtypes.FLOAT)
     return like(a, reduced_shape(a, canonical_dims(a, dim), keepdim), dtypes.real_of(a.dtype))
 
 
@@ -355,16 +344,15 @@ def _arguments(dim=None, keepdim=False, *, dtype=None):
     return dim, keepdim
 
 
-@sum.vjp
-def _(a, *args, **kwargs):
-    g = yield sum(a, *args, **kwargs)
-    return (_restored(g, a, *_arguments(*args, **kwargs)),)
+gradient_of_first(sum, lambda g, y, a, *args, **kwargs: _restored(g, a, *_arguments(*args, **kwargs)))
 
 
-@nansum.vjp
-def _(a, *args, **kwargs):
-    g = yield nansum(a, *args, **kwargs)
-    return (_restored(g, a, *_arguments(*args, **kwargs)) * LTORCH["logical_not"](LTORCH["isnan"](a)),)
+gradient_of_first(
+    nansum,
+    lambda g, y, a, *args, **kwargs: (
+        _restored(g, a, *_arguments(*args, **kwargs)) * LTORCH["logical_not"](LTORCH["isnan"](a))
+    ),
+)
 
 
 @mean.vjp
@@ -405,17 +393,15 @@ def _deviation_gradient(g, y):
     return LTORCH["masked_fill"](g / (y * 2), LTORCH["eq"](y, 0), 0)
 
 
-@var.vjp
-def _(a, dim, *, correction, keepdim):
-    g = yield var(a, dim, correction=correction, keepdim=keepdim)
-    return (_variance_gradient(g, a, dim, correction, keepdim),)
+gradient_of_first(var, lambda g, y, a, dim, *, correction, keepdim: _variance_gradient(g, a, dim, correction, keepdim))
 
 
-@std.vjp
-def _(a, dim, *, correction, keepdim):
-    y = std(a, dim, correction=correction, keepdim=keepdim)
-    g = yield y
-    return (_variance_gradient(_deviation_gradient(g, y), a, dim, correction, keepdim),)
+gradient_of_first(
+    std,
+    lambda g, y, a, dim, *, correction, keepdim: _variance_gradient(
+        _deviation_gradient(g, y), a, dim, correction, keepdim
+    ),
+)
 
 
 def _with_mean(symbol: Symbol, spread: Symbol):
@@ -435,11 +421,12 @@ _with_mean(var_mean, var)
 _with_mean(std_mean, std)
 
 
-@logsumexp.vjp
-def _(a, dim, keepdim=False):
-    y = logsumexp(a, dim, keepdim)
-    g = yield y
-    return (unreduced(g, a, dim, keepdim) * LTORCH["exp"](a - unreduced(y, a, dim, keepdim)),)
+gradient_of_first(
+    logsumexp,
+    lambda g, y, a, dim, keepdim=False: (
+        unreduced(g, a, dim, keepdim) * LTORCH["exp"](a - unreduced(y, a, dim, keepdim))
+    ),
+)
 
 
 # PyTorch composes it of the same operations

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 
 from thunder.core.proxies import like
 from thunder.ops import backward
+from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.shape import MOVES, permute, reshape
 from thunder.ops.opaque import casts_inside
 from thunder.ops.registry import alias, composite, lookup, torch_prim
-from thunder.ops.shape_rules import pair
+from thunder.ops.shape_rules import pair, require
 
 _RANKS = {
     "nearest": (1, 2, 3),
@@ -30,21 +31,9 @@ def interpolate(
     a, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None, antialias=False
 ):
     rank = len(a.shape) - 2
-    if mode not in _RANKS or rank not in _RANKS[mode]:
-        raise NotImplementedError(
-            f"Input Error: Only 3D, 4D and 5D input Tensors supported (got {len(a.shape)}D) for the modes: "
-            f"{' | '.join(_RANKS)} (got {mode})"
-        )
-    if (size is None) == (scale_factor is None):
-        raise ValueError(
-            "either size or scale_factor should be defined"
-            if size is None
-            else "only one of size or scale_factor should be defined"
-        )
-    if align_corners is not None and mode in ("nearest", "area", "nearest-exact"):
-        raise ValueError(
-            "align_corners option can only be set with the interpolating modes: linear | bilinear | bicubic | trilinear"
-        )
+    require(mode in _RANKS and rank in _RANKS[mode])
+    require((size is None) != (scale_factor is None))
+    require(align_corners is None or mode not in ("nearest", "area", "nearest-exact"))
     if size is not None:
         return like(a, (*a.shape[:2], *pair(size, rank)))
     return like(
@@ -79,11 +68,7 @@ def _upsample_bilinear(a, size=None, scale_factor=None):
 
 @torch_prim(F.grid_sample, autocast="cpu:float32 cuda:widest")
 def grid_sample(a, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
-    if len(a.shape) != len(grid.shape) or a.shape[0] != grid.shape[0] or grid.shape[-1] != len(a.shape) - 2:
-        raise RuntimeError(
-            f"grid_sampler(): expected grid and input to have same batch size and grid to name {len(a.shape) - 2} "
-            f"coordinates, got {list(a.shape)} and {list(grid.shape)}"
-        )
+    require(len(a.shape) == len(grid.shape) and a.shape[0] == grid.shape[0] and grid.shape[-1] == len(a.shape) - 2)
     return like(a, (*a.shape[:2], *grid.shape[1:-1]))
 
 
@@ -118,11 +103,7 @@ grid_sampler_2d, grid_sampler_3d = (_grid_sampler_kernel(rank) for rank in (2, 3
 @torch_prim(F.affine_grid)
 def affine_grid(theta, size, align_corners=None):
     rank = len(size) - 2
-    if theta.shape != (size[0], rank, rank + 1):
-        raise ValueError(
-            f"Expected a batch of affine matrices of shape Nx{rank}x{rank + 1} for size {list(size)}. Got "
-            f"{list(theta.shape)}."
-        )
+    require(theta.shape == (size[0], rank, rank + 1))
     return like(theta, (size[0], *size[2:], rank))
 
 
@@ -137,20 +118,15 @@ _affine_grid_backward = backward.kernel(
 )  # fmt: skip
 
 
-@affine_grid.vjp
-def _(theta, size, align_corners=None):
-    g = yield affine_grid(theta, size, align_corners)
-    return (_affine_grid_backward(g, list(size), bool(align_corners)),)
+gradient_of_first(
+    affine_grid, lambda g, y, theta, size, align_corners=None: _affine_grid_backward(g, list(size), bool(align_corners))
+)
 
 
 @composite(F.pixel_shuffle, torch.pixel_shuffle, tags=MOVES)
 def pixel_shuffle(a, upscale_factor):
     r = upscale_factor
-    if len(a.shape) < 3 or a.shape[-3] % (r * r) != 0:
-        raise RuntimeError(
-            "pixel_shuffle expects its input's 'channel' dimension to be divisible by the square of upscale_factor, "
-            f"but input.size(-3)={list(a.shape)[-3:-2]}"
-        )
+    require(len(a.shape) >= 3 and a.shape[-3] % (r * r) == 0)
     *batch, c, h, w = a.shape
     k = len(batch)
     x = reshape(a, (*batch, c // (r * r), r, r, h, w))
@@ -160,10 +136,7 @@ def pixel_shuffle(a, upscale_factor):
 @composite(F.pixel_unshuffle, torch.pixel_unshuffle, tags=MOVES)
 def pixel_unshuffle(a, downscale_factor):
     r = downscale_factor
-    if len(a.shape) < 3 or a.shape[-1] % r != 0 or a.shape[-2] % r != 0:
-        raise RuntimeError(
-            f"pixel_unshuffle expects height and width to be divisible by downscale_factor, but got {list(a.shape)}"
-        )
+    require(len(a.shape) >= 3 and a.shape[-1] % r == 0 and a.shape[-2] % r == 0)
     *batch, c, h, w = a.shape
     k = len(batch)
     x = reshape(a, (*batch, c, h // r, r, w // r, r))
@@ -172,10 +145,7 @@ def pixel_unshuffle(a, downscale_factor):
 
 @composite(F.channel_shuffle, torch.channel_shuffle, torch.native_channel_shuffle, tags=MOVES)
 def channel_shuffle(a, groups):
-    if len(a.shape) < 3 or a.shape[1] % groups != 0:
-        raise RuntimeError(
-            f"Number of channels must be divisible by groups. Got {list(a.shape)} channels and {groups} groups."
-        )
+    require(len(a.shape) >= 3 and a.shape[1] % groups == 0)
     n, c, *rest = a.shape
     x = reshape(a, (n, groups, c // groups, *rest))
     return reshape(permute(x, (0, 2, 1, *range(3, len(x.shape)))), a.shape)
@@ -219,22 +189,13 @@ def _(
     return (kernel(g, list(g.shape[2:]), list(a.shape), *corners, *scales),)
 
 
-@pixel_shuffle.vjp
-def _(a, upscale_factor):
-    g = yield pixel_shuffle(a, upscale_factor)
-    return (pixel_unshuffle(g, upscale_factor),)
+gradient_of_first(pixel_shuffle, lambda g, y, a, upscale_factor: pixel_unshuffle(g, upscale_factor))
 
 
-@pixel_unshuffle.vjp
-def _(a, downscale_factor):
-    g = yield pixel_unshuffle(a, downscale_factor)
-    return (pixel_shuffle(g, downscale_factor),)
+gradient_of_first(pixel_unshuffle, lambda g, y, a, downscale_factor: pixel_shuffle(g, downscale_factor))
 
 
-@channel_shuffle.vjp
-def _(a, groups):
-    g = yield channel_shuffle(a, groups)
-    return (channel_shuffle(g, a.shape[1] // groups),)
+gradient_of_first(channel_shuffle, lambda g, y, a, groups: channel_shuffle(g, a.shape[1] // groups))
 
 
 _GRID_BACKWARD = {

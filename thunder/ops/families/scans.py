@@ -10,6 +10,7 @@ from thunder.core.symbol import Symbol
 from thunder.ops.families.extremes import values_indices
 from thunder.ops.families.reductions import canonical_dims, sum_dtype
 from thunder.ops.registry import LTORCH, composite, torch_prim
+from thunder.ops.shape_rules import require
 
 
 def _scan_meta(a, dim, *, dtype=None):
@@ -46,8 +47,7 @@ cummax, cummin = _scan_pair("cummax"), _scan_pair("cummin")
 
 @composite(torch.diff, torch.Tensor.diff, meta=None)
 def diff(a, n=1, dim=-1, prepend=None, append=None):
-    if n < 0:
-        raise RuntimeError(f"order must be non-negative but got {n}")
+    require(n >= 0)
     if n == 0:
         return LTORCH["clone"](a)
     parts = [x for x in (prepend, a, append) if x is not None]

@@ -7,20 +7,18 @@ import torch
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
+from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.shape import expand, reshape
 from thunder.ops.promotion import broadcast_shapes, is_number
 from thunder.ops.registry import LTORCH, PRIMS, composite, declare, prim, torch_prim
-from thunder.ops.shape_rules import by_mask, is_empty, wrap_dim
-from thunder.ops.torch_types import scalar_type
+from thunder.ops.shape_rules import by_mask, is_empty, require, wrap_dim
 
 INTEGERS = ("int64", "int32")
 
 
-def _check_index(name: str, index) -> None:
-    if not isinstance(index, TensorProxy):
-        raise TypeError(f"{name}(): argument 'index' must be Tensor, not {type(index).__name__}")
-    if index.dtype.name not in INTEGERS and not is_empty(index):
-        raise RuntimeError(f"{name}(): Expected dtype int32/int64 for index")
+def _check_index(index) -> None:
+    require(isinstance(index, TensorProxy))
+    require(index.dtype.name in INTEGERS or is_empty(index))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -35,9 +33,8 @@ def take(a, dim, index):
 
 def _index_select_meta(a, dim, index):
     d = wrap_dim(dim, len(a.shape))
-    _check_index("index_select", index)
-    if len(index.shape) > 1:
-        raise IndexError("index_select(): Index is supposed to be a vector")
+    _check_index(index)
+    require(len(index.shape) <= 1)
     return like(a, (*a.shape[:d], index.shape[0] if index.shape else 1, *a.shape[d + 1 :])) if a.shape else like(a)
 
 
@@ -51,35 +48,25 @@ def index_select(a, dim, index):
 def _fits(a, index, d: int) -> None:
     if is_empty(index):
         return
-    if len(a.shape or (1,)) != len(index.shape or (1,)):
-        raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
+    require(len(a.shape or (1,)) == len(index.shape or (1,)))
     for i, (m, n) in enumerate(zip(index.shape, a.shape, strict=False)):
-        if i != d and m is not n and m > n:
-            raise RuntimeError(
-                f"Size does not match at dimension {i} expected index {list(index.shape)} to be no larger than self "
-                f"{list(a.shape)} apart from dimension {d}"
-            )
+        require(i == d or m is n or m <= n)
 
 
 @torch_prim(torch.gather, torch.Tensor.gather)
 def gather(a, dim, index, *, sparse_grad=False):
     d = wrap_dim(dim, len(a.shape))
-    _check_index("gather", index)
+    _check_index(index)
     _fits(a, index, d)
     return like(a, index.shape)
 
 
 def _take_along_meta(a, indices, dim=None):
-    _check_index("torch.take_along_dim", indices)
+    _check_index(indices)
     if dim is None:
         return like(a, (indices.numel_value,))
     d = wrap_dim(dim, len(a.shape))
-    if len(a.shape) != len(indices.shape):
-        raise RuntimeError(
-            "torch.take_along_dim(): input and indices should have the same number of dimensions, but got "
-            f"{len(a.shape)} dimensions for input, "
-            f"and {len(indices.shape)} dimensions for indices"
-        )
+    require(len(a.shape) == len(indices.shape))
     common = broadcast_shapes((*a.shape[:d], 1, *a.shape[d + 1 :]), (*indices.shape[:d], 1, *indices.shape[d + 1 :]))
     return like(a, (*common[:d], indices.shape[d], *common[d + 1 :]))
 
@@ -102,8 +89,7 @@ def _from_front(index, n):
 
 @composite(torch.take, torch.Tensor.take, name="take")
 def take_flat(a, index):
-    if index.dtype.name != "int64":
-        raise RuntimeError("take(): Expected a long tensor for index")
+    require(index.dtype.name == "int64")
     return reshape(index_select(reshape(a, (-1,)), 0, _from_front(reshape(index, (-1,)), a.numel_value)), index.shape)
 
 
@@ -114,23 +100,15 @@ def take_flat(a, index):
 @torch_prim(torch.put, torch.Tensor.put)
 def put(a, index, source, accumulate=False):
     """`source` at the places `index` of `a`, counted through all of its elements."""
-    if index.dtype.name != "int64":
-        raise RuntimeError(f"put_(): Expected a long tensor for index, but got {scalar_type(index.dtype)}")
-    if source.dtype is not a.dtype:
-        raise RuntimeError(
-            f"put_(): self and source expected to have the same dtype, but got self.dtype = {scalar_type(a.dtype)} "
-            f"and source.dtype = {scalar_type(source.dtype)}"
-        )
+    require(index.dtype.name == "int64")
+    require(source.dtype is a.dtype)
     return like(a)
 
 
-def _check_source(name: str, a, index, src) -> None:
-    if src.dtype is not a.dtype:
-        raise RuntimeError(f"{name}(): Expected self.dtype to be equal to src.dtype")
-    if len(index.shape or (1,)) != len(src.shape or (1,)):
-        raise RuntimeError("Index tensor must have the same number of dimensions as src tensor")
-    if any(m is not n and m > n for m, n in zip(index.shape, src.shape, strict=False)):
-        raise RuntimeError(f"Expected index {list(index.shape)} to be no larger than src {list(src.shape)}")
+def _check_source(a, index, src) -> None:
+    require(src.dtype is a.dtype)
+    require(len(index.shape or (1,)) == len(src.shape or (1,)))
+    require(not any(m is not n and m > n for m, n in zip(index.shape, src.shape, strict=False)))
 
 
 def _scatter_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -144,10 +122,10 @@ def _scatter_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 @torch_prim(torch.scatter, torch.Tensor.scatter, canonicalize=_scatter_arguments)
 def scatter(a, dim, index, src=None, *, value=None, reduce=None):
     d = wrap_dim(dim, len(a.shape))
-    _check_index("scatter", index)
+    _check_index(index)
     _fits(a, index, d)
     if isinstance(src, TensorProxy):
-        _check_source("scatter", a, index, src)
+        _check_source(a, index, src)
     elif not is_number(src):
         raise TypeError(f"scatter(): argument 'src' must be Tensor or Number, not {type(src).__name__}")
     return like(a)
@@ -156,103 +134,84 @@ def scatter(a, dim, index, src=None, *, value=None, reduce=None):
 @torch_prim(torch.scatter_add, torch.Tensor.scatter_add, autocast="cuda:widest", tags=(OpTags.REDUCTION_OP,))
 def scatter_add(a, dim, index, src):
     d = wrap_dim(dim, len(a.shape))
-    _check_index("scatter_add", index)
+    _check_index(index)
     _fits(a, index, d)
-    _check_source("scatter", a, index, src)
+    _check_source(a, index, src)
     return like(a)
 
 
 @torch_prim(torch.scatter_reduce, torch.Tensor.scatter_reduce)
 def scatter_reduce(a, dim, index, src, reduce, *, include_self=True):
     d = wrap_dim(dim, len(a.shape))
-    _check_index("scatter_reduce", index)
+    _check_index(index)
     _fits(a, index, d)
-    _check_source("scatter", a, index, src)
-    if reduce not in ("sum", "prod", "mean", "amax", "amin"):
-        raise RuntimeError(f"reduce argument must be either sum, prod, mean, amax or amin, got {reduce}.")
+    _check_source(a, index, src)
+    require(reduce in ("sum", "prod", "mean", "amax", "amin"))
     return like(a)
 
 
 @torch_prim(torch.segment_reduce)
 def segment_reduce(data, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None):
     """Reductions of stretches of a dimension, which lengths or offsets say."""
-    if (
-        lengths is None
-        and offsets is None
-        or indices is not None
-        or reduce not in ("sum", "prod", "mean", "max", "min")
-    ):
-        raise RuntimeError("segment_reduce(): Either lengths or offsets must be defined.")
+    require(
+        (lengths is not None or offsets is not None)
+        and indices is None
+        and reduce in ("sum", "prod", "mean", "max", "min")
+    )
     segments = (lengths if offsets is None else offsets).shape
-    if axis != len(segments) - 1:
-        raise RuntimeError(f"segment_reduce(): Expected axis to be the last dimension of lengths but got {axis}.")
+    require(axis == len(segments) - 1)
     return like(
         data, (*segments[:axis], segments[axis] if offsets is None else segments[axis] - 1, *data.shape[axis + 1 :])
     )
 
 
-def _along(name: str, a, dim, index, source) -> None:
+def _along(a, dim, index, source) -> None:
     d = wrap_dim(dim, len(a.shape))
-    _check_index(name, index)
-    if len(index.shape) > 1:
-        raise IndexError(f"{name}(): Index is supposed to be a vector, but got dim: {len(index.shape)}")
-    if source.dtype is not a.dtype:
-        raise RuntimeError(f"{name}(): self ({a.dtype}) and source ({source.dtype}) must have the same scalar type")
+    _check_index(index)
+    require(len(index.shape) <= 1)
+    require(source.dtype is a.dtype)
     wanted = (*a.shape[:d], index.shape[0] if index.shape else 1, *a.shape[d + 1 :]) if a.shape else ()
-    if len(source.shape) == len(wanted) and source.shape != wanted:
-        raise RuntimeError(
-            f"{name}(): source {list(source.shape)} does not fit index {list(index.shape)} and self {list(a.shape)}"
-        )
+    require(len(source.shape) != len(wanted) or source.shape == wanted)
 
 
 @torch_prim(torch.index_add, torch.Tensor.index_add, tags=(OpTags.REDUCTION_OP,))
 def index_add(a, dim, index, source, *, alpha=1):
-    _along("index_add", a, dim, index, source)
+    _along(a, dim, index, source)
     return like(a)
 
 
 @torch_prim(torch.index_copy, torch.Tensor.index_copy, autocast="cpu:widest")
 def index_copy(a, dim, index, source):
-    _along("index_copy_", a, dim, index, source)
-    if index.dtype.name != "int64":
-        raise IndexError("index_copy_(): Expected a long tensor for index")
+    _along(a, dim, index, source)
+    require(index.dtype.name == "int64")
     return like(a)
 
 
 @torch_prim(torch.index_fill, torch.Tensor.index_fill)
 def index_fill(a, dim, index, value):
     wrap_dim(dim, len(a.shape))
-    if index.dtype.name != "int64":
-        raise IndexError("index_fill_(): Expected dtype int64 for index.")
+    require(index.dtype.name == "int64")
     return like(a)
 
 
 @torch_prim(torch.index_reduce, torch.Tensor.index_reduce)
 def index_reduce(a, dim, index, source, reduce, *, include_self=True):
-    _along("index_reduce", a, dim, index, source)
-    if reduce not in ("prod", "mean", "amax", "amin"):
-        raise RuntimeError(f"index_reduce(): Expected reduce to be one of prod, mean, amax or amin but got {reduce}.")
+    _along(a, dim, index, source)
+    require(reduce in ("prod", "mean", "amax", "amin"))
     return like(a)
 
 
 @torch_prim(torch.masked_scatter, torch.Tensor.masked_scatter)
 def masked_scatter(a, mask, source):
-    if mask.dtype.category != 0:
-        raise RuntimeError("masked_scatter_ only supports boolean masks, but got mask with dtype " + mask.dtype.name)
-    if source.dtype is not a.dtype:
-        raise RuntimeError("masked_scatter: expected self and source to have same dtypes")
+    require(mask.dtype.category == 0)
+    require(source.dtype is a.dtype)
     return like(a, broadcast_shapes(a.shape, mask.shape))
 
 
 @torch_prim(torch.index_put, torch.Tensor.index_put, autocast="cuda:widest")
 def index_put(a, indices, values, accumulate=False):
-    if len(indices) > len(a.shape):
-        raise IndexError(f"too many indices for tensor of dimension {len(a.shape)} (got {len(indices)})")
-    if values.dtype is not a.dtype:
-        raise RuntimeError(
-            f"Index put requires the source and destination dtypes match, got {scalar_type(a.dtype)} for the "
-            f"destination and {scalar_type(values.dtype)} for the source."
-        )
+    require(len(indices) <= len(a.shape))
+    require(values.dtype is a.dtype)
     return like(a)
 
 
@@ -290,10 +249,7 @@ def _(a, dim, index, **options):
     return (gather_backward(g, dim, index, a.shape),)
 
 
-@index_select.vjp
-def _(a, dim, index):
-    g = yield index_select(a, dim, index)
-    return (index_select_backward(g, dim, index, a.shape),)
+gradient_of_first(index_select, lambda g, y, a, dim, index: index_select_backward(g, dim, index, a.shape))
 
 
 @scatter.vjp

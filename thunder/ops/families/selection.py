@@ -12,7 +12,7 @@ from thunder.core.unbacked import fresh_size
 from thunder.ops.backward import sum_to
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.registry import LTORCH, declare, torch_prim
-from thunder.ops.shape_rules import wrap_dim
+from thunder.ops.shape_rules import require, wrap_dim
 from thunder.ops.signature import named
 
 __all__ = ["nonzero", "masked_select"]
@@ -40,22 +40,19 @@ def argwhere(a):
 @torch_prim(torch.nonzero_static, torch.Tensor.nonzero_static, tags=(OpTags.DETACHED,))
 def nonzero_static(a, *, size, fill_value=-1):
     """`nonzero` with a number of rows that the program says: cut off, or filled up."""
-    if size < 0:
-        raise RuntimeError("nonzero_static: 'size' must be an non-negative integer")
+    require(size >= 0)
     return like(a, (size, len(a.shape)), dtypes.int64)
 
 
 @torch_prim(torch.bincount, torch.Tensor.bincount)
 def bincount(a, weights=None, minlength=0):
     """How often each number from 0 to the largest one stands in `a`, or the sums of the weights there."""
-    if (
-        len(a.shape) != 1
-        or a.dtype.category != dtypes.INTEGER
-        or minlength < 0
-        or weights is not None
-        and weights.shape != a.shape
-    ):
-        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    require(
+        len(a.shape) == 1
+        and a.dtype.category == dtypes.INTEGER
+        and minlength >= 0
+        and (weights is None or weights.shape == a.shape)
+    )
     return like(
         a,
         (fresh_size(),),
@@ -69,8 +66,7 @@ def bincount(a, weights=None, minlength=0):
 
 @torch_prim(torch.masked_select, torch.Tensor.masked_select)
 def masked_select(a, mask):
-    if mask.dtype is not dtypes.bool8:
-        raise RuntimeError("masked_select: expected BoolTensor for mask")
+    require(mask.dtype is dtypes.bool8)
     broadcast_shapes(a.shape, mask.shape)
     return like(a, (fresh_size(),))
 

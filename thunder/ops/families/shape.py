@@ -9,11 +9,11 @@ import torch
 from thunder.core.dtypes import dtype, to_dtype
 from thunder.core.proxies import METHODS, like, same_shape
 from thunder.core.symbol import OpTags
-from thunder.ops.backward import sum_to
+from thunder.ops.backward import gradient_of_first, sum_to
 from thunder.ops.families import shape_prims as prims
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.registry import LTORCH, alias, composite, declare, prim
-from thunder.ops.shape_rules import numel, sizes_with_minus_one, wrap_dim, wrap_dims
+from thunder.ops.shape_rules import numel, require, sizes_with_minus_one, wrap_dim, wrap_dims
 from thunder.ops.signature import packed
 from thunder.ops.torch_types import to_torch_dtype
 
@@ -52,10 +52,7 @@ def bitcast(a, dtype):
     """The same bytes as elements of another type; the last dimension shrinks or grows with the element's size."""
     if not a.shape or a.dtype.bytes == dtype.bytes:
         return like(a, dtype=dtype)
-    if a.shape[-1] * a.dtype.bytes % dtype.bytes != 0:
-        raise RuntimeError(
-            f"self.size(-1) must be divisible by {dtype.bytes // a.dtype.bytes} to view {a.dtype} as {dtype}"
-        )
+    require(a.shape[-1] * a.dtype.bytes % dtype.bytes == 0)
     return like(a, (*a.shape[:-1], a.shape[-1] * a.dtype.bytes // dtype.bytes), dtype)
 
 
@@ -101,8 +98,7 @@ def reshape_as(a, other):
 def _flat_shape(a, start_dim, end_dim) -> tuple:
     rank = len(a.shape)
     start, end = wrap_dim(start_dim, rank), wrap_dim(end_dim, rank)
-    if start > end:
-        raise RuntimeError("flatten() has invalid args: start_dim cannot come after end_dim")
+    require(start <= end)
     if rank == 0:
         return (1,)
     return a.shape if start == end else (*a.shape[:start], math.prod(a.shape[start : end + 1]), *a.shape[end + 1 :])
@@ -127,8 +123,7 @@ def ravel(a):
 
 def _unflat_shape(a, dim, sizes) -> tuple:
     d = wrap_dim(dim, len(a.shape))
-    if not len(sizes):
-        raise RuntimeError("unflatten: sizes must be non-empty")
+    require(len(sizes))
     return (*a.shape[:d], *sizes_with_minus_one(tuple(sizes), a.shape[d], "unflatten: dimension"), *a.shape[d + 1 :])
 
 
@@ -148,14 +143,9 @@ def _(a, dim, sizes):
 
 def _permuted(a, dims) -> tuple[int, ...]:
     rank = len(a.shape)
-    if len(dims) != rank:
-        raise RuntimeError(
-            "permute(sparse_coo): number of dimensions in the tensor input does not match the length of the desired "
-            f"ordering {dims}"
-        )
+    require(len(dims) == rank)
     out = tuple([d if type(d) is int and 0 <= d < rank else wrap_dim(d, rank) for d in dims])
-    if len(set(out)) != rank:
-        raise RuntimeError("permute(): duplicate dims are not allowed.")
+    require(len(set(out)) == rank)
     return out
 
 
@@ -206,15 +196,13 @@ def swapaxes(a, axis0, axis1):
 
 @composite(torch.t, torch.Tensor.t, tags=VIEW)
 def t(a):
-    if len(a.shape) > 2:
-        raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {len(a.shape)}D")
+    require(len(a.shape) <= 2)
     return prims.transpose(a, (1, 0)) if len(a.shape) == 2 else prims.transpose(a, tuple(range(len(a.shape))))
 
 
 @t.typed_by
 def _(a):
-    if len(a.shape) > 2:
-        raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {len(a.shape)}D")
+    require(len(a.shape) <= 2)
     return like(a, a.shape[::-1])
 
 
@@ -249,10 +237,7 @@ def hermitian(a):
 def _moved(a, source, destination) -> tuple[int, ...]:
     rank = len(a.shape)
     sources, targets = wrap_dims(source, rank), wrap_dims(destination, rank)
-    if len(sources) != len(targets):
-        raise RuntimeError(
-            "movedim: Invalid source or destination dims: source and destination must have the same number of elements"
-        )
+    require(len(sources) == len(targets))
     rest = iter(d for d in range(rank) if d not in sources)
     placed = dict(zip(targets, sources, strict=True))
     return tuple(placed[d] if d in placed else next(rest) for d in range(rank))
@@ -317,11 +302,7 @@ def _(a, dim=None):
 def _expanded(a, size) -> tuple:
     have = a.shape
     new = len(size) - len(have)
-    if new < 0:
-        raise RuntimeError(
-            f"expand({list(have)}, size={list(size)}): the number of sizes provided ({len(size)}) must be greater or "
-            f"equal to the number of dimensions in the tensor ({len(have)})"
-        )
+    require(new >= 0)
     out = list(size)
     for i, n in enumerate(have):
         m = out[new + i]
@@ -334,11 +315,7 @@ def _expanded(a, size) -> tuple:
                 f"The expanded size of the tensor ({m}) must match the existing size ({n}) at non-singleton "
                 f"dimension {new + i}."
             )
-    if any(type(m) is int and m < 0 for m in out):
-        raise RuntimeError(
-            f"expand({list(have)}, size={list(size)}): the expanded size of the tensor isn't allowed in a leading, "
-            "non-existing dimension"
-        )
+    require(not any(type(m) is int and m < 0 for m in out))
     return tuple(out)
 
 
@@ -380,10 +357,9 @@ for _symbol in (reshape, flatten, unflatten, unsqueeze, squeeze):
     _reshaped_back(_symbol)
 
 
-@view.vjp
-def _(a, size):
-    g = yield view(a, size)
-    return (reshape(g, a.shape) if isinstance(size, (tuple, list)) else view(g, a.dtype),)
+gradient_of_first(
+    view, lambda g, y, a, size: reshape(g, a.shape) if isinstance(size, (tuple, list)) else view(g, a.dtype)
+)
 
 
 @permute.vjp
@@ -393,28 +369,16 @@ def _(a, dims):
     return (permute(g, tuple(order.index(i) for i in range(len(order)))),)
 
 
-@transpose.vjp
-def _(a, dim0, dim1):
-    g = yield transpose(a, dim0, dim1)
-    return (transpose(g, dim0, dim1),)
+gradient_of_first(transpose, lambda g, y, a, dim0, dim1: transpose(g, dim0, dim1))
 
 
-@t.vjp
-def _(a):
-    g = yield t(a)
-    return (t(g),)
+gradient_of_first(t, lambda g, y, a: t(g))
 
 
-@movedim.vjp
-def _(a, source, destination):
-    g = yield movedim(a, source, destination)
-    return (movedim(g, destination, source),)
+gradient_of_first(movedim, lambda g, y, a, source, destination: movedim(g, destination, source))
 
 
-@expand.vjp
-def _(a, size):
-    g = yield expand(a, size)
-    return (sum_to(g, a.shape),)
+gradient_of_first(expand, lambda g, y, a, size: sum_to(g, a.shape))
 
 
 declare(*(LTORCH[name] for name in ("reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze")), reshapes=True)

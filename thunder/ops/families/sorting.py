@@ -10,6 +10,7 @@ from thunder.core.symbol import OpTags
 from thunder.ops.families.extremes import placed, values_indices
 from thunder.ops.families.reductions import canonical_dims, reduced_shape
 from thunder.ops.registry import LTORCH, torch_prim
+from thunder.ops.shape_rules import require
 
 __all__ = ["topk", "sort", "argsort"]
 
@@ -17,8 +18,7 @@ __all__ = ["topk", "sort", "argsort"]
 @torch_prim(torch.topk, torch.Tensor.topk)
 def topk(a, k, dim=-1, largest=True, sorted=True):
     (d,) = canonical_dims(a, dim) or (0,)
-    if a.shape and not 0 <= k <= a.shape[d]:
-        raise RuntimeError("selected index k out of range")
+    require(not a.shape or 0 <= k <= a.shape[d])
     return values_indices("topk", a, (*a.shape[:d], k, *a.shape[d + 1 :]) if a.shape else ())
 
 
@@ -54,8 +54,7 @@ def msort(a):
 @torch_prim(torch.kthvalue, torch.Tensor.kthvalue)
 def kthvalue(a, k, dim=-1, keepdim=False):
     dims = canonical_dims(a, dim)
-    if not 1 <= k <= (a.shape[dims[0]] if dims else 1):
-        raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {dims[0] if dims else 0}")
+    require(1 <= k <= (a.shape[dims[0]] if dims else 1))
     return values_indices("kthvalue", a, reduced_shape(a, dims, keepdim))
 
 
@@ -72,8 +71,7 @@ def histc(a, bins=100, min=0, max=0):
 
 @torch_prim(torch.bucketize)
 def bucketize(a, boundaries, *, out_int32=False, right=False):
-    if len(boundaries.shape) != 1:
-        raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({len(boundaries.shape)})")
+    require(len(boundaries.shape) == 1)
     kind = dtypes.int32 if out_int32 else dtypes.int64
     return like(a, dtype=kind) if type(a) is TensorProxy else like(boundaries, (), kind)
 

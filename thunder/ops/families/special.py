@@ -15,6 +15,7 @@ from thunder.ops.families.reductions import canonical_dims, reduced_shape
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.promotion import Promotion, broadcast_shapes, result_type, same_device, to_float
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.shape_rules import require
 
 __all__ = ["igamma", "igammac", "mvlgamma", "isclose", "quantile", "nanquantile"]
 
@@ -57,8 +58,7 @@ igammac = binary("igammac", torch.igammac, torch.Tensor.igammac, torch.special.g
 
 @torch_prim(torch.mvlgamma, torch.Tensor.mvlgamma, torch.special.multigammaln)
 def mvlgamma(a, p):
-    if p < 1:
-        raise RuntimeError("p has to be greater than or equal to 1")
+    require(p >= 1)
     return like(a, dtype=to_float(a.dtype))
 
 
@@ -73,14 +73,8 @@ def polygamma_(a, n):
 
 
 def _isclose_meta(a, b, rtol=1e-5, atol=1e-8, equal_nan=False):
-    if a.dtype is not b.dtype:
-        raise RuntimeError(f"{a.dtype.name} did not match {b.dtype.name}")
-    if rtol < 0 or atol < 0:
-        raise RuntimeError(
-            f"rtol must be greater than or equal to zero, but got {rtol}"
-            if rtol < 0
-            else f"atol must be greater than or equal to zero, but got {atol}"
-        )
+    require(a.dtype is b.dtype)
+    require(rtol >= 0 and atol >= 0)
     return like(a, broadcast_shapes(a.shape, b.shape), dtypes.bool8, same_device(a, b))
 
 
@@ -97,21 +91,10 @@ def isclose(a, b, rtol=1e-5, atol=1e-8, equal_nan=False):
 
 
 def _quantile_meta(a, q, dim=None, keepdim=False, *, interpolation="linear"):
-    if a.dtype not in (dtypes.float32, dtypes.float64):
-        raise RuntimeError("quantile() input tensor must be either float or double dtype")
-    if type(q) is TensorProxy and (len(q.shape) > 1 or q.dtype is not a.dtype):
-        raise RuntimeError(
-            "quantile() q must be a scalar or 1D tensor"
-            if len(q.shape) > 1
-            else "quantile() q tensor must be same dtype as the input tensor"
-        )
-    if type(q) is not TensorProxy and not 0 <= q <= 1:
-        raise RuntimeError(f"quantile() q must be in the range [0, 1] but got {q}")
-    if interpolation not in ("linear", "lower", "higher", "midpoint", "nearest"):
-        raise RuntimeError(
-            "quantile() interpolation must be one of linear, lower, higher, midpoint or nearest, but got "
-            f"{interpolation}"
-        )
+    require(a.dtype in (dtypes.float32, dtypes.float64))
+    require(type(q) is not TensorProxy or (len(q.shape) <= 1 and q.dtype is a.dtype))
+    require(type(q) is TensorProxy or 0 <= q <= 1)
+    require(interpolation in ("linear", "lower", "higher", "midpoint", "nearest"))
     several = q.shape if type(q) is TensorProxy else ()
     return like(a, (*several, *reduced_shape(a, canonical_dims(a, dim), keepdim)))
 
@@ -124,8 +107,7 @@ nanquantile = torch_prim(torch.nanquantile, torch.Tensor.nanquantile, name="nanq
 
 @torch_prim(torch.renorm, torch.Tensor.renorm, autocast="cuda:float32")
 def renorm(a, p, dim, maxnorm):
-    if len(a.shape) < 2:
-        raise RuntimeError(f"renorm: input needs at least 2 dimensions, got {len(a.shape)} dimensions")
+    require(len(a.shape) >= 2)
     canonical_dims(a, dim)
     return like(a)
 

@@ -13,11 +13,11 @@ from thunder import compat
 from thunder.core.dtypes import complex_of, real_of
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops.backward import kernel
+from thunder.ops.backward import gradient_of_first, kernel
 from thunder.ops.families.data import convert
 from thunder.ops.promotion import to_float
 from thunder.ops.registry import LTORCH, composite, torch_prim
-from thunder.ops.shape_rules import wrap_dim
+from thunder.ops.shape_rules import require, wrap_dim
 
 # ----------------------------------------------------------------------------------------------------------------
 # kernels
@@ -58,16 +58,10 @@ c2r = kernel(
 )
 
 
-@conjugate.vjp
-def _(a):
-    g = yield conjugate(a)
-    return (conjugate(g),)
+gradient_of_first(conjugate, lambda g, y, a: conjugate(g))
 
 
-@c2c.vjp
-def _(a, dims, scale, forward):
-    g = yield c2c(a, dims, scale, forward)
-    return (c2c(g, dims, scale, not forward),)
+gradient_of_first(c2c, lambda g, y, a, dims, scale, forward: c2c(g, dims, scale, not forward))
 
 
 @r2c.vjp
@@ -97,10 +91,7 @@ c2r_adjoint = Symbol(
 )
 
 
-@c2r.vjp
-def _(a, dims, scale, last):
-    g = yield c2r(a, dims, scale, last)
-    return (c2r_adjoint(g, dims, scale),)
+gradient_of_first(c2r, lambda g, y, a, dims, scale, last: c2r_adjoint(g, dims, scale))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -110,8 +101,7 @@ UNSCALED, ROOT, WHOLE = range(3)
 
 
 def _scale(norm: str | None, forward: bool) -> int:
-    if norm not in (None, "backward", "forward", "ortho"):
-        raise RuntimeError(f'Invalid normalization mode: "{norm}"')
+    require(norm in (None, "backward", "forward", "ortho"))
     return ROOT if norm == "ortho" else WHOLE if (norm == "forward") == forward else UNSCALED
 
 
@@ -119,17 +109,14 @@ def _places(a, s, dim) -> tuple[tuple, list]:
     """(dimensions, sizes or None where they stay) that a transform of several dimensions is over."""
     rank = len(a.shape)
     s, dim = ((x,) if isinstance(x, int) else x for x in (s, dim))
-    if dim is not None and s is not None and len(dim) != len(s):
-        raise RuntimeError("When given, dim and shape arguments must have the same length")
-    if dim is None and s is not None and len(s) > rank:
-        raise RuntimeError(f"Got shape with {len(s)} values but input tensor only has {rank} dimensions.")
+    require(dim is None or s is None or len(dim) == len(s))
+    require(dim is not None or s is None or len(s) <= rank)
     dims = (
         tuple(range(rank - len(s), rank) if s is not None else range(rank))
         if dim is None
         else tuple(wrap_dim(d, rank) for d in dim)
     )
-    if len(set(dims)) != len(dims):
-        raise RuntimeError("FFT dims must be unique")
+    require(len(set(dims)) == len(dims))
     return dims, [None] * len(dims) if s is None else [None if m is None or m == -1 else m for m in s]
 
 
@@ -145,19 +132,15 @@ class Row:
     def places(self, a, s, dim) -> tuple[tuple, list]:
         """(dimensions, sizes) that it is over: of the numbers that it computes or, where its result is one half,
         reads."""
-        if self.kind == "r2c" and a.dtype.category == 3:
-            raise RuntimeError(f"{self.name} expects a real input tensor, but got {a.dtype}")
-        if a.device.type == "cpu" and a.dtype.category >= 2 and real_of(a.dtype).bytes < 4:
-            raise RuntimeError(f"Unsupported dtype {a.dtype}")
+        require(self.kind != "r2c" or a.dtype.category != 3)
+        require(a.device.type != "cpu" or a.dtype.category < 2 or real_of(a.dtype).bytes >= 4)
         dims, sizes = _places(a, s, dim) if self.suffix else ((wrap_dim(dim, len(a.shape)),), [s])
-        if not dims and self.kind != "c2c":
-            raise RuntimeError(f"{self.name} must transform at least one axis")
+        require(dims or self.kind == "c2c")
         whole = [a.shape[d] if n is None else n for d, n in zip(dims, sizes, strict=True)]
         if self.kind == "c2r" and sizes[-1] is None:
             whole[-1] = 2 * (whole[-1] - 1)
         for n in whole:
-            if n < 1:
-                raise RuntimeError(f"Invalid number of data points ({n}) specified")
+            require(n >= 1)
         return dims, whole
 
     def meta(self, a, s, dim, norm):
@@ -258,14 +241,10 @@ _shift("ifftshift", lambda n: (n + 1) // 2)
 # times
 
 
-def _frames(name: str, n_fft, hop_length, win_length, window) -> tuple:
+def _frames(n_fft, hop_length, win_length, window) -> tuple:
     """(hop, window length) of a transform of overlapping frames of `n_fft` values."""
     hop, length = n_fft // 4 if hop_length is None else hop_length, n_fft if win_length is None else win_length
-    if hop <= 0 or not 0 < length <= n_fft or (window is not None and window.shape != (length,)):
-        raise RuntimeError(
-            f"{name}: expected hop_length > 0, 0 < win_length <= n_fft and a window of win_length, got {hop}, "
-            f"{length}, {window}"
-        )
+    require(hop > 0 and 0 < length <= n_fft and (window is None or window.shape == (length,)))
     return hop, length
 
 
@@ -274,26 +253,17 @@ def _stft_meta(
     onesided=None, return_complex=None,
     align_to_window=None,
 ):  # fmt: skip
-    hop, length = _frames("stft", n_fft, hop_length, win_length, window)
+    hop, length = _frames(n_fft, hop_length, win_length, window)
     complex_in = a.dtype.category == 3 or (window is not None and window.dtype.category == 3)
-    if (
-        a.dtype.category < 2
-        or len(a.shape) not in (1, 2)
-        or (return_complex is None and not complex_in)
-        or (center and align_to_window is not None)
-    ):
-        raise RuntimeError(
-            "stft: expected a tensor of one or two dimensions of a floating or complex type, and return_complex, "
-            f"got {a}"
-        )
-    if center and pad_mode == "reflect" and n_fft // 2 >= a.shape[-1]:
-        raise RuntimeError("Argument #4: Padding size should be less than the corresponding input dimension")
+    require(
+        a.dtype.category >= 2
+        and len(a.shape) in (1, 2)
+        and (return_complex is not None or complex_in)
+        and (not center or align_to_window is None)
+    )
+    require(not center or pad_mode != "reflect" or n_fft // 2 < a.shape[-1])
     count = a.shape[-1] + (2 * (n_fft // 2) if center else 2 * ((n_fft - length) // 2) if align_to_window else 0)
-    if n_fft > count or (onesided and complex_in) or real_of(a.dtype).bytes < 4:
-        raise RuntimeError(
-            f"stft: expected 0 < n_fft <= {count}, onesided for real numbers only, no type below float32, got "
-            f"n_fft={n_fft}, {onesided}, {a.dtype}"
-        )
+    require(n_fft <= count and (not onesided or not complex_in) and real_of(a.dtype).bytes >= 4)
     rows = n_fft // 2 + 1 if onesided or (onesided is None and not complex_in) else n_fft
     shape = (*a.shape[:-1], rows, 1 + (count - n_fft) // hop)
     return (
@@ -308,7 +278,7 @@ def stft(
     align_to_window=None,
 ):  # fmt: skip
     """The transforms of frames of `n_fft` values, each multiplied by the window: (..., frequencies, frames)."""
-    hop, length = _frames("stft", n_fft, hop_length, win_length, window)
+    hop, length = _frames(n_fft, hop_length, win_length, window)
     pad, view = LTORCH["pad"], LTORCH["view"]
     edge = n_fft // 2 if center else (n_fft - length) // 2 if align_to_window else 0
     x = view(a, (1,) * (3 - len(a.shape)) + a.shape)
@@ -345,17 +315,12 @@ def istft(
 ):
     """The signal whose `stft` is given, the frames added where they overlap. PyTorch refuses windows that leave a place
     without weight when it runs."""
-    hop, _ = _frames("istft", n_fft, hop_length, win_length, window)
-    if a.dtype.category != 3 or len(a.shape) not in (2, 3) or not a.shape[-1] or (onesided and return_complex):
-        raise RuntimeError(f"istft requires a complex-valued input tensor of two or three dimensions, got {a}")
+    hop, _ = _frames(n_fft, hop_length, win_length, window)
+    require(a.dtype.category == 3 and len(a.shape) in (2, 3) and a.shape[-1] and (not onesided or not return_complex))
     onesided = a.shape[-2] != n_fft if onesided is None else onesided
-    if a.shape[-2] != (n_fft // 2 + 1 if onesided else n_fft):
-        raise RuntimeError(
-            f"istft: the number of frequencies, {a.shape[-2]}, does not fit n_fft={n_fft}, onesided={onesided}"
-        )
+    require(a.shape[-2] == (n_fft // 2 + 1 if onesided else n_fft))
     start, count = n_fft // 2 if center else 0, n_fft + hop * (a.shape[-1] - 1)
     if length is None:
         length = count - 2 * start
-    if length <= 0:
-        raise RuntimeError(f"istft: length {length} leaves nothing")
+    require(length > 0)
     return like(a, (*a.shape[:-2], length), a.dtype if return_complex else real_of(a.dtype))

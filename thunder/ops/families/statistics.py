@@ -11,7 +11,7 @@ from thunder.core.symbol import OpTags
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import result_type, to_float
 from thunder.ops.registry import LTORCH, composite, declare, torch_prim
-from thunder.ops.shape_rules import wrap_dim, wrap_dims
+from thunder.ops.shape_rules import require, wrap_dim, wrap_dims
 from thunder.ops.torch_types import named_results
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -20,34 +20,15 @@ from thunder.ops.torch_types import named_results
 
 def _observations(a) -> tuple[int, int]:
     """(variables, observations): rows and columns of at most a matrix."""
-    if len(a.shape) > 2:
-        raise RuntimeError(
-            f"cov(): expected input to have two or fewer dimensions but got an input with {len(a.shape)} dimensions"
-        )
+    require(len(a.shape) <= 2)
     return (1, a.numel_value) if len(a.shape) < 2 else a.shape  # type: ignore[return-value]
 
 
 def _cov_meta(a, *, correction=1, fweights=None, aweights=None):
     variables, observations = _observations(a)
-    if a.dtype is dtypes.bool8:
-        raise RuntimeError("cov(): bool dtype is not supported for input")
-    for name, w, integer in (("fweights", fweights, True), ("aweights", aweights, False)):
-        if w is None:
-            continue
-        if len(w.shape) > 1:
-            raise RuntimeError(
-                f"cov(): expected {name} to have one or fewer dimensions but got {name} with {len(w.shape)} dimensions"
-            )
-        if (w.dtype.category < 2) is not integer:
-            raise RuntimeError(
-                f"cov(): expected {name} to have {'integral' if integer else 'floating point'} dtype but got {name} "
-                f"with {w.dtype.torch_name} dtype"
-            )
-        if w.numel_value != observations:
-            raise RuntimeError(
-                f"cov(): expected {name} to have the same numel as there are observations in the input but got "
-                f"{w.numel_value} != {observations}"
-            )
+    require(a.dtype is not dtypes.bool8)
+    for w, integer in ((fweights, True), (aweights, False)):
+        require(w is None or len(w.shape) <= 1 and (w.dtype.category < 2) is integer and w.numel_value == observations)
     dtype = to_float(a.dtype if aweights is None else result_type(a, aweights))
     return like(a, () if variables == 1 else (variables, variables), dtype)
 
@@ -59,11 +40,7 @@ def cov(a, *, correction=1, fweights=None, aweights=None):
 
 @torch_prim(torch.corrcoef, torch.Tensor.corrcoef)
 def corrcoef(a):
-    if len(a.shape) > 2:
-        raise RuntimeError(
-            f"corrcoef(): expected input to have two or fewer dimensions but got an input with {len(a.shape)} "
-            "dimensions"
-        )
+    require(len(a.shape) <= 2)
     return _cov_meta(a)
 
 
@@ -71,17 +48,12 @@ def corrcoef(a):
 # integrals and slopes
 
 
-def _checked(name: str, y, x, dim) -> int:
+def _checked(y, x, dim) -> int:
     """The dimension to integrate along."""
-    if not y.shape:
-        raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
+    require(y.shape)
     d = wrap_dim(dim, len(y.shape))
-    if y.dtype is dtypes.bool8 or x is not None and x.dtype is dtypes.bool8:
-        raise RuntimeError(
-            f"{name}: received a bool input for `{'y' if y.dtype is dtypes.bool8 else 'x'}`, but bool is not supported"
-        )
-    if x is not None and len(x.shape) == 1 and x.shape[0] != y.shape[d]:
-        raise RuntimeError(f"{name}: There must be one `x` value for each sample point")
+    require(y.dtype is not dtypes.bool8 and (x is None or x.dtype is not dtypes.bool8))
+    require(x is None or len(x.shape) != 1 or x.shape[0] == y.shape[d])
     return d
 
 
@@ -105,7 +77,7 @@ def _neighbours(y, d: int):
 @composite(torch.trapezoid, torch.trapz)
 def trapezoid(y, x=None, *, dx=1, dim=-1):
     """The sum of the areas of trapezoids between samples, `dx` or the differences of `x` apart."""
-    d = _checked("trapezoid", y, x, dim)
+    d = _checked(y, x, dim)
     if y.shape[d] == 0:
         return LTORCH["zeros"]((*y.shape[:d], *y.shape[d + 1 :]), device=y.device, dtype=y.dtype)
     if x is not None:
@@ -116,7 +88,7 @@ def trapezoid(y, x=None, *, dx=1, dim=-1):
 @composite(torch.cumulative_trapezoid)
 def cumulative_trapezoid(y, x=None, *, dx=1, dim=-1):
     """`trapezoid` up to each sample but the first."""
-    d = _checked("cumulative_trapezoid", y, x, dim)
+    d = _checked(y, x, dim)
     if y.shape[d] == 0:
         return LTORCH["zeros_like"](y)
     wide = _steps(x, len(y.shape), d) / 2.0 if x is not None else dx / 2.0
@@ -125,24 +97,17 @@ def cumulative_trapezoid(y, x=None, *, dx=1, dim=-1):
 
 @torch_prim(torch.gradient)
 def gradient(a, *, spacing=1, dim=None, edge_order=1):
-    if edge_order not in (1, 2):
-        raise RuntimeError(f"torch.gradient only supports edge_order=1 and edge_order=2, but received: {edge_order}")
+    require(edge_order in (1, 2))
     dims = wrap_dims(tuple(range(len(a.shape))) if dim is None else dim, len(a.shape))
     if isinstance(spacing, (tuple, list)):
-        if len(spacing) != len(dims):
-            raise RuntimeError(
-                "torch.gradient expected spacing to be unspecified, a scalar or it's spacing and dim arguments to "
-                "have the same length, but got a spacing argument of "
-                f"length {len(spacing)} and a dim argument of length {len(dims)}."
-            )
+        require(len(spacing) == len(dims))
         for s in spacing:
             if type(s) is TensorProxy and s.device is not a.device:
                 raise RuntimeError(
                     f"torch.gradient expected each tensor to be on the same device, but got devices {a.device} and "
                     f"{s.device}!"
                 )
-    if any(type(n := a.shape[d]) is int and n < edge_order + 1 for d in dims):
-        raise RuntimeError("torch.gradient expected each dimension size to be at least edge_order+1")
+    require(not any(type(n := a.shape[d]) is int and n < edge_order + 1 for d in dims))
     return tuple(like(a, dtype=to_float(a.dtype)) for _ in dims)
 
 
@@ -161,8 +126,7 @@ def histogram(a, bins, *, range=None, weight=None, density=False):
 def histogramdd(a, bins, range=None, weight=None, density=False):
     if type(bins) is int:
         bins = [bins] * a.shape[-1]
-    if len(bins) != a.shape[-1]:
-        raise RuntimeError("histogramdd: The size of bins must be equal to the innermost dimension of the input.")
+    require(len(bins) == a.shape[-1])
     counts = [b.shape[0] - 1 if type(b) is TensorProxy else b for b in bins]
     return named_results("histogramdd", like(a, tuple(counts)), tuple(like(a, (n + 1,)) for n in counts))
 

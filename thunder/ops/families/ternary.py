@@ -9,12 +9,13 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import Symbol
-from thunder.ops.backward import sum_to
+from thunder.ops.backward import gradient_of_first, sum_to
 from thunder.ops.corners import drops_far_bounds, kept_at_bounds
 from thunder.ops.families.data import convert
 from thunder.ops.families.elementwise import broadcast_to, spellings_of
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device, to_float
 from thunder.ops.registry import LTORCH, alias, composite, prim
+from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import require_fit, to_torch_dtype
 
 __all__ = ["where", "masked_fill", "clamp", "lerp"]
@@ -39,12 +40,8 @@ def where_prim(condition, a, b):
 def _where_meta(condition, input=None, other=None):
     if input is None and other is None:
         return LTORCH["nonzero"].meta(condition, as_tuple=True)  # type: ignore[misc]
-    if input is None or other is None:
-        raise TypeError("where() takes a condition alone, or with two values")
-    if condition.dtype is not dtypes.bool8 and condition.dtype is not dtypes.uint8:
-        raise RuntimeError(
-            f"where expected condition to be a boolean tensor, but got a tensor with dtype {condition.dtype.name}"
-        )
+    require(input is not None and other is not None)
+    require(condition.dtype is dtypes.bool8 or condition.dtype is dtypes.uint8)
     tensors = [x for x in (condition, input, other) if type(x) is TensorProxy]
     kind = result_type(input, other)
     require_fit(kind, input, other)
@@ -75,14 +72,9 @@ def where_method(a, condition, other):
 
 
 def _masked_fill_meta(a, mask, value):
-    if mask.dtype is not dtypes.bool8:
-        raise RuntimeError("masked_fill_ only supports boolean masks, but got mask with dtype " + mask.dtype.name)
+    require(mask.dtype is dtypes.bool8)
     kind = result_type(a, value) if a.dtype.category < dtypes.COMPLEX else a.dtype
-    if type(value) is TensorProxy and value.shape:
-        raise RuntimeError(
-            f"masked_fill_ only supports a 0-dimensional value tensor, but got tensor with {len(value.shape)} "
-            "dimension(s)."
-        )
+    require(type(value) is not TensorProxy or not value.shape)
     if kind.category == dtypes.COMPLEX and a.dtype.category < dtypes.COMPLEX:
         raise RuntimeError(f"value cannot be converted to type {a.dtype.name} without overflow")
     require_fit(a.dtype, value)
@@ -102,11 +94,9 @@ def _(a, mask, value):
     return sum_to(masked_fill(g, mask, 0), a.shape), None, filled
 
 
-def _clamp_meta(a, min=None, max=None, *, name="clamp"):
-    if type(a) is not TensorProxy:
-        raise TypeError(f"{name}(): argument 'input' (position 1) must be Tensor, not {type(a).__name__}")
-    if min is None and max is None:
-        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+def _clamp_meta(a, min=None, max=None):
+    require(type(a) is TensorProxy)
+    require(min is not None or max is not None)
     result = _elementwise_meta(a, *(x for x in (min, max) if x is not None))
     if result.dtype.category == dtypes.INTEGER:
         if not drops_far_bounds():
@@ -215,12 +205,12 @@ _clamp_rule(clamp, lambda min=None, max=None: (min, max))
 _clamp_rule(clip, lambda min=None, max=None: (min, max))
 
 
-@composite(torch.clamp_min, torch.Tensor.clamp_min, meta=lambda a, min: _clamp_meta(a, min, name="clamp_min"))
+@composite(torch.clamp_min, torch.Tensor.clamp_min, meta=lambda a, min: _clamp_meta(a, min))
 def clamp_min(a, min):
     return clamp(a, min, None)
 
 
-@composite(torch.clamp_max, torch.Tensor.clamp_max, meta=lambda a, max: _clamp_meta(a, None, max, name="clamp_max"))
+@composite(torch.clamp_max, torch.Tensor.clamp_max, meta=lambda a, max: _clamp_meta(a, None, max))
 def clamp_max(a, max):
     return clamp(a, None, max)
 
@@ -302,10 +292,7 @@ def nan_to_num(a, nan=0.0, posinf=None, neginf=None):
     return where(LTORCH["isneginf"](a), low if neginf is None else neginf, out)
 
 
-@nan_to_num.vjp
-def _(a, nan=0.0, posinf=None, neginf=None):
-    g = yield nan_to_num(a, nan, posinf, neginf)
-    return (g * LTORCH["isfinite"](a),)
+gradient_of_first(nan_to_num, lambda g, y, a, nan=0.0, posinf=None, neginf=None: g * LTORCH["isfinite"](a))
 
 
 def finite_range(d: dtypes.dtype) -> tuple[float, float]:

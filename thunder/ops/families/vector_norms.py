@@ -14,13 +14,13 @@ from thunder.ops.families.data import convert
 from thunder.ops.families.reductions import REDUCES, amax, amin, canonical_dims, reduced_shape, sum, unreduced
 from thunder.ops.promotion import broadcast_shapes, same_device
 from thunder.ops.registry import LTORCH, alias, composite, declare, prim
+from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import to_torch_dtype
 
 
 def _vector_norm_meta(a, ord=2, dim=None, keepdim=False, *, dtype=None):
     kind = to_dtype(dtype) if dtype is not None else a.dtype
-    if kind.category < dtypes.FLOAT:
-        raise RuntimeError("linalg.vector_norm: Expected a floating point or complex tensor as input.")
+    require(kind.category >= dtypes.FLOAT)
     return like(a, reduced_shape(a, canonical_dims(a, dim), keepdim), dtypes.real_of(kind))
 
 
@@ -42,8 +42,7 @@ def vector_norm(a, ord=2, dim=None, keepdim=False, *, dtype=None):
 def _nuclear_meta(a, dim, keepdim, dtype):
     kind = to_dtype(dtype) if dtype is not None else a.dtype
     dims = canonical_dims(a, dim)
-    if len(dims) != 2 or kind.category < dtypes.FLOAT:
-        raise RuntimeError(f"linalg.matrix_norm: dim must be a 2-tuple. Got {list(dims)}")
+    require(len(dims) == 2 and kind.category >= dtypes.FLOAT)
     return like(a, reduced_shape(a, dims, keepdim), dtypes.real_of(kind))
 
 
@@ -56,8 +55,7 @@ def nuclear_norm(a, dim, keepdim, dtype):
 def _norm_meta(a, p="fro", dim=None, keepdim=False, dtype=None):
     if p == "nuc":
         return _nuclear_meta(a, dim, keepdim, dtype)
-    if p not in ("fro", None) and not isinstance(p, (int, float)):
-        raise RuntimeError(f"norm: order {p!r} is not supported")
+    require(p in ("fro", None) or isinstance(p, (int, float)))
     return _vector_norm_meta(a, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 
 

@@ -10,6 +10,7 @@ from thunder.core.proxies import TensorProxy, like, map_structure
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.families.rearrange import diagonal
 from thunder.ops.registry import LTORCH, composite, torch_prim
+from thunder.ops.shape_rules import require
 
 # ----------------------------------------------------------------------------------------------------------------
 # copies of views
@@ -106,11 +107,7 @@ for _symbol in (resolve_conj, resolve_neg):
 
 
 def _check_source(src: TensorProxy, shape: tuple) -> None:
-    if src.shape != shape:
-        raise RuntimeError(
-            f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = "
-            f"{list(shape)}"
-        )
+    require(src.shape == shape)
 
 
 @torch_prim(torch.diagonal_scatter, torch.Tensor.diagonal_scatter)
@@ -127,7 +124,6 @@ def _(a, src, offset=0, dim1=0, dim2=1):
 
 @torch_prim(torch.as_strided_scatter, torch.Tensor.as_strided_scatter)
 def as_strided_scatter(a, src, size, stride, storage_offset=None):
-    if len(size) != len(stride):
-        raise RuntimeError("mismatch in length of strides and shape")
+    require(len(size) == len(stride))
     _check_source(src, tuple(size))
     return like(a)

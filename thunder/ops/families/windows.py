@@ -12,9 +12,10 @@ from thunder.core.dtypes import int64
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol
 from thunder.ops import backward
+from thunder.ops.backward import gradient_of_first
 from thunder.ops.opaque import casts_inside
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
-from thunder.ops.shape_rules import pair
+from thunder.ops.shape_rules import pair, require
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 
@@ -68,19 +69,12 @@ def _fractional(rank: int) -> Symbol:
 
     def meta(a, kernel_size, output_size, random_samples):
         k, sizes = pair(kernel_size, rank), pair(output_size, rank)
-        if len(a.shape) not in (rank + 1, rank + 2) or any(
-            n + w - 1 > m for n, w, m in zip(sizes, k, a.shape[-rank:], strict=True)
-        ):
-            raise RuntimeError(
-                f"{name}: windows {list(k)} at {list(sizes)} places do not fit into an input of shape {list(a.shape)}"
-            )
-        if random_samples.dtype is not a.dtype:
-            raise RuntimeError("Expect _random_samples to have the same dtype as input")
-        if random_samples.shape != (1 if len(a.shape) == rank + 1 else a.shape[0], a.shape[-rank - 1], rank):
-            raise RuntimeError(
-                f"Expect _random_samples to hold {rank} numbers for each image and channel, but it is of shape "
-                f"{list(random_samples.shape)}"
-            )
+        require(
+            len(a.shape) in (rank + 1, rank + 2)
+            and not any(n + w - 1 > m for n, w, m in zip(sizes, k, a.shape[-rank:], strict=True))
+        )
+        require(random_samples.dtype is a.dtype)
+        require(random_samples.shape == (1 if len(a.shape) == rank + 1 else a.shape[0], a.shape[-rank - 1], rank))
         shape = (*a.shape[:-rank], *sizes)
         return like(a, shape), like(a, shape, int64)
 
@@ -133,16 +127,9 @@ def _unpooled_sizes(a, kernel_size, stride, padding, output_size, rank: int) -> 
     if output_size is None:
         return sizes
     wanted = tuple(output_size)[2:] if len(output_size) == rank + 2 else tuple(output_size)
-    if len(wanted) != rank:
-        raise ValueError(
-            f"output_size should be a sequence containing {rank} or {rank + 2} elements, but it has a length of "
-            f"'{len(output_size)}'"
-        )
+    require(len(wanted) == rank)
     for i, n in enumerate(wanted):
-        if not sizes[i] - s[i] < n < sizes[i] + s[i]:
-            raise ValueError(
-                f'invalid output_size "{output_size}" (dim {i} must be between {sizes[i] - s[i]} and {sizes[i] + s[i]})'
-            )
+        require(sizes[i] - s[i] < n < sizes[i] + s[i])
     return wanted
 
 
@@ -150,18 +137,10 @@ def _max_unpool(rank: int) -> Symbol:
     name = f"max_unpool{rank}d"
 
     def meta(a, indices, kernel_size, stride=None, padding=0, output_size=None):
-        if indices.dtype.name != "int64":
-            raise RuntimeError(f"elements in indices should be type int64 but got: {indices.dtype}")
-        if len(a.shape) not in (rank + 1, rank + 2) or a.shape != indices.shape:
-            raise RuntimeError(
-                f"{name}: input and indices of one shape and {rank + 1} or {rank + 2} dimensions are expected, got "
-                f"{list(a.shape)} and {list(indices.shape)}"
-            )
+        require(indices.dtype.name == "int64")
+        require(len(a.shape) in (rank + 1, rank + 2) and a.shape == indices.shape)
         sizes = _unpooled_sizes(a, kernel_size, stride, padding, output_size, rank)
-        if any(type(n) is int and n < 0 for n in sizes):
-            raise ValueError(
-                f"max_unpooling: output_size must contain non-negative spatial dimensions, but got {list(sizes)}"
-            )
+        require(not any(type(n) is int and n < 0 for n in sizes))
         return like(a, (*a.shape[:-rank], *sizes))
 
     def flat(x):
@@ -179,10 +158,12 @@ def _max_unpool(rank: int) -> Symbol:
 
     symbol = composite(getattr(F, name), name=name, meta=meta, autocast="cpu:float32")(decomposition)
 
-    @symbol.vjp
-    def _(a, indices, kernel_size, stride=None, padding=0, output_size=None):
-        g = yield symbol(a, indices, kernel_size, stride, padding, output_size)
-        return (_op("reshape", _op("gather", flat(g), -1, flat(indices)), a.shape),)
+    gradient_of_first(
+        symbol,
+        lambda g, y, a, indices, kernel_size, stride=None, padding=0, output_size=None: _op(
+            "reshape", _op("gather", flat(g), -1, flat(indices)), a.shape
+        ),
+    )
 
     return symbol
 

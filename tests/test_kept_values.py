@@ -17,7 +17,8 @@ from thunder.analysis.aliases import Bases
 from thunder.core.proxies import Proxy
 from thunder.distributed.costs import Memory
 from thunder.executors.triton_fuser import TritonFuser
-from thunder.transforms import keep as module
+from thunder.transforms import kept_values as module
+from thunder.transforms.save_plan import save_plan
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -98,6 +99,12 @@ class Normed(nn.Module):
         return x.square().mean()
 
 
+def keeping_nothing():
+    """The passes with a save plan that does not keep values beyond the cut."""
+    cut = thunder.Pass("Cut", lambda trace, lowering: save_plan(trace, 1.0, lowering.fuses), gives="plan")
+    return thunder.passes().replacing("Save Plan", cut)
+
+
 def peak(model, x, **options) -> int:
     """The most bytes that the values of a compiled step take at a time, arguments and what belongs to them left out."""
     compiled = thunder.jit(model, executors=[TritonFuser("peak")], **options)
@@ -117,7 +124,7 @@ def test_the_peak_rises_by_little(rows):
     """Counted on the programs that run, for what is kept as estimated before they are made."""
     torch.manual_seed(0)
     layers, x = Normed(6, 32).to(DEVICE), torch.randn(rows, 32, device=DEVICE)
-    without = peak(layers, x, passes=thunder.passes().without("Keep"))
+    without = peak(layers, x, passes=keeping_nothing())
     assert peak(layers, x) <= module.ROOM * without + 1024  # numbers of rows
 
 
@@ -136,7 +143,7 @@ def test_the_peak_of_a_gpu_rises_by_little():
     layers = Layers(8, 1024).to(DEVICE)
     x = torch.randn(256, 1024, device=DEVICE)
     peaks = []
-    for passes in (thunder.passes(), thunder.passes().without("Keep")):
+    for passes in (thunder.passes(), keeping_nothing()):
         compiled = thunder.jit(layers, executors=[TritonFuser("peak")], passes=passes)
         for _ in range(2):
             torch.cuda.reset_peak_memory_stats()

@@ -1,11 +1,11 @@
-"""Keep: what would be recomputed only to be written to memory stays in memory from the forward, as long as that
-raises the peak by no more than 15 %.
+"""Kept values: the second half of the save plan keeps in memory what a backward would otherwise write again.
 
-What a fused kernel recomputes costs nothing where the kernel itself reads it. What a matrix product or an attention
-kernel of the backward reads is written once more, though the forward wrote it for a consumer like that: keeping it
-saves a pass, and costs its bytes in between. At the end of a backward all gradients are in memory, often more than all
-that was saved for it: up to there, memory is taken anyway, and a little more is worth the time. What is alike is kept
-or not as one, so that a model's layers have the same kernels.
+Recomputing a value costs nothing where a fused kernel reads it. A matrix product or an attention kernel reads it from
+memory, so a backward that recomputes it has to write it again, although the forward wrote it for such a consumer too.
+Keeping it saves a pass over memory and costs its bytes in between. At the end of a backward all gradients are in
+memory, often more bytes than the backward has saved. Memory up to that peak is allocated anyway, and keeping values may
+raise the peak by 15 %. Values of equal operations, shapes and types are kept as one group, so that all layers of a
+model have the same kernels.
 
 Before: `t0 = silu(x)` and `t1 = mm(t0, w)` in the forward, `bw_t0 = silu(x)` and `t2 = mm(bw_t0, g)` in the backward.
 After: the backward reads `t0`.
@@ -23,39 +23,24 @@ from thunder.core.proxies import Proxy, TensorProxy, number_value
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.transforms.phases import phases
-from thunder.transforms.save_plan import regathered
 
-__all__ = ["keep", "keep_in_memory"]
+__all__ = ["ROOM", "kept_values"]
 
-# times the peak without what is kept: up to there the backward may fill the memory, where gradients come on top; the
-# forward only up to the peak
+# bound of the peak of a backward with kept values, as a multiple of the peak without them; a forward may not raise it
 ROOM = 1.15
 
 
-def keep_in_memory(
-    trace: Trace, fuses: Callable[[BoundSymbol], bool], at_any_peak: Callable[[BoundSymbol], bool]
-) -> Trace:
-    """The trace whose backwards recompute less (`info.recomputed`); see `keep`."""
-    found: dict[int, frozenset[Proxy]] = {}
-    for number, chosen in trace.info.recomputed.items():
-        forward, _, backward, _, returned = phases(trace, number)
-        again = regathered(forward, backward, returned).intersection(chosen)
-        found[number] = keep(trace, frozenset(chosen) - again, fuses, at_any_peak, number) | again
-    return trace.replace(info=trace.info.replace(recomputed=found))
-
-
-def keep(
+def kept_values(
     trace: Trace,
     chosen: Iterable[Proxy],
     fuses: Callable[[BoundSymbol], bool],
     at_any_peak: Callable[[BoundSymbol], bool] = lambda operation: False,
     number: int | None = None,
 ) -> frozenset[Proxy]:
-    """`chosen`, the values of the forward that a backward recomputes, by default the last, without those that stay in
-    memory.
+    """Those of `chosen`, the values that a backward recomputes, by default the last one, that stay in memory instead.
 
-    fuses: operations that a fusion executor takes. at_any_peak: those of them whose results stay whatever the peak is
-    then.
+    fuses: whether a fusion executor takes an operation. at_any_peak: whether the results of an operation stay
+    even where they raise the peak.
     """
     if not (chosen := frozenset(chosen)):
         return chosen
@@ -75,16 +60,16 @@ def keep(
             memory = changed
             kept.update(group)
     of_kept = {o for b in flow.operations[:half] if b.sym.reshapes and b.args[0] in kept for o in b.outputs}
-    return chosen - kept - of_kept
+    return chosen.intersection(kept | of_kept)
 
 
 class _Lifetimes:
-    """When the values of a forward and its backward are in memory, where the backward recomputes those of `chosen`.
+    """Lifetimes of the values of a forward and its backward, which recomputes the values of `chosen`.
 
-    half: where the backward begins. apart: whether an operation runs by itself. produced: places of values that are no
-    views. last: by value, the place until which it is in memory. written: values of the forward that an operation of
-    the forward reads which runs by itself. again: values that such operations of the backward read, by the first and
-    the last of these.
+    half: the place where the backward begins. apart: by place, whether an operation is unfused. produced: places of the
+    producers of values that are no views. last: by value, the place of its last use. written: values of the forward
+    with unfused consumers in the forward. again: values with unfused consumers in the backward, with the places of the
+    first and the last of these.
     """
 
     def __init__(self, trace: Trace, chosen: frozenset[Proxy], fuses: Callable[[BoundSymbol], bool], number):
@@ -112,7 +97,7 @@ class _Lifetimes:
         self.last |= dict.fromkeys((bases[p] for p in afterwards), len(operations))
 
     def occupancy(self) -> Occupancy:
-        """The bytes of what is surely in memory at each place."""
+        """The bytes at each place of the values that are certainly materialized."""
         memory = Occupancy(len(self.operations) + 1)
         for value, i in self.produced.items():
             read_apart = value in self.written or value in self.again
@@ -123,7 +108,7 @@ class _Lifetimes:
         return memory
 
     def groups(self, at_any_peak: Callable[[BoundSymbol], bool]) -> dict[tuple, list[TensorProxy]]:
-        """The values that would be written twice, in groups of those that are alike."""
+        """The values that both forward and backward would write, in groups of equal operations, types and shapes."""
         found: dict[tuple, list[TensorProxy]] = {}
         for value, i in self.produced.items():
             operation = self.operations[i]
@@ -137,7 +122,7 @@ class _Lifetimes:
 def _sources(
     forward: Sequence[BoundSymbol], bases: dict[Proxy, Proxy], chosen: frozenset[Proxy]
 ) -> dict[Proxy, frozenset[Proxy]]:
-    """For values that are recomputed, what is read for that."""
+    """By recomputed value, the values in memory that its recomputation reads."""
     found: dict[Proxy, frozenset[Proxy]] = {}
     for operation in forward:
         if made := [o for o in operation.outputs if o in chosen]:
