@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, KeysView
 from contextlib import contextmanager
 from typing import Any
 
+from thunder.core import dtypes
 from thunder.core.codegen import Printer
 from thunder.core.definition import Definition
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, numbers_in, proxies_in, settled
@@ -71,9 +72,10 @@ class Names:
 
     backends: what attention might use when the capture of the program began; attends: whether the program depends on
     that. settings: the names of settings of PyTorch's that the program has changed, and that kernels follow.
+    default_dtype: the one of the call, under which the program runs.
     """
 
-    __slots__ = ("taken", "counters", "facts", "backends", "attends", "settings")
+    __slots__ = ("taken", "counters", "facts", "backends", "attends", "settings", "default_dtype")
 
     def __init__(self):
         self.taken: set[str] = {"_"}  # what a printed program calls an output that is None
@@ -82,6 +84,7 @@ class Names:
         self.backends: tuple | None = None
         self.attends = False
         self.settings: tuple[str, ...] = ()
+        self.default_dtype: dtypes.dtype | None = None
 
     def make(self, prefix: str = "t") -> str:
         """A new name, the prefix and a number."""
@@ -318,6 +321,8 @@ class Symbol(Definition):
                 "the compiled program runs under those of its call",
                 remedy="change them before the call, or in a function that calls the compiled one",
             )
+        if context.default_dtype is not context.names.default_dtype and recorder.memory is not None:
+            self._check_dtype(context, args, kwargs, inputs, outputs)
         needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs) and not self.typed_by_running
         self._name(outputs, context, needs_grad)
         operation = BoundSymbol(
@@ -347,6 +352,18 @@ class Symbol(Definition):
                     o.requires_grad = True
                 elif self.executor is not None and type(o) is TensorProxy:
                     o.requires_grad = False  # TensorProxy(like=x) in a user's meta rule copied x's
+
+    def _check_dtype(self, context: Context, args, kwargs, inputs: list, outputs: list) -> None:
+        """Refuse what PyTorch computes in the default dtype that the program has set: it runs under the call's."""
+        stated = any(isinstance(x, dtypes.dtype) for x in leaves((args, kwargs)))
+        floats = any(p.dtype.category >= 2 for p in inputs if type(p) is TensorProxy)
+        if not stated and not floats and any(o.dtype.category >= 2 for o in outputs if type(o) is TensorProxy):
+            raise CaptureError(
+                f"{self.name} computes in the default dtype, which the program has set to "
+                f"{context.default_dtype.torch_name}, and the compiled program runs under that of its call",
+                location=user_location(),
+                remedy="set it before the call, or say the dtype of this result",
+            )
 
     def _follows(self, settings: tuple[str, ...], inputs: list) -> bool:
         """Whether these settings of PyTorch's may change what the operation computes."""
