@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from thunder.core import dtypes
 from thunder.core.symbolic import Facts
 
 if TYPE_CHECKING:
@@ -75,9 +76,10 @@ class Names:
 
     backends: the backends of attention that were enabled at the beginning of capture; attends: whether the program
     depends on them. settings: names of the settings of PyTorch that the program has changed, and that kernels follow.
+    default_dtype: the default dtype of the call, under which the program runs.
     """
 
-    __slots__ = ("taken", "counters", "facts", "backends", "attends", "settings")
+    __slots__ = ("taken", "counters", "facts", "backends", "attends", "settings", "default_dtype")
 
     def __init__(self):
         self.taken: set[str] = {"_"}  # what a printed program calls an output that is None
@@ -86,6 +88,7 @@ class Names:
         self.backends: tuple | None = None
         self.attends = False
         self.settings: tuple[str, ...] = ()
+        self.default_dtype: dtypes.dtype | None = None
 
     def make(self, prefix: str = "t") -> str:
         """A new name, the prefix and a number."""

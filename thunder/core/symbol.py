@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Collection, KeysView
 from typing import Any
 
+from thunder.core import dtypes
 from thunder.core.bound_symbol import BoundSymbol, adopt, hashable
 from thunder.core.definition import Definition
 from thunder.core.proxies import NumberProxy, TensorProxy, leaves, map_structure, proxies_in, settled
@@ -184,6 +185,8 @@ class Symbol(Definition):
                 "the compiled program runs under those of its call",
                 remedy="change them before the call, or in a function that calls the compiled one",
             )
+        if context.default_dtype is not context.names.default_dtype and recorder.memory is not None:
+            self._check_dtype(context, args, kwargs, inputs, outputs)
         needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs) and not self.typed_by_running
         self._name(outputs, context, needs_grad)
         operation = BoundSymbol(
@@ -213,6 +216,18 @@ class Symbol(Definition):
                     o.requires_grad = True
                 elif self.executor is not None and type(o) is TensorProxy:
                     o.requires_grad = False  # TensorProxy(like=x) in a user's meta rule copied x's
+
+    def _check_dtype(self, context: Context, args, kwargs, inputs: list, outputs: list) -> None:
+        """Refuse what PyTorch computes in the default dtype that the program has set: it runs under the call's."""
+        stated = any(isinstance(x, dtypes.dtype) for x in leaves((args, kwargs)))
+        floats = any(p.dtype.category >= 2 for p in inputs if type(p) is TensorProxy)
+        if not stated and not floats and any(o.dtype.category >= 2 for o in outputs if type(o) is TensorProxy):
+            raise CaptureError(
+                f"{self.name} computes in the default dtype, which the program has set to "
+                f"{context.default_dtype.torch_name}, and the compiled program runs under that of its call",
+                location=user_location(),
+                remedy="set it before the call, or say the dtype of this result",
+            )
 
     def _follows(self, settings: tuple[str, ...], inputs: list) -> bool:
         """Whether these settings of PyTorch's may change what the operation computes."""

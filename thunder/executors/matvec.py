@@ -10,7 +10,7 @@ Each program computes some columns of the result completely, in float32. So ther
 give equal results.
 
 With one row it was faster than PyTorch for each weight that was measured; with several rows that depends on the sizes
-(docs/performance.md).
+(docs/lab_log.md).
 """
 
 from __future__ import annotations

@@ -24,9 +24,8 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import infer
 
 __all__ = [
-    "prim", "composite", "torch_prim", "alias", "declare", "lookup", "operand_places", "operation_of", "register",
-    "torch_path",
-    "LTORCH", "PRIMS", "inplace_of",
+    "prim", "composite", "torch_prim", "alias", "by_example", "declare", "lookup", "operand_places", "operation_of",
+    "register", "torch_path", "LTORCH", "PRIMS", "inplace_of",
     "register_inplace", "register_list_inplace",
 ]  # fmt: skip
 
@@ -249,6 +248,22 @@ def alias(*torch_functions: Callable, over: Callable | None = None) -> Callable[
         return function
 
     return define
+
+
+def by_example(*torch_functions: Callable, name: str | None = None, **options) -> Symbol:
+    """Defines a rare operation, whose derivative is PyTorch's and whose type is what PyTorch gives for tensors without
+    memory (`infer.typed_on_meta`): a function of tensors on one device that looks at no values and gives no views.
+    Symbolic sizes become constants."""
+    functions = [f for f in torch_functions if f is not None]
+    name = name or functions[0].__name__
+    meta = infer.typed_on_meta(functions[0]) if functions else _is_not_there
+    symbol = torch_prim(*functions, name=name, **options)(meta)
+    symbol.typed_by_running = True
+    return symbol
+
+
+def _is_not_there(*args, **kwargs):
+    raise NotImplementedError("this PyTorch does not have the function")
 
 
 def torch_prim(*torch_functions: Callable, name: str | None = None, **options) -> Callable[[Callable], Symbol]:

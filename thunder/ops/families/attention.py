@@ -31,7 +31,8 @@ def _meta(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, 
     q, k, v = query.shape, key.shape, value.shape
     require(len(q) >= 2 and len(k) >= 2 and len(v) >= 2)
     require(query.dtype is key.dtype and query.dtype is value.dtype)
-    require(query.device is key.device and query.device is value.device)
+    if query.device is not key.device or query.device is not value.device:
+        raise RuntimeError("Expected query, key, and value to have the same device type")
     require((q[-1] is k[-1] or q[-1] == k[-1]) and (k[-2] is v[-2] or k[-2] == v[-2]))
     require(not is_causal or attn_mask is None)
     if enable_gqa:

@@ -102,7 +102,11 @@ def gradient(a, *, spacing=1, dim=None, edge_order=1):
     if isinstance(spacing, (tuple, list)):
         require(len(spacing) == len(dims))
         for s in spacing:
-            require(type(s) is not TensorProxy or s.device is a.device)
+            if type(s) is TensorProxy and s.device is not a.device:
+                raise RuntimeError(
+                    f"torch.gradient expected each tensor to be on the same device, but got devices {a.device} and "
+                    f"{s.device}!"
+                )
     require(not any(type(n := a.shape[d]) is int and n < edge_order + 1 for d in dims))
     return tuple(like(a, dtype=to_float(a.dtype)) for _ in dims)
 

@@ -75,7 +75,8 @@ def _masked_fill_meta(a, mask, value):
     require(mask.dtype is dtypes.bool8)
     kind = result_type(a, value) if a.dtype.category < dtypes.COMPLEX else a.dtype
     require(type(value) is not TensorProxy or not value.shape)
-    require(kind.category != dtypes.COMPLEX or a.dtype.category >= dtypes.COMPLEX)
+    if kind.category == dtypes.COMPLEX and a.dtype.category < dtypes.COMPLEX:
+        raise RuntimeError(f"value cannot be converted to type {a.dtype.name} without overflow")
     require_fit(a.dtype, value)
     return like(a, broadcast_shapes(a.shape, mask.shape))
 
