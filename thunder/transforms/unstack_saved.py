@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from thunder.analysis.aliases import alias_bases, may_view
 from thunder.analysis.cost import nbytes
-from thunder.analysis.flow import producers
+from thunder.analysis.flow import live_ins, producers
 from thunder.analysis.lifetimes import last_uses
 from thunder.core.proxies import Proxy, TensorProxy, map_structure
 from thunder.core.rewrite import renamed_operation
@@ -34,9 +34,8 @@ def unstack_saved(trace: Trace) -> Trace:
 
 def _unstacked(trace: Trace, number: int) -> Trace:
     forward, starts, backward, update, returned = phases(trace, number)
-    made = {o for b in (*starts, *backward) for o in b.outputs}
-    read = dict.fromkeys(i for b in backward for i in b.inputs) | dict.fromkeys(returned)
-    saved = [p for p in read if isinstance(p, TensorProxy) and p not in made]
+    cotangents = {b.output for b in starts}
+    saved = [p for p in live_ins(backward, returned) if isinstance(p, TensorProxy) and p not in cotangents]
     last = last_uses([*forward, *starts, *backward], returned, alias_bases(backward, maybe=True).__getitem__)
     again = _parts_of_stacks(forward, saved, {a for a in trace.args if isinstance(a, Proxy)}, last)
     if not again:
