@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thunder.analysis.aliases import alias_bases, may_view
+from thunder.analysis.aliases import alias_bases
 from thunder.analysis.cost import nbytes
 from thunder.analysis.flow import live_ins, producers
 from thunder.analysis.lifetimes import last_uses
@@ -58,10 +58,11 @@ def _parts_of_stacks(
     joins = [b for b in operations if b.sym is LTORCH["stack"]]
     if not joins:
         return []
-    views = {o: b for o, b in producers(operations).items() if may_view(b) and len(b.inputs) == 1}
-    left: dict[Proxy, dict] = {}  # what is saved, by whose memory it may be
+    bases = alias_bases(operations, maybe=True)
+    views = {o: b for o, b in producers(operations).items() if o in bases}
+    left: dict[Proxy, dict] = {}  # saved values by the bases that they may have
     for o in saved:
-        left.setdefault(_base(o, views), {})[o] = None
+        left.setdefault(bases[o], {})[o] = None
     again: list[BoundSymbol] = []
     for join in reversed(joins):
         whole = join.outputs[0]
@@ -72,7 +73,7 @@ def _parts_of_stacks(
         parts = [
             (part, operation)
             for part, operation in _parts(join)
-            if _alone(part, left.get(base := _base(part, views))) and base not in arguments
+            if _alone(part, left.get(base := bases[part])) and base not in arguments
         ]
         late = _late(join, [part for part, _ in parts], max(last[user] for user in users), operations, last)
         parts = [(part, operation) for part, operation in parts if part not in late]
@@ -82,7 +83,7 @@ def _parts_of_stacks(
             again += [operation for operation in _way(user, whole, views) if operation not in again]
         left[whole] = {whole: None}
         for part, operation in parts:
-            if left.pop(_base(part, views), None) is not None:
+            if left.pop(bases[part], None) is not None:
                 again.append(operation)
     return again
 
@@ -98,13 +99,6 @@ def _late(
     return late if beside * (end - operations.index(join)) < held else set()
 
 
-def _base(o: Proxy, views: dict[Proxy, BoundSymbol]) -> Proxy:
-    """The value whose memory `o` may share."""
-    while o in views:
-        o = views[o].inputs[0]
-    return o
-
-
 def _alone(o: Proxy, kept: dict[Proxy, None] | None) -> bool:
     """Whether `o` is the only one in `kept`. Proxies are compared by identity: == is an operation of the program."""
     return kept is not None and len(kept) == 1 and next(iter(kept)) is o
@@ -115,7 +109,7 @@ def _way(o: Proxy, base: Proxy, views: dict[Proxy, BoundSymbol]) -> list[BoundSy
     way = []
     while o is not base:
         way.append(views[o])
-        o = views[o].inputs[0]
+        o = next(i for i in views[o].inputs if isinstance(i, TensorProxy))
     return way[::-1]
 
 
