@@ -101,13 +101,8 @@ class Symbol(Definition):
         super().__init__()
         self.name, self.module, self.meta, self.decomposition, self.is_prim = name, module, meta, decomposition, is_prim
         self.id = id if id is not None else f"{module}.{name}" if module else name
-        self.tags, self.fn, self.executor, self.python_printer, self.is_fusion = (
-            frozenset(tags),
-            fn,
-            executor,
-            python_printer,
-            is_fusion,
-        )
+        self.tags, self.fn, self.executor = frozenset(tags), fn, executor
+        self.python_printer, self.is_fusion = python_printer, is_fusion
         self.autocast: str | None = None
         self.torch_functions: tuple = ()
         self.canonicalize: Callable | None = None

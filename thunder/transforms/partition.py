@@ -33,18 +33,10 @@ from thunder.transforms.phases import phases
 from thunder.transforms.recompute import recompute
 
 __all__ = [
-    "partition",
-    "saved_collections",
-    "has_effect",
-    "modified_in_place",
-    "read_by_products",
-    "views_of_outputs",
-    "without_overwritten",
-    "ForwardBackward",
-    "split_into_forward_and_backward",
-    "forward_and_backward_from_trace",
+    "partition", "saved_collections", "has_effect", "modified_in_place", "read_by_products", "views_of_outputs",
+    "without_overwritten", "ForwardBackward", "split_into_forward_and_backward", "forward_and_backward_from_trace",
     "ForwardBackwardTraces",
-]
+]  # fmt: skip
 
 
 def partition(joint: Trace) -> Trace:
