@@ -55,7 +55,7 @@ def _subsets(outputs: int) -> list[tuple[int, ...]]:
 
 
 def load(path: str | os.PathLike, fn: Callable | None = None, **options: Any) -> Any:
-    """What `thunder.jit(fn, **options)` gives, with the program of a file that `precompile` wrote.
+    """The result of `thunder.jit(fn, **options)`, with the program of a file that `precompile` wrote.
 
     A call that the program fits runs it without capture; others are captured as ever, and
     `thunder.compile_stats(...).not_loaded` says why. fn: the function or module; it may be left out for a function that

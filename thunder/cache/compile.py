@@ -70,7 +70,7 @@ class Compilation(NamedTuple):
             numbers = any(changing.values())
             try:
                 return self._run_with(changing)
-            except Exception:  # noqa: BLE001 - without the symbolic numbers it succeeds, or raises for what it is
+            except Exception:  # noqa: BLE001 - without symbolic numbers it succeeds, or raises its own error
                 if not numbers:
                     raise
             return self._run_with({place: None for place, values in changing.items() if values is None})

@@ -214,6 +214,7 @@ class Symbol(Definition):
 
     def _check_dtype(self, context: Context, args, kwargs, inputs: list, outputs: list) -> None:
         """Refuse what PyTorch computes in the default dtype that the program has set: it runs under the call's."""
+        assert context.default_dtype is not None, "the program has set it"
         stated = any(isinstance(x, dtypes.dtype) for x in leaves((args, kwargs)))
         floats = any(p.dtype.category >= 2 for p in inputs if type(p) is TensorProxy)
         if not stated and not floats and any(o.dtype.category >= 2 for o in outputs if type(o) is TensorProxy):
