@@ -19,7 +19,7 @@ import thunder
 from thunder import compat
 from thunder.executors import triton_fuser
 from thunder.executors.triton_kernels import autotune, binary, launch
-from thunder.extend import disk_cache
+from thunder.runtime import disk_cache
 
 if sys.platform != "linux":
     pytest.skip("Triton is made for Linux", allow_module_level=True)
@@ -383,7 +383,7 @@ def test_threads_share_one_temporary_directory(monkeypatch):
 def test_processes_that_write_the_same_find_whole_files(directory):
     text = """
 import sys
-from thunder.extend import disk_cache
+from thunder.runtime import disk_cache
 for i in range(200):
     content = sys.argv[1].encode() * (1000 + i)
     disk_cache.store("key", {"who": sys.argv[1]}, content)

@@ -21,7 +21,6 @@ from thunder.core.symbol import OpTags
 from thunder.core.symbolic import Decisions
 from thunder.core.trace import ForwardBackward, Trace
 from thunder.distributed.agreement import check_agreement
-from thunder.executors.torch_autograd import connected, with_grad, without_grad
 from thunder.executors.torchex import no_autocast
 from thunder.extend import FusionExecutor
 from thunder.ops.torch_types import to_torch_device
@@ -33,6 +32,7 @@ from thunder.pipeline import (
     lower_backward_without,
     lower_with_derivatives,
 )
+from thunder.runtime.autograd import connected, with_grad, without_grad
 from thunder.transforms.check_results import check_results
 from thunder.transforms.double_backward import InputsBehind, gradient_program, inputs_behind, random_devices
 from thunder.transforms.partition import read_by_products, views_of_outputs

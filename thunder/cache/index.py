@@ -67,7 +67,7 @@ def item(v: Any, key: Any) -> Any:
     """An element of a builtin container, None where there is none."""
     if type(v) is dict:
         return v.get(key)
-    return v[key] if id(type(v)) in SEQUENCES and key < len(v) else None
+    return v[key] if id(type(v)) in SEQUENCES and type(key) is int and -len(v) <= key < len(v) else None
 
 
 def attribute(v: Any, name: str) -> Any:

@@ -45,7 +45,7 @@ class BoundSymbol:
         self.outputs: tuple[Proxy, ...] = tuple(proxies_in(output, [])) if outputs is None else outputs
         self.location, self.header = location, ""
         self._subsymbols: tuple[BoundSymbol, ...] | None = None
-        self.aliases: dict[Proxy, Any] = {}  # outputs that the decomposition does not compute: the inputs they are
+        self.aliases: dict[Proxy, Any] = {}  # by output that the decomposition does not compute, the input that it is
 
     flat_proxy_args = property(lambda self: self.inputs)
     flat_proxy_outs = property(lambda self: self.outputs)
@@ -94,7 +94,7 @@ class BoundSymbol:
     from_bsym = replace
 
     def copied(self) -> BoundSymbol:
-        """A copy with a decomposition of its own: what is decided while it is made is decided for the copy."""
+        """A copy with a decomposition of its own, whose decisions about sizes hold for the copy."""
         new = self.replace()
         if self._subsymbols is not None:
             new._subsymbols = tuple(operation.copied() for operation in self._subsymbols)
@@ -139,9 +139,9 @@ class BoundSymbol:
 def adopt(operations: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymbol], dict[Proxy, Any]]:
     """Lets `operations`, whose result is `result`, compute the values of `wanted`, a structure of the same form.
 
-    Values keep their names from pass to pass: what the operations make is renamed to what it replaces. Returns the
-    operations, and for each wanted value that they do not make (it is an input, a number, or another wanted value) what
-    it is. Raises ValueError where the structures differ in length.
+    Values keep their names from pass to pass: results of the operations get the names of the values that they replace.
+    Returns the operations, and a dict from each wanted value that they do not compute to the input, number or other
+    wanted value that it is. Raises ValueError where the structures differ in length.
     """
     pairs = list(zip(leaves(result), leaves(wanted), strict=True))
     made = {o for operation in operations for o in operation.outputs}

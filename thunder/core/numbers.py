@@ -1,4 +1,4 @@
-"""Numbers of a program that stay symbolic.
+"""Symbolic numbers of a program.
 
 A `NumberProxy` stands for a Python number whose value may differ from call to call. Its value is known to
 `symbolic.Decisions` alone: `concrete` is the one way to it, and makes it a guard. A number that an operation computes
@@ -25,10 +25,10 @@ __all__ = [
 
 
 class UnbackedNumber(Proxy):
-    """A number that an operation makes of data: the size of a result, or a tensor's value. The program has it in its
-    hands as a `NumberProxy` of this name.
+    """A number that an operation computes from data: the size of a result, or the value of a tensor. The program holds
+    a `NumberProxy` of this name.
 
-    origin: where it comes from, in words. facts: what is known of such numbers in this program.
+    origin: its source in words. facts: those about such numbers in this program.
     """
 
     __slots__ = ("python_type", "origin", "facts")
@@ -38,7 +38,7 @@ class UnbackedNumber(Proxy):
         self.name, self.python_type, self.origin, self.facts = name, python_type, origin, facts
 
     def number(self) -> NumberProxy | Condition:
-        """What the program has in its hands."""
+        """The value that the program holds: a `NumberProxy`, or a `Condition` for a bool."""
         if self.python_type is bool:
             return Condition(number_of(symbolic.symbol(self.name), int, (self,)), "!=", 0, (self,))
         return number_of(symbolic.symbol(self.name), self.python_type, (self,))
@@ -61,8 +61,8 @@ def _undecided(what: str, unbacked: tuple[UnbackedNumber, ...]) -> DataDependent
 
 
 class Condition:
-    """A relation of data-dependent numbers: what a program has in its hands for a data-dependent bool. It
-    may return it, and `torch._check` takes it."""
+    """A relation of data-dependent numbers, which a program holds for a data-dependent bool. The program may return it,
+    and `torch._check` takes it."""
 
     __slots__ = ("a", "relation", "b", "unbacked")
 
@@ -124,12 +124,11 @@ for _name in [
 
 
 class NumberProxy:
-    """A Python number that stays symbolic. Not a `Proxy`: it is an expression over numbers that are passed in, or that
-    operations make of data.
+    """A symbolic Python number. Not a `Proxy`: it is an expression over arguments and data-dependent numbers.
 
-    expression: what it is, in terms of the numbers the prologue passes in. decisions: where their values are, and where
-    what they decide is noted. unbacked: the numbers in the expression that operations make of data; then there is no
-    value and no guard, and what it decides is an error unless arithmetic tells.
+    expression: the expression, over numbers that the prologue passes in. decisions: the values of these, and the
+    relations that the program was decided by. unbacked: the data-dependent numbers in the expression. With any of them
+    there is neither value nor guard, and a decision is an error unless arithmetic decides it.
     """
 
     __slots__ = ("name", "expression", "decisions", "unbacked", "__weakref__")
@@ -155,7 +154,7 @@ class NumberProxy:
         return self
 
     def renamed(self, table: dict[Proxy, Any]) -> NumberProxy:
-        """The same made of other numbers of data: `table` maps those that others take the place of."""
+        """The number with data-dependent numbers replaced by those in `table`."""
         if not any(u in table for u in self.unbacked):
             return self
         unbacked = tuple(table.get(u, u) for u in self.unbacked)
@@ -191,7 +190,7 @@ class NumberProxy:
         return value
 
     def known(self) -> Any:
-        """The value of a number of data where the program goes on for one value only, else None."""
+        """The value of a data-dependent number where the program continues for one value only, else None."""
         values = self.unbacked[0].facts.values
         if self.expression in values or not values:
             return values.get(self.expression)
@@ -283,7 +282,7 @@ def _arithmetic(name: str, a, b: Any = None):
 
 
 def _unbacked(operands: tuple) -> tuple[UnbackedNumber, ...]:
-    """The numbers of data that operands are made of."""
+    """The data-dependent numbers in operands."""
     found = [x.unbacked for x in operands if isinstance(x, NumberProxy) and x.unbacked]
     return found[0] if len(found) == 1 else tuple(dict.fromkeys(u for each in found for u in each))
 
@@ -296,7 +295,7 @@ _BITWISE = ("and", "or", "xor", "lshift", "rshift", "invert")
 
 
 def _result_kind(name: str, operands: tuple) -> type:
-    """int or float: what Python makes of these operands."""
+    """The type of the result for these operands in Python, int or float."""
     if name in _BITWISE:
         return type(symbolic.APPLICATIONS[name][0](*(_type_of(x)(1) for x in operands)))  # raises for floats
     if name in ("int", "round", "trunc", "ceil", "floor"):
@@ -310,7 +309,7 @@ def _result_kind(name: str, operands: tuple) -> type:
 
 
 def _unbacked_arithmetic(name: str, operands: tuple, unbacked: tuple[UnbackedNumber, ...]):
-    """As `_arithmetic`, of numbers without a value. Integers that have one are fixed by it."""
+    """`_arithmetic` for numbers without a value. Integers with a value become constants."""
     operands = tuple(x.concrete() if isinstance(x, IntegerProxy) and not x.unbacked else x for x in operands)
     kind, expressions = _result_kind(name, operands), tuple(map(_expression, operands))
     if name in ("add", "sub", "mul") and kind is int:
@@ -327,7 +326,7 @@ _UNDECIDED = symbolic.Decisions()
 
 
 def number_of(expression: symbolic.Expression, kind: type, unbacked: tuple[UnbackedNumber, ...]) -> NumberProxy:
-    """A number that is made of numbers of data."""
+    """A number that depends on data-dependent numbers."""
     return (FloatProxy if kind is float else IntegerProxy)(str(expression), _UNDECIDED, expression, unbacked)
 
 
@@ -340,7 +339,7 @@ def extreme(name: str, a, b):
 
 
 def _decided(a, relation: str, b, unbacked: tuple[UnbackedNumber, ...]) -> bool | None:
-    """Whether a relation holds that arithmetic, or what the program has checked, decides."""
+    """Whether a relation holds, by arithmetic or by earlier checks of the program; None where these do not decide."""
     facts = unbacked[0].facts
     if facts.values:
         known = [x.known() if isinstance(x, NumberProxy) and x.unbacked else x for x in (a, b)]
@@ -419,7 +418,7 @@ def concrete(x):
 
 
 def settled(x):
-    """`concrete(x)`, but for a data-dependent number."""
+    """`concrete(x)`; a data-dependent number stays as it is."""
     return x if isinstance(x, NumberProxy) and x.unbacked else concrete(x)
 
 

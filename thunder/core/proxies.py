@@ -157,8 +157,8 @@ class TensorProxy(Proxy):
 
     def _type_text(self) -> str:
         """The type as traces print it: `cpu f32[2, 2]`."""
-        sizes = ", ".join(str(getattr(n, "expression", n)) for n in self.shape)
-        return f"{self.device.name} {self.dtype.shortname}[{sizes}]"
+        sizes = [str(getattr(n, "expression", n)) for n in self.shape]
+        return f"{self.device.name} {self.dtype.shortname}[{', '.join(sizes)}]"
 
     __hash__ = object.__hash__
 

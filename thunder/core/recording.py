@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from thunder.core import dtypes
 from thunder.core.symbolic import Facts
 
 if TYPE_CHECKING:
@@ -34,21 +35,21 @@ def user_location() -> tuple | None:
 
 
 def decided_by_data(kind: str, question: Any) -> Any:
-    """The answer to a data-dependent question, where the program that is captured goes one of its ways; None
-    where it cannot. kind: "truth" of a condition, or "value" of a number."""
+    """The answer to a data-dependent question on the path that is captured; None where the program cannot have paths.
+    kind: "truth" of a condition, or "value" of a number."""
     recorder = RECORDER.get()
     return None if recorder is None or recorder.decide is None else getattr(recorder.decide, kind)(question)
 
 
 def why_undecided() -> str:
-    """Why the program cannot go one of its ways, in words that follow a semicolon; empty where that is plain to see."""
+    """The reason why the program cannot have paths, as words behind a semicolon; empty where the message shows it."""
     recorder = RECORDER.get()
     return "" if recorder is None or recorder.decide is None else recorder.decide.why
 
 
 @contextmanager
 def undecided() -> Iterator[None]:
-    """Inside the block, what is data-dependent is a DataDependentError, which the caller has another way for."""
+    """Data-dependent questions inside the block raise DataDependentError, which the caller handles."""
     recorder = RECORDER.get()
     if recorder is None:
         yield
@@ -71,14 +72,14 @@ def recording(recorder: Any) -> Iterator[Any]:
 
 
 class Names:
-    """The names taken in a program, shared by all traces made from it. facts: what is known of its numbers that data
-    decides, by name.
+    """The names taken in a program, shared by all its traces. facts: those about its data-dependent numbers.
 
-    backends: what attention might use when the capture of the program began; attends: whether the program depends on
-    that. settings: the names of settings of PyTorch's that the program has changed, and that kernels follow.
+    backends: the backends of attention that were enabled at the beginning of capture; attends: whether the program
+    depends on them. settings: names of the settings of PyTorch that the program has changed, and that kernels follow.
+    default_dtype: the default dtype of the call, under which the program runs.
     """
 
-    __slots__ = ("taken", "counters", "facts", "backends", "attends", "settings")
+    __slots__ = ("taken", "counters", "facts", "backends", "attends", "settings", "default_dtype")
 
     def __init__(self):
         self.taken: set[str] = {"_"}  # what a printed program calls an output that is None
@@ -87,6 +88,7 @@ class Names:
         self.backends: tuple | None = None
         self.attends = False
         self.settings: tuple[str, ...] = ()
+        self.default_dtype: dtypes.dtype | None = None
 
     def make(self, prefix: str = "t") -> str:
         """A new name, the prefix and a number."""
@@ -109,8 +111,8 @@ class Context:
     """The state an operation was recorded under, and under which its decomposition is run later. One object for a
     stretch of operations; never mutated.
 
-    checkpoint: the activation checkpoints that the operation stands in, the outermost first. backward: which of the
-    backwards inside of the program it belongs to, counted from 1; 0: none.
+    checkpoint: the activation checkpoints around the operation, the outermost first. backward: the number of the
+    backward inside of the program that it belongs to, counted from 1; 0: none.
     """
 
     __slots__ = (
@@ -151,8 +153,8 @@ class Context:
 class Recorder:
     """The list of operations being written: the only mutable thing while a function is traced.
 
-    sizes: those that the meta rule of the operation being written leaves to the run (`thunder.core.unbacked`); None
-    while there was none.
+    sizes: the data-dependent sizes in the result of the current operation (`thunder.core.unbacked`); None where there
+    are none.
 
     context: see `Context`; replaced, not changed, when the program enters or leaves a mode. memory: what in-place
     operations have made of values (`thunder.ops.functionalize.memory`), where there may be any. casts: of leaves, by
@@ -185,7 +187,7 @@ class Recorder:
         self.typing = False
 
     def latest(self, x):
-        """What a proxy stands for after the in-place operations recorded so far."""
+        """The current value of a proxy after the in-place operations recorded so far."""
         return self.memory.latest(x) if self.memory is not None and self.memory.active else x
 
 

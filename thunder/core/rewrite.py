@@ -1,4 +1,4 @@
-"""The one driver of local rewriting: a rule is shown each operation of a trace and writes what takes its place.
+"""Local rewriting: a rule is called for each operation of a trace, and writes the operations that replace it.
 
 def rule(operation, out):
     out.write(operation)                          # keep it
@@ -20,7 +20,7 @@ __all__ = ["Rewriter", "decomposed", "renamed", "renamed_operation", "renamed_va
 
 
 class Rewriter:
-    """What a rule writes to: the operations so far, and what dropped values are read as."""
+    """The output of a rule: the operations so far, and the replacements of dropped values."""
 
     __slots__ = ("bound_symbols", "table")
 
@@ -37,12 +37,12 @@ class Rewriter:
             self.table[old] = self.table.get(new, new) if isinstance(new, Proxy) else new
 
     def current(self, operation: BoundSymbol) -> BoundSymbol:
-        """`operation` reading what its inputs have become."""
+        """`operation` with its inputs replaced."""
         return operation.swap(self.table) if self.table else operation
 
     def trace(self, function: Callable, operation: BoundSymbol, wanted: Any = None) -> None:
         """Writes the operations of `function(*operation.args, **operation.kwargs)` in the place of `operation`. wanted:
-        what they compute; left out, the operation's output."""
+        the values that they compute, by default the output of the operation."""
         with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
             result = function(*operation.args, **operation.kwargs)
         operations, aliases = adopt(recorder.bound_symbols, result, operation.output if wanted is None else wanted)
@@ -51,7 +51,7 @@ class Rewriter:
 
 
 def rewrite(trace: Trace, rule: Callable[[BoundSymbol, Rewriter], None]) -> Trace:
-    """The trace that `rule` writes when it is shown each operation in turn."""
+    """The trace that `rule` writes, which is called for each operation in order."""
     out = Rewriter()
     operation = None
     try:
@@ -99,6 +99,6 @@ def renamed_operation(operation: BoundSymbol, table: dict[Proxy, Proxy], name: C
 
 def renamed_value(value: Proxy, name: str) -> Proxy:
     """A copy of a value under another name."""
-    new = value.replace() if isinstance(value, (TensorProxy, UnbackedNumber)) else type(value)("")
+    new = value.replace() if isinstance(value, (TensorProxy, UnbackedNumber)) else type(value)("")  # pyright: ignore[reportCallIssue]
     new.name = name
     return new

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Collection, KeysView
 from typing import Any
 
+from thunder.core import dtypes
 from thunder.core.bound_symbol import BoundSymbol, adopt, hashable
 from thunder.core.definition import Definition
 from thunder.core.proxies import NumberProxy, TensorProxy, leaves, map_structure, proxies_in, settled
@@ -33,11 +34,11 @@ __all__ = [
 ]  # fmt: skip
 
 
-UNBACKED: dict[str, Callable] = {}  # what is done about data-dependent sizes; `thunder.core.unbacked` fills it
+UNBACKED: dict[str, Callable] = {}  # handlers of data-dependent sizes; `thunder.core.unbacked` fills it
 
 
 class OpTags(enum.Enum):
-    """What passes need to know about an operation, beyond its rules."""
+    """Properties of an operation that passes ask for, beyond its rules."""
 
     __hash__ = object.__hash__  # every pass looks for some of them in every operation: Enum's is written in Python
 
@@ -55,7 +56,7 @@ class OpTags(enum.Enum):
     AUTO_REGISTERED = OPAQUE
 
 
-# what may do something beyond its results
+# operations that may have effects beyond their results
 EFFECTS = frozenset((OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.OPAQUE))
 
 
@@ -72,8 +73,8 @@ class Symbol(Definition):
     name, module: how it is printed (`ltorch.mul`; a module of None prints the bare name). meta: types the result from
     proxies; a symbol without one is a composite typed by its `decomposition`. fn: the Python callable that executes it,
     if any. implementations look symbols up by `id`. parameters: names of the positional parameters, so that calls by
-    keyword are recorded by position. places: where functions of PyTorch take what they call otherwise. explain: see
-    `thunder.ops`: turns an error of the meta rule into the one PyTorch would raise.
+    keyword are recorded by position. places: the positions of parameters that PyTorch's functions name otherwise.
+    explain: turns an error of the meta rule into the one that PyTorch would raise (see `thunder.ops`).
     """
 
     __slots__ = (
@@ -184,6 +185,8 @@ class Symbol(Definition):
                 "the compiled program runs under those of its call",
                 remedy="change them before the call, or in a function that calls the compiled one",
             )
+        if context.default_dtype is not context.names.default_dtype and recorder.memory is not None:
+            self._check_dtype(context, args, kwargs, inputs, outputs)
         needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs) and not self.typed_by_running
         self._name(outputs, context, needs_grad)
         operation = BoundSymbol(
@@ -204,7 +207,7 @@ class Symbol(Definition):
         return list(out) if type(out) is list else dict(out) if type(out) is dict else out
 
     def _name(self, outputs: list, context: Context, needs_grad: bool) -> None:
-        """Names what is made here, which has no name yet, and says whether it requires grad."""
+        """Names the new values among the outputs, and sets whether they require grad."""
         apart = self.nondifferentiable if needs_grad else ()
         for i, o in enumerate(outputs):
             if not o.name:
@@ -213,6 +216,19 @@ class Symbol(Definition):
                     o.requires_grad = True
                 elif self.executor is not None and type(o) is TensorProxy:
                     o.requires_grad = False  # TensorProxy(like=x) in a user's meta rule copied x's
+
+    def _check_dtype(self, context: Context, args, kwargs, inputs: list, outputs: list) -> None:
+        """Refuse what PyTorch computes in the default dtype that the program has set: it runs under the call's."""
+        assert context.default_dtype is not None, "the program has set it"
+        stated = any(isinstance(x, dtypes.dtype) for x in leaves((args, kwargs)))
+        floats = any(p.dtype.category >= 2 for p in inputs if type(p) is TensorProxy)
+        if not stated and not floats and any(o.dtype.category >= 2 for o in outputs if type(o) is TensorProxy):
+            raise CaptureError(
+                f"{self.name} computes in the default dtype, which the program has set to "
+                f"{context.default_dtype.torch_name}, and the compiled program runs under that of its call",
+                location=user_location(),
+                remedy="set it before the call, or say the dtype of this result",
+            )
 
     def _follows(self, settings: tuple[str, ...], inputs: list) -> bool:
         """Whether these settings of PyTorch's may change what the operation computes."""
@@ -229,7 +245,7 @@ class Symbol(Definition):
         return False
 
     def executed(self, name: str, fn: Callable, executor, *, id: str, module: str | None = None) -> Symbol:
-        """This operation as a function of an executor's computes it: a primitive, of which the same is known."""
+        """This operation as a primitive that a function of an executor computes, with the same facts."""
         made = Symbol(name, id=id, module=module, is_prim=True, tags=tuple(self.tags), fn=fn, executor=executor)
         made.take_facts(self)
         return made
@@ -252,7 +268,7 @@ class Symbol(Definition):
         return meta
 
     def decomposed_by(self, function: Callable) -> Callable:
-        """Says what a kernel computes, in operations; the function returns None for arguments that it does not know."""
+        """Gives a kernel a decomposition; the function returns None for arguments that it does not know."""
         self.decomposition = function
         return function
 
@@ -323,7 +339,8 @@ def form_of(symbol: Symbol, form: str, fn: Callable) -> Symbol:
 
 
 def spelled(keyword: str, parameters: Collection[str], defaults: Collection[str], places: Callable[[], dict]) -> str:
-    """What an argument is called here: operands are found by their places in PyTorch's functions, `axis` is dim."""
+    """The name of a parameter for a keyword: operands are found by their places in PyTorch's functions, `axis` is
+    dim."""
     # an opaque operation is called as the user calls it
     if keyword in parameters or keyword in defaults or not parameters:
         return keyword
@@ -334,7 +351,7 @@ def spelled(keyword: str, parameters: Collection[str], defaults: Collection[str]
 
 
 def no_places(*functions: Callable) -> dict[str, int]:
-    """An operation's own names are all that it knows."""
+    """The places of an operation without other names of parameters."""
     return {}
 
 

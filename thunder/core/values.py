@@ -1,6 +1,6 @@
 """Values of a program while it is traced: the base class, and values that traces only pass through.
 
-What `a + b` or `a.sin()` mean is not known here: `thunder.ops` fills `METHODS` when it is imported.
+This module does not define `a + b` or `a.sin()`: `thunder.ops` fills `METHODS` when it is imported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BINARY_DUNDERS = "add sub mul truediv floordiv mod pow matmul and or xor lshift 
 
 
 class MethodTable(dict):
-    """What attributes of tensor proxies mean: name -> function of the proxy, filled by `thunder.ops`.
+    """The attributes of tensor proxies: name -> function of the proxy, filled by `thunder.ops`.
 
     `properties` are called when they are read. `fallback(proxy, name)` answers for a name that nobody filled in, and
     `torch_function(function, args, kwargs)` for a torch function called on a proxy by code that runs natively.

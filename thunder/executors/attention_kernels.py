@@ -52,24 +52,10 @@ def _cudnn(query, key, value, bias, dropout_p, is_causal, scale):
 
 
 def _cudnn_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
-    bias = _for_cudnn(bias, query, key)
+    bias, lengths = _for_cudnn(bias, query, key), (query.shape[2], key.shape[2])
+    operands = g, _rows(query), _rows(key), _rows(value), out, sums
     return compat.kernel("_scaled_dot_product_cudnn_attention_backward")(
-        g,
-        _rows(query),
-        _rows(key),
-        _rows(value),
-        out,
-        sums,
-        seed,
-        offset,
-        bias,
-        None,
-        None,
-        query.shape[2],
-        key.shape[2],
-        dropout_p,
-        is_causal,
-        scale=scale,
+        *operands, seed, offset, bias, None, None, *lengths, dropout_p, is_causal, scale=scale
     )
 
 
@@ -79,26 +65,14 @@ def _flash(query, key, value, bias, dropout_p, is_causal, scale):
 
 
 def _flash_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
+    lengths = query.shape[2], key.shape[2]
+    operands = g, _rows(query), _rows(key), _rows(value), out, sums
     return compat.kernel("_scaled_dot_product_flash_attention_backward")(
-        g,
-        _rows(query),
-        _rows(key),
-        _rows(value),
-        out,
-        sums,
-        None,
-        None,
-        query.shape[2],
-        key.shape[2],
-        dropout_p,
-        is_causal,
-        seed,
-        offset,
-        scale=scale,
+        *operands, None, None, *lengths, dropout_p, is_causal, seed, offset, scale=scale
     )
 
 
-# multiply-adds in which cuDNN gains what a plan takes, 75 ms on an H100, by the speeds above
+# multiply-adds for which cuDNN gains the 75 ms that a plan takes on an H100, by the speeds in `sdpaex`
 WORTH_A_PLAN = 15e12
 _work: collections.Counter = collections.Counter()  # multiply-adds so far, by direction and sizes
 
@@ -153,20 +127,9 @@ def _efficient_backward(
     g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale, of_bias=False
 ):
     bias = _aligned(bias, query, key)
+    operands = g, _rows(query), _rows(key), _rows(value), bias, out, sums, seed, offset
     found = compat.kernel("_scaled_dot_product_efficient_attention_backward")(
-        g,
-        _rows(query),
-        _rows(key),
-        _rows(value),
-        bias,
-        out,
-        sums,
-        seed,
-        offset,
-        dropout_p,
-        [True, True, True, of_bias],
-        is_causal,
-        scale=scale,
+        *operands, dropout_p, [True, True, True, of_bias], is_causal, scale=scale
     )
     return found if of_bias else found[:3]
 

@@ -1,11 +1,11 @@
-"""Passes: what `thunder.jit` does to a captured program, step by step, and lists of them.
+"""Passes, the steps of `thunder.jit` from a captured program to the one that runs, and lists of them.
 
     thunder.jit(model, passes=lambda passes: passes.without("Early Gradients"))
     thunder.jit(model, passes=thunder.passes().after("Dead Code Elimination", thunder.Pass("Mine", mine)))
 
-A pass is a function from a trace to a trace. The list says in which order passes run; each that changes a program adds
-its trace, under its own header, to `thunder.last_traces`. Facts say which orders work: a pass needs some of a trace,
-and gives or ends others.
+A pass is a function from a trace to a trace. Passes run in the order of the list. Each one that changes a program adds
+its trace, under its own header, to `thunder.last_traces`. Facts say which orders are valid: a pass needs some facts of
+a trace, and gives or ends others.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ RUNS = "executors"  # the fact that a program needs to run
 
 @dataclass(frozen=True)
 class Lowering:
-    """What a program is lowered for: the options and the executors, as far as they run on its devices.
+    """The target of a lowering: the options, and the executors that run on the devices of the program.
 
-    differentiates: results require grad, so that the program gets a backward. plain: as PyTorch's own operations alone,
-    for values that only they know (`is_grads_batched=True`).
+    differentiates: results require grad, so that the program gets a backward. plain: PyTorch's own operations only, for
+    values that no kernel takes (`is_grads_batched=True`).
     """
 
     options: JitOptions

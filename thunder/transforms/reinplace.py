@@ -51,7 +51,7 @@ def reinplace(trace: Trace) -> Trace:
             continue
         form = in_place_form(operation)
         if form is not None and state.fits(i, operation, form[1]):
-            kept.append(state.in_place(i, operation, *form))
+            kept.append(state.in_place(operation, *form))
         else:
             kept += state.as_it_is(operation)
     return trace.replace(bound_symbols=kept)
@@ -135,12 +135,12 @@ class _State:
     def fits(self, i: int, operation: BoundSymbol, pairs: dict[int, Any]) -> bool:
         read = collections.Counter(map(self.bases.__getitem__, operation.inputs))
         return all(
-            self._fits(i, operation, operation.outputs[o], target, read)
+            self._fits(i, operation.outputs[o], target, read)
             for o, target in pairs.items()
             if o < len(operation.outputs) or _raise(operation)
         )
 
-    def _fits(self, i: int, operation: BoundSymbol, result: Proxy, target, read: collections.Counter) -> bool:
+    def _fits(self, i: int, result: Proxy, target, read: collections.Counter) -> bool:
         if not may_hold(target, result):
             return False
         home, reads = self.home.get(target), self.reads.get(self.bases[target], ())
@@ -168,7 +168,7 @@ class _State:
             for n, target in enumerate(operation.inputs):
                 home = self.home.get(target)
                 last = home is not None and self.copies.get(home, (None,))[0] is result
-                if last and n not in homes and self._fits(i, operation, result, target, read):
+                if last and n not in homes and self._fits(i, result, target, read):
                     homes[n] = o
         made, over = written_over(operation, (), homes) if homes else (operation, {})
         for o, n in over.items():
@@ -197,7 +197,7 @@ class _State:
         if last is value:
             self.dropped.add(at)
 
-    def in_place(self, i: int, operation: BoundSymbol, function: Callable, pairs: dict[int, Any]) -> BoundSymbol:
+    def in_place(self, operation: BoundSymbol, function: Callable, pairs: dict[int, Any]) -> BoundSymbol:
         for o, target in pairs.items():
             home = self.home.get(target)
             if home is not None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from thunder.analysis.aliases import alias_bases, is_view
 from thunder.analysis.cost import estimated_time, nbytes
@@ -224,21 +225,17 @@ class _Flow:
         after = sink_side(edges, "source", "sink")
         return self.evaluate(frozenset(o for o, i in number.items() if 2 * i in after))
 
-    @property
+    @cached_property
     def reaches(self) -> dict[Proxy, bool]:
         """Whether the backward depends on a value, directly or to recompute another one."""
-        if not hasattr(self, "_reaches"):
-            self._reaches = (
-                dict.fromkeys(self.producer, False)
-                | dict.fromkeys((self.of(v) for v in self.required), True)
-                | dict.fromkeys(self.required, True)
-            )
-            for operation in reversed(self.forward):
-                if any(self._reaches[o] for o in operation.outputs):
-                    for i in operation.inputs:
-                        if i in self._reaches:
-                            self._reaches[i] = self._reaches[self.of(i)] = True
-        return self._reaches
+        reached = dict.fromkeys(self.producer, False) | dict.fromkeys(self.required, True)
+        reached |= dict.fromkeys((self.of(v) for v in self.required), True)
+        for operation in reversed(self.forward):
+            if any(reached[o] for o in operation.outputs):
+                for i in operation.inputs:
+                    if i in reached:
+                        reached[i] = reached[self.of(i)] = True
+        return reached
 
     def evaluate(self, chosen: frozenset[Proxy]) -> Plan:
         """The plan that recomputes these values. Views are recomputed from their bases, unless the program writes to

@@ -10,7 +10,7 @@ from thunder.ops import backward
 from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.shape import expand, reshape
 from thunder.ops.promotion import broadcast_shapes, is_number
-from thunder.ops.registry import LTORCH, PRIMS, composite, declare, prim, torch_prim
+from thunder.ops.registry import LTORCH, PRIMS, by_example, composite, declare, prim, torch_prim
 from thunder.ops.shape_rules import by_mask, is_empty, require, wrap_dim
 
 INTEGERS = ("int64", "int32")
@@ -97,12 +97,9 @@ def take_flat(a, index):
 # writing
 
 
-@torch_prim(torch.put, torch.Tensor.put)
-def put(a, index, source, accumulate=False):
-    """`source` at the places `index` of `a`, counted through all of its elements."""
-    require(index.dtype.name == "int64")
-    require(source.dtype is a.dtype)
-    return like(a)
+put = by_example(torch.put, torch.Tensor.put)
+index_reduce = by_example(torch.index_reduce, torch.Tensor.index_reduce)
+segment_reduce = by_example(torch.segment_reduce)
 
 
 def _check_source(a, index, src) -> None:
@@ -150,21 +147,6 @@ def scatter_reduce(a, dim, index, src, reduce, *, include_self=True):
     return like(a)
 
 
-@torch_prim(torch.segment_reduce)
-def segment_reduce(data, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None):
-    """Reductions of stretches of a dimension, which lengths or offsets say."""
-    require(
-        (lengths is not None or offsets is not None)
-        and indices is None
-        and reduce in ("sum", "prod", "mean", "max", "min")
-    )
-    segments = (lengths if offsets is None else offsets).shape
-    require(axis == len(segments) - 1)
-    return like(
-        data, (*segments[:axis], segments[axis] if offsets is None else segments[axis] - 1, *data.shape[axis + 1 :])
-    )
-
-
 def _along(a, dim, index, source) -> None:
     d = wrap_dim(dim, len(a.shape))
     _check_index(index)
@@ -194,17 +176,9 @@ def index_fill(a, dim, index, value):
     return like(a)
 
 
-@torch_prim(torch.index_reduce, torch.Tensor.index_reduce)
-def index_reduce(a, dim, index, source, reduce, *, include_self=True):
-    _along(a, dim, index, source)
-    require(reduce in ("prod", "mean", "amax", "amin"))
-    return like(a)
-
-
 @torch_prim(torch.masked_scatter, torch.Tensor.masked_scatter)
 def masked_scatter(a, mask, source):
-    require(mask.dtype.category == 0)
-    require(source.dtype is a.dtype)
+    require(mask.dtype.category == 0 and source.dtype is a.dtype)
     return like(a, broadcast_shapes(a.shape, mask.shape))
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thunder import compat
-from thunder.extend.saved import SavedTogether
 from thunder.runtime.cudagraphs.memory import LIVE, is_result
+from thunder.runtime.saved import SavedTogether
 
 if TYPE_CHECKING:
     from thunder.runtime.cudagraphs.region import GraphedRegion

@@ -1,8 +1,8 @@
-"""What is kept from process to process: files named by a hash of all that they were made from.
+"""The cache on disk: files that processes share, named by a hash of all that their contents depend on.
 
-They are in the directory that THUNDER_CACHE_DIR names, otherwise in `thunder` in the user's cache directory. It may be
-removed at any time. Processes share it without locks: a file is written under another name and renamed, and one whose
-content is not what was written counts as missing and is replaced.
+The directory is that of THUNDER_CACHE_DIR, otherwise `thunder` in the user's cache directory. It may be removed at any
+time. There are no locks: a file is written under another name and renamed. A file with damaged content counts as
+missing and is replaced.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ LIMIT = 1 << 30  # bytes; beyond it the files that were not read for longest go,
 
 
 def key_of(*parts: Any) -> str:
-    """A name for what is made from `parts` alone: numbers, strings and tuples of them."""
+    """The key of contents that depend on `parts` alone: numbers, strings and tuples of them."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def load(key: str) -> tuple[dict, Path] | None:
-    """What `store` was given under a key: facts, and the file of the content; None where there is nothing whole."""
+    """The facts and the file of the content under a key; None where they are missing or damaged."""
     content = _directory() / f"{key}.bin"
     try:
         facts = json.loads(content.with_suffix(".json").read_bytes())
@@ -72,7 +72,8 @@ def _directory() -> Path:
 
 @functools.cache
 def _trusted(directory: Path) -> Path:
-    """The directory, made where it is missing; a temporary one where others may write to it: what is in it is run."""
+    """The directory, created where it is missing; a temporary one where other users may write to it, since its files
+    are executed."""
     with contextlib.suppress(OSError):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -118,7 +119,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @functools.cache
 def _prune_once(directory: Path) -> None:
-    """Removes what was not read for longest until half of LIMIT is left, where there is more than LIMIT."""
+    """Removes the least recently read files until half of LIMIT is left, where there is more than LIMIT."""
     found = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(directory):

@@ -1,8 +1,8 @@
 """The connection to PyTorch's autograd: a compiled forward and its backward as one `torch.autograd.Function`.
 
-A backward that is itself differentiated (`create_graph=True`) is another program: it computes the gradients from the
-inputs, the forward again, and is connected to autograd in the same way. So derivatives of any order are programs,
-compiled when they are first asked for.
+A backward that is itself differentiated (`create_graph=True`) is another program: it recomputes the forward, computes
+the gradients from the inputs, and is connected to autograd in the same way. So derivatives of any order are programs,
+which are compiled at their first use.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 
 from thunder import compat
 from thunder.core.symbolic import Decisions, hold
-from thunder.extend.saved import SavedTogether
 from thunder.ops.families.random import generator_of
+from thunder.runtime.saved import SavedTogether
 
 __all__ = ["connected", "with_grad", "without_grad"]
 
@@ -166,7 +166,7 @@ class _Program:
             make_again,
         )
         self.decisions, self.names = decisions, names
-        self.made: dict[tuple, list] = {}  # programs that are made later, each with the relations that it was made by
+        self.made: dict[tuple, list] = {}  # later programs, with the relations of each
         self.lock = threading.Lock()
         self.differentiable = [i for i, r in enumerate(requires_grad) if r]
         self.not_differentiable = [i for i, r in enumerate(requires_grad) if r is False]
@@ -174,8 +174,7 @@ class _Program:
         self.take_kept, self.take_numbers = _taking(inputs[0]), _taking(inputs[2])
 
     def once(self, kind: str, make: Callable, missing: tuple, numbers: Sequence):
-        """`make(missing)` for a call with these numbers, made when first asked for, in whichever of autograd's
-        threads."""
+        """`make(missing)` for a call with these numbers, called at the first use in any thread of autograd."""
         values = dict(zip(self.names, numbers, strict=True))
         with self.lock:
             known = self.made.setdefault((kind, missing), [])
@@ -205,19 +204,19 @@ def connected(
         make_without: Callable, make_batched: Callable, make_again: Callable,
     inputs: Sequence, random: Sequence | None, dense: Sequence[int], decisions: Decisions, names: Sequence[str],
 ) -> Callable:  # fmt: skip
-    """A function of the program's inputs: its result, connected to autograd.
+    """A function from the inputs of a program to its result, connected to autograd.
 
-    forward(*inputs) gives (outputs, (saved tensors, saved others)), without grad; backward(saved, cotangents) gives a
-    gradient or None for each input; `rebuild(inputs, outputs)` makes the program's result. requires_grad says which
-    outputs cotangents come for.
+    forward(*inputs) returns (outputs, (saved tensors, other saved values)), without grad. backward(saved, cotangents)
+    returns a gradient or None for each input. rebuild(inputs, outputs) returns the result of the program.
+    requires_grad: by output, whether it has a cotangent.
 
-    make_without(missing) gives the backward that is handed None for the cotangents in these places,
-    make_batched(missing) the same for batches of cotangents, and make_again(missing) the backward as a differentiable
-    function of some inputs and of the cotangents that are not missing, and which inputs these are. `inputs` says where
-    these come from: places of tensors that are kept, (place, place among the saved tensors) of others, and places of
-    what is no tensor. random: the devices whose generators the forward may draw from; None where it cannot be run
-    again. dense: places of the cotangents that are written out where they come broadcast. decisions: those by symbolic
-    numbers, which programs that are made later add to; names: what they call the inputs that are no tensors.
+    make_without(missing) compiles the backward that gets None for the cotangents at these places, make_batched(missing)
+    the same for batches of cotangents. make_again(missing) compiles the backward as a differentiable function of some
+    inputs and the cotangents that are not missing, and returns it with the places of these inputs. inputs: their
+    sources: places of tensors to keep, pairs (place, place among the saved tensors), and places of other values.
+    random: the devices whose generators the forward may draw from; None where it cannot be recomputed. dense: places of
+    the cotangents that are materialized where they are broadcast. decisions: those by symbolic numbers, to which later
+    programs add; names: those of the inputs that are no tensors.
     """
     program = _Program(
         backward, make_without, make_batched, make_again, requires_grad, inputs, random, dense, decisions, names
@@ -232,7 +231,7 @@ def connected(
 
 
 def without_grad(function: Callable) -> Callable:
-    """The entry's grad mode, set once: the program's values never require grad, whatever its inputs do."""
+    """The program under no_grad, set once for the call: its values never require grad, whatever its inputs do."""
     return _in_grad_mode(function, False)
 
 
