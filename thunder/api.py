@@ -156,6 +156,13 @@ def _resolved(
     return options
 
 
+def compiled_or_jit(fn: Callable) -> Compiled:
+    """The compiled function behind `fn`; `thunder.jit` with default options compiles what is not compiled."""
+    found = compiled_of(fn) or compiled_of(jit(fn))
+    assert found is not None, "thunder.jit makes something compiled"
+    return found
+
+
 def mark_dynamic(tensor: torch.Tensor, *dims: int) -> None:
     """Sizes of `tensor` in these dimensions stay symbolic in programs that are compiled for it, from the first call on.
 

@@ -217,7 +217,8 @@ def not_differentiable(run: Callable, modes: tuple, any_input_requires_grad: boo
 def _with_numbers_put_back(function: Callable, computation: Trace) -> Callable:
     """`function`, which draws no numbers where it leaves for another path: that draws them again."""
     drawing = [b for b in computation.bound_symbols if not b.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE))]
-    devices = {to_torch_device(o.device) for b in drawing for o in b.outputs if isinstance(o, TensorProxy)}
+    results = [o for b in drawing for o in b.outputs if isinstance(o, TensorProxy)]
+    devices = {device for o in results if (device := to_torch_device(o.device)) is not None}
     own = {id(x): x for b in drawing for x in leaves((b.args, b.kwargs)) if type(x) is torch.Generator}
     if not devices and not own:
         return function

@@ -64,7 +64,8 @@ def _second(captured: Captured, options: JitOptions) -> JitOptions | None:
     executors = options.executors
     if options.default_executors and _on_cpu(program):
         inductor = get_executor("inductor")
-        executors = add_executor_lists((inductor,) if inductor.unavailable() is None else (), executors)
+        if inductor is not None and inductor.unavailable() is None:
+            executors = add_executor_lists((inductor,), executors)
     return dataclasses.replace(options, executors=executors) if any(e.compiles_ahead for e in executors) else None
 
 
