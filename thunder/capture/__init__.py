@@ -33,7 +33,7 @@ from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
 from thunder.capture.state import Request
-from thunder.capture.tensors import write_back
+from thunder.capture.tensors import input_source, write_back
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
@@ -124,7 +124,7 @@ class Captured:
         inputs = [*tensors, *others, *numbers]
         placements = c.tensors.placements
         self._placements: dict[Proxy, Placement] = {p: placements[p] for p in tensors if p in placements}
-        self._input_sources = [*(c.tensors.real[p][1] for p in tensors), *others.values()] + [
+        self._input_sources = [*[input_source(c, p) for p in tensors], *others.values()] + [
             c.numbers.sources[n.name] for n in numbers
         ]
         asked, memory = bool(c.request.options.transforms or c.tensors.replaced), c.recorder.memory

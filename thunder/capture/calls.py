@@ -77,9 +77,19 @@ def _call_object(c, f, t: type, args, kwargs):
     method = c.slot(t, "__call__")
     if method is not None:
         return call(c, method, [f, *args], kwargs)
-    if t is functools._lru_cache_wrapper and not native_module(f.__module__):
+    if t is functools._lru_cache_wrapper and not native_module(_module_of_cached(f)):
         return _call_cached(c, f, args, kwargs)
     return call_native(c, f, args, kwargs)
+
+
+def _module_of_cached(f) -> str:
+    """The module of the function behind functools.lru_cache, through partial objects, which have the module of theirs.
+
+    A cached method of a class has no `__module__` of its own."""
+    function = f.__wrapped__
+    while type(function) is functools.partial:
+        function = function.func
+    return getattr(function, "__module__", None) or type(function).__module__
 
 
 def _call_cached(c, f, args, kwargs):

@@ -375,10 +375,17 @@ class EpilogueWriter:
         """Statements that write back, values first: nothing is written before everything was computed."""
         c = self.c
         writes = []
+        of_leaves = []
         for key, (kind, o, n) in list(c.writes.effects.items()):
-            writes.append(self._write(kind, o, n, c.writes.overlay[key]))
+            if kind == "grad" and o in c.tensors.leaves:
+                of_leaves.append((key, o, n))
+            else:
+                writes.append(self._write(kind, o, n, c.writes.overlay[key]))
         for kind, original, source, k, v in containers.changes(c):
             writes.append(self._write_container(kind, original, self.path(source), k, v))
+        for key, o, n in of_leaves:  # of a leaf that stays inside, the gradient is dead
+            if id(c.recorder.latest(o)) in self.values:
+                writes.append(self._write("grad", o, n, c.writes.overlay[key]))
         self.lines += [w for w in writes if w]
         if left := c.writes.left:
             values = ", ".join(f"{name!r}: {self.literal(value)}" for name, value in left.items())

@@ -281,7 +281,7 @@ class Capture(Host):
             if not library:
                 self.ask(self._part_of(f, "__code__"), IDENTITY)
             for cell in f.__closure__ or ():
-                if not library or _holds_state(cell):
+                if not library or containers.is_state_of(cell):
                     self.outside.cells.setdefault(id(cell), f)
         return super().enter(f, args, kwargs)
 
@@ -446,6 +446,8 @@ class Capture(Host):
         """Where the program writes, what it writes to must stay apart from what it reads. Tensors with gradients are
         one each, for what is written to is checked by itself."""
         leaves = [self.tensors.real[p][1] for p in self.engine.leaves.values() if p not in self.tensors.mutated]
+        if self.tensors.required:  # no other argument is one of these
+            leaves = list(dict.fromkeys([*leaves, *self.tensors.shapes]))
         if not self.writes.effects and not containers.changes(self):
             return [(leaves, "tensors")]
         boxes = [
@@ -458,11 +460,6 @@ class Capture(Host):
 def _forget(tables: tuple[set[int], ...], number: int, _) -> None:
     for table in tables:
         table.discard(number)
-
-
-def _holds_state(cell: types.CellType) -> bool:
-    """Whether a cell of a library's function holds what the function may change."""
-    return isinstance(locations.content(cell), containers.MUTABLE)
 
 
 def parameter_names(fn) -> tuple[str, ...]:

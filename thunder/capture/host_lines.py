@@ -394,14 +394,21 @@ def takes(c, function, args, kwargs) -> bool:
         return False
     module = (plain_attribute(function, "__module__") or type(owner).__module__).split(".")[0]
     if module == "builtins":
-        return not isinstance(function, type) and function not in _KEEPING
+        return not (isinstance(function, type) or function in _KEEPING or _makes_container(function, owner))
     return module not in _SYMBOLIC or holds_host_values(c, *given, numbers=False)
+
+
+def _makes_container(function, owner) -> bool:
+    """Whether native code is `tuple.__new__`, `object.__init__` and the like, which keep what they are given."""
+    kind = owner if isinstance(owner, type) else plain_attribute(function, "__objclass__")
+    return kind in _KEEPING_CLASSES and function.__name__ in ("__new__", "__init__")
 
 
 _NAMES = frozenset("uvh")  # of data-dependent numbers, and of values of host calls
 _SYMBOLIC = ("torch", "thunder", "operator", "_operator", "itertools", "functools")  # take numbers for what they are
 _KEEPING = {isinstance, issubclass, id, callable, iter, next, getattr, setattr, hasattr, len, sum, min, max, sorted,
             abs, round, divmod, pow, any, all, hash}  # fmt: skip
+_KEEPING_CLASSES = (object, tuple, list, BaseException)  # which keep what they are made of
 
 
 def text(c, function, *args, **kwargs):

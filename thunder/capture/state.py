@@ -83,6 +83,9 @@ class Tensors:
     # id of a sparse or nested tensor, or of one of a subclass with its own rules
     opaque: dict[int, tuple[AnyProxy, Source]] = field(default_factory=dict)
     holds_opaque: bool = False
+    leaves: set[TensorProxy] = field(default_factory=set)  # those that the program makes itself, by its prologue
+    # those that the program calls requires_grad_() of -> what the prologue returns for them
+    required: dict[TensorProxy, Source] = field(default_factory=dict)
     mutated: dict[TensorProxy, None] = field(default_factory=dict)  # those that the program writes to
     # of these those that are written to after the computation -> the value
     written_after: dict[TensorProxy, TensorProxy] = field(default_factory=dict)

@@ -36,6 +36,8 @@ def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
         with compat.DisableTorchFunction():  # what is asked of the real tensor here is not part of the program
             if is_unusual(value):
                 return opaque_values.read(c, value, source)
+            if any(c.tensors.real[p][0] is value for p in c.tensors.required):
+                c.refuse("requires_grad_() is called of a tensor that is two arguments", "pass it once")
             found = c.tensors.proxies[key] = _new_proxy(c, value, source, is_argument)
         c.keep[id(value)] = value
     elif c.tensors.real[found][1] is not source:
@@ -76,6 +78,11 @@ def _new_proxy(c, value: torch.Tensor, source: Source, is_argument: bool) -> Ten
         if base in c.tensors.mutated:
             _share(c, base, proxy, value)
     return proxy
+
+
+def input_source(c, p: TensorProxy) -> Source:
+    """What the prologue returns for a tensor from outside."""
+    return c.tensors.required.get(p) or c.tensors.real[p][1]
 
 
 def is_leaf(c, p: TensorProxy) -> bool:
@@ -121,7 +128,7 @@ def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
         )
     real, source = c.tensors.real[base]
     with compat.DisableTorchFunction():
-        requires_grad = real.requires_grad
+        requires_grad = real.requires_grad or base in c.tensors.required
     if requires_grad and torch.is_grad_enabled() and not detached:
         leaf, *of_view = ask(c, source, HISTORY)
         if leaf or of_view and of_view[0]:

@@ -362,6 +362,16 @@ class Memory:
         self.current.pop(x, None)
         self.owner[x] = leaf
 
+    def is_apart(self, x: TensorProxy) -> bool:
+        """Whether nothing else shows the memory of `x`, as far as is known."""
+        x = self.holder(x)
+        return x not in self.view_of and not self.views.get(x) and not self.shared.get(x)
+
+    def stand_for(self, x: TensorProxy, other: TensorProxy) -> None:
+        """`other` is the tensor that the program has as `x`, which is apart, from now on."""
+        self.active = True
+        self.owner[self.holder(x)] = other
+
     def freeze(self, x: TensorProxy, copy: TensorProxy) -> None:
         """`copy` shares memory with `x` in PyTorch, but not in the program: nobody may write to either, unless nothing
         else is made of `x`."""
@@ -382,12 +392,8 @@ class Memory:
     def is_alone(self, x: TensorProxy) -> bool:
         """Whether `x` was made by the program, and nothing else shows its memory."""
         x = self.holder(x)
-        return (
-            x not in self.view_of
-            and not self.views.get(x)
-            and not self.shared.get(x)
-            and any(o is x for operation in current_recorder().bound_symbols for o in operation.outputs)
-        )
+        made = (o for operation in current_recorder().bound_symbols for o in operation.outputs)
+        return self.is_apart(x) and any(o is x for o in made)
 
     def reform(self, x: TensorProxy, value: TensorProxy) -> None:
         """`x` is `value` from now on, of whatever shape."""
