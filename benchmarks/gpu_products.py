@@ -1,5 +1,5 @@
 """What the choices for attention, for a linear layer with its loss, in float8, of few rows and for norms are made from:
-the tables of docs/performance.md, on a GPU.
+the tables of docs/lab_log.md, on a GPU.
 
     python benchmarks/gpu_products.py [attention] [loss] [padding] [float8] [rows] [norms]
 

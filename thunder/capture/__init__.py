@@ -65,7 +65,7 @@ class Captured:
         write_back(c)
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
-        rebuilt_hooks.finish(c, result)
+        rebuilt_hooks.finish(c, (result, output))
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
         self.constant_numbers = constant_numbers(c)
@@ -301,8 +301,10 @@ def _close(c: Capture) -> None:
 
 def _read(c: Capture) -> Captured:
     """Runs the program in the interpreter and closes the capture."""
-    c.recorder.context = c.recorder.context.replace(default_dtype=from_tensor_dtype(torch.get_default_dtype()))
-    c.recorder.context.names.backends = compat.attention_backends()
+    names, default_dtype = c.recorder.context.names, from_tensor_dtype(torch.get_default_dtype())
+    c.recorder.context = c.recorder.context.replace(default_dtype=default_dtype)
+    names.default_dtype = default_dtype
+    names.backends = compat.attention_backends()
     try:
         with compat.modes_restored():
             with contextlib.ExitStack() as modes:

@@ -22,7 +22,7 @@ from thunder.capture.native_calls import BY_NAME, BY_TYPE, HANDLERS, IDENTITY_CA
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import TensorProxy, map_structure, settled
 from thunder.core.symbol import Symbol
 from thunder.interpreter import NULL, text
 from thunder.interpreter.attributes import type_attribute
@@ -86,6 +86,8 @@ def _call_cached(c, f, args, kwargs):
     """A function of the user's behind functools.lru_cache: the prologue asks it, as eager does at each call, and what
     it gives is read like anything from outside."""
     hash((*args, *kwargs.values()))  # raises
+    # a symbolic number would be another key than the number it stands for
+    args, kwargs = map_structure(settled, list(args)), map_structure(settled, dict(kwargs))
     if id(f.__wrapped__) in c.fresh and {*map(type, (*args, *kwargs.values()))} <= PRIMITIVE | {TensorProxy}:
         return _own_cache(c, f)(*args, **kwargs)
     if any(type(a) is TensorProxy for a in (*args, *kwargs.values())):

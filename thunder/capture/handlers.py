@@ -17,15 +17,15 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import host_lines, objects
+from thunder.capture import containers, host_lines, objects
 from thunder.capture.ask import FILLED
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.identities import hashable, id_of
 from thunder.capture.library import autograd_function, backward, higher_order, host_functions, leaves, torch_func
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, iterable, iterated
-from thunder.capture.operations import OF_AUTOGRAD, record, type_of
+from thunder.capture.operations import SPECIAL_METHODS, record, type_of
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import Condition, NumberProxy, TensorProxy, converted, extreme
+from thunder.core.proxies import Condition, NumberProxy, TensorProxy, concrete, converted, extreme, proxies_in
 from thunder.core.unbacked import assume
 from thunder.extend.debugging import breakpoint_line
 from thunder.interpreter import attributes
@@ -110,12 +110,45 @@ def _checkpoint(c, f, args, kwargs):
     }
     if kwargs.get("use_reentrant"):
         c.refuse("torch.utils.checkpoint with use_reentrant=True", "pass use_reentrant=False")
-    recorder, outer = c.recorder, c.recorder.context.checkpoint
+    recorder, outer, before = c.recorder, c.recorder.context.checkpoint, _repeatable(c)
     recorder.context = recorder.context.replace(checkpoint=(*outer, object()))
     try:
-        return c.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in options})
+        result = c.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in options})
     finally:
         recorder.context = recorder.context.replace(checkpoint=outer)
+    if any(type(p) is TensorProxy and p.requires_grad for p in proxies_in(result, [])) and _repeatable(c) != before:
+        c.refuse(
+            "what runs in a checkpoint writes to a tensor, or counts (batch norm in training does, in its running "
+            "statistics), which eager PyTorch does once more in the backward",
+            "leave it out of the checkpoint",
+        )
+    return result
+
+
+def _repeatable(c) -> tuple:
+    """What a checkpoint that runs again in the backward would do again, and which would not come out the same: writes
+    to tensors, to numbers that the program has read, and to containers of numbers or of a number of elements."""
+    tensors = [(base.name, c.recorder.memory.latest(base).name) for base in c.tensors.mutated]
+    numbers = [(key, concrete(v)) for key, v in c.writes.overlay.items() if _is_number(v) and _was_read(c, *key)]
+    changed = [_described(*change) for change in containers.changes(c)]
+    return tensors, numbers, [change for change in changed if change is not None]
+
+
+def _described(kind: str, original, source, key, value) -> tuple | None:
+    """A change of a container from outside, to compare; None for an entry that would be the same the second time."""
+    if kind == "item" and not _is_number(value):
+        return None
+    sized = isinstance(value, (list, set, dict))
+    return kind, id(original), key, len(value) if sized else concrete(value) if _is_number(value) else None
+
+
+def _is_number(value) -> bool:
+    return type(value) in (int, float, bool) or isinstance(value, NumberProxy)
+
+
+def _was_read(c, owner: int, name) -> bool:
+    source = c.sources.get(owner)
+    return source is not None and name is not None and source.attr(name) in c.values
 
 
 def _leave_autocast(c, f, args, kwargs):
@@ -289,6 +322,8 @@ def install() -> None:
         torch.compile: _torch_compile, vars(itertools.chain)["from_iterable"]: _chained,
         itertools.accumulate: _accumulate, itertools.compress: _compress,
         weakref.finalize.__init__: _outside_of_programs("a finalizer is registered"),
+        torch.autograd.graph.saved_tensors_hooks.__enter__: _hook_saved_tensors,
+        torch.autograd.graph.saved_tensors_hooks.__exit__: _constant(None),
         threading.Thread.start: _outside_of_programs("a thread is started"),
         concurrent.futures.ThreadPoolExecutor.__init__: _outside_of_programs("a pool of threads is made"),
         asyncio.run: _outside_of_programs("asyncio.run is called"),
@@ -304,7 +339,7 @@ def install() -> None:
         torch.overrides.has_torch_function_variadic: _constant(False),
         torch.jit.is_scripting: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
         torch.jit.is_tracing: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
-        **{getattr(torch.Tensor, n): handler for n, handler in OF_AUTOGRAD.items()},
+        **{getattr(torch.Tensor, n): handler for n, handler in SPECIAL_METHODS.items()},
         torch.nn.Parameter: leaves.parameter, torch.nn.Parameter.__deepcopy__: leaves.copied,
         torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k),
             torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
@@ -326,6 +361,16 @@ def install() -> None:
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})
     KEEP.extend(table)
+
+
+def _hook_saved_tensors(c, f, args, kwargs) -> None:
+    """Hooks of what autograd saves: a compiled program saves other tensors, and elsewhere. Those that only move them
+    change nothing that a program computes."""
+    if torch.is_grad_enabled() and not isinstance(args[0], torch.autograd.graph.save_on_cpu):
+        c.refuse(
+            "hooks of saved tensors (torch.autograd.graph.saved_tensors_hooks) are entered inside the program",
+            "enter them outside of the compiled function",
+        )
 
 
 KEEP: list = []

@@ -116,8 +116,8 @@ class Capture(Host):
         self.reading: Reading | None = None  # an attribute that Python code answers
         # whether PyTorch's settings are those under which the program began, which sets it
         self.same_settings: functools.partial[bool] = functools.partial(compat.settings_are, {})
-        # how many torch-function modes are active, the program's `with torch.device(...)` among them
-        self.function_modes = -1
+        # the innermost torch-function mode that `synchronize` has seen, which may be the program's own
+        self.function_mode: Any = self
 
     # ------------------------------------------------------------------------------------------------ sources and
     # guards
@@ -161,8 +161,11 @@ class Capture(Host):
         context = self.recorder.context
         grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
         cast = compat.autocast_state() if compat.any_autocast() else None
-        if (modes := compat.function_modes()) != self.function_modes:
-            self.function_modes = modes
+        depth = compat.function_modes()
+        innermost = compat.function_mode_at(depth - 1) if depth else None
+        if innermost is not self.function_mode:
+            self.function_mode = innermost
+            operations.check_mode(self, innermost)
             self.recorder.context = context = context.replace(default_device=compat.default_device())
         if (
             grad is not context.grad_enabled

@@ -20,6 +20,7 @@ import torch
 from thunder import compat
 from thunder.capture.examples import is_tried
 from thunder.capture.expose import expose
+from thunder.capture.library import printed_nodes
 from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module, parts_of
 from thunder.capture.remade import UNCHANGING
 from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of
@@ -63,6 +64,8 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     name = plain_attribute(function, "__qualname__", type(function).__qualname__)
     if current_recorder() is not c.recorder or c.outer_recorders:
         c.refuse(f"{name}() runs on the host inside of a transform of functions", "call it outside of the transform")
+    if effect and c.recorder.context.checkpoint and torch.is_grad_enabled():
+        c.refuse(f"{name}() is called in a checkpoint, whose backward calls it again", "call it outside of that")
     called = _called(function, args)
     reads = _only_reads(called) and not _gives_back(c, called, args)
     _check_owner(c, function, name)
@@ -262,7 +265,7 @@ def printable(c, value):
     plain = (
         t in PRIMITIVE or t in (list, tuple, dict, set) or isinstance(value, (Proxy, NumberProxy, Condition, *_FIXED))
     )
-    return value if plain else c.call(str, [value], {})
+    return printed_nodes.printed(c, value) if plain else c.call(str, [value], {})
 
 
 def run_impure(c, function, args, kwargs):
@@ -403,9 +406,7 @@ _KEEPING = {isinstance, issubclass, id, callable, iter, next, getattr, setattr, 
 
 def text(c, function, *args, **kwargs):
     """What a function that makes text makes of tensors, or of data-dependent numbers."""
-    shown = [p for p in proxies_in((args, kwargs), []) if type(p) is TensorProxy and p.requires_grad]
-    if any(p not in c.tensors.real for p in shown) and (function is not format or args[1:] in ((), ("",))):
-        c.sharp("the text of a tensor that requires grad says nothing of its grad_fn")
+    args, kwargs = printed_nodes.printed(c, args), printed_nodes.printed(c, kwargs)
     return run(c, function, args, kwargs, pure=True)
 
 

@@ -13,7 +13,7 @@ import torch.utils.checkpoint
 
 from thunder import compat
 from thunder.capture import callbacks, host_lines, opaque_values
-from thunder.capture.ask import PRESENT
+from thunder.capture.ask import PRESENT, VALUE
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_operand, expose
 from thunder.capture.library import backward, gradients, hooks, leaves
@@ -60,6 +60,15 @@ class RecordingMode(torch.overrides.TorchFunctionMode):
         if self.capture.in_cached_call:
             return func(*args, **kwargs or {})
         return record(self.capture, func, args, kwargs or {})
+
+
+def check_mode(c, mode) -> None:
+    """Refuse a torch-function mode of the user's that the program enters: PyTorch gives it each call."""
+    if not isinstance(mode, RecordingMode) and not native_module(type(mode).__module__):
+        c.refuse(
+            f"a torch-function mode ({type(mode).__name__}) is entered, which each call of PyTorch's goes to",
+            "enter it outside of the compiled function",
+        )
 
 
 _CONVERTED = {"dtype": lambda p: to_torch_dtype(p.dtype), "device": lambda p: to_torch_device(p.device)}
@@ -123,10 +132,22 @@ def kind_of(c, p: TensorProxy) -> type:
     return type(real[0]) if real is not None else torch.Tensor
 
 
-# methods of tensors that are about autograd's graph
-OF_AUTOGRAD = {
+def _contiguous(c, f, args, kwargs):
+    """`Tensor.contiguous`. A contiguous tensor is the result itself. Autograd would tell an input that requires grad
+    from a result of the compiled function, so that an input is asked."""
+    value = args[0]
+    if type(value) is TensorProxy and value.requires_grad and len(args) == 1 and not kwargs:
+        real, source = c.tensors.real.get(c.recorder.latest(value), (None, None))
+        if real is not None and value not in c.tensors.placements and c.ask(source.call("is_contiguous"), VALUE):
+            return value
+    return record(c, torch.Tensor.contiguous, args, kwargs)
+
+
+# methods of tensors that are no operations, or not always
+SPECIAL_METHODS = {
     "backward": backward.call_backward, "requires_grad_": leaves.require_grad, "__deepcopy__": leaves.copied,
     "register_hook": hooks.register, "retain_grad": hooks.retain,
+    "contiguous": _contiguous,
 }  # fmt: skip
 
 
@@ -134,8 +155,8 @@ def call_method(c, method, args, kwargs):
     p, n = method.proxy, method.name
     if type(p) is AnyProxy:
         return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
-    if n in OF_AUTOGRAD:
-        return OF_AUTOGRAD[n](c, None, [p, *args], kwargs)
+    if n in SPECIAL_METHODS:
+        return SPECIAL_METHODS[n](c, None, [p, *args], kwargs)
     if n == "numpy" or n == "__array__":
         return host_lines.to_numpy(c, c.recorder.latest(p))
     if n == "size":
@@ -300,6 +321,8 @@ def type_of(c, a) -> type:
         return kind_of(c, a)
     if type(a) is HostProxy:
         return a.kind
+    if type(a) is AnyProxy and isinstance(a.example, torch.Tensor):
+        return type(a.example)
     return a.python_type if isinstance(a, NumberProxy) else _STANDING_FOR.get(type(a), type(a))
 
 

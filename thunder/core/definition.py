@@ -1,7 +1,7 @@
 """Definition: the facts about an operation that passes and executors ask for, as typed fields.
 
-A fact stands at the operation, in the file of its family; the pass that reads a field owns its meaning. A field that
-takes a function of a bound symbol, or of the arguments, is for facts that depend on them.
+The family of an operation sets its facts; the pass that reads a field defines its meaning. A field may be a function of
+a bound symbol, or of the arguments, where the fact depends on them.
 """
 
 from __future__ import annotations

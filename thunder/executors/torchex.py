@@ -1,6 +1,6 @@
-"""The torch executor: carries out every operation that is a PyTorch function by calling that function.
+"""The torch executor: runs each operation that is a PyTorch function by calling that function.
 
-There is no table here: what it calls follows from the operation's own definition (`thunder.ops.registry`).
+There is no table here: the function follows from the definition of the operation (`thunder.ops.registry`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["torch_ex", "no_autocast"]
 
 
 class TorchExecutor(Executor):
-    """Executes whatever has a PyTorch function."""
+    """Executes all operations with a PyTorch function."""
 
     capturable = True
 

@@ -14,6 +14,15 @@ from typing import Any
 
 import torch
 
+from thunder.cache.entry import (
+    CacheEntry,
+    Connection,
+    Lowered,
+    apart_from_autocast,
+    connect,
+    differentiable,
+    not_differentiable,
+)
 from thunder.core.codegen import Printer, function_source, line_owners
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Names
@@ -25,15 +34,6 @@ from thunder.ops.functionalize.inplace import writes_back
 from thunder.ops.registry import LTORCH, PRIMS
 from thunder.options import NUMERICS_OPTIONS, JitOptions
 from thunder.pipeline import lower
-from thunder.program import (
-    CacheEntry,
-    Connection,
-    Lowered,
-    apart_from_autocast,
-    connect,
-    differentiable,
-    not_differentiable,
-)
 from thunder.programs.describe import Describer, Unspeakable, named
 from thunder.programs.questions import Replay, written_questions
 from thunder.programs.text import (

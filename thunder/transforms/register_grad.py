@@ -16,7 +16,7 @@ __all__ = ["register_grad", "register_augmented_forward", "register_backward", "
 
 
 class VJPDual(NamedTuple):
-    """What an augmented forward returns: the operation's result, and what its backward needs."""
+    """The return value of an augmented forward: the result of the operation, and the residuals for its backward."""
 
     primal: Any
     residuals: Any

@@ -19,6 +19,7 @@ from thunder.capture.library import hooks
 from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.regions import leading_to
+from thunder.core.rewrite import renamed
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.distributed.placement import synchronizes
@@ -28,7 +29,7 @@ from thunder.ops import LTORCH
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch_dtype
 from thunder.transforms.autodiff import Linearization
 from thunder.transforms.derivative import Derivative
-from thunder.transforms.levels import renamed, typed
+from thunder.transforms.levels import typed
 from thunder.transforms.phases import marked
 
 
@@ -351,11 +352,18 @@ def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool
     found = pulled.write(wanted)
     found = [_synchronized(c, pulled, p, g) for p, g in zip(wanted, found, strict=True)]
     if not unused_is_fine and any(g is None for g in found):
-        raise RuntimeError(
-            "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if "
-            "this is the desired behavior."
-        )
+        _raise_unused(found)
     return found
+
+
+def _raise_unused(gradients: list) -> None:
+    """PyTorch's error about inputs that have no gradient, in its words."""
+    with compat.DisableTorchFunction(), torch.enable_grad():
+        inputs = [torch.zeros((), requires_grad=True) for _ in gradients]
+        used = torch.zeros((), requires_grad=True)
+        for x, gradient in zip(inputs, gradients, strict=True):
+            used = used if gradient is None else used + x
+        torch.autograd.grad(used, inputs)
 
 
 def _synchronized(c, pulled: _Pulled, p: TensorProxy, g: TensorProxy | None) -> TensorProxy | None:

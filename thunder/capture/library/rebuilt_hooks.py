@@ -13,16 +13,17 @@ from thunder.capture.library.hooks import hooked
 from thunder.core.proxies import TensorProxy, proxies_in
 
 
-def finish(c, result) -> None:
+def finish(c, results) -> None:
     """Hooks that no backward of the program has run go to the backward outside. Raises CaptureError where one knows
-    what the next call has another of."""
-    left = set(map(id, proxies_in(result, []))) if c.engine.retained else ()
+    what the next call has another of. results: what leaves the program, as its result or stored in an object."""
+    left = set(map(id, proxies_in(results, []))) if c.engine.retained else ()
     for value, tensor in c.engine.retained.items():
         overwrites = c.recorder.memory.base(tensor) in c.tensors.written_after
-        if value not in c.engine.ran and (id(tensor) in left or overwrites):
+        leaves = any(id(p) in left for p in (tensor, value, c.recorder.latest(tensor)))
+        if value not in c.engine.ran and (leaves or overwrites):
             c.refuse(
-                f"retain_grad of a tensor that it {'overwrites' if overwrites else 'returns'} is called, and the "
-                "backward runs outside",
+                f"retain_grad of a tensor that it {'overwrites' if overwrites else 'returns or stores'} is called, and "
+                "the backward runs outside",
                 "call retain_grad() on the result",
             )
     for i, operation in enumerate(c.recorder.bound_symbols):

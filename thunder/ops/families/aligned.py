@@ -3,7 +3,7 @@
 Fast kernels of a GPU take sizes and row strides of a multiple of 16 bytes, also where only a size is odd: writing
 50257 columns into rows that are 50264 apart is as slow as writing dense rows. So a large product is computed in parts:
 its aligned columns and rows, and the few that are left; along the dimension that is summed over, the few first, and the
-aligned part is added to them, so that what is rounded twice is small. Measured in docs/performance.md.
+aligned part is added to them, so that what is rounded twice is small. Measured in docs/lab_log.md.
 """
 
 from __future__ import annotations

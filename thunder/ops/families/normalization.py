@@ -203,7 +203,7 @@ def rms_norm(a, normalized_shape, weight=None, eps=None):
     x = x * LTORCH["rsqrt"](
         LTORCH["mean"](LTORCH["pow"](x, 2), dims, True) + (_EPS[x.dtype.name] if eps is None else eps)
     )
-    return convert(x if weight is None else x * weight, a.dtype)
+    return _in_rows(convert(x if weight is None else x * weight, a.dtype))
 
 
 # ---------------------------------------------------------------------------------------------------------------- by
