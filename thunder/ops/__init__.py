@@ -14,7 +14,7 @@ from thunder.ops import methods, opaque
 from thunder.ops.families import FAMILIES
 from thunder.ops.functionalize import inplace
 from thunder.ops.promotion import Promotion
-from thunder.ops.registry import LTORCH, PRIMS, alias, composite, inplace_of, lookup, prim, torch_prim
+from thunder.ops.registry import LTORCH, PRIMS, alias, by_example, composite, inplace_of, lookup, prim, torch_prim
 
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.families.{_family}")
@@ -34,6 +34,6 @@ from thunder.ops.families.binary import binary  # noqa: E402
 from thunder.ops.families.elementwise import unary  # noqa: E402
 
 __all__ = [
-    "FAMILIES", "LTORCH", "PRIMS", "Promotion", "alias", "binary", "composite", "inplace", "inplace_of", "lookup",
-    "methods", "opaque", "prim", "torch_prim", "unary",
+    "FAMILIES", "LTORCH", "PRIMS", "Promotion", "alias", "binary", "by_example", "composite", "inplace", "inplace_of",
+    "lookup", "methods", "opaque", "prim", "torch_prim", "unary",
 ]  # fmt: skip

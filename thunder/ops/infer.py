@@ -32,7 +32,16 @@ from thunder.ops.promotion import same_device
 from thunder.ops.shape_rules import Unfit
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
 
-__all__ = ["fake", "example", "as_torch", "as_pytorch", "differentiates_fakes", "typed_by_running", "typed_on_meta"]
+__all__ = [
+    "fake",
+    "example",
+    "as_torch",
+    "as_pytorch",
+    "differentiates_fakes",
+    "typed_by_running",
+    "typed_on_meta",
+    "without_memory",
+]
 
 _FEW = 1 << 22  # elements up to which a fake is a dense tensor; beyond it is one element, expanded
 
@@ -124,6 +133,11 @@ def typed_by_running(function: Callable, name: str) -> Callable:
     return meta
 
 
+def without_memory(x):
+    """A tensor of PyTorch's device "meta" for a proxy; other values as `example` gives them."""
+    return example(x, lambda shape, dtype, device: torch.empty(shape, dtype=dtype, device="meta"))
+
+
 def typed_on_meta(function: Callable) -> Callable:
     """A meta rule that runs the function on tensors without memory, which is faster than fake tensors are."""
 
@@ -133,10 +147,8 @@ def typed_on_meta(function: Callable) -> Callable:
         grad = recorder is not None and recorder.context.grad_enabled
 
         def given(x):
-            if not isinstance(x, TensorProxy):
-                return example(x)
-            tensor = example(x, lambda shape, dtype, device: torch.empty(shape, dtype=dtype, device="meta"))
-            return tensor.requires_grad_(grad and x.requires_grad)
+            found = without_memory(x)
+            return found.requires_grad_(grad and x.requires_grad) if isinstance(x, TensorProxy) else found
 
         def typed(x):
             if not isinstance(x, torch.Tensor):

@@ -253,17 +253,12 @@ def alias(*torch_functions: Callable, over: Callable | None = None) -> Callable[
 def by_example(*torch_functions: Callable, name: str | None = None, **options) -> Symbol:
     """Defines a rare operation, whose derivative is PyTorch's and whose type is what PyTorch gives for tensors without
     memory (`infer.typed_on_meta`): a function of tensors on one device that looks at no values and gives no views.
-    Symbolic sizes become constants."""
-    functions = [f for f in torch_functions if f is not None]
-    name = name or functions[0].__name__
-    meta = infer.typed_on_meta(functions[0]) if functions else _is_not_there
-    symbol = torch_prim(*functions, name=name, **options)(meta)
+    Symbolic sizes become constants. Not for functions that PyTorch types in Python, which imports sympy."""
+    symbol = torch_prim(*torch_functions, name=name or torch_functions[0].__name__, **options)(
+        infer.typed_on_meta(torch_functions[0])
+    )
     symbol.typed_by_running = True
     return symbol
-
-
-def _is_not_there(*args, **kwargs):
-    raise NotImplementedError("this PyTorch does not have the function")
 
 
 def torch_prim(*torch_functions: Callable, name: str | None = None, **options) -> Callable[[Callable], Symbol]:

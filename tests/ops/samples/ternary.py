@@ -12,7 +12,6 @@ from thunder.ops.families.ternary import (
     clamp,
     clamp_max,
     clamp_min,
-    clip,
     lerp,
     logit,
     masked_fill,
@@ -35,7 +34,7 @@ def _(make):
     yield make(4, 3), make(4, 1, dtype=torch.bool), make()
 
 
-for _symbol in (clamp, clip):
+for _symbol in (clamp,):
 
     @_symbol.samples
     def _(make):

@@ -17,7 +17,7 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import op, sum_to
 from thunder.ops.corners import kept_at_tie, turns_at_origin
 from thunder.ops.families.data import convert
-from thunder.ops.families.elementwise import BOOL, broadcast_to, spellings_of, subtracted_types
+from thunder.ops.families.elementwise import BOOL, broadcast_to, named_alike, spellings_of, subtracted_types
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
 from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, prim
@@ -113,7 +113,7 @@ def binary(
     symbol.samples(_binary_samples(domain, samples, numbers))
     if left is not None or right is not None:
         symbol.vjp(_binary_rule(symbol, left, right))
-    return symbol
+    return named_alike(symbol)
 
 
 def _binary_meta(name: str, promotes: Callable, numbers: str, python: Callable | None) -> Callable:
@@ -250,12 +250,10 @@ _TENSORS = {"numbers": "none"}
 BINARY: dict[str, dict] = {
     "mul": {"operator": "mul", "python": python_operator.mul, "left": lambda g, y, a, b: b * g,
     "right": lambda g, y, a, b: a * g},
-    "multiply": {"python": python_operator.mul, "left": lambda g, y, a, b: b * g, "right": lambda g, y, a, b: a * g},
     "maximum": _TENSORS, "minimum": _TENSORS,
     "fmax": _TENSORS | _first_extreme(torch.fmax, "ge"),
     "fmin": _TENSORS | _first_extreme(torch.fmin, "le"),
     "atan2": _F | _TENSORS | {"autocast": "cuda:widest"},
-    "arctan2": _F | _TENSORS | {"autocast": "cuda:widest"},
     "copysign": _F | {"numbers": "right", "left": _copysign_left, "right": lambda g, y, a, b: op("zeros_like")(g)},
     "hypot": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g * a / y,
     "right": lambda g, y, a, b: g * b / y},
@@ -303,17 +301,8 @@ def _double_in_place(a, b):
 
 
 LTORCH["float_power"].check_in_place = _double_in_place
-for _name, _old in {
-    "eq": None,
-    "ne": "not_equal",
-    "lt": "less",
-    "le": "less_equal",
-    "gt": "greater",
-    "ge": "greater_equal",
-}.items():
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     binary(_name, *spellings_of(_name), operator=_name, promotes=Promotion.BOOL_RESULT, numbers="right")
-    if _old is not None:
-        binary(_old, *spellings_of(_old), promotes=Promotion.BOOL_RESULT, numbers="right")
 
 
 def _angle_rule(symbol: Symbol) -> None:
@@ -348,7 +337,6 @@ def _extreme_rule(symbol: Symbol, loses: str) -> None:
 _extreme_rule(LTORCH["maximum"], "lt")
 _extreme_rule(LTORCH["minimum"], "gt")
 _angle_rule(LTORCH["atan2"])
-_angle_rule(LTORCH["arctan2"])
 for _name in ("xlog1py", "zeta"):
     binary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT, domain=(1.5, 3.0))
 
@@ -391,16 +379,11 @@ def _scaled(name: str, python: Callable) -> Symbol:
         yield (make(4, 3), make(4, 3)), {"alpha": 2}
 
     symbol.samples(samples)
-    return symbol
+    return named_alike(symbol)
 
 
 add = _scaled("add", python_operator.add)
 sub = _scaled("sub", python_operator.sub)
-
-
-@composite(torch.subtract, torch.Tensor.subtract, meta=sub.meta)
-def subtract(a, b, *, alpha=1):
-    return sub(a, b, alpha=alpha)
 
 
 def _rsub_meta(a, b, *, alpha=1):
@@ -413,11 +396,6 @@ def rsub(a, b, *, alpha=1):
     return sub(b, a if _is_one(alpha) else a * alpha)
 
 
-subtract.vjp(
-    _binary_rule(
-        subtract, lambda g, y, a, b, *, alpha=1: g, lambda g, y, a, b, *, alpha=1: -g if _is_one(alpha) else g * -alpha
-    )
-)
 rsub.vjp(
     _binary_rule(
         rsub, lambda g, y, a, b, *, alpha=1: -g if _is_one(alpha) else g * -alpha, lambda g, y, a, b, *, alpha=1: g
@@ -432,20 +410,20 @@ def _div_meta(a, b, *, rounding_mode=None):
     return LTORCH["floor_divide"].meta(a, b)
 
 
-def _div(name: str) -> Symbol:
-    def decomposition(a, b, *, rounding_mode=None):
-        if rounding_mode is None:
-            return true_divide.decomposition(a, b)
-        if rounding_mode == "floor":
-            return LTORCH["floor_divide"](a, b)
-        exact = true_divide(a, b)
-        return convert(LTORCH["trunc"](exact), result_type(a, b)) if type(exact) is TensorProxy else int(exact)
-
-    return composite(*spellings_of(name), name=name, meta=_div_meta)(decomposition)
-
-
 true_divide = LTORCH["true_divide"]
-div, divide = _div("div"), _div("divide")
+
+
+@composite(*spellings_of("div"), meta=_div_meta)
+def div(a, b, *, rounding_mode=None):
+    if rounding_mode is None:
+        return true_divide.decomposition(a, b)
+    if rounding_mode == "floor":
+        return LTORCH["floor_divide"](a, b)
+    exact = true_divide(a, b)
+    return convert(LTORCH["trunc"](exact), result_type(a, b)) if type(exact) is TensorProxy else int(exact)
+
+
+named_alike(div)
 
 
 def _div_rule(symbol: Symbol) -> Callable:
@@ -458,7 +436,7 @@ def _div_rule(symbol: Symbol) -> Callable:
     return _binary_rule(symbol, left, right)
 
 
-for _symbol in (div, divide, true_divide):
+for _symbol in (div, true_divide):
     _symbol.vjp(_div_rule(_symbol))
 operator_methods(div, "truediv")
 
@@ -484,13 +462,12 @@ def _divides_integers(operation) -> bool:
     return all(p.dtype.category <= dtypes.INTEGER for p in operation.outputs)
 
 
-declare(*(LTORCH[name] for name in ("div", "divide", "remainder", "fmod")), checks_data=_divides_integers)
+declare(*(LTORCH[name] for name in ("div", "remainder", "fmod")), checks_data=_divides_integers)
 declare(*(PRIMS[name] for name in ("remainder", "fmod")), checks_data=_divides_integers)
 declare(
     *(LTORCH[name] for name in (
-        "add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide", "floor_divide", "fmod",
-        "remainder", "copysign", "xlogy", "eq", "ne", "not_equal", "lt", "less", "le", "less_equal", "gt", "greater",
-        "ge", "greater_equal",
+        "add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "fmod", "remainder", "copysign", "xlogy",
+        "eq", "ne", "lt", "le", "gt", "ge",
     )),
     converts_numbers=(1,),  # not pow, which computes the powers of some numbers otherwise
 )  # fmt: skip

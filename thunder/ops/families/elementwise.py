@@ -79,12 +79,30 @@ def unary(
     symbol.samples(sampler)
     if vjp is not None:
         gradient_of_first(symbol, vjp)
-    return symbol
+    return named_alike(symbol)
+
+
+# other names of operations in PyTorch
+SYNONYMS = {
+    "abs": "absolute", "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
+    "atanh": "arctanh", "trunc": "fix", "neg": "negative", "mul": "multiply", "div": "divide", "sub": "subtract",
+    "atan2": "arctan2", "clamp": "clip", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater",
+    "ge": "greater_equal",
+}  # fmt: skip
 
 
 def spellings_of(name: str) -> tuple[Callable, ...]:
-    """torch.name and Tensor.name, where they exist."""
-    return tuple(f for space in (torch, torch.Tensor) if (f := getattr(space, name, None)) is not None)
+    """torch.name and Tensor.name, where they exist, and the same of a synonym."""
+    names = (name, SYNONYMS[name]) if name in SYNONYMS else (name,)
+    found = (getattr(space, n, None) for n in names for space in (torch, torch.Tensor))
+    return tuple(f for f in found if f is not None)
+
+
+def named_alike(symbol: Symbol) -> Symbol:
+    """An operation by its synonym as well."""
+    if symbol.name in SYNONYMS:
+        LTORCH[SYNONYMS[symbol.name]] = symbol
+    return symbol
 
 
 def _negated(d: dtypes.dtype) -> tuple[dtypes.dtype, dtypes.dtype]:
@@ -101,15 +119,15 @@ _FLOAT = {"promotes": Promotion.INT_TO_FLOAT}
 _FLOAT32 = {"promotes": Promotion.INT_TO_FLOAT, "autocast": "cuda:float32"}
 BOOL = {"promotes": Promotion.BOOL_RESULT}
 UNARY = {
-    "abs": {"promotes": Promotion.COMPLEX_TO_REAL}, "absolute": {"promotes": Promotion.COMPLEX_TO_REAL},
-    "acos": _FLOAT32 | {"domain": (-0.9, 0.9)}, "arccos": _FLOAT32 | {"domain": (-0.9, 0.9)},
-    "acosh": _FLOAT | {"domain": (1.1, 4.0)}, "arccosh": _FLOAT | {"domain": (1.1, 4.0)},
+    "abs": {"promotes": Promotion.COMPLEX_TO_REAL},
+    "acos": _FLOAT32 | {"domain": (-0.9, 0.9)},
+    "acosh": _FLOAT | {"domain": (1.1, 4.0)},
     "angle": {"promotes": Promotion.ANGLE},
-    "asin": _FLOAT32 | {"domain": (-0.9, 0.9)}, "arcsin": _FLOAT32 | {"domain": (-0.9, 0.9)},
-    "asinh": _FLOAT, "arcsinh": _FLOAT, "atan": _FLOAT, "arctan": _FLOAT,
-    "atanh": _FLOAT | {"domain": (-0.9, 0.9)}, "arctanh": _FLOAT | {"domain": (-0.9, 0.9)},
+    "asin": _FLOAT32 | {"domain": (-0.9, 0.9)},
+    "asinh": _FLOAT, "atan": _FLOAT,
+    "atanh": _FLOAT | {"domain": (-0.9, 0.9)},
     "bitwise_not": {"samples": "integer"},
-    "ceil": {}, "floor": {}, "trunc": {}, "fix": {}, "frac": {"samples": "float"},
+    "ceil": {}, "floor": {}, "trunc": {}, "frac": {"samples": "float"},
     "conj_physical": {},
     "cos": _FLOAT, "cosh": _FLOAT32, "sin": _FLOAT, "sinh": _FLOAT32, "tan": _FLOAT32 | {"domain": (-1.4, 1.4)},
     "tanh": _FLOAT,
@@ -123,7 +141,7 @@ UNARY = {
     "log": _FLOAT32 | {"domain": (0.1, 4.0)}, "log10": _FLOAT32 | {"domain": (0.1, 4.0)},
     "log1p": _FLOAT32 | {"domain": (-0.5, 4.0)},
     "log2": _FLOAT32 | {"domain": (0.1, 4.0)},
-    "neg": {"promotes": _negated}, "negative": {"promotes": _negated}, "positive": {},
+    "neg": {"promotes": _negated}, "positive": {},
     "reciprocal": _FLOAT32 | {"domain": (0.3, 4.0)}, "rsqrt": _FLOAT32 | {"domain": (0.1, 4.0)},
     "sqrt": _FLOAT | {"domain": (0.0, 4.0)},
     "sgn": {}, "sign": {}, "square": {"promotes": Promotion.BOOL_TO_INT, "autocast": "cuda:float32"},
@@ -131,23 +149,15 @@ UNARY = {
 # derivatives of the rows, as (cotangent g, result y, argument x) -> cotangent of x
 VJP: dict[str, Callable] = {
     "abs": lambda g, y, x: g * op("sgn")(x),
-    "absolute": lambda g, y, x: g * op("sgn")(x),
     "acos": lambda g, y, x: g * -op("rsqrt")(1 - x * x),
-    "arccos": lambda g, y, x: g * -op("rsqrt")(1 - x * x),
     "asin": lambda g, y, x: g * op("rsqrt")(1 - x * x),
-    "arcsin": lambda g, y, x: g * op("rsqrt")(1 - x * x),
     "atan": lambda g, y, x: g / (x * x + 1),
-    "arctan": lambda g, y, x: g / (x * x + 1),
     "atanh": lambda g, y, x: g * 1 / (1 - x * x),
-    "arctanh": lambda g, y, x: g * 1 / (1 - x * x),
     "asinh": lambda g, y, x: g * op("rsqrt")(x * x + 1),
-    "arcsinh": lambda g, y, x: g * op("rsqrt")(x * x + 1),
     "acosh": lambda g, y, x: g * op("rsqrt")(x * x - 1),
-    "arccosh": lambda g, y, x: g * op("rsqrt")(x * x - 1),
     "ceil": lambda g, y, x: op("zeros_like")(g),
     "floor": lambda g, y, x: op("zeros_like")(g),
     "trunc": lambda g, y, x: op("zeros_like")(g),
-    "fix": lambda g, y, x: op("zeros_like")(g),
     "sign": lambda g, y, x: op("zeros_like")(g),
     "frac": lambda g, y, x: g,
     "cos": lambda g, y, x: g * -op("sin")(x),
@@ -174,7 +184,6 @@ VJP: dict[str, Callable] = {
     "digamma": lambda g, y, x: g * op("polygamma")(1, x),
     "lgamma": lambda g, y, x: g * op("digamma")(x),
     "neg": lambda g, y, x: -g,
-    "negative": lambda g, y, x: -g,
     "positive": lambda g, y, x: g,
     "reciprocal": lambda g, y, x: -g * (y * y),
     "rsqrt": lambda g, y, x: -0.5 * g * op("pow")(y, 3),
@@ -239,11 +248,11 @@ def _no_complex_in_place(a):
         raise RuntimeError("In-place abs is not supported for complex tensors.")
 
 
-declare(*(LTORCH[n] for n in ("abs", "absolute", "conj_physical")), complex_derivative="as written")
+declare(LTORCH["abs"], LTORCH["conj_physical"], complex_derivative="as written")
 LTORCH["sgn"].complex_derivative = "PyTorch's"
 LTORCH["positive"].typed_by(_positive)
 LTORCH["conj_physical"].typed_by(lambda a: a if a.dtype.category < 3 else like(a))
-LTORCH["abs"].check_in_place = LTORCH["absolute"].check_in_place = _no_complex_in_place
+LTORCH["abs"].check_in_place = _no_complex_in_place
 alias(torch.Tensor.__abs__)(LTORCH["abs"])
 METHODS["__abs__"], METHODS["__neg__"], METHODS["__pos__"], METHODS["__invert__"] = (
     LTORCH[n] for n in ("abs", "neg", "positive", "bitwise_not")

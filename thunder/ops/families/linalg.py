@@ -8,6 +8,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from thunder.core.dtypes import int64
 from thunder.core.proxies import TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
@@ -18,7 +19,7 @@ from thunder.ops.families.data import convert
 from thunder.ops.families.shape import permute, reshape, unsqueeze
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device
-from thunder.ops.registry import LTORCH, alias, by_example, composite, declare, prim
+from thunder.ops.registry import LTORCH, alias, composite, declare, prim, torch_prim
 from thunder.ops.shape_rules import check_tensor, require, wrap_dim
 
 MATMUL = (OpTags.MATMUL_OP,)
@@ -138,7 +139,11 @@ def vdot(a, other):
     return dot(LTORCH["conj"](a) if a.dtype.category == 3 else a, other)
 
 
-vecdot = by_example(torch.linalg.vecdot, name="vecdot", autocast="lower")
+@torch_prim(torch.linalg.vecdot, autocast="lower")
+def vecdot(x, y, *, dim=-1):
+    shape = broadcast_shapes(x.shape, y.shape)
+    d = wrap_dim(dim, len(shape))
+    return like(x, (*shape[:d], *shape[d + 1 :]))
 
 
 @composite(torch.outer, torch.Tensor.outer, torch.ger, torch.Tensor.ger)
@@ -287,7 +292,13 @@ def _count(a, dims):
     return out
 
 
-multi_dot = by_example(torch.linalg.multi_dot, name="multi_dot", autocast="lower")
+@torch_prim(torch.linalg.multi_dot, autocast="lower")
+def multi_dot(tensors, *, out=None):
+    require(len(tensors) >= 2)
+    shape = tensors[0].shape
+    for t in tensors[1:]:
+        shape = _product_shape(shape, t.shape)
+    return like(tensors[0], shape)
 
 
 @alias(torch.chain_matmul)
@@ -322,7 +333,11 @@ def bilinear(input1, input2, weight, bias=None):
     return out if bias is None else out + bias
 
 
-linalg_cross = by_example(torch.linalg.cross, name="linalg_cross", autocast="cuda:widest")
+@torch_prim(torch.linalg.cross, autocast="cuda:widest")
+def linalg_cross(a, other, *, dim=-1):
+    shape = broadcast_shapes(a.shape, other.shape)
+    require(shape[wrap_dim(dim, len(shape))] == 3)
+    return like(a, shape, result_type(a, other))
 
 
 @alias(torch.cross, torch.Tensor.cross)
@@ -334,7 +349,10 @@ def cross(a, other, dim=None):
     return linalg_cross(a, other, dim=dim)
 
 
-trace = by_example(torch.trace, torch.Tensor.trace, autocast="cpu:float32")
+@torch_prim(torch.trace, torch.Tensor.trace, autocast="cpu:float32")
+def trace(a):
+    require(len(a.shape) == 2)
+    return like(a, (), a.dtype if a.dtype.category >= 2 else int64)
 
 
 # --- derivatives: the products that PyTorch's autograd computes

@@ -6,14 +6,18 @@ import math
 
 import torch
 
-from thunder.core.dtypes import real_of, to_dtype
-from thunder.core.proxies import like
+from thunder.core.dtypes import int64, real_of, to_dtype
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import OpTags
 from thunder.ops.families.data import convert
+from thunder.ops.families.factorizations import _CPU, matrices, square
 from thunder.ops.opaque import casts_inside
-from thunder.ops.registry import LTORCH, composite, declare
+from thunder.ops.promotion import broadcast_shapes
+from thunder.ops.registry import LTORCH, composite, declare, torch_prim
 from thunder.ops.shape_rules import require, wrap_dim, wrap_dims
+from thunder.ops.signature import without_none
 
-_CPU, _CUDA = "cpu:float32", "cuda:float32"
+_CUDA = "cuda:float32"
 ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
 
 
@@ -93,14 +97,29 @@ def cond(A, p=None):
         values = LTORCH["linalg_svdvals"](A)
         largest, smallest = (LTORCH["select"](values, -1, i) for i in (0, -1))
         return smallest / largest if p == -2 else largest / smallest
+    square(A)
     require(p in ORDERS)
     inverse, info = LTORCH["linalg_inv_ex"](A)
     singular = LTORCH["unsqueeze"](LTORCH["unsqueeze"](LTORCH["gt"](info, 0), -1), -1)
     return matrix_norm(A, p) * matrix_norm(LTORCH["masked_fill"](inverse, singular, math.inf), p)
 
 
+@torch_prim(
+    torch.linalg.matrix_rank,
+    name="linalg_matrix_rank",
+    autocast=_CPU,
+    tags=(OpTags.DETACHED,),
+    canonicalize=without_none,
+)
+def matrix_rank(A, tol=None, hermitian=False, *, atol=None, rtol=None):
+    if hermitian:
+        square(A)
+    batch, *_ = matrices(A)
+    return like(A, broadcast_shapes(batch, *(t.shape for t in (tol, atol, rtol) if isinstance(t, TensorProxy))), int64)
+
+
 # PyTorch composes these of the same operations
 declare(matrix_norm, linalg_norm, nuclear_norm, frobenius_norm, norm_except_dim, cond, differentiate_decomposition=True)
-declare(matrix_norm, linalg_norm, cond, synchronises=True)
+declare(matrix_norm, linalg_norm, cond, matrix_rank, synchronises=True)
 # PyTorch composes it of others, which autocast casts
 casts_inside(*frobenius_norm.torch_functions, *norm_except_dim.torch_functions)

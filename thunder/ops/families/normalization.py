@@ -39,7 +39,7 @@ from thunder.ops.families.shape import expand
 from thunder.ops.functionalize import inplace
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
-from thunder.ops.registry import LTORCH, alias, by_example, composite, declare, torch_prim
+from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.shape_rules import is_empty, numel, require, wrap_dim
 
 _EPS = {
@@ -414,13 +414,36 @@ def pairwise_distance(x1, x2, p=2.0, eps=1e-6, keepdim=False):
     return LTORCH["vector_norm"](x1 - x2 + eps, p, -1, keepdim)
 
 
-@torch_prim(torch.cdist, torch.functional.cdist, autocast="float32")
-def cdist(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
+def _cdist_meta(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
     require(len(x1.shape) >= 2 and len(x2.shape) >= 2 and x1.shape[-1] == x2.shape[-1])
     return like(x1, (*broadcast_shapes(x1.shape[:-2], x2.shape[:-2]), x1.shape[-2], x2.shape[-2]))
 
 
-pdist = by_example(torch.pdist, F.pdist, name="pdist", autocast="cuda:float32")
+@torch_prim(torch.cdist, torch.functional.cdist, autocast="float32")
+def cdist(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
+    return _cdist_meta(x1, x2, p)
+
+
+def _pdist_meta(a, p=2.0):
+    require(len(a.shape) == 2 and a.dtype.category == 2)
+    require(p >= 0)
+    return like(a, (a.shape[0] * (a.shape[0] - 1) // 2,))
+
+
+@composite(torch.pdist, F.pdist, meta=_pdist_meta, autocast="cuda:float32")
+def pdist(a, p=2.0):
+    """The distances of each row to those after it."""
+    pairs = LTORCH["triu_indices"](a.shape[0], a.shape[0], 1, device=a.device)
+    rows = [LTORCH["index_select"](a, 0, LTORCH["select"](pairs, 0, i)) for i in (0, 1)]
+    return LTORCH["vector_norm"](rows[0] - rows[1], p, -1)
+
+
+@pdist.vjp
+def _(a, p=2.0):
+    a = LTORCH["contiguous"](a)
+    y = pdist(a, p)
+    g = yield y
+    return (backward.pdist_backward(g, a, p, y),)
 
 
 @layer_norm.vjp

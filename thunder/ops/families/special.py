@@ -11,9 +11,10 @@ from thunder.core.symbol import OpTags
 from thunder.ops.corners import is_differentiated
 from thunder.ops.families.binary import binary
 from thunder.ops.families.elementwise import unary
+from thunder.ops.families.reductions import canonical_dims, reduced_shape
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.promotion import Promotion, broadcast_shapes, result_type, same_device, to_float
-from thunder.ops.registry import LTORCH, alias, by_example, composite, torch_prim
+from thunder.ops.registry import LTORCH, alias, composite, torch_prim
 from thunder.ops.shape_rules import require
 
 __all__ = ["igamma", "igammac", "mvlgamma", "isclose", "quantile", "nanquantile"]
@@ -55,7 +56,10 @@ igamma = binary("igamma", torch.igamma, torch.Tensor.igamma, torch.special.gamma
 igammac = binary("igammac", torch.igammac, torch.Tensor.igammac, torch.special.gammaincc, **_GAMMA)
 
 
-mvlgamma = by_example(torch.mvlgamma, torch.Tensor.mvlgamma, torch.special.multigammaln, name="mvlgamma")
+@torch_prim(torch.mvlgamma, torch.Tensor.mvlgamma, torch.special.multigammaln)
+def mvlgamma(a, p):
+    require(p >= 1)
+    return like(a, dtype=to_float(a.dtype))
 
 
 @alias(torch.Tensor.polygamma)
@@ -86,9 +90,26 @@ def isclose(a, b, rtol=1e-5, atol=1e-8, equal_nan=False):
     return LTORCH["logical_or"](equal, LTORCH["logical_and"](LTORCH["isfinite"](error), error <= allowed))
 
 
-quantile = by_example(torch.quantile, torch.Tensor.quantile, autocast="cpu:float32")
-nanquantile = by_example(torch.nanquantile, torch.Tensor.nanquantile, autocast="cpu:float32")
-renorm = by_example(torch.renorm, torch.Tensor.renorm, autocast="cuda:float32")
+def _quantile_meta(a, q, dim=None, keepdim=False, *, interpolation="linear"):
+    require(a.dtype in (dtypes.float32, dtypes.float64))
+    require(type(q) is not TensorProxy or (len(q.shape) <= 1 and q.dtype is a.dtype))
+    require(type(q) is TensorProxy or 0 <= q <= 1)
+    require(interpolation in ("linear", "lower", "higher", "midpoint", "nearest"))
+    several = q.shape if type(q) is TensorProxy else ()
+    return like(a, (*several, *reduced_shape(a, canonical_dims(a, dim), keepdim)))
+
+
+quantile = torch_prim(torch.quantile, torch.Tensor.quantile, name="quantile", autocast="cpu:float32")(_quantile_meta)
+nanquantile = torch_prim(torch.nanquantile, torch.Tensor.nanquantile, name="nanquantile", autocast="cpu:float32")(
+    _quantile_meta
+)
+
+
+@torch_prim(torch.renorm, torch.Tensor.renorm, autocast="cuda:float32")
+def renorm(a, p, dim, maxnorm):
+    require(len(a.shape) >= 2)
+    canonical_dims(a, dim)
+    return like(a)
 
 
 @torch_prim(torch.isin, tags=(OpTags.DETACHED,))

@@ -12,7 +12,7 @@ from thunder.core.symbol import Symbol
 from thunder.ops.backward import gradient_of_first, sum_to
 from thunder.ops.corners import drops_far_bounds, kept_at_bounds
 from thunder.ops.families.data import convert
-from thunder.ops.families.elementwise import broadcast_to, spellings_of
+from thunder.ops.families.elementwise import broadcast_to, named_alike, spellings_of
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device, to_float
 from thunder.ops.registry import LTORCH, alias, composite, prim
 from thunder.ops.shape_rules import require
@@ -114,25 +114,23 @@ def _beyond(kind: dtypes.dtype, bound) -> int:
     return (bound > limits.max) - (bound < limits.min)
 
 
-def _clamp(name: str) -> Symbol:
-    def decomposition(a, min=None, max=None):
-        kind = _elementwise_meta(a, *(x for x in (min, max) if x is not None)).dtype
-        out = convert(a, kind)  # an integer would wrap a bound around that a float has
-        for bound, compare, extreme in ((min, LTORCH["lt"], LTORCH["maximum"]), (max, LTORCH["gt"], LTORCH["minimum"])):
-            if _beyond(kind, bound) and drops_far_bounds():
-                continue
-            if type(bound) is TensorProxy:
-                out = extreme(out, convert(bound, kind))
-            elif type(bound) is float and math.isnan(bound):  # it is taken by all, as by the extremes
-                out = LTORCH["full_like"](out, bound)
-            elif bound is not None:
-                out = where(compare(out, bound), bound, out)
-        return out
-
-    return composite(*spellings_of(name), name=name, meta=_clamp_meta)(decomposition)
+@composite(*spellings_of("clamp"), meta=_clamp_meta)
+def clamp(a, min=None, max=None):
+    kind = _elementwise_meta(a, *(x for x in (min, max) if x is not None)).dtype
+    out = convert(a, kind)  # an integer would wrap a bound around that a float has
+    for bound, compare, extreme in ((min, LTORCH["lt"], LTORCH["maximum"]), (max, LTORCH["gt"], LTORCH["minimum"])):
+        if _beyond(kind, bound) and drops_far_bounds():
+            continue
+        if type(bound) is TensorProxy:
+            out = extreme(out, convert(bound, kind))
+        elif type(bound) is float and math.isnan(bound):  # it is taken by all, as by the extremes
+            out = LTORCH["full_like"](out, bound)
+        elif bound is not None:
+            out = where(compare(out, bound), bound, out)
+    return out
 
 
-clamp, clip = _clamp("clamp"), _clamp("clip")
+named_alike(clamp)
 
 
 def _both(a, b):
@@ -195,14 +193,13 @@ def _clamp_rule(symbol: Symbol, bounds) -> None:
         given = dict(zip(("min", "max"), (of_low, of_high), strict=True))
         return of_a, *(
             given[name]
-            for name in (("min", "max") if symbol in (clamp, clip) else (("min",) if symbol is clamp_min else ("max",)))
+            for name in (("min", "max") if symbol is clamp else (("min",) if symbol is clamp_min else ("max",)))
         )
 
     symbol.vjp(rule)
 
 
 _clamp_rule(clamp, lambda min=None, max=None: (min, max))
-_clamp_rule(clip, lambda min=None, max=None: (min, max))
 
 
 @composite(torch.clamp_min, torch.Tensor.clamp_min, meta=lambda a, min: _clamp_meta(a, min))

@@ -6,79 +6,27 @@ from __future__ import annotations
 import torch
 
 from thunder.core import dtypes
-from thunder.core.proxies import TensorProxy, like, map_structure
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import OpTags
 from thunder.ops.families.rearrange import diagonal
-from thunder.ops.registry import LTORCH, composite, torch_prim
+from thunder.ops.registry import LTORCH, by_example, composite, torch_prim
 from thunder.ops.shape_rules import require
 
 # ----------------------------------------------------------------------------------------------------------------
 # copies of views
 
 
-def _copy(a: TensorProxy) -> TensorProxy:
-    return LTORCH["clone"](a, memory_format=torch.contiguous_format)
-
-
-def _slice(a, dim=0, start=None, end=None, step=1):
-    return LTORCH["getitem"](a, (*(slice(None),) * (dim % max(len(a.shape), 1)), slice(start, end, step)))
-
-
-def _split_with_sizes(a, split_sizes, dim=0):
-    return LTORCH["split"](a, list(split_sizes), dim)
-
-
-def _expand(a, size, *, implicit=False):
-    return LTORCH["expand"](a, size)
-
-
-# by the copy's name without `_copy`, the view
-_VIEWS = {
-    "alias": lambda a: a,
-    "as_strided": lambda a, size, stride, storage_offset=None: LTORCH["as_strided"](a, size, stride, storage_offset),
-    "diagonal": lambda a, offset=0, dim1=0, dim2=1: diagonal(a, offset, dim1, dim2),
-    "expand": _expand,
-    "narrow": lambda a, dim, start, length: LTORCH["narrow"](a, dim, start, length),
-    "permute": lambda a, dims: LTORCH["permute"](a, dims),
-    "select": lambda a, dim, index: LTORCH["select"](a, dim, index),
-    "slice": _slice,
-    "split": lambda a, split_size, dim=0: LTORCH["split"](a, split_size, dim),
-    "split_with_sizes": _split_with_sizes,
-    "squeeze": lambda a, dim=None: LTORCH["squeeze"](a) if dim is None else LTORCH["squeeze"](a, dim),
-    "t": lambda a: LTORCH["t"](a),
-    "transpose": lambda a, dim0, dim1: LTORCH["transpose"](a, dim0, dim1),
-    "unbind": lambda a, dim=0: LTORCH["unbind"](a, dim),
-    "unfold": lambda a, dimension, size, step: LTORCH["unfold"](a, dimension, size, step),
-    "unsqueeze": lambda a, dim: LTORCH["unsqueeze"](a, dim),
-    "view": lambda a, size: LTORCH["view"](a, size),
-    "view_as_complex": lambda a: LTORCH["view_as_complex"](a),
-    "view_as_real": lambda a: LTORCH["view_as_real"](a),
-}
-
-
-def _view_copy(name: str, view) -> None:
-    functions = [f for space in (torch, torch.Tensor) if (f := getattr(space, f"{name}_copy", None)) is not None]
-
-    def meta(a, *args, **kwargs):
-        viewed = view(like(a), *args, **kwargs)
-        return map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, viewed)
-
-    def decomposition(*args, **kwargs):
-        return map_structure(lambda x: _copy(x) if isinstance(x, TensorProxy) else x, view(*args, **kwargs))
-
-    symbol = composite(*functions, name=f"{name}_copy", autocast=LTORCH[name].autocast if name in LTORCH else None)(
-        decomposition
-    )
-    symbol.parameters, symbol.defaults = Symbol(name, view).parameters, Symbol(name, view).defaults
-
-
-for _name, _view in _VIEWS.items():
-    _view_copy(_name, _view)
+for _name in (
+    "alias as_strided diagonal expand narrow permute select slice split split_with_sizes squeeze t transpose unbind "
+    "unfold unsqueeze view view_as_complex view_as_real"
+).split():
+    _functions = [f for space in (torch, torch.Tensor) if (f := getattr(space, f"{_name}_copy", None)) is not None]
+    by_example(*_functions, name=f"{_name}_copy", autocast=LTORCH[_name].autocast if _name in LTORCH else None)
 
 
 @composite(torch.detach_copy, tags=(OpTags.DETACHED,))
 def detach_copy(a):
-    return _copy(a)
+    return LTORCH["clone"](a, memory_format=torch.contiguous_format)
 
 
 # --- what shows conjugates or negatives, written out: the tensor itself where it shows none, which its type can say

@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from thunder import compat
+from thunder.core.dtypes import int64
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol
+from thunder.ops import backward
 from thunder.ops.backward import gradient_of_first
 from thunder.ops.opaque import casts_inside
-from thunder.ops.registry import LTORCH, alias, by_example, composite
+from thunder.ops.registry import LTORCH, alias, composite, torch_prim
 from thunder.ops.shape_rules import pair, require
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -65,7 +67,26 @@ def _fractional(rank: int) -> Symbol:
     name = f"fractional_max_pool{rank}d"
     function = getattr(compat.nn_bindings, name)
 
-    symbol = by_example(function, name=name, autocast="cpu:float32")
+    def meta(a, kernel_size, output_size, random_samples):
+        k, sizes = pair(kernel_size, rank), pair(output_size, rank)
+        require(
+            len(a.shape) in (rank + 1, rank + 2)
+            and not any(n + w - 1 > m for n, w, m in zip(sizes, k, a.shape[-rank:], strict=True))
+        )
+        require(random_samples.dtype is a.dtype)
+        require(random_samples.shape == (1 if len(a.shape) == rank + 1 else a.shape[0], a.shape[-rank - 1], rank))
+        shape = (*a.shape[:-rank], *sizes)
+        return like(a, shape), like(a, shape, int64)
+
+    symbol = torch_prim(function, name=name, autocast="cpu:float32")(meta)
+    symbol.nondifferentiable = (1,)
+    kernel = backward.kernel(f"{name}_backward", "default", lambda g, a, *options: like(a))
+
+    @symbol.vjp
+    def _(a, kernel_size, output_size, random_samples):
+        y, indices = symbol(a, kernel_size, output_size, random_samples)
+        g, _ = yield y, indices
+        return (kernel(g, a, list(pair(kernel_size, rank)), list(pair(output_size, rank)), indices),)
 
     @alias(getattr(F, f"{name}_with_indices"))
     def with_indices(a, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
