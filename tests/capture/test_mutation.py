@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import thunder
-from thunder.ops import memory
+from thunder.ops.functionalize import memory
 
 X = torch.arange(16.0).reshape(4, 4)
 PROGRAMS = {}

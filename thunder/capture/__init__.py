@@ -42,7 +42,7 @@ from thunder.distributed.placement import Placement, check_all_placed, placement
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
 from thunder.interpreter import UnsupportedError, release
-from thunder.ops.collectives import wait
+from thunder.ops.families.collectives import wait
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 from thunder.transforms.base import asked, check_replaced, transform_traces

@@ -10,7 +10,7 @@ import torch
 
 from thunder.core.proxies import TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol
-from thunder.ops import inplace
+from thunder.ops.functionalize import inplace
 from thunder.ops.infer import as_torch
 
 

@@ -31,7 +31,7 @@ from thunder.extend.debugging import breakpoint_line
 from thunder.interpreter import attributes
 from thunder.interpreter.builtin_calls import FRAME_CALLS
 from thunder.interpreter.host import PROTOCOL_CALLS
-from thunder.ops import random
+from thunder.ops.families import random
 from thunder.ops.opaque_values import CONSTRUCTORS
 from thunder.ops.tensor_values import as_number
 

@@ -55,7 +55,7 @@ from thunder.errors import CaptureError
 from thunder.interpreter import Host
 from thunder.interpreter.attributes import plain_attribute
 from thunder.ops import autocast
-from thunder.ops.memory import Memory
+from thunder.ops.functionalize.memory import Memory
 from thunder.ops.torch_types import from_tensor_dtype
 
 handlers.install()

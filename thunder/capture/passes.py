@@ -22,8 +22,8 @@ import types
 from itertools import repeat
 from pathlib import Path
 
-from thunder.extend import disk_cache
 from thunder.options import C_COMPILER
+from thunder.runtime import disk_cache
 
 GONE = (AttributeError, LookupError, ValueError)  # what is raised where nothing is; the last by an empty cell
 

@@ -16,10 +16,10 @@ from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, map_structure
 from thunder.core.symbol import recording
 from thunder.distributed.placement import placement_of
-from thunder.ops import inplace
-from thunder.ops.define import LTORCH
-from thunder.ops.memory import are_disjoint, grad_enabled, is_unseen, part_shown
+from thunder.ops.functionalize import inplace
+from thunder.ops.functionalize.memory import are_disjoint, grad_enabled, is_unseen, part_shown
 from thunder.ops.opaque_values import is_unusual
+from thunder.ops.registry import LTORCH
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 

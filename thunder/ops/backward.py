@@ -15,8 +15,8 @@ from thunder import compat
 from thunder.core.proxies import NumberProxy, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
 from thunder.core.utils import has_triton
-from thunder.ops.define import LTORCH, PRIMS, declare, torch_prim
 from thunder.ops.layout import empty_rows, is_dense
+from thunder.ops.registry import LTORCH, PRIMS, declare, torch_prim
 
 __all__ = ["sum_to", "kernel", "gradient_of_first", "op", "formula", "times_cotangent"]
 
@@ -117,7 +117,7 @@ def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.T
             else torch.mul(gradient, cotangent, out=empty_rows(gradient, gradient.shape))
         )
     if gradient.is_cuda and has_triton() and (rows := _rows(gradient)) is not None:
-        from thunder.ops.scale_kernel import scale
+        from thunder.ops.families.scale_kernel import scale
 
         scale(rows, cotangent)
         return gradient
@@ -149,7 +149,6 @@ embedding_backward = kernel(
 )
 
 
-pdist_backward = kernel("_pdist_backward", "default", lambda g, a, p, y: like(a))
 logit_backward = kernel("logit_backward", "default", _like_first)
 hardshrink_backward = kernel("hardshrink_backward", "default", _like_first)
 softshrink_backward = kernel("softshrink_backward", "default", _like_first)

@@ -1,11 +1,11 @@
-"""Arguments that tests call the operations of `thunder/ops/elementwise.py` and `binary.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/elementwise.py` and `binary.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.binary import div, divide, rsub, subtract
-from thunder.ops.elementwise import frexp, round
+from thunder.ops.families.binary import div, divide, rsub, subtract
+from thunder.ops.families.elementwise import frexp, round
 
 
 @round.samples

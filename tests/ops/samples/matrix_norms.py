@@ -1,15 +1,15 @@
-"""Arguments that tests call the operations of `thunder/ops/matrix_norms.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/matrix_norms.py` with."""
 
 from __future__ import annotations
 
 import math
 
-from thunder.ops.matrix_norms import (
+from thunder.ops import LTORCH
+from thunder.ops.families.matrix_norms import (
     cond,
     frobenius_norm,
     linalg_norm,
     matrix_norm,
-    matrix_rank,
     norm_except_dim,
     nuclear_norm,
 )
@@ -58,7 +58,7 @@ def _(make):
     yield make(3, 3), -2
 
 
-@matrix_rank.samples
+@LTORCH["linalg_matrix_rank"].samples
 def _(make):
     yield (make(2, 4, 3),)
     yield (make(3, 3),), {"hermitian": True, "rtol": 0.5}
@@ -81,6 +81,6 @@ def _(make):
     yield make(3, 4), "fro"
 
 
-@matrix_rank.error_samples
+@LTORCH["linalg_matrix_rank"].error_samples
 def _(make):
     yield (make(3),)

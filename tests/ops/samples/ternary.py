@@ -1,4 +1,4 @@
-"""Arguments that tests call the operations of `thunder/ops/ternary.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/ternary.py` with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from thunder.ops.ternary import (
+from thunder.ops.families.ternary import (
     addcdiv,
     addcmul,
     clamp,

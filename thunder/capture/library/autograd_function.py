@@ -13,8 +13,9 @@ from thunder.capture import containers
 from thunder.capture.library.functional import separate
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.pytree import tree_flatten
+from thunder.core.rewrite import renamed
 from thunder.core.symbol import BoundSymbol, Recorder, Symbol, adopt, current_recorder
-from thunder.transforms.levels import renamed, typed
+from thunder.transforms.levels import typed
 
 
 class FunctionContext:

@@ -19,6 +19,7 @@ from thunder.capture.library import hooks
 from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.regions import leading_to
+from thunder.core.rewrite import renamed
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.distributed.placement import synchronizes
@@ -28,7 +29,7 @@ from thunder.ops import LTORCH
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch_dtype
 from thunder.transforms.autodiff import Linearization
 from thunder.transforms.derivative import Derivative
-from thunder.transforms.levels import renamed, typed
+from thunder.transforms.levels import typed
 from thunder.transforms.phases import marked
 
 

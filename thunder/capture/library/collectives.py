@@ -1,9 +1,9 @@
 """Collectives that a program calls: `torch.distributed`'s, which write to their arguments, its functional ones, and
 those of `torch.distributed.nn`.
 
-They become the operations of `thunder.ops.collectives`, so that they have derivatives where PyTorch has none. What
-starting one gives is an object of the program: its `wait()` writes what came. What is no collective of all ranks of a
-group (send, barrier, objects) would be left out when the program runs again: it is refused.
+They become the operations of `thunder.ops.families.collectives`, so that they have derivatives where PyTorch has
+none. What starting one gives is an object of the program: its `wait()` writes what came. What is no collective of all
+ranks of a group (send, barrier, objects) would be left out when the program runs again: it is refused.
 """
 
 from __future__ import annotations
@@ -19,8 +19,16 @@ from thunder.core.proxies import TensorProxy, map_structure
 from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
 from thunder.ops import LTORCH
-from thunder.ops.collectives import all_gather, all_reduce, all_to_all, broadcast, group_of, reduce_scatter, wait
-from thunder.ops.inplace import overwrite
+from thunder.ops.families.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    group_of,
+    reduce_scatter,
+    wait,
+)
+from thunder.ops.functionalize.inplace import overwrite
 
 
 class Work:

@@ -19,9 +19,9 @@ from thunder import compat
 from thunder.capture.tensors import is_leaf
 from thunder.core.codegen import OBJECT_NAMES
 from thunder.core.proxies import TensorProxy, like
+from thunder.core.rewrite import renamed_value
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.interpreter.attributes import plain_attribute
-from thunder.transforms.levels import renamed_value
 
 
 class Hook:

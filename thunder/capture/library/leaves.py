@@ -10,7 +10,7 @@ import torch
 from thunder import compat
 from thunder.capture.tensors import is_leaf
 from thunder.core.proxies import TensorProxy, number_value
-from thunder.ops.inplace import copy_
+from thunder.ops.functionalize.inplace import copy_
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 

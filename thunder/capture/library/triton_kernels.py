@@ -19,7 +19,7 @@ from typing import Any
 
 from thunder.capture.ask import IDENTITY
 from thunder.core.proxies import NumberProxy, TensorProxy, map_structure
-from thunder.ops.mutating import call_mutating
+from thunder.ops.functionalize.mutating import call_mutating
 
 
 def launchers() -> dict[Callable, Callable]:
