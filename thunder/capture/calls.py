@@ -25,7 +25,7 @@ from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import TensorProxy, map_structure, settled
 from thunder.core.symbol import Symbol
 from thunder.interpreter import NULL, text
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.attributes import NATIVE_METHODS, type_attribute
 from thunder.ops import inplace_of, lookup
 
 
@@ -68,8 +68,11 @@ def _call_object(c, f, t: type, args, kwargs):
     # a compiled function: its original becomes part of this program
     if type_attribute(t, "_lc_cd") is not NULL and not isinstance(f, torch.nn.Module):
         return call(c, _original(c, f), args, kwargs)
-    if c.lookup(t, "__call__") is NULL:
+    found = c.lookup(t, "__call__")
+    if found is NULL:
         return f(*args, **kwargs)  # raises
+    if type(found) in NATIVE_METHODS and found.__name__ != "__call__":  # `__call__ = dict.get`
+        return call(c, found, [f, *args], kwargs)
     if native_module(t.__module__) and lookup(f) is not None:
         return record(c, f, args, kwargs)
     if (definition := higher_order.definition_of(f)) is not None:

@@ -378,7 +378,8 @@ def _changes(s, look: Look) -> list[tuple]:
 
 
 def _changed_dict(s: dict, was: dict, original, source) -> list[tuple]:
-    if [k for k in s if k in was] != [k for k in was if k in s]:  # the order of what stayed changed
+    written = [k for k in was if k in s] + [k for k in s if k not in was]  # what is new is written behind what stayed
+    if list(s) != written:
         return [("replacedict", original, source, None, dict(s))]
     out = [("delitem", original, source, k, None) for k in was if k not in s]
     return out + [("item", original, source, k, v) for k, v in s.items() if k not in was or was[k] is not v]

@@ -62,8 +62,10 @@ def call_special(host, method, value, args, name):
     kind = type(method)
     if kind is FUNCTION:
         return host.call(method, [value, *args], {})
-    if kind in NATIVE_METHODS or kind is types.NoneType:  # which raises
-        return method(value, *args)
+    if kind is types.NoneType:
+        return method(value, *args)  # raises
+    if kind in NATIVE_METHODS:  # under another name, as in `__getattr__ = dict.get`, it is any call
+        return method(value, *args) if method.__name__ == name else host.call(method, [value, *args], {})
     return host.call(bind(host, method, value, type(value), name), list(args), {})
 
 
@@ -204,7 +206,7 @@ _PROPERTY, _STATICMETHOD, _CLASSMETHOD, _CACHED = (
 def store_attr(host, value, name, new):
     """`value.name = new`."""
     writer = host.lookup(type(value), "__setattr__")
-    if type(writer) is types.WrapperDescriptorType:
+    if type(writer) is types.WrapperDescriptorType and writer.__name__ == "__setattr__":
         set_attribute(host, value, name, new)
     else:
         call_special(host, writer, value, [name, new], "__setattr__")
@@ -227,7 +229,7 @@ def set_attribute(host, value, name, new):
 def delete_attr(host, value, name):
     """`del value.name`."""
     remover = host.lookup(type(value), "__delattr__")
-    if type(remover) is types.WrapperDescriptorType:
+    if type(remover) is types.WrapperDescriptorType and remover.__name__ == "__delattr__":
         remove_attribute(host, value, name)
     else:
         call_special(host, remover, value, [name], "__delattr__")
