@@ -69,7 +69,7 @@ _MODULES = (
 )
 
 __all__ = sorted([*_MODULES, *(name for names in _FROM.values() for name in names)])
-# what Lightning Thunder's users know it by
+# names of Lightning Thunder, loaded on demand
 _OF_LIGHTNING = {
     "thunder.compat.lightning": (
         "grad", "Plugin", "pytorch_executor", "sdpa_executor", "apex_executor", "nvfuser_executor", "cudnn_executor",

@@ -1,4 +1,4 @@
-"""`Compiled`: what `thunder.jit` makes of a function, its compiled programs, and what happens at a call."""
+"""`Compiled`: a compiled function, its programs, and the way of a call."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Compiled:
         self.documents: tuple[dict, ...] = ()  # programs that `thunder.load` read
         self.replaced: Compiled | None = None  # of a module: the forward that a library has put there
         self.module: Callable = lambda: None  # the ThunderModule that calls it, held weakly
-        # what stands in the place of the module's parameters and buffers
+        # the tensors in the place of the module's parameters and buffers
         self.overrides: tuple[dict[str, torch.Tensor], ...] = ({}, {}) if isinstance(fn, torch.nn.Module) else ()
         if not isinstance(fn, torch.nn.Module):
             functools.update_wrapper(self, fn, updated=())
@@ -123,7 +123,7 @@ class Compiled:
                     try:
                         values = entry.computation_fn(*inputs)
                     except OtherPath as left:
-                        other = left.with_traceback(None)  # which holds what the program has computed
+                        other = left.with_traceback(None)  # which holds the program's values
                     except Exception as error:
                         if not self._fails_over(entry, error):
                             raise
@@ -160,7 +160,7 @@ class Compiled:
             found = self._cache.fitting(self.fn, modes, args, kwargs, facts, [])
             if found is not None and not found[0].path and not found[0].from_disk:
                 return found
-            entry = self._compile(modes, args, kwargs)  # which says what path the call goes
+            entry = self._compile(modes, args, kwargs)  # which knows the path of the call
             for known in self.programs if found is not None else ():
                 if known.from_disk:
                     continue  # which has no bound symbols to look at
@@ -170,8 +170,8 @@ class Compiled:
             return entry, self._inputs(entry, args, kwargs)
 
     def with_open_capture(self, modes: tuple, args: tuple, kwargs: dict, look: Callable) -> tuple[Any, CacheEntry]:
-        """A new entry for a call with these arguments, and what `look` says of it before its capture is closed. Nothing
-        runs, and the entry is not remembered."""
+        """A new entry for a call with these arguments, and the result of `look` for it, before its capture is closed.
+        Nothing runs, and the entry is not remembered."""
         found: list = []
         with self._lock:
             entry = self._compile(modes, args, kwargs, look=lambda entry: found.append(look(entry)))
@@ -321,7 +321,7 @@ class Compiled:
         """An entry, the inputs of its computation, and whether it was compiled for this call. log: gets what host calls
         give that capture makes.
 
-        A str where the original function is to run: what to warn of then.
+        A str where the original function is to run: the text of the warning.
         """
         stats, clock = self.stats, time.perf_counter_ns
         start = clock()
@@ -398,7 +398,8 @@ class Compiled:
         self._warn_once(text, RecompileWarning, "full")
 
     def _facts(self, modes: tuple, args: tuple, kwargs: dict) -> dict:
-        """What the index notes of a call; nothing under torch-function modes of the user's, which would see it."""
+        """The facts that the index notes of a call; nothing under torch-function modes of the user's, which would see
+        it."""
         return {} if compat.function_modes_in(modes) else facts_of(self.fn, args, kwargs)
 
     def _inputs(self, entry: CacheEntry, args: tuple, kwargs: dict) -> tuple:
@@ -465,7 +466,7 @@ class Compiled:
         if location is not None:
             add_location(error, location)
 
-    # --- copies keep function and options, and drop what was compiled
+    # --- copies keep function and options, and drop programs
     def __deepcopy__(self, memo):
         return Compiled(copy.deepcopy(self.fn, memo), self.options)
 
@@ -490,7 +491,7 @@ def _is_lazy(module: torch.nn.Module) -> bool:
 
 
 def _by_name(fn: Any) -> Any:
-    """What stands in a module where `fn` says that it was defined."""
+    """The object under the name and module that `fn` gives as its own."""
     found = sys.modules.get(getattr(fn, "__module__", None) or "")
     for name in getattr(fn, "__qualname__", "<locals>").split("."):
         found = getattr(found, name, None)

@@ -1,4 +1,4 @@
-"""From a captured computation to the program that runs: the list of passes, and what runs them."""
+"""From a captured computation to the program that runs: the list of passes, and the functions that run it."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ __all__ = [
 
 # facts, beside those of `thunder.extend.passes`
 JOINT = "joint"  # a backward that is asked for stands behind its forward
-PLAN = "plan"  # it is known what backwards recompute, and nothing is copied yet
+PLAN = "plan"  # the recomputed values are chosen, and nothing is copied yet
 CUT = "cut"  # forward and backward are programs of their own
-FUSIBLE = "fusible"  # fusion executors may make regions of what has no executor yet
+FUSIBLE = "fusible"  # fusion executors may make regions of operations without an executor
 UNDELETED = "undeleted"  # no value is deleted yet
 
 

@@ -70,7 +70,7 @@ class Compilation(NamedTuple):
             numbers = any(changing.values())
             try:
                 return self._run_with(changing)
-            except Exception:  # noqa: BLE001 - without the symbolic numbers it succeeds, or raises for what it is
+            except Exception:  # noqa: BLE001 - without symbolic numbers it succeeds, or raises its own error
                 if not numbers:
                     raise
             return self._run_with({place: None for place, values in changing.items() if values is None})
@@ -121,8 +121,8 @@ def changing_numbers(entries: Sequence[CacheEntry]) -> dict[str, set | None]:
 
     They are those that earlier captures saw written (None), and those of other numbers, with the values they had.
     """
-    found: dict[str, set | None] = {}
+    seen: dict[str, set] = {}
     for entry in entries:
         for place, value in entry.captured.constant_numbers.items():
-            found.setdefault(place, set()).add(value)
-    return found | {place: None for entry in entries for place in entry.captured.effects}
+            seen.setdefault(place, set()).add(value)
+    return {**seen, **{place: None for entry in entries for place in entry.captured.effects}}

@@ -1,4 +1,4 @@
-"""One compiled program: from what capture found to the functions that a call runs."""
+"""One compiled program: from a captured program to the functions that a call runs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class CacheEntry:
         something else than at capture: its answer is another one."""
         try:
             return self._questions(fn, args, kwargs)
-        except Exception as error:  # noqa: BLE001 - whatever what stands there now raises
+        except Exception as error:  # noqa: BLE001 - whatever the objects there raise now
             return f"a question that the prologue asks raised {type(error).__name__}: {error}"
 
     def __str__(self) -> str:
@@ -108,8 +108,8 @@ def _takes_locks(fn: Callable, args: tuple, kwargs: dict) -> str:
 
 
 class Lowered(NamedTuple):
-    """The traces of a computation and of its backward, and what a call runs. executed: see `CacheEntry`. connection:
-    how the two belong to autograd, None without a backward."""
+    """The traces of a computation and of its backward, and the function that a call runs. executed: see `CacheEntry`.
+    connection: how the two belong to autograd, None without a backward."""
 
     computation_traces: list[Trace]
     backward_traces: list[Trace]
@@ -120,15 +120,15 @@ class Lowered(NamedTuple):
 
 @dataclass(frozen=True)
 class Connection:
-    """How a forward and its backward belong to autograd, in what can be written down.
+    """How a forward and its backward belong to autograd, in values that can be written to a file.
 
-    result: the text of `result(inputs, outputs)`, the structure that the program returns; objects: what it names.
-    own: places of outputs that are detached from what they are views of; shown: the same of saved tensors.
+    result: the text of `result(inputs, outputs)`, the structure that the program returns; objects: by name, those in
+    it. own: places of outputs that are detached from their bases; shown: the same of saved tensors.
     requires_grad: of each output. inputs, random, dense, names: see `connected`. fuses: whether kernels know the types
     they were made for.
 
-    variants: the backward for the case that no cotangents come for some outputs. computation, cut: what it all was made
-    of.
+    variants: the backward for the case that no cotangents come for some outputs. computation, cut: the captured
+    program and its joint trace.
     """
 
     result: str
@@ -165,7 +165,7 @@ class Variants:
 def lower_captured(
     captured: Captured, given: JitOptions, modes: tuple, model: Any = None, watch: Callable = lambda trace, run: run
 ) -> CacheEntry:
-    """Run the passes on a captured program, and make a cache entry for calls in `modes` of what they leave.
+    """Run the passes on a captured program, and make a cache entry for calls in `modes`.
 
     model: the compiled module that is called, which transforms are shown. watch: see `lowered`.
     """
@@ -179,7 +179,7 @@ def lower_captured(
 def lowered(
     captured: Captured, given: JitOptions, modes: tuple, watch: Callable[[Trace, Callable], Callable]
 ) -> Lowered:
-    """What the passes make of a captured program. watch: for each trace and its function, what runs in its place."""
+    """Run the passes on a captured program. watch: for each trace and its function, the function that runs instead."""
     options, executed = asked_for(captured.computation, given), list[Trace]()
 
     def program(trace: Trace) -> Callable:
@@ -217,7 +217,8 @@ def not_differentiable(run: Callable, modes: tuple, any_input_requires_grad: boo
 def _with_numbers_put_back(function: Callable, computation: Trace) -> Callable:
     """`function`, which draws no numbers where it leaves for another path: that draws them again."""
     drawing = [b for b in computation.bound_symbols if not b.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE))]
-    devices = {to_torch_device(o.device) for b in drawing for o in b.outputs if isinstance(o, TensorProxy)}
+    results = [o for b in drawing for o in b.outputs if isinstance(o, TensorProxy)]
+    devices = {device for o in results if (device := to_torch_device(o.device)) is not None}
     own = {id(x): x for b in drawing for x in leaves((b.args, b.kwargs)) if type(x) is torch.Generator}
     if not devices and not own:
         return function

@@ -1,4 +1,4 @@
-"""What a compiled function remembers of its calls: counters, times, programs, and why it was compiled again."""
+"""Statistics of a compiled function: counters, times, programs, and reasons to compile again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thunder.errors import HELP
 
 __all__ = ["RECORDS", "Recompilation", "CompileStats", "Traces", "REASONS", "section_of_reason"]
 
-# sections of the page about troubles, each with what reasons of its kind say; the first that fits
+# sections of the troubleshooting page, each with a pattern of its reasons; the first that fits
 REASONS = (
     ("no-caching", r"^(no caching|first call)$"),
     ("another-path", r"^another path: "),

@@ -1,4 +1,4 @@
-"""Which compiled program a call tries first: an index of cache entries by what tells them apart.
+"""The index of cache entries: it chooses the program that a call tries first, by facts in which entries differ.
 
 The prologue of an entry alone decides whether the entry fits. The index only orders the entries, so a wrong guess costs
 time and changes nothing. It does not look into prologues: it notes facts of the call that each entry was compiled for
@@ -71,7 +71,7 @@ def item(v: Any, key: Any) -> Any:
 
 
 def attribute(v: Any, name: str) -> Any:
-    """What an object's own `__dict__` holds, read without the class."""
+    """A value of an object's own `__dict__`, read without its class."""
     try:
         return object.__getattribute__(v, "__dict__").get(name)
     except AttributeError:
@@ -83,7 +83,7 @@ def owner(v: Any) -> Any:
 
 
 def cell(v: Any, index: int) -> Any:
-    """What a closure holds at a place, None where that is empty."""
+    """The content of a closure cell, None where it is empty."""
     try:
         return v.__closure__[index].cell_contents
     except (AttributeError, TypeError, IndexError, ValueError):
@@ -127,7 +127,7 @@ def identity(v: Any) -> int:
 
 
 STEPS: dict[str, Callable] = {f.__name__: f for f in (item, attribute, owner, cell, global_of)}
-# in the order in which they are taken into a key: what is rarely another one without a reason comes first
+# in the order in which they are taken into a key: questions whose answers rarely differ come first
 QUESTIONS: dict[str, Callable] = {f.__name__: f for f in (shape, kind, value, length, strides, identity)}
 _RANK = {name: rank for rank, name in enumerate(QUESTIONS)}
 
@@ -143,7 +143,7 @@ class Fact(NamedTuple):
 
 
 def _parts(place: str, v: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, with the expressions that find it."""
+    """The parts of an object, with the expressions that find them."""
     t = type(v)
     if id(t) in SEQUENCES:
         yield from ((f"item({place}, {i})", x) for i, x in enumerate(v[:WIDTH]))
@@ -175,7 +175,7 @@ def _questions(v: Any) -> tuple[str, ...]:
 
 
 def facts_of(fn: Callable, args: tuple, kwargs: dict) -> dict[Fact, Any]:
-    """What a call looks like, as far as `DEPTH`, `WIDTH` and `FACTS` go.
+    """The facts of a call, as far as `DEPTH`, `WIDTH` and `FACTS` go.
 
     No code of the user's runs, and no argument is kept alive.
     """
@@ -289,7 +289,7 @@ class _Node:
         return found
 
     def _choose(self) -> None:
-        """Asks a question that divides the entries, where there is one, in the place of what was asked."""
+        """Asks a question that divides the entries, where there is one, in the place of the question before."""
         self.ask, self.fact, self.answers, self.rest = None, None, {}, None
         newest = self.known[::-1]
         pairs = ((one, other) for i, one in enumerate(newest[:PAIRED]) for other in newest[i + 1 :])

@@ -1,4 +1,4 @@
-"""What happens while programs are compiled, through Python's `logging`: `THUNDER_LOGS=recompiles,guards,passes`.
+"""Logs of compilations, through Python's `logging`: `THUNDER_LOGS=recompiles,guards,passes`.
 
 Each topic is a logger, `thunder.recompiles` and so on. The variable has them written to stderr; a program that sets up
 `logging` itself gives them the level INFO.

@@ -34,11 +34,12 @@ class ProgramCache:
         """The entry that fits a call, with the inputs of its computation; `reasons` gets those why others do not."""
         for entry in self.by_last_use(modes):
             inputs = entry.inputs(fn, args, kwargs)
-            if type(inputs) is tuple:
-                self.tables[modes].learn(entry, facts)
-                entry.used = self.stats.calls
-                return entry, inputs
-            reasons.append(inputs)
+            if isinstance(inputs, str):
+                reasons.append(inputs)
+                continue
+            self.tables[modes].learn(entry, facts)
+            entry.used = self.stats.calls
+            return entry, inputs
         return None
 
     def first_reason(self, modes: tuple) -> list[str]:

@@ -1,9 +1,9 @@
-"""Tiers: a program runs at once, and what a compiler makes of it comes in between calls (`tiers="background"`).
+"""Tiers: a program runs at once, and a compiler's kernels come in between calls (`tiers="background"`).
 
 The first tier is the program without the executors that compile ahead: PyTorch's kernels, and whatever needs no
 compiler. When it has run for the first time, the second tier is lowered and compiled in the background, for arguments
 that lie in memory as that call's. Calls do not wait for it. Forward and backward of a call are of one tier, since each
-tier is a program of its own, with what it saves.
+tier is a program of its own, with its own saved values.
 
 On the CPU the clock decides which one stays. `TIMED` calls of each are measured, the first one of each left out: the
 median of the forward's times and that of the backward's. A second tier that is slower is given back. One that cannot be
@@ -64,7 +64,8 @@ def _second(captured: Captured, options: JitOptions) -> JitOptions | None:
     executors = options.executors
     if options.default_executors and _on_cpu(program):
         inductor = get_executor("inductor")
-        executors = add_executor_lists((inductor,) if inductor.unavailable() is None else (), executors)
+        if inductor is not None and inductor.unavailable() is None:
+            executors = add_executor_lists((inductor,), executors)
     return dataclasses.replace(options, executors=executors) if any(e.compiles_ahead for e in executors) else None
 
 
@@ -74,7 +75,7 @@ def _on_cpu(program: Trace) -> bool:
 
 
 def _lowered_again(captured: Captured, options: JitOptions, modes: tuple, watch: Callable) -> Lowered:
-    """Raises RuntimeError where that decides by sizes what the prologue does not check."""
+    """Raises RuntimeError where passes decide by sizes that the prologue does not check."""
     with captured.decisions.anew({}) as made:
         found = lowered(captured, options, modes, watch)
     if made:
@@ -185,7 +186,7 @@ class Tiers:
             entry.take(self._kept)
         for other in (self.first, self.second):
             other.program = self._kept if other is tier else None
-        self._lower, self._executors = _nothing, ()  # these hold what was captured
+        self._lower, self._executors = _nothing, ()  # these hold the captured program
         return tier
 
     def _compile(self, strides: dict[str, tuple]) -> None:

@@ -29,17 +29,9 @@ from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
 
 __all__ = [
-    "HostProxy",
-    "Log",
-    "call_function",
-    "call_method",
-    "beginning_with",
-    "host_call",
-    "kind_of",
-    "logged",
-    "taken_from_log",
-    "with_log",
-]
+    "HostProxy", "Log", "call_function", "call_method", "beginning_with", "host_call", "kind_of", "logged",
+    "taken_from_log", "with_log",
+]  # fmt: skip
 
 
 for _kind in (types.BuiltinFunctionType, types.FunctionType):

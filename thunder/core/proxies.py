@@ -32,36 +32,11 @@ from thunder.core.values import BINARY_DUNDERS, METHODS, AnyProxy, CollectionPro
 from thunder.errors import DataDependentError
 
 __all__ = [
-    "Proxy",
-    "TensorProxy",
-    "FutureTensorProxy",
-    "NumberProxy",
-    "IntegerProxy",
-    "FloatProxy",
-    "UnbackedNumber",
-    "Condition",
-    "AnyProxy",
-    "CollectionProxy",
-    "METHODS",
-    "RELATIONS",
-    "leaves",
-    "like",
-    "concrete",
-    "settled",
-    "number_value",
-    "element_count",
-    "type_string",
-    "proxies_in",
-    "has_numbers",
-    "numbers_in",
-    "extreme",
-    "converted",
-    "Size",
-    "equal_counts",
-    "equal_shapes",
-    "same_shape",
-    "map_structure",
-]
+    "Proxy", "TensorProxy", "FutureTensorProxy", "NumberProxy", "IntegerProxy", "FloatProxy", "UnbackedNumber",
+    "Condition", "AnyProxy", "CollectionProxy", "METHODS", "RELATIONS", "leaves", "like", "concrete", "settled",
+    "number_value", "element_count", "type_string", "proxies_in", "has_numbers", "numbers_in", "extreme",
+    "converted", "Size", "equal_counts", "equal_shapes", "same_shape", "map_structure",
+]  # fmt: skip
 
 
 class TensorProxy(Proxy):

@@ -99,6 +99,6 @@ def renamed_operation(operation: BoundSymbol, table: dict[Proxy, Proxy], name: C
 
 def renamed_value(value: Proxy, name: str) -> Proxy:
     """A copy of a value under another name."""
-    new = value.replace() if isinstance(value, (TensorProxy, UnbackedNumber)) else type(value)("")
+    new = value.replace() if isinstance(value, (TensorProxy, UnbackedNumber)) else type(value)("")  # pyright: ignore[reportCallIssue]
     new.name = name
     return new

@@ -101,13 +101,8 @@ class Symbol(Definition):
         super().__init__()
         self.name, self.module, self.meta, self.decomposition, self.is_prim = name, module, meta, decomposition, is_prim
         self.id = id if id is not None else f"{module}.{name}" if module else name
-        self.tags, self.fn, self.executor, self.python_printer, self.is_fusion = (
-            frozenset(tags),
-            fn,
-            executor,
-            python_printer,
-            is_fusion,
-        )
+        self.tags, self.fn, self.executor = frozenset(tags), fn, executor
+        self.python_printer, self.is_fusion = python_printer, is_fusion
         self.autocast: str | None = None
         self.torch_functions: tuple = ()
         self.canonicalize: Callable | None = None
@@ -219,6 +214,7 @@ class Symbol(Definition):
 
     def _check_dtype(self, context: Context, args, kwargs, inputs: list, outputs: list) -> None:
         """Refuse what PyTorch computes in the default dtype that the program has set: it runs under the call's."""
+        assert context.default_dtype is not None, "the program has set it"
         stated = any(isinstance(x, dtypes.dtype) for x in leaves((args, kwargs)))
         floats = any(p.dtype.category >= 2 for p in inputs if type(p) is TensorProxy)
         if not stated and not floats and any(o.dtype.category >= 2 for o in outputs if type(o) is TensorProxy):

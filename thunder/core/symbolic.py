@@ -15,17 +15,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 __all__ = [
-    "Expression",
-    "Computed",
-    "Decisions",
-    "Facts",
-    "symbol",
-    "constant",
-    "apply",
-    "hold",
-    "APPLICATIONS",
+    "Expression", "Computed", "Decisions", "Facts", "symbol", "constant", "apply", "hold", "APPLICATIONS",
     "RELATIONS",
-]
+]  # fmt: skip
 
 RELATIONS: dict[str, Callable] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,

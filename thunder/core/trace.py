@@ -16,19 +16,9 @@ from thunder.core.proxies import Proxy, proxies_in
 from thunder.core.symbol import BoundSymbol, Context, Names, Recorder, current_recorder, detached, recording
 
 __all__ = [
-    "Trace",
-    "TraceCtx",
-    "ForwardBackward",
-    "TraceBuilder",
-    "TraceInfo",
-    "TraceTag",
-    "from_trace",
-    "tracectx",
-    "detached_trace",
-    "is_tracing",
-    "timed_pass",
-    "headed",
-]
+    "Trace", "TraceCtx", "ForwardBackward", "TraceBuilder", "TraceInfo", "TraceTag", "from_trace", "tracectx",
+    "detached_trace", "is_tracing", "timed_pass", "headed",
+]  # fmt: skip
 
 
 class TraceTag(enum.Enum):

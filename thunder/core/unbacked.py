@@ -35,18 +35,9 @@ from thunder.core.symbol import UNBACKED, BoundSymbol, Names, OpTags, Recorder, 
 from thunder.errors import DataDependentError
 
 __all__ = [
-    "fresh_size",
-    "made_number",
-    "assume",
-    "check_shapes",
-    "as_size",
-    "read_sizes",
-    "with_sizes",
-    "typed_by_examples",
-    "size_symbol",
-    "check_sizes",
-    "check_condition",
-]
+    "fresh_size", "made_number", "assume", "check_shapes", "as_size", "read_sizes", "with_sizes",
+    "typed_by_examples", "size_symbol", "check_sizes", "check_condition",
+]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------ operations that make numbers

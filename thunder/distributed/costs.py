@@ -1,4 +1,4 @@
-"""What programs cost that are not run: memory and time of execution traces on a machine that is described by a few
+"""Projected costs of programs: memory and time of execution traces on a machine that is described by a few
 figures.
 
 Memory is a walk along the operations: results are allocated, views and waits show what others hold, `del` frees. Time

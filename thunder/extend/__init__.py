@@ -45,12 +45,8 @@ class Implementation:
         execution_transform: Callable | None,
         grad_transform: Callable | None = None,
     ):
-        self.symbol, self.checker, self.execution_transform, self.grad_transform = (
-            symbol,
-            checker,
-            execution_transform,
-            grad_transform,
-        )
+        self.symbol, self.checker = symbol, checker
+        self.execution_transform, self.grad_transform = execution_transform, grad_transform
 
     @property
     def executes(self) -> bool:

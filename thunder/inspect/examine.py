@@ -1,4 +1,4 @@
-"""`thunder.examine`: can this program be compiled, and what is in it?"""
+"""`thunder.examine`: the operations, fusions and saved values of a program."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ class SavedValue:
     """One value that the forward saves for the backward.
 
     kind: its type as traces print it. nbytes: of its storage, 0 where the storage is an argument's or was counted
-    before, None for a piece of PyTorch's autograd graph, which does not say, and for what is of a data-dependent size.
-    operation: what made it, "argument" for what is passed in. location: (file, line, function, source line) of the
+    before, None for a piece of PyTorch's autograd graph, which does not say, and for tensors of a data-dependent size.
+    operation: its producer, "argument" for an argument. location: (file, line, function, source line) of the
     user's code.
     """
 
@@ -140,11 +140,13 @@ class SavedValue:
 
 
 class SavedValues(tuple):
-    """What the last call of a compiled function saved for its backward, the largest first. Printed as a table."""
+    """The values that the last call of a compiled function saved for its backward, the largest first. Prints a
+    table."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of distinct storages, without those of arguments, and without what PyTorch's own derivatives keep."""
+        """Bytes of distinct storages, without those of arguments, and without the graphs of PyTorch's own
+        derivatives."""
         return sum(v.nbytes or 0 for v in self)
 
     def __str__(self) -> str:
@@ -170,8 +172,8 @@ def _is_known(value: Proxy) -> bool:
 
 
 def saved_for_backward(compiled: Callable) -> SavedValues:
-    """What the last call of a compiled function or module saved for its backward: name, type, bytes, the operation that
-    made it and the user's line.
+    """The values that the last call of a compiled function or module saved for its backward: name, type, bytes, the
+    operation that made it and the user's line.
 
     Raises TypeError where `compiled` was not compiled or not called yet. Empty where nothing required grad.
     """

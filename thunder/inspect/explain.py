@@ -1,5 +1,4 @@
-"""`thunder.explain`: what of a program runs on the host or waits for it, at which lines of the user's, and what it
-costs."""
+"""`thunder.explain`: the work of a program on the host, and its waits for the host, by the user's lines, with costs."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class Explained(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """What `thunder.explain` found. milliseconds: of the second of two calls, all in all."""
+    """The result of `thunder.explain`. milliseconds: of the second of two calls, all in all."""
 
     found: tuple[Explained, ...]
     milliseconds: float
@@ -66,7 +65,7 @@ class Explanation(NamedTuple):
 
 
 class _Measured(Transform):
-    """Takes the times of what runs on the host, and of what waits for it."""
+    """Takes the times of operations that run on the host or wait for it."""
 
     exact: ClassVar[bool] = True
 
@@ -95,8 +94,7 @@ class _Measured(Transform):
 
 
 def explained(entry: CacheEntry, seconds: Mapping[int, float]) -> Iterator[Explained]:
-    """What a program does besides computing on the device, in its order. seconds: by the id of a bound symbol, what it
-    took."""
+    """The work of a program besides computing on the device, in its order. seconds: by the id of a bound symbol."""
     for b in entry.computation_traces[-1].bound_symbols:
         if (kind := _kind(b)) is None:
             continue
@@ -143,7 +141,7 @@ def _bytes(kind: str, b: BoundSymbol) -> int:
 
 
 def explain(fn: Callable, /, *args: Any, **kwargs: Any) -> Explanation:
-    """What `fn(*args, **kwargs)` does on the host, or waits for: decisions by data, values that are read, host calls,
+    """The work of `fn(*args, **kwargs)` on the host and its waits: decisions by data, values that are read, host calls,
     opaque operations, and why the original function runs where it does. `fn`: compiled, or what thunder.jit takes.
 
     Calls `fn` twice, with all effects: the first call compiles, and the second one is measured.

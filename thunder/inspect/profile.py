@@ -24,14 +24,16 @@ from torch.profiler import ProfilerActivity, record_function
 
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.cost import estimated_time, nbytes
+from thunder.api import compiled_or_jit
 from thunder.cache.entry import CacheEntry
-from thunder.compiled import Compiled, compiled_of
+from thunder.compiled import Compiled
 from thunder.core.codegen import Printer, function_source, line_owners
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.tables import table
 from thunder.core.trace import Trace, TraceTag
 from thunder.errors import CaptureError, OptionError
+from thunder.inspect.queries import compiled_function
 from thunder.programs.entry import text_only
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.partition import unpack_sequence
@@ -313,7 +315,7 @@ def profiler_ranges(fn: Callable) -> Iterator[None]:
 
     Raises TypeError where `fn` is not compiled.
     """
-    compiled = _compiled(fn)
+    compiled = compiled_function(fn)
 
     def name(trace: Trace, number: int) -> str:
         b = trace.bound_symbols[number]
@@ -337,10 +339,7 @@ def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
     Calls `fn` 11 to 45 times, with all effects: a training step trains. Raises CaptureError where the original function
     runs, or where calls run programs that others do not run.
     """
-    from thunder.api import jit
-
-    compiled = compiled_of(fn) or compiled_of(jit(fn))
-    assert compiled is not None, "thunder.jit makes something compiled"
+    compiled = compiled_or_jit(fn)
 
     def step() -> tuple[float, CacheEntry]:
         calls, started = {id(p): p.calls for p in compiled.programs}, _now()
@@ -386,13 +385,6 @@ def check_symbols(entry: CacheEntry) -> None:
 
 
 _REMEDY = "profile calls that are compiled and go one way; thunder.explain says what runs on the host"
-
-
-def _compiled(fn: Any) -> Compiled:
-    found = compiled_of(fn)
-    if found is None:
-        raise TypeError(f"{fn!r} is not a compiled function or module: thunder.jit makes one")
-    return found
 
 
 def _now() -> float:

@@ -38,7 +38,8 @@ class CompileData:
         self.is_module = not isinstance(compiled.fn, type(compile_data)) and hasattr(compiled.fn, "named_parameters")
 
 
-def _compiled(fn: Any) -> Compiled:
+def compiled_function(fn: Any) -> Compiled:
+    """The compiled function behind `fn`. Raises TypeError where it is not compiled."""
     found = compiled_of(fn)
     if found is None:
         name = getattr(fn, "__name__", type(fn).__name__)
@@ -50,7 +51,7 @@ _LOWER = "compiled.lower(*args) for the program"
 
 
 def _called(fn: Any) -> Compiled:
-    compiled = _compiled(fn)
+    compiled = compiled_function(fn)
     if compiled.stats.last_entry is None:
         raise TypeError(f"{compiled!r} was not called yet, so there is nothing to show: call it, or ask {_LOWER}")
     return compiled
@@ -90,22 +91,22 @@ def last_epilogue_traces(fn: Any) -> Traces:
 
 
 def cache_option(fn: Any) -> CACHE_OPTIONS:
-    return _compiled(fn).options.cache
+    return compiled_function(fn).options.cache
 
 
 def cache_hits(fn: Any) -> int:
     """How many calls ran a program that was there."""
-    return _compiled(fn).stats.cache_hits
+    return compiled_function(fn).stats.cache_hits
 
 
 def cache_misses(fn: Any) -> int:
     """How many calls had to compile."""
-    return _compiled(fn).stats.cache_misses
+    return compiled_function(fn).stats.cache_misses
 
 
 def list_transforms(fn: Any) -> list:
     """The transforms given to thunder.jit."""
-    return list(_compiled(fn).options.transforms)
+    return list(compiled_function(fn).options.transforms)
 
 
 class CompiledPath(NamedTuple):
@@ -133,13 +134,13 @@ class CompiledPaths(list[CompiledPath]):
 
 def last_paths(fn: Any) -> CompiledPaths:
     """The paths that `fn` was compiled to, in that order: what each decides by data, and how many calls went it."""
-    return CompiledPaths(CompiledPath(p.path, p.calls, p) for p in _compiled(fn).programs)
+    return CompiledPaths(CompiledPath(p.path, p.calls, p) for p in compiled_function(fn).programs)
 
 
 def last_recompile_reasons(fn: Any) -> list[str]:
     """Why the last call that compiled could not use what was there: one reason in words for each program, the most
     recent first."""
-    return list(_compiled(fn).stats.last_compile_reasons)
+    return list(compiled_function(fn).stats.last_compile_reasons)
 
 
 def last_entry(fn: Any) -> CacheEntry:
@@ -184,7 +185,7 @@ def print_last_interpreter_log(
 
 def last_compile_options(fn: Any, /) -> None:
     """Prints which compile options were used, with the reason they were asked for, and which were not."""
-    options = _compiled(fn).options
+    options = compiled_function(fn).options
     used = {k: v for k, v in options.used_compile_options.items() if k in options.compile_options}
     unused = [k for k in options.compile_options if k not in used]
     print("Used compile options:" if used else "No used options")

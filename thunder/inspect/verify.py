@@ -28,8 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from thunder.api import jit
-from thunder.compiled import compiled_of
+from thunder.api import compiled_or_jit
 from thunder.core.proxies import NumberProxy
 from thunder.errors import OptionError
 from thunder.inspect.verification.comparison import Comparison, Report
@@ -51,7 +50,7 @@ def verify(fn: Callable, *args: Any, steps: int = 1, **kwargs: Any) -> Report:
     """
     if type(steps) is not int or steps < 1:
         raise OptionError(f"thunder.verify(steps={steps!r}): valid: a number of calls, at least 1")
-    compiled = compiled_of(fn) or compiled_of(jit(fn))
+    compiled = compiled_or_jit(fn)
     found: list[Comparison] = []
     for step in range(steps):
         with generators_restored():

@@ -200,8 +200,8 @@ class _Program:
 
 
 def connected(
-    forward: Callable, backward: Callable, rebuild: Callable, requires_grad: list[bool], *, make_without: Callable,
-        make_batched: Callable, make_again: Callable,
+    forward: Callable, backward: Callable, rebuild: Callable, requires_grad: list[bool | None], *,
+        make_without: Callable, make_batched: Callable, make_again: Callable,
     inputs: Sequence, random: Sequence | None, dense: Sequence[int], decisions: Decisions, names: Sequence[str],
 ) -> Callable:  # fmt: skip
     """A function from the inputs of a program to its result, connected to autograd.

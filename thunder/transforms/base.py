@@ -23,16 +23,9 @@ from thunder.extend import Executor, add_executor_lists, resolve_executors
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 __all__ = [
-    "Transform",
-    "HOOKS",
-    "check_transforms",
-    "with_executors_of",
-    "asked",
-    "transform_traces",
-    "with_parameter",
-    "connected",
-    "check_replaced",
-]
+    "Transform", "HOOKS", "check_transforms", "with_executors_of", "asked", "transform_traces", "with_parameter",
+    "connected", "check_replaced",
+]  # fmt: skip
 
 
 class Transform:

@@ -9,7 +9,7 @@ from thunder.core.rewrite import Rewriter, decomposed, rewrite
 from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
 from thunder.core.trace import Trace, timed_pass
 from thunder.errors import MissingImplementationError
-from thunder.extend import Executor, Implementation
+from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
 
 __all__ = ["dispatch", "decompose_lists", "fuse", "dispatch_left"]
@@ -98,7 +98,10 @@ def _place(
                 left[operation] = None
                 return out.write(operation)
         elif found is not None and found.executes and executor.get_fuel():
-            return _implement(operation, executor, found, executors, out, left)
+            if found.execution_transform is not None:
+                return _rewrite(operation, executor, found.execution_transform, executors, out, left)
+            assert found.symbol is not None, "an implementation has a symbol or an execution transform"
+            return out.write(operation.replace(sym=found.symbol, subsymbols=(operation,)))
         if symbol.executor is executor:
             return out.write(operation)
     if symbol.python_printer is not None:
@@ -116,20 +119,6 @@ def _place(
     for sub in operation.subsymbols:
         _place(out.current(sub), executors, out, left)
     out.alias(operation.aliases)
-
-
-def _implement(
-    operation: BoundSymbol,
-    executor: Executor,
-    found: Implementation,
-    executors: tuple[Executor, ...],
-    out: Rewriter,
-    left: dict[BoundSymbol, None],
-) -> None:
-    if found.execution_transform is None:
-        assert found.symbol is not None, "an implementation has a symbol or an execution transform"
-        return out.write(operation.replace(sym=found.symbol, subsymbols=(operation,)))
-    _rewrite(operation, executor, found.execution_transform, executors, out, left)
 
 
 def _rewrite(

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.cost import nbytes
-from thunder.analysis.flow import producers
+from thunder.analysis.flow import live_ins, producers
 from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import Proxy, TensorProxy, element_count
 from thunder.core.regions import leading_to
@@ -126,13 +126,8 @@ class _Loss:
         """Whether moving a value saves a pass over memory: the value and one of its operands are large, and it does not
         depend on reductions of long rows."""
         assert isinstance(value, TensorProxy), "fused operations make tensors"
-        made = {o for operation in self.early for o in operation.outputs}
-        read = [
-            i
-            for operation in leading_to(tuple(self.early), [value])
-            for i in operation.inputs
-            if i not in made and isinstance(i, TensorProxy)
-        ]
+        operands = live_ins(leading_to(tuple(self.early), [value]))
+        read = [i for i in operands if isinstance(i, TensorProxy)]
         return (
             nbytes(value) >= SMALLEST
             and any(2 * nbytes(i) >= nbytes(value) for i in read)

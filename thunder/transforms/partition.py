@@ -9,6 +9,7 @@ from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from thunder.analysis.aliases import alias_bases
+from thunder.analysis.flow import live_ins
 from thunder.core.codegen import Printer
 from thunder.core.proxies import (
     AnyProxy,
@@ -32,18 +33,10 @@ from thunder.transforms.phases import phases
 from thunder.transforms.recompute import recompute
 
 __all__ = [
-    "partition",
-    "saved_collections",
-    "has_effect",
-    "modified_in_place",
-    "read_by_products",
-    "views_of_outputs",
-    "without_overwritten",
-    "ForwardBackward",
-    "split_into_forward_and_backward",
-    "forward_and_backward_from_trace",
+    "partition", "saved_collections", "has_effect", "modified_in_place", "read_by_products", "views_of_outputs",
+    "without_overwritten", "ForwardBackward", "split_into_forward_and_backward", "forward_and_backward_from_trace",
     "ForwardBackwardTraces",
-]
+]  # fmt: skip
 
 
 def partition(joint: Trace) -> Trace:
@@ -65,12 +58,11 @@ def partition(joint: Trace) -> Trace:
         table = {value: copy.output for value, copy in copies.items()}
         backward_operations = [b.swap(table) for b in backward_operations]
         gradients = tuple(table.get(g, g) for g in gradients)
-    made = {o for b in backward_operations for o in b.outputs} | set(cotangents)
-    read = dict.fromkeys(i for b in backward_operations for i in b.inputs if i not in made)
-    read |= dict.fromkeys(g for g in gradients if isinstance(g, Proxy) and g not in made)
-    tensors = [p for p in read if isinstance(p, TensorProxy)]
+    given = set(cotangents)
+    saved = [p for p in live_ins(backward_operations, gradients) if p not in given]
+    tensors = [p for p in saved if isinstance(p, TensorProxy)]
     arguments = set(a for a in joint.args if isinstance(a, Proxy))
-    others = [p for p in read if not isinstance(p, TensorProxy)] + _numbers(joint, backward_operations)
+    others = [p for p in saved if not isinstance(p, TensorProxy)] + _numbers(joint, backward_operations)
     outputs = [
         o
         for o in dict.fromkeys(proxies_in(returned, []))

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thunder.analysis.aliases import alias_bases, may_view
+from thunder.analysis.aliases import alias_bases
 from thunder.analysis.cost import nbytes
-from thunder.analysis.flow import producers
+from thunder.analysis.flow import live_ins, producers
 from thunder.analysis.lifetimes import last_uses
 from thunder.core.proxies import Proxy, TensorProxy, map_structure
 from thunder.core.rewrite import renamed_operation
@@ -34,9 +34,8 @@ def unstack_saved(trace: Trace) -> Trace:
 
 def _unstacked(trace: Trace, number: int) -> Trace:
     forward, starts, backward, update, returned = phases(trace, number)
-    made = {o for b in (*starts, *backward) for o in b.outputs}
-    read = dict.fromkeys(i for b in backward for i in b.inputs) | dict.fromkeys(returned)
-    saved = [p for p in read if isinstance(p, TensorProxy) and p not in made]
+    cotangents = {b.output for b in starts}
+    saved = [p for p in live_ins(backward, returned) if isinstance(p, TensorProxy) and p not in cotangents]
     last = last_uses([*forward, *starts, *backward], returned, alias_bases(backward, maybe=True).__getitem__)
     again = _parts_of_stacks(forward, saved, {a for a in trace.args if isinstance(a, Proxy)}, last)
     if not again:
@@ -59,10 +58,11 @@ def _parts_of_stacks(
     joins = [b for b in operations if b.sym is LTORCH["stack"]]
     if not joins:
         return []
-    views = {o: b for o, b in producers(operations).items() if may_view(b) and len(b.inputs) == 1}
-    left: dict[Proxy, dict] = {}  # what is saved, by whose memory it may be
+    bases = alias_bases(operations, maybe=True)
+    views = {o: b for o, b in producers(operations).items() if o in bases}
+    left: dict[Proxy, dict] = {}  # saved values by the bases that they may have
     for o in saved:
-        left.setdefault(_base(o, views), {})[o] = None
+        left.setdefault(bases[o], {})[o] = None
     again: list[BoundSymbol] = []
     for join in reversed(joins):
         whole = join.outputs[0]
@@ -73,7 +73,7 @@ def _parts_of_stacks(
         parts = [
             (part, operation)
             for part, operation in _parts(join)
-            if _alone(part, left.get(base := _base(part, views))) and base not in arguments
+            if _alone(part, left.get(base := bases[part])) and base not in arguments
         ]
         late = _late(join, [part for part, _ in parts], max(last[user] for user in users), operations, last)
         parts = [(part, operation) for part, operation in parts if part not in late]
@@ -83,7 +83,7 @@ def _parts_of_stacks(
             again += [operation for operation in _way(user, whole, views) if operation not in again]
         left[whole] = {whole: None}
         for part, operation in parts:
-            if left.pop(_base(part, views), None) is not None:
+            if left.pop(bases[part], None) is not None:
                 again.append(operation)
     return again
 
@@ -99,13 +99,6 @@ def _late(
     return late if beside * (end - operations.index(join)) < held else set()
 
 
-def _base(o: Proxy, views: dict[Proxy, BoundSymbol]) -> Proxy:
-    """The value whose memory `o` may share."""
-    while o in views:
-        o = views[o].inputs[0]
-    return o
-
-
 def _alone(o: Proxy, kept: dict[Proxy, None] | None) -> bool:
     """Whether `o` is the only one in `kept`. Proxies are compared by identity: == is an operation of the program."""
     return kept is not None and len(kept) == 1 and next(iter(kept)) is o
@@ -116,7 +109,7 @@ def _way(o: Proxy, base: Proxy, views: dict[Proxy, BoundSymbol]) -> list[BoundSy
     way = []
     while o is not base:
         way.append(views[o])
-        o = views[o].inputs[0]
+        o = next(i for i in views[o].inputs if isinstance(i, TensorProxy))
     return way[::-1]
 
 

@@ -32,7 +32,7 @@ def _function(name: str) -> type[torch.autograd.Function]:
         return a.view_as(a)
 
     made = type("Printed", (torch.autograd.Function,), {"forward": staticmethod(forward)})
-    made._backward_cls.__name__ = name
+    made._backward_cls.__name__ = name  # type: ignore[attr-defined]  # autograd.Function's metaclass makes it
     return made
 
 
@@ -98,8 +98,11 @@ _FEW = 1 << 16  # elements of an example
 
 
 def _example(p: TensorProxy, strides: tuple | None) -> torch.Tensor:
-    shape, options = tuple(map(number_value, p.shape)), {"dtype": to_torch_dtype(p.dtype)}
-    made = torch.zeros(shape, **options) if strides is None else torch.empty_strided(shape, strides, **options).zero_()
+    shape, dtype = tuple(map(number_value, p.shape)), to_torch_dtype(p.dtype)
+    if strides is None:
+        made = torch.zeros(shape, dtype=dtype)
+    else:
+        made = torch.empty_strided(shape, strides, dtype=dtype).zero_()
     return made.to(to_torch_device(p.device)).requires_grad_(p.requires_grad)
 
 
@@ -107,6 +110,7 @@ def _name(operation: BoundSymbol, examples: dict[Proxy, torch.Tensor], value: Te
     def example(x):
         return examples[x] if isinstance(x, Proxy) else number_value(x) if isinstance(x, NumberProxy) else as_torch(x)
 
+    assert operation.sym.fn is not None, "the program runs the operation"
     with torch.random.fork_rng(devices=[]):
         result = operation.sym.fn(*map_structure(example, operation.args), **map_structure(example, operation.kwargs))
     found: dict[Proxy, object] = {}

@@ -10,19 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 __all__ = [
-    "Atom",
-    "Extent",
-    "Undecided",
-    "at_least",
-    "divides",
-    "floor",
-    "common",
-    "hint",
-    "quotient",
-    "text",
-    "tuple_text",
-    "value_of",
-]
+    "Atom", "Extent", "Undecided", "at_least", "divides", "floor", "common", "hint", "quotient", "text",
+    "tuple_text", "value_of",
+]  # fmt: skip
 
 
 class Undecided(Exception):
