@@ -22,7 +22,7 @@ REASONS = (
     ("other-dimensions", r" had \d+ dimensions, has "),
     ("other-sizes", r"\.shape\[\d+\]"),
     ("other-kinds-of-tensor", r"\.(dtype|device|requires_grad|layout|is_\w+\(\)|stride\(\)) was "
-     r"| was a \w+, is |^what kind of tensor "),
+     r"| was a \w+, is | is another kind of tensor than "),
     ("other-types", r" was of type "),
     ("other-containers", r"^len\(|^the (keys|elements|content) of | held .*, does not$| holds .* now$"),
     ("other-code", r"^(the code|a default argument) of "),

@@ -51,8 +51,8 @@ def _read_number(v, kind: str):
 
 @functools.cache
 def _number_kind(function, place: int | str, as_list: bool) -> str | None:
-    """What a function of PyTorch's takes at a place, or by a keyword: "int", "SymInt", "Scalar", or None where it may
-    take a tensor, or no number."""
+    """The kind of number that a function of PyTorch's takes at a place, or by a keyword: "int", "SymInt", "Scalar", or
+    None where it may take a tensor, or no number."""
     kinds = _kinds(function, place)
     if any("Tensor" in kind for kind in kinds):
         return None

@@ -1,4 +1,4 @@
-"""Operations: what user code sees of a tensor, and calls of torch functions, which are recorded."""
+"""Operations: a tensor as user code sees it, and calls of torch functions, which are recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thunder.capture.examples import checked
 from thunder.capture.expose import as_operand, expose
 from thunder.capture.library import backward, gradients, hooks, leaves
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module, parts_of, plain_base
+from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module, plain_base
 from thunder.capture.number_places import with_numbers
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
 from thunder.capture.tensors import has_new_history
@@ -35,7 +35,7 @@ from thunder.core.proxies import (
 )
 from thunder.errors import SharpEdgeError, SharpEdgeWarning, with_section
 from thunder.interpreter import NULL, sequences
-from thunder.interpreter.attributes import in_python, plain_attribute, type_attribute
+from thunder.interpreter.attributes import in_python, parts_of, plain_attribute, type_attribute
 from thunder.ops import lookup
 from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -79,7 +79,8 @@ def _shape(p: TensorProxy):
 
 
 def size(numbers) -> torch.Size | Size:
-    return (Size if any(isinstance(n, NumberProxy) for n in numbers) else torch.Size)(numbers)
+    symbolic = not set(map(type, numbers)) <= {int} and any(isinstance(n, NumberProxy) for n in numbers)
+    return (Size if symbolic else torch.Size)(numbers)
 
 
 _STATED = {
@@ -95,7 +96,7 @@ _OF_HISTORY = {"is_leaf", "grad_fn"}
 
 
 def tensor_attribute(c, p: TensorProxy, n: str):
-    """What user code sees of a tensor."""
+    """An attribute of a tensor, as user code sees it."""
     if n in _STATED:
         return _STATED[n](c, c.recorder.latest(p))
     if n == "grad":
@@ -249,7 +250,8 @@ def _lifted(c, v, typed: bool):
     return v.item() if isinstance(v, numpy.generic) and not typed else map_structure(c.lift, v)
 
 
-# make tensors of what they are given
+_OF_HOST = {HostProxy, host_lines.HostMethod}
+# functions that make tensors of their arguments
 _OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
 
 
@@ -266,7 +268,7 @@ def record(c, function, args, kwargs) -> Any:
         found = function(*args, **kwargs)
         c.synchronize()
         return found
-    if any(type(a) in (HostProxy, host_lines.HostMethod) for a in (*args, *kwargs.values())):
+    if not _OF_HOST.isdisjoint(map(type, (*args, *kwargs.values()))):
         return host_lines.run(c, function, args, kwargs)
     if function in LAYOUT_QUESTIONS:
         return answer(c, function, args, kwargs)
@@ -281,18 +283,12 @@ def record(c, function, args, kwargs) -> Any:
         return opaque_values.apply(c, function, args, kwargs)
     if lookup(function) is not None:
         return checked(c, function, args, kwargs, lambda: call_torch(function, tuple(args), kwargs))
-    getter = plain_attribute(function, "__self__")
-    if (
-        getter is not None
-        and plain_attribute(function, "__name__", "") == "__get__"
-        and args
-        and type(args[0]) is TensorProxy
-    ):
+    getter = plain_attribute(function, "__self__") if plain_attribute(function, "__name__", "") == "__get__" else None
+    if getter is not None and args and type(args[0]) is TensorProxy:
         return tensor_attribute(c, args[0], getter.__name__)
     if isinstance(function, (types.MethodDescriptorType, types.BuiltinFunctionType)):
-        return opaque_values.note(
-            c, checked(c, function, args, kwargs, lambda: call_torch(function, tuple(args), kwargs))
-        )
+        result = checked(c, function, args, kwargs, lambda: call_torch(function, tuple(args), kwargs))
+        return opaque_values.note(c, result)
     return opaque_values.note(c, call_torch(function, tuple(args), kwargs))
 
 
@@ -351,11 +347,11 @@ def formatted_text(c, text: str, values):
 _WARNED: dict = {}  # once a site
 
 
-def sharp_edge(c, what: str) -> None:
+def sharp_edge(c, reason: str) -> None:
     """Something that a compiled program cannot repeat: listed, warned about, or an error, by option."""
     location = c.user_location()
     where = f"{location[0]}:{location[1]}" if location else "unknown place"
-    text = f"{what}, at {where}"
+    text = f"{reason}, at {where}"
     option = c.request.options.sharp_edges
     if option is SHARP_EDGES_OPTIONS.ERROR:
         raise SharpEdgeError(text)
