@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from thunder.capture import locations
 from thunder.capture.ask import CONTENT, ELEMENTS, HOLDS, KEYS, LENGTH, PRESENT, SAME, TYPE, content, is_data
 from thunder.capture.identities import real_id, told_apart
 from thunder.capture.native import BUFFERS, CONTAINERS, IDENTICAL, PRIMITIVE, container_base, slots
@@ -353,8 +352,3 @@ def _changed_dict(s: dict, was: dict, original, source) -> list[tuple]:
         return [("replacedict", original, source, None, dict(s))]
     out = [("delitem", original, source, k, None) for k in was if k not in s]
     return out + [("item", original, source, k, v) for k, v in s.items() if k not in was or was[k] is not v]
-
-
-def is_state_of(cell: types.CellType) -> bool:
-    """Whether a cell of a library's function holds what the function may change."""
-    return isinstance(locations.content(cell), MUTABLE)

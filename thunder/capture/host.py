@@ -264,7 +264,7 @@ class Capture(Host):
             if not library:
                 self.ask(self._part_of(f, "__code__"), IDENTITY)
             for cell in f.__closure__ or ():
-                if not library or containers.is_state_of(cell):
+                if not library or _holds_state(cell):
                     self.outside.cells.setdefault(id(cell), f)
         return super().enter(f, args, kwargs)
 
@@ -420,6 +420,11 @@ class Capture(Host):
 def _forget(tables: tuple[set[int], ...], number: int, _) -> None:
     for table in tables:
         table.discard(number)
+
+
+def _holds_state(cell: types.CellType) -> bool:
+    """Whether a cell of a library's function holds a container that the function may change."""
+    return isinstance(locations.content(cell), containers.MUTABLE)
 
 
 def parameter_names(fn) -> tuple[str, ...]:
