@@ -57,7 +57,7 @@ class Compiled:
         self.fn, self.options = fn, options
         self.stats = CompileStats()
         self._cache = ProgramCache(options, self.stats)
-        self._tables = self._cache.tables  # by modes; looked up in each call
+        self._tables = self._cache.by_modes  # by modes; looked up in each call
         self._lock = threading.RLock()
         self._warned: set[str] = set()
         self._refusals: collections.deque[tuple[tuple, dict]] = collections.deque(

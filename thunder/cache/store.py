@@ -21,11 +21,11 @@ class ProgramCache:
 
     def __init__(self, options: JitOptions, stats: CompileStats):
         self.options, self.stats = options, stats
-        self.tables: dict[tuple, EntryTable] = {}
+        self.by_modes: dict[tuple, EntryTable] = {}
 
     def by_last_use(self, modes: tuple) -> list[CacheEntry]:
         """The entries for calls in these modes, the last one that ran first."""
-        table = self.tables.get(modes)
+        table = self.by_modes.get(modes)
         return [] if table is None else table.by_last_use()
 
     def fitting(
@@ -37,7 +37,7 @@ class ProgramCache:
             if isinstance(inputs, str):
                 reasons.append(inputs)
                 continue
-            self.tables[modes].learn(entry, facts)
+            self.by_modes[modes].learn(entry, facts)
             entry.used = self.stats.calls
             return entry, inputs
         return None
@@ -46,7 +46,7 @@ class ProgramCache:
         """Why the first call in these modes compiles."""
         if self.options.cache is CACHE_OPTIONS.NO_CACHING and self.stats.cache_misses > 1:
             return ["no caching"]
-        found = [compat.describe_modes(old, modes) for old in self.tables if old != modes]
+        found = [compat.describe_modes(old, modes) for old in self.by_modes if old != modes]
         return found or ["first call"]
 
     def add(self, modes: tuple, entry: CacheEntry, facts: dict, name: str) -> None:
@@ -59,9 +59,9 @@ class ProgramCache:
         if len(stats.interpreter_cache) >= self.limit:
             self.forget(min(stats.interpreter_cache, key=lambda e: e.used))
         stats.interpreter_cache.insert(0, entry)
-        table = self.tables.get(modes)
+        table = self.by_modes.get(modes)
         if table is None:
-            table = self.tables[modes] = EntryTable()
+            table = self.by_modes[modes] = EntryTable()
         table.add(entry, facts)
         if not entry.path and stats.cache_misses == RECOMPILE_WARNING_LIMIT + 1:
             why = "; ".join(dict.fromkeys(stats.last_compile_reasons))
@@ -78,7 +78,7 @@ class ProgramCache:
 
     def forget(self, entry: CacheEntry) -> None:
         self.stats.interpreter_cache.remove(entry)
-        self.tables[entry.modes].remove(entry)
+        self.by_modes[entry.modes].remove(entry)
 
     def drop_outlived(self) -> None:
         """Forgets entries for modules or functions that are gone."""

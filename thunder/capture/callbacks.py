@@ -79,11 +79,15 @@ def _of_builtins(owner: type, name: str) -> tuple | None:
     """The methods that a slot of a builtin class calls of its operands: of most it looks at nothing but the class."""
     if owner in _SCALARS and name in _BY_CLASS or owner in _SEQUENCES and name in ("__len__", "__iter__", "__add__"):
         return ()
+    if issubclass(owner, dict) and name in _OF_KEYS:
+        return ()  # `check_hashed` sees the keys
     return ("__index__",) if owner in _SEQUENCES and name in ("__mul__", "__rmul__", "__getitem__") else None
 
 
 _SCALARS = (int, float, complex, bool, str, bytes)
 _SEQUENCES = (list, tuple, str, bytes)
+# methods of dicts that hash and compare keys, and call nothing of values
+_OF_KEYS = frozenset(("__contains__", "__getitem__", "__delitem__", "__len__", "__iter__", "get", "pop", "setdefault"))
 _BY_CLASS = standins.CALLED - {"__format__", "__contains__", "__getitem__", "__mul__", "__rmul__", "__mod__"}
 
 
