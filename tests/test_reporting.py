@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import thunder
 from thunder.compiled import compiled_of
-from thunder.inspect.profile import profile
+from thunder.profiling import profile
 
 EMPTY = {"meta", "input", "br", "link"}
 

@@ -51,14 +51,13 @@ def _read_number(v, kind: str):
 
 @functools.cache
 def _number_kind(function, place: int | str, as_list: bool) -> str | None:
-    """The kind of number that a function of PyTorch's takes at a place, or by a keyword: "int", "SymInt", "Scalar", or
-    None where it may take a tensor, or no number."""
+    """What a function of PyTorch's takes at a place, or by a keyword: "int", "SymInt", "Scalar", or None where it may
+    take a tensor, or no number."""
     kinds = _kinds(function, place)
     if any("Tensor" in kind for kind in kinds):
         return None
     if as_list:
-        lists = [kind for kind in kinds if re.search(r"\[\d*\]|List|list|tuple|Size", kind)]
-        kinds = lists or kinds if isinstance(function, types.FunctionType) else lists
+        kinds = [kind for kind in kinds if re.search(r"\[\d*\]|List|list|tuple|Size", kind)]
     found = {word for kind in kinds for word in re.findall(r"\bSymInt\b|\bint\b|\bfloat\b|\bScalar\b|Size", kind)}
     if not found.isdisjoint(("float", "Scalar")):
         return "Scalar"

@@ -1,4 +1,4 @@
-"""How an epilogue rebuilds objects whose attributes do not say it."""
+"""Objects that an epilogue rebuilds: of what, where their attributes do not say so."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ drive_awaitable = types.coroutine(types.FunctionType(drive.__code__, globals(), 
 
 
 class _Steps:
-    """An awaitable for the native coroutine of an interpreted one."""
+    """What the native coroutine of an interpreted one awaits."""
 
     __slots__ = ("generator",)
 

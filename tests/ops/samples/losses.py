@@ -1,10 +1,11 @@
-"""Arguments that tests call the operations of `thunder/ops/families/losses.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/losses.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.families.losses import (
+from thunder.ops.define import LTORCH
+from thunder.ops.losses import (
     _REDUCTIONS,
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
@@ -16,7 +17,6 @@ from thunder.ops.families.losses import (
     nll_loss,
     triplet_margin_loss,
 )
-from thunder.ops.registry import LTORCH
 
 
 @binary_cross_entropy.samples

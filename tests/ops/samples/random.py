@@ -1,10 +1,11 @@
-"""Arguments that tests call the operations of `thunder/ops/families/random.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/random.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.families.random import (
+from thunder.ops.define import LTORCH
+from thunder.ops.random import (
     bernoulli,
     binomial,
     multinomial,
@@ -19,7 +20,6 @@ from thunder.ops.families.random import (
     randn_like,
     randperm,
 )
-from thunder.ops.registry import LTORCH
 
 
 @binomial.samples

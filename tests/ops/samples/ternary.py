@@ -1,4 +1,4 @@
-"""Arguments that tests call the operations of `thunder/ops/families/ternary.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/ternary.py` with."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 
 import torch
 
-from thunder.ops.families.ternary import (
+from thunder.ops.ternary import (
     addcdiv,
     addcmul,
     clamp,
     clamp_max,
     clamp_min,
+    clip,
     lerp,
     logit,
     masked_fill,
@@ -34,7 +35,7 @@ def _(make):
     yield make(4, 3), make(4, 1, dtype=torch.bool), make()
 
 
-for _symbol in (clamp,):
+for _symbol in (clamp, clip):
 
     @_symbol.samples
     def _(make):

@@ -1,1 +1,0 @@
-"""The parts of `thunder.verify`: comparisons and their report, the rule, reference programs, one step."""

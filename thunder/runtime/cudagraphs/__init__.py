@@ -1,1 +1,0 @@
-"""CUDA graphs at run time: regions of a program, their recordings, and the memory that recordings share."""
