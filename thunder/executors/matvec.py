@@ -93,18 +93,16 @@ class MatvecExecutor(OperatorExecutor):
     def combined(self, trace: Trace) -> Trace:
         """Layers of one row are computed where the first of them is, if their weights are there."""
         made = positions(trace.bound_symbols)
-        groups: dict[TensorProxy, list[list[BoundSymbol]]] = {}  # by the row, each with the places that it may join
-        places: dict[BoundSymbol, int] = {}
-        for place, operation in enumerate(trace.bound_symbols):
+        groups: dict[TensorProxy, list[list[BoundSymbol]]] = {}  # by the row, each with the layers that may join
+        for operation in trace.bound_symbols:
             if (
                 operation.sym is not LTORCH["linear"]
                 or operation.output.requires_grad
                 or not self._joins(*operation.args, **operation.kwargs)
             ):
                 continue
-            places[operation] = place
             found = groups.setdefault(operation.args[0], [])
-            if not found or len(found[-1]) == TOGETHER or made.get(operation.args[1], -1) > places[found[-1][0]]:
+            if not found or len(found[-1]) == TOGETHER or made.get(operation.args[1], -1) > made[found[-1][0].output]:
                 found.append([])
             found[-1].append(operation)
         joined = [group for found in groups.values() for group in found if len(group) > 1]
