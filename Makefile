@@ -7,8 +7,12 @@ RUN := $(VENV)/bin/python
 TORCH ?= torch==2.13.0
 TORCHES ?= 2.9 2.11 2.13 newest
 TESTS ?= tests
+# two processes: each takes half of the tests, and of what the other has left
+TWO := -n 2 --dist worksteal
+PROCESSES := distributed test_command_line.py test_compiled_kernels.py test_docs.py test_how_to.py test_logs.py \
+  test_notebooks.py test_package.py test_reporting.py
 
-.PHONY: demo test suite test-torch test-cpus test-all test-versions lint clean
+.PHONY: demo test test-fast suite test-torch test-cpus test-all test-versions lint clean
 
 $(RUN):
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name one with make PYTHON=..."; exit 1; }
@@ -23,11 +27,15 @@ demo: $(VENV)/.installed
 	$(RUN) examples/demo.py
 
 test: lint
-	$(RUN) -m pytest -n 2 tests
+	$(RUN) -m pytest $(TWO) tests
+
+# two cases at most of each test, without those that start processes of their own, for the habit of running it
+test-fast: $(VENV)/.installed
+	$(RUN) -m pytest $(TWO) --cases 2 $(addprefix --ignore=tests/,$(PROCESSES)) tests
 
 # the tests alone; TESTS names some of them
 suite: $(VENV)/.installed
-	$(RUN) -m pytest -n 2 $(TESTS)
+	$(RUN) -m pytest $(TWO) $(TESTS)
 
 # under the oldest PyTorch, the one of the GPU machines, 2.13 and the newest, each in an environment of its own (gigabytes each), made of PYTHON when missing
 test-torch:
@@ -40,6 +48,7 @@ test-cpus:
 	ATEN_CPU_CAPABILITY=default $(MAKE) --no-print-directory suite
 
 test-all: test test-versions
+	$(RUN) -m pytest $(TWO) -m slow tests
 	$(RUN) -m tests.properties.run --mutations 20000 --programs 10000 --library --paths 5000 --processes 2
 	$(RUN) benchmarks/op_coverage.py --processes 2
 	$(RUN) benchmarks/models.py --systems eager,thunder,thunder_inductor

@@ -1,5 +1,5 @@
 """What the choices for attention, for a linear layer with its loss, in float8, of few rows and for norms are made from:
-the tables of docs/performance.md, on a GPU.
+the tables of docs/lab_log.md, on a GPU.
 
     python benchmarks/gpu_products.py [attention] [loss] [padding] [float8] [rows] [norms]
 
@@ -104,9 +104,9 @@ def loss(rows: int = 4096, width: int = 4096, classes: int = 128256) -> None:
 
 
 def padding(shapes=((8192, 768, 50257), (4096, 768, 30522), (2222, 1920, 32003), (1111, 1920, 32003))) -> None:
-    """The three products of a layer (rows, k, n): of dense rows; by padding rows alone; and as `ops/aligned.py` has
-    them; and the layer with a bias. Batches of products of odd sizes."""
-    from thunder.ops import aligned
+    """The three products of a layer (rows, k, n): of dense rows; by padding rows alone; and as
+    `families/aligned.py` has them; and the layer with a bias. Batches of products of odd sizes."""
+    from thunder.ops.families import aligned
     from thunder.ops.layout import empty_rows
 
     def products(rows, k, n):

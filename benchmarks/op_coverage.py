@@ -19,7 +19,7 @@ further from the gradient in float64 than four times what eager is. refused: PyT
 thunder, of the same class and with the same first words. clear: PyTorch computes it, and thunder says by a CaptureError
 that it does not. wrong: everything else.
 
-Printed: counts for each type, what every operation in the programs was (own rule, decomposition, opaque), and all that
+Printed: counts for each type, what every operation in the programs was (KINDS), and all that
 is not right, by name with its reason. The exit status is 1 when anything is wrong, or one of the bars is missed where
 the whole database ran.
 """
@@ -402,7 +402,7 @@ class Report:
 
     entry: str
     checks: list[Check] = field(default_factory=list)
-    support: dict[str, str] = field(default_factory=dict)  # operation -> "own rule", "decomposition" or "opaque"
+    support: dict[str, str] = field(default_factory=dict)  # operation -> one of KINDS
     recompiled: int = 0
 
 
@@ -429,9 +429,15 @@ def forms(info) -> list[tuple[str, Callable]]:
     return [(name, f) for name, f in given if f is not None]
 
 
+# what an operation is, from what is known least to what is known most
+KINDS = ("opaque", "by example", "own rule", "decomposition")
+
+
 def kind_of(symbol) -> str:
     if opaque.is_opaque(symbol):
         return "opaque"
+    if symbol.typed_by_running:
+        return "by example"
     return "decomposition" if symbol.decomposition is not None else "own rule"
 
 
@@ -710,15 +716,7 @@ def _shown(report: Report) -> Report:
 def support_of(report: Report) -> str:
     """An entry is opaque when any operation in its programs is; else a decomposition where all are."""
     kinds = set(report.support.values())
-    return (
-        "opaque"
-        if "opaque" in kinds
-        else "own rule"
-        if "own rule" in kinds
-        else "decomposition"
-        if kinds
-        else "nothing recorded"
-    )
+    return next((k for k in KINDS if k in kinds), "nothing recorded")
 
 
 def totals(reports: list[Report]) -> dict:

@@ -21,7 +21,7 @@ if __name__ == "__main__":  # the folder above holds the package `benchmarks`
 
 import tests.ops.samples  # noqa: F401
 import thunder
-from benchmarks.op_coverage import DTYPES, REFUSALS, kind_of, outcome, program_of, samples, settings
+from benchmarks.op_coverage import DTYPES, KINDS, REFUSALS, kind_of, outcome, program_of, samples, settings
 from thunder.core.symbol import OpTags, Symbol
 from thunder.errors import CaptureError
 from thunder.ops import LTORCH, opaque
@@ -34,7 +34,8 @@ This page is made by `python benchmarks/operators_page.py` with torch {version};
 
 * **support**: *own rule*: typed here, computed by PyTorch in one piece. *decomposition*: also written in terms of other
 operations, which fusion and transforms can look into.
-  *opaque*: PyTorch types it and computes it.
+  *by example*: an operation of ours that PyTorch types, on tensors without memory. *opaque*: PyTorch types it and
+  computes it.
 * **derivative**: *rule*: written here. *decomposition*: that of the operations it consists of. *PyTorch's*: its
 autograd graph is kept. *none*: PyTorch has none. * **in place**: the method that overwrites its argument.
 
@@ -104,7 +105,7 @@ def _of_database() -> tuple[list[str], list[str], set[str]]:
             continue
         seen |= {s.name for s in found}
         support = {kind_of(s) for s in found}
-        kind = next(k for k in ("opaque", "own rule", "decomposition") if k in support)
+        kind = next(k for k in KINDS if k in support)
         derivatives = dict.fromkeys(d for d in map(derivative_of, found) if d != "none")
         derivative = ", ".join(derivatives) if info.supports_autograd and derivatives else "none"
         names = [s.name for s in found]

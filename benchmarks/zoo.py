@@ -173,7 +173,7 @@ def settled(system: str, step: Callable) -> None:
     """Steps until nothing is compiled any more."""
     step()
     if system == "thunder_tiers":
-        from thunder import tiers
+        from thunder.cache import tiers
         from thunder.runtime import background
 
         if not background.idle(200):

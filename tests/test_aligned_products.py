@@ -17,7 +17,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 
 import thunder
 from thunder.executors.triton_fuser import TritonFuser
-from thunder.ops import aligned
+from thunder.ops.families import aligned
 from thunder.ops.layout import LEAST_ROW, ROW_BYTES
 
 # of NumPy, in what masks leave out; of Triton's interpreter

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import thunder
+from thunder.cache.history import RECORDS
 from thunder.core.trace import Trace
-from thunder.history import RECORDS
 
 ONES = torch.ones(2)
 

@@ -19,7 +19,7 @@ import thunder
 from thunder import compat
 from thunder.executors import triton_fuser
 from thunder.executors.triton_kernels import autotune, binary, launch
-from thunder.extend import disk_cache
+from thunder.runtime import disk_cache
 
 if sys.platform != "linux":
     pytest.skip("Triton is made for Linux", allow_module_level=True)
@@ -113,7 +113,7 @@ def test_what_kernels_call_compiles(directory):
     """Functions that the interpreter knows, and Triton of each version for a device."""
     text = """
 from thunder.executors.triton_kernels import binary
-from thunder.executors.triton_kernels.emit import HEADER
+from thunder.executors.triton_kernels.source import HEADER
 from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
 calls = [f"{name}(x)" for name in HELPERS if name != "_uniform"] + ["_uniform(seed, 3, i, 0)", FUNCTIONS["true_divide"].text("x", "3.0"), "_sqrt(x.to(tl.float64))", "_rsqrt(x.to(tl.float64))"]
 body = ["i = tl.arange(0, 64)", "x = tl.load(a + i)", "seed = tl.load(b + tl.zeros([1], tl.int32))", "tl.store(a + i, " + " + ".join(calls) + ")"]
@@ -383,7 +383,7 @@ def test_threads_share_one_temporary_directory(monkeypatch):
 def test_processes_that_write_the_same_find_whole_files(directory):
     text = """
 import sys
-from thunder.extend import disk_cache
+from thunder.runtime import disk_cache
 for i in range(200):
     content = sys.argv[1].encode() * (1000 + i)
     disk_cache.store("key", {"who": sys.argv[1]}, content)

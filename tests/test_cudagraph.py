@@ -19,8 +19,9 @@ from thunder import compat
 from thunder.core.check import check
 from thunder.core.symbol import OpTags
 from thunder.extend import OperatorExecutor
-from thunder.runtime import cudagraph as runtime
-from thunder.runtime.cudagraph import GraphedRegion, Memory
+from thunder.runtime.cudagraphs.memory import LIVE, Memory
+from thunder.runtime.cudagraphs.recording import Recording, Results
+from thunder.runtime.cudagraphs.region import RECORDINGS, GraphedRegion
 from thunder.tests.nanogpt_model import GPTConfig, NanoGPT
 from thunder.transforms import cudagraph
 from thunder.transforms.cudagraph import CUDAGraphTransform
@@ -59,9 +60,7 @@ class ImitatedMemory(Memory):
             if not torch.equal(t.nan_to_num(), b.nan_to_num()):  # what was not written yet may be NaN
                 t.data.copy_(b)
         torch.set_rng_state(generator)
-        results = {
-            r.untyped_storage()._cdata: r for other in runtime._RECORDINGS for r in other.results if r is not None
-        }
+        results = {r.untyped_storage()._cdata: r for other in LIVE for r in other.results if r is not None}
         # a graph knows addresses, and holds nothing
         views = [(results.get(t.untyped_storage()._cdata, t), t.shape, t.stride(), t.storage_offset()) for t in inputs]
         given = {t.untyped_storage()._cdata for t in inputs}
@@ -518,15 +517,15 @@ def test_results_that_another_thread_joins_while_uses_are_counted(monkeypatch):
         check_step(compiled, module, torch.randn(3, 8))
     out, joined = compiled(torch.randn(3, 8)), []
     recording = graphs(thunder.last_traces(compiled)[-1])[0].sym.fn.recordings[0]
-    uses = runtime.Recording._uses
+    uses = Recording._uses
     del out
     monkeypatch.setattr(
-        runtime.Recording,
+        Recording,
         "_uses",
-        lambda self, opened: joined.append(runtime.Results(self, self.kept)) or uses(self, opened),
+        lambda self, opened: joined.append(Results(self, self.kept)) or uses(self, opened),
     )
     assert recording.in_use() and joined
-    monkeypatch.setattr(runtime.Recording, "_uses", uses)
+    monkeypatch.setattr(Recording, "_uses", uses)
     joined.clear()
     assert not recording.in_use()
 
@@ -605,7 +604,7 @@ def test_a_backward_is_recorded_again_where_its_forward_was(transform, device):
         for _ in range(3):
             check_step(compiled, module, torch.randn(3, 8, device=device))
         del held
-    assert len(recordings(compiled)) <= 1 + runtime.RECORDINGS
+    assert len(recordings(compiled)) <= 1 + RECORDINGS
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
@@ -650,7 +649,7 @@ def test_parameters_that_move_all_the_time():
             held.append(module[0].weight.data)
             for _ in range(2):
                 torch.testing.assert_close(compiled(x), module(x))
-    assert len(recordings(compiled)) == runtime.RECORDINGS
+    assert len(recordings(compiled)) == RECORDINGS
     with pytest.warns(UserWarning, match="were at .* places in memory"):
         stopped = thunder.jit(module, transforms=[transform])
         for _ in range(40):
@@ -935,7 +934,7 @@ def test_graphs_that_draw_random_numbers_come_one_after_another(monkeypatch):
     memories, launched = [Memory.__new__(Memory) for _ in range(2)], []
     for memory in memories:
         memory.index = 0
-    monkeypatch.setattr(runtime, "_DRAWN", {})
+    monkeypatch.setattr("thunder.runtime.cudagraphs.memory._DRAWN", {})
 
     def draws(handle, memory):
         return waited_for(monkeypatch, handle, lambda: memory.launch_drawing(lambda: launched.append(handle)))

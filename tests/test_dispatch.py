@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import thunder
-from thunder.dispatch import DEPTH, FACTS, STALE, facts_of
+from thunder.cache.index import DEPTH, FACTS, STALE, facts_of
 from thunder.errors import RecompileWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::thunder.errors.RecompileWarning")
@@ -393,9 +393,9 @@ def test_where_the_original_does_something_else_the_least_recently_used_program_
 
 
 def test_how_many_programs_are_kept_by_default():
-    assert thunder.jit(torch.sin)._most() == 512
-    assert thunder.jit(torch.sin, transforms=[Doubles()])._most() == 64
-    assert thunder.jit(torch.sin, transforms=[Doubles()], max_entries=512)._most() == 512
+    assert thunder.jit(torch.sin)._cache.limit == 512
+    assert thunder.jit(torch.sin, transforms=[Doubles()])._cache.limit == 64
+    assert thunder.jit(torch.sin, transforms=[Doubles()], max_entries=512)._cache.limit == 512
 
 
 def test_memory_of_many_shapes_is_bounded():

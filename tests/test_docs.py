@@ -99,6 +99,17 @@ def test_the_page_of_the_api_is_current():
     assert printed == (ROOT / "docs/api.md").read_text(), "run python tests/api_page.py"
 
 
+def test_the_page_of_options_names_each_one():
+    # in a process of its own: tests register options
+    command = [sys.executable, "-m", "thunder", "options"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    page = (ROOT / "docs/options.md").read_text()
+    names = re.findall(r"^  (\w+): ", printed.split("\nthunder.DebugOptions")[0], re.MULTILINE)
+    names += re.findall(r"^  (\w+): ", printed.split("\nthe environment")[1], re.MULTILINE)
+    assert len(names) > 20
+    assert [name for name in names if f"`{name}`" not in page] == []
+
+
 def test_each_decision_is_a_dated_record_that_the_tour_names():
     tour = (ROOT / "docs/design.md").read_text()
     for record in (ROOT / "docs/decisions").glob("*.md"):

@@ -14,7 +14,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import OpTags
 from thunder.errors import MissingImplementationError, OptionError
 from thunder.extend import OperatorExecutor
-from thunder.ops.define import operation_of
+from thunder.ops.registry import operation_of
 
 A, B = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])
 

@@ -201,6 +201,7 @@ def test_options():
         thunder.jit(nn.Linear(16, 16), transforms=[Float8Transform()], numerics="eager")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("to", [E4M3, E5M2])
 @pytest.mark.parametrize(
     "make",

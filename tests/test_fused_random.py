@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import thunder
 from thunder.executors.triton_fuser import TritonFuser
-from thunder.ops.random import _run_uniform_philox
+from thunder.ops.families.random import _run_uniform_philox
 
 if sys.platform != "linux":
     pytest.skip("Triton is made for Linux", allow_module_level=True)

@@ -181,11 +181,11 @@ def test_sharp_edges():
     assert out.getvalue() == "side effect\n" * 2 and thunder.last_sharp_edges(allowed) == []
 
     def shows_a_gradient(x):
-        return f"{x * 2}"
+        return f"{torch.nn.functional.batch_norm(x, None, None, training=True)}"  # its kernel names the node
 
     with pytest.warns(SharpEdgeWarning, match="the text of a tensor that requires grad") as caught:
         compiled = thunder.jit(shows_a_gradient)
-        compiled(ONES.clone().requires_grad_())
+        compiled(torch.ones(2, 3, requires_grad=True))
     assert caught[0].filename == __file__ and caught[0].lineno == shows_a_gradient.__code__.co_firstlineno + 1
     (edge,) = thunder.last_sharp_edges(compiled)
     assert edge.startswith("the text of a tensor") and "test_jit_api.py:" in edge
@@ -1286,3 +1286,23 @@ def test_where_thunder_fails_it_is_an_error_on_request(monkeypatch):
     for _ in range(2):
         with pytest.raises(CaptureError, match=r"its result is dropped \(fallback='error'\)(.|\n)*TypeError"):
             compiled(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "mistake, near",
+    [
+        (lambda: thunder.jit(torch.sin, numerics="eagr"), "did you mean 'eager'?"),
+        (lambda: thunder.jit(torch.sin, executors=["inductr"]), "did you mean 'inductor'?"),
+        (lambda: thunder.compile(torch.sin, recipe="trainig"), "did you mean 'training'?"),
+        (lambda: thunder.jit(torch.sin, executor=[]), "did you mean executors=?"),
+    ],
+)
+def test_a_misspelt_option_names_the_near_one(mistake, near):
+    with pytest.raises((TypeError, ValueError), match=re.escape(near)):
+        mistake()
+
+
+def test_a_misspelt_name_of_the_package_names_the_near_one():
+    script = [sys.executable, "-c", "import thunder; thunder.last_trace"]
+    said = subprocess.run(script, capture_output=True, text=True).stderr
+    assert said.rstrip().endswith("has no attribute 'last_trace'. Did you mean: 'last_traces'?")

@@ -353,7 +353,7 @@ def test_the_kernel_over_rows(triton_interpreter, gradient, classes):
 
 @pytest.mark.parametrize("factor", [1.0, -2.5])
 def test_the_kernel_that_multiplies(triton_interpreter, factor):
-    from thunder.ops.scale_kernel import scale
+    from thunder.ops.families.scale_kernel import scale
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for x in (torch.randn(1, 9001, device=device), torch.randn(31, 72, device=device)[:, :67]):

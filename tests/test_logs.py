@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import thunder
+from thunder.cache.logs import configure
 from thunder.errors import OptionError
-from thunder.logs import configure
 
 PROGRAM = """
 import torch, thunder

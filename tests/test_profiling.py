@@ -17,7 +17,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr("thunder.profiling.time", self)
+        monkeypatch.setattr("thunder.inspect.profile.time", self)
 
     def perf_counter(self) -> float:
         return self.now

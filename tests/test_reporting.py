@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import thunder
 from thunder.compiled import compiled_of
-from thunder.profiling import profile
+from thunder.inspect.profile import profile
 
 EMPTY = {"meta", "input", "br", "link"}
 

@@ -12,7 +12,7 @@ from thunder import DebugOptions, compat
 from thunder.executors.triton_kernels import variants
 from thunder.executors.triton_kernels.launch import FusedRegion
 from thunder.runtime import streams
-from thunder.runtime.cudagraph import GraphedRegion
+from thunder.runtime.cudagraphs.region import GraphedRegion
 from thunder.transforms import side_stream
 from thunder.transforms.cudagraph import CUDAGraphTransform
 

@@ -433,6 +433,7 @@ def described(value):
     return type(value), repr(value)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind, values", [(int, (4, 3, 0, 1, -3, 7)), (float, (4.0, 2.5, 0.0, -1.5, 1e6))])
 @pytest.mark.parametrize("part", range(6))
 @pytest.mark.filterwarnings("ignore:.*was compiled:thunder.errors.RecompileWarning")

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import thunder
-from thunder import compat, tiers
+from thunder import compat
+from thunder.cache import tiers
 from thunder.errors import OptionError
 from thunder.executors import inductor
 from thunder.extend.fusion import FusionExecutor, fusible

@@ -102,22 +102,23 @@ def stepwise(monkeypatch):
         monkeypatch.setattr(reductions, name, value)
 
 
+@pytest.mark.parametrize("part", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 5))])
 @pytest.mark.parametrize("steps", [False, True], ids=["", "steps"])
 @pytest.mark.parametrize("name", NORMS)
-def test_norms_are_as_exact_as_eager(name, steps, monkeypatch):
+def test_norms_are_as_exact_as_eager(name, steps, part, monkeypatch):
     if steps:
         stepwise(monkeypatch)
     shapes = [s for s in SHAPES if len(s) > 2 or "instance" not in name]
     layouts = ("row-major", "channels last", "apart")
     kinds = [(torch.float32, 0.0), (torch.float32, 1e3), (torch.bfloat16, 0.0), (torch.bfloat16, 30.0)]
     cases = list(itertools.product(AROUND, shapes, layouts, kinds))
-    chosen = random.Random(f"{name}{steps}").sample(cases, 40)
+    chosen = random.Random(f"{name}{steps}").sample(cases, 40)[part::5]
     fused = 0
     for around, shape, layout, (dtype, mean) in chosen:
         compiled = compare(name, around, shape, layout, dtype, mean)
         fused += bool(fusions(compiled)) and bool(fusions(compiled, backward=True))
         assert not [n for n in others(compiled) + others(compiled, backward=True) if "norm" in n]
-    assert fused >= 36
+    assert fused >= 7, "of 8"
 
 
 @pytest.mark.parametrize("length", [4099, 4096, 2500])

@@ -11,9 +11,9 @@ import torch
 
 import thunder
 from thunder import errors
+from thunder.cache.history import REASONS, section_of_reason
 from thunder.capture import ask
 from thunder.compat import modes
-from thunder.history import REASONS, section_of_reason
 
 PAGE = Path(__file__).resolve().parents[1] / errors.HELP
 CLASSES = [c for c in map(vars(errors).get, errors.__all__) if isinstance(c, type)]

@@ -2,6 +2,7 @@
 one element, some, and all; compiled once."""
 
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -686,6 +687,63 @@ def test_tensors_among_sizes_are_numbers():
         (ours, size), (theirs, expected) = compiled(x, n), fn(x, n)
         assert torch.equal(ours, theirs) and size == expected
         assert torch.equal(*(torch.autograd.grad(y, x)[0] for y in (ours, theirs)))
+
+
+def test_tensors_among_sizes_whose_annotation_is_one_int():
+    """`size: int | None` of interpolate takes a tuple as well."""
+
+    def fn(x, sizes):
+        scaled = (F.interpolate(x, size=(h, w), mode="bilinear", align_corners=True) for h, w in zip(sizes, sizes))
+        return torch.cat([F.pad(y, (0, 5 - h, 0, 5 - h)) for y, h in zip(scaled, sizes)])
+
+    compiled = thunder.jit(fn, fallback="error")
+    for sizes in ([3, 4], [2, 5], [3, 4]):
+        x, sizes = torch.randn(1, 2, 5, 5, requires_grad=True), torch.tensor(sizes)
+        ours, theirs = compiled(x, sizes), fn(x, sizes)
+        assert torch.equal(ours, theirs)
+        assert torch.equal(*(torch.autograd.grad(y.exp().sum(), x)[0] for y in (ours, theirs)))
+
+
+class Collected(NamedTuple):
+    values: torch.Tensor
+    rows: int
+
+
+class Sized(tuple):
+    """Made by tuple.__new__, and by object.__init__ behind it."""
+
+    def __new__(cls, values, rows):
+        return super().__new__(cls, (values, rows))
+
+    def __init__(self, values, rows):
+        super().__init__()
+        self.shown = rows
+
+
+class Holder:
+    def __new__(cls, rows):
+        return object.__new__(cls)
+
+    def __init__(self, rows):
+        self.rows = rows
+
+
+def test_tuples_of_data_dependent_numbers():
+    """Native code that makes a tuple or an object keeps the number; none of it is a call on the host."""
+
+    def fn(x, places):
+        n = int(places.max()) + 1
+        held = Collected(x, n)
+        more = held._replace(rows=held.rows + 1)
+        sized = Sized(x, more.rows)
+        return held, x * more.rows + sized[1] + sized.shown + Holder(n).rows
+
+    compiled = thunder.jit(fn, fallback="error")
+    for places in ([1, 2], [4, 0]):
+        x, places = torch.randn(3), torch.tensor(places)
+        (ours, product), (theirs, expected) = compiled(x, places), fn(x, places)
+        assert type(ours) is Collected and ours.rows == theirs.rows and torch.equal(product, expected)
+    assert "host_call" not in str(thunder.last_traces(compiled)[0]) and len(compiled.programs) == 1
 
 
 @pytest.mark.parametrize("function", [torch.ops.aten.renorm, torch.renorm])

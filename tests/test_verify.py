@@ -16,7 +16,8 @@ from benchmarks.model_zoo import MODELS
 from thunder.core.transforms import get_grad, put_grad
 from thunder.errors import OptionError
 from thunder.extend import FusionExecutor, OperatorExecutor
-from thunder.verification import Comparison, Report, _judge
+from thunder.inspect.verification.judge import judge
+from thunder.inspect.verify import Comparison, Report
 
 HERE = __file__
 
@@ -321,18 +322,18 @@ def test_steps_is_a_number_of_calls(steps):
 def test_the_rule():
     exact = torch.linspace(1, 2, 100, dtype=torch.float64)
     eager = exact.float()
-    assert _judge(eager.clone(), eager, exact, exact).agrees
-    assert _judge(torch.nextafter(eager, torch.full_like(eager, 9.0)), eager, exact, exact).agrees, (
+    assert judge(eager.clone(), eager, exact, exact).agrees
+    assert judge(torch.nextafter(eager, torch.full_like(eager, 9.0)), eager, exact, exact).agrees, (
         "the neighbour of a rounded number"
     )
-    assert not _judge(eager * (1 + 1e-6), eager, exact, exact).agrees
-    assert _judge(eager * (1 + 1e-6), eager, exact, exact * (1 + 1e-6)).agrees, "as sensitive as that to its inputs"
+    assert not judge(eager * (1 + 1e-6), eager, exact, exact).agrees
+    assert judge(eager * (1 + 1e-6), eager, exact, exact * (1 + 1e-6)).agrees, "as sensitive as that to its inputs"
     flags = torch.tensor([True, False, True])
-    assert _judge(flags, flags, flags, flags).agrees and not _judge(~flags, flags, flags, flags).agrees
-    assert _judge(~flags, flags, flags, ~flags).agrees, "all of them near a tie"
+    assert judge(flags, flags, flags, flags).agrees and not judge(~flags, flags, flags, flags).agrees
+    assert judge(~flags, flags, flags, ~flags).agrees, "all of them near a tie"
     infinite = torch.tensor([1.0, float("inf")])
-    assert _judge(infinite, infinite, infinite.double(), infinite.double()).agrees
-    assert not _judge(torch.ones(2), infinite, infinite.double(), infinite.double()).agrees
+    assert judge(infinite, infinite, infinite.double(), infinite.double()).agrees
+    assert not judge(torch.ones(2), infinite, infinite.double(), infinite.double()).agrees
 
 
 @pytest.mark.parametrize("kernel, agrees", [(lambda x: (x * x).sin(), True), (lambda x: (x * x).sin() * 1.01, False)])

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import thunder
-from thunder.ops.linalg import _mm_in_float32, _transposed_in_float32
+from thunder.ops.families.linalg import _mm_in_float32, _transposed_in_float32
 from thunder.transforms import wide_products
 
 from .test_triton_fuser import DEVICE, fusions

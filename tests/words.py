@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PLACES = ("thunder", "docs", "README.md", "CONTRIBUTING.md")
-OTHERS = ("thunder/tests/", "docs/glossary.md", "docs/performance.md")
+OTHERS = ("thunder/tests/", "docs/glossary.md", "docs/performance.md", "docs/lab_log.md")
 
 
 class Row(NamedTuple):

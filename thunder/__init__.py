@@ -22,17 +22,17 @@ _FROM = {
     "thunder.extend.opaque": ("opaque",),
     "thunder.extend.debugging": ("debug_print",),
     "thunder.tracing": ("trace",),
-    "thunder.verification": ("verify",),
-    "thunder.explanation": ("explain",),
-    "thunder.profiling": ("profile", "profiler_ranges"),
-    "thunder.reporting": ("report", "Report"),
+    "thunder.inspect.verify": ("verify",),
+    "thunder.inspect.explain": ("explain",),
+    "thunder.inspect.profile": ("profile", "profiler_ranges"),
+    "thunder.inspect.report": ("report", "Report"),
     "thunder.module": ("ThunderModule",),
     "thunder.options": (
         "DebugOptions", "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "FALLBACK_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS",
     ),
     "thunder.pipeline": ("passes",),
     "thunder.extend.passes": ("Pass", "PassList"),
-    "thunder.inspection": (
+    "thunder.inspect.queries": (
         "compile_data", "compile_stats", "last_traces", "last_backward_traces", "last_prologue_traces",
         "last_epilogue_traces", "cache_option", "cache_hits",
         "cache_misses", "list_transforms", "last_interpreted_instructions", "last_interpreter_log",
@@ -69,7 +69,7 @@ _MODULES = (
 )
 
 __all__ = sorted([*_MODULES, *(name for names in _FROM.values() for name in names)])
-# what Lightning Thunder's users know it by
+# names of Lightning Thunder, loaded on demand
 _OF_LIGHTNING = {
     "thunder.compat.lightning": (
         "grad", "Plugin", "pytorch_executor", "sdpa_executor", "apex_executor", "nvfuser_executor", "cudnn_executor",

@@ -6,11 +6,13 @@ import argparse
 import enum
 import inspect
 import platform
+import re
 import sys
 
 import torch
 
 import thunder
+from thunder import options as declared
 from thunder.command_line import add_commands, doctor
 from thunder.compat.names import NEWEST, OLDEST, missing
 from thunder.options import COMPILE_OPTIONS, ENVIRONMENT
@@ -55,11 +57,13 @@ def passes() -> None:
 
 
 def _kinds(annotation: str) -> str:
-    """An annotation, with the values that there are in the place of an enumeration's name."""
-    for name in ("CACHE_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS", "SHARP_EDGES_OPTIONS"):
-        kind: type[enum.Enum] = getattr(thunder, name)
-        annotation = annotation.replace(f"{name} | str", " | ".join(repr(m.value) for m in kind))
-    return annotation
+    """An annotation with the valid values in the place of an enumeration's name."""
+
+    def values(found: re.Match) -> str:
+        kind: type[enum.Enum] = getattr(declared, found[1])
+        return " | ".join(repr(member.value) for member in kind)
+
+    return re.sub(r"(\w+_OPTIONS) \| str", values, annotation)
 
 
 def main(arguments: list[str]) -> int:

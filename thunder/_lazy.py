@@ -16,7 +16,8 @@ def names_from(
     """The `__getattr__` and `__dir__` of a module, for names that have their home in others, {home: names}, and for a
     package's own submodules.
 
-    A name that is both is the one of its home. Raises AttributeError for others, and what an import raises that fails.
+    A name that is both is the one of its home. Raises AttributeError for other names, and the error of an import that
+    fails.
     """
     home_of = {name: home for home, names in (homes or {}).items() for name in names}
     own = vars(sys.modules[module])
@@ -27,7 +28,8 @@ def names_from(
         elif "__path__" in own and not name.startswith("_") and importlib.util.find_spec(f"{module}.{name}"):
             value = importlib.import_module(f"{module}.{name}")
         else:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+            # with name= and obj= Python's traceback names a near one
+            raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name, obj=sys.modules[module])
         own[name] = value
         return value
 

@@ -1,4 +1,4 @@
-"""`thunder.jit` and `thunder.add_transform`: from what the user says to compiled functions and modules."""
+"""`thunder.jit` and `thunder.add_transform`: from options to compiled functions and modules."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def jit(
     executors: executors or their names, in the order they are asked; None means the default ones.
     transforms: applied in order.
     passes: the passes that run, in order: a function from the list that `thunder.passes()` gives to another one, or a
-    list. `python -m thunder passes` prints them, with what each needs and gives.
+    list. `python -m thunder passes` prints them with the facts that each needs and gives.
     cache: "constant values", "symbolic values", "same input" or "no caching"; where it is not given, values are
     constants but for int arguments that change from call to call.
     dynamic: sizes of arguments stay symbolic in a program, so that it fits other sizes too: True from the first call,
@@ -83,9 +83,9 @@ def jit(
     inductor, which need not be named, are compiled in another process; then those run, where they are faster. Results
     change by rounding when they come in.
     sharp_edges: "allow", "warn" (the default) or "error".
-    fallback: what a call does whose program cannot be captured: "eager" (the default) runs the original function, and
-    warns once; "error" raises CaptureError, and runs nothing. With transforms, or where parameters are replaced, it is
-    an error, since the original would compute something else.
+    fallback: for programs that cannot be captured. "eager" (the default) runs the original function and warns once;
+    "error" raises CaptureError and runs nothing. With transforms, or where parameters are replaced, it is always an
+    error, since the original would compute something else.
     disable_torch_autograd: results never require grad.
     debug_options: see `thunder.DebugOptions`. record_history: keep the full interpreter log.
     interpretation, langctx: accepted as in 2024.
@@ -113,7 +113,7 @@ def _resolved(
     *, executors, transforms, passes, cache, numerics, rng, tiers, sharp_edges, fallback, dynamic,
     disable_torch_autograd, debug_options, record_history, interpretation, langctx, **compile_options,
 ) -> JitOptions:  # fmt: skip
-    """What `thunder.jit` was told, checked."""
+    """The arguments of `thunder.jit`, checked."""
     gone = {"early_transforms": "pass transforms=", "use_cudagraphs": "pass a CUDA graph transform in transforms="}
     for old, hint in gone.items():
         if old in compile_options:
@@ -156,6 +156,13 @@ def _resolved(
     return options
 
 
+def compiled_or_jit(fn: Callable) -> Compiled:
+    """The compiled function behind `fn`; `thunder.jit` with default options compiles what is not compiled."""
+    found = compiled_of(fn) or compiled_of(jit(fn))
+    assert found is not None, "thunder.jit makes something compiled"
+    return found
+
+
 def mark_dynamic(tensor: torch.Tensor, *dims: int) -> None:
     """Sizes of `tensor` in these dimensions stay symbolic in programs that are compiled for it, from the first call on.
 
@@ -169,7 +176,7 @@ def mark_dynamic(tensor: torch.Tensor, *dims: int) -> None:
 
 
 def jit_with(fn: Callable, options: JitOptions):
-    """`thunder.jit` with options already resolved. What is compiled already is compiled anew from its original."""
+    """`thunder.jit` with options already resolved. A compiled function is compiled anew from its original."""
     if isinstance(fn, ThunderModule):
         fn = fn._model
     if isinstance(fn, (Compiled, CompiledMethod)):
@@ -202,10 +209,10 @@ def _refuse_wrapped(module: torch.nn.Module) -> None:
 
 
 def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_support: bool = False) -> Any:
-    """What `cfn` was compiled from, compiled again with one more transform, or a list of them, after those it has.
+    """Compiles the original of `cfn` again, with one more transform or a list of them after those that it has.
 
     disable_torch_autograd_support: results never require grad. All other options are kept.
-    Raises OptionError for what is not compiled, or no transform.
+    Raises OptionError where `cfn` is not compiled or `transform` is no transform.
     """
     compiled = compiled_of(cfn)
     if compiled is None:

@@ -52,7 +52,7 @@ def add_commands(commands: Any) -> None:
     _add_model(bench)
     bench.set_defaults(command=lambda given: time_model(*_model(given), given.systems, given.train, given.seconds))
 
-    explain = commands.add_parser("explain", help="what a model does on the host, and what that costs")
+    explain = commands.add_parser("explain", help="list the work of a model on the host, with its cost")
     _add_model(explain)
     explain.set_defaults(command=_explain)
 
@@ -67,7 +67,7 @@ def _add_script(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="package.module:name or file.py:name: a model, or what makes one")
+    parser.add_argument("model", help="package.module:name or file.py:name: a model, or a function that makes one")
     parser.add_argument(
         "--input", action="append", default=[], help="sizes of an argument, as 4x128 or 4x128:int64; one for each"
     )
@@ -75,7 +75,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _model(given: argparse.Namespace) -> tuple[Callable, list[torch.Tensor]]:
-    """The model of a command line, on its device, and its arguments. Raises SystemExit in words for what is none."""
+    """The model of a command line, on its device, and its arguments. Raises SystemExit with a message where there is
+    none."""
     place, _, name = given.model.partition(":")
     if not name:
         raise SystemExit(f"{given.model!r} is no model: say package.module:name or file.py:name")
@@ -148,7 +149,7 @@ def time_model(model: Callable, args: list[torch.Tensor], systems: str, train: b
 
 
 class _Row:
-    """What happened to one module."""
+    """The calls, programs and times of one module."""
 
     def __init__(self, module: torch.nn.Module, recipe: str):
         self.name, self.calls, self.programs, self.why = type(module).__name__, 0, 0, ""
@@ -181,7 +182,7 @@ class _Row:
 
 @contextmanager
 def compiled_calls(recipe: str):
-    """Inside the block, calls of modules with parameters run compiled programs. Gives what happened to each module.
+    """Inside the block, calls of modules with parameters run compiled programs. Gives a row for each module.
 
     A call inside of another is a part of that. `Module.__call__` is PyTorch's own while a compiled module runs, so that
     programs do not see this one.
@@ -208,8 +209,8 @@ def compiled_calls(recipe: str):
 
 
 def run_script(script: str, arguments: list[str], recipe: str, output: Path | None = None) -> int:
-    """Runs a script as `python script.py arguments` would, with compiled modules, and prints what they did. output:
-    where a page about each module is written, measured by calls like its last one."""
+    """Runs a script as `python script.py arguments` would, with compiled modules, and prints a row for each of them.
+    output: where a page about each module is written, measured by calls like its last one."""
     given, path = sys.argv, sys.path[:]
     sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
     try:
@@ -227,7 +228,7 @@ def run_script(script: str, arguments: list[str], recipe: str, output: Path | No
 
 
 def _page(row: _Row, place: Path) -> str:
-    """Writes the page of a module. In words, what it is about."""
+    """Writes the page of a module. Returns its subject in words."""
     assert row.last is not None, "a module with programs was called"
     args, kwargs, grad = row.last
     try:

@@ -1,4 +1,4 @@
-"""`Compiled`: what `thunder.jit` makes of a function, its compiled programs, and what happens at a call."""
+"""`Compiled`: a compiled function, its programs, and the way of a call."""
 
 from __future__ import annotations
 
@@ -17,58 +17,36 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from thunder import compat
-from thunder.capture import Captured, FailsWithParts, Request, capture
+from thunder.cache.compile import Compilation, ProgramFails
+from thunder.cache.entry import CacheEntry
+from thunder.cache.history import CompileStats, Recompilation
+from thunder.cache.index import PATHS, SCANNED, facts_of
+from thunder.cache.logs import configure, log_recompilation
+from thunder.cache.store import ADVICE, ProgramCache
 from thunder.capture.decisions import RaisesBefore
 from thunder.capture.locks import held
 from thunder.core.host_calls import Log, beginning_with
 from thunder.core.paths import OtherPath
 from thunder.core.symbol import current_recorder
 from thunder.core.utils import without_collection
-from thunder.dispatch import ENTRIES, ENTRIES_WITH_TRANSFORMS, PATHS, SCANNED, STALE, EntryTable, facts_of
 from thunder.errors import (
     CaptureError,
     DataDependentError,
     FallbackWarning,
     MissingImplementationError,
     RecompileWarning,
-    SharpEdgeWarning,
     ThunderError,
     add_location,
     calling_line,
-    user_line,
     warn_user,
 )
-from thunder.history import CompileStats, Recompilation
-from thunder.logs import configure, log_program, log_recompilation
 from thunder.methods import CompiledMethod
-from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, LOGS, RECOMPILE_WARNING_LIMIT, JitOptions
-from thunder.program import CacheEntry
+from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, LOGS, JitOptions
 from thunder.programs.keep import find, keep, wanted
-from thunder.tiers import lower_in_tiers
 
 __all__ = ["Compiled", "compiled_of"]
 
-
 REFUSALS = 32  # calls that could not be captured and are remembered; beyond, one call of SCANNED is tried
-
-
-def _words_of(failure: Exception) -> str:
-    try:
-        return str(failure)
-    except CaptureError:  # made of what is data-dependent
-        return "..."
-
-
-class ProgramFails(CaptureError):
-    """A program raised while it was captured: it does so itself, or thunder has failed, which only running it can tell.
-
-    Nothing has run. theirs: the user's own code raised it, for example a backward that is captured with its forward.
-    """
-
-    def __init__(self, failure: Exception):
-        location, self.theirs = user_line(failure)
-        reason = f"thunder fails on it, or it raises: {type(failure).__name__}: {_words_of(failure)}"
-        super().__init__(reason, location=location, remedy="please report this with the program, if it runs by itself")
 
 
 class Compiled:
@@ -78,7 +56,8 @@ class Compiled:
         configure(LOGS.value)
         self.fn, self.options = fn, options
         self.stats = CompileStats()
-        self._tables: dict[tuple, EntryTable] = {}  # by modes
+        self._cache = ProgramCache(options, self.stats)
+        self._tables = self._cache.by_modes  # by modes; looked up in each call
         self._lock = threading.RLock()
         self._warned: set[str] = set()
         self._refusals: collections.deque[tuple[tuple, dict]] = collections.deque(
@@ -88,7 +67,7 @@ class Compiled:
         self.documents: tuple[dict, ...] = ()  # programs that `thunder.load` read
         self.replaced: Compiled | None = None  # of a module: the forward that a library has put there
         self.module: Callable = lambda: None  # the ThunderModule that calls it, held weakly
-        # what stands in the place of the module's parameters and buffers
+        # the tensors in the place of the module's parameters and buffers
         self.overrides: tuple[dict[str, torch.Tensor], ...] = ({}, {}) if isinstance(fn, torch.nn.Module) else ()
         if not isinstance(fn, torch.nn.Module):
             functools.update_wrapper(self, fn, updated=())
@@ -144,7 +123,7 @@ class Compiled:
                     try:
                         values = entry.computation_fn(*inputs)
                     except OtherPath as left:
-                        other = left.with_traceback(None)  # which holds what the program has computed
+                        other = left.with_traceback(None)  # which holds the program's values
                     except Exception as error:
                         if not self._fails_over(entry, error):
                             raise
@@ -178,21 +157,21 @@ class Compiled:
         modes = compat.modes_key()
         with self._lock:
             facts = self._facts(modes, args, kwargs)
-            found = self._fitting(modes, args, kwargs, facts, [])
+            found = self._cache.fitting(self.fn, modes, args, kwargs, facts, [])
             if found is not None and not found[0].path and not found[0].from_disk:
                 return found
-            entry = self._compile(modes, args, kwargs)  # which says what path the call goes
+            entry = self._compile(modes, args, kwargs)  # which knows the path of the call
             for known in self.programs if found is not None else ():
                 if known.from_disk:
                     continue  # which has no bound symbols to look at
                 if known.path == entry.path and type(inputs := known.inputs(self.fn, args, kwargs)) is tuple:
                     return known, inputs
-            self._remember(modes, entry, facts)
+            self._cache.add(modes, entry, facts, self._name)
             return entry, self._inputs(entry, args, kwargs)
 
     def with_open_capture(self, modes: tuple, args: tuple, kwargs: dict, look: Callable) -> tuple[Any, CacheEntry]:
-        """A new entry for a call with these arguments, and what `look` says of it before its capture is closed. Nothing
-        runs, and the entry is not remembered."""
+        """A new entry for a call with these arguments, and the result of `look` for it, before its capture is closed.
+        Nothing runs, and the entry is not remembered."""
         found: list = []
         with self._lock:
             entry = self._compile(modes, args, kwargs, look=lambda entry: found.append(look(entry)))
@@ -309,7 +288,7 @@ class Compiled:
     ) -> tuple[CacheEntry, tuple] | str:
         """The program whose decisions begin with `path`, with its inputs; a str as in `_found_or_compiled`."""
         others = 0
-        for entry in self._tables[modes].by_last_use() if modes in self._tables else ():
+        for entry in self._cache.by_last_use(modes):
             if not entry.path or entry.path[0].where != path[0].where:
                 continue
             inputs = entry.inputs(self.fn, args, kwargs)
@@ -342,11 +321,11 @@ class Compiled:
         """An entry, the inputs of its computation, and whether it was compiled for this call. log: gets what host calls
         give that capture makes.
 
-        A str where the original function is to run: what to warn of then.
+        A str where the original function is to run: the text of the warning.
         """
         stats, clock = self.stats, time.perf_counter_ns
         start = clock()
-        full = self._is_full()
+        full = self._cache.is_full(self._original_stands_in)
         if (full or len(self._refusals) == REFUSALS) and self._eager_calls % SCANNED:
             self._eager_calls += 1
             return ""
@@ -354,7 +333,7 @@ class Compiled:
         if self._refusals and (modes, facts) in self._refusals:
             return ""
         reasons: list[str] = []
-        found = self._fitting(modes, args, kwargs, facts, reasons)
+        found = self._cache.fitting(self.fn, modes, args, kwargs, facts, reasons)
         if found is not None:  # an entry that was not likely to fit, or that another thread compiled meanwhile
             stats.cache_hits += 1
             return *found, False
@@ -364,7 +343,7 @@ class Compiled:
             return ""
         if isinstance(self.fn, torch.nn.Module) and any(map(_is_lazy, self.fn.modules())):
             return ""  # the first call of a lazy module, which gives it its parameters, is eager's
-        self._drop_outlived()
+        self._cache.drop_outlived()
         stats.times["lookup"] = (start, clock())
         return self._compiled_for(modes, facts, reasons, args, kwargs, (), log)
 
@@ -374,7 +353,7 @@ class Compiled:
         """`_found_or_compiled`, of a call that no entry fits. reasons: why. path: the first decisions of the call."""
         stats, clock = self.stats, time.perf_counter_ns
         stats.cache_misses += 1
-        stats.last_compile_reasons = reasons or self._first_reason(modes)
+        stats.last_compile_reasons = reasons or self._cache.first_reason(modes)
         if stats.cache_misses > 1:
             record = Recompilation(stats.last_compile_reasons[0], calling_line(), stats.calls, time.time())
             stats.recompilations.append(record)
@@ -401,7 +380,7 @@ class Compiled:
             if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(log):
                 raise
             return self._refused_for(error, modes, facts)
-        self._remember(modes, entry, facts)
+        self._cache.add(modes, entry, facts, self._name)
         stats.times["prologue execution"] = (start, clock())
         return entry, inputs, True
 
@@ -414,26 +393,13 @@ class Compiled:
     def _warn_full(self, reasons: list[str]) -> None:
         text = (
             f"{self._name} has {len(self.programs)} compiled programs, as many as max_entries= allows, and a call fits "
-            f"none of them: the original function runs. Because: {reasons[0] if reasons else 'other modes'}. {_ADVICE}"
+            f"none of them: the original function runs. Because: {reasons[0] if reasons else 'other modes'}. {ADVICE}"
         )
         self._warn_once(text, RecompileWarning, "full")
 
-    def _fitting(
-        self, modes: tuple, args: tuple, kwargs: dict, facts: dict, reasons: list[str]
-    ) -> tuple[CacheEntry, tuple] | None:
-        """The entry that fits a call, with the inputs of its computation; `reasons` gets those why others do not."""
-        table = self._tables.get(modes)
-        for entry in table.by_last_use() if table is not None else ():
-            inputs = entry.inputs(self.fn, args, kwargs)
-            if type(inputs) is tuple:
-                table.learn(entry, facts)
-                entry.used = self.stats.calls
-                return entry, inputs
-            reasons.append(inputs)
-        return None
-
     def _facts(self, modes: tuple, args: tuple, kwargs: dict) -> dict:
-        """What the index notes of a call; nothing under torch-function modes of the user's, which would see it."""
+        """The facts that the index notes of a call; nothing under torch-function modes of the user's, which would see
+        it."""
         return {} if compat.function_modes_in(modes) else facts_of(self.fn, args, kwargs)
 
     def _inputs(self, entry: CacheEntry, args: tuple, kwargs: dict) -> tuple:
@@ -464,118 +430,13 @@ class Compiled:
         """look: is shown the entry before its capture is closed."""
         if look is None:
             look = self._keep if wanted(self.options) else lambda entry: None
-        # a compilation makes many objects that stay; looking through them again and again is a third of its time
-        with without_collection():
-            changing = self._changing()
-            numbers = any(changing.values())
-            try:
-                return self._compile_with(changing, modes, args, kwargs, path, log, look)
-            except Exception:  # noqa: BLE001 - without the symbolic numbers it succeeds, or raises for what it is
-                if not numbers:
-                    raise
-            written = {path: None for path, values in changing.items() if values is None}
-            return self._compile_with(written, modes, args, kwargs, path, log, look)
+        return Compilation(
+            self.fn, self._name, self.options, self.stats, modes, args, kwargs, path, log, self.overrides,
+            self.module(), self._lock, look,
+        ).run()  # fmt: skip
 
     def _keep(self, entry: CacheEntry) -> None:
         keep(entry, self.fn, self.options, entry.modes)
-
-    def _changing(self) -> dict[str, set | None]:
-        """Paths whose numbers stay symbolic, and the values for which they do not.
-
-        They are those that earlier captures saw written (None), and those of other numbers, with the values they had.
-        """
-        found: dict[str, set | None] = {}
-        for entry in self.stats.interpreter_cache:
-            for path, value in entry.captured.constant_numbers.items():
-                found.setdefault(path, set()).add(value)
-        return found | {path: None for entry in self.stats.interpreter_cache for path in entry.captured.effects}
-
-    def _compile_with(
-        self, changing: dict, modes: tuple, args: tuple, kwargs: dict, path: tuple, log: Log | None, look: Callable
-    ) -> CacheEntry:
-        stats, clock, options = self.stats, time.perf_counter_ns, self.options
-        start = clock()
-        if options.debug.show_interpreter_progress:
-            print(f"Begin interpretation of {self._name}", file=sys.stderr)
-        captured = self._capture(args, kwargs, changing, path, log)
-        if options.debug.show_interpreter_progress:
-            frames = captured.frames.total()
-            print(f"Finished interpretation: {captured.instructions} instructions in {frames} frames", file=sys.stderr)
-        stats.times["construction"] = (start, clock())
-        stats.interpreted_instructions = captured.instructions
-        stats.bound_symbols_created = len(captured.computation.bound_symbols)
-        start = clock()
-        try:
-            captured.transform(options, self.overrides, self.module())
-            entry = lower_in_tiers(captured, options, modes, self.module(), self._lock)
-            look(entry)
-            log_program(self._name, entry)
-            return entry
-        except ThunderError as error:
-            if error.bound_symbol is not None and error.bound_symbol.location is not None:
-                add_location(error, captured.where(error.bound_symbol.location))
-            raise
-        finally:
-            stats.times["prologue"] = (start, clock())
-            captured.close()
-
-    def _capture(self, args: tuple, kwargs: dict, changing: dict, path: tuple, log: Log | None) -> Captured:
-        try:
-            return capture(
-                Request(
-                    self.fn, args, kwargs, self.options, changing, self.overrides, path, Log() if log is None else log
-                )
-            )
-        except (ThunderError, SharpEdgeWarning):
-            raise
-        except FailsWithParts as failure:
-            raise failure.__cause__ from failure.__cause__.__cause__  # type: ignore[misc,union-attr]
-        except Exception as failure:
-            raise ProgramFails(failure) from failure
-
-    # --- the cache
-    def _remember(self, modes: tuple, entry: CacheEntry, facts: dict) -> None:
-        if self.options.cache is CACHE_OPTIONS.NO_CACHING:
-            return
-        stats = self.stats
-        entry.used = stats.calls
-        if len(stats.interpreter_cache) >= self._most():
-            self._forget(min(stats.interpreter_cache, key=lambda e: e.used))
-        stats.interpreter_cache.insert(0, entry)
-        table = self._tables.get(modes)
-        if table is None:
-            table = self._tables[modes] = EntryTable()
-        table.add(entry, facts)
-        if not entry.path and stats.cache_misses == RECOMPILE_WARNING_LIMIT + 1:
-            why = "; ".join(dict.fromkeys(stats.last_compile_reasons))
-            text = f"{self._name} was compiled {stats.cache_misses} times. The last time because: {why}. {_ADVICE}"
-            warn_user(text, RecompileWarning)
-
-    def _most(self) -> int:
-        given = self.options.get(ENTRIES)
-        if self.options.transforms and ENTRIES.name not in self.options.compile_options:
-            return min(given, ENTRIES_WITH_TRANSFORMS)
-        return given
-
-    def _forget(self, entry: CacheEntry) -> None:
-        self.stats.interpreter_cache.remove(entry)
-        self._tables[entry.modes].remove(entry)
-
-    def _drop_outlived(self) -> None:
-        """Entries made for modules or functions that are gone."""
-        for entry in [e for e in self.stats.interpreter_cache if e.captured.outlived]:
-            self._forget(entry)
-
-    def _is_full(self) -> bool:
-        """Whether there are as many entries as there may be, all in use, and the original function can stand in."""
-        entries, most = self.stats.interpreter_cache, self._most()
-        if len(entries) >= most:
-            self._drop_outlived()
-        if len(entries) < most or not self._original_stands_in():
-            return False
-        if any(e.captured.computation.info.communicates for e in entries):  # the original would not
-            return False
-        return min(e.used for e in entries) > self.stats.calls - STALE * most
 
     def _original_stands_in(self, log: Log | None = None) -> bool:
         """Whether the original function computes what the compiled one does. log: what this call has done already: what
@@ -583,12 +444,6 @@ class Compiled:
         if log is not None and log.effects:
             return False
         return not (self.options.transforms or self.options.disable_torch_autograd or any(self.overrides))
-
-    def _first_reason(self, modes: tuple) -> list[str]:
-        if self.options.cache is CACHE_OPTIONS.NO_CACHING and self.stats.cache_misses > 1:
-            return ["no caching"]
-        found = [compat.describe_modes(old, modes) for old in self._tables if old != modes]
-        return found or ["first call"]
 
     def _warn_once(self, text: str, category: type[Warning], about: str) -> None:
         if about not in self._warned:
@@ -611,7 +466,7 @@ class Compiled:
         if location is not None:
             add_location(error, location)
 
-    # --- copies keep function and options, and drop what was compiled
+    # --- copies keep function and options, and drop programs
     def __deepcopy__(self, memo):
         return Compiled(copy.deepcopy(self.fn, memo), self.options)
 
@@ -619,9 +474,6 @@ class Compiled:
         if _by_name(self) is self:
             return self.__qualname__  # a decorated function is found again under its name
         return Compiled, (self.fn, self.options)
-
-
-_ADVICE = 'cache="symbolic values" keeps numbers and sizes symbolic.'
 
 
 def compiled_of(fn: Any) -> Compiled | None:
@@ -639,7 +491,7 @@ def _is_lazy(module: torch.nn.Module) -> bool:
 
 
 def _by_name(fn: Any) -> Any:
-    """What stands in a module where `fn` says that it was defined."""
+    """The object under the name and module that `fn` gives as its own."""
     found = sys.modules.get(getattr(fn, "__module__", None) or "")
     for name in getattr(fn, "__qualname__", "<locals>").split("."):
         found = getattr(found, name, None)

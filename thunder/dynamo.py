@@ -16,7 +16,7 @@ import torch
 from thunder.api import jit
 from thunder.core.trace import Trace
 from thunder.errors import OptionError
-from thunder.inspection import last_backward_traces, last_traces
+from thunder.inspect.queries import last_backward_traces, last_traces
 
 __all__ = ["ThunderCompiler", "WithDynamo", "backend", "thunderfx"]
 
@@ -34,7 +34,7 @@ class ThunderCompiler:
         self.subgraphs: list[Callable] = []
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence) -> Callable:
-        """The compiled graph. What is symbolic to Dynamo is symbolic from the first call on."""
+        """The compiled graph. Numbers that are symbolic in Dynamo are symbolic from the first call on."""
         _ = graph.code  # Dynamo's graphs write their code when it is first asked for, which is no part of the program
         symbolic = any(isinstance(size, torch.SymInt) for x in example_inputs for size in _sizes(x))
         known = {"dynamic": True, "cache": "symbolic values"} if symbolic else {}
@@ -57,8 +57,8 @@ def backend(
 
 
 class WithDynamo:
-    """A function or module that Dynamo captures and thunder compiles. Attributes are those of what torch.compile gives:
-    parameters, state dict, mode."""
+    """A function or module that Dynamo captures and thunder compiles. Its attributes are those of
+    torch.compile's result: parameters, state dict, mode."""
 
     def __init__(self, fn: Callable, compiler: ThunderCompiler, **dynamo_options: Any):
         self._backend, self._function = compiler, torch.compile(fn, backend=compiler, **dynamo_options)

@@ -5,21 +5,29 @@ An error of the user's own program, or of PyTorch in it, leaves a compiled funct
 
 from __future__ import annotations
 
+import difflib
 import linecache
 import os
 import sys
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
     "ThunderError", "CaptureError", "DataDependentError", "MissingImplementationError", "TraceCheckError",
     "OptionError", "CollectiveError", "SharpEdgeError",
     "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "ProgramFileError", "ProgramFileWarning",
-    "warn_user", "user_line", "calling_line", "add_location", "section_of", "with_section",
+    "warn_user", "user_line", "calling_line", "add_location", "section_of", "with_section", "did_you_mean",
 ]  # fmt: skip
 
 
 HELP = "docs/troubleshooting.md"  # a section for each class of this file, and for each reason to compile again
+
+
+def did_you_mean(given: Any, valid: Iterable[str]) -> str:
+    """A question that names the valid name nearest to a wrong one, for a message; empty where none is near."""
+    near = difflib.get_close_matches(given, valid, 1) if isinstance(given, str) else []
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def section_of(kind: type) -> str:

@@ -49,7 +49,7 @@ def grad(fn: Callable, argnums: int | str | tuple | None = None, has_aux: bool =
     be differentiated further.
 
     has_aux: fn returns (result, aux), and the gradient function (gradients, aux).
-    Raises what torch.func.grad raises where the result is no scalar or an argument cannot be differentiated.
+    Raises the errors of torch.func.grad where the result is no scalar or an argument cannot be differentiated.
     """
     return _compiled(fn, lambda f: Grad(f, argnums, has_aux), **_detached(argnums))
 
@@ -89,7 +89,8 @@ def vmap(fn: Callable, in_dims: Any = 0, out_dims: Any = 0, randomness: str = "e
     """A compiled function that maps `fn` over a dimension of its positional arguments.
 
     in_dims, out_dims: the mapped dimension of each argument and each result: an int or None (not mapped) for all, or a
-    structure of them. Keyword arguments are not mapped. randomness: what random operations draw: "different" numbers
-    for each element, the "same" for all, or "error". Raises what torch.func.vmap raises where dims or sizes do not fit.
+    structure of them. Keyword arguments are not mapped. randomness: of random operations: "different" numbers
+    for each element, the "same" for all, or "error". Raises the errors of torch.func.vmap where dims or sizes do not
+    fit.
     """
     return _compiled(fn, lambda f: VMap(f, in_dims, out_dims, randomness))

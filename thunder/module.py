@@ -1,4 +1,4 @@
-"""`ThunderModule`: what `thunder.jit` returns for an `nn.Module`."""
+"""`ThunderModule`: a compiled `nn.Module`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def _methods_of(kind: type) -> dict[str, Any]:
 
 
 def _of_compiled(name: str):
-    """A method that asks the compiled module, which knows what transforms put in the place of parameters."""
+    """A method that asks the compiled module, which knows the tensors that transforms have put in the place of
+    parameters."""
     return lambda self, *args, **kwargs: getattr(self._thunder_module, name)(*args, **kwargs)
 
 
@@ -118,7 +119,7 @@ class ThunderModule(torch.nn.Module):
 
     @property
     def _running(self) -> Compiled:
-        """What runs when the module is called."""
+        """The compiled function that a call of the module runs."""
         replaced = self._compiled.replaced
         return replaced if "forward" in self.__dict__ and replaced is not None else self._compiled
 
@@ -207,7 +208,7 @@ class ThunderModule(torch.nn.Module):
         else:
             delattr(self._model, name)
 
-    # --- what transforms put in the place of the wrapped module's tensors
+    # --- tensors that transforms put in the place of the wrapped module's
     @property
     def _overrides_parameters(self) -> dict[str, torch.Tensor]:
         """Parameters by dotted name that take the place of the wrapped module's, or stand beside them. The wrapped
@@ -285,14 +286,14 @@ class ThunderModule(torch.nn.Module):
 
     # --- state dicts, in the transformed form and in the original's
     def state_dict(self, *args, destination=None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
-        """The wrapped module's state dict with what transforms replaced or added in it: the same tensors."""
+        """The wrapped module's state dict, with the entries that transforms replaced or added: the same tensors."""
         found = self._model.state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
         for table in self._compiled.overrides:
             found.update({prefix + name: value if keep_vars else value.detach() for name, value in table.items()})
         return found
 
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
-        """Loads what `state_dict` gave. Errors are PyTorch's."""
+        """Loads a result of `state_dict`. Errors are PyTorch's."""
         parameters, buffers = self._compiled.overrides
         if not parameters and not buffers:
             return self._model.load_state_dict(state_dict, strict=strict, assign=assign)
@@ -404,7 +405,7 @@ class ThunderModule(torch.nn.Module):
         with no_sync(self):
             yield
 
-    # --- copies keep module, options and overrides, and drop what was compiled
+    # --- copies keep module, options and overrides, and drop programs
     def __deepcopy__(self, memo):
         overrides = copy.deepcopy(self._compiled.overrides, memo)
         made = _restored(copy.deepcopy(self._model, memo), self._compiled.options, overrides)
@@ -416,12 +417,12 @@ class ThunderModule(torch.nn.Module):
         return _restored, (self._model, self._compiled.options, self._compiled.overrides), self._own()
 
     def _own(self) -> dict[str, Any]:
-        """What the wrapper has besides the wrapped module's: hooks, and methods that were replaced."""
+        """The wrapper's own attributes: hooks, and methods that were replaced."""
         return {name: value for name, value in self.__dict__.items() if name not in _OWN}
 
 
 def _restored(model: torch.nn.Module, options, overrides: tuple[dict, ...]) -> ThunderModule:
-    """A compiled module with the overrides of another: transforms are not asked again for what they gave."""
+    """A compiled module with the overrides of another: transforms do not run again."""
     compiled = Compiled(model, options)
     for table, given in zip(compiled.overrides, overrides, strict=True):
         table.update(given)

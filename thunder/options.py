@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from thunder.errors import OptionError, warn_user
+from thunder.errors import OptionError, did_you_mean, warn_user
 
 __all__ = [
     "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "FALLBACK_OPTIONS",
@@ -23,19 +23,19 @@ __all__ = [
 
 
 class CACHE_OPTIONS(enum.Enum):
-    """What a compiled function may assume about its next inputs."""
+    """How a program depends on numbers and sizes of its inputs."""
 
-    # numbers, strings and sizes are what they were, or the function is compiled again (see
+    # other numbers, strings or sizes compile the function again (see
     # JitOptions.integers_may_change)
     CONSTANT_VALUES = "constant values"
-    # numbers and tensor sizes may change, as long as what was decided by them stays decided
+    # numbers and tensor sizes may change, as long as decisions on them have the same answers
     SYMBOLIC_VALUES = "symbolic values"
     SAME_INPUT = "same input"  # the first program is run for every input, nothing is checked
     NO_CACHING = "no caching"  # compiled anew at every call
 
 
 class SHARP_EDGES_OPTIONS(enum.Enum):
-    """What happens when a program does something that a compiled program cannot repeat (print, random numbers of
+    """The reaction to a program that does something that a compiled program cannot repeat (print, random numbers of
     Python's ...)."""
 
     ALLOW = "allow"
@@ -44,7 +44,7 @@ class SHARP_EDGES_OPTIONS(enum.Enum):
 
 
 class FALLBACK_OPTIONS(enum.Enum):
-    """What happens at a call whose program cannot be captured."""
+    """The reaction to a program that cannot be captured."""
 
     EAGER = "eager"  # the original function runs, once, and a FallbackWarning says why
     ERROR = "error"  # a CaptureError says why, and nothing runs
@@ -66,7 +66,7 @@ class RNG_OPTIONS(enum.Enum):
 
 
 class TIERS_OPTIONS(enum.Enum):
-    """What a call does whose program needs a compiler."""
+    """When a compiler's kernels come in."""
 
     WAIT = "wait"  # it waits: the program runs as it is meant to from the first call on
     # it runs PyTorch's kernels, and so do the next ones until regions are compiled, in the background; those come in
@@ -113,15 +113,15 @@ CACHE_DIR = EnvironmentOption("THUNDER_CACHE_DIR", str, None, "where compiled ke
 C_COMPILER = EnvironmentOption("CC", str, None, "the C compiler of prologues' checks and of Triton's launches")
 CXX_COMPILER = EnvironmentOption("CXX", str, None, "the C++ compiler of Inductor's kernels on the CPU")
 INDUCTOR_CACHE_DIR = EnvironmentOption(
-    "TORCHINDUCTOR_CACHE_DIR", str, None, "where Inductor keeps what it compiles, which processes share"
+    "TORCHINDUCTOR_CACHE_DIR", str, None, "Inductor's own cache, which processes share"
 )
 SEARCH_PATH = EnvironmentOption("PATH", str, None, "where compilers are looked for")
 LOCAL_RANK = EnvironmentOption("LOCAL_RANK", str, None, "the process's number on its machine, which says its GPU")
 TRITON_INTERPRET = EnvironmentOption(
     "TRITON_INTERPRET", bool, False, "Triton's interpreter runs kernels, on any device"
 )
-LOGS = EnvironmentOption("THUNDER_LOGS", str, "", "what is logged: recompiles, guards, passes, separated by commas")
-FALLBACK = EnvironmentOption("THUNDER_FALLBACK", str, "eager", "what fallback= is where thunder.jit is not told")
+LOGS = EnvironmentOption("THUNDER_LOGS", str, "", "topics to log: recompiles, guards, passes, separated by commas")
+FALLBACK = EnvironmentOption("THUNDER_FALLBACK", str, "eager", "the default of fallback=")
 KEEP_PROGRAMS = EnvironmentOption(
     "THUNDER_KEEP_PROGRAMS", bool, False, "programs are kept on disk where thunder.jit is not told (keep_programs=)"
 )
@@ -212,7 +212,7 @@ _OF_2024 = {
     "torch_compile_fullgraph": "a region is always one graph",
     "fusion_type": "regions join along the flow of data",
     "use_apex_cross_entropy": 'executors=["apex"] asks for it',
-    "auto_recompute_intermediates": "memory_budget= says what is recomputed",
+    "auto_recompute_intermediates": "memory_budget= chooses the values to recompute",
     **dict.fromkeys(
         ("sdpa_debug", "cudnn_sdpa_bwd_may_cat_grad_qkv", "disable_replace_uniform", "skip_inplace_alias_updates",
          "disable_inplace_copy_check", "thunderfx_disable_split_autograd", "is_differentiable_outputs"),
@@ -255,7 +255,9 @@ def _resolve(kind: type[enum.Enum], given: Any, what: str):
     for member in kind:
         if isinstance(given, str) and given.lower() == member.value:
             return member
-    raise OptionError(f"{what}={given!r} is not an option; valid: {', '.join(repr(m.value) for m in kind)}")
+    valid = [m.value for m in kind]
+    near = did_you_mean(given, valid)
+    raise OptionError(f"{what}={given!r} is not an option; {near}valid: {', '.join(map(repr, valid))}")
 
 
 def resolve_cache_option(given: CACHE_OPTIONS | str | None) -> CACHE_OPTIONS:
@@ -351,7 +353,7 @@ class DebugOptions:
     """
 
     _registered: dict[str, tuple[type, Any, str]] = {
-        "check_traces": (int, False, "check every trace after each pass, and what every line returns when it runs"),
+        "check_traces": (int, False, "check each trace after its pass, and each result when the program runs"),
         "record_interpreter_history": (bool, False, "keep the full log of interpreted instructions"),
         "show_interpreter_progress": (bool, False, "say on stderr when interpretation begins and ends"),
     }

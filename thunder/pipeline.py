@@ -1,4 +1,4 @@
-"""From a captured computation to the program that runs: the list of passes, and what runs them."""
+"""From a captured computation to the program that runs: the list of passes, and the functions that run it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thunder.extend import Executor, get_always_executors
 from thunder.extend.passes import OPERATIONS, RUNS, Lowering, Pass, PassList
 from thunder.ops import LTORCH
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
-from thunder.transforms.aligned_products import aligned_products, has_odd_products
+from thunder.transforms.aligned_products import aligned_products
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
 from thunder.transforms.cse import share
@@ -27,18 +27,17 @@ from thunder.transforms.dispatch import decompose_lists, dispatch, dispatch_left
 from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
-from thunder.transforms.joined_parts import has_parts, joined_parts
-from thunder.transforms.keep import keep_in_memory
-from thunder.transforms.kept_numbers import has_numbers_to_keep, keep_numbers
-from thunder.transforms.partition import gathers_saved, partition, saved_collections
-from thunder.transforms.recompute import recompute, recomputes
+from thunder.transforms.joined_parts import joined_parts
+from thunder.transforms.kept_numbers import keep_numbers
+from thunder.transforms.partition import partition, saved_collections
+from thunder.transforms.recompute import recompute_in_backwards
 from thunder.transforms.reinplace import reinplace
-from thunder.transforms.reuse_memory import has_memory_to_reuse, reuse_memory
+from thunder.transforms.reuse_memory import reuse_memory
 from thunder.transforms.save_plan import MEMORY_BUDGET, regathers, save_plan
 from thunder.transforms.seed_random import seed_random
-from thunder.transforms.side_stream import has_side_stream, side_stream
+from thunder.transforms.side_stream import may_use_side_stream, side_stream
 from thunder.transforms.unstack_saved import unstack_saved
-from thunder.transforms.wide_products import has_casts, wide_products
+from thunder.transforms.wide_products import wide_products
 from thunder.transforms.without_cotangents import without_cotangents
 
 __all__ = [
@@ -48,9 +47,9 @@ __all__ = [
 
 # facts, beside those of `thunder.extend.passes`
 JOINT = "joint"  # a backward that is asked for stands behind its forward
-PLAN = "plan"  # it is known what backwards recompute, and nothing is copied yet
+PLAN = "plan"  # the recomputed values are chosen, and nothing is copied yet
 CUT = "cut"  # forward and backward are programs of their own
-FUSIBLE = "fusible"  # fusion executors may make regions of what has no executor yet
+FUSIBLE = "fusible"  # fusion executors may make regions of operations without an executor
 UNDELETED = "undeleted"  # no value is deleted yet
 
 
@@ -86,14 +85,9 @@ def _plans(trace: Trace, lowering: Lowering) -> bool:
     )
 
 
-def _keeps(trace: Trace, lowering: Lowering) -> bool:
-    return any(trace.info.recomputed.values()) and lowering.options.get(MEMORY_BUDGET) >= 1.0 and bool(lowering.fusers)
-
-
-def _recompute(trace: Trace, _: Lowering) -> Trace:
-    for number in range(1, trace.info.backwards + 1):
-        trace = recompute(trace, number, trace.info.recomputed.get(number, ()))
-    return trace
+def _save_plan(trace: Trace, lowering: Lowering) -> Trace:
+    keeps = lowering.keeps if lowering.fusers else None
+    return save_plan(trace, lowering.options.get(MEMORY_BUDGET), lowering.fuses, keeps)
 
 
 def _transform(trace: Trace, lowering: Lowering) -> list[Trace]:
@@ -132,20 +126,20 @@ PASSES = PassList((
          meaning="drop operations without effect whose results nobody uses"),
     Pass("Seed Random Operations", lambda trace, lowering: seed_random(trace, lowering.fusers), needs=OPERATIONS,
          when=lambda trace, lowering: bool(lowering.fusers) and lowering.options.rng is RNG_OPTIONS.FUSED,
-         meaning="write random operations as functions of a seed, which fuse"),
+         meaning="turn random operations into functions of a seed, which fuse"),
     Pass("Combine Operations", _combined, needs=OPERATIONS,
          when=lambda _, lowering: any(map(_combines, lowering.executors)), inside=True,
          meaning="join operations that an executor computes together"),
     Pass("Flat Products", lambda trace, _: flat_products(trace), needs=OPERATIONS,
          when=lambda trace, lowering: bool(lowering.fusers) and any(
              b.sym is LTORCH["linear"] for b in trace.bound_symbols),
-         meaning="let linear layers take and give matrices"),
+         meaning="let linear layers read and return matrices"),
     Pass("Dead Code Elimination after Joins", _cleaned, needs=OPERATIONS,
          when=lambda _, lowering: bool(lowering.fusers) or any(map(_combines, lowering.executors)),
-         meaning="drop what the joined operations have replaced"),
+         meaning="drop operations that combined ones have replaced"),
     Pass("Exact Derivatives", lambda trace, _: exact_derivatives(trace), needs=OPERATIONS,
          when=lambda trace, lowering: lowering.differentiates and lowering.options.numerics is NUMERICS_OPTIONS.EAGER,
-         inside=True, meaning="leave out derivative rules that round otherwise than PyTorch's"),
+         inside=True, meaning="drop derivative rules that round otherwise than PyTorch's"),
 
     # forwards and backwards
     Pass("Grad transform pass", lambda trace, lowering: joint_trace(trace, lowering.executors),
@@ -154,69 +148,61 @@ PASSES = PassList((
     Pass("Dead Code Elimination after Derivatives", _cleaned, needs=(OPERATIONS, JOINT),
          when=lambda trace, lowering: lowering.differentiates,
          meaning="drop gradients that are dead code"),
-    Pass("Share Results", lambda trace, _: share(trace), needs=(OPERATIONS, JOINT),
+    Pass("Common Subexpression Elimination", lambda trace, _: share(trace), needs=(OPERATIONS, JOINT),
          when=lambda _, lowering: bool(lowering.fusers),
          meaning="compute equal expressions of a phase once"),
     Pass("Decompose Reductions", lambda trace, lowering: decompose_reductions(trace, lowering.fusers),
          needs=(OPERATIONS, JOINT), when=_has_backward_for_fusers,
-         meaning="decompose fusible operations that reduce inside, so that less is saved"),
-    Pass("Save Plan",
-         lambda trace, lowering: save_plan(trace, lowering.options.get(MEMORY_BUDGET), lowering.fuses),
-         needs=JOINT, gives=PLAN, when=_plans,
-         meaning="choose by a minimum cut what backwards recompute or gather again, and what is saved for them"),
-    Pass("Keep", lambda trace, lowering: keep_in_memory(trace, lowering.fuses, lowering.keeps),
-         needs=(JOINT, PLAN), when=_keeps,
-         meaning="keep what backwards would write again, as far as the peak of memory allows it"),
-    Pass("Recompute in Backward", _recompute, needs=JOINT, ends=PLAN, when=lambda trace, _: recomputes(trace),
-         meaning="copy what checkpoints contain, and what was chosen, into backwards"),
+         meaning="decompose fusible operations that contain reductions, so that less is saved"),
+    Pass("Save Plan", _save_plan, needs=JOINT, gives=PLAN, when=_plans,
+         meaning="choose the values that backwards recompute or gather again, by a minimum cut and the peak of memory"),
+    Pass("Recompute in Backward", lambda trace, _: recompute_in_backwards(trace), needs=JOINT, ends=PLAN,
+         meaning="copy the contents of checkpoints and the values that the save plan has chosen into backwards"),
     Pass("Early Gradients", lambda trace, lowering: early_gradients(trace, lowering.fusers), needs=(OPERATIONS, JOINT),
          when=lambda trace, lowering: lowering.differentiates and bool(lowering.fusers),
-         meaning="compute gradients of a loss in the kernels that make it"),
-    Pass("Dead Code Elimination after Recompute", _cleaned, needs=JOINT,
-         when=lambda trace, lowering: recomputes(trace) or _has_backward_for_fusers(trace, lowering),
-         meaning="drop what backwards recompute and the forward does not use"),
+         meaning="compute gradients of a scalar loss in the kernels of the loss"),
+    Pass("Dead Code Elimination after Recompute", _cleaned, needs=JOINT, when=lambda trace, _: trace.info.backwards > 0,
+         meaning="drop operations of the forward that only backwards needed, which recompute them"),
     Pass("Unstack Saved", lambda trace, _: unstack_saved(trace), needs=(OPERATIONS, JOINT),
          when=lambda trace, _: trace.info.backwards > 0 and any(b.sym is LTORCH["stack"] for b in trace.bound_symbols),
-         meaning="let backwards read parts of a saved stack out of it"),
+         meaning="let backwards read the parts of a saved stack as views of it"),
     Pass("Partition", lambda trace, _: partition(trace), needs=JOINT, gives=CUT, ends=JOINT,
          when=lambda trace, lowering: lowering.differentiates,
          meaning="cut the joint trace into a forward and a backward; the passes below see one after the other"),
 
     # the programs that run: of a forward, of a backward, or of a computation without derivatives
     Pass("Saved Collections", lambda trace, _: saved_collections(trace), needs=CUT,
-         when=lambda trace, _: gathers_saved(trace),
-         meaning="let the backward unpack what a transform has made the forward gather"),
+         meaning="unpack collections of saved values that a transform of the forward has gathered"),
     Pass("Without Cotangents",
          lambda trace, _: without_cotangents(trace, trace.info.cut.cotangents, trace.info.missing), needs=CUT,
          when=lambda trace, _: bool(trace.info.missing),
-         meaning="drop what outputs lead to that nobody differentiates"),
+         meaning="drop gradients of outputs that have no cotangent in a call"),
     Pass("Communication Buckets", lambda trace, _: bucket(trace), needs=(OPERATIONS, CUT), when=_communicates,
          meaning="communicate parameters and gradients of one bucket together"),
     Pass("Join Parts", lambda trace, _: joined_parts(trace), needs=(OPERATIONS, CUT),
-         when=lambda trace, _: has_parts(trace),
-         meaning="join the gradients of slices that do not overlap, in the place of adding them up"),
+         meaning="join the gradients of slices that do not overlap, instead of adding them"),
     Pass("Transform for execution", lambda trace, lowering: dispatch(trace, lowering.executors),
          needs=(OPERATIONS, CUT), gives=FUSIBLE, ends=OPERATIONS,
          meaning="give each operation to the first executor that takes it"),
     Pass("Decompose Lists", lambda trace, lowering: decompose_lists(trace, lowering.fusers), needs=FUSIBLE,
          when=lambda trace, _: bool(trace.info.fusible),
-         meaning="decompose fusible operations on lists of tensors: a region for each tensor"),
+         meaning="decompose fusible operations on lists of tensors, so that each tensor has a region"),
     Pass("Align Products", lambda trace, lowering: aligned_products(trace, lowering.fuses), needs=FUSIBLE,
-         when=lambda trace, lowering: _pads(lowering) and has_odd_products(trace),
-         meaning="let products of odd sizes run by fast kernels, and write rows that these take"),
+         when=lambda _, lowering: _pads(lowering),
+         meaning="pad rows of products of odd sizes, so that fast kernels run them"),
     Pass("Fusion", lambda trace, lowering: fuse(trace, lowering.fusers), needs=FUSIBLE,
          when=lambda trace, _: bool(trace.info.fusible),
          meaning="run regions of fusible operations as one"),
     Pass("Transform for operator executor execution",
          lambda trace, lowering: dispatch_left(trace, lowering.executors), needs=FUSIBLE,
          gives=(RUNS, UNDELETED), ends=FUSIBLE, when=lambda trace, _: bool(trace.info.fusible),
-         meaning="give what no region has to the executors that do not fuse"),
+         meaning="give each operation outside of regions to the first executor that does not fuse"),
     Pass("Reinplace", lambda trace, _: reinplace(trace), needs=(RUNS, UNDELETED),
          when=lambda trace, lowering: bool(trace.info.written) and not lowering.plain,
-         meaning="run operations in place again that the program wrote in place"),
+         meaning="run the in-place operations of the program in place again"),
     Pass("Wide Products", lambda trace, _: wide_products(trace), needs=(RUNS, UNDELETED),
-         when=lambda trace, lowering: not lowering.plain and not _is_exact(lowering) and has_casts(trace),
-         meaning="let products of half precision write what is cast of them"),
+         when=lambda _, lowering: not lowering.plain and not _is_exact(lowering),
+         meaning="let products of half precision write float32 where a cast follows"),
     Pass("Overlap Communication",
          lambda trace, lowering: overlap(trace, lowering.options.get(COMMUNICATION_BYTES_IN_FLIGHT)),
          needs=(RUNS, UNDELETED), when=_communicates,
@@ -226,14 +212,12 @@ PASSES = PassList((
     Pass("Transforms", _transform, needs=RUNS, when=lambda _, lowering: not lowering.plain,
          meaning="transforms= of thunder.jit, each under its own header"),
     Pass("Side Stream", lambda trace, _: side_stream(trace), needs=RUNS,
-         when=lambda trace, lowering: has_side_stream(trace) and not lowering.plain,
+         when=lambda trace, lowering: may_use_side_stream(trace) and not lowering.plain,
          meaning="compute gradients of weights beside the rest of a backward"),
     Pass("Reuse Memory", lambda trace, lowering: reuse_memory(trace, _owns(lowering)), needs=RUNS,
-         when=lambda trace, lowering: has_memory_to_reuse(trace, _owns(lowering)),
-         meaning="write results over inputs that die"),
+         meaning="write results over inputs with a last use"),
     Pass("Kept Numbers", lambda trace, _: keep_numbers(trace), needs=RUNS,
-         when=lambda trace, _: has_numbers_to_keep(trace),
-         meaning="make tensors once of the numbers that kernels on the CPU would convert in each call"),
+         meaning="convert numbers that are operands of kernels on the CPU to tensors once"),
 ))  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from thunder import compat
-from thunder.api import jit
+from thunder.api import compiled_or_jit, jit
 from thunder.compiled import compiled_of
 from thunder.errors import OptionError, ProgramFileError
 from thunder.programs import files
@@ -31,8 +31,7 @@ def precompile(fn: Callable, *args: Any, path: str | os.PathLike, **kwargs: Any)
 
     Raises ProgramFileError, in words, for a program that cannot be written, and OSError where the file cannot be.
     """
-    compiled = compiled_of(fn) or compiled_of(jit(fn))
-    assert compiled is not None, "thunder.jit compiles"
+    compiled = compiled_or_jit(fn)
     modes = compat.modes_key()
     try:
         document, entry = document_for(compiled, modes, args, kwargs)
@@ -55,7 +54,7 @@ def _subsets(outputs: int) -> list[tuple[int, ...]]:
 
 
 def load(path: str | os.PathLike, fn: Callable | None = None, **options: Any) -> Any:
-    """What `thunder.jit(fn, **options)` gives, with the program of a file that `precompile` wrote.
+    """The result of `thunder.jit(fn, **options)`, with the program of a file that `precompile` wrote.
 
     A call that the program fits runs it without capture; others are captured as ever, and
     `thunder.compile_stats(...).not_loaded` says why. fn: the function or module; it may be left out for a function that

@@ -1,9 +1,9 @@
-"""`thunder.compile` and recipes: named choices of what `thunder.jit` is told.
+"""`thunder.compile` and recipes: named sets of options of `thunder.jit`.
 
     compiled = thunder.compile(model, recipe="training", plugins=[FP8(scaling="rowwise")])
 
 A recipe is a frozen dataclass. Its fields are its parameters, `options()` are keywords of `thunder.jit`, `place` is
-what happens to the compiled module afterwards. A plugin is a recipe as well: several are joined by `+`.
+changes of the compiled module afterwards. A plugin is a recipe as well: several are joined by `+`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from thunder.api import jit
 from thunder.distributed import FSDPBucketingStrategy, FSDPType, ddp, fsdp
-from thunder.errors import OptionError
+from thunder.errors import OptionError, did_you_mean
 from thunder.quantization.float8 import Float8Weights
 from thunder.quantization.int4 import Int4Weights
 from thunder.quantization.int8 import Int8Weights
@@ -34,9 +34,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Recipe:
-    """A choice of what `thunder.jit` is told. A subclass is a frozen dataclass whose fields are its parameters.
+    """A set of options of `thunder.jit`. A subclass is a frozen dataclass whose fields are its parameters.
 
-    `print(recipe)` shows the keywords of `thunder.jit` that it sets. `a + b` is a recipe that sets what both set.
+    `print(recipe)` shows the keywords of `thunder.jit` that it sets. `a + b` is a recipe that sets the options of both.
     """
 
     def options(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Recipe:
         return {}
 
     def place(self, compiled: Any) -> Any:
-        """What the compiled function or module becomes: distributed, for example."""
+        """Changes the compiled function or module, for example distributes it, and returns it."""
         return compiled
 
     def __add__(self, other: Recipe) -> Recipe:
@@ -95,7 +95,7 @@ def _parts(recipe: Recipe) -> tuple[Recipe, ...]:
 
 @dataclass(frozen=True)
 class Default(Recipe):
-    """What `thunder.jit` does when it is told nothing."""
+    """The defaults of `thunder.jit`."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,8 @@ def _recipe(given: Recipe | str) -> Recipe:
         return _NAMED[given]()
     if isinstance(given, type) and issubclass(given, Recipe):
         raise OptionError(f"recipe {given.__name__} is a class: give an instance, {given.__name__}(...)")
-    raise OptionError(f"{given!r} is no recipe; valid: a thunder.Recipe, {', '.join(map(repr, _NAMED))}")
+    near = did_you_mean(given, _NAMED)
+    raise OptionError(f"{given!r} is no recipe; {near}valid: a thunder.Recipe, {', '.join(map(repr, _NAMED))}")
 
 
 def compile(
@@ -251,14 +252,14 @@ def compile(
     plugins: Recipe | str | Sequence[Recipe | str] | None = None,
     **options: Any,
 ) -> Any:
-    """`thunder.jit` with what a recipe and plugins set.
+    """`thunder.jit` with the options of a recipe and plugins.
 
     model: a function or an `nn.Module`; without one this is a decorator that takes options. recipe: a recipe or its
-    name; "auto" and "default" are what `thunder.jit` does when it is told nothing. plugins: further recipes, or their
+    name; "auto" and "default" are the defaults of `thunder.jit`. plugins: further recipes, or their
     names, which add to it. options: keywords of `thunder.jit`; they have the last word, but for lists (`transforms`,
     `executors`), which come after those of the recipes.
 
-    Returns what `thunder.jit` returns, or the module as the recipes place it. Raises OptionError (a ValueError) for an
+    Returns the result of `thunder.jit`, or the module as the recipes place it. Raises OptionError (a ValueError) for an
     unknown name, which lists those there are, and where two recipes set an option to different values; what
     `thunder.jit` raises for options.
     """

@@ -9,7 +9,7 @@ __all__ = ["to_torch_dtype", "to_torch_device", *LTORCH]
 
 
 def _register_custom_op(custom_op):
-    """The operation for what torch.library.custom_op made. Calling the operator needs no registration."""
+    """The operation for a result of torch.library.custom_op. Calling the operator needs no registration."""
     from thunder.ops.opaque import symbol_for
 
     return symbol_for(custom_op._opoverload)

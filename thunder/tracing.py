@@ -31,8 +31,8 @@ def proxy_of(x: torch.Tensor, name: str = "") -> TensorProxy:
 def trace(*, use_dce: bool = True) -> Callable[..., Trace]:
     """`thunder.trace()(fn, *args, **kwargs)`: the trace of `fn` on tensors or tensor proxies.
 
-    `fn` runs as it is, with proxies in the place of tensors: what it does to them is recorded, what it does besides
-    happens once.
+    `fn` runs as it is, with proxies in the place of tensors: operations on them are recorded, other effects
+    happen once.
     """
 
     def run(fn: Callable, *args, **kwargs) -> Trace:

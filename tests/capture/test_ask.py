@@ -153,14 +153,15 @@ def test_a_long_list_of_numbers_is_one_question_and_one_constant():
     assert torch.equal(compiled(numbers), torch.tensor(numbers) + 1) and thunder.cache_misses(compiled) == 2
 
 
-def test_writes_into_what_was_asked_for_its_content_are_effects():
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_writes_into_what_was_asked_for_its_content_are_effects(kind):
     def program(x, rows):
         before = len(json.dumps(rows))
         rows[3].append(1.0)
         rows[4][0] = 5.0
         return x + before, rows[3]
 
-    compiled, ours, eagers = thunder.jit(program), [[1.0] for _ in range(40)], [[1.0] for _ in range(40)]
+    compiled, ours, eagers = thunder.jit(program), kind([1.0] for _ in range(40)), kind([1.0] for _ in range(40))
     for _ in range(2):
         found, wanted = compiled(torch.ones(2), ours), program(torch.ones(2), eagers)
         assert torch.equal(found[0], wanted[0]) and found[1] is ours[3] and ours == eagers

@@ -134,3 +134,28 @@ def test_a_tensor_that_native_code_gives_comes_out_as_it_is():
     compiled = thunder.jit(lambda x: (x + table[key], table.get(key), {"a": [by_name["a"]]}))
     _, a, b = compiled(torch.ones(3))
     assert a is tensor and b["a"][0] is tensor
+
+
+class Key:
+    def __init__(self, n):
+        self.n = n
+
+    def __hash__(self):
+        return hash(self.n)
+
+    def __eq__(self, other):
+        return self.n == other.n
+
+
+def test_a_partial_object_behind_a_cache():
+    """A partial object has the module of `functools`; what runs is the user's function in it."""
+    made = functools.cache(functools.partial(lambda scale, key: torch.arange(key.n) * scale, 2))
+    plain = functools.lru_cache(functools.partial(lambda scale, n: torch.arange(n) * scale, 2))
+
+    def fn(x):
+        return x + made(Key(3)) + plain(x.shape[0])
+
+    compiled = thunder.jit(fn, fallback="error")
+    for _ in range(2):
+        assert torch.equal(compiled(torch.ones(3)), fn(torch.ones(3)))
+    assert thunder.cache_misses(compiled) == 1

@@ -297,5 +297,5 @@ def test_effects_of_a_functions_backward_happen_in_the_backward(function):
         warnings.simplefilter("ignore", FallbackWarning)
         assert run(compiled) == run(program)
         assert run(compiled) == run(program)
-    with pytest.raises(CaptureError, match="writes to what is outside of it"):
+    with pytest.raises(CaptureError, match="writes to the outside"):
         thunder.jit(program, fallback="error")(torch.ones(2, requires_grad=True))

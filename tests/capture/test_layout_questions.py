@@ -149,5 +149,5 @@ def test_addresses_of_inputs():
     x, y = torch.ones(2), torch.ones(2)
     for a, b in ((x, y), (x, x), (x, y)):
         assert torch.equal(compiled(a, b), a + float(a is b))
-    with pytest.raises(CaptureError, match="the address of what the program computes"):
+    with pytest.raises(CaptureError, match="the address of a computed tensor"):
         thunder.jit(lambda x: (x * 2).data_ptr())(x)

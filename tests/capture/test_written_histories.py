@@ -271,7 +271,7 @@ def test_each_kind_of_history_is_a_program():
 def test_an_alias_that_autograd_does_not_know_is_refused():
     m = tensor(4, 4)
     for alias in (m.detach()[1:], torch.no_grad()(lambda: m[1:])()):
-        with pytest.raises(CaptureError, match="shares memory with it in a way that autograd does not follow"):
+        with pytest.raises(CaptureError, match="shares its memory in a way that autograd does not follow"):
             thunder.jit(view_and_all, fallback="error")(m, alias, weights(4, 4))
 
 

@@ -320,7 +320,7 @@ def test_data_dependent_sizes_are_not_shared():
         torch.testing.assert_close(a, b)
         torch.testing.assert_close(torch.autograd.grad(a, x), torch.autograd.grad(b, x))
         assert i == j
-    made = next(t for t in thunder.last_traces(compiled) if "Share Results" in t.provenance)
+    made = next(t for t in thunder.last_traces(compiled) if "Common Subexpression Elimination" in t.provenance)
     named = [o.name for b in made.bound_symbols for o in b.outputs]
     assert [n for n in named if n in ("a", "b")] == ["a", "b"] and len(named) == len(set(named))
 
@@ -346,7 +346,7 @@ def test_casts_of_one_value_are_shared_by_its_layers():
     x = torch.randn(4, 8).requires_grad_()
     found, want = compiled(x), module(x)
     torch.testing.assert_close(found, want, rtol=1e-2, atol=1e-2)
-    trace = next(t for t in thunder.last_traces(compiled) if "Share Results" in t.provenance)
+    trace = next(t for t in thunder.last_traces(compiled) if "Common Subexpression Elimination" in t.provenance)
     casts = [b for b in trace.bound_symbols if b.sym.name == "to" and b.args and b.args[0].name == "x"]
     assert len(casts) == 1
     a, b = (torch.autograd.grad(y.pow(2).sum(), x)[0] for y in (found, want))

@@ -15,7 +15,7 @@ from thunder.core.trace import Trace
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH
 from thunder.ops.autocast import WORDS, kinds_of, policy
-from thunder.ops.define import lookup
+from thunder.ops.registry import lookup
 from thunder.tracing import proxy_of
 from thunder.transforms.dispatch import dispatch
 

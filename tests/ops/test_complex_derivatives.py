@@ -88,6 +88,7 @@ def test_gradients_equal_autograds(info):
 PHASES = {"linalg.eig", "linalg.eigh"}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "info", [i for i in COMPLEX if i.supports_gradgrad and i.name not in PHASES], ids=lambda i: i.formatted_name
 )

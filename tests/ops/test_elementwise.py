@@ -12,7 +12,7 @@ import thunder
 from tests.ops.harness import by_decomposition
 from tests.ops.tracing import carried_out, traced
 from thunder.errors import CaptureError
-from thunder.ops.binary import BINARY
+from thunder.ops.families.binary import BINARY
 from thunder.ops.torch_types import to_torch_dtype
 
 TYPES = (

@@ -41,6 +41,7 @@ def run(function, args, kwargs, layout) -> tuple:
 
 
 @pytest.mark.filterwarnings("ignore")  # deprecated functions are as good as others
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "name",
     [

@@ -18,7 +18,7 @@ from tests.ops.harness import by_decomposition
 from thunder import compat
 from thunder.errors import CaptureError
 from thunder.examine import examine
-from thunder.ops.random import _philox
+from thunder.ops.families.random import _philox
 
 # PyTorch's own, of what it deprecates
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]

@@ -19,8 +19,9 @@ from tests.ops.harness import (
 )
 from thunder.core.symbol import OpTags
 from thunder.errors import ThunderError
-from thunder.ops import LTORCH, collectives
-from thunder.ops.define import _BY_TORCH
+from thunder.ops import LTORCH
+from thunder.ops.families import collectives
+from thunder.ops.registry import _BY_TORCH
 from thunder.ops.torch_types import to_torch_dtype
 
 # PyTorch's own warnings about samples it is given

@@ -12,7 +12,7 @@ from thunder.core.definition import Definition
 from thunder.core.symbol import Symbol
 from thunder.core.trace import TraceInfo
 from thunder.ops import LTORCH, PRIMS
-from thunder.ops.define import alias, composite, lookup
+from thunder.ops.registry import alias, composite, lookup
 
 ROOT = Path(thunder.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))

@@ -11,7 +11,7 @@ import thunder.torch as ltorch
 from thunder.core.proxies import IntegerProxy, NumberProxy, TensorProxy
 from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import Decisions, hold
-from thunder.ops.define import lookup
+from thunder.ops.registry import lookup
 
 
 def attention(q):

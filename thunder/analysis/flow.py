@@ -9,12 +9,20 @@ from thunder.core.proxies import Proxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.utils import consumers, producers
 
-__all__ = ["consumers", "positions", "producers", "uses"]
+__all__ = ["consumers", "live_ins", "positions", "producers", "uses"]
 
 
 def positions(bound_symbols: Sequence[BoundSymbol]) -> dict[Proxy, int]:
     """By value, the place of the bound symbol that produces it."""
     return {o: i for i, b in enumerate(bound_symbols) for o in b.outputs}
+
+
+def live_ins(bound_symbols: Sequence[BoundSymbol], outputs: Iterable = ()) -> dict[Proxy, None]:
+    """The values that bound symbols use, or that are among the outputs, and that no bound symbol defines, in order of
+    their first uses."""
+    defined = {o for b in bound_symbols for o in b.outputs}
+    used = (*(i for b in bound_symbols for i in b.inputs), *outputs)
+    return dict.fromkeys(v for v in used if isinstance(v, Proxy) and v not in defined)
 
 
 def uses(bound_symbols: Iterable[BoundSymbol], outputs: Iterable[Proxy] = ()) -> Counter[Proxy]:

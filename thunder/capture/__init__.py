@@ -1,8 +1,8 @@
 """The torch side of capture: from a call of a Python program to prologue, computation and epilogue.
 
-In the order of the flow: `sources` (where values come from), `ask` (every look at the outside), `state` (what a capture
-knows), `host` (the interpreter's host) with `locations`, `values`, `tensors`, `numbers`, `containers`, `classes` and
-`objects` (what a program holds of the outside), `expose` (what native code may look at), `calls` and `operators`
+In the order of the flow: `sources` (where values come from), `ask` (every look at the outside), `state` (its parts),
+`host` (the interpreter's host) with `locations`, `values`, `tensors`, `numbers`, `containers`, `classes` and `objects`
+(the outside as a program holds it), `expose` (everything that native code may look at), `calls` and `operators`
 (dispatch; `handlers` by function, `library` for PyTorch's own), `decisions`, `prologue` with `groups`, `checks` and
 `passes`, `epilogue`.
 """
@@ -20,7 +20,7 @@ import torch
 import thunder.compat.batch_checks
 import thunder.compat.cuda
 import thunder.compat.distributed
-import thunder.compat.modes  # noqa: F401 - these four are what the first call would import
+import thunder.compat.modes  # noqa: F401 - the first call would import these four
 from thunder import compat
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
@@ -33,7 +33,7 @@ from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
 from thunder.capture.state import Request
-from thunder.capture.tensors import write_back
+from thunder.capture.tensors import input_source, write_back
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
@@ -42,7 +42,7 @@ from thunder.distributed.placement import Placement, check_all_placed, placement
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
 from thunder.interpreter import UnsupportedError, release
-from thunder.ops.collectives import wait
+from thunder.ops.families.collectives import wait
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 from thunder.transforms.base import asked, check_replaced, transform_traces
@@ -51,7 +51,7 @@ __all__ = ["Captured", "FailsWithParts", "Request", "capture"]
 
 
 class Captured:
-    """What the capture of a program found. It holds no tensor of the call's."""
+    """The result of a capture. It holds no tensor of the call."""
 
     def __init__(self, c: Capture, result: Any):
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
@@ -65,7 +65,7 @@ class Captured:
         write_back(c)
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
-        rebuilt_hooks.finish(c, result)
+        rebuilt_hooks.finish(c, (result, output))
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
         self.constant_numbers = constant_numbers(c)
@@ -77,7 +77,7 @@ class Captured:
             OpTags.DONT_DCE in operation.tags and OpTags.DECISION not in operation.tags
             for operation in c.recorder.bound_symbols
         )
-        # what the original would do again must not have happened
+        # the original would do these again
         happened = effects or c.tensors.mutated or self.host_calls
         self.may_fail_over = (epilogue.writes or any(record.catches for record in c.calls)) and not happened
         c.ask_at_the_end()
@@ -101,7 +101,7 @@ class Captured:
         self.decisions.close()
 
     def close(self) -> None:
-        """Lets go of the call that was captured; what is left is the program."""
+        """Let go of the call that was captured and keep the program."""
         _close(self._capture)
 
     def _computation(self, c: Capture, output) -> None:
@@ -112,7 +112,7 @@ class Captured:
             c.refuse(
                 "a tensor of a function under grad, vjp, jvp or vmap is used outside of it, where it is known no "
                 "more: the function stored it",
-                "return it (has_aux=True for what is not differentiated)",
+                "return it (has_aux=True where it is not differentiated)",
             )
         symbols = set()
         if c.numbers.proxies:
@@ -124,9 +124,8 @@ class Captured:
         inputs = [*tensors, *others, *numbers]
         placements = c.tensors.placements
         self._placements: dict[Proxy, Placement] = {p: placements[p] for p in tensors if p in placements}
-        self._input_sources = [*(c.tensors.real[p][1] for p in tensors), *others.values()] + [
-            c.numbers.sources[n.name] for n in numbers
-        ]
+        of_numbers = [c.numbers.sources[n.name] for n in numbers]
+        self._input_sources = [*(input_source(c, p) for p in tensors), *others.values(), *of_numbers]
         asked, memory = bool(c.request.options.transforms or c.tensors.replaced), c.recorder.memory
         info = TraceInfo(
             parameters=_parameter_paths(c, tensors) if asked else {}, held=_held(c, tensors) if asked else frozenset(),
@@ -153,16 +152,10 @@ class Captured:
         )
 
     def transform(self, options: JitOptions, overrides: tuple[dict, ...], model) -> None:
-        """Lets the transforms change the three programs; what they changed is what runs."""
+        """Let the transforms change the three programs."""
         before = self.prologue_traces[-1], self.epilogue_traces[-1:]
-        transform_traces(
-            options.transforms,
-            self.prologue_traces,
-            self.computation_traces,
-            self.epilogue_traces,
-            options.executors,
-            model,
-        )
+        traces = self.prologue_traces, self.computation_traces, self.epilogue_traces
+        transform_traces(options.transforms, *traces, options.executors, model)
         if self.prologue_traces[-1] is not before[0]:
             self.prologue_fn = self.prologue_traces[-1].python_callable()
         if self.epilogue_traces[-1:] != before[1]:
@@ -173,9 +166,8 @@ class Captured:
         if self._placements:
             if model is not None:
                 check_all_placed(model)
-            made = timed_pass(
-                "Synchronization", self.computation, lambda trace: synchronize_parameters(trace, self._placements)
-            )
+            placements = self._placements
+            made = timed_pass("Synchronization", self.computation, lambda t: synchronize_parameters(t, placements))
             self.computation_traces.append(made)
             if slices := [p.slice for p in self._placements.values() if p.slice is not None]:
                 made = timed_pass("Split Layers", made, lambda trace: split_layers(trace, slices))
@@ -184,11 +176,8 @@ class Captured:
     def _placements_after(self, overrides: dict[str, torch.Tensor]) -> dict:
         """The placements of the computation's arguments, which transforms may have changed, and added some of
         `overrides` to."""
-        known, paths = (
-            {a.name: placement for a, placement in self._placements.items()},
-            self.computation.info.parameters,
-        )
-        for variable, path in paths.items():
+        known = {a.name: placement for a, placement in self._placements.items()}
+        for variable, path in self.computation.info.parameters.items():
             if path in overrides and (placement := placement_of(overrides[path])) is not None:
                 known[variable] = placement
         return {a: known[a.name] for a in self.computation.args if isinstance(a, TensorProxy) and a.name in known}
@@ -279,7 +268,7 @@ def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
     """The program captured again where it writes to numbers that it was captured for one value of: the next call finds
     others there."""
     counters = {path: None for path in captured.effects & read_numbers(c) if path not in c.request.changing}
-    if not counters or c.sharp_edges:  # what runs while a program is captured runs once
+    if not counters or c.sharp_edges:  # code that capture ran runs once
         return captured
     changing = {**c.request.changing, **counters}
     request = replace(c.request, changing=changing, path=tuple(c.path.taken))
@@ -301,8 +290,10 @@ def _close(c: Capture) -> None:
 
 def _read(c: Capture) -> Captured:
     """Runs the program in the interpreter and closes the capture."""
-    c.recorder.context = c.recorder.context.replace(default_dtype=from_tensor_dtype(torch.get_default_dtype()))
-    c.recorder.context.names.backends = compat.attention_backends()
+    names, default_dtype = c.recorder.context.names, from_tensor_dtype(torch.get_default_dtype())
+    c.recorder.context = c.recorder.context.replace(default_dtype=default_dtype)
+    names.default_dtype = default_dtype
+    names.backends = compat.attention_backends()
     try:
         with compat.modes_restored():
             with contextlib.ExitStack() as modes:

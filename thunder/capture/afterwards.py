@@ -1,4 +1,4 @@
-"""The part of an epilogue that autograd sees: arguments are overwritten with what requires grad, and views are made of
+"""The part of an epilogue that autograd sees: it overwrites arguments with values that require grad, and makes views of
 them."""
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import torch
 
 from thunder.core.proxies import TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol
-from thunder.ops import inplace
+from thunder.ops.functionalize import inplace
 from thunder.ops.infer import as_torch
 
 
 def write(writer: Any) -> None:
-    """Statements that write what requires grad to tensors from outside. writer: an `EpilogueWriter`."""
+    """Write statements that give values which require grad to tensors from outside. writer: an `EpilogueWriter`."""
     memory = writer.c.recorder.memory
     for base, value in writer.c.tensors.written_after.items():
         target = writer.value(base)
@@ -27,8 +27,8 @@ def write(writer: Any) -> None:
 
 
 def make_views(writer: Any, first: int) -> None:
-    """Takes those of the operations since `first` out of the computation that make views of what is written to after
-    it: statements of the epilogue make them."""
+    """Move operations since `first` that make views of tensors which are written to after the computation: the epilogue
+    makes these views."""
     operations, afterwards = writer.c.recorder.bound_symbols, writer.c.tensors.afterwards
     for operation in operations[first:]:
         if not afterwards.keys().isdisjoint(operation.inputs):
@@ -47,11 +47,11 @@ def _make_view(writer: Any, operation: BoundSymbol) -> None:
 
     def operand(x) -> str:
         x = map_structure(as_torch, x)
-        if isinstance(x, TensorProxy):
-            return (
-                writer.afterwards(x) if x in writer.c.tensors.afterwards else writer.built.get(id(x)) or writer.value(x)
-            )
-        return writer.build(x)
+        if not isinstance(x, TensorProxy):
+            return writer.build(x)
+        if x in writer.c.tensors.afterwards:
+            return writer.afterwards(x)
+        return writer.built.get(id(x)) or writer.value(x)
 
     keywords = (f"{k}={operand(v)}" for k, v in operation.kwargs.items())
     by_autograd = operation.context is None or operation.context.grad_enabled
@@ -66,6 +66,6 @@ def _name_outputs(writer: Any, said: Any, made: str) -> None:
 
 
 def _seen(writer: Any, by_autograd: bool, function: Callable | None, *given: str) -> str:
-    assert function is not None, "what a program does to an argument is a function of PyTorch's"
+    assert function is not None, "a function of PyTorch's changes an argument"
     run, named = writer.pin(inplace.in_grad_mode, "in_grad_mode"), writer.pin(function, function.__name__)
     return f"{run}({', '.join((str(by_autograd), named, *given))})"

@@ -1,6 +1,6 @@
 """Asking: every look at the outside world is a question, and the prologue asks it again before each call.
 
-`ask(c, source, QUESTION)` asks what stands at a source now, and remembers the answer under (source, question, operand).
+`ask(c, source, QUESTION)` asks about the value at a source, and remembers the answer under (source, question, operand).
 A program depends on exactly the answers that it got. Each question is one row of this file: how to ask at capture, the
 text of the same in the prologue, and the words of a miss.
 """
@@ -23,7 +23,7 @@ from thunder.ops.opaque_values import metadata
 
 
 class Question(NamedTuple):
-    """One way to look at what stands at a source.
+    """One way to look at the value at a source.
 
     ask(value, operand) gives the answer at capture. `text` is the same in the prologue, where {v} is the value and {k}
     the operand. `changed` is the condition of a miss: {now} is the new answer, {was} the one of capture. `words` says
@@ -36,10 +36,10 @@ class Question(NamedTuple):
     changed: str
     words: Any  # str | tuple[str, str]
 
-    __hash__ = object.__hash__  # a question is a key often, and hashing what it holds takes long
+    __hash__ = object.__hash__  # a question is a key often, and hashing its fields takes long
 
 
-# ---------------------------------------------------------------- what questions and prologues compute
+# ---------------------------------------------------------------- functions of questions and prologues
 
 
 def same_value(a, b) -> bool:
@@ -57,23 +57,28 @@ def same_value(a, b) -> bool:
 
 
 def same_elements(found: tuple, want: tuple) -> bool:
-    """Whether keys of a dict, or elements of a set, are what they were, in the same order."""
+    """Whether keys of a dict, or elements of a set, are the same as before, in the same order."""
     return len(found) == len(want) and (all(map(operator.is_, found, want)) or all(map(same_value, found, want)))
 
 
 def is_data(value) -> bool:
-    """Whether a value is numbers, text, None, and lists, tuples and dicts of them: it holds nothing but its content."""
-    pending = [value]
+    """Whether a value is numbers, text, None, and lists, tuples and dicts of them, no list or dict in two places: it is
+    nothing but its content."""
+    pending, seen = [value], set()
     while pending:
         value = pending.pop()
-        kinds = set(map(type, value)) if type(value) in (list, tuple) else {type(value)}
-        if type(value) is dict:
-            kinds = set(map(type, value))
-            pending += [x for x in value.values() if type(x) not in _NUMBERS]
-        elif type(value) in (list, tuple) and kinds & _NESTED:
-            pending += [x for x in value if type(x) in _NESTED]
+        kind = type(value)
+        if kind in _NESTED and id(value) in seen:
+            if kind is not tuple:
+                return False
+            continue
+        seen.add(id(value))
+        inside = [*value, *value.values()] if kind is dict else value if kind in _NESTED else (value,)
+        kinds = set(map(type, inside))
         if not kinds <= _NUMBERS | _NESTED:
             return False
+        if kinds & _NESTED:
+            pending += [x for x in inside if type(x) in _NESTED]
     return True
 
 
@@ -114,8 +119,8 @@ def placement(a: torch.Tensor, b: torch.Tensor) -> tuple | None:
 
 
 def history(tensor: torch.Tensor) -> tuple:
-    """What autograd looks at where it is to see a write to a tensor: whether it is a leaf, and what kind of view it
-    is."""
+    """The properties of a tensor that decide whether autograd allows a write: whether it is a leaf, and which kind of
+    view."""
     base = tensor._base
     if base is None:
         return (tensor.is_leaf,)
@@ -138,9 +143,10 @@ def kind(value) -> tuple | None:
     return metadata(value) if isinstance(value, torch.Tensor) else None
 
 
-# ---------------------------------------------------------------- the table Shape, dtype, device and the like of
-# tensors are asked for all tensors in one batch (`Capture.shapes`), and relations between symbolic numbers have rules
-# of their own (`Capture.decisions`).
+# ---------------------------------------------------------------- the table
+
+# Shape, dtype, device and the like are asked for all tensors in one batch (`Tensors.shapes`), and relations between
+# symbolic numbers have rules of their own (`Numbers.decisions`).
 
 IS, EQUAL = "{now} is not {was}", "{now} != {was}"
 _TWO = ("{path} and {k} were one object", "{path} and {k} became one object")
@@ -173,7 +179,7 @@ VIEWS = Question(
     "views", one_history, "one_history({v}, {k})", IS,
     ("autograd knew {path} and {k} as views of one memory", "autograd knows {path} and {k} as views of one memory"),
 )  # fmt: skip
-KIND = Question("metadata", lambda v, _: kind(v), "kind({v})", EQUAL, "what kind of tensor {path} is changed")
+KIND = Question("metadata", lambda v, _: kind(v), "kind({v})", EQUAL, "{path} is another kind of tensor than before")
 FILLED = Question("hooks", lambda v, _: any(v), "any({v})", IS, "a module has hooks now")
 HOOKED = Question(
     "tensor_hooks", lambda v, _: hooked(v), "hooked({v})", IS, "a tensor whose gradient is computed has hooks now"
@@ -191,7 +197,7 @@ _NEW = object()
 
 
 def ask(c, source: Source, question: Question, operand: Any = None):
-    """The answer to a question about what stands at a source, which the prologue asks again. The operand may be another
+    """The answer to a question about the value at a source, which the prologue asks again. The operand may be another
     source."""
     key = source, question, operand
     answer = c.observed.get(key, _NEW)
@@ -208,7 +214,7 @@ def ask(c, source: Source, question: Question, operand: Any = None):
 
 
 def value_at(c, source: Source):
-    """What stands at a source; MISSING where nothing does. Only `ask` and `reach` may look at it."""
+    """The value at a source; MISSING where there is none. Only `ask` and `reach` may look at it."""
     found = c.values.get(source, _NEW)
     if found is _NEW:
         if source.base is None:
@@ -221,7 +227,7 @@ def value_at(c, source: Source):
 
 
 def reach(c, source: Source):
-    """What stands at a source, as the program may hold it (see `values.read`); MISSING, asked, where nothing does."""
+    """The value at a source, as the program may hold it (see `values.read`); MISSING, asked, where there is none."""
     value = value_at(c, source)
     if value is MISSING:
         ask(c, source, PRESENT)

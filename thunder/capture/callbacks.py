@@ -1,8 +1,8 @@
 """Python code of the user's that native code would call: it comes back to the machine, or the call is refused.
 
-Native code reaches the special methods of what it is given. What it runs there by itself is not asked, and what it does
-happens while the program is captured. So an object is given as a stand-in (`thunder/interpreter/standins.py`), and what
-cannot be stood in for is refused.
+Native code reaches the special methods of its arguments. Capture would not see the code that it runs there, and effects
+would happen while the program is captured. So native code gets stand-ins (`interpreter/standins.py`); a call with
+an object that has none is refused.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import operator
 import sys
 import types
 
-from thunder.capture.native import PRIMITIVE, native_module, parts_of
+from thunder.capture.native import PRIMITIVE, native_module
 from thunder.interpreter import decode, standins
-from thunder.interpreter.attributes import BUILTINS, plain_attribute, type_attribute
+from thunder.interpreter.attributes import BUILTINS, parts_of, plain_attribute, type_attribute
 
 _KINDS = {type, types.ModuleType, types.FunctionType}
 
@@ -50,7 +50,7 @@ def _owner(f):
 
 def reached(c, f, args, kwargs) -> bool:
     """Whether native code `f` would find, in containers, an object whose special methods the user wrote."""
-    return any(called_in(c, type(v), f) for v in parts_of(*args, *kwargs.values()) if type(v) not in PRIMITIVE)
+    return any(called_in(c, type(v), f) for v in parts_of(*args, *kwargs.values()))
 
 
 _NUMBERS = ("__float__", "__index__", "__int__", "__complex__")
@@ -66,7 +66,7 @@ _NAMES = {
     id(bytes): ("__bytes__", "__index__", "__iter__", "__len__", "__getitem__", "__next__"),
 }  # fmt: skip
 _COPIED = ("__reduce__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
-# slots of object and type, and what they call of the object that they are given
+# slots of object and type -> the methods that they call of their argument
 _OBJECTS_OWN = {
     "__str__": ("__repr__",), "__format__": ("__str__", "__repr__"), "__ne__": ("__eq__",), "__dir__": None,
     "__reduce__": _COPIED, "__reduce_ex__": _COPIED, "__getattribute__": None, "__setattr__": None, "__delattr__": None,
@@ -76,14 +76,18 @@ _OBJECTS_OWN = {
 
 
 def _of_builtins(owner: type, name: str) -> tuple | None:
-    """What a slot of a builtin class calls of its operands: of most it looks at nothing but the class."""
+    """The methods that a slot of a builtin class calls of its operands: of most it looks at nothing but the class."""
     if owner in _SCALARS and name in _BY_CLASS or owner in _SEQUENCES and name in ("__len__", "__iter__", "__add__"):
         return ()
+    if issubclass(owner, dict) and name in _OF_KEYS:
+        return ()  # `check_hashed` sees the keys
     return ("__index__",) if owner in _SEQUENCES and name in ("__mul__", "__rmul__", "__getitem__") else None
 
 
 _SCALARS = (int, float, complex, bool, str, bytes)
 _SEQUENCES = (list, tuple, str, bytes)
+# methods of dicts that hash and compare keys, and call nothing of values
+_OF_KEYS = frozenset(("__contains__", "__getitem__", "__delitem__", "__len__", "__iter__", "get", "pop", "setdefault"))
 _BY_CLASS = standins.CALLED - {"__format__", "__contains__", "__getitem__", "__mul__", "__rmul__", "__mod__"}
 
 
@@ -108,7 +112,7 @@ _LIBRARIES = {"torch", *sys.stdlib_module_names}
 
 
 def stand_in(c, value, known: dict, caller):
-    """What native code is given in the place of a function, or of an object whose special methods the user wrote."""
+    """The argument of native code in the place of a function, or of an object whose special methods the user wrote."""
     if runs_python(value):
         return known.setdefault(id(value), standins.Called(c, value, known))
     if not standins.stands_alone(type(value)):
@@ -126,7 +130,7 @@ def refuse(c, value, caller):
 
 
 def released(c, f, result, known: dict):
-    """What native code gives, with objects in the place of their stand-ins."""
+    """The result of native code, with objects in the place of their stand-ins."""
     kind = type(result)
     if isinstance(result, standins.StandIn):
         return result.value
@@ -146,15 +150,14 @@ _SETTLED = {bytearray, types.NotImplementedType}
 
 
 def check_class(c, f, args) -> None:
-    """A class is about to be made natively, which calls what its namespace and its bases say."""
+    """A class is about to be made natively, which calls methods of its namespace and its bases."""
     bases, space = args[-2:] if len(args) > 2 else ((), {})
-    hooks = [(type(value), "__set_name__") for value in (space.values() if isinstance(space, dict) else ())]
-    for kind in {type(base) for base in bases if not isinstance(base, type)} if isinstance(bases, tuple) else ():
+    bases, attributes = bases if isinstance(bases, tuple) else (), space.values() if isinstance(space, dict) else ()
+    for kind in {type(base) for base in bases if not isinstance(base, type)}:
         if called_in(c, kind):
             c.refuse(f"making a class asks a {kind.__qualname__} for __mro_entries__", "make the class outside")
-    hooks += [
-        (base, "__init_subclass__") for base in (bases if isinstance(bases, tuple) else ()) if isinstance(base, type)
-    ]
+    hooks = [(type(value), "__set_name__") for value in attributes]
+    hooks += [(base, "__init_subclass__") for base in bases if isinstance(base, type)]
     for kind, name in hooks:
         method = c.lookup(kind, name)
         method = plain_attribute(method, "__func__", method)
@@ -180,22 +183,14 @@ _PURE_CALLS = {"hash", "isinstance", "type", "len", "tuple", "frozenset", "id", 
 
 def check_hashed(c, keys, others=()) -> None:
     """Keys are about to be hashed, and compared with others, by native code. A method of the user's is interpreted for
-    what it asks; where it might do something besides, the call is refused."""
-    found = [k for k in _parts((*keys, *others)) if called_in(c, type(k)) and _hashed_in_python(c, k)]
+    its questions; where it might do something besides, the call is refused."""
+    found = [k for k in parts_of(*keys, *others) if called_in(c, type(k)) and _hashed_in_python(c, k)]
     for k in found:
         c.call(hash, [k], {})
     for k in found:
         for other in (*keys, *others):
             if other is not k and _hash(other) == hash(k):
                 c.compare("==", k, other)
-
-
-def _parts(keys):
-    for k in keys:
-        if type(k) in (tuple, frozenset):
-            yield from _parts(k)
-        elif type(k) not in PRIMITIVE:
-            yield k
 
 
 def _hash(k):

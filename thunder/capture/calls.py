@@ -22,10 +22,10 @@ from thunder.capture.native_calls import BY_NAME, BY_TYPE, HANDLERS, IDENTITY_CA
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import TensorProxy, map_structure, settled
 from thunder.core.symbol import Symbol
 from thunder.interpreter import NULL, text
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.attributes import NATIVE_METHODS, type_attribute
 from thunder.ops import inplace_of, lookup
 
 
@@ -68,8 +68,11 @@ def _call_object(c, f, t: type, args, kwargs):
     # a compiled function: its original becomes part of this program
     if type_attribute(t, "_lc_cd") is not NULL and not isinstance(f, torch.nn.Module):
         return call(c, _original(c, f), args, kwargs)
-    if c.lookup(t, "__call__") is NULL:
+    found = c.lookup(t, "__call__")
+    if found is NULL:
         return f(*args, **kwargs)  # raises
+    if type(found) in NATIVE_METHODS and found.__name__ != "__call__":  # `__call__ = dict.get`
+        return call(c, found, [f, *args], kwargs)
     if native_module(t.__module__) and lookup(f) is not None:
         return record(c, f, args, kwargs)
     if (definition := higher_order.definition_of(f)) is not None:
@@ -77,20 +80,33 @@ def _call_object(c, f, t: type, args, kwargs):
     method = c.slot(t, "__call__")
     if method is not None:
         return call(c, method, [f, *args], kwargs)
-    if t is functools._lru_cache_wrapper and not native_module(f.__module__):
+    if t is functools._lru_cache_wrapper and not native_module(_module_of_cached(f)):
         return _call_cached(c, f, args, kwargs)
     return call_native(c, f, args, kwargs)
 
 
+def _module_of_cached(f) -> str:
+    """The module of the function behind functools.lru_cache, through partial objects, which have the module of theirs.
+
+    A cached method of a class has no `__module__` of its own."""
+    function = f.__wrapped__
+    while type(function) is functools.partial:
+        function = function.func
+    return getattr(function, "__module__", None) or type(function).__module__
+
+
 def _call_cached(c, f, args, kwargs):
-    """A function of the user's behind functools.lru_cache: the prologue asks it, as eager does at each call, and what
-    it gives is read like anything from outside."""
+    """A function of the user's behind functools.lru_cache: the prologue asks it, as eager does at each call, and
+    its result is read like anything from outside."""
     hash((*args, *kwargs.values()))  # raises
+    # a symbolic number would be another key than the number it stands for
+    args, kwargs = map_structure(settled, list(args)), map_structure(settled, dict(kwargs))
     if id(f.__wrapped__) in c.fresh and {*map(type, (*args, *kwargs.values()))} <= PRIMITIVE | {TensorProxy}:
         return _own_cache(c, f)(*args, **kwargs)
     if any(type(a) is TensorProxy for a in (*args, *kwargs.values())):
-        what = f"{getattr(f, '__name__', 'a function')}() is behind functools.lru_cache, which keeps results by tensor"
-        c.refuse(what, "call it without the cache (`__wrapped__`), or outside of the compiled function")
+        name = getattr(f, "__name__", "a function")
+        reason = f"{name}() is behind functools.lru_cache, which keeps results by tensor"
+        c.refuse(reason, "call it without the cache (`__wrapped__`), or outside of the compiled function")
     if reaches(c, args, kwargs) or id(f.__wrapped__) in c.fresh:
         return call(c, f.__wrapped__, args, kwargs)
     key = f, *map(type, args), *args, *kwargs.items()
@@ -104,7 +120,7 @@ def _call_cached(c, f, args, kwargs):
 
 
 def _own_cache(c, f):
-    """What stands for a cache that the program made: one like it, whose function comes back to the machine."""
+    """A cache in the place of one that the program made, whose function comes back to the machine."""
     found = c.known.own_caches.get(id(f))
     if found is None:
         function = f.__wrapped__
@@ -114,7 +130,7 @@ def _own_cache(c, f):
 
 
 def _original(c, f):
-    """What a compiled function or module was made from, read where it is."""
+    """The original of a compiled function or module, read where it is."""
     original = f._lc_original
     if type(original) is types.FunctionType:
         return original
@@ -125,22 +141,20 @@ def _call_partial(c, f, args, kwargs):
     source = c.sources.get(id(f))
     function, given, keywords = f.func, f.args, f.keywords
     if source is not None:
-        function, given = (
-            c.read(function, source.attr("func")),
-            [c.read(x, source.attr("args").item(i)) for i, x in enumerate(given)],
-        )
+        function = c.read(function, source.attr("func"))
+        given = [c.read(x, source.attr("args").item(i)) for i, x in enumerate(given)]
         c.ask(source.attr("keywords"), KEYS)
         keywords = {k: c.read(v, source.attr("keywords").item(k)) for k, v in keywords.items()}
     return call(c, function, [*given, *args], {**keywords, **kwargs})
 
 
 def _call_reference(c, f, args, kwargs):
-    """A weak reference: what it refers to now is looked up again at each call."""
+    """A call of a weak reference: the prologue asks for its object again."""
     return c.reach((c.sources.get(id(f)) or c.const(f)).call("__call__"))
 
 
 def _call_operator(c, f, args, kwargs):
-    """Those of the module `operator`: what they were made with stands in their pickled form."""
+    """A call of an object of the module `operator`, whose pickled form has its arguments."""
     if len(args) != 1 or kwargs:
         return f(*args, **kwargs)  # raises
     (o,) = args
@@ -204,7 +218,7 @@ def _call_function(c, f, args, kwargs):
             return named(c, f, args, kwargs)
         if f in OVERRIDABLE:
             return record(c, f, args, kwargs)
-        # around what Dynamo leaves alone, once it is imported or was used
+        # a wrapper around code that Dynamo leaves alone, once it is imported or was used
         if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
             return call(c, f.__wrapped__, args, kwargs)
         seen = reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)

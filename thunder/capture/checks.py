@@ -1,4 +1,4 @@
-"""What a prologue calls to check many facts at once, and to say after a miss which one it was."""
+"""Functions of prologues that check many facts at once, and say after a miss which one it was."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Rows:
     """Facts that are checked in one pass, each (container, key, expected, source, question). Called after a miss: the
     reason in words.
 
-    Another object of the same type and value is no reason, for what has a value; then the answer is None, and the next
+    Where a fact is a value, another object of the same type and value is no reason: the answer is None, and the next
     call looks for that object first.
     """
 
@@ -63,7 +63,7 @@ class Rows:
 
 
 def by_owner(sources: Iterable[Source], parameters: tuple[str, ...]) -> list[str]:
-    """Comments that name what stands at sources, by their owner: `# model.fc.weight, .bias`."""
+    """Comments that name sources, by their owner: `# model.fc.weight, .bias`."""
     owners: dict[str, list] = {}
     for source in sources:
         owner, _, name = source.describe(parameters).rpartition(".")
@@ -91,7 +91,7 @@ _FUNCTION_PARTS = {"__code__": "the code", "__defaults__": "a default argument"}
 
 
 class Tensors:
-    """After a miss: which tensor is not what it was, and how it differs."""
+    """After a miss: which tensor has changed, and how."""
 
     def __init__(self, expected: list[tuple[Source, dict]], parameters: tuple[str, ...]):
         self.expected, self.parameters = expected, parameters
@@ -115,7 +115,7 @@ class Tensors:
 
 
 def metadata(tensor: torch.Tensor) -> dict:
-    """What is checked of tensors besides their class and shape, as people write it."""
+    """The properties of tensors that are checked besides class and shape, as people write them."""
     return {
         "dtype": tensor.dtype, "device": tensor.device, "requires_grad": tensor.requires_grad,
         "is_conj()": tensor.is_conj(), "is_neg()": tensor.is_neg(), "is_inference()": tensor.is_inference(),

@@ -1,5 +1,4 @@
-"""Classes of the program: what stands in them, and what the program depends on for that. Functions take the capture
-first."""
+"""Attributes of classes, and the questions by which the program depends on them. Functions take the capture first."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ PROXIES = (TensorProxy, AnyProxy, Condition, NumberProxy)
 
 
 class _Deleted:
-    """What an attribute or name is after the program deleted it."""
+    """The value of an attribute or name that the program has deleted."""
 
 
 DELETED = _Deleted()
@@ -27,7 +26,7 @@ DELETED = _Deleted()
 UNKNOWN = object()
 
 
-# What a class gives as it stands in it, or the function inside: whoever asks the class sees what an object's bases say.
+# types of attributes that a class gives as they are, or the function inside: a question to it is one to its bases
 _SHOWN_BY_CLASSES = {
     types.FunctionType, property, staticmethod, functools.cached_property, types.WrapperDescriptorType,
     types.MethodDescriptorType, type,
@@ -43,7 +42,8 @@ def lookup(c, kind: type, name: str, after: type | None = None):
 
 
 def _look_up(c, kind, name, after):
-    if issubclass(kind, PROXIES):  # what tensors and numbers do with each other is not Python's to say
+    if issubclass(kind, PROXIES):  # tensors and numbers have operations in the place of special methods
+        c.known.looked_up[kind, name, after] = NULL
         return NULL
     mro = kind.__mro__
     passed, found, owner, lasting = [], NULL, None, True
@@ -80,8 +80,8 @@ _MADE_AGAIN = {property, staticmethod, classmethod}
 
 
 def _depend(c, kind, name, after, found, owner, passed) -> None:
-    """What a user's class says: descriptors, functions and classes stay the same objects; other values are asked where
-    they are used."""
+    """Depend on an attribute of a user's class: descriptors, functions and classes stay the same objects; other values
+    are asked where they are used."""
     if not is_fixed(found):
         _absent(c, passed, name)
         _ask_bases(c, kind)
@@ -103,7 +103,7 @@ def _depend_on_absence(c, kind, name, after, found, passed) -> None:
 
 
 def _ask_bases(c, kind) -> None:
-    """Where a class is looked up is what its bases were made of."""
+    """The order in which bases are looked up stays the same."""
     if len(kind.__mro__) > 2 and id(kind) not in c.fresh:
         c.ask(c.const(kind, kind.__qualname__).attr("__mro__"), IDENTITY)
 
@@ -129,7 +129,7 @@ def entry(c, owner: type, name: str) -> Source:
 
 
 def is_fixed(found) -> bool:
-    """Whether something on a class is compared by identity: what binds, and what is no value."""
+    """Whether something on a class is compared by identity: it binds, or is no value."""
     t = type(found)
     return found is None or hasattr(t, "__get__") or t in IDENTICAL or issubclass(t, (type, types.ModuleType, ENUM))
 

@@ -21,8 +21,8 @@ from thunder.ops import lookup
 
 
 def reduced(c, f, args, kwargs):
-    """What copy makes a copy of: the attributes of an object as the program sees them. Of special methods of the user's
-    only those are called natively that `object.__reduce_ex__` reads attributes by."""
+    """`__reduce_ex__`, by which `copy` makes copies: the attributes of an object as the program sees them. Of special
+    methods of the user's only those are called natively that `object.__reduce_ex__` reads attributes by."""
     o = args[0] if plain_attribute(f, "__self__") is None else f.__self__
     c.materialize(o)
     if c.slot(type(type(o)), "__getattr__") and "__slotnames__" not in vars(type(o)):
@@ -35,10 +35,8 @@ def reduced(c, f, args, kwargs):
     if by_class or state_of is not None or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
         return call_native(c, f, args, kwargs)
     found = Host.call_native(c, f, args, kwargs)
-    state, own = (
-        found[2] if len(found) > 2 else None,
-        dict(c.load_attr(o, "__dict__")) if hasattr(o, "__dict__") else None,
-    )
+    state = found[2] if len(found) > 2 else None
+    own = dict(c.load_attr(o, "__dict__")) if hasattr(o, "__dict__") else None
     if type(state) is tuple:
         state = own, {n: c.load_attr(o, n) for n in state[1]}
     if not isinstance(o, torch.nn.Module):  # of which Python's code alone reads the state
@@ -60,11 +58,8 @@ def construct_object(c, cls, args, kwargs):
     if cls is torch.Size and args:
         return size(tuple(c.iterate(args[0])))
     if issubclass(cls, (ENUM, torch.Tensor)) or cls is torch.Size:
-        return (
-            record(c, cls, args, kwargs)
-            if issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter
-            else call_native(c, cls, args, kwargs)
-        )
+        is_operation = issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter
+        return (record if is_operation else call_native)(c, cls, args, kwargs)
     new, init = c.lookup(cls, "__new__"), c.lookup(cls, "__init__")
     new = plain_attribute(new, "__func__", new)
     interpreted_new = type(new) is types.FunctionType and not native_module(new.__globals__.get("__name__"))

@@ -29,11 +29,8 @@ LARGE = 16  # a longer list, tuple or dict of nothing but data is asked for its 
 
 def snapshot(c, value, source: Source):
     """The snapshot of a container that came in through a source."""
-    s = c.containers.snapshots.get(id(value))
+    s = _known(c, value, source)
     if s is not None:
-        known = c.sources[id(s)]
-        if known is not source:
-            c.ask(source, SAME, known)
         return s
     s = _empty(c, value, source)
     c.ask(source, TYPE)
@@ -44,17 +41,26 @@ def snapshot(c, value, source: Source):
 
 def buffer(c, value, source: Source):
     """A copy of a bytearray or an array of numbers that came in through a source, which stands for the original."""
+    s = _known(c, value, source)
+    if s is None:
+        s = copy.copy(value)
+        _stand_for(c, s, value, source).was = c.ask(source, CONTENT)
+    return s
+
+
+def _known(c, value, source: Source):
+    """The snapshot of a container that has come in before, through this source or another one; None for others."""
     s = c.containers.snapshots.get(id(value))
-    if s is not None:
-        if c.sources[id(s)] is not source:
-            c.ask(source, SAME, c.sources[id(s)])
-        return s
-    s = copy.copy(value)
-    look = c.containers.filled[id(s)] = Look(value, source)
-    look.was = c.ask(source, CONTENT)
+    if s is not None and c.sources[id(s)] is not source:
+        c.ask(source, SAME, c.sources[id(s)])
+    return s
+
+
+def _stand_for(c, s, value, source: Source) -> Look:
+    look = c.containers.looks[id(s)] = Look(value, source)
     c.containers.snapshots[id(value)], c.sources[id(s)] = s, source
     c.keep[id(value)], c.keep[id(s)] = value, s
-    return s
+    return look
 
 
 def _empty(c, value, source: Source):
@@ -69,30 +75,19 @@ def _empty(c, value, source: Source):
     for name in slots(t) if t not in CONTAINERS else ():
         if (held := plain_attribute(value, name, MISSING)) is not MISSING:
             object.__setattr__(s, name, held)
-    c.containers.snapshots[id(value)] = s
-    c.keep[id(value)], c.keep[id(s)] = value, s
-    c.sources[id(s)] = source
-    c.containers.lazy[id(s)] = Look(value, source)
+    c.containers.lazy[id(s)] = _stand_for(c, s, value, source)
     return s
 
 
 def materialize(c, s) -> None:
     """Somebody looks at all of a snapshot."""
     look = c.containers.lazy.pop(id(s))
-    c.containers.filled[id(s)] = look
     source, value = look.source, look.original
-    kind, base = type(value), container_base(type(value))
-    if (
-        base in (list, dict)
-        and base is kind
-        and len(value) > LARGE
-        and _is_settled(c, look)
-        and is_data(value)
-        and _is_tree(value)
-    ):
+    base = container_base(type(value))
+    if type(value) in (list, dict) and len(value) > LARGE and _is_settled(c, look) and is_data(value):
         c.ask(source, CONTENT)
         c.containers.data.add(id(s))
-        _fill(c, s, look, base, [_data(c, x, source.item(k)) for k, x in _pairs(value)])
+        _fill(s, look, base, [data(c, x, source.item(k)) for k, x in _pairs(value)])
     elif base is set:
         c.ask(source, ELEMENTS)
         found = c.elements(set.__iter__(value))
@@ -105,25 +100,17 @@ def materialize(c, s) -> None:
             )
         c.ask(source, KEYS)
         c.elements(base.keys(value))
-        known = {
-            **dict.fromkeys(base.keys(s), MISSING),
-            **look.items,
-        }  # what the program has put in hides what was there
-        _fill(c, s, look, base, [known[k] if k in known else c.read(x, source.item(k)) for k, x in base.items(value)])
+        hidden = dict.fromkeys(base.keys(s), MISSING) | look.items  # by items of the program
+        _fill(s, look, base, [hidden[k] if k in hidden else c.read(x, source.item(k)) for k, x in base.items(value)])
     else:
         n = c.ask(source, LENGTH)
         read = {(k if k >= 0 else k + n): x for k, x in look.items.items()}
-        _fill(
-            c,
-            s,
-            look,
-            base,
-            [read[i] if i in read else c.read(x, source.item(i)) for i, x in enumerate(base.__iter__(value))],
-        )
+        items = enumerate(base.__iter__(value))
+        _fill(s, look, base, [read[i] if i in read else c.read(x, source.item(i)) for i, x in items])
 
 
-def _fill(c, s, look: Look, base: type, children: list) -> None:
-    """Puts what was read into a snapshot, before what the program has added."""
+def _fill(s, look: Look, base: type, children: list) -> None:
+    """Put the elements from outside into a snapshot, before those that the program has added."""
     if issubclass(base, dict):
         added = dict(base.items(s))
         base.clear(s)
@@ -147,36 +134,19 @@ def _is_settled(c, look: Look) -> bool:
     return not look.items and not c.numbers.symbolic and not any(p.startswith(path) for p in c.request.changing)
 
 
-def _is_tree(value) -> bool:
-    """Whether no list or dict stands in two places of a value."""
-    seen, pending = set(), [value]
-    while pending:
-        value = pending.pop()
-        if type(value) in (list, dict):
-            if id(value) in seen:
-                return False
-            seen.add(id(value))
-        pending += [x for x in (value.values() if type(value) is dict else value) if type(x) in (list, tuple, dict)]
-    return True
-
-
-def _data(c, value, source: Source):
-    """A part of what was asked for its content: a snapshot that is filled already."""
-    if type(value) is tuple:
-        inside = (
-            [_data(c, x, source.item(i)) for i, x in enumerate(value)]
-            if any(type(x) in (list, tuple, dict) for x in value)
-            else value
-        )
-        return value if all(a is b for a, b in zip(inside, value, strict=True)) else tuple(inside)
+def data(c, value, source: Source):
+    """A part of a value that is asked for its content: of a list or dict a snapshot, filled."""
+    if type(value) is tuple and not {list, tuple, dict}.isdisjoint(map(type, value)):
+        inside = [data(c, x, source.item(i)) for i, x in enumerate(value)]
+        return value if all(map(operator.is_, inside, value)) else tuple(inside)
     if type(value) not in (list, dict):
         return value
     s = c.containers.snapshots.get(id(value))
     if s is None:
         s = _empty(c, value, source)
-        look = c.containers.filled[id(s)] = c.containers.lazy.pop(id(s))
         c.containers.data.add(id(s))
-        _fill(c, s, look, type(value), [_data(c, x, source.item(k)) for k, x in _pairs(value)])
+        look = c.containers.lazy.pop(id(s))
+        _fill(s, look, type(value), [data(c, x, source.item(k)) for k, x in _pairs(value)])
     elif id(s) in c.containers.lazy:
         materialize(c, s)
     return s
@@ -186,7 +156,7 @@ def _data(c, value, source: Source):
 
 
 def length(c, s) -> int:
-    """The length of a list that nobody has looked at as a whole; the snapshot holds what the program has added."""
+    """The length of a list that nobody has looked at as a whole; the snapshot holds the program's own items."""
     return c.ask(c.containers.lazy[id(s)].source, LENGTH) + len(s)
 
 
@@ -240,12 +210,12 @@ def has_element(c, s, v) -> bool | None:
 
 
 def _compares_by_itself(v) -> bool:
-    """Whether a value is equal to what Python says it is."""
+    """Whether no code of the user's compares a value with others."""
     return type(v) in PRIMITIVE or type(v) in IDENTICAL or type(v).__eq__ in (object.__eq__, type.__eq__)
 
 
 def made_by_factory(c, s, k):
-    """What a defaultdict puts under a key that it does not have."""
+    """The value that a defaultdict makes for a key that it does not have."""
     factory = c.load_attr(s, "default_factory")
     if factory is None:
         raise KeyError(k)
@@ -254,7 +224,7 @@ def made_by_factory(c, s, k):
 
 
 def entry(c, source: Source, k) -> tuple:
-    """(key in the outside dict, source of what stands there) for a key of its snapshot: the proxy of a tensor from
+    """(key in the outside dict, source of the item) for a key of its snapshot: the proxy of a tensor from
     outside stands for it."""
     if type(k) is not TensorProxy:
         k = real_id(c, k)
@@ -272,7 +242,7 @@ def entry(c, source: Source, k) -> tuple:
     return real, source.child("keyed", found)
 
 
-# ---------------------------------------------------------------- what the program changed
+# ---------------------------------------------------------------- changes
 
 
 def attribute_dict(c, o, value: dict, source):
@@ -295,7 +265,7 @@ def attribute_dict(c, o, value: dict, source):
 
 
 def write_attributes(c, d) -> None:
-    """What the program did to `o.__dict__` it did to o."""
+    """Write changes of `o.__dict__` to the attributes of o."""
     known = c.containers.attribute_dicts.get(id(d))
     if known is None:
         return
@@ -312,9 +282,9 @@ def write_attributes(c, d) -> None:
 
 
 def changes(c) -> list[tuple]:
-    """What the program did to outside containers: (kind, original, source, key, value)."""
+    """The changes of containers from outside: (kind, original, source, key, value)."""
     found: list[tuple] = []
-    for sid, look in (*c.containers.lazy.items(), *c.containers.filled.items()):
+    for sid, look in c.containers.looks.items():
         found += _changes(c.keep[sid], look)
     for kind, original, source, k, _ in found:
         if id(original) in c.outside.namespaces:
@@ -327,8 +297,8 @@ def changes(c) -> list[tuple]:
 
 
 def state(c) -> tuple[dict, dict]:
-    """What the program has written so far to the world outside, to be given to `written_since`."""
-    snapshots = {sid: _elements(c.keep[sid]) for sid in (*c.containers.lazy, *c.containers.filled)}
+    """The program's writes to the outside so far, for `written_since`."""
+    snapshots = {sid: _elements(c.keep[sid]) for sid in c.containers.looks}
     return {key: id(value) for key, value in c.writes.overlay.items()}, snapshots
 
 
@@ -339,7 +309,7 @@ def written_since(c, before: tuple[dict, dict]) -> bool:
         return True
     return any(
         _elements(c.keep[sid]) != snapshots[sid] if sid in snapshots else bool(_changes(c.keep[sid], look))
-        for sid, look in (*c.containers.lazy.items(), *c.containers.filled.items())
+        for sid, look in c.containers.looks.items()
     )
 
 
@@ -349,7 +319,7 @@ def _elements(s) -> list:
 
 def is_changed(c, s) -> bool:
     """Whether a value is a snapshot that the program has changed."""
-    look = c.containers.lazy.get(id(s)) or c.containers.filled.get(id(s))
+    look = c.containers.looks.get(id(s))
     return look is not None and bool(_changes(s, look))
 
 
@@ -377,7 +347,8 @@ def _changes(s, look: Look) -> list[tuple]:
 
 
 def _changed_dict(s: dict, was: dict, original, source) -> list[tuple]:
-    if [k for k in s if k in was] != [k for k in was if k in s]:  # the order of what stayed changed
+    written = [k for k in was if k in s] + [k for k in s if k not in was]  # what is new is written behind what stayed
+    if list(s) != written:
         return [("replacedict", original, source, None, dict(s))]
     out = [("delitem", original, source, k, None) for k in was if k not in s]
     return out + [("item", original, source, k, v) for k, v in s.items() if k not in was or was[k] is not v]

@@ -1,7 +1,7 @@
-"""Decisions by data: which way the captured call goes, and what checks that at run time.
+"""Decisions by data: which way the captured call goes, and the checks of that at run time.
 
-What a decision depends on is computed from the inputs of the call that is captured, as a slice of what was recorded so
-far. The answer says which path is captured; `thunder.core.paths` checks it at each call.
+The operands of a decision are computed from the inputs of the call that is captured, as a slice of its bound symbols.
+ The answer says which path is captured; `thunder.core.paths` checks it at each call.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Path:
 
     expected: the decisions of a program that a call has left at the last of them: they are answered as there. decides:
     whether it does so once the program has asked whether it is compiled, for which libraries have a way without values.
-    refused: whether it did not for that. log: what host calls of this call gave; logged_when_asked: how many then.
+    refused: whether it did not for that. log: the results of this call's host calls; logged_when_asked: how many then.
     """
 
     def __init__(self, c, expected: tuple[Decision, ...], log: Log, decides: bool, own_arrays: bool):
@@ -57,7 +57,7 @@ class Path:
         self.host_calls = 0
         # whether NumPy arrays of the program are made by host calls, and whether host code is given one that is not
         self.own_arrays, self.needs_own_arrays, self.own_calls = own_arrays, False, 0
-        self.own: set[HostProxy] = set()  # what host calls give that begin with such arrays alone
+        self.own: set[HostProxy] = set()  # results of host calls that begin with such arrays alone
         self.watched: list[tuple[TensorProxy, TensorProxy]] = []
         self._settled: dict[HostProxy, Any] = {}
         self._values = _Values(c, self.log)
@@ -108,12 +108,12 @@ class Path:
         return self._settled[proxy]
 
     def take_kind(self, name: str, kind: str) -> int:
-        """The number of a decision by the type of what a host call gives, which the host call checks."""
-        self.taken.append(Decision(f"the type of what {name}() gives", kind, self.c.user_location()))
+        """The number of a decision by the type of a host call's result, which the host call checks."""
+        self.taken.append(Decision(f"the type of the result of {name}()", kind, self.c.user_location()))
         return len(self.taken) - 1
 
     def run_host_call(self, index: int | None, function, args: tuple, kwargs: dict, effect: str) -> Any:
-        """What a host call that is not recorded yet gives, after those before it."""
+        """The result of a host call that is not recorded yet, after those before it."""
         check_host_call(self.c)
         return self._values.host_call(index, function, args, kwargs, effect)
 
@@ -168,12 +168,9 @@ class Path:
 
     def _may_decide(self) -> bool:
         c = self.c
-        if (
-            current_recorder() is not c.recorder
-            or c.outer_recorders
-            or c.recorder.typing
-            or c.request.options.device is not None
-        ):
+        if current_recorder() is not c.recorder or c.outer_recorders:
+            return False
+        if c.recorder.typing or c.request.options.device is not None:
             return False
         if c.tensors.placements or compat.distributed_is_used():
             self.why = "; ranks that communicate would have to decide together"
@@ -192,7 +189,7 @@ def _in_order(b: BoundSymbol) -> bool:
 
 
 class _Values:
-    """Values of what a capture has recorded, computed when they are asked for, each once."""
+    """Values of a capture's bound symbols, computed when they are asked for, each once."""
 
     def __init__(self, c, log: Log):
         self.c, self.log = c, log
@@ -202,7 +199,7 @@ class _Values:
         self.ran: set[BoundSymbol] = set()  # of these, those that have
         self.seen: list[BoundSymbol] = []
         self.copies: dict[int, torch.Generator] = {}  # of the user's generators
-        self.generators: dict = {}  # device -> state of its default generator behind what was drawn
+        self.generators: dict = {}  # device -> state of its default generator behind the last draw
 
     def number(self, x):
         """The value of a number, or of a constant. Raises CaptureError where it cannot be computed yet."""
@@ -212,7 +209,7 @@ class _Values:
         return self._number(x)
 
     def host_call(self, index: int | None, function, args: tuple, kwargs: dict, effect: str) -> Any:
-        """What a host call that is not recorded yet gives. One with a number runs after those before it."""
+        """The result of a host call that is not recorded yet. One with a number runs after those before it."""
         self.of(proxies_in((args, kwargs), []), everything_before=index is not None)
         with self._run_mode(False), logged(self.log):
             given = map_structure(self._given, args), map_structure(self._given, kwargs)
@@ -246,7 +243,7 @@ class _Values:
         return [self.known[v] for v in values]
 
     def _look_at(self, bound_symbols: Sequence[BoundSymbol]) -> None:
-        """Notes where values are produced. A backward inside of the program replaces what it differentiates."""
+        """Notes where values are produced. A backward inside of the program replaces operations."""
         if len(self.seen) > len(bound_symbols) or not all(map(operator.is_, self.seen, bound_symbols)):
             self.producer, self.ordered, self.seen = {}, [], []
         for i in range(len(self.seen), len(bound_symbols)):
@@ -313,7 +310,7 @@ class _Values:
         if b.sym is host_call:
             assign(b.output, taken_from_log(*args[:4], *args[6:]), self.known)
             return
-        if OpTags.OPAQUE in b.sym.tags:  # it may write to what it is given
+        if OpTags.OPAQUE in b.sym.tags:  # it may write to its arguments
             args = map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, args)
         assign(b.output, no_autocast(b.sym.fn)(*args, **kwargs), self.known)
 

@@ -1,5 +1,5 @@
-"""The epilogue: Python that builds the user's result from the computation's values, and writes back what the program
-wrote.
+"""The epilogue: Python that builds the user's result from the computation's values, and carries out the program's
+writes to the outside.
 
 A result made of tensors, numbers and plain new containers needs none: the computation returns it as it is.
 """
@@ -35,6 +35,11 @@ from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, plain_attribute
 _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torch.device)
 
 
+_FIXED = (
+    type, ENUM, types.ModuleType, types.BuiltinFunctionType, torch.Generator, range, torch.Size, *IMMUTABLE,
+)  # fmt: skip
+
+
 def is_plain(c, value, seen: set[int]) -> bool:
     """Whether a result can be written as a literal: new tuples, lists and dicts, each once, of proxies and literals."""
     t = type(value)
@@ -61,13 +66,13 @@ class EpilogueWriter:
         self.objects: dict[str, Any] = {"setattr": setattr, "delattr": delattr}
         self.names = Names()
         self.names.taken |= {"fn", "args", "kwargs", "values"}
-        # what the computation must return, in order: name and value, by id
+        # the results of the computation, in order: name and value, by id
         self.values: dict[int, tuple[str, Any]] = {}
         self.built: dict[int, str] = {}
         self.originals = {id(s): c.sources[id(s)] for s in c.containers.snapshots.values()}
         writes = c.writes.effects or c.writes.left or c.tensors.written_after
         self.writes = bool(writes or containers.changes(c))
-        self.reached: dict[Any, str] = {}  # source -> the variable that holds what stood there before the first write
+        self.reached: dict[Any, str] = {}  # source -> the variable of its value before the first write
 
     def pin(self, value, name: str = "") -> str:
         found = next((n for n, v in self.objects.items() if v is value), None)
@@ -135,14 +140,11 @@ class EpilogueWriter:
         if isinstance(value, (list, dict, set, frozenset, collections.deque)):
             return self._container(value, t)
         if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or goes_on(value):
-            awaited = isinstance(value, (types.CoroutineType, types.AsyncGeneratorType))
+            remedy = "return a list or a tuple: list(...) of it"
+            if isinstance(value, (types.CoroutineType, types.AsyncGeneratorType)):
+                remedy = "compile the functions that it calls, and await it outside"
             if isinstance(value, types.CoroutineType):
                 value.close()  # nobody will await it
-            remedy = (
-                "compile the functions that it calls, and await it outside"
-                if awaited
-                else "return a list or a tuple: list(...) of it"
-            )
             c.refuse(f"a {operations.type_of(c, value).__name__} leaves the compiled function", remedy)
         if (again := self._about_outside(value, t)) is not None:
             return again
@@ -163,7 +165,7 @@ class EpilogueWriter:
         return self._reduced(value, t) if in_c else self._object(value, t)
 
     def _about_outside(self, value, t: type) -> str | None:
-        """What is made of an outside object: its id, a method of it, a weak reference."""
+        """A value that belongs to an outside object: its id, a method of it, a weak reference."""
         if t is Id:
             return f"{self.pin(id)}({self.path(self.c.outside.ids[value][0])})"
         if t in (*BUILTINS, types.MethodWrapperType) and not isinstance(
@@ -189,12 +191,12 @@ class EpilogueWriter:
         return self.value(value)
 
     def afterwards(self, value: TensorProxy) -> str:
-        """The name of what is written to after the computation, or of a view of it."""
+        """The name of a tensor that is written to after the computation, or of a view of one."""
         argument = self.c.tensors.afterwards[value]
         return self.built[id(value)] if argument is None else self.value(argument)
 
     def value(self, value) -> str:
-        """The name of what the computation gives."""
+        """The name of a result of the computation."""
         found = self.values.get(id(value))
         if found is None:
             found = self.values[id(value)] = (self.names.claim(value.name if value.name.isidentifier() else "n"), value)
@@ -207,22 +209,7 @@ class EpilogueWriter:
         return self.pin(value) if held and source.root.key not in ("args", "kwargs") else self.path(source)
 
     def _is_fixed(self, value, t: type) -> bool:
-        if (
-            isinstance(
-                value,
-                (
-                    type,
-                    ENUM,
-                    types.ModuleType,
-                    types.BuiltinFunctionType,
-                    torch.Generator,
-                    range,
-                    torch.Size,
-                    *IMMUTABLE,
-                ),
-            )
-            or t in _LITERAL
-        ):
+        if isinstance(value, _FIXED) or t in _LITERAL:
             if isinstance(value, type) and self._holds_values(value):
                 self.c.refuse(
                     f"the class {value.__name__} leaves the compiled function with values of the program",
@@ -238,7 +225,7 @@ class EpilogueWriter:
         c, seen, pending = self.c, set(), [value]
         while pending:
             value = pending.pop()
-            snapshot = id(value) in c.containers.lazy or id(value) in c.containers.filled
+            snapshot = id(value) in c.containers.looks
             if snapshot or isinstance(value, (Proxy, NumberProxy)):
                 return True
             stays = isinstance(value, types.ModuleType) or isinstance(value, type) and not self._is_made(value)
@@ -291,9 +278,8 @@ class EpilogueWriter:
             name = self.variable(value, f"{self.pin(t)}.__new__({self.pin(t)})")
         if isinstance(value, dict):
             base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
-            store = (
-                None if t in (dict, collections.OrderedDict, collections.defaultdict) else self.pin(base.__setitem__)
-            )
+            plain = t in (dict, collections.OrderedDict, collections.defaultdict)
+            store = None if plain else self.pin(base.__setitem__)
             for k in list(dict.keys(value)):
                 key, item = self.build(k), self.build(dict.__getitem__(value, k))
                 self.lines.append(f"{name}[{key}] = {item}" if store is None else f"{store}({name}, {key}, {item})")
@@ -354,7 +340,7 @@ class EpilogueWriter:
         try:
             make, args, state, *_ = (*value.__reduce_ex__(2), None, None)[:3]
         except TypeError as error:
-            self.c.refuse(f"a {t.__name__} leaves the compiled function: {error}", "return what it was made of")
+            self.c.refuse(f"a {t.__name__} leaves the compiled function: {error}", "return the values in it")
         name = self.variable(value, f"{self.pin(make)}(*{self.build(args)})")
         if state is not None and hasattr(t, "__setstate__"):
             self.lines.append(f"{name}.__setstate__({self.build(state)})")
@@ -375,10 +361,17 @@ class EpilogueWriter:
         """Statements that write back, values first: nothing is written before everything was computed."""
         c = self.c
         writes = []
+        of_leaves = []
         for key, (kind, o, n) in list(c.writes.effects.items()):
-            writes.append(self._write(kind, o, n, c.writes.overlay[key]))
+            if kind == "grad" and o in c.tensors.leaves:
+                of_leaves.append((key, o, n))
+            else:
+                writes.append(self._write(kind, o, n, c.writes.overlay[key]))
         for kind, original, source, k, v in containers.changes(c):
             writes.append(self._write_container(kind, original, self.path(source), k, v))
+        for key, o, n in of_leaves:  # of a leaf that stays inside, the gradient is dead
+            if id(c.recorder.latest(o)) in self.values:
+                writes.append(self._write("grad", o, n, c.writes.overlay[key]))
         self.lines += [w for w in writes if w]
         if left := c.writes.left:
             values = ", ".join(f"{name!r}: {self.literal(value)}" for name, value in left.items())
@@ -417,15 +410,12 @@ class EpilogueWriter:
         # a subclass's own methods ran while the program was captured
         base = None if t in CONTAINERS else container_base(t)
         if kind == "item":
-            return (
-                f"{x}[{self.build(k)}] = {self.build(v)}"
-                if base is None
-                else f"{self.pin(base.__setitem__)}({x}, {self.build(k)}, {self.build(v)})"
-            )
+            if base is None:
+                return f"{x}[{self.build(k)}] = {self.build(v)}"
+            return f"{self.pin(base.__setitem__)}({x}, {self.build(k)}, {self.build(v)})"
         if kind == "delitem":
-            return (
-                f"del {x}[{self.build(k)}]" if base is None else f"{self.pin(base.__delitem__)}({x}, {self.build(k)})"
-            )
+            key = self.build(k)
+            return f"del {x}[{key}]" if base is None else f"{self.pin(base.__delitem__)}({x}, {key})"
         method = "update" if kind in ("set", "replacedict") else "extend"
         if t is collections.Counter:
             base = dict  # whose update sets, and does not add
@@ -435,7 +425,7 @@ class EpilogueWriter:
 
     # --- the whole
     def write(self, result) -> tuple[Trace | None, Callable | None, Any]:
-        """(trace, function, what the computation returns). No trace and no function where the computation's value is
+        """(trace, function, the result of the computation). No trace and no function where the computation's value is
         the result."""
         c = self.c
         if not (self.writes or c.engine.freed) and is_plain(c, result, set()):
@@ -447,7 +437,7 @@ class EpilogueWriter:
         return trace, function, tuple(value for _, value in self.values.values())
 
     def program(self, name: str, signature: str, result: str) -> tuple[Trace, Callable]:
-        """What was written, as a function of the computation's values."""
+        """The statements as a function of the computation's values."""
         names = [name for name, _ in self.values.values()]
         unpack = [f"{', '.join(names)}, = values"] if names else []
         lines = [
@@ -458,7 +448,7 @@ class EpilogueWriter:
 
 
 def latest(c, value: TensorProxy) -> TensorProxy:
-    """What a proxy stands for in the end; views of what was written to are rebuilt."""
+    """The value that a proxy stands for in the end; views of tensors that were written to are rebuilt."""
     memory = c.recorder.memory
     if memory.leaves_apart(value) or memory.apart.get(memory.base(value)) in c.tensors.real:
         c.refuse(

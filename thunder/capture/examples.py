@@ -1,5 +1,5 @@
-"""Calls of PyTorch's in a `try` of the program, run on examples first: what PyTorch raises for the types and shapes of
-the arguments is raised where the program may handle it, and not when the compiled program runs."""
+"""Calls of PyTorch's in a `try` of the program, run on examples first: PyTorch's errors about types and shapes of the
+arguments are raised where the program may handle them, and not when the compiled program runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def checked(c, function, args, kwargs, run):
         return run()
     except ThunderError:
         raise
-    except Exception as error:  # noqa: BLE001 - the program is not to handle what is thunder's own
+    except Exception as error:  # noqa: BLE001 - the program is not to handle an error of thunder's own
         c.refuse(
             f"{plain_attribute(function, '__name__', function)}() in a `try` fails, which PyTorch does not: {error}",
             "call it outside of the `try`",
@@ -66,7 +66,7 @@ def _known_error(c, function, args, kwargs) -> Exception | None:
 
 
 def _described(c, x):
-    """What an example is made of, to compare."""
+    """A key of the arguments for examples: types, shapes and values."""
     t = type(x)
     if t is TensorProxy:
         of_leaf = x.requires_grad and (is_leaf(c, x), shows_leaf(c, x))
@@ -79,7 +79,7 @@ def _described(c, x):
 
 
 def _error(c, function, args, kwargs) -> Exception | None:
-    """What PyTorch raises for zeros and for ones alike, so that it is not for the numbers in the tensors."""
+    """The error that PyTorch raises for zeros and ones alike, so that it is not for the numbers in the tensors."""
     found = []
     for make in (torch.zeros, _ones):
         with compat.DisableTorchFunction(), torch.random.fork_rng(devices=[]):

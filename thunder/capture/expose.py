@@ -1,4 +1,4 @@
-"""Exposing: what native code may look at is asked completely before the code runs.
+"""Exposing: everything that native code may look at is asked before the code runs.
 
 One walk over everything that is reachable, however deep and long: snapshots are filled, and the attributes of objects
 from outside are read.
@@ -21,14 +21,14 @@ from thunder.capture.native import (
     container_base,
     is_iterator,
     native_module,
-    parts_of,
     slots,
 )  # fmt: skip
 from thunder.capture.sources import MISSING
+from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import NULL, standins, text
-from thunder.interpreter.attributes import plain_attribute, type_attribute
+from thunder.interpreter.attributes import parts_of, plain_attribute, type_attribute
 
 MOST = 10_000  # objects that one call may look at
 # native code calls them, or asks torch about them
@@ -40,8 +40,8 @@ _SEQUENCES = (list, tuple, set, frozenset, deque)
 def expose(c, *values, concretely: bool = False, called=None, shown: bool = False) -> None:
     """Native code may look at the values and at everything that they lead to.
 
-    concretely: it also asks for types, so that numbers that stay symbolic are put into lists and dicts as what they
-    are. called: the native callable, where it may call special methods of what it meets. shown: it makes a text.
+    concretely: it also asks for types, so that symbolic numbers in lists and dicts are replaced by their values.
+    called: the native callable, where it may call special methods of these objects. shown: it makes a text.
     """
     seen: set[int] = set()
     pending, data, lazy = list(values), c.containers.data, c.containers.lazy
@@ -86,11 +86,12 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
         elif kind is types.MethodType:
             pending.append(value.__self__)
         elif not isinstance(value, (*_OPAQUE, NumberProxy)):
+            check_watched(c, value, "__getitem__", f"native code that is given a {kind.__name__}")
             pending += _inside(c, value, kind)
 
 
 def _settle_numbers(c, container) -> None:
-    look = c.containers.filled.get(id(container))
+    look = c.containers.looks.get(id(container))
     for part in (container, *([look.was] if look is not None else [])):
         for k, x in list(part.items() if isinstance(part, dict) else enumerate(part)):
             if isinstance(x, NumberProxy):
@@ -98,7 +99,7 @@ def _settle_numbers(c, container) -> None:
 
 
 def _inside(c, value, kind: type) -> list:
-    """What an object holds; of one from outside, asked."""
+    """The values of an object's attributes; of one from outside, asked."""
     source = c.sources.get(id(value))
     if source is not None:
         return [] if id(value) in c.known.exposed else attributes(c, value, source)
@@ -109,8 +110,8 @@ def _inside(c, value, kind: type) -> list:
 
 
 def attributes(c, o, source) -> list:
-    """All attributes of an object from outside, asked. Raises CaptureError where the program wrote to what native code
-    would see unwritten."""
+    """All attributes of an object from outside, asked. Raises CaptureError where the program has written to one, which
+    native code would not see."""
     c.known.exposed.add(id(o))
     c.keep[id(o)] = o
     own = plain_attribute(o, "__dict__")
@@ -121,16 +122,14 @@ def attributes(c, o, source) -> list:
     names = [*slots(type(o)), *_members(type(o))]
     children += [found for n in names if (found := c.reach(source.attr(n))) is not MISSING]
     if any(i == id(o) for i, _ in c.writes.overlay) or any(containers.is_changed(c, x) for x in children):
-        what = (
-            f"{source.describe(c.parameters)}, which the program has written to, goes to code that thunder does "
-            "not read"
-        )
-        c.refuse(what, "use what it needs of the object")
+        path = source.describe(c.parameters)
+        reason = f"{path}, which the program has written to, goes to code that thunder does not read"
+        c.refuse(reason, "give the code the attributes that it needs")
     return [concrete(x) for x in children]
 
 
 def _members(kind: type) -> list[str]:
-    """What a class made in C keeps of its objects: the function of a partial, what an exception says."""
+    """Attributes that a class made in C keeps: the function of a partial, the arguments of an exception."""
     spaces = [vars(base) for base in kind.__mro__ if "__slots__" not in vars(base)]
     found = [n for space in spaces for n, x in space.items() if type(x) is types.MemberDescriptorType]
     return [n for n in [*found, *(["args"] * issubclass(kind, BaseException))] if not n.startswith("__")]
@@ -160,7 +159,7 @@ def as_operand(c, value):
 
 
 def as_text(c, value):
-    """What goes into a string: exposed, with numbers that stay symbolic as what they are."""
+    """A value that goes into a string: exposed, with the values of symbolic numbers."""
     expose(c, value, shown=True)
     if not any(callbacks.called_in(c, type(x)) or isinstance(x, (AnyProxy, NumberProxy)) for x in parts_of(value)):
         return value

@@ -1,8 +1,8 @@
 """Which facts a prologue checks together.
 
-What stands in objects that stay (modules of the compiled one, globals, classes) is checked in one pass for each way to
-look; entries of one container, at once. Facts that others imply are left out. What is left is checked one by one, in
-the order in which it was asked.
+Attributes of objects that stay (modules of the compiled one, globals, classes) are checked in one pass for each way to
+look; entries of one container, at once. Facts that others imply are left out. The others are checked one by one, in the
+order in which they were asked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TABLES = (dict, collections.OrderedDict, types.MappingProxyType)  # whose items 
 
 
 class Groups:
-    """What a capture asked, sorted. A row is (container, key, expected, source, question).
+    """The answers of a capture, sorted. A row is (container, key, expected, source, question).
 
     entries, absent, attributes, types: rows of objects that stay. hooked: sources of tensors that must have no hooks.
     single: (source, question, operand, answer), or (container, None, rows, None) for rows of one container that is
@@ -87,7 +87,7 @@ class Groups:
         return _add(self._held[container], None, source.key, want, source, question)
 
     def _container(self, source: Source, question: Question) -> Source | None:
-        """The source of the dict that holds what is at a source: a plain one, or the `__dict__` of an object."""
+        """The source of the dict that holds the value at a source: a plain one, or the `__dict__` of an object."""
         base = source.base
         if source.step == "attr" and self.writer.in_dict(source):
             return base.attr("__dict__")
@@ -100,8 +100,8 @@ class Groups:
 
 
 def settings_changed(capture) -> set[Source]:
-    """PyTorch's settings that the program changed itself after it asked for them: the next call finds what this one
-    found."""
+    """PyTorch's settings that the program changed itself after it asked for them: the next call finds the same
+    as this one."""
     found = set()
     for source, question, _ in capture.observed:
         if source in capture.settings and question is VALUE:

@@ -17,32 +17,29 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import host_lines, objects
+from thunder.capture import containers, host_lines, objects
 from thunder.capture.ask import FILLED
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.identities import hashable, id_of
 from thunder.capture.library import autograd_function, backward, higher_order, host_functions, leaves, torch_func
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, iterable, iterated
-from thunder.capture.operations import OF_AUTOGRAD, record, type_of
+from thunder.capture.operations import SPECIAL_METHODS, record, type_of
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import Condition, NumberProxy, TensorProxy, converted, extreme
+from thunder.core.proxies import Condition, NumberProxy, TensorProxy, concrete, converted, extreme, proxies_in
 from thunder.core.unbacked import assume
 from thunder.extend.debugging import breakpoint_line
 from thunder.interpreter import attributes
 from thunder.interpreter.builtin_calls import FRAME_CALLS
 from thunder.interpreter.host import PROTOCOL_CALLS
-from thunder.ops import random
+from thunder.ops.families import random
 from thunder.ops.opaque_values import CONSTRUCTORS
 from thunder.ops.tensor_values import as_number
 
 
 def _type(c, f, args, kwargs):
     if len(args) != 1 or kwargs:
-        return (
-            construct_object(c, f, args, kwargs)
-            if args and isinstance(args[0], type)
-            else call_native(c, f, args, kwargs)
-        )
+        makes_class = args and isinstance(args[0], type)
+        return (construct_object if makes_class else call_native)(c, f, args, kwargs)
     return type_of(c, args[0])
 
 
@@ -73,8 +70,9 @@ def _module_call(c, f, args, kwargs):
     d = m.__dict__
     if d.get("_compiled_call_impl") is not None:
         c.refuse("a module that torch.compile compiled is called inside", "compile with one of the two")
-    if any(c.containers.snapshots.get(id(d[n])) or d[n] for n in HOOKS) or any(_hooks_of_all()):
-        if any(d[n] for n in HOOKS[2:]) or any(_hooks_of_all()[2:]):
+    tables = [d[n] for n in HOOKS]
+    if any(tables) or any(_hooks_of_all()) or any(map(c.containers.snapshots.get, map(id, tables))):
+        if any(tables[2:]) or any(_hooks_of_all()[2:]):
             c.refuse(
                 "a module with full backward hooks is called",
                 "remove the hooks, or register hooks on the compiled module's outputs",
@@ -93,7 +91,7 @@ def _watch_hooks(c, m) -> None:
         c.ask(c.const(c.outside.hooks, "hooks"), FILLED)
         c.outside.hooks += _hooks_of_all()
     c.known.seen_hooks.add(id(m))
-    c.outside.hooks += [m.__dict__[n] for n in HOOKS]
+    c.outside.hooks += map(m.__dict__.__getitem__, HOOKS)
 
 
 def _guard_hooks(c, m) -> None:
@@ -104,18 +102,51 @@ def _guard_hooks(c, m) -> None:
 
 
 def _checkpoint(c, f, args, kwargs):
-    """What is computed inside is marked: the backward computes it again instead of finding it saved."""
+    """Operations inside are marked: the backward recomputes their results, which are not saved."""
     options = set(inspect.signature(torch.utils.checkpoint.checkpoint).parameters) - {"function", "args", "kwargs"} | {
         "preserve_rng_state"
     }
     if kwargs.get("use_reentrant"):
         c.refuse("torch.utils.checkpoint with use_reentrant=True", "pass use_reentrant=False")
-    recorder, outer = c.recorder, c.recorder.context.checkpoint
+    recorder, outer, before = c.recorder, c.recorder.context.checkpoint, _repeatable(c)
     recorder.context = recorder.context.replace(checkpoint=(*outer, object()))
     try:
-        return c.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in options})
+        result = c.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in options})
     finally:
         recorder.context = recorder.context.replace(checkpoint=outer)
+    if any(type(p) is TensorProxy and p.requires_grad for p in proxies_in(result, [])) and _repeatable(c) != before:
+        c.refuse(
+            "what runs in a checkpoint writes to a tensor, or counts (batch norm in training does, in its running "
+            "statistics), which eager PyTorch does once more in the backward",
+            "leave it out of the checkpoint",
+        )
+    return result
+
+
+def _repeatable(c) -> tuple:
+    """What a checkpoint that runs again in the backward would do again, and which would not come out the same: writes
+    to tensors, to numbers that the program has read, and to containers of numbers or of a number of elements."""
+    tensors = [(base.name, c.recorder.memory.latest(base).name) for base in c.tensors.mutated]
+    numbers = [(key, concrete(v)) for key, v in c.writes.overlay.items() if _is_number(v) and _was_read(c, *key)]
+    changed = [_described(*change) for change in containers.changes(c)]
+    return tensors, numbers, [change for change in changed if change is not None]
+
+
+def _described(kind: str, original, source, key, value) -> tuple | None:
+    """A change of a container from outside, to compare; None for an entry that would be the same the second time."""
+    if kind == "item" and not _is_number(value):
+        return None
+    sized = isinstance(value, (list, set, dict))
+    return kind, id(original), key, len(value) if sized else concrete(value) if _is_number(value) else None
+
+
+def _is_number(value) -> bool:
+    return type(value) in (int, float, bool) or isinstance(value, NumberProxy)
+
+
+def _was_read(c, owner: int, name) -> bool:
+    source = c.sources.get(owner)
+    return source is not None and name is not None and source.attr(name) in c.values
 
 
 def _leave_autocast(c, f, args, kwargs):
@@ -130,21 +161,19 @@ def _torch_compile(c, f, args, kwargs):
     """A function that is compiled inside is a part of this program as it is."""
     fn = args[0] if args else kwargs.get("model")
     if callable(kwargs.get("backend")) or isinstance(fn, torch.nn.Module):
-        what = "a module" if isinstance(fn, torch.nn.Module) else "a backend of one's own"
-        c.refuse(
-            f"torch.compile of {what} is called inside the program",
-            "compile with one of the two: remove the inner torch.compile",
-        )
+        kind = "a module" if isinstance(fn, torch.nn.Module) else "a backend of one's own"
+        reason = f"torch.compile of {kind} is called inside the program"
+        c.refuse(reason, "compile with one of the two: remove the inner torch.compile")
     return functools.partial(f, **kwargs) if fn is None else fn
 
 
-def _outside_of_programs(what: str):
-    """The handler of what starts another course of events, before anything of it has happened."""
+def _outside_of_programs(event: str):
+    """The handler of a function that starts another course of events: it refuses before anything has happened."""
 
     def refuse(c, f, args, kwargs):
         for coroutine in (a for a in args if type(a) is types.CoroutineType):
             coroutine.close()  # of which Python would warn that nobody awaits it
-        c.refuse(f"{what} inside the program", "compile the functions that it calls")
+        c.refuse(f"{event} inside the program", "compile the functions that it calls")
 
     return refuse
 
@@ -168,27 +197,21 @@ def _constant(value):
 def _extreme(c, f, args, kwargs):
     """min and max of numbers some of which are data-dependent."""
     numbers = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
-    if (
-        kwargs
-        or not any(isinstance(n, NumberProxy) and n.unbacked for n in numbers)
-        or not all(isinstance(n, (int, float, NumberProxy)) for n in numbers)
-    ):
-        return call_builtin(c, f, args, kwargs)
-    return functools.reduce(lambda a, b: extreme(f.__name__, a, b), numbers)
+    unbacked = any(isinstance(n, NumberProxy) and n.unbacked for n in numbers)
+    if unbacked and not kwargs and all(isinstance(n, (int, float, NumberProxy)) for n in numbers):
+        return functools.reduce(lambda a, b: extreme(f.__name__, a, b), numbers)
+    return call_builtin(c, f, args, kwargs)
 
 
 def _symbolic(c, f, args, kwargs):
-    """torch.sym_max and the like: what Python's functions do, without branching."""
+    """torch.sym_max and the like: Python's functions without branching."""
     if f is torch.sym_not:
         return args[0].__sym_not__() if type(args[0]) is Condition else not args[0]
     if f in (torch.sym_int, torch.sym_float):
         return converted(args[0], int if f is torch.sym_int else float)
     found = extreme("max" if f is torch.sym_max else "min", *args)
-    return (
-        converted(found, float)
-        if any(isinstance(x, float) or isinstance(x, NumberProxy) and x.python_type is float for x in args)
-        else found
-    )
+    has_float = any(isinstance(x, float) or isinstance(x, NumberProxy) and x.python_type is float for x in args)
+    return converted(found, float) if has_float else found
 
 
 def _instance_check(c, f, args, kwargs):
@@ -239,16 +262,9 @@ def _checks(c, f, args, kwargs):
     condition, *rest = args
     if type(condition) is Condition:
         message = rest[0] if rest else kwargs.get("message")
-        assume(
-            condition,
-            str(
-                message
-                if isinstance(message, str)
-                else f"Expected {condition.text()}"
-                if message is None
-                else c.call(message, [], {})
-            ),
-        )
+        if message is None:
+            message = f"Expected {condition.text()}"
+        assume(condition, message if isinstance(message, str) else str(c.call(message, [], {})))
         return None
     if type(condition) is TensorProxy:
         c.sharp("an assertion on a tensor's value is not checked in the compiled program")
@@ -289,6 +305,8 @@ def install() -> None:
         torch.compile: _torch_compile, vars(itertools.chain)["from_iterable"]: _chained,
         itertools.accumulate: _accumulate, itertools.compress: _compress,
         weakref.finalize.__init__: _outside_of_programs("a finalizer is registered"),
+        torch.autograd.graph.saved_tensors_hooks.__enter__: _hook_saved_tensors,
+        torch.autograd.graph.saved_tensors_hooks.__exit__: _constant(None),
         threading.Thread.start: _outside_of_programs("a thread is started"),
         concurrent.futures.ThreadPoolExecutor.__init__: _outside_of_programs("a pool of threads is made"),
         asyncio.run: _outside_of_programs("asyncio.run is called"),
@@ -304,7 +322,7 @@ def install() -> None:
         torch.overrides.has_torch_function_variadic: _constant(False),
         torch.jit.is_scripting: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
         torch.jit.is_tracing: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
-        **{getattr(torch.Tensor, n): handler for n, handler in OF_AUTOGRAD.items()},
+        **{getattr(torch.Tensor, n): handler for n, handler in SPECIAL_METHODS.items()},
         torch.nn.Parameter: leaves.parameter, torch.nn.Parameter.__deepcopy__: leaves.copied,
         torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k),
             torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
@@ -328,6 +346,16 @@ def install() -> None:
     KEEP.extend(table)
 
 
+def _hook_saved_tensors(c, f, args, kwargs) -> None:
+    """Hooks of what autograd saves: a compiled program saves other tensors, and elsewhere. Those that only move them
+    change nothing that a program computes."""
+    if torch.is_grad_enabled() and not isinstance(args[0], torch.autograd.graph.save_on_cpu):
+        c.refuse(
+            "hooks of saved tensors (torch.autograd.graph.saved_tensors_hooks) are entered inside the program",
+            "enter them outside of the compiled function",
+        )
+
+
 KEEP: list = []
 
 
@@ -335,7 +363,7 @@ _HOLDS = {"_parameters": torch.nn.Parameter, "_buffers": torch.Tensor, "_modules
 
 
 def _module_setattr(c, f, args, kwargs):
-    """nn.Module.__setattr__ of an outside module: what is no parameter, buffer or child is an attribute, without
+    """nn.Module.__setattr__ of an outside module: any value but a parameter, buffer or child is an attribute, without
     looking at all others. A new value of one stands in the dict that has it."""
     m, n, v = args
     if id(m) not in c.sources:  # made inside

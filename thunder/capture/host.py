@@ -37,6 +37,7 @@ from thunder.capture import (
     values,
 )
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, ask, reach
+from thunder.capture.ask import keys as keys_of
 from thunder.capture.decisions import Path
 from thunder.capture.expose import expose
 from thunder.capture.identities import told_apart
@@ -55,7 +56,7 @@ from thunder.errors import CaptureError
 from thunder.interpreter import Host
 from thunder.interpreter.attributes import plain_attribute
 from thunder.ops import autocast
-from thunder.ops.memory import Memory
+from thunder.ops.functionalize.memory import Memory
 from thunder.ops.torch_types import from_tensor_dtype
 
 handlers.install()
@@ -73,7 +74,7 @@ class Capture(Host):
     uncatchable = (*Host.uncatchable, CaptureError)
 
     def __init__(self, request: Request, compiling: bool = False, decides: bool = False, own_arrays: bool = False):
-        """compiling: what torch.compiler.is_compiling() says. decides, own_arrays: see `Path`."""
+        """compiling: the answer of torch.compiler.is_compiling(). decides, own_arrays: see `Path`."""
         options = request.options
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.request, self.compiling, self.asked_whether_compiling = request, compiling, False
@@ -98,14 +99,14 @@ class Capture(Host):
         self.handlers = {id(f): h for f, h in late.items()}
         self.replacements = options.replacements
         self.engine = backward.Engine()
-        # where values come from, by their ids, and what keeps these ids theirs
+        # where values come from, by their ids, and the values themselves, whose ids stay theirs
         self.sources: dict[int, Source] = {}
         self.keep: dict[int, Any] = {}
         self.fresh: set[int] = set()  # ids of functions and classes that the program made
         self.made: dict[int, weakref.ref] = {}  # these functions
-        # what the program depends on
+        # the answers that the program depends on
         self.observed: dict[tuple, Any] = {}  # (source, question, operand) -> the answer
-        self.values: dict[Source, Any] = {}  # what stands there
+        self.values: dict[Source, Any] = {}  # their values
         self.settings: set[Source] = set()  # PyTorch's settings that the program asked for
         self.outside = Outside(rooted_modules(request.fn))
         self.tensors = Tensors(replaced_tensors(request.fn, request.overrides))
@@ -116,11 +117,10 @@ class Capture(Host):
         self.reading: Reading | None = None  # an attribute that Python code answers
         # whether PyTorch's settings are those under which the program began, which sets it
         self.same_settings: functools.partial[bool] = functools.partial(compat.settings_are, {})
-        # how many torch-function modes are active, the program's `with torch.device(...)` among them
-        self.function_modes = -1
+        # the innermost torch-function mode that `synchronize` has seen, which may be the program's own
+        self.function_mode: Any = self
 
-    # ------------------------------------------------------------------------------------------------ sources and
-    # guards
+    # ------------------------------------------------------------------------------------------------ sources
 
     def const(self, value, label: str = "") -> Source:
         """A source that is the object itself, pinned in the generated code."""
@@ -136,7 +136,7 @@ class Capture(Host):
     def know(self, value, source: Source) -> None:
         self.sources[id(value)], self.keep[id(value)] = source, value
 
-    # what the program may hold of a value at a source; of what stands there; the answer to a question about that
+    # how the program may hold a value from a source; the value at a source, so; the answer to a question about it
     read, reach, ask = values.read, reach, ask
     elements, lift = values.elements, tensors.lift
 
@@ -144,15 +144,10 @@ class Capture(Host):
 
     def name_value(self, value, name: str) -> None:
         """The first variable that a result is stored in gives it its name, where that is free."""
-        current = value.name
         names = self.recorder.context.names
-        if (
-            current[:1] == "t"
-            and current[1:].isdigit()
-            and name.isidentifier()  # as names of what pytest writes are not
-            and name not in names.taken
-            and value not in self.recorder.memory.current
-        ):
+        is_unnamed = value.name[:1] == "t" and value.name[1:].isdigit()
+        is_free = name.isidentifier() and name not in names.taken  # names in code that pytest writes are no identifiers
+        if is_unnamed and is_free and value not in self.recorder.memory.current:
             names.taken.add(name)
             value.name = name
 
@@ -161,22 +156,21 @@ class Capture(Host):
         context = self.recorder.context
         grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
         cast = compat.autocast_state() if compat.any_autocast() else None
-        if (modes := compat.function_modes()) != self.function_modes:
-            self.function_modes = modes
+        depth = compat.function_modes()
+        innermost = compat.function_mode_at(depth - 1) if depth else None
+        if innermost is not self.function_mode:
+            self.function_mode = innermost
+            operations.check_mode(self, innermost)
             self.recorder.context = context = context.replace(default_device=compat.default_device())
-        if (
-            grad is not context.grad_enabled
-            or from_tensor_dtype(dtype) is not context.default_dtype
-            or cast != getattr(context.autocast, "state", None)
-        ):
+        now = grad, from_tensor_dtype(dtype), cast
+        if now != (context.grad_enabled, context.default_dtype, getattr(context.autocast, "state", None)):
+            grad, dtype, _ = now
             policy = autocast.policy(*cast) if cast else None
-            self.recorder.context = context.replace(
-                grad_enabled=grad, default_dtype=from_tensor_dtype(dtype), autocast=policy
-            )
+            self.recorder.context = context.replace(grad_enabled=grad, default_dtype=dtype, autocast=policy)
 
     def follow_settings(self, f, result) -> None:
         """PyTorch's function `f` has run. Where it may have changed a setting, the program is one for the settings of
-        this call: what it sets is set when it ends."""
+        this call, and its end sets the settings that it leaves."""
         before, names = self.same_settings.args[0], self.recorder.context.names
         now = compat.kernel_settings()
         names.settings = tuple(name for name, value in now.items() if value != before[name])
@@ -188,12 +182,8 @@ class Capture(Host):
     # ------------------------------------------------------------------------------------------------ objects
 
     lookup, class_value, own, native_get = classes.lookup, classes.class_value, objects.own, objects.native_get
-    missing, fallback, load_attr, tensor_attribute = (
-        objects.missing,
-        objects.fallback,
-        objects.load_attr,
-        operations.tensor_attribute,
-    )
+    missing, fallback, load_attr = objects.missing, objects.fallback, objects.load_attr
+    tensor_attribute = operations.tensor_attribute
     store_attr, own_store, native_set = objects.store_attr, objects.own_store, objects.native_set
     delete_attr, own_delete, native_delete = objects.delete_attr, objects.own_delete, objects.native_delete
     load_global, store_global, delete_global = objects.load_global, objects.store_global, objects.delete_global
@@ -202,11 +192,8 @@ class Capture(Host):
         return host_lines.HostMethod(value, name) if type(value) is HostProxy else super().load_special(value, name)
 
     def join(self, parts):
-        return (
-            host_lines.run(self, "".join, (parts,), pure=True)
-            if any(type(p) is not str for p in parts)
-            else "".join(parts)
-        )
+        known = all(type(p) is str for p in parts)
+        return "".join(parts) if known else host_lines.run(self, "".join, (parts,), pure=True)
 
     def slot(self, t: type, name: str):
         """The Python function that implements a special method, or None."""
@@ -225,13 +212,12 @@ class Capture(Host):
         return made
 
     def setting(self, source: Source, answer) -> None:
-        """What PyTorch was asked for at a source."""
+        """The program depends on a setting of PyTorch's at a source."""
         self.settings.add(source)
         self.values[source] = answer
         self.ask(source, VALUE)
 
-    # ------------------------------------------------------------------------------------------------ cells and
-    # defaults
+    # ------------------------------------------------------------------------------------------------ functions
 
     def load_cell(self, f, cell, name):
         if self.writes.overlay and (id(cell), None) in self.writes.overlay:
@@ -258,7 +244,7 @@ class Capture(Host):
 
     def namespace(self, given):
         """`globals()` given to exec or eval: code that runs there reads and writes globals by their names."""
-        look = self.containers.lazy.get(id(given)) or self.containers.filled.get(id(given))
+        look = self.containers.looks.get(id(given))
         return look.original if look is not None and id(look.original) in self.outside.namespaces else given
 
     def store_cell(self, f, cell, v):
@@ -285,11 +271,8 @@ class Capture(Host):
     def _part_of(self, f, name: str) -> Source:
         """The code or the defaults of a function. A closure is found where it came from, so that the program does not
         keep it alive."""
-        known = (
-            self.outside.function_sources.get(id(f))
-            if f.__closure__ is not None and id(f) not in self.outside.constant_sources
-            else None
-        )
+        comes_and_goes = f.__closure__ is not None and id(f) not in self.outside.constant_sources
+        known = self.outside.function_sources.get(id(f)) if comes_and_goes else None
         return (known or self.const(f)).attr(name)
 
     def made_function(self, f):
@@ -316,40 +299,24 @@ class Capture(Host):
         index = code.co_varnames.index(name) - code.co_argcount
         return self.read(value, source.attr("__defaults__").item(index))
 
-    # ------------------------------------------------------------------------------------------------ containers,
-    # operators
+    # ------------------------------------------------------------------------------------------------ operators
 
-    binary, unary, compare = operators.binary, operators.unary, operators.compare
-    native_binary, native_unary, native_compare = (
-        operators.native_binary,
-        operators.native_unary,
-        operators.native_compare,
-    )
+    binary, native_binary = operators.binary, operators.native_binary
+    unary, native_unary = operators.unary, operators.native_unary
+    compare, native_compare = operators.compare, operators.native_compare
     native_index, converted, type_name = operators.native_index, operators.converted, operators.type_name
-    getitem, native_getitem, native_setitem, native_delitem = (
-        operators.getitem,
-        items.getitem,
-        items.setitem,
-        operators.native_delitem,
-    )
-    native_contains, native_iter, native_next, native_len = (
-        items.contains,
-        items.iterate,
-        operators.native_next,
-        operators.native_len,
-    )
-    truth, native_truth, unpack = operators.truth, operators.native_truth, operators.unpack
-    native_text, native_isinstance, asks_in_python = (
-        operators.native_text,
-        operators.native_isinstance,
-        operators.asks_in_python,
-    )
+    getitem, native_getitem = operators.getitem, items.getitem
+    native_setitem, native_delitem = items.setitem, operators.native_delitem
+    native_contains, native_iter = items.contains, items.iterate
+    native_next, native_len, unpack = operators.native_next, operators.native_len, operators.unpack
+    truth, native_truth = operators.truth, operators.native_truth
+    native_text, native_isinstance = operators.native_text, operators.native_isinstance
+    asks_in_python = operators.asks_in_python
 
     def hashed(self, keys, others=()):
         if any(type(k) is HostProxy for k in keys):
             self.refuse("a value that a host call gives is put into a set or a dict as a key", "use it as an index")
-        known = dict.__iter__(others) if isinstance(others, dict) else others
-        callbacks.check_hashed(self, keys, tuple(known))
+        callbacks.check_hashed(self, keys, keys_of(others))
         if self.sources:
             for i, k in enumerate(keys):
                 if type(k) not in PRIMITIVE:
@@ -360,8 +327,8 @@ class Capture(Host):
     def handed(self, value):
         inside = type(value) in (list, tuple, dict) and host_lines.holds_host_values(self, value)
         if inside or type(value) in (TensorProxy, HostProxy):
-            what = "a tensor" if type(value) is TensorProxy else "a tensor's values"
-            self.refuse(f"native code gets {what} from an object", "call the object's method in Python before")
+            kind = "a tensor" if type(value) is TensorProxy else "a tensor's values"
+            self.refuse(f"native code gets {kind} from an object", "call the object's method in Python before")
         expose(self, value)
         return value
 
@@ -425,24 +392,22 @@ class Capture(Host):
         return self.values[source] if replaced is None else replaced[0][replaced[1]]
 
     def ask_at_the_end(self) -> None:
-        """What is known to matter only once the program is read."""
+        """Ask the questions that are known to matter only once the program is captured."""
         names = self.recorder.context.names
-        if names.attends:  # attention may use what it might when its kernels were chosen
-            self.setting(
-                self.const(compat.attention_backends, "the backends of scaled_dot_product_attention: ").call(
-                    "__call__"
-                ),
-                names.backends,
-            )
+        if names.attends:  # attention may use the backends of the time when its kernels were chosen
+            asked = self.const(compat.attention_backends, "the backends of scaled_dot_product_attention: ")
+            self.setting(asked.call("__call__"), names.backends)
         for table in self.request.overrides:
             self.ask(self.const(table), REPLACED)
         for p in self.engine.hooked:
             self.ask(self.tensors.real[p][1], HOOKED)
 
     def distinct_groups(self) -> list[tuple[list[Source], str]]:
-        """Where the program writes, what it writes to must stay apart from what it reads. Tensors with gradients are
-        one each, for what is written to is checked by itself."""
+        """Objects that must stay apart: those that the program reads, where it writes to the outside, and tensors with
+        gradients that it does not write to."""
         leaves = [self.tensors.real[p][1] for p in self.engine.leaves.values() if p not in self.tensors.mutated]
+        if self.tensors.required:  # no other argument is one of these
+            leaves = list(dict.fromkeys([*leaves, *self.tensors.shapes]))
         if not self.writes.effects and not containers.changes(self):
             return [(leaves, "tensors")]
         boxes = [
@@ -458,7 +423,7 @@ def _forget(tables: tuple[set[int], ...], number: int, _) -> None:
 
 
 def _holds_state(cell: types.CellType) -> bool:
-    """Whether a cell of a library's function holds what the function may change."""
+    """Whether a cell of a library's function holds a container that the function may change."""
     return isinstance(locations.content(cell), containers.MUTABLE)
 
 
@@ -487,8 +452,8 @@ def rooted_modules(fn) -> dict[int, str]:
 
 
 def replaced_tensors(fn, overrides: tuple[dict, ...]) -> dict[int, tuple[dict, str]]:
-    """For the id of each of the module's own tensors that is replaced: (the overrides, its name in them). What the
-    module has not itself is added, not replaced."""
+    """For the id of each of the module's own tensors that is replaced: (the overrides, its name in them). Tensors
+    that the module itself has not are added, not replaced."""
     found: dict[int, tuple[dict, str]] = {}
     if any(overrides):
         own = dict(fn.named_parameters(remove_duplicate=False)) | dict(fn.named_buffers(remove_duplicate=False))

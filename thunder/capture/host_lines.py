@@ -1,5 +1,5 @@
 """Host lines: Python code that capture cannot run once for all calls is a bound symbol of the program
-(`thunder.core.host_calls`): what is impure, what takes values that are data-dependent, the text of a tensor.
+(`thunder.core.host_calls`): impure code, code that takes data-dependent values, the text of a tensor.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ import torch
 from thunder import compat
 from thunder.capture.examples import is_tried
 from thunder.capture.expose import expose
-from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module, parts_of
+from thunder.capture.library import printed_nodes
+from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module
 from thunder.capture.remade import UNCHANGING
 from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of
 from thunder.core.proxies import Condition, FloatProxy, IntegerProxy, NumberProxy, Proxy, Size, TensorProxy, proxies_in
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import made_number
 from thunder.interpreter import NULL
-from thunder.interpreter.attributes import BUILTINS, plain_attribute
+from thunder.interpreter.attributes import BUILTINS, parts_of, plain_attribute
 from thunder.ops.infer import fake
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
@@ -55,7 +56,7 @@ class HostMethod:
 
 def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect: str = ""):
     """A call on the host, as a bound symbol. pure: it gives an equal value whenever it is repeated, and has no effect.
-    effect: what it does that others see, see `Log.note`.
+    effect: its effect that others see, see `Log.note`.
 
     Returns a number, a tensor, None, or a HostProxy. Raises CaptureError where it cannot stand in a program.
     """
@@ -63,6 +64,8 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     name = plain_attribute(function, "__qualname__", type(function).__qualname__)
     if current_recorder() is not c.recorder or c.outer_recorders:
         c.refuse(f"{name}() runs on the host inside of a transform of functions", "call it outside of the transform")
+    if effect and c.recorder.context.checkpoint and torch.is_grad_enabled():
+        c.refuse(f"{name}() is called in a checkpoint, whose backward calls it again", "call it outside of that")
     called = _called(function, args)
     reads = _only_reads(called) and not _gives_back(c, called, args)
     _check_owner(c, function, name)
@@ -141,16 +144,16 @@ _NUMBERS = {int, float, bool, str, IntegerProxy, FloatProxy}
 
 
 def _typed(c, name: str, kind: type, value, given) -> tuple[Any, Any]:
-    """What the bound symbol gives, and what the program has in its hands."""
+    """The output of the bound symbol, and the value for the program."""
     if kind is type(None):
         return None, None
     connected = c.recorder.context.grad_enabled and any(
         type(p) is TensorProxy and p.requires_grad for p in proxies_in(given, [])
     )
     if issubclass(kind, torch.Tensor) and connected:
-        c.refuse(f"a gradient would have to pass through {name}(), which runs on the host", "detach what it is given")
+        c.refuse(f"a gradient would have to pass through {name}(), which runs on the host", "detach its arguments")
     if kind in (bool, int, float):
-        return made_number(c.recorder, kind, f"what {name}() gives")
+        return made_number(c.recorder, kind, f"the result of {name}()")
     if issubclass(kind, torch.Tensor):
         if kind is not torch.Tensor or value.layout is not torch.strided or value.is_nested or value.requires_grad:
             c.refuse(f"{name}() gives a {kind.__name__} that no trace describes", "make it outside and pass it in")
@@ -182,7 +185,7 @@ _READING_MODULES = (
 
 
 def _called(function, args):
-    """What the call of a value that a host call gave runs."""
+    """The function that a call runs, also where a host call gave it."""
     if function is call_method:
         return getattr(args[0].example, args[1])
     return args[0].example if function is call_function else function
@@ -201,7 +204,7 @@ def _only_reads(function) -> bool:
 
 
 def _gives_back(c, function, args) -> bool:
-    """Whether a function gives back some of what a container holds that is more than its content."""
+    """Whether a function gives back an element of a container that is more than its content."""
     if plain_attribute(function, "__func__", function) not in _CHOOSING:
         return False
     containers = [a for a in args if isinstance(a, (list, tuple))]
@@ -209,7 +212,7 @@ def _gives_back(c, function, args) -> bool:
 
 
 def _given(c, value, reads: bool):
-    """An argument, as the bound symbol holds it. reads: containers stay what they are."""
+    """An argument, as the bound symbol holds it. reads: containers stay as they are."""
     t = type(value)
     if t is Condition:
         return bool(value)
@@ -237,8 +240,7 @@ def _given(c, value, reads: bool):
     users = isinstance(value, BaseException) or not native_module(t.__module__)
     if callable(value) or users or id(value) in c.sources and impure(value) is None:
         c.refuse(
-            f"code that runs on the host is given a {t.__name__}, of which it may see what the program has not "
-            "written yet",
+            f"code that runs on the host is given a {t.__name__}, which the program may have written to",
             "give it tensors, numbers and text",
         )
     return value
@@ -257,12 +259,11 @@ def _ordered(items: tuple, attributes: tuple) -> collections.OrderedDict:
 
 
 def printable(c, value):
-    """What print is given: an object's text comes from its class, which may be the user's."""
+    """An argument of print: an object's text comes from its class, which may be the user's."""
     t = type(value)
-    plain = (
-        t in PRIMITIVE or t in (list, tuple, dict, set) or isinstance(value, (Proxy, NumberProxy, Condition, *_FIXED))
-    )
-    return value if plain else c.call(str, [value], {})
+    plain = t in PRIMITIVE or t in (list, tuple, dict, set)
+    plain = plain or isinstance(value, (Proxy, NumberProxy, Condition, *_FIXED))
+    return printed_nodes.printed(c, value) if plain else c.call(str, [value], {})
 
 
 def run_impure(c, function, args, kwargs):
@@ -281,11 +282,12 @@ def native(c, function, args, kwargs):
     """A call of native code that is made by each call of the program; NULL where capture makes it for all."""
     if impure(function) is not None:
         return run_impure(c, function, args, kwargs)
-    if is_of_numpy(function, args, kwargs):
+    takes_tensors = TensorProxy in map(type, (*args, *kwargs.values()))
+    if takes_tensors and _is_of_numpy(function):
         return of_numpy(c, function, args, kwargs)
     if takes(c, function, args, kwargs):
         return run(c, function, args, kwargs)
-    if is_foreign(function, args, kwargs):
+    if takes_tensors and _is_foreign(function):
         return of_foreign(c, function, args, kwargs)
     return NULL
 
@@ -294,7 +296,7 @@ def native(c, function, args, kwargs):
 
 
 def holds_host_values(c, *values, numbers: bool = True) -> bool:
-    """Whether values are or hold what host calls give, or data-dependent numbers. The path decides what keys are."""
+    """Whether values are or hold results of host calls or data-dependent numbers. The path decides keys of dicts."""
     if _NAMES.isdisjoint(c.recorder.context.names.counters):
         return False
     return any(
@@ -345,11 +347,8 @@ def of_numpy(c, function, args, kwargs):
     return run(c, function, args, {k: to_numpy(c, v) if type(v) is TensorProxy else v for k, v in kwargs.items()})
 
 
-def is_of_numpy(function, args, kwargs) -> bool:
-    if not any(type(a) is TensorProxy for a in (*args, *kwargs.values())):
-        return False
-    of_numpy = (plain_attribute(function, "__module__") or "").startswith("numpy")
-    return of_numpy and not isinstance(function, numpy.ufunc)
+def _is_of_numpy(function) -> bool:
+    return (plain_attribute(function, "__module__") or "").startswith("numpy") and not isinstance(function, numpy.ufunc)
 
 
 def check_leaves(c, value) -> None:
@@ -358,10 +357,8 @@ def check_leaves(c, value) -> None:
         c.refuse("a numpy array that shares a tensor's memory leaves the program", "return the tensor")
 
 
-def is_foreign(function, args, kwargs) -> bool:
-    """Whether a native function of another library is given tensors: it looks at their values."""
-    if not any(type(a) is TensorProxy for a in (*args, *kwargs.values())):
-        return False
+def _is_foreign(function) -> bool:
+    """Whether a native function is another library's: it looks at the values of tensors."""
     if isinstance(function, type) or not isinstance(plain_attribute(function, "__self__"), types.ModuleType | None):
         return False
     module = plain_attribute(function, "__module__")
@@ -373,7 +370,7 @@ def of_foreign(c, function, args, kwargs):
     if given and c.recorder.context.grad_enabled:
         c.refuse(
             f"a gradient may have to pass through {function.__name__}(), native code that thunder does not read",
-            "detach what it is given, or make it a torch.library.custom_op",
+            "detach its arguments, or make it a torch.library.custom_op",
         )
     return run(c, function, args, kwargs)
 
@@ -391,21 +388,26 @@ def takes(c, function, args, kwargs) -> bool:
         return False
     module = (plain_attribute(function, "__module__") or type(owner).__module__).split(".")[0]
     if module == "builtins":
-        return not isinstance(function, type) and function not in _KEEPING
+        return not (isinstance(function, type) or function in _KEEPING or _makes_container(function, owner))
     return module not in _SYMBOLIC or holds_host_values(c, *given, numbers=False)
 
 
+def _makes_container(function, owner) -> bool:
+    """Whether native code is `tuple.__new__`, `object.__init__` and the like, which keep what they are given."""
+    kind = owner if isinstance(owner, type) else plain_attribute(function, "__objclass__")
+    return kind in _KEEPING_CLASSES and function.__name__ in ("__new__", "__init__")
+
+
 _NAMES = frozenset("uvh")  # of data-dependent numbers, and of values of host calls
-_SYMBOLIC = ("torch", "thunder", "operator", "_operator", "itertools", "functools")  # take numbers for what they are
+_SYMBOLIC = ("torch", "thunder", "operator", "_operator", "itertools", "functools")  # take symbolic numbers as numbers
 _KEEPING = {isinstance, issubclass, id, callable, iter, next, getattr, setattr, hasattr, len, sum, min, max, sorted,
             abs, round, divmod, pow, any, all, hash}  # fmt: skip
+_KEEPING_CLASSES = (object, tuple, list, BaseException)  # which keep what they are made of
 
 
 def text(c, function, *args, **kwargs):
-    """What a function that makes text makes of tensors, or of data-dependent numbers."""
-    shown = [p for p in proxies_in((args, kwargs), []) if type(p) is TensorProxy and p.requires_grad]
-    if any(p not in c.tensors.real for p in shown) and (function is not format or args[1:] in ((), ("",))):
-        c.sharp("the text of a tensor that requires grad says nothing of its grad_fn")
+    """The text that a function makes of tensors, or of data-dependent numbers."""
+    args, kwargs = printed_nodes.printed(c, args), printed_nodes.printed(c, kwargs)
     return run(c, function, args, kwargs, pure=True)
 
 
@@ -431,7 +433,7 @@ def call(c, function, args, kwargs):
 
 
 def operate(c, function: Callable, *operands):
-    """An operator with such a value among its operands. In place, or of what may be changed, it is an effect."""
+    """An operator with such a value among its operands. In place, or of a mutable value, it is an effect."""
     first = operands[0]
     fixed = not isinstance(first, HostProxy) or issubclass(first.kind, (*_FIXED, tuple))
     return run(c, function, operands, pure=fixed)
@@ -451,7 +453,7 @@ def truth(c, value: HostProxy) -> bool:
 
 
 def elements(c, value: HostProxy):
-    """What iteration over such a value gives, as many as there are at capture."""
+    """An iterator over such a value, with as many elements as there are at capture."""
     if hasattr(value.kind, "__next__"):
         return _steps(c, value)
     items = run(c, list, (value,))

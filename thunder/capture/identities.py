@@ -12,13 +12,13 @@ from thunder.core.proxies import TensorProxy
 
 
 class Id(int):
-    """What id() says of an object from outside."""
+    """The id of an object from outside."""
 
 
 def id_of(c, f, args, kwargs):
-    """What came from outside has an id of its own, until that meets ids from outside (`real_id`)."""
+    """Handler of id(): an object from outside has an id of its own, until that meets ids from outside (`real_id`)."""
     (o,) = args
-    look = c.containers.lazy.get(id(o)) or c.containers.filled.get(id(o))
+    look = c.containers.looks.get(id(o))
     known = look.original if look is not None else o
     real, source = c.tensors.real.get(o, (None, None)) if type(o) is TensorProxy else (known, c.sources.get(id(o)))
     if source is None:
@@ -33,7 +33,7 @@ def id_of(c, f, args, kwargs):
 
 
 def real_id(c, k):
-    """A number that meets ids from outside: the id of what came from outside holds as long as that is the same."""
+    """A number that meets ids from outside: the program depends on the identity of an object whose id it is."""
     if type(k) is not Id:
         return k
     c.outside.met.add(int(k))
@@ -46,7 +46,7 @@ def real_id(c, k):
 
 
 def hashable(c, value):
-    """What hash() is computed of: what is hashed by its identity is asked for it."""
+    """The argument of hash(): the program depends on the identity of an object that is hashed by it."""
     if type(value) in (tuple, frozenset):
         parts = [hashable(c, x) for x in value]
         return value if all(map(operator.is_, parts, value)) else type(value)(parts)
@@ -58,20 +58,17 @@ def hashable(c, value):
 
 
 def told_apart(c, value, others) -> None:
-    """A hash table or a list compares a value with others: what came from outside stays another object than they
-    are."""
+    """A hash table or a list compares a value with others: one from outside stays another object than they are."""
     if isinstance(value, weakref.ref):
         found = value()
         if id(found) in c.sources:
             c.outside.passing.add(id(found))
             c.ask(c.sources[id(found)], IDENTITY)
+    if id(value) not in c.sources and type(value) is not Id:
+        return
     base: Any = next((b for b in (dict, set, frozenset, list, tuple, deque) if isinstance(others, b)), None)
-    others = others if base is None else list(base.__iter__(others))
-    if id(value) in c.sources:
-        for x in others:
-            if x is not value:
-                c.same(value, x)
-    elif type(value) is Id:
-        for x in others:
-            if type(x) is Id and x != value:
-                c.ask(c.outside.ids[value][0], SAME, c.outside.ids[x][0])
+    for x in others if base is None else list(base.__iter__(others)):
+        if type(value) is not Id and x is not value:
+            c.same(value, x)
+        elif type(value) is Id and type(x) is Id and x != value:
+            c.ask(c.outside.ids[value][0], SAME, c.outside.ids[x][0])

@@ -10,19 +10,11 @@ import operator
 import numpy
 import torch
 
-from thunder.capture import host_lines, opaque_values
-from thunder.capture.containers import (
-    dict_item,
-    has_element,
-    has_key,
-    list_item,
-    made_by_factory,
-    materialize,
-    write_attributes,
-)
+from thunder.capture import containers, host_lines, opaque_values
 from thunder.capture.expose import expose
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.native import CONTAINERS, PRIMITIVE
+from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
 from thunder.options import SHARP_EDGES_OPTIONS
@@ -45,12 +37,12 @@ def getitem(c, o, k):
         c.reading.look_at(c, o)
     if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(o, dict) and _hashable(k):
-            return dict_item(c, o, k)
+            return containers.dict_item(c, o, k)
         if type(k) is int and isinstance(o, list) and not o:
-            return list_item(c, o, k)
-        materialize(c, o)
+            return containers.list_item(c, o, k)
+        containers.materialize(c, o)
     if t is collections.defaultdict and k not in o:
-        return made_by_factory(c, o, k)
+        return containers.made_by_factory(c, o, k)
     if t is TensorProxy:
         return c.operation("__getitem__", o, _key(c, k))
     if t is AnyProxy:
@@ -59,6 +51,7 @@ def getitem(c, o, k):
         k = host_lines.settled(c, k)
     elif t is HostProxy or type(k) is HostProxy:
         return host_lines.operate(c, operator.getitem, o, k)
+    check_watched(c, o, "__getitem__", f"an item of a {t.__name__}")
     if type(k) not in PRIMITIVE:
         expose(c, k)
     if isinstance(o, dict):
@@ -77,10 +70,10 @@ def _key(c, k):
 
 def advance(c) -> None:
     """An iterator from outside is about to be advanced, which no later call would repeat."""
-    what = "an iterator from outside is advanced"
+    reason = "an iterator from outside is advanced"
     if c.request.options.sharp_edges is SHARP_EDGES_OPTIONS.WARN:
-        c.refuse(what, "pass a list, or advance it outside of the compiled function")
-    c.sharp(f"{what}, and stays advanced only for the call that captured the program")
+        c.refuse(reason, "pass a list, or advance it outside of the compiled function")
+    c.sharp(f"{reason}, and stays advanced only for the call that captured the program")
 
 
 def refuse_array(c, o) -> None:
@@ -92,7 +85,7 @@ def refuse_array(c, o) -> None:
 
 
 def check_arrays(c) -> None:
-    """Refuse what native code has written to arrays from outside, which are as they were."""
+    """Refuse writes of native code to arrays from outside, and undo them."""
     for array, copy in c.outside.arrays.values():
         if not (array.shape == copy.shape and array.dtype == copy.dtype and _same_bytes(array, copy)):
             if array.shape == copy.shape:
@@ -121,17 +114,14 @@ def setitem(c, o, k, v) -> None:
     k = host_lines.settled(c, k)
     refuse_array(c, o)
     if c.containers.lazy and id(o) in c.containers.lazy and not isinstance(o, dict):
-        materialize(c, o)
+        containers.materialize(c, o)
     if isinstance(o, dict) and id(o) not in c.containers.lazy:
         c.hashed((k,), o)
-    if (
-        type(k) is slice
-        and isinstance(o, list)
-        and (type(v) in CONTAINERS or c.slot(type(v), "__iter__") or c.slot(type(v), "__getitem__"))
-    ):
-        v = [x for x in c.steps(v)]  # which asks for no length
+    if type(k) is slice and isinstance(o, list):
+        if type(v) in CONTAINERS or c.slot(type(v), "__iter__") or c.slot(type(v), "__getitem__"):
+            v = [x for x in c.steps(v)]  # which asks for no length
     o[k] = v
-    write_attributes(c, o)
+    containers.write_attributes(c, o)
 
 
 def contains(c, o, v) -> bool:
@@ -139,13 +129,19 @@ def contains(c, o, v) -> bool:
         c.reading.look_at(c, o)
     if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(o, dict) and _hashable(v):
-            return has_key(c, o, v)
-        if type(o) is set and not o and id(v) not in c.sources and (found := has_element(c, o, v)) is not None:
-            return found
-        materialize(c, o)
+            return containers.has_key(c, o, v)
+        if type(o) is set and not o and id(v) not in c.sources:
+            found = containers.has_element(c, o, v)
+            if found is not None:
+                return found
+        containers.materialize(c, o)
     if type(o) is HostProxy or host_lines.holds_host_values(c, o) or type(v) is HostProxy:
         return bool(host_lines.operate(c, operator.contains, o, v))
-    expose(c, o, v)
+    if isinstance(o, (dict, set, frozenset)):
+        c.hashed((v,), o)
+    else:
+        check_watched(c, o, "__contains__", f"a search in a {type(o).__name__}")
+        expose(c, o, v)
     if isinstance(o, (list, tuple, dict, set, frozenset, collections.deque)):
         told_apart(c, v, o)
         if type(v) is Id and v not in o and any(type(x) is int for x in o):
@@ -162,8 +158,10 @@ def iterate(c, o):
         return iter(o)
     if t is HostProxy:
         return host_lines.elements(c, o)
-    if t is set and id(o) in c.containers.filled and o == c.containers.filled[id(o)].was:
-        original = c.containers.filled[id(o)].original  # a copy may have another order
+    check_watched(c, o, "__iter__", f"iteration over a {t.__name__}")
+    look = c.containers.looks.get(id(o)) if t is set else None
+    if look is not None and o == look.was:
+        original = look.original  # a copy may have another order
         elements = c.elements(original)
         return iter(original if all(map(operator.is_, elements, original)) else elements)
     return iter(o)

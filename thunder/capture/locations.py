@@ -65,21 +65,15 @@ def user_location(c) -> tuple | None:
         fn = original(c.request.fn)
         target = fn.forward if isinstance(fn, torch.nn.Module) else fn
         code = getattr(plain_attribute(target, "__func__", target), "__code__", None)
-        return (
-            None
-            if code is None
-            else (
-                code.co_filename,
-                code.co_firstlineno,
-                code.co_qualname,
-                linecache.getline(code.co_filename, code.co_firstlineno),
-            )
-        )
+        if code is None:
+            return None
+        filename, line = code.co_filename, code.co_firstlineno
+        return filename, line, code.co_qualname, linecache.getline(filename, line)
     return place(location)
 
 
 def content(cell: types.CellType) -> Any:
-    """What a cell holds; None where that is nothing."""
+    """The content of a cell; None where it is empty."""
     try:
         return cell.cell_contents
     except ValueError:

@@ -1,9 +1,9 @@
 """Locks from outside. A program that takes some runs under all of them, from its last questions to its effects.
 
-Capture takes no lock: it would wait, while it holds what other calls of the function wait for. It notes which locks the
-program takes, and refuses what depends on who holds one. A call takes them, asks the questions of the prologue again,
-for another thread may have written meanwhile, and releases them behind the epilogue (`held`). Several are taken in an
-order in which nobody waits while holding one, so longer holding cannot make threads wait for each other.
+Capture takes no lock: it would wait while it holds the lock of the function's other calls. It notes which locks the
+program takes, and refuses one that depends on who holds them. A call takes them, asks the questions again, as
+another thread may have written meanwhile, and releases them behind the epilogue (`held`). Several are taken in an order
+in which nobody waits while holding one, so longer holding cannot make threads wait for each other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TakenLock(NamedTuple):
 
 
 class Locks:
-    """What a capture knows of locks, by their ids. depth: how often the program holds one. host_calls: how many the
+    """The locks of a capture, by their ids. depth: how often the program holds one. host_calls: how many the
     program makes while it holds a lock."""
 
     __slots__ = ("taken", "depth", "host_calls", "_before")
@@ -93,8 +93,8 @@ def _waits(c, f, args, kwargs, taken: TakenLock) -> bool:
     return bool(given.get("blocking", True))
 
 
-def _refuse(c, taken: TakenLock, what: str):
-    c.refuse(f"the lock {taken.name} {what}", "do that outside of the compiled function")
+def _refuse(c, taken: TakenLock, reason: str):
+    c.refuse(f"the lock {taken.name} {reason}", "do that outside of the compiled function")
 
 
 def check_host_call(c) -> None:

@@ -19,7 +19,6 @@ import string
 import threading
 import types
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -27,7 +26,8 @@ import torch
 import torch.utils.checkpoint
 
 from thunder.compat.names import READ_MODULES
-from thunder.interpreter.attributes import BUILTINS, plain_attribute
+from thunder.interpreter import NULL
+from thunder.interpreter.attributes import BUILTINS, plain_attribute, type_attribute
 
 # values that are compared by value and never tracked
 PRIMITIVE = {
@@ -35,7 +35,7 @@ PRIMITIVE = {
         torch.memory_format, torch.layout, range, slice,
     type(NotImplemented),
 }  # fmt: skip
-# values that are what they are by identity
+# values that are compared by identity
 IDENTICAL = {
     types.FunctionType, *BUILTINS, types.ModuleType, type, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.MethodWrapperType,
@@ -54,24 +54,6 @@ def container_base(kind: type) -> Any:
 
 
 _BUILTIN = {list, dict, set, collections.OrderedDict, collections.deque}
-
-
-def parts_of(*values, keys: bool = True) -> Iterator:
-    """The values and everything in the containers among them, each container once, without the user's methods. keys:
-    those of dicts as well."""
-    pending, seen = list(values), set()
-    while pending:
-        value = pending.pop()
-        yield value
-        base = next((b for b in _HOLDING if isinstance(value, b)), None)
-        if base is not None and id(value) not in seen:
-            seen.add(id(value))
-            if keys and base is dict:
-                pending += dict.keys(value)
-            pending += dict.values(value) if base is dict else base.__iter__(value)
-
-
-_HOLDING: Any = (list, tuple, dict, set, frozenset, collections.deque)
 
 
 def plain_base(kind: type) -> Any:
@@ -146,7 +128,7 @@ ITERATING = {
     functools.reduce, collections.deque, dict.fromkeys,
 }  # fmt: skip
 ITERATING |= {str.join, "".join}
-# which hand on what they iterate over
+# which hand on the elements that they iterate over
 _HANDING_ON = {
     itertools.cycle, itertools.islice, itertools.pairwise, itertools.product, itertools.permutations,
     itertools.combinations, itertools.combinations_with_replacement, itertools.zip_longest, itertools.starmap,
@@ -165,7 +147,7 @@ HARMLESS = {
 
 def is_iterator(value) -> bool:
     """Whether a value of a library's type is used up by reading it."""
-    return any("__next__" in base.__dict__ for base in type(value).__mro__)
+    return type_attribute(type(value), "__next__") is not NULL
 
 
 BUFFERS = (bytearray, array.array)  # compared by value with a copy
@@ -197,16 +179,14 @@ _ONCE = "runs while the program is captured and not again"
 
 
 def impure(f) -> str | None:
-    """Why calling `f` once at capture is not what calling it every time would be, or None."""
+    """Why one call of `f` at capture is not the same as a call each time, or None."""
     owner = plain_attribute(f, "__self__")
     kind = owner if isinstance(owner, type) else type(owner)
     module = plain_attribute(f, "__module__") or kind.__module__
-    reason = None
-    if f is print or f is input or f is open:
-        reason = _ONCE
-    elif not issubclass(kind, (io.StringIO, io.BytesIO)):
-        reason = _impure(module, plain_attribute(f, "__name__", ""))
-    return None if reason is None else f"{plain_attribute(f, '__qualname__', f)}() {reason}"
+    reason = _ONCE if f is print or f is input or f is open else _impure(module, plain_attribute(f, "__name__", ""))
+    if reason is None or issubclass(kind, (io.StringIO, io.BytesIO)):
+        return None
+    return f"{plain_attribute(f, '__qualname__', f)}() {reason}"
 
 
 @functools.lru_cache(maxsize=1000)

@@ -1,21 +1,15 @@
-"""Native calls: builtins, classes and library functions that run as they are, with what they may look at exposed
-before."""
+"""Native calls: builtins, classes and library functions that run as they are, once everything that they may look at is
+exposed."""
 
 from __future__ import annotations
 
 import collections
 import contextvars
 import functools
-import io
-import operator
-import random
-import re
-import struct
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 
-import numpy
 import torch
 import torch.utils.checkpoint
 
@@ -26,23 +20,20 @@ from thunder.capture.expose import as_operand, expose
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
 from thunder.capture.native import (
-    BUFFERS,
     CONTAINERS,
     DICT_VIEWS,
-    ENUM,
     HARMLESS,
-    IMMUTABLE,
     ITERATING,
     PRIMITIVE,
     impure,
-    is_iterator,
     native_module,
 )  # fmt: skip
 from thunder.capture.operations import all_lifted, record
 from thunder.capture.sources import MISSING
+from thunder.capture.watched import check_watched
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure, settled
 from thunder.interpreter import NULL, Host, standins, text
-from thunder.interpreter.attributes import BUILTINS, plain_attribute, type_attribute
+from thunder.interpreter.attributes import BUILTINS, plain_attribute
 from thunder.interpreter.tracebacks import swallow
 from thunder.ops import inplace_of, lookup
 
@@ -72,7 +63,7 @@ def _class_method(cls: type, name: str):
 
 
 def _context_variable(c, f, args):
-    """get, set and reset: what the program sets is set while it is captured only, and at its end by the epilogue."""
+    """get, set and reset: the program's values are set while it is captured only, and at its end by the epilogue."""
     variable, first = f.__self__, c.writes.context_tokens.get(f.__self__)
     if f.__name__ == "set":
         token = f(*args)
@@ -106,11 +97,8 @@ def call_builtin(c, f, args, kwargs):
     s = plain_attribute(f, "__self__")
     if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
         return handler(c, f, [s, *args], kwargs)
-    if (id(s) in c.outside.origins or id(s) in c.sources) and not _is_watched(f, s) and impure(f) is None:
-        c.refuse(
-            f"{f.__qualname__} looks at or changes an object from outside whose state is not watched",
-            "call it outside of the compiled function",
-        )
+    if impure(f) is None:
+        check_watched(c, s, f.__name__, f.__qualname__)
     if type(s) is str and f.__name__ == "join" and len(args) == 1 and isinstance(args[0], Iterator):
         args = [list(c.steps(args[0]))]  # data-dependent texts among them
     found = _by_receiver(c, f, s, args, kwargs)
@@ -156,25 +144,6 @@ def _formatted(c, f, args, kwargs):
     return call_native(c, f, [as_operand(c, a) for a in args], {k: as_operand(c, v) for k, v in kwargs.items()})
 
 
-_WATCHED = (
-    *IMMUTABLE, tuple, frozenset, slice, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType,
-    types.MappingProxyType, types.GenericAlias, types.UnionType, contextvars.ContextVar, weakref.ref, re.Pattern,
-    re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller, functools.partial,
-    int, float, complex, str, bytes, *containers.MUTABLE, *BUFFERS, torch.nn.Module,
-    property, staticmethod, classmethod, numpy.ndarray, numpy.dtype, ENUM, random.Random, BaseException,
-    *locks.KINDS,
-)  # fmt: skip
-
-
-def _is_watched(f, o) -> bool:
-    """Whether a method of an object from outside is known to leave it as it is, or is asked or warned about."""
-    t = type(o)
-    if t in PRIMITIVE or isinstance(o, _WATCHED) or is_iterator(o) and not isinstance(o, io.IOBase):
-        return True
-    owner = getattr(type_attribute(t, f.__name__), "__objclass__", object)
-    return owner in (object, types.SimpleNamespace) or t.__module__.split(".")[0] in ("torch", "numpy")
-
-
 def stepping(c, f, s, args) -> list:
     """The arguments with iterators that come back to the machine."""
     if _is_iterating(f):
@@ -205,11 +174,12 @@ def iterable(c, a):
         return c.steps(a)
     if id(a) in c.outside.iterators or type(a) is set:
         return c.iterate(a)
+    check_watched(c, a, "__iter__", f"iteration over a {t.__name__}")
     return c.materialize(a)
 
 
 def _of_lazy(c, f, s, args):
-    """What a function takes out of a container whose elements are read when they are asked for. Other functions than
+    """The result of a function of a container whose elements are read when they are asked for. Other functions than
     those that add to it see it whole."""
     owner, n = args[0] if s is None and args else s, f.__name__
     if owner is None or id(owner) not in c.containers.lazy:
@@ -237,10 +207,8 @@ def call_native(c, f, args, kwargs):
     known: dict = {}
     args, kwargs = _expose_to(c, f, args, kwargs, known)
     if _asks_for_types(f):
-        args, kwargs = (
-            [map_structure(concrete, a) if type(a) is tuple else concrete(a) for a in args],
-            {k: concrete(a) for k, a in kwargs.items()},
-        )
+        args = [map_structure(concrete, a) if type(a) is tuple else concrete(a) for a in args]
+        kwargs = {k: concrete(a) for k, a in kwargs.items()}
     if not _is_torch(f):
         try:
             result = Host.call_native(c, f, args, kwargs)
@@ -284,14 +252,14 @@ def _note_made(c, f, args, result) -> None:
 
 
 def _name_operands(c, error: TypeError, args) -> None:
-    """Native code names the classes of its operands: those of proxies are what they stand for."""
+    """Native code names the classes of its operands: put the classes that proxies stand for in their place."""
     for a in args:
         if isinstance(a, Proxy) and len(error.args) == 1 and isinstance(error.args[0], str):
             error.args = (error.args[0].replace(type(a).__name__, operations.type_of(c, a).__name__),)
 
 
 def _expose_container(c, f, s, given) -> None:
-    """A method of a container looks at it and at what it is given, or stores that."""
+    """A method of a container looks at it and at its arguments, or stores them."""
     for a in given:
         c.materialize(a)
         told_apart(c, a, s)
@@ -302,17 +270,13 @@ def _expose_container(c, f, s, given) -> None:
 
 
 def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
-    """What native code may look at is asked before it runs; the arguments, with stand-ins in the place of objects that
-    it may call methods of."""
+    """Expose everything that native code may look at; return the arguments, with stand-ins for objects whose methods it
+    may call."""
     s, given = plain_attribute(f, "__self__"), (*args, *kwargs.values())
-    if (
-        s is None
-        and args
-        and isinstance(plain_attribute(f, "__objclass__"), type)
-        and issubclass(f.__objclass__, (tuple, *containers.MUTABLE))
-    ):
+    owner = plain_attribute(f, "__objclass__")
+    if s is None and args and isinstance(owner, type) and issubclass(owner, _HOLDING):
         s, *given = given  # dict.__setitem__(d, k, v)
-    if isinstance(s, (tuple, *containers.MUTABLE)):
+    if isinstance(s, _HOLDING):
         _expose_container(c, f, s, given)
         return args, kwargs
     if _looks_inside(f):
@@ -333,6 +297,9 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
             if f in _HASHING and isinstance(a, Iterable):
                 _check_keys(c, (), [a])
     return args, kwargs
+
+
+_HOLDING = (tuple, *containers.MUTABLE)
 
 
 def _stand_in(c, f, a, known: dict):
@@ -388,7 +355,7 @@ _KEYED = (dict, collections.OrderedDict)
 
 
 def _is_question(f) -> bool:
-    """Whether a function of PyTorch's without arguments asks for a setting: what it may be asked again at each call."""
+    """Whether a function of PyTorch's without arguments asks for a setting, which may be asked again at each call."""
     asks = f.__name__.lstrip("_").startswith(("get_", "is_", "are_", "has_")) or f.__name__.endswith("_enabled")
     return asks and plain_attribute(f, "__self__") in (None, compat.C) and f not in _OF_MODES
 
@@ -396,22 +363,17 @@ def _is_question(f) -> bool:
 _ANSWERS = (bool, int, float, str)
 # looked at for every call, or a device's
 _OF_MODES = (
-    torch.is_grad_enabled,
-    torch.is_inference_mode_enabled,
-    torch.is_autocast_enabled,
+    torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled,
     torch.cuda.is_current_stream_capturing,
-)
+)  # fmt: skip
 # by `__new__`
 _MADE_EMPTY = {object, list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque}
 
 
 def _looks_inside(f) -> bool:
-    if (
-        f.__class__ is type
-        and issubclass(f, (BaseException, weakref.ref))
-        or plain_attribute(f, "__name__", "") == "__new__"
-        and f.__self__ in _MADE_EMPTY
-    ):
+    if f.__class__ is type and issubclass(f, (BaseException, weakref.ref)):
+        return False
+    if plain_attribute(f, "__name__", "") == "__new__" and f.__self__ in _MADE_EMPTY:
         return False
     try:
         return f not in HARMLESS
@@ -420,7 +382,7 @@ def _looks_inside(f) -> bool:
 
 
 def pairs(c, a):
-    """What dict() makes of an argument: a dict, a mapping's items, or pairs (dict_update_arg)."""
+    """An argument of dict(): a dict, a mapping's items, or pairs (dict_update_arg)."""
     if isinstance(a, dict) and not c.slot(type(a), "__iter__"):
         return c.materialize(a)
     if type(a) is TensorProxy or not _has_keys(c, a):
@@ -444,7 +406,7 @@ def _pair(c, p):
 
 
 HANDLERS: dict[int, Callable] = {}  # by the id of a function: see `handlers.py`
-BY_TYPE: dict[type, Callable] = {}  # what calls an object of a type
+BY_TYPE: dict[type, Callable] = {}  # by the type of the object that is called
 # of functions whose modules are imported only by programs that use them, by module and name
 BY_NAME: dict[tuple, Callable] = {}
 
@@ -470,6 +432,5 @@ def reaches(c, args, kwargs) -> bool:
 
 
 def _is_users(t: type) -> bool:
-    """Whether objects of a class are the program's own: Python code that they are given is interpreted, which sees what
-    it looks at."""
+    """Whether objects of a class are the program's own: Python code that gets one is interpreted."""
     return not native_module(t.__module__) and not issubclass(t, type)

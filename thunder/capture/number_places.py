@@ -51,13 +51,14 @@ def _read_number(v, kind: str):
 
 @functools.cache
 def _number_kind(function, place: int | str, as_list: bool) -> str | None:
-    """What a function of PyTorch's takes at a place, or by a keyword: "int", "SymInt", "Scalar", or None where it may
-    take a tensor, or no number."""
+    """The kind of number that a function of PyTorch's takes at a place, or by a keyword: "int", "SymInt", "Scalar", or
+    None where it may take a tensor, or no number."""
     kinds = _kinds(function, place)
     if any("Tensor" in kind for kind in kinds):
         return None
     if as_list:
-        kinds = [kind for kind in kinds if re.search(r"\[\d*\]|List|list|tuple|Size", kind)]
+        lists = [kind for kind in kinds if re.search(r"\[\d*\]|List|list|tuple|Size", kind)]
+        kinds = lists or kinds if isinstance(function, types.FunctionType) else lists
     found = {word for kind in kinds for word in re.findall(r"\bSymInt\b|\bint\b|\bfloat\b|\bScalar\b|Size", kind)}
     if not found.isdisjoint(("float", "Scalar")):
         return "Scalar"

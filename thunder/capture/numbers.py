@@ -11,16 +11,13 @@ from thunder.core.symbolic import constant, symbol
 
 
 def primitive(c, value, t: type, source: Source):
-    plain = t is int or t is float and value != 0 and math.isfinite(value)  # what an equation says all about
+    plain = t is int or t is float and value != 0 and math.isfinite(value)  # equality says all about it
     if plain and c.numbers.symbolic and source.root.key in ("args", "kwargs") and not (t is int and value in (0, 1)):
         return number(c, value, source)
-    if (
-        plain
-        and c.request.changing
-        and (path := source.describe(c.parameters)) in c.request.changing
-        and value not in (c.request.changing[path] or ())
-    ):
-        return number(c, value, source)
+    if plain and c.request.changing:
+        path = source.describe(c.parameters)
+        if path in c.request.changing and value not in (c.request.changing[path] or ()):
+            return number(c, value, source)
     return ask(c, source, VALUE)
 
 

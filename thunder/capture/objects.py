@@ -1,8 +1,7 @@
-"""Objects of the program: where `Capture` asks classes, objects, modules, globals and cells, and what writes to them
-do.
+"""Attributes of objects, modules and globals, and writes to them.
 
-CPython's algorithms stand in `thunder.interpreter.attributes`. Here stands what they find: first what the program wrote
-(the overlay), then the outside object, with the guard for what was seen of it. Functions take the capture first.
+CPython's algorithms stand in `thunder.interpreter.attributes`. The functions here answer them: first from the program's
+own writes (the overlay), then from the outside object, which is asked. Functions take the capture first.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def origin(c, o) -> Source | None:
 
 
 def own(c, o, name):
-    """What an object holds under a name in its `__dict__`, or NULL."""
+    """The entry of an object's `__dict__` under a name, or NULL."""
     if c.writes.overlay and (id(o), name) in c.writes.overlay:
         found = c.writes.overlay[id(o), name]
         return NULL if found is DELETED else found
@@ -56,12 +55,8 @@ def own(c, o, name):
         return found
     said = lookup(c, t, name)
     if found is not NULL:
-        if (
-            said is not NULL
-            and not is_fixed(said)
-            and (owner := owner_of(t, name, said)) is not None
-            and id(owner) not in c.fresh
-        ):
+        owner = None if said is NULL or is_fixed(said) else owner_of(t, name, said)
+        if owner is not None and id(owner) not in c.fresh:
             c.ask(entry(c, owner, name), TYPE)  # it is no data descriptor, which would come first
         return c.read(found, source.attr(name))
     if not issubclass(t, torch.nn.Module) or said is not NULL:
@@ -70,7 +65,7 @@ def own(c, o, name):
 
 
 def own_of_class(c, kind, name):
-    """What stands in a class itself, or NULL."""
+    """An attribute of a class itself, or NULL."""
     if c.writes.overlay and (id(kind), name) in c.writes.overlay:
         return NULL if c.writes.overlay[id(kind), name] is DELETED else c.writes.overlay[id(kind), name]
     if id(kind) not in c.fresh:
@@ -85,7 +80,7 @@ def cached_outside(c, o) -> bool:
 
 
 def native_get(c, get, found, o, kind, name):
-    """What a native descriptor gives: slots and the like of outside objects are read."""
+    """The result of a native descriptor: slots and the like of outside objects are read."""
     source = None if o is None or name == "__class__" or not attributes.is_data(c, found) else origin(c, o)
     if c.writes.overlay and (id(o), name) in c.writes.overlay:
         if c.writes.overlay[id(o), name] is DELETED:
@@ -112,7 +107,7 @@ def native_get(c, get, found, o, kind, name):
     return containers.attribute_dict(c, o, value, source) if own else c.read(value, source.attr(name))
 
 
-# what never changes, or is no part of a program's meaning
+# attributes that never change, or are no part of a program's meaning
 _CONSTANT = {types.FunctionType: ("__builtins__",), type: ("__flags__", "__dictoffset__", "__weakrefoffset__")}
 
 
@@ -128,8 +123,8 @@ def _cell_contents(c, cell):
 
 
 def missing(c, getattribute, o, name):
-    """There is no such attribute, or the type keeps it in its own way (threading.local). What the program deleted is
-    still there for native code."""
+    """There is no such attribute, or the type keeps it in its own way (threading.local). An attribute that the
+    program deleted is still there for native code."""
     if c.writes.overlay and any(n == name and value is DELETED for (_, n), value in c.writes.overlay.items()):
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {name!r}", name=name, obj=o)
     if (source := origin(c, o)) is None:
@@ -144,7 +139,7 @@ def missing(c, getattribute, o, name):
 
 
 def fallback(c, method, o, name):
-    """The class's `__getattr__` answers. What PyTorch's objects say of settings is asked again."""
+    """The class's `__getattr__` answers. A setting that one of PyTorch's objects says is asked again."""
     if method is torch.nn.Module.__getattr__ and c.reading is None:
         return of_torch_module(c, o, name)
     value = call_special(c, method, o, [name], "__getattr__")
@@ -244,7 +239,7 @@ def of_torch_module(c, m, n: str):
 
 
 def names(c, o):
-    """`dir(o)`: with what the program wrote and without what it deleted; classes of the user's are asked for theirs."""
+    """`dir(o)`: with the program's writes and without its deletions; classes of the user's are asked for theirs."""
     kinds = (o if issubclass(type(o), type) else type(o)).__mro__
     for kind in kinds:
         if id(kind) not in c.fresh and not of_library(kind):
@@ -273,9 +268,7 @@ def store_attr(c, o, n, v) -> None:
     elif n == "requires_grad":
         c.call(torch.Tensor.requires_grad_, [o, v], {})
     else:
-        c.refuse(
-            f"attribute {n!r} is set on a tensor", "keep what belongs to a tensor beside it, in a variable or a dict"
-        )
+        c.refuse(f"attribute {n!r} is set on a tensor", "keep the value beside the tensor, in a variable or a dict")
 
 
 def native_set(c, found, o, n, v) -> None:
@@ -394,7 +387,7 @@ _ITSELF = {object, types.GenericAlias, types.UnionType, *attributes.BUILTINS}
 
 
 def namespace_value(c, space: dict, label: str, n: str, value, answered: Source | None = None):
-    """What a name in a module's globals means; `answered` where the module's `__getattr__` says it."""
+    """The value of a name in a module's globals; `answered` where the module's `__getattr__` says it."""
     t = type(value)
     if t in IDENTICAL or issubclass(t, (type, types.ModuleType)):
         if (id(space), n) not in c.known.names:
@@ -407,7 +400,8 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
                 elif t in _ITSELF:
                     c.keep[id(value)], c.outside.origins[id(value)] = value, source
         return value
-    if native_module(space.get("__name__")) and not is_tracked(t):
+    by_attribute = t in CONTAINERS and label != "global"  # `sys.argv`; a library's own code changes its tables natively
+    if native_module(space.get("__name__")) and not (is_tracked(t) or by_attribute):
         return value
     return c.read(value, answered or c.const(space, "global").item(n))
 

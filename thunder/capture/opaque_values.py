@@ -15,13 +15,13 @@ from thunder.ops import opaque
 from thunder.ops.opaque_values import from_unusual, holds_unusual
 
 SIGNS = {"-": torch.neg, "~": torch.bitwise_not, "+": torch.positive}
-# what is the same for each call that an entry is made for
+# attributes that are the same for each call of a program
 _METADATA = {
     "layout", "dtype", "device", "requires_grad", "is_sparse", "is_sparse_csr", "is_nested", "is_cuda", "is_cpu",
     "is_meta", "is_quantized", "is_leaf", "ndim", "shape",
     "itemsize", "names",
 }  # fmt: skip
-# of what came from outside
+# of tensors from outside
 _ASKED = {"numel", "nelement", "element_size", "sparse_dim", "dense_dim", "get_device", "is_coalesced", "_nnz"}
 
 
@@ -31,7 +31,7 @@ def read(c, value: torch.Tensor, source: Source) -> AnyProxy:
     if found is None:
         if type(value).__module__.startswith("torch.distributed.tensor"):
             c.refuse(
-                f"{source.describe(c.parameters)} is a DTensor, which collects what its ranks hold by rules of its own",
+                f"{source.describe(c.parameters)} is a DTensor, which has rules of its own for the parts of its ranks",
                 "use thunder.distributed (fsdp, column_parallel, row_parallel) in the place of parallelize_module, "
                 "or wrap the compiled module: fully_shard(thunder.jit(model))",
             )
@@ -71,7 +71,7 @@ def apply(c, function: Callable, args, kwargs):
 
 
 def attribute(c, p: AnyProxy, n: str):
-    """`p.n`, as user code sees it: metadata, a method, or what PyTorch computes."""
+    """`p.n`, as user code sees it: metadata, a method, or a result of PyTorch's."""
     if not isinstance(p.example, torch.Tensor):
         raise AttributeError(n)
     with compat.without_function_modes():

@@ -1,4 +1,4 @@
-"""Operations: what user code sees of a tensor, and calls of torch functions, which are recorded."""
+"""Operations: a tensor as user code sees it, and calls of torch functions, which are recorded."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch.utils.checkpoint
 
 from thunder import compat
 from thunder.capture import callbacks, host_lines, opaque_values
-from thunder.capture.ask import PRESENT
+from thunder.capture.ask import PRESENT, VALUE
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_operand, expose
 from thunder.capture.library import backward, gradients, hooks, leaves
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module, parts_of, plain_base
+from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module, plain_base
 from thunder.capture.number_places import with_numbers
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
 from thunder.capture.tensors import has_new_history
@@ -35,7 +35,7 @@ from thunder.core.proxies import (
 )
 from thunder.errors import SharpEdgeError, SharpEdgeWarning, with_section
 from thunder.interpreter import NULL, sequences
-from thunder.interpreter.attributes import in_python, plain_attribute, type_attribute
+from thunder.interpreter.attributes import in_python, parts_of, plain_attribute, type_attribute
 from thunder.ops import lookup
 from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -62,6 +62,15 @@ class RecordingMode(torch.overrides.TorchFunctionMode):
         return record(self.capture, func, args, kwargs or {})
 
 
+def check_mode(c, mode) -> None:
+    """Refuse a torch-function mode of the user's that the program enters: PyTorch gives it each call."""
+    if not isinstance(mode, RecordingMode) and not native_module(type(mode).__module__):
+        c.refuse(
+            f"a torch-function mode ({type(mode).__name__}) is entered, which each call of PyTorch's goes to",
+            "enter it outside of the compiled function",
+        )
+
+
 _CONVERTED = {"dtype": lambda p: to_torch_dtype(p.dtype), "device": lambda p: to_torch_device(p.device)}
 
 
@@ -70,7 +79,8 @@ def _shape(p: TensorProxy):
 
 
 def size(numbers) -> torch.Size | Size:
-    return (Size if any(isinstance(n, NumberProxy) for n in numbers) else torch.Size)(numbers)
+    symbolic = not set(map(type, numbers)) <= {int} and any(isinstance(n, NumberProxy) for n in numbers)
+    return (Size if symbolic else torch.Size)(numbers)
 
 
 _STATED = {
@@ -86,7 +96,7 @@ _OF_HISTORY = {"is_leaf", "grad_fn"}
 
 
 def tensor_attribute(c, p: TensorProxy, n: str):
-    """What user code sees of a tensor."""
+    """An attribute of a tensor, as user code sees it."""
     if n in _STATED:
         return _STATED[n](c, c.recorder.latest(p))
     if n == "grad":
@@ -123,10 +133,22 @@ def kind_of(c, p: TensorProxy) -> type:
     return type(real[0]) if real is not None else torch.Tensor
 
 
-# methods of tensors that are about autograd's graph
-OF_AUTOGRAD = {
+def _contiguous(c, f, args, kwargs):
+    """`Tensor.contiguous`. A contiguous tensor is the result itself. Autograd would tell an input that requires grad
+    from a result of the compiled function, so that an input is asked."""
+    value = args[0]
+    if type(value) is TensorProxy and value.requires_grad and len(args) == 1 and not kwargs:
+        real, source = c.tensors.real.get(c.recorder.latest(value), (None, None))
+        if real is not None and value not in c.tensors.placements and c.ask(source.call("is_contiguous"), VALUE):
+            return value
+    return record(c, torch.Tensor.contiguous, args, kwargs)
+
+
+# methods of tensors that are no operations, or not always
+SPECIAL_METHODS = {
     "backward": backward.call_backward, "requires_grad_": leaves.require_grad, "__deepcopy__": leaves.copied,
     "register_hook": hooks.register, "retain_grad": hooks.retain,
+    "contiguous": _contiguous,
 }  # fmt: skip
 
 
@@ -134,8 +156,8 @@ def call_method(c, method, args, kwargs):
     p, n = method.proxy, method.name
     if type(p) is AnyProxy:
         return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
-    if n in OF_AUTOGRAD:
-        return OF_AUTOGRAD[n](c, None, [p, *args], kwargs)
+    if n in SPECIAL_METHODS:
+        return SPECIAL_METHODS[n](c, None, [p, *args], kwargs)
     if n == "numpy" or n == "__array__":
         return host_lines.to_numpy(c, c.recorder.latest(p))
     if n == "size":
@@ -228,7 +250,8 @@ def _lifted(c, v, typed: bool):
     return v.item() if isinstance(v, numpy.generic) and not typed else map_structure(c.lift, v)
 
 
-# make tensors of what they are given
+_OF_HOST = {HostProxy, host_lines.HostMethod}
+# functions that make tensors of their arguments
 _OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
 
 
@@ -245,7 +268,7 @@ def record(c, function, args, kwargs) -> Any:
         found = function(*args, **kwargs)
         c.synchronize()
         return found
-    if any(type(a) in (HostProxy, host_lines.HostMethod) for a in (*args, *kwargs.values())):
+    if not _OF_HOST.isdisjoint(map(type, (*args, *kwargs.values()))):
         return host_lines.run(c, function, args, kwargs)
     if function in LAYOUT_QUESTIONS:
         return answer(c, function, args, kwargs)
@@ -260,18 +283,12 @@ def record(c, function, args, kwargs) -> Any:
         return opaque_values.apply(c, function, args, kwargs)
     if lookup(function) is not None:
         return checked(c, function, args, kwargs, lambda: call_torch(function, tuple(args), kwargs))
-    getter = plain_attribute(function, "__self__")
-    if (
-        getter is not None
-        and plain_attribute(function, "__name__", "") == "__get__"
-        and args
-        and type(args[0]) is TensorProxy
-    ):
+    getter = plain_attribute(function, "__self__") if plain_attribute(function, "__name__", "") == "__get__" else None
+    if getter is not None and args and type(args[0]) is TensorProxy:
         return tensor_attribute(c, args[0], getter.__name__)
     if isinstance(function, (types.MethodDescriptorType, types.BuiltinFunctionType)):
-        return opaque_values.note(
-            c, checked(c, function, args, kwargs, lambda: call_torch(function, tuple(args), kwargs))
-        )
+        result = checked(c, function, args, kwargs, lambda: call_torch(function, tuple(args), kwargs))
+        return opaque_values.note(c, result)
     return opaque_values.note(c, call_torch(function, tuple(args), kwargs))
 
 
@@ -300,6 +317,8 @@ def type_of(c, a) -> type:
         return kind_of(c, a)
     if type(a) is HostProxy:
         return a.kind
+    if type(a) is AnyProxy and isinstance(a.example, torch.Tensor):
+        return type(a.example)
     return a.python_type if isinstance(a, NumberProxy) else _STANDING_FOR.get(type(a), type(a))
 
 
@@ -328,11 +347,11 @@ def formatted_text(c, text: str, values):
 _WARNED: dict = {}  # once a site
 
 
-def sharp_edge(c, what: str) -> None:
+def sharp_edge(c, reason: str) -> None:
     """Something that a compiled program cannot repeat: listed, warned about, or an error, by option."""
     location = c.user_location()
     where = f"{location[0]}:{location[1]}" if location else "unknown place"
-    text = f"{what}, at {where}"
+    text = f"{reason}, at {where}"
     option = c.request.options.sharp_edges
     if option is SHARP_EDGES_OPTIONS.ERROR:
         raise SharpEdgeError(text)

@@ -1,7 +1,7 @@
 """Operators, items, iteration, text and tests of types, where a tensor, a number that stays symbolic or something from
 outside is an operand.
 
-CPython's algorithms stand in `thunder.interpreter`: `operators`, `sequences` and `text`. Here stands what happens
+CPython's algorithms stand in `thunder.interpreter`: `operators`, `sequences` and `text`. The functions here run
 before them (a container is about to be read) and in the place of native code. Functions take the capture first.
 """
 
@@ -22,11 +22,13 @@ from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.library import distributions
 from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
+from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Size, TensorProxy
 from thunder.interpreter import NULL, Host, operators, sequences
 from thunder.interpreter.attributes import in_python, type_attribute
 from thunder.interpreter.host import UNARY
+from thunder.interpreter.instructions import PLAIN
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 from thunder.ops.tensor_values import fixed_value
 from thunder.ops.torch_types import to_torch_dtype
@@ -35,12 +37,17 @@ from thunder.ops.torch_types import to_torch_dtype
 
 
 def binary(c, symbol, a, b):
+    if type(a) in _COMPUTED and type(b) in _COMPUTED:  # a tensor and another or a number have no special methods
+        return _recorded(c, ARITHMETIC[symbol], a, b)
     if not (symbol == "+=" and type(a) is list):  # which appends, and looks at nothing
         c.materialize(a)
     c.materialize(b)
     if symbol.endswith("="):
         items.refuse_array(c, a)
     return operators.binary(c, symbol, a, b)
+
+
+_COMPUTED = {TensorProxy, int, float, bool}
 
 
 def native_binary(c, symbol, a, b):
@@ -70,7 +77,7 @@ def _is_numpys(ta: type, tb: type) -> bool:
 
 
 def _is_no_operand(c, a, b, symbol: str) -> bool:
-    """Whether PyTorch's operators do not know what is beside a tensor, so that Python goes on and raises."""
+    """Whether PyTorch's operators do not know the other operand of a tensor, so that Python goes on and raises."""
     check_override(c, a, b)
     tensor, other = (a, b) if isinstance(a, PROXIES) else (b, a)
     if isinstance(other, _OPERANDS) or type(other) is list and other is a and symbol == "+=":
@@ -111,7 +118,7 @@ def _recorded(c, function, a, b):
 
 
 def _operand(c, v):
-    """What is beside a tensor, where PyTorch takes a bool of numpy's for a float."""
+    """An operand beside a tensor, where PyTorch takes a bool of numpy's for a float."""
     return float(v) if isinstance(v, numpy.bool_) else operations.lifted(c, v)
 
 
@@ -218,6 +225,7 @@ def native_len(c, o):
     if type(o) is TensorProxy:
         shape = c.recorder.latest(o).shape
         return shape[0] if shape else len(o)
+    check_watched(c, o, "__len__", f"the length of a {type(o).__name__}")
     return len(o)
 
 
@@ -249,6 +257,8 @@ def unpack(c, value, before, after=None):
 
 
 def native_text(c, function, value, *spec):
+    if type(value) in PLAIN and all(type(s) is str for s in spec):
+        return function(value, *spec)
     expose(c, value)
     if isinstance(value, BaseException) and function is str and len(value.args) == 1 and type(value) is not KeyError:
         return c.call(str, [value.args[0]], {})
@@ -273,7 +283,7 @@ def native_isinstance(c, o, cls):
 
 def asks_in_python(c, hook, value) -> bool:
     """Whether `__instancecheck__` is to be interpreted: the user's is. A library's answers of classes, and sees proxies
-    for what they stand for."""
+    as the objects that they stand for."""
     if not in_python(hook):
         return False
     return type(hook) is not types.FunctionType or not native_module(hook.__globals__.get("__name__"))

@@ -22,14 +22,14 @@ import types
 from itertools import repeat
 from pathlib import Path
 
-from thunder.extend import disk_cache
 from thunder.options import C_COMPILER
+from thunder.runtime import disk_cache
 
-GONE = (AttributeError, LookupError, ValueError)  # what is raised where nothing is; the last by an empty cell
+GONE = (AttributeError, LookupError, ValueError)  # raised where there is no value; the last by an empty cell
 
 
 def entries_are(tables: tuple, keys: tuple, expected: list) -> bool:
-    """Whether each table holds under its key what is expected."""
+    """Whether each table holds the expected object under its key."""
     try:
         return all(map(operator.is_, map(operator.getitem, tables, keys), expected))
     except GONE:
@@ -37,7 +37,7 @@ def entries_are(tables: tuple, keys: tuple, expected: list) -> bool:
 
 
 def holds(table: dict, keys: tuple, expected: list, missing) -> bool:
-    """Whether one table holds under these keys what is expected: `missing` where that is nothing."""
+    """Whether one table holds the expected objects under these keys: `missing` for none."""
     return all(map(operator.is_, map(table.get, keys, repeat(missing)), expected))
 
 
@@ -58,7 +58,7 @@ def none_in(tables: tuple, keys: tuple) -> bool:
 
 
 def read_entries(tables: tuple, keys: tuple, missing) -> tuple:
-    """What tables hold under their keys, `missing` where that is nothing."""
+    """The values of tables under their keys, `missing` where there is none."""
     try:
         return tuple(map(operator.getitem, tables, keys))
     except GONE:

@@ -1,9 +1,8 @@
 """The prologue: straight-line Python that says whether a compiled program fits a call.
 
-It asks again what capture asked (see `ask.py`), and returns the computation's inputs as a tuple, or a str that says in
-words why the program does not fit. Nothing in it raises to decide. What capture found in objects that stay (modules of
-the compiled one, globals, classes) is checked in one pass over (table, key, expected) rows; the rest in the order in
-which it was asked.
+It repeats the questions of capture (see `ask.py`), and returns the computation's inputs as a tuple, or a str that says
+in words why the program does not fit. Nothing in it raises to decide. Questions about objects that stay (modules of the
+compiled one, globals, classes) are checked in one pass over (table, key, expected) rows; the others in their order.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def _literal(v) -> bool:
 
 
 class PrologueWriter:
-    """Turns what a capture asked into the statements of a prologue."""
+    """Turns the answers of a capture into the statements of a prologue."""
 
     def __init__(self, capture, input_sources: list[Source]):
         self.capture, self.parameters, self.input_sources = capture, capture.parameters, input_sources
@@ -50,9 +49,9 @@ class PrologueWriter:
         self.names.taken |= {"fn", "args", "kwargs", "error", "reason", "check_tensor_metadata", "apart", *_HELPERS}
         self.pins: dict[int, str] = {}
         self.spaces: dict[int, Any] = {}
-        self.together: dict[Source, tuple[dict, Any]] = {}  # what is read in one call
+        self.together: dict[Source, tuple[dict, Any]] = {}  # values that are read in one call
         self.start = 0  # before which statement
-        self.weak: list[weakref.ref] = []  # what must be alive for the program to fit any call
+        self.weak: list[weakref.ref] = []  # objects without which the program fits no call
         self.held = {id(v) for v in capture.outside.constants.values()}
 
     # ---------------------------------------------------------------- text
@@ -96,7 +95,7 @@ class PrologueWriter:
     # ---------------------------------------------------------------- reading
 
     def variable(self, source: Source) -> str:
-        """The variable that holds what is at a source; it is read at its first mention."""
+        """The variable of the value at a source; it is read at its first mention."""
         pinned = self.capture.outside.pinned.get(source)
         if pinned is not None and source.step != "const":
             return self.pin(pinned, "M")
@@ -114,7 +113,7 @@ class PrologueWriter:
         return name
 
     def _place(self, source: Source) -> tuple[dict, Any] | None:
-        """The dict that stays and holds what is at a source, and the key there."""
+        """The dict that stays and holds the value at a source, and the key there."""
         table, key = self.capture.tensors.replaced_sources.get(source) or (self.table(source), source.key)
         return (table, key) if type(table) in (dict, types.MappingProxyType) else None
 
@@ -124,7 +123,7 @@ class PrologueWriter:
         self.emit("unpack", *text, comment=(lambda: by_owner(own, parameters)) if own else None)
 
     def _read_together(self) -> None:
-        """Reads, before anything else, what stands in dicts that stay."""
+        """Read, before anything else, the values in dicts that stay."""
         sources = list(self.together)
         after, self.statements[self.start :] = self.statements[self.start :], []
         if len(sources) == 1:
@@ -137,7 +136,7 @@ class PrologueWriter:
         self.statements += after
 
     def read(self, source: Source) -> str:
-        """The expression of what is at a source. It does not raise: where nothing is, it gives MISSING."""
+        """The expression of the value at a source. It does not raise: where there is none, it gives MISSING."""
         base, key = source.base, source.key
         place = self._place(source)
         if place is not None:
@@ -157,9 +156,8 @@ class PrologueWriter:
             return f"{b}.shape[{key}]"
         kind = self.type_of(base)
         if source.step == "keyed":
-            return (
-                f"{b}.get({self.variable(key)}, MISSING)" if kind in CONTAINERS else f"item({b}, {self.variable(key)})"
-            )
+            k = self.variable(key)
+            return f"{b}.get({k}, MISSING)" if kind in CONTAINERS else f"item({b}, {k})"
         if source.step == "item" and kind is not None:
             if issubclass(kind, dict) and kind in CONTAINERS or base.step == "attr" and base.key in _MODULE_TABLES:
                 return f"{b}.get({self.literal(key)}, MISSING)"
@@ -174,7 +172,7 @@ class PrologueWriter:
         return self.capture.observed.get((source, TYPE, None), stated)  # no `or`: that asks the metaclass
 
     def table(self, source: Source) -> Any:
-        """The dict that stays and holds what is at a source: of a pinned module, of a module's globals, or of a
+        """The dict that stays and holds the value at a source: of a pinned module, of a module's globals, or of a
         class."""
         base, pinned, constants = source.base, self.capture.outside.pinned, self.capture.outside.constants
         if source.step == "item":
@@ -230,8 +228,8 @@ class PrologueWriter:
         return written("prologue", "fn, args, kwargs", self.statements, inputs, self.names, self.objects)
 
     def _input(self, source: Source) -> str:
-        """An input of the computation. What a torch.func transform that has ended left behind stands for the tensor in
-        it, as for eager's operations."""
+        """An input of the computation. A wrapper that an ended torch.func transform left behind stands for the tensor
+        in it, as for eager's operations."""
         tensor, v = self.capture.values.get(source), self.variable(source)
         is_tensor = isinstance(tensor, torch.Tensor) and source in self.capture.tensors.shapes
         unwrap = compat.unwrap_of(tensor) if is_tensor else None
@@ -260,22 +258,17 @@ class PrologueWriter:
     # ---------------------------------------------------------------- facts about objects that stay, in passes
 
     def _in_passes(self) -> list[tuple]:
-        """Checks what stands in objects that stay, in one pass for each way to look; the other questions."""
+        """Check objects that stay, in one pass for each way to look; return the other questions."""
         groups = Groups(self)
         self._look_at(groups.entries, groups.absent)
-        self._pass("entries", "entries_are", groups.entries, get)
-        self._pass("attributes", "attributes_are", groups.attributes, attribute)
-        if groups.absent:
-            rows = Rows(groups.absent, get, self.capture.parameters)
-            given = f"{self.pin(rows.containers, 'tables')}, {self.pin(rows.keys, 'keys')}"
-            self._rows("absent", f"passes.none_in({given})", f"{self.pin(rows, 'rows')}()", rows)
+        columns = {"tables": "containers", "keys": "keys", "expected": "expected"}
+        self._pass("entries", "entries_are", groups.entries, get, **columns)
+        self._pass("attributes", "attributes_are", groups.attributes, attribute, **columns)
+        self._pass("absent", "none_in", groups.absent, get, tables="containers", keys="keys")
         if groups.hooked:
             inside = ", ".join(map(self.variable, groups.hooked))
             self.miss("hooks", f"any(map(hooked, ({inside},)))", f"{HOOKED.words!r}")
-        if groups.types:
-            rows = Rows(groups.types, lambda o, _: type(o), self.capture.parameters)
-            given = f"{self.pin(rows.containers, 'objects')}, {self.pin(rows.expected, 'types')}"
-            self._rows("type", f"passes.types_are({given})", f"{self.pin(rows, 'rows')}()", rows)
+        self._pass("type", "types_are", groups.types, lambda o, _: type(o), objects="containers", types="expected")
         return groups.single
 
     def _look_at(self, *rows: list[tuple]) -> None:
@@ -284,16 +277,16 @@ class PrologueWriter:
         if len(tables) > CACHED:
             self.emit("look_at", f"list({self.pin((*tables.values(), *self.capture.outside.pinned.values()), 'read')})")
 
-    def _pass(self, kind: str, how: str, rows: list[tuple], get: Callable) -> None:
-        """One statement that checks rows by identity first."""
+    def _pass(self, kind: str, how: str, rows: list[tuple], get: Callable, **columns: str) -> None:
+        """One statement that checks rows by identity first. columns: name in the text -> the column of the rows, for
+        each argument of the function `how`."""
         if rows:
             found = Rows(rows, get, self.capture.parameters)
-            t, k = self.pin(found.containers, "tables"), self.pin(found.keys, "keys")
-            given = f"{t}, {k}, {self.pin(found.expected, 'expected')}"
+            given = ", ".join(self.pin(getattr(found, column), name) for name, column in columns.items())
             self._rows(kind, f"passes.{how}({given})", f"{self.pin(found, 'rows')}()", found)
 
     def _held(self, container: Source, rows: list[tuple]) -> None:
-        """What one container holds that is known only when the prologue runs."""
+        """Check items of one container that is known only when the prologue runs."""
         if len(rows) == 1:
             ((_, _, want, source, question),) = rows
             self._check(source, question, None, False if question is PRESENT else want)
@@ -331,10 +324,8 @@ class PrologueWriter:
         words = words.replace("{path}", path).replace("{k}", str(other))
         if "{was}" in words:
             words = words.replace("{was}", say(want))
-        before, _, after = words.partition("{now}")
-        reason = (
-            repr(before) if "{now}" not in words else f"{before!r} + say({now})" + (f" + {after!r}" if after else "")
-        )
+        before, says_now, after = words.partition("{now}")
+        reason = " + ".join([repr(before), *([f"say({now})"] if says_now else []), *([repr(after)] if after else [])])
         changed = question.changed
         if question.text == ask.KEYS.text and all(type(x) is str for x in want):
             changed = ask.EQUAL
@@ -346,25 +337,14 @@ class PrologueWriter:
 
     def _check_value(self, v: str, path: str, want) -> None:
         reason = f"was_is({path!r}, {say(want)!r}, {v})"
-        if (
-            want is None
-            or type(want) in (bool, torch.dtype, torch.layout, torch.memory_format)
-            or want is ...
-            or want is NotImplemented
-        ):
+        if type(want) in _SINGLE:
             self.miss("literal_like", f"{v} is not {self.literal(want)}", reason)
         elif type(want) is float and want != want:
             self.miss("number", f"type({v}) is not float or {v} == {v}", reason)
-        elif type(want) not in (int, str, float, bytes):
+        elif type(want) not in _KINDS:
             self.miss("value", f"not same_value({v}, {self.pin(want)})", reason)
         else:
-            kind = (
-                "string_value"
-                if type(want) is str
-                else "number_type_and_value"
-                if type(want) in (int, float)
-                else "value"
-            )
+            kind = _KINDS[type(want)]
             self.miss(kind, f"type({v}) is not {self.pin(type(want))} or {v} != {self.literal(want)}", reason)
             if type(want) is float and want == 0.0:  # 0.0 and -0.0 are equal
                 self.miss("number", f"str({v}) != {str(want)!r}", reason)
@@ -392,7 +372,7 @@ class PrologueWriter:
         )
 
     def _apart(self) -> None:
-        """What is written to shares no memory with anything else that is passed in."""
+        """Tensors that are written to share no memory with other inputs."""
         capture = self.capture
         if not capture.tensors.mutated:
             return
@@ -405,9 +385,8 @@ class PrologueWriter:
                 )
         self.objects["apart"] = Apart()
         arguments = [f"({', '.join(found)}{',' * (len(found) == 1)})" for found in groups.values()]
-        self.miss(
-            "apart", f"not apart({', '.join(arguments)})", "'what is written to shares memory with another tensor now'"
-        )
+        reason = "a tensor that is written to shares memory with another one now"
+        self.miss("apart", f"not apart({', '.join(arguments)})", repr(reason))
 
     def _numbers(self) -> None:
         """Relations between symbolic numbers that the program decided by."""
@@ -426,13 +405,13 @@ class PrologueWriter:
         return self.capture.numbers.decisions.values[name]
 
     def _distinct(self) -> None:
-        """What the program writes to must stay apart from what it reads, and tensors that had one name each must not
+        """Objects that the program writes to stay apart from those that it reads, and tensors with one name each do not
         become one."""
-        for sources, what in self.capture.distinct_groups():
+        for sources, kind in self.capture.distinct_groups():
             variables = [self.variable(s) for s in sources]
             if len(variables) > 1:
                 ids = ", ".join(f"id({v})" for v in variables)
-                self.miss("distinct", f"len({{{ids}}}) != {len(variables)}", f"{f'two {what} became one object'!r}")
+                self.miss("distinct", f"len({{{ids}}}) != {len(variables)}", f"{f'two {kind} became one object'!r}")
 
 
 def takes_keywords(fn) -> bool:
@@ -454,8 +433,11 @@ def _described(expression, writer: PrologueWriter) -> str:
     return re.sub(r"\b[a-z]+\d+\b", words, str(expression))
 
 
+_KINDS = {int: "number_type_and_value", float: "number_type_and_value", str: "string_value", bytes: "value"}
+# types with one object for each value
+_SINGLE = {type(None), bool, torch.dtype, torch.layout, torch.memory_format, type(...), type(NotImplemented)}
 _DICTS = ("__dict__", *_MODULE_TABLES)
-# what the text of the checks names: no variable has such a name
+# names in the text of the checks: no variable has such a name
 _HELPERS: dict[str, Any] = {
     f.__name__: f for f in (any, all, getattr, hasattr, id, isinstance, len, list, map, sorted, str, tuple, type, math)
 }

@@ -1,7 +1,7 @@
 """Attributes that a `__getattribute__` in Python answers, as those of transformers' configurations.
 
 It is interpreted once for an object from outside and a name, where it does nothing but look: then it gives the same as
-long as the program writes nothing to the outside. What it asked stays asked.
+long as the program writes nothing to the outside. Its questions stay asked.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _LOOKING = {id(f) for f in (super, hasattr, getattr, isinstance)}
 
 @dataclass(slots=True)
 class Reading:
-    """What an attribute is being read by. looked_at: containers from outside."""
+    """A call of a `__getattribute__` that runs. looked_at: containers from outside."""
 
     only_looks: bool = True
     looked_at: list[Any] = field(default_factory=list)
 
     def look_at(self, c, value) -> None:
         if isinstance(value, MUTABLE):
-            known = id(value) in c.containers.lazy or id(value) in c.containers.filled
+            known = id(value) in c.containers.looks
             self.only_looks &= known or id(value) in c.containers.attribute_dicts
             self.looked_at += [value] if known else []
 

@@ -1,4 +1,4 @@
-"""Objects that an epilogue rebuilds: of what, where their attributes do not say so."""
+"""How an epilogue rebuilds objects whose attributes do not say it."""
 
 from __future__ import annotations
 

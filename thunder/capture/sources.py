@@ -13,7 +13,7 @@ _PRIVATE_STEPS = {"_lc_original", "__self__", "_parameters", "_buffers", "_modul
 
 
 class _Missing:
-    """What is read where nothing is."""
+    """The value at a source where there is none."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -28,7 +28,7 @@ def find(owner: Any, name: str):
 
 
 def item(container, key):
-    """What a builtin container, or one of a subclass of it, holds under a key."""
+    """The item of a builtin container, or of one of a subclass, under a key."""
     if isinstance(container, dict):
         return dict.get(container, key, MISSING)  # `dict.__getitem__` would call a `__missing__`
     base: Any = next((b for b in (list, tuple) if isinstance(container, b)), None)
@@ -39,7 +39,7 @@ def item(container, key):
 
 
 def called(owner, how: tuple):
-    """What a method of an object that stands for changing state (a context variable, a weak reference) says now."""
+    """The result of a method of an object that stands for changing state (a context variable, a weak reference)."""
     name, *args = how
     try:
         return getattr(owner, name)(*args)
@@ -72,16 +72,16 @@ class Source:
     when a person reads about it.
     """
 
-    __slots__ = ("base", "step", "key", "label", "_children")
+    __slots__ = ("base", "root", "step", "key", "label", "_children")
 
     def __init__(self, base: Source | None, step: str, key, label: str = ""):
         self.base: Any = base
+        self.root: Source = self if base is None else base.root
         self.step, self.key, self.label = step, key, label
         self._children: dict = {}
 
     def fetch(self, base, values: dict[Source, Any]):
-        """What stands here, below the object `base`; `values` says what stands at other sources. MISSING where nothing
-        does."""
+        """The value here, below the object `base`; `values` has those at other sources. MISSING where there is none."""
         if self.step == "attr":
             return getattr(base, self.key, MISSING)
         if self.step == "size":
@@ -107,13 +107,6 @@ class Source:
 
     def call(self, name: str, *args) -> Source:
         return self.child("call", (name, *args))
-
-    @property
-    def root(self) -> Source:
-        s = self
-        while s.base is not None:
-            s = s.base
-        return s
 
     def steps(self) -> list[Source]:
         """The path from below its root to here."""
@@ -180,5 +173,6 @@ class Source:
                 keys = [own]
         elif root == "fn":
             keys = ["t", *keys]
-        name = "_".join(re.sub(r"\W", "_", k) for k in keys) or "t"
+        words = [k if k.isidentifier() or k.isdigit() else re.sub(r"\W", "_", k) for k in keys]
+        name = "_".join(words) or "t"
         return name if name.isidentifier() else f"t_{name}"

@@ -1,4 +1,4 @@
-"""What a capture knows, in parts: each part is filled by the files that its docstring names, and read by all."""
+"""The state of a capture, in parts: the files that its docstring names fill a part, and all read it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Request:
     """One call of a program that is to be captured.
 
     changing: path in words -> None, where earlier captures saw a write, or the values that a number had: numbers there
-    stay symbolic, unless they are one of these values. overrides: what stands in the place of a module's parameters and
-    buffers, by name. path: how decisions by data are answered, see `Path`. log: what host calls gave that this call has
-    already made; those that capture makes are added.
+    stay symbolic, unless they are one of these values. overrides: tensors in the place of a module's parameters and
+    buffers, by name. path: how decisions by data are answered, see `Path`. log: results of host calls that this
+    call has already made; capture adds its own.
     """
 
     fn: Callable
@@ -50,7 +50,7 @@ class Outside:
     pinned: dict[Source, Any] = field(default_factory=dict)  # modules of the compiled one: the entry may hold them
     constants: dict[str, Any] = field(default_factory=dict)
     constant_sources: dict[int, Source] = field(default_factory=dict)
-    # where values came from that are asked as a whole, and that leave as what stands there
+    # sources of values that are asked as a whole, and that leave as the values there
     origins: dict[int, Source] = field(default_factory=dict)
     function_sources: dict[int, Source] = field(default_factory=dict)
     # cells from outside -> a function that has them: functions made inside share them
@@ -58,11 +58,9 @@ class Outside:
     hooks: list[dict] = field(default_factory=list)  # of modules, and of all modules, where there are none
     namespaces: set[int] = field(default_factory=set)  # ids of globals that were read by `globals()`
     iterators: dict[int, Any] = field(default_factory=dict)
-    # arrays whose memory tensors share -> what stands there, and a copy
+    # arrays whose memory tensors share -> the array and a copy
     arrays: dict[int, tuple[numpy.ndarray, numpy.ndarray]] = field(default_factory=dict)
-    ids: dict[int, tuple] = field(
-        default_factory=dict
-    )  # that the program was told -> (source, what came in through it)
+    ids: dict[int, tuple] = field(default_factory=dict)  # that the program was told -> (source, its value)
     met: set[int] = field(default_factory=set)  # of these ids those that met ids from outside
     passing: set[int] = field(default_factory=set)  # ids of objects that the program holds weakly only
 
@@ -83,11 +81,14 @@ class Tensors:
     # id of a sparse or nested tensor, or of one of a subclass with its own rules
     opaque: dict[int, tuple[AnyProxy, Source]] = field(default_factory=dict)
     holds_opaque: bool = False
+    leaves: set[TensorProxy] = field(default_factory=set)  # those that the program makes itself, by its prologue
+    # those that the program calls requires_grad_() of -> what the prologue returns for them
+    required: dict[TensorProxy, Source] = field(default_factory=dict)
     mutated: dict[TensorProxy, None] = field(default_factory=dict)  # those that the program writes to
     # of these those that are written to after the computation -> the value
     written_after: dict[TensorProxy, TensorProxy] = field(default_factory=dict)
     joined: set[TensorProxy] = field(default_factory=set)  # those that autograd is to see it write to
-    # these, and other arguments that show them, as they are then -> the same; and what is made of them then -> None
+    # these, and other arguments that show them, as they are then -> the same; and views made then -> None
     afterwards: dict[TensorProxy, TensorProxy | None] = field(default_factory=dict)
     # arguments under the shape they have in the end -> the same
     reshaped: dict[TensorProxy, TensorProxy] = field(default_factory=dict)
@@ -114,10 +115,10 @@ class Numbers:
 
 
 class Look:
-    """What the program has seen of a container from outside.
+    """The part of a container from outside that the program has seen.
 
-    items: what was read at single keys or indices, while nobody looked at the whole. was: what was read of the whole,
-    once somebody did.
+    items: values at single keys or indices that were read before the whole. was: the elements, once the whole was
+    read.
     """
 
     __slots__ = ("original", "source", "items", "was")
@@ -129,7 +130,7 @@ class Look:
 
 
 class AttributeDict(NamedTuple):
-    """`o.__dict__` of an object from outside, as the program has it. was: what the program has seen."""
+    """`o.__dict__` of an object from outside, as the program has it. was: its items as the program has seen them."""
 
     copy: dict
     owner: Any
@@ -141,9 +142,8 @@ class Containers:
     """Containers from outside (`containers`)."""
 
     snapshots: dict[int, Any] = field(default_factory=dict)  # id(original) -> snapshot
-    # id(snapshot) -> what was seen, while nobody has looked at the whole
-    lazy: dict[int, Look] = field(default_factory=dict)
-    filled: dict[int, Look] = field(default_factory=dict)  # the same, once somebody has
+    looks: dict[int, Look] = field(default_factory=dict)  # by the id of the snapshot
+    lazy: dict[int, Look] = field(default_factory=dict)  # those of snapshots that are not filled yet
     data: set[int] = field(default_factory=set)  # ids of snapshots that were asked for their content at once
     attribute_dicts: dict[int, AttributeDict] = field(default_factory=dict)  # by the id of the copy
     attribute_dicts_of: dict[int, dict] = field(default_factory=dict)  # id(object) -> the copy
@@ -151,31 +151,31 @@ class Containers:
 
 @dataclass(slots=True)
 class Writes:
-    """What the program wrote to the outside (`objects`, `host`, `library.gradients`); the epilogue writes it there."""
+    """The program's writes to the outside (`objects`, `host`, `library.gradients`), which the epilogue carries out."""
 
     overlay: dict[tuple, Any] = field(default_factory=dict)  # (id of the owner, name) -> the value
     effects: dict[tuple, tuple] = field(default_factory=dict)  # the same key -> (kind, owner, name)
     written: set[Source] = field(default_factory=set)
-    # of variables that the program has set: what its first `set` gave
+    # of variables that the program has set: the token of its first `set`
     context_tokens: dict[contextvars.ContextVar, contextvars.Token] = field(default_factory=dict)
     left: dict[str, Any] = field(default_factory=dict)  # settings of PyTorch's that stay in force
 
 
 @dataclass(slots=True)
 class Known:
-    """What a capture has found out, and does not ask a second time."""
+    """Answers that a capture does not ask for a second time."""
 
-    attribute_functions: dict[type, Callable] = field(
+    attribute_functions: dict[type, Callable] = field(default_factory=dict)  # that read attributes, by class
+    looked_up: dict[tuple, Any] = field(default_factory=dict)  # (class, name, base behind which) -> the attribute
+    called_in: dict[type, dict[str, str]] = field(
         default_factory=dict
-    )  # how attributes of a class's objects are read
-    looked_up: dict[tuple, Any] = field(default_factory=dict)  # (class, name, base behind which) -> what stands there
-    called_in: dict[type, dict[str, str]] = field(default_factory=dict)  # what native code may call: see `callbacks`
+    )  # methods that native code calls: see `callbacks`
     # (id of an object from outside, name) -> the value of the attribute, and containers that it depends on
     answers: dict[tuple, tuple] = field(default_factory=dict)
     interpreted: set[int] = field(default_factory=set)  # functions that are, however they are called
     asked_functions: set[int] = field(default_factory=set)  # functions whose code was asked for
     exposed: set[int] = field(default_factory=set)  # ids of objects whose attributes were all asked
-    names: dict[tuple, Any] = field(default_factory=dict)  # (id of a module's globals, name) -> what it is, asked
+    names: dict[tuple, Any] = field(default_factory=dict)  # (id of a module's globals, name) -> its value, asked
     seen_hooks: set[int] = field(default_factory=set)
     builtins: set[tuple] = field(default_factory=set)  # those names that a module does not have
     # of functions behind functools.lru_cache, by function and arguments

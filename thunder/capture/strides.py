@@ -1,4 +1,4 @@
-"""What a program asks about a tensor's memory: strides, contiguity, offset, whether it shows conjugates, whether it is
+"""Questions about a tensor's memory: strides, contiguity, offset, whether it shows conjugates, whether it is
 pinned.
 
 Proxies carry no strides, since nearly no program asks. The answer for a program's input is the input's, and becomes a
@@ -47,8 +47,8 @@ def answer(c, function, args, kwargs):
 
 
 def _of_memory(c, function, value: TensorProxy) -> bool:
-    """What comes from outside answers itself, and is asked again by the prologue; what the program makes is neither
-    pinned nor shared, but by the operation that says so."""
+    """Tensors from outside answer themselves, and the prologue asks them again; those of the program are neither pinned
+    nor shared, but by the operation that says so."""
     base = c.recorder.memory.base(value)
     if base not in c.tensors.real and function in (torch.Tensor.is_inference, torch.is_inference):
         return torch.is_inference_mode_enabled()
@@ -67,7 +67,7 @@ def _address(c, value: TensorProxy) -> int:
     """An input's own, which the prologue compares: a tensor somewhere else is another program."""
     if value not in c.tensors.real or value in c.tensors.placements:
         c.refuse(
-            ".data_ptr() asks for the address of what the program computes, which is known only when it runs",
+            ".data_ptr() asks for the address of a computed tensor, which is known only when the program runs",
             "ask for an input's, or outside of the compiled function",
         )
     real, source = c.tensors.real[value]
@@ -132,7 +132,7 @@ def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
     ):
         c.ask(source.call(name), VALUE)
     if proxy not in c.tensors.layouts:
-        with warnings.catch_warnings():  # it looks for the gradient of what is no leaf
+        with warnings.catch_warnings():  # it looks for gradients of tensors that are no leaves
             warnings.simplefilter("ignore")
             fake = c.tensors.fake_mode.from_tensor(real)
         c.tensors.layouts[proxy] = fake if c.request.options.device is None else fake.to(to_torch_device(proxy.device))

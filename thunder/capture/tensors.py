@@ -1,4 +1,4 @@
-"""Tensors from outside: their proxies, which of them share memory, and what the program writes to them."""
+"""Tensors from outside: their proxies, which of them share memory, and the program's writes to them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, map_structure
 from thunder.core.symbol import recording
 from thunder.distributed.placement import placement_of
-from thunder.ops import inplace
-from thunder.ops.define import LTORCH
-from thunder.ops.memory import are_disjoint, grad_enabled, is_unseen, part_shown
+from thunder.ops.functionalize import inplace
+from thunder.ops.functionalize.memory import are_disjoint, grad_enabled, is_unseen, part_shown
 from thunder.ops.opaque_values import is_unusual
+from thunder.ops.registry import LTORCH
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 
@@ -33,9 +33,11 @@ def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
         c.tensors.replaced_sources[source] = c.tensors.replaced[id(value)]
     found = c.tensors.proxies.get(key)
     if found is None:
-        with compat.DisableTorchFunction():  # what is asked of the real tensor here is not part of the program
+        with compat.DisableTorchFunction():  # questions to the real tensor here are not part of the program
             if is_unusual(value):
                 return opaque_values.read(c, value, source)
+            if any(c.tensors.real[p][0] is value for p in c.tensors.required):
+                c.refuse("requires_grad_() is called of a tensor that is two arguments", "pass it once")
             found = c.tensors.proxies[key] = _new_proxy(c, value, source, is_argument)
         c.keep[id(value)] = value
     elif c.tensors.real[found][1] is not source:
@@ -53,7 +55,7 @@ def _new_proxy(c, value: torch.Tensor, source: Source, is_argument: bool) -> Ten
     placement = placement_of(value)
     if placement is not None:  # whole in the program, a part of it in this process
         shape, dtype = placement.seen_shape, from_tensor_dtype(placement.dtype)
-    # read in the shape and dtype that the program was written for; a transform changes what reads it
+    # read in the shape and dtype that the program was written for; a transform changes the operations that read it
     if source in c.tensors.replaced_sources:
         table, name = c.tensors.replaced_sources[source]
         value = table[name]
@@ -78,6 +80,11 @@ def _new_proxy(c, value: torch.Tensor, source: Source, is_argument: bool) -> Ten
     return proxy
 
 
+def input_source(c, p: TensorProxy) -> Source:
+    """What the prologue returns for a tensor from outside."""
+    return c.tensors.required.get(p) or c.tensors.real[p][1]
+
+
 def is_leaf(c, p: TensorProxy) -> bool:
     """Whether a proxy stands for a leaf from outside."""
     real = c.tensors.real.get(c.recorder.memory.holder(p))
@@ -98,7 +105,7 @@ def shows_leaf(c, p: TensorProxy) -> bool:
 
 
 def has_new_history(c, p: TensorProxy) -> bool:
-    """Whether a tensor from outside, or its base, was overwritten with what requires grad."""
+    """Whether a tensor from outside, or its base, was overwritten with a value that requires grad."""
     memory = c.recorder.memory
     return memory.base(p) in c.tensors.joined and memory.latest(p).requires_grad
 
@@ -121,7 +128,7 @@ def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
         )
     real, source = c.tensors.real[base]
     with compat.DisableTorchFunction():
-        requires_grad = real.requires_grad
+        requires_grad = real.requires_grad or base in c.tensors.required
     if requires_grad and torch.is_grad_enabled() and not detached:
         leaf, *of_view = ask(c, source, HISTORY)
         if leaf or of_view and of_view[0]:
@@ -148,16 +155,16 @@ def joins_history(c, x: TensorProxy) -> None:
 
 
 def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> None:
-    """Two tensors from outside, one of which is written to: if one of the two shows what the other holds it is a view
-    of it here. A partial overlap is refused."""
+    """Two tensors from outside, one of which is written to: if one is a part of the other it is a view of it here. A
+    partial overlap is refused."""
     real, source = c.tensors.real[base]
     memory = c.recorder.memory
     with compat.DisableTorchFunction():
         if other is base or _memory_of(real) != _memory_of(tensor) or not tensor.numel() or other in memory.view_of:
             return
-        mine, others = (
-            (part_shown(real, tensor), part_shown(tensor, real)) if real.dtype is tensor.dtype else (None, None)
-        )
+        mine = others = None
+        if real.dtype is tensor.dtype:
+            mine, others = part_shown(real, tensor), part_shown(tensor, real)
         disjoint = mine is None and others is None and are_disjoint(real, tensor)
         connected = real.requires_grad or tensor.requires_grad
         has_leaf = real.is_leaf or tensor.is_leaf
@@ -194,7 +201,7 @@ def _shares(c, source: Source, other: Source) -> None:
 
 
 def write_back(c) -> None:
-    """The last operations of the program: what came from outside gets what was written to it."""
+    """The last operations of the program: write the new values to tensors from outside."""
     memory = c.recorder.memory
     if not memory.active:
         return
@@ -236,21 +243,21 @@ def _write_after(c, base: TensorProxy, value: TensorProxy) -> None:
 
 
 def _follows(c, p: TensorProxy, base: TensorProxy) -> bool:
-    """Whether autograd gives `p`, which shares memory with `base`, the history of what is written to that."""
+    """Whether autograd gives `p`, which shares memory with `base`, the history of values written to that."""
     source = c.tensors.real[p][1]
     of_view = ask(c, source, HISTORY)[1:]
     return ask(c, source, VIEWS, c.tensors.real[base][1]) and (not of_view or of_view[1] == "DEFAULT")
 
 
 def _stands_for_itself(c, base: TensorProxy) -> None:
-    """What is made of `base`, which is written to after the computation, is made then."""
+    """Views of `base`, which is written to after the computation, are made then."""
     memory = c.recorder.memory
     for p in (base, *memory.below(base)):
         if p not in c.tensors.real:
             continue
         if p is not base and not _follows(c, p, base):
             c.refuse(
-                f"{base.name} is overwritten with what requires grad, and {p.name} shares memory with it in a way "
+                f"{base.name} is overwritten with a value that requires grad, and {p.name} shares its memory in a way "
                 "that autograd does not follow",
                 "pass a clone of one of the two",
             )
@@ -269,7 +276,6 @@ def lift(c, value):
 
 
 def _memory_of(tensor: torch.Tensor) -> int:
-    """What tensors that share memory have in common; those on the meta device have none, and a storage each all the
-    same."""
+    """An identity of a tensor's memory; those on the meta device have none, and a storage each all the same."""
     storage = tensor.untyped_storage()
     return storage.data_ptr() or storage._cdata

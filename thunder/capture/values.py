@@ -1,9 +1,10 @@
-"""What the program may hold of a value that comes in from outside: a proxy, a snapshot of a container, or the object
-itself; asked as it is read."""
+"""Values from outside as the program may hold them: a proxy, a snapshot of a container, or the object itself; asked as
+they are read."""
 
 from __future__ import annotations
 
 import functools
+import operator
 import types
 import weakref
 from typing import Any
@@ -34,11 +35,11 @@ from thunder.interpreter.attributes import in_python, type_attribute
 
 
 def read(c, value, source: Source):
-    """A value came in through a source: what the program may hold of it."""
+    """A value from a source, as the program may hold it."""
     t = type(value)
     c.values[source] = value
     if t in PRIMITIVE:
-        return primitive(c, value, t, source)
+        return primitive(c, value, t, source) if t is not slice else _slice(c, value, source)
     if t is TensorProxy:
         return value
     if issubclass(t, torch.Tensor):
@@ -58,11 +59,19 @@ def read(c, value, source: Source):
         ask(c, source, TYPE)
         c.know(value, source)
         return value
-    rule = _tuple if issubclass(t, tuple) else _RULES.get(t)
+    rule = _tuple if issubclass(t, tuple) else _array if issubclass(t, numpy.ndarray) else _RULES.get(t)
     found = rule(c, value, source) if rule is not None else _other(c, value, t, source)
     if t is not tuple and t is not types.MethodType and id(found) not in c.sources:
         c.keep[id(found)], c.outside.origins[id(found)] = found, source
     return found
+
+
+def _slice(c, value: slice, source: Source):
+    names = ("start", "stop", "step")
+    if PRIMITIVE.issuperset(type(getattr(value, n)) for n in names):
+        return ask(c, source, VALUE)
+    ask(c, source, TYPE)
+    return slice(*(read(c, getattr(value, n), source.attr(n)) for n in names))
 
 
 def _method(c, value: types.MethodType, source: Source):
@@ -82,8 +91,8 @@ def _mapping_proxy(c, value: types.MappingProxyType, source: Source):
 
 
 def _view(c, value, source: Source):
-    what = f"{source.describe(c.parameters)} is a {type(value).__name__}, a view of a dict from outside"
-    c.refuse(what, "pass the dict, or list(...) of the view")
+    reason = f"{source.describe(c.parameters)} is a {type(value).__name__}, a view of a dict from outside"
+    c.refuse(reason, "pass the dict, or list(...) of the view")
 
 
 def _frozenset(c, value: frozenset, source: Source):
@@ -95,6 +104,11 @@ def _frozenset(c, value: frozenset, source: Source):
 
 
 def _array(c, value: numpy.ndarray, source: Source):
+    if value.dtype.hasobject:
+        for i in numpy.ndindex(value.shape):
+            if read(c, value[i], source.item(i)) is not value[i]:
+                path = source.describe(c.parameters)
+                c.refuse(f"{path} is a NumPy array that holds containers or tensors", "pass a list of them")
     ask(c, source, CONTENT)
     c.outside.arrays[id(value)] = value, value.copy()
     return value
@@ -104,13 +118,12 @@ _RULES = {
     types.MethodType: _method,
     types.MappingProxyType: _mapping_proxy,
     frozenset: _frozenset,
-    numpy.ndarray: _array,
 }
 _RULES |= dict.fromkeys(DICT_VIEWS, _view)
 
 
 def _other(c, value, t: type, source: Source):
-    """What is neither a primitive, a tensor, a container nor a module."""
+    """A value that is neither a primitive, a tensor, a container nor a module."""
     if issubclass(t, IMMUTABLE) or plain_base(t) is not None and not issubclass(t, ENUM):
         ask(c, source, VALUE)
         if not issubclass(t, IMMUTABLE):
@@ -125,11 +138,8 @@ def _other(c, value, t: type, source: Source):
         ask(c, source, IDENTITY)
         if t is types.FunctionType:
             c.outside.function_sources.setdefault(id(value), source)
-        if (
-            t in (torch.Generator, functools.partial)
-            or t is types.FunctionType
-            and source.root.key in ("args", "kwargs")
-        ):
+        is_argument = source.root.key in ("args", "kwargs")
+        if t in (torch.Generator, functools.partial) or t is types.FunctionType and is_argument:
             c.know(value, source)
         return value
     c.know(value, source)
@@ -138,14 +148,21 @@ def _other(c, value, t: type, source: Source):
 
 
 def elements(c, value) -> list:
-    """The elements of a set from outside: objects among them are pinned, and asked where somebody looks at them."""
-    return [x if type(x) in PRIMITIVE or issubclass(type(x), tuple) else read(c, x, c.const(x)) for x in value]
+    """The elements of a set from outside: objects among them, and in tuples, are pinned, and asked where somebody looks
+    at them."""
+    return [x if _is_primitive(x) else read(c, x, c.const(x)) for x in value]
+
+
+def _is_primitive(value) -> bool:
+    """Whether a value is a number or text, or a tuple of such values."""
+    kind = type(value)
+    return kind in PRIMITIVE or issubclass(kind, tuple) and all(map(_is_primitive, tuple.__iter__(value)))
 
 
 def _tuple(c, value: tuple, source: Source):
     if type(value) is tuple and tuple.__len__(value) > containers.LARGE and is_data(value):
         ask(c, source, CONTENT)
-        return value
+        return containers.data(c, value, source)
     if all(type(x) in PRIMITIVE for x in tuple.__iter__(value)) and not c.numbers.symbolic:
         ask(c, source, VALUE)
         if type(value).__dictoffset__:  # its attributes are read
@@ -155,10 +172,10 @@ def _tuple(c, value: tuple, source: Source):
     ask(c, source, TYPE)
     ask(c, source, LENGTH)
     children = [read(c, x, source.item(i)) for i, x in enumerate(tuple.__iter__(value))]
-    return (
-        type(value)._make(children)  # pyright: ignore[reportAttributeAccessIssue]
-        if type_attribute(type(value), "_make") is not NULL
-        else tuple(children)
-        if type(value) is tuple
-        else type(value)(children)
-    )
+    if all(map(operator.is_, children, tuple.__iter__(value))):
+        if type(value).__dictoffset__:  # its attributes are read
+            c.know(value, source)
+        return value
+    if type_attribute(type(value), "_make") is not NULL:
+        return type(value)._make(children)  # pyright: ignore[reportAttributeAccessIssue]
+    return type(value)(children)

@@ -1,4 +1,4 @@
-"""PyTorch's autograd engine: what it saves, what it keeps, how a function is applied."""
+"""PyTorch's autograd engine: saved values, kept graphs, how a function is applied."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thunder import compat
 
 
 def saved_tensors_hooks() -> tuple | None:
-    """The hooks that see what is saved for a backward now; None where PyTorch does not say."""
+    """The hooks that see values which are saved for a backward; None where PyTorch does not say."""
     return compat.saved_hooks(False)
 
 

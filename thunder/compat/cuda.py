@@ -20,8 +20,8 @@ def load_kernel(path: str, name: str, shared: int, device: int) -> int:
 
 
 def attention_backends() -> tuple:
-    """What scaled_dot_product_attention may use: flash, memory-efficient, products, cuDNN; whether it is to be
-    deterministic; in which order it looks, None for PyTorch's own."""
+    """The backends of scaled_dot_product_attention: flash, memory-efficient, products, cuDNN; whether it is to be
+    deterministic; the order of its choice, None for PyTorch's own."""
     order = compat.attention_order()
     allowed = [getattr(compat.C, f"_get_{name}_sdp_enabled")() for name in _ATTENTION]
     return *allowed, torch.are_deterministic_algorithms_enabled(), None if order in _USUAL_ORDERS else tuple(order)
@@ -29,7 +29,7 @@ def attention_backends() -> tuple:
 
 @contextlib.contextmanager
 def attention_among(backends: tuple):
-    """In the block, scaled_dot_product_attention may use what `attention_backends` gave."""
+    """In the block, scaled_dot_product_attention may use the result of `attention_backends`."""
     before, order = attention_backends(), compat.attention_order()
     try:
         _allow(backends)

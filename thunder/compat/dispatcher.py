@@ -1,4 +1,4 @@
-"""Operators: those that this PyTorch has, and what it says of them."""
+"""Operators of this PyTorch, and their schemas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thunder.compat.names import BY_NAME, KERNELS, Private
 
 @functools.cache
 def operators(name: str, *overloads: str) -> tuple:
-    """What a program may call by a name: the function of torch, the operator and its overloads. Empty where this
+    """The callables that a name means: the function of torch, the operator and its overloads. Empty where this
     PyTorch has none."""
     packet = getattr(torch.ops.aten, name, None)
     found = (
@@ -81,18 +81,15 @@ def existing(table: dict[str, Any]) -> dict[Callable, Any]:
 
 
 def scripted() -> tuple[type, ...]:
-    """The types of what torch.jit.script makes."""
+    """The types of the results of torch.jit.script."""
     return tuple(existing({"ScriptFunction": None, "ScriptMethod": None}))
 
 
 def scripted_from(function) -> Callable | None:
-    """What torch.jit.script made a function of TorchScript's of, as torch.compile asks for it; None for methods, and
-    for what was traced, which decides nothing."""
-    return (
-        getattr(function, "_torchdynamo_inline", None)
-        if getattr(function, "__qualname__", "") == "torch.jit.ScriptFunction"
-        else None
-    )
+    """The Python function that torch.jit.script compiled, as torch.compile asks for it; None for methods, and for
+    traced functions, which decide nothing."""
+    is_function = getattr(function, "__qualname__", "") == "torch.jit.ScriptFunction"
+    return getattr(function, "_torchdynamo_inline", None) if is_function else None
 
 
 def children_of(spec) -> list:

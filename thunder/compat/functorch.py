@@ -10,8 +10,8 @@ from thunder import compat
 
 
 def is_batch(value) -> bool:
-    """Whether a tensor is a batch of vmap's, or of what `is_grads_batched=True` and `jacobian(vectorize=True)` use in
-    its place."""
+    """Whether a tensor is a batch of vmap's, or of the older one that `is_grads_batched=True` and
+    `jacobian(vectorize=True)` use."""
     return value is not None and (compat.is_batched(value) or compat.is_legacy_batched(value))
 
 
@@ -26,7 +26,7 @@ def in_functorch() -> bool:
 
 
 def unwrap_of(tensor: torch.Tensor) -> Callable | None:
-    """What gives the tensor that a wrapper of torch.func's stands for; None for what is no wrapper."""
+    """A function to the tensor that a wrapper of torch.func's stands for; None where a tensor is no wrapper."""
     return compat.unwrap_if_dead if compat.is_wrapped(tensor) else None
 
 

@@ -27,14 +27,15 @@ def compile_with_inductor(
     reused: Sequence[int] = (),
     rewritten: Callable = lambda graph: None,
 ) -> tuple[Callable, list[torch.Tensor], Callable]:
-    """What Inductor makes of a function of tensors, for those that are laid out as `tensors`, the results on fake
-    tensors, and a function that waits until it can be called: on the CPU, C++ compilers run in the background.
+    """Compile a function of tensors with Inductor, for those that are laid out as `tensors`. Returns the compiled
+    function, its results on fake tensors, and a function that waits until it can be called: on the CPU, C++ compilers
+    run in the background.
 
     function: returns a list of tensors, and does nothing to memory that is not its own; it is run under no_grad on fake
-    tensors. What is made of it takes a list, which it empties, and returns a sequence; Inductor keeps PyTorch's strides
+    tensors. The compiled one takes a list, which it empties, and returns a sequence; Inductor keeps PyTorch's strides
     where it sees them. Its caches on disk are used as torch.compile uses them. Tried on 2.13. reused: places of tensors
-    on the CPU that results may be written over, as Inductor does with what only a backward has. rewritten: for the
-    graph of ATen operations that the function is, another function that does the same, or None.
+    on the CPU that results may be written over, as Inductor does with tensors of a backward. rewritten: for the graph
+    of ATen operations that the function is, another function that does the same, or None.
     """
     graph, examples, results, mode = _graph_of(function, tensors, rewritten)
     compiled, wait = _compiled(graph, examples, mode, results[0].device.type == "cpu", reused)
@@ -47,7 +48,7 @@ def graph_job(
     reused: Sequence[int] = (),
     rewritten: Callable = lambda graph: None,
 ) -> GraphJob | None:
-    """What another process compiles so that `compile_with_inductor` finds it in Inductor's caches; None for a graph
+    """A job for another process, by which `compile_with_inductor` finds the code in Inductor's caches; None for a graph
     that holds tensors or modules."""
     graph, examples, _, _ = _graph_of(function, tensors, rewritten)
     if any(node.op in ("get_attr", "call_module") for node in graph.graph.nodes):
@@ -66,7 +67,7 @@ def _pickles(value: Any) -> bool:
 
 
 def _graph_of(function: Callable, tensors: Sequence[torch.Tensor], rewritten: Callable) -> tuple[Any, list, list, Any]:
-    """The graph of a function on fake tensors like `tensors`, these, what it gives, and their mode."""
+    """The graph of a function on fake tensors like `tensors`, these, its results, and their mode."""
     mode = _fake_mode()
     with compat.DisableTorchFunction(), compat.without_function_modes(), torch.no_grad(), mode:
         examples = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
@@ -90,7 +91,7 @@ class GraphJob(NamedTuple):
     folder: str | None
 
     def compile(self) -> None:
-        """Leaves in Inductor's caches what it makes of the graph. For a process that does nothing else."""
+        """Compile the graph into Inductor's caches. For a process that does nothing else."""
         INDUCTOR_CACHE_DIR.assign(self.folder)
         compat.set_settings(self.settings)
         compat.config.load_config(self.config)
@@ -144,13 +145,13 @@ def compile_for_sizes(
     numbers: Sequence[int],
     described: Callable[[Sequence[Any]], Sequence[tuple]],
 ) -> tuple[Callable, Callable, Callable, Callable]:
-    """What Inductor makes of a function of integers, each at least 2, and tensors, for all integers that it is right
+    """Compile a function of integers, each at least 2, and tensors with Inductor, for all integers that it is right
     for.
 
     numbers: the integers of a call. described: for integers, those of a call or symbolic ones, (shape, strides, dtype,
-    device) of each tensor. Returns what runs it, which takes a list and empties it; whether it is right for integers;
-    the strides that PyTorch gives its results, for integers; and a function that waits until it can be called. Tried on
-    2.13.
+    device) of each tensor. Returns the compiled function, which takes a list and empties it; whether it is right for
+    integers; the strides that PyTorch gives its results, for integers; and a function that waits until it can be
+    called. Tried on 2.13.
     """
     from sympy import Integer
     from torch._dynamo.source import ConstantSource
@@ -176,11 +177,9 @@ def compile_for_sizes(
     strides = [[getattr(getattr(s, "node", None), "expr", s) for s in r.stride()] for r in results]
 
     def at(expression: Any, numbers: Sequence[int]) -> Any:
-        return (
-            expression
-            if isinstance(expression, int)
-            else expression.xreplace(dict(zip(symbols, map(Integer, numbers), strict=True)))
-        )
+        if isinstance(expression, int):
+            return expression
+        return expression.xreplace(dict(zip(symbols, map(Integer, numbers), strict=True)))
 
     def right(numbers: Sequence[int]) -> bool:
         return all(bool(at(guard.expr, numbers)) for guard in known.guards)
@@ -194,7 +193,7 @@ def compile_for_sizes(
 def _compiled(
     graph: Any, examples: Sequence[Any], mode: Any, on_cpu: bool, reused: Sequence[int] = ()
 ) -> tuple[Callable, Callable]:
-    """What runs a graph of ATen operations, and what waits until it can be called."""
+    """A function that runs a graph of ATen operations, and one that waits until it can be called."""
     output = next(iter(reversed(graph.graph.nodes)))
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     _find_vectors()
@@ -205,8 +204,8 @@ def _compiled(
     with compat.config.patch(settings), compat.tracing(compat.TracingContext(mode)) as context, left:
         if reused:
             context.fw_metadata = types.SimpleNamespace(bw_donated_idxs=list(reused))
-        # its caches do not go by what is reused, but by what is static, which means something on GPUs only; with -1
-        # nobody else's graph is taken for one of these
+        # its caches ignore reused inputs, and look at static ones, which mean something on GPUs only; with -1 nobody
+        # else's graph is taken for one of these
         compiled = compat.compile_fx_inner(
             graph,
             examples,
@@ -238,8 +237,8 @@ def _vector_setting() -> dict[str, object]:
 
 
 def _waits_left_to(waiting: list[Callable]):
-    """What Inductor generates waits for its compilers when it is loaded. What this thread loads in the block leaves
-    functions that do so in `waiting`."""
+    """Inductor's generated code waits for its compilers when it is loaded. Code that this thread loads in the block
+    leaves functions that do so in `waiting`."""
     AsyncCompile = compat.AsyncCompile
     own, thread = AsyncCompile.wait, threading.get_ident()
 
@@ -261,13 +260,8 @@ def _find_vectors() -> None:
 
     @functools.cache
     def taken(flags: str) -> bool:
-        return (
-            subprocess.run(
-                [compat.get_cpp_compiler(), *flags.split(), "-fsyntax-only", "-x", "c++", os.devnull],
-                capture_output=True,
-            ).returncode
-            == 0
-        )
+        command = [compat.get_cpp_compiler(), *flags.split(), "-fsyntax-only", "-x", "c++", os.devnull]
+        return subprocess.run(command, capture_output=True).returncode == 0
 
     sees = torch.backends.cpu.get_cpu_capability()
     if (

@@ -82,7 +82,7 @@ _INSTEAD = {
 
 
 class _Absent(Executor):
-    """Takes nothing, and says what there is instead."""
+    """Takes nothing, and names its replacement."""
 
     def unavailable(self) -> str:
         return f"Lightning Thunder's executor of this name is not here: {_INSTEAD[self.name]}"

@@ -24,7 +24,7 @@ _data_parallel: tuple | None = None
 
 
 def set_data_parallel(state: tuple) -> None:
-    """What thunder.distributed adds to the key of compiled programs."""
+    """The part of thunder.distributed in the key of compiled programs."""
     global _data_parallel
     _data_parallel = state
 
@@ -32,7 +32,7 @@ def set_data_parallel(state: tuple) -> None:
 @AtFirstUse
 def modes_key() -> Callable[[], tuple]:
     """The state outside of a program that its meaning depends on: grad mode, inference mode, default dtype, autocast,
-    torch-function modes, data parallelism, and whether others trace or transform what runs, which guards on tensors do
+    torch-function modes, data parallelism, and whether others trace or transform operations, which guards on tensors do
     not tell."""
     forward_ad = torch.autograd.forward_ad
     any_autocast, autocast_state, function_modes = compat.any_autocast, compat.autocast_state, compat.function_modes
@@ -69,7 +69,7 @@ def _stack_of_modes() -> tuple:
 
 
 def describe_modes(old: tuple, new: tuple) -> str:
-    """In words, what differs between two keys."""
+    """The difference between two keys in words."""
     return ", ".join(f"{name} was {a}, is {b}" for name, a, b in zip(MODES, old, new, strict=True) if a != b)
 
 
@@ -102,7 +102,7 @@ def without_function_modes():
 
 @contextlib.contextmanager
 def modes_restored():
-    """What the block leaves of settings, autocast and torch-function modes is what it found: a program that fails half
+    """The block leaves settings, autocast and torch-function modes as it found them: a program that fails half
     way leaves its own on."""
     with compat.DisableTorchFunction():
         depth, before, nesting = compat.function_modes(), compat.settings(), compat.autocast_nesting()
@@ -139,7 +139,7 @@ def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
         return "torch.compile or torch.export"
     if compat.dispatch_mode(compat.DispatchModeKey.FAKE) is not None:
         return "a FakeTensorMode"
-    if _proxy_mode() is not None:  # which does not see what kernels of executors compute
+    if _proxy_mode() is not None:  # which does not see kernels of executors
         return "make_fx"
     try:
         leaves = compat.tree_leaves((args, kwargs))

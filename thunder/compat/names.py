@@ -1,4 +1,4 @@
-"""The table of PyTorch's private names: where each is found, what needs it, what is lost without it.
+"""The table of PyTorch's private names: where each is found, its use, and the loss without it.
 
 `python -m thunder` prints the rows that this PyTorch lacks. A row with `otherwise` has a substitute; asking for another
 row that is missing raises.
@@ -29,7 +29,7 @@ _ABSENT = object()
 class Private:
     """One private name.
 
-    name: `compat.<name>`. path: where PyTorch has it. needed_for: what uses it. lost: what does not work without it.
+    name: `compat.<name>`. path: where PyTorch has it. needed_for: its use. lost: features that do not work without it.
     otherwise: gives a substitute. tried: the versions of PyTorch that have it and that thunder's tests ran on. cuda:
     only builds with CUDA have it.
     """
@@ -66,15 +66,15 @@ class MissingName(MissingImplementationError, AttributeError):
 
 
 class AtFirstUse:
-    """A function of this package that binds private names in a closure when it is first asked for: what runs at each
-    call looks nothing up."""
+    """A function of this package that binds private names in a closure when it is first asked for, so that its calls
+    look nothing up."""
 
     def __init__(self, make: Callable[[], Callable]):
         self.make = make
 
 
 def _resolve(path: str) -> Any:
-    """What stands at a path of modules and attributes."""
+    """The object at a path of modules and attributes."""
     parts = path.split(".")
     found: Any = torch
     for i, part in enumerate(parts[1:], 2):
@@ -361,5 +361,5 @@ def warn_of_untried_version() -> None:
 
 
 def version() -> tuple[int, ...]:
-    """Of this PyTorch, without what its build adds."""
+    """Of this PyTorch, without the suffix of its build."""
     return tuple(int(n) for n in torch.__version__.partition("+")[0].split(".")[:2])

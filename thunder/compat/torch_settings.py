@@ -1,4 +1,4 @@
-"""PyTorch's settings: what a program may leave in force, and what kernels are chosen by when they run."""
+"""PyTorch's settings: those that a program may leave in force, and those by which kernels are chosen when they run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ATTENTION = "flash", "mem_efficient", "math", "cudnn"
 
 
 class _Setting(NamedTuple):
-    """How a setting is read, and set to what was read. kernels: operations follow it when they run, and nothing else of
+    """How a setting is read, and set to such a value. kernels: operations follow it when they run, and nothing else of
     thunder does. key: `modes_key` has it, so that a program is for one value."""
 
     read: Callable[[], Any]
@@ -98,7 +98,7 @@ def beside_modes(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def kernel_settings() -> dict[str, Any]:
-    """Of those settings, the ones by which PyTorch chooses what an operation runs. Those of attention are apart."""
+    """Of those settings, the ones by which PyTorch chooses kernels. Those of attention are apart."""
     return {name: setting.value() for name, setting in _settings().items() if setting.kernels}
 
 
@@ -126,7 +126,7 @@ def kernel_flags() -> list[Any]:
 
 
 def changed_settings(before: dict[str, Any]) -> dict[str, Any]:
-    """Those settings that are not what they were, as they are now."""
+    """The settings that have changed, as they are now."""
     return {name: value for name, value in settings().items() if value != before[name]}
 
 

@@ -1,4 +1,4 @@
-"""`check(trace)`: the rules that every trace keeps."""
+"""`check(trace)`: the invariants of traces."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["check"]
 
 
 def check(trace: Trace) -> Trace:
-    """Returns `trace` when every name is defined once and before it is used, nothing is read after its `del`, and the
-    recorded types are those that the meta rules give; raises TraceCheckError that names the operation otherwise."""
+    """Returns `trace` if each name is defined once and before its uses, no value is read after its `del`, and the
+    recorded types are those of the meta rules. Otherwise raises TraceCheckError, which names the operation."""
     defined: dict[str, Proxy] = {}
     for a in trace.args:
         _define(trace, defined, a, None)

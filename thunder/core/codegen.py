@@ -38,7 +38,7 @@ OBJECT_NAMES: dict[type, Callable[[Any], str]] = {}
 
 
 class Text:
-    """A Python expression, where a value of a trace would stand."""
+    """A Python expression in the place of a value of a trace."""
 
     __slots__ = ("text",)
 
@@ -51,8 +51,7 @@ _CONTAINERS = {tuple, list, dict, slice}
 
 
 class Printer:
-    """Prints bound symbols, and remembers what the text needs: import lines, and objects that have no literal form by
-    invented names.
+    """Prints bound symbols, and collects the import lines of the text, and names for objects without a literal form.
 
     print_depth: 1 prints lines only, k prints k - 1 levels of decomposition as comments, -1 all of them.
     """
@@ -142,7 +141,7 @@ class Printer:
         return name
 
     def target(self, x) -> str:
-        """The left-hand side that takes apart an output: containers as they are, `_` for what is no proxy."""
+        """The left-hand side for an output: containers as they are, `_` for values that are no proxies."""
         if isinstance(x, (tuple, list)):
             inside = ", ".join(map(self.target, x))
             return f"[{inside}]" if isinstance(x, list) else f"({inside},)" if len(x) == 1 else f"({inside})"
@@ -178,7 +177,7 @@ class Printer:
             parts = [f"{p.name} = _result{path}" for p, path in _paths(b.output, "")]
             return "; ".join([f"_result = {call}", *parts, "del _result"])
         text = f"{self.target(b.output)} = {call}"
-        return f'{text}  # {b.output.name}: "{type_string(b.output)}"' if isinstance(b.output, TensorProxy) else text
+        return f'{text}  # {b.output.name}: "{b.output._type_text()}"' if isinstance(b.output, TensorProxy) else text
 
     def callee(self, sym) -> str:
         """How the symbol's function is written, with its import or object remembered unless it stands in a comment."""

@@ -1,7 +1,7 @@
 """Definition: the facts about an operation that passes and executors ask for, as typed fields.
 
-A fact stands at the operation, in the file of its family; the pass that reads a field owns its meaning. A field that
-takes a function of a bound symbol, or of the arguments, is for facts that depend on them.
+The family of an operation sets its facts; the pass that reads a field defines its meaning. A field may be a function of
+a bound symbol, or of the arguments, where the fact depends on them.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class Definition:
     owns_result: bool = False
     """PyTorch's kernel writes its result to memory that nobody else has."""
     aligned: Callable | None = None
-    """(*args, **kwargs): a product that is fast for odd sizes, and aligns the rows of its result (`ops/aligned.py`)."""
+    """(*args, **kwargs): a product that is fast for odd sizes and aligns the rows of its result
+    (`ops/families/aligned.py`)."""
     in_float32: Callable | None = None
     """(*args): a product of half precision with its result in float32, in which it is added up."""
     takes_rows_apart: bool = False

@@ -1,14 +1,14 @@
-"""Host calls: Python code that has effects or gives another value each time, as bound symbols of a program.
+"""Host calls: Python code with effects, or with another value in each call, as bound symbols of a program.
 
     v0 = host_call(0, random, (), {}, 'float', 0)
     t0 = ltorch.mul(x, v0)
     h0 = host_call(None, format, (t1, '.2f'), {}, 'str', None)
     host_call(1, print, (h0,), {}, 'NoneType', None)
 
-They run in the program's order, on real values. Each has a number, but those that give an equal value whenever they are
-repeated. The log of a call holds what the numbered ones gave: where a program leaves for another path
-(`thunder.core.paths`), that one takes their results from the log. So each effect happens exactly once. Capture, which
-needs values to choose a path, runs host calls as well, and the program that it makes begins with their log.
+They run in program order, on real values. Each has a number, unless its value is the same whenever it is repeated. The
+log of a call holds the results of the numbered ones. Where a program leaves for another path (`thunder.core.paths`),
+that path takes the results from the log, so that each effect happens exactly once. Capture needs values to choose a
+path and runs host calls too; the program that it records begins with their log.
 """
 
 from __future__ import annotations
@@ -29,17 +29,9 @@ from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
 
 __all__ = [
-    "HostProxy",
-    "Log",
-    "call_function",
-    "call_method",
-    "beginning_with",
-    "host_call",
-    "kind_of",
-    "logged",
-    "taken_from_log",
-    "with_log",
-]
+    "HostProxy", "Log", "call_function", "call_method", "beginning_with", "host_call", "kind_of", "logged",
+    "taken_from_log", "with_log",
+]  # fmt: skip
 
 
 for _kind in (types.BuiltinFunctionType, types.FunctionType):
@@ -47,7 +39,7 @@ for _kind in (types.BuiltinFunctionType, types.FunctionType):
 
 
 class HostProxy(AnyProxy):
-    """A value of Python's that a host call gives: a text, a list, a file. kind: its type."""
+    """A Python value that a host call returns: a text, a list, a file. kind: its type."""
 
     __slots__ = ("kind", "_value")
 
@@ -74,7 +66,7 @@ class HostProxy(AnyProxy):
 
 
 class Log(dict[int, Any]):
-    """What the numbered host calls of one call gave. effects: what happened that others can see, in words."""
+    """The results of the numbered host calls of one call. effects: the visible effects so far, in words."""
 
     __slots__ = ("effects", "_states")
 
@@ -94,14 +86,14 @@ class Log(dict[int, Any]):
                 self._states[id(generator)] = state
 
     def undo(self) -> None:
-        """The generators are as they were before this call."""
+        """Sets the generators back to their states before this call."""
         for restore, state in self._states.values():
             restore(state)
         self._states = {}
 
 
 def _state_of(generator: Any) -> tuple[Callable, Any] | None:
-    """What sets the state of a generator of random numbers, and its state; None for another object."""
+    """The function that sets the state of a generator of random numbers, and the state; None for another object."""
     if generator is random or type(generator) is random.Random:
         return generator.setstate, generator.getstate()
     if generator is numpy.random or isinstance(generator, numpy.random.RandomState):
@@ -122,7 +114,7 @@ _LOG = _Current()
 
 @contextmanager
 def logged(results: Log | None) -> Iterator[None]:
-    """Host calls that run inside take their results from `results`, and add theirs."""
+    """Host calls inside the block take their results from `results`, and append theirs."""
     outer, _LOG.results = _LOG.results, results
     try:
         yield
@@ -132,7 +124,7 @@ def logged(results: Log | None) -> Iterator[None]:
 
 @contextmanager
 def beginning_with(results: Log | None) -> Iterator[None]:
-    """The program that runs inside begins with what host calls of its call gave already."""
+    """The program that runs inside the block begins with the results of earlier host calls of its call."""
     _LOG.next = results
     try:
         yield
@@ -141,9 +133,9 @@ def beginning_with(results: Log | None) -> Iterator[None]:
 
 
 def with_log(program: Callable, decides: bool) -> Callable:
-    """A program with host calls, with a log of its own. Where it leaves for another path, it hands the log over.
+    """A program with host calls, with a log of its own, which it hands over where it leaves for another path.
 
-    decides: whether it may leave; else it keeps no log.
+    decides: whether it may leave; otherwise it keeps no log.
     """
 
     def run(*inputs):
@@ -161,7 +153,7 @@ def with_log(program: Callable, decides: bool) -> Callable:
 
 
 def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str = "") -> Any:
-    """What host call number `index` gives: what it gave before in this call, or now. effect: see `Log.note`."""
+    """The result of host call number `index`: from the log, or of running it now. effect: see `Log.note`."""
     results = _LOG.results
     if results is not None and index in results:
         return results[index]  # type: ignore[index]
@@ -180,7 +172,7 @@ def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: d
 
 
 def kind_of(value: Any) -> str:
-    """What a program is made for of a host call's value, in words: the type, and the metadata of a tensor."""
+    """The type of a host call's value that a program is compiled for, in words, with the metadata of a tensor."""
     t = type(value)
     if hasattr(t, "requires_grad") and hasattr(t, "stride"):
         return f"{t.__qualname__} {value.dtype} {list(value.shape)} {value.device} {value.requires_grad}"

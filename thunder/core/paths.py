@@ -1,13 +1,13 @@
-"""Paths: what a program decides by data is decided when it is captured, and checked when it runs.
+"""Paths: data-dependent decisions of a program are taken at capture, and checked when it runs.
 
-Capture asks how a decision is answered for the inputs that it has, goes on with that answer, and writes a check of it:
+Capture computes the answer of a decision for its inputs, continues with that answer, and records a check of it:
 
     t0 = ltorch.sum(x)
     v0 = ltorch.item(t0)
     check_decision(v0, '>', 0, True, 0)
 
-So a program is one path through the user's function. Where a check finds another answer it raises `OtherPath`: nothing
-that the user could see has happened by then, and the program of the other path runs instead (`thunder.compiled`).
+So a program is one path through the user's function. A check that finds another answer raises `OtherPath`. Until then
+there were no effects that the user could see, and the program of the other path runs instead (`thunder.compiled`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Decision(NamedTuple):
 
 
 class OtherPath(Exception):
-    """A program has met a decision with another answer. index: the decision's number. answer: what it is now. log: what
-    host calls gave up to it (`thunder.core.host_calls`)."""
+    """Raised where a decision has another answer. index: the number of the decision. answer: the new answer. log: the
+    results of host calls before it (`thunder.core.host_calls`)."""
 
     log: Any = None
 
@@ -58,5 +58,5 @@ check_value = Symbol("check_value", lambda value, answer, index: None, is_prim=T
 
 
 def last_decision(bound_symbols: list[BoundSymbol]) -> int:
-    """The place of the last check of a decision, -1 where there is none. Before it, no argument is written to."""
+    """The place of the last check of a decision, -1 where there is none. No argument is written to before it."""
     return max((i for i, b in enumerate(bound_symbols) if OpTags.DECISION in b.sym.tags), default=-1)

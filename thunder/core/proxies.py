@@ -1,134 +1,42 @@
-"""Proxies: the values of a program while it is traced.
+"""Proxies: the values of a program while it is traced, and structures of them.
 
-A `TensorProxy` stands for a tensor: name, shape, dtype, device, requires_grad, nothing else. A `NumberProxy` stands for
-a Python number whose value may differ from call to call. Its value is known to `symbolic.Decisions` alone: `concrete`
-is the one way to it, and makes it a guard.
-
-What `a + b` or `a.sin()` mean is not known here: `thunder.ops` fills `METHODS` when it is imported.
+A `TensorProxy` stands for a tensor: name, shape, dtype, device, requires_grad, nothing else. Numbers that stay symbolic
+are in `numbers`, and the base class in `values`; their public names are importable from here.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 import math
-import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from thunder.core import symbolic
 from thunder.core.devices import Device, to_device
 from thunder.core.dtypes import dtype, is_inexact, to_dtype
-from thunder.core.recording import decided_by_data, undecided, user_location, why_undecided
+from thunder.core.numbers import (
+    Condition,
+    FloatProxy,
+    IntegerProxy,
+    NumberProxy,
+    UnbackedNumber,
+    are_equal,
+    concrete,
+    converted,
+    extreme,
+    number_value,
+    settled,
+)
+from thunder.core.recording import undecided
 from thunder.core.symbolic import RELATIONS
+from thunder.core.values import BINARY_DUNDERS, METHODS, AnyProxy, CollectionProxy, Proxy, torch_function
 from thunder.errors import DataDependentError
 
 __all__ = [
-    "Proxy",
-    "TensorProxy",
-    "FutureTensorProxy",
-    "NumberProxy",
-    "IntegerProxy",
-    "FloatProxy",
-    "UnbackedNumber",
-    "Condition",
-    "AnyProxy",
-    "CollectionProxy",
-    "METHODS",
-    "RELATIONS",
-    "leaves",
-    "like",
-    "concrete",
-    "settled",
-    "number_value",
-    "element_count",
-    "type_string",
-    "proxies_in",
-    "has_numbers",
-    "numbers_in",
-    "extreme",
-    "converted",
-    "Size",
-    "equal_counts",
-    "equal_shapes",
-    "same_shape",
-    "map_structure",
-]
-
-
-class MethodTable(dict):
-    """What attributes of tensor proxies mean: name -> function of the proxy, filled by `thunder.ops`.
-
-    `properties` are called when they are read. `fallback(proxy, name)` answers for a name that nobody filled in, and
-    `torch_function(function, args, kwargs)` for a torch function called on a proxy by code that runs natively.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.properties: dict[str, Callable] = {}
-        self.fallback: Callable[[Any, str], Any] | None = None
-        self.torch_function: Callable | None = None
-
-    def call(self, name: str, *args, **kwargs):
-        method = self.get(name)
-        if method is not None:
-            return method(*args, **kwargs)
-        if self.fallback is None:
-            raise TypeError(f"{name} of a proxy has no meaning before thunder.ops is imported")
-        return self.fallback(args[0], name)(*args[1:], **kwargs)
-
-    def attribute(self, proxy, name: str):
-        method = self.get(name)
-        if method is not None:
-            return lambda *args, **kwargs: method(proxy, *args, **kwargs)
-        getter = self.properties.get(name)
-        if getter is not None:
-            return getter(proxy)
-        if self.fallback is None or name.startswith("__"):
-            raise AttributeError(f"{type(proxy).__name__!r} object has no attribute {name!r}")
-        return self.fallback(proxy, name)
-
-
-METHODS = MethodTable()
-
-
-class Proxy:
-    """A named value of a trace. Compared by identity; a transform makes new ones instead of changing them."""
-
-    __slots__ = ("name", "__weakref__")
-    name: str
-
-    def __repr__(self) -> str:
-        return f'<{type(self).__name__} {self.name or "unnamed"}: "{type_string(self)}">'
-
-
-def _torch_function(cls, function, types, args=(), kwargs=None):
-    """PyTorch asks it what a function does that was called with a proxy in the place of a tensor."""
-    if METHODS.torch_function is None:
-        return NotImplemented
-    return METHODS.torch_function(function, args, kwargs or {})
-
-
-class AnyProxy(Proxy):
-    """A value that traces only pass through: a generator, a sparse tensor, an object of the user's. `example` is the
-    one seen at capture."""
-
-    __slots__ = ("example",)
-    requires_grad = None  # among outputs: that is a question for tensors
-
-    def __init__(self, name: str, example: Any = None):
-        self.name, self.example = name, example
-
-    __torch_function__ = classmethod(_torch_function)
-
-
-class CollectionProxy(Proxy):
-    """A list or tuple that a trace unpacks, as `saved_for_backward` of a backward trace."""
-
-    __slots__ = ("collection",)
-
-    def __init__(self, collection: Iterable, name: str = ""):
-        self.collection, self.name = collection, name
+    "Proxy", "TensorProxy", "FutureTensorProxy", "NumberProxy", "IntegerProxy", "FloatProxy", "UnbackedNumber",
+    "Condition", "AnyProxy", "CollectionProxy", "METHODS", "RELATIONS", "leaves", "like", "concrete", "settled",
+    "number_value", "element_count", "type_string", "proxies_in", "has_numbers", "numbers_in", "extreme",
+    "converted", "Size", "equal_counts", "equal_shapes", "same_shape", "map_structure",
+]  # fmt: skip
 
 
 class TensorProxy(Proxy):
@@ -186,7 +94,7 @@ class TensorProxy(Proxy):
     def __getattr__(self, name: str):
         return METHODS.attribute(self, name)
 
-    __torch_function__ = classmethod(_torch_function)
+    __torch_function__ = classmethod(torch_function)
 
     def __array__(self, *args, **kwargs):
         return METHODS.call("numpy", self)
@@ -222,6 +130,11 @@ class TensorProxy(Proxy):
     def __reduce_ex__(self, protocol):
         return METHODS.call("__reduce_ex__", self, protocol)
 
+    def _type_text(self) -> str:
+        """The type as traces print it: `cpu f32[2, 2]`."""
+        sizes = [str(getattr(n, "expression", n)) for n in self.shape]
+        return f"{self.device.name} {self.dtype.shortname}[{', '.join(sizes)}]"
+
     __hash__ = object.__hash__
 
 
@@ -236,11 +149,11 @@ class FutureTensorProxy(TensorProxy):
         """The future of an unnamed tensor that a meta rule made."""
         return cls(shape=tensor.shape, dtype=tensor.dtype, device=tensor.device, requires_grad=requires_grad)
 
+    def _type_text(self) -> str:
+        return f"future of {super()._type_text()}"
+
     def replace(self, **changes) -> FutureTensorProxy:
         return FutureTensorProxy(changes.pop("name", self.name), like=self, **changes)
-
-
-_BINARY_DUNDERS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 
 
 def _forward(name: str) -> Callable:
@@ -251,7 +164,7 @@ def _forward(name: str) -> Callable:
     return operator_method
 
 
-for _stem in _BINARY_DUNDERS:
+for _stem in BINARY_DUNDERS:
     # tensors have no `__imatmul__`
     for _name in (f"__{_stem}__", f"__r{_stem}__", *((f"__i{_stem}__",) if _stem != "matmul" else ())):
         setattr(TensorProxy, _name, _forward(_name))
@@ -275,436 +188,19 @@ def like(
     return out
 
 
-class UnbackedNumber(Proxy):
-    """A number that an operation makes of data: the size of a result, or a tensor's value. The program has it in its
-    hands as a `NumberProxy` of this name.
-
-    origin: where it comes from, in words. facts: what is known of such numbers in this program.
-    """
-
-    __slots__ = ("python_type", "origin", "facts")
-    requires_grad = None  # among outputs: that is a question for tensors
-
-    def __init__(self, name: str, python_type: type, origin: str, facts: symbolic.Facts):
-        self.name, self.python_type, self.origin, self.facts = name, python_type, origin, facts
-
-    def number(self) -> NumberProxy | Condition:
-        """What the program has in its hands."""
-        if self.python_type is bool:
-            return Condition(number_of(symbolic.symbol(self.name), int, (self,)), "!=", 0, (self,))
-        return number_of(symbolic.symbol(self.name), self.python_type, (self,))
-
-    def replace(self) -> UnbackedNumber:
-        return UnbackedNumber(self.name, self.python_type, self.origin, self.facts)
-
-
-def _undecided(what: str, unbacked: tuple[UnbackedNumber, ...]) -> DataDependentError:
-    origins = ", ".join(f"{u.name} is {u.origin}" for u in unbacked)
-    return DataDependentError(
-        f"{what} is known only when the program runs ({origins}{why_undecided()})",
-        location=user_location(),
-        remedy="use operations that go without it (torch.where, masks, torch.nonzero_static); say what holds with "
-        "torch._check(...); or compute it outside and pass it in",
-    )
-
-
-class Condition:
-    """A relation of data-dependent numbers: what a program has in its hands for a data-dependent bool. It
-    may return it, and `torch._check` takes it."""
-
-    __slots__ = ("a", "relation", "b", "unbacked")
-
-    def __init__(self, a, relation: str, b, unbacked: tuple[UnbackedNumber, ...]):
-        self.a, self.relation, self.b, self.unbacked = a, relation, b, unbacked
-
-    def __bool__(self) -> bool:
-        found = _decided(self.a, self.relation, self.b, self.unbacked)  # the program may have checked it since
-        if found is None:
-            found = decided_by_data("truth", self)
-        if found is None:
-            raise _undecided(f"whether {self.text()}", self.unbacked)
-        return found
-
-    def text(self) -> str:
-        return f"{_expression(self.a)} {self.relation} {_expression(self.b)}"
-
-    def assume(self, holds: bool = True) -> None:
-        """The program goes on only where it holds, or where it does not."""
-        if float in (_type_of(self.a), _type_of(self.b)):
-            self.unbacked[0].facts.known[_expression(self.a), self.relation, _expression(self.b)] = holds
-        else:
-            told = self if holds else self.__sym_not__()
-            told.unbacked[0].facts.assume(_expression(told.a), told.relation, _expression(told.b))
-
-    def __sym_not__(self) -> Condition:
-        return Condition(
-            self.a,
-            {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}[self.relation],
-            self.b,
-            self.unbacked,
-        )
-
-
-def _plain(x):
-    return bool(x) if type(x) is Condition else x
-
-
-_BINARY_OF_BOOLS = [n for n in _BINARY_DUNDERS if n != "matmul"]
-for _name in [
-    "int",
-    "index",
-    "float",
-    "str",
-    "format",
-    "hash",
-    "neg",
-    "abs",
-    "invert",
-    *"eq ne lt le gt ge".split(),
-    *_BINARY_OF_BOOLS,
-    *(f"r{n}" for n in _BINARY_OF_BOOLS),
-]:
-    setattr(
-        Condition,
-        f"__{_name}__",
-        lambda self, *other, _name=_name: getattr(bool(self), f"__{_name}__")(*map(_plain, other)),
-    )
-
-
-class NumberProxy:
-    """A Python number that stays symbolic. Not a `Proxy`: it is an expression over numbers that are passed in, or that
-    operations make of data.
-
-    expression: what it is, in terms of the numbers the prologue passes in. decisions: where their values are, and where
-    what they decide is noted. unbacked: the numbers in the expression that operations make of data; then there is no
-    value and no guard, and what it decides is an error unless arithmetic tells.
-    """
-
-    __slots__ = ("name", "expression", "decisions", "unbacked", "__weakref__")
-    python_type: type = int
-
-    def __init__(
-        self,
-        name: str,
-        decisions: symbolic.Decisions,
-        expression: symbolic.Expression | None = None,
-        unbacked: tuple[UnbackedNumber, ...] = (),
-    ):
-        self.name, self.decisions, self.unbacked = name, decisions, unbacked
-        self.expression = symbolic.symbol(name) if expression is None else expression
-
-    value = property(lambda self: self.concrete())
-
-    def __deepcopy__(self, memo):
-        return self
-
-    def renamed(self, table: dict[Proxy, Any]) -> NumberProxy:
-        """The same made of other numbers of data: `table` maps those that others take the place of."""
-        if not any(u in table for u in self.unbacked):
-            return self
-        unbacked = tuple(table.get(u, u) for u in self.unbacked)
-        return number_of(
-            self.expression.renamed({old.name: new.name for old, new in zip(self.unbacked, unbacked)}),
-            self.python_type,
-            unbacked,
-        )
-
-    def symbol(self, name: str) -> NumberProxy:
-        """One of the numbers that this one is an expression of."""
-        if self.expression == symbolic.symbol(name):
-            return self
-        made = next((u for u in self.unbacked if u.name == name), None)
-        if made is not None:
-            return number_of(symbolic.symbol(name), made.python_type, (made,))
-        return (FloatProxy if type(self.decisions.values[name]) is float else IntegerProxy)(name, self.decisions)
-
-    def concrete(self) -> Any:
-        """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError
-        where that is data-dependent."""
-        if self.unbacked:
-            found = self.known()
-            if found is None:
-                found = decided_by_data("value", self)
-            if found is None:
-                raise _undecided(f"the value of {self.expression}", self.unbacked)
-            self.unbacked[0].facts.values[self.expression] = found
-            return found
-        value = _hint(self)
-        if not self.expression.is_constant:
-            self.decisions.decide(self.expression, "==", symbolic.constant(value))
-        return value
-
-    def known(self) -> Any:
-        """The value of a number of data where the program goes on for one value only, else None."""
-        values = self.unbacked[0].facts.values
-        if self.expression in values or not values:
-            return values.get(self.expression)
-        known: dict[str, Any] = {u.name: values.get(symbolic.symbol(u.name)) for u in self.unbacked}
-        if None in known.values() or not self.expression.symbols() <= known.keys():
-            return None
-        return self.expression.evaluate(known)
-
-    def __bool__(self) -> bool:
-        return bool(_compare(self, 0, "!="))
-
-    def __repr__(self) -> str:
-        hint = "" if self.unbacked else f", {_hint(self)!r} at capture"
-        return f"<{type(self).__name__} {self.expression}{hint}>"
-
-    def __hash__(self) -> int:
-        return hash(self.concrete())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.concrete(), spec)
-
-    def __str__(self) -> str:
-        return str(self.concrete())
-
-    def __int__(self) -> int:
-        return int(self.concrete())
-
-    def __float__(self) -> float:
-        return float(self.concrete())
-
-    def __complex__(self) -> complex:
-        return complex(self.concrete())
-
-    def __round__(self, digits=None):
-        return self if digits is None and self.python_type is int else round(self.concrete(), digits)
-
-
-class IntegerProxy(NumberProxy):
-    __slots__ = ()
-    python_type = int
-
-    def __index__(self) -> int:
-        return self.concrete()
-
-    def __round__(self, digits=None):
-        return self if digits is None else round(self.concrete(), digits)
-
-
-class FloatProxy(NumberProxy):
-    __slots__ = ()
-    python_type = float
-
-
-# no classes derived from them, which have their own arithmetic
-_NUMBERS = frozenset((bool, int, float, IntegerProxy, FloatProxy))
-
-
-def _expression(x) -> symbolic.Expression:
-    return x.expression if isinstance(x, NumberProxy) else symbolic.constant(x)
-
-
-def _hint(x):
-    return x.expression.evaluate(x.decisions.values) if isinstance(x, NumberProxy) else x
-
-
-def _arithmetic(name: str, a, b: Any = None):
-    """name(a, b) as a NumberProxy, or as a plain number where the result does not depend on an input."""
-    operands = (a,) if b is None else (a, b)
-    if unbacked := _unbacked(operands):
-        return _unbacked_arithmetic(name, operands, unbacked)
-    if name == "pow":  # an int, a float or a complex number, as signs say
-        exponent = operands[-1]
-        if _type_of(exponent) is int:
-            bool(exponent >= 0)
-        elif not a >= 0:
-            return concrete(a) ** concrete(exponent)
-    function = symbolic.APPLICATIONS[name][0]
-    value = function(*map(_hint, operands))
-    expressions = tuple(map(_expression, operands))
-    if name in ("add", "sub", "mul") and type(value) is int:
-        ea, eb = expressions
-        expression = ea + eb if name == "add" else ea - eb if name == "sub" else ea * eb
-    else:
-        expression = symbolic.apply(name, *expressions, whole=type(value) is int)
-    if expression.is_constant:
-        return value
-    decisions = next(x.decisions for x in operands if isinstance(x, NumberProxy))
-    return (FloatProxy if type(value) is float else IntegerProxy)(str(expression), decisions, expression)
-
-
-def _unbacked(operands: tuple) -> tuple[UnbackedNumber, ...]:
-    """The numbers of data that operands are made of."""
-    found = [x.unbacked for x in operands if isinstance(x, NumberProxy) and x.unbacked]
-    return found[0] if len(found) == 1 else tuple(dict.fromkeys(u for each in found for u in each))
-
-
-def _type_of(x) -> type:
-    return x.python_type if isinstance(x, NumberProxy) else type(x)
-
-
-_BITWISE = ("and", "or", "xor", "lshift", "rshift", "invert")
-
-
-def _result_kind(name: str, operands: tuple) -> type:
-    """int or float: what Python makes of these operands."""
-    if name in _BITWISE:
-        return type(symbolic.APPLICATIONS[name][0](*(_type_of(x)(1) for x in operands)))  # raises for floats
-    if name in ("int", "round", "trunc", "ceil", "floor"):
-        return int
-    if name in ("truediv", "sqrt", "float") or any(_type_of(x) is float for x in operands):
-        return float
-    # of an int, a float where the exponent is negative
-    if name == "pow" and not (isinstance(operands[1], int) and operands[1] >= 0):
-        return int if operands[1] >= 0 else float
-    return int
-
-
-def _unbacked_arithmetic(name: str, operands: tuple, unbacked: tuple[UnbackedNumber, ...]):
-    """As `_arithmetic`, of numbers without a value. Integers that have one are fixed by it."""
-    operands = tuple(x.concrete() if isinstance(x, IntegerProxy) and not x.unbacked else x for x in operands)
-    kind, expressions = _result_kind(name, operands), tuple(map(_expression, operands))
-    if name in ("add", "sub", "mul") and kind is int:
-        a, b = expressions
-        expression = a + b if name == "add" else a - b if name == "sub" else a * b
-    else:
-        expression = symbolic.apply(name, *expressions, whole=kind is int)
-    if expression.is_constant:
-        return expression.constant
-    return number_of(expression, kind, unbacked)
-
-
-_UNDECIDED = symbolic.Decisions()
-
-
-def number_of(expression: symbolic.Expression, kind: type, unbacked: tuple[UnbackedNumber, ...]) -> NumberProxy:
-    """A number that is made of numbers of data."""
-    return (FloatProxy if kind is float else IntegerProxy)(str(expression), _UNDECIDED, expression, unbacked)
-
-
-def extreme(name: str, a, b):
-    """max(a, b) or min(a, b) of numbers one of which is data-dependent, without branching where one type comes out."""
-    second = b > a if name == "max" else b < a
-    if isinstance(second, Condition) and _type_of(a) is _type_of(b):
-        return _arithmetic(name, a, b)
-    return b if second else a
-
-
-def _decided(a, relation: str, b, unbacked: tuple[UnbackedNumber, ...]) -> bool | None:
-    """Whether a relation holds that arithmetic, or what the program has checked, decides."""
-    facts = unbacked[0].facts
-    if facts.values:
-        known = [x.known() if isinstance(x, NumberProxy) and x.unbacked else x for x in (a, b)]
-        if not any(x is None or isinstance(x, NumberProxy) for x in known):
-            return RELATIONS[relation](*known)
-    if float in (_type_of(a), _type_of(b)):
-        return facts.known.get((_expression(a), relation, _expression(b)))
-    return facts.decide(_expression(a), relation, _expression(b))
-
-
-def _compare(a, b, relation: str) -> bool | Condition:
-    unbacked = _unbacked((a, b))
-    if unbacked:
-        found = _decided(a, relation, b, unbacked)
-        return Condition(a, relation, b, unbacked) if found is None else found
-    ea, eb = _expression(a), _expression(b)
-    if (ea - eb).is_constant if _type_of(a) is _type_of(b) is int else ea == eb:
-        return RELATIONS[relation](_hint(a), _hint(b))
-    return next(x.decisions for x in (a, b) if isinstance(x, NumberProxy)).decide(ea, relation, eb)
-
-
-def _binary_number(name: str, reflected: bool) -> Callable:
-    calculate = _divmod if name == "divmod" else functools.partial(_arithmetic, name)
-
-    def method(self, other, *modulus):
-        if modulus:
-            return pow(self.concrete(), concrete(other), concrete(*modulus))
-        if type(other) in _NUMBERS:
-            return calculate(other, self) if reflected else calculate(self, other)
-        if isinstance(other, numbers.Number):  # a complex number, a fraction
-            function = divmod if name == "divmod" else symbolic.APPLICATIONS[name][0]
-            return function(other, self.concrete()) if reflected else function(self.concrete(), other)
-        return NotImplemented
-
-    return method
-
-
-def _relation(relation: str) -> Callable:
-    def method(self, other):
-        if type(other) in _NUMBERS:
-            return _compare(self, other, relation)
-        return RELATIONS[relation](self.concrete(), other) if isinstance(other, numbers.Number) else NotImplemented
-
-    return method
-
-
-def _divmod(a, b):
-    return _arithmetic("floordiv", a, b), _arithmetic("mod", a, b)
-
-
-NumberProxy.__invert__ = lambda self: _arithmetic("invert", self)  # type: ignore[attr-defined]
-for _name in "add sub mul truediv floordiv mod divmod pow and or xor lshift rshift".split():
-    setattr(NumberProxy, f"__{_name}__", _binary_number(_name, False))
-    setattr(NumberProxy, f"__r{_name}__", _binary_number(_name, True))
-for _stem, _symbol in zip("eq ne lt le gt ge".split(), RELATIONS, strict=True):
-    setattr(NumberProxy, f"__{_stem}__", _relation(_symbol))
-NumberProxy.__neg__ = lambda self: _arithmetic("neg", self)  # type: ignore[method-assign, attr-defined]
-NumberProxy.__invert__ = lambda self: _arithmetic("invert", self)  # type: ignore[attr-defined]
-NumberProxy.__abs__ = lambda self: _arithmetic("abs", self)  # type: ignore[attr-defined]
-NumberProxy.__pos__ = lambda self: self  # type: ignore[attr-defined]
-for _name in ("trunc", "floor", "ceil"):
-    setattr(
-        NumberProxy,
-        f"__{_name}__",
-        lambda self, _name=_name: self if type(self) is IntegerProxy else _arithmetic(_name, self),
-    )
-
-
-numbers.Integral.register(IntegerProxy)
-numbers.Real.register(FloatProxy)
-
-
-def concrete(x):
-    """A plain number: a NumberProxy's value, which becomes a guard; anything else as it is."""
-    return x.concrete() if isinstance(x, NumberProxy) else x
-
-
-def settled(x):
-    """`concrete(x)`, but for a data-dependent number."""
-    return x if isinstance(x, NumberProxy) and x.unbacked else concrete(x)
-
-
-def converted(x, kind: type):
-    """int(x) or float(x), where x may be a data-dependent number."""
-    if not isinstance(x, NumberProxy):
-        return kind(x)
-    return x if x.python_type is kind else _arithmetic(kind.__name__, x) if x.unbacked else kind(x.concrete())
-
-
-def number_value(x):
-    """The value seen at capture, without making it a guard: for messages and estimates only. A data-dependent number
-    counts as some."""
-    if not isinstance(x, NumberProxy):
-        return x
-    if not x.unbacked:
-        return _hint(x)
-    return x.python_type(_ESTIMATE) if (known := x.known()) is None else known
-
-
-_ESTIMATE = 64
-
-
 def element_count(value: TensorProxy) -> int:
     """How many elements a tensor has, for estimates: see `number_value`."""
     return int(math.prod(map(number_value, value.shape)))
 
 
-def _are_equal(a, b) -> bool:
-    """Whether two sizes are equal by arithmetic alone, which decides nothing."""
-    return a is b or _expression(a) == _expression(b)
-
-
 def equal_shapes(a: tuple, b: tuple) -> bool:
     """Whether two shapes are equal by arithmetic alone."""
-    return len(a) == len(b) and all(map(_are_equal, a, b))
+    return len(a) == len(b) and all(map(are_equal, a, b))
 
 
 def equal_counts(a: TensorProxy, b: TensorProxy) -> bool:
     """Whether two tensors have as many elements as each other, whatever the sizes that stay symbolic."""
-    return _are_equal(math.prod(a.shape), math.prod(b.shape))
+    return are_equal(math.prod(a.shape), math.prod(b.shape))
 
 
 def same_shape(a: tuple, b: tuple) -> bool:
@@ -731,19 +227,10 @@ def same_shape(a: tuple, b: tuple) -> bool:
 
 
 def type_string(x) -> str:
-    """How traces print the type of a value: `cpu f32[2, 2]`, `int 8`, `Collection`, `Any` ..."""
-    if isinstance(x, TensorProxy):
-        return (
-            f"{'future of ' * isinstance(x, FutureTensorProxy)}{x.device.name} "
-            f"{x.dtype.shortname}[{', '.join([str(getattr(n, 'expression', n)) for n in x.shape])}]"
-        )
-    if isinstance(x, NumberProxy):
-        return x.python_type.__name__ if x.unbacked else f"{x.python_type.__name__} {_hint(x)!r}"
-    if isinstance(x, UnbackedNumber):
-        return x.python_type.__name__
-    if isinstance(x, CollectionProxy):
-        return "Collection"
-    if isinstance(x, AnyProxy) or x is None:
+    """The type of a value as traces print it: `cpu f32[2, 2]`, `int 8`, `Collection`, `Any` ..."""
+    if isinstance(x, (Proxy, NumberProxy)):
+        return x._type_text()
+    if x is None:
         return "Any"
     return f"{type(x).__name__} {x!r}" if isinstance(x, (bool, int, float, complex)) else type(x).__name__
 

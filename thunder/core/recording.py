@@ -1,21 +1,24 @@
-"""The recorder that bound symbols are written to, and where in the user's code it stands."""
+"""The recorder: bound symbols of a function that is traced, the state they are recorded under, and the place in the
+user's code."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from thunder.core import dtypes
+from thunder.core.symbolic import Facts
+
+if TYPE_CHECKING:
+    from thunder.core.bound_symbol import BoundSymbol
+    from thunder.core.proxies import TensorProxy
 
 __all__ = [
-    "RECORDER",
-    "current_recorder",
-    "decided_by_data",
-    "recording",
-    "undecided",
-    "user_location",
-    "why_undecided",
-]
+    "RECORDER", "Context", "Names", "Recorder", "current_recorder", "decided_by_data", "detached", "recording",
+    "undecided", "user_location", "why_undecided",
+]  # fmt: skip
 
 RECORDER: ContextVar[Any] = ContextVar("recorder", default=None)
 
@@ -32,21 +35,21 @@ def user_location() -> tuple | None:
 
 
 def decided_by_data(kind: str, question: Any) -> Any:
-    """The answer to a data-dependent question, where the program that is captured goes one of its ways; None
-    where it cannot. kind: "truth" of a condition, or "value" of a number."""
+    """The answer to a data-dependent question on the path that is captured; None where the program cannot have paths.
+    kind: "truth" of a condition, or "value" of a number."""
     recorder = RECORDER.get()
     return None if recorder is None or recorder.decide is None else getattr(recorder.decide, kind)(question)
 
 
 def why_undecided() -> str:
-    """Why the program cannot go one of its ways, in words that follow a semicolon; empty where that is plain to see."""
+    """The reason why the program cannot have paths, as words behind a semicolon; empty where the message shows it."""
     recorder = RECORDER.get()
     return "" if recorder is None or recorder.decide is None else recorder.decide.why
 
 
 @contextmanager
 def undecided() -> Iterator[None]:
-    """Inside the block, what is data-dependent is a DataDependentError, which the caller has another way for."""
+    """Data-dependent questions inside the block raise DataDependentError, which the caller handles."""
     recorder = RECORDER.get()
     if recorder is None:
         yield
@@ -66,3 +69,131 @@ def recording(recorder: Any) -> Iterator[Any]:
         yield recorder
     finally:
         RECORDER.reset(token)
+
+
+class Names:
+    """The names taken in a program, shared by all its traces. facts: those about its data-dependent numbers.
+
+    backends: the backends of attention that were enabled at the beginning of capture; attends: whether the program
+    depends on them. settings: names of the settings of PyTorch that the program has changed, and that kernels follow.
+    default_dtype: the default dtype of the call, under which the program runs.
+    """
+
+    __slots__ = ("taken", "counters", "facts", "backends", "attends", "settings", "default_dtype")
+
+    def __init__(self):
+        self.taken: set[str] = {"_"}  # what a printed program calls an output that is None
+        self.counters: dict[str, int] = {}
+        self.facts = Facts()
+        self.backends: tuple | None = None
+        self.attends = False
+        self.settings: tuple[str, ...] = ()
+        self.default_dtype: dtypes.dtype | None = None
+
+    def make(self, prefix: str = "t") -> str:
+        """A new name, the prefix and a number."""
+        n = self.counters.get(prefix, 0)
+        while (name := f"{prefix}{n}") in self.taken:
+            n += 1
+        self.counters[prefix] = n + 1
+        self.taken.add(name)
+        return name
+
+    def claim(self, name: str) -> str:
+        """`name` where it is free, else a variation of it."""
+        if name in self.taken:
+            return self.make(f"{name}_")
+        self.taken.add(name)
+        return name
+
+
+class Context:
+    """The state an operation was recorded under, and under which its decomposition is run later. One object for a
+    stretch of operations; never mutated.
+
+    checkpoint: the activation checkpoints around the operation, the outermost first. backward: the number of the
+    backward inside of the program that it belongs to, counted from 1; 0: none.
+    """
+
+    __slots__ = (
+        "names", "grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint", "backward", "_afterwards",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        names: Names,
+        *,
+        grad_enabled: bool = True,
+        autocast=None,
+        default_dtype=None,
+        default_device=None,
+        checkpoint: tuple = (),
+        backward: int = 0,
+    ):
+        self.names, self.grad_enabled, self.autocast = names, grad_enabled, autocast
+        self.default_dtype, self.default_device, self.checkpoint = default_dtype, default_device, checkpoint
+        self.backward = backward
+        self._afterwards: Context | None = None
+
+    @property
+    def afterwards(self) -> Context:
+        """The context of later passes: without autocast, whose casts are operations by then."""
+        if self.autocast is None:
+            return self
+        if self._afterwards is None:
+            self._afterwards = self.replace(autocast=None)
+        return self._afterwards
+
+    def replace(self, **changes) -> Context:
+        kept = ("grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint", "backward")
+        fields = {k: getattr(self, k) for k in kept} | changes
+        return Context(changes.get("names", self.names), **{k: v for k, v in fields.items() if k != "names"})
+
+
+class Recorder:
+    """The list of operations being written: the only mutable thing while a function is traced.
+
+    sizes: the data-dependent sizes in the result of the current operation (`thunder.core.unbacked`); None where there
+    are none.
+
+    context: see `Context`; replaced, not changed, when the program enters or leaves a mode. memory: what in-place
+    operations have made of values (`thunder.ops.functionalize.memory`), where there may be any. casts: of leaves, by
+    autocast (`thunder.ops.autocast`); is_leaf says what is one. location: called for each operation, gives where in the
+    user's code it came from, in a form that costs little; where: the same as (filename, line, function, source line),
+    for errors.
+
+    decide: answers what is data-dependent, see `thunder.core.paths`; None where such a question is an error. typing:
+    whether a meta rule is running, which is typed by examples where it asks.
+    """
+
+    __slots__ = (
+        "bound_symbols", "context", "memory", "casts", "is_leaf", "location", "where", "sizes", "decide", "typing",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        context: Context | None = None,
+        location: Callable[[], Any] | None = None,
+        where: Callable[[], tuple | None] | None = None,
+    ):
+        self.bound_symbols: list[BoundSymbol] = []
+        self.context = context or Context(Names())
+        self.memory: Any = None
+        self.casts: dict = {}
+        self.is_leaf: Callable[[TensorProxy], bool] | None = None
+        self.location, self.where = location, where
+        self.sizes: list | None = None
+        self.decide: Any = None
+        self.typing = False
+
+    def latest(self, x):
+        """The current value of a proxy after the in-place operations recorded so far."""
+        return self.memory.latest(x) if self.memory is not None and self.memory.active else x
+
+
+@contextmanager
+def detached(context: Context | None = None) -> Iterator[Recorder]:
+    """A recorder of its own for operations that do not belong to the program (a checker's probing, a decomposition)."""
+    outer = current_recorder()
+    with recording(Recorder(context or (outer.context if outer else None))) as recorder:
+        yield recorder

@@ -7,8 +7,7 @@ Fusion executors are given convex regions only.
 from __future__ import annotations
 
 import heapq
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
@@ -24,15 +23,15 @@ from thunder.core.proxies import (
 )
 from thunder.core.symbol import BoundSymbol, OpTags, hashable
 
-__all__ = ["FusedFunction", "Region", "convex_regions", "schedule", "region_key", "leading_to", "recompute_cheap"]
+__all__ = ["FusedFunction", "Region", "convex_regions", "schedule", "region_key", "leading_to"]
 
 
 class Region:
-    """Operations to run as one, in order, with the values they read from outside and those that are read after them.
-    Numbers that they read are in `numbers`.
+    """Operations to run as one, in order, with their live-in values (`inputs`) and live-out values (`outputs`).
+    Symbolic numbers among the live-ins are in `numbers`.
 
-    padded: values of it whose rows are apart where they are in memory (`TraceInfo.padded`). parts: places of outputs
-    that do not depend on the others', of a region that several others joined to.
+    padded: values with padded rows in memory (`TraceInfo.padded`). parts: for a region of several joined ones, the
+    places of the outputs of each.
     """
 
     __slots__ = ("bound_symbols", "inputs", "outputs", "padded", "parts")
@@ -62,13 +61,13 @@ class Region:
 
     @property
     def numbers(self) -> tuple[NumberProxy, ...]:
-        """What stays symbolic in it: numbers that have a name and are no expressions of others, each of which is one
-        of those that are equal in this program."""
+        """The symbolic numbers of the region that have a name and are no expressions of others; of numbers that are
+        equal in this program, one."""
         return tuple({n.name: n for n in self.number_names.values()}.values())
 
     @property
     def number_names(self) -> dict[str, NumberProxy]:
-        """By the name of each number in its expressions, the one of `numbers` that it is."""
+        """By the name of each number in an expression, the one of `numbers` that equals it."""
         found: dict[str, NumberProxy] = {}
         of: dict[str, NumberProxy] = {}  # by the name that stands for all that are equal
         for operation in self.bound_symbols:
@@ -80,10 +79,10 @@ class Region:
 
 
 class FusedFunction:
-    """A function that runs a region, and what passes and estimates ask of it.
+    """A function that runs a region, and its facts for passes and estimates.
 
-    kernels: how many it launches. source: their text, as far as it is known. scratch_bytes: that it allocates beside
-    its results. over: which results are written over which inputs, or may be, by their places.
+    kernels: their number. source: their text, as far as it is known. scratch_bytes: allocated beside the results.
+    over: by the place of a result, the place of the input that it overwrites, or may overwrite.
     """
 
     kernels: int = 1
@@ -99,8 +98,7 @@ class FusedFunction:
 def leading_to(
     operations: Sequence[BoundSymbol], results: Iterable, kept: Callable[[BoundSymbol], bool] | None = None
 ) -> list[BoundSymbol]:
-    """The operations that `results` are made by, and those that `kept` says stay, with what these read, in their
-    order."""
+    """The operations that `results` depend on, and those that `kept` accepts with their dependencies, in order."""
     needed, found = {r for r in results if isinstance(r, Proxy)}, []
     for operation in reversed(operations):
         if not needed.isdisjoint(operation.outputs) or kept is not None and kept(operation):
@@ -117,29 +115,28 @@ def _consumers(operations: Sequence[BoundSymbol]) -> dict[Proxy, list[int]]:
     return found
 
 
-# unfused operations, from first to last of what is joined: results that wait for a far consumer fill the memory
+# bound on the unfused operations between joined ones: results that wait for a distant consumer occupy memory
 NEAR = 8
-FAR = 64  # groups that are looked back on
-MOST = 128  # operations of groups that join: a longer kernel takes too long to compile
-SMALL = 1 << 16  # elements, of which a kernel takes less time than its launch
+FAR = 64  # bound on the groups that the search for a join looks back on
+MOST = 128  # bound on the operations of groups that join: a longer kernel takes too long to compile
+SMALL = 1 << 16  # elements; a kernel over fewer takes less time than its launch
 
 
 def convex_regions(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
-    """Groups the operations that `takes` accepts into convex sets of indices, each as large as joining what is near
-    makes it.
+    """Groups the operations that `takes` accepts into convex sets of indices. Nearby operations join.
 
-    Operations with an effect are never joined and never moved across. Every operation is in exactly one group;
-    operations not taken are groups of one. Groups are in an order in which they can run. One pass, nearly linear in the
-    edges: each group has a level, more than that of every group it reads from, so that no path leads from one group to
-    another of the same level. An operation joins the groups of its producers of the highest level, which become one,
-    when all of them are taken. A group that nothing else reads from yet may rise to any higher level, and joins as
-    well. In the end, groups that share tensors join, then small ones over one space, which are launched once.
+    Every operation is in exactly one group. Operations that are not taken are groups of one, and operations with an
+    effect never join and are never moved across. The groups are in an order in which they can run. One pass builds them
+    in nearly linear time: a group has a higher level than every group that it reads from, so no path leads between two
+    groups of one level. An operation joins the groups of its producers of the highest level, which become one group,
+    when all of them are taken. A group without consumers may rise to any higher level, and joins as well. At the end
+    groups that share tensors join, then small groups over one iteration space, which need one launch.
     """
     groups = _Groups()
     group_of: list[int] = []
     unfused = 0
     producer: dict[Proxy, int] = {}
-    barrier = 0  # lowest level that an operation after the last effect may have
+    barrier = 0  # the lowest level of operations after the last effect
     for i, operation in enumerate(operations):
         has_effect = OpTags.DONT_DCE in operation.sym.tags
         accepts = takes(operation) and not has_effect
@@ -173,8 +170,8 @@ def convex_regions(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymb
 class _Groups:
     """Groups of operations while they grow, by number.
 
-    members: places of operations; none of a group that was merged into another one. taken: whether a group is a region.
-    read: whether another group reads from it. first: how many unfused operations stand before its first one.
+    members: places of operations; empty for a group that was merged into another one. taken: whether a group is a
+    region. read: whether another group reads from it. first: the number of unfused operations before its first one.
     """
 
     def __init__(self):
@@ -198,7 +195,7 @@ class _Groups:
         return _current(self._into, group)
 
     def joinable(self, groups: set[int], barrier: int, unfused: int) -> set[int]:
-        """Those that an operation may join: near ones behind the last effect, if they are not too many operations."""
+        """The groups that an operation may join: near ones after the last effect, unless they are too large."""
         near = {g for g in groups if self.taken[g] and self.level[g] >= barrier and unfused - self.first[g] <= NEAR}
         return near if sum(len(self.members[g]) for g in near) < MOST else set()
 
@@ -211,14 +208,14 @@ class _Groups:
 
 
 def _current(into: list[int], group: int) -> int:
-    """What a group was merged into in the end; paths to it are shortened."""
+    """The group that a group was finally merged into; paths to it are shortened."""
     while into[group] != group:
         into[group] = group = into[into[group]]
     return group
 
 
 def _is_unfused(operation: BoundSymbol, taken: bool) -> bool:
-    """Whether an operation counts as distance: numbers that the host reads, and tensors of one, fill no memory."""
+    """Whether an operation counts as distance: numbers for the host, and tensors of one element, take no memory."""
     return (
         not taken
         and OpTags.SHAPE_OP not in operation.sym.tags
@@ -227,15 +224,14 @@ def _is_unfused(operation: BoundSymbol, taken: bool) -> bool:
 
 
 def _tensors(operations: Sequence[BoundSymbol]) -> set[Any]:
-    """What operations read and make."""
+    """The tensors that operations read or write."""
     return {
         v for operation in operations for v in (*operation.inputs, *operation.outputs) if isinstance(v, TensorProxy)
     }
 
 
 def _small_space(operations: Sequence[BoundSymbol]) -> set[Any]:
-    """How many elements all that operations make has, and on which device, if they are few. On a CPU nothing is
-    launched."""
+    """The element count and device that all results share, if the count is small. A CPU launches no kernels."""
     spaces = {
         (element_count(o), o.device)
         for operation in operations
@@ -249,20 +245,19 @@ def _join_sharing(
     operations: Sequence[BoundSymbol], ordered: Sequence[list[int]], taken: Sequence[bool], producer: dict[Proxy, int],
         shared: Callable[[Sequence[BoundSymbol]], set]
 ) -> list[list[int]]:  # fmt: skip
-    """Joins near groups that have something of what `shared` says in common, where no path leads from one to the other
-    through a third.
+    """Joins near groups whose keys (`shared`) intersect, where no path leads from one to the other through a third.
 
-    ordered: groups in an order in which they can run, as is the result. What stood between two groups that join comes
-    after them where it reads from the first, otherwise before.
+    ordered: groups in an order in which they can run; so is the result. Groups between two groups that join move behind
+    them where they depend on the first, otherwise before them.
     """
     group_of = {i: g for g, group in enumerate(ordered) for i in group}
     into = list(range(len(ordered)))
     members = [list(group) for group in ordered]
-    # operations that a group reads from, its own among them
+    # the producers of a group's inputs, its own operations among them
     made_by = [[producer[v] for i in group for v in operations[i].inputs if v in producer] for group in ordered]
     unfused = [sum(_is_unfused(operations[i], t) for i in group) for t, group in zip(taken, ordered, strict=True)]
     has_effect = [OpTags.DONT_DCE in operations[group[0]].sym.tags for group in ordered]
-    latest: dict[Any, int] = {}  # the last group that has something
+    latest: dict[Any, int] = {}  # by key, the last group with it
     placed: list[int] = []
 
     def reads(group: int, others: set[int]) -> bool:
@@ -286,7 +281,7 @@ def _join_sharing(
         return found - {group}
 
     for group, own in enumerate(ordered):
-        after: list[int] = []  # what has to come after the group
+        after: list[int] = []  # groups that move behind the joined one
         keys = shared([operations[i] for i in own]) if taken[group] else ()
         for other in sorted({_current(into, latest[k]) for k in keys if k in latest}, reverse=True):
             at = place_of(other)
@@ -308,9 +303,9 @@ def _join_sharing(
 def _in_order(
     operations: Sequence[BoundSymbol], groups: list[list[int]], producer: dict[Proxy, int]
 ) -> list[list[int]]:
-    """Groups in an order in which they can run, as near to that of the program as it goes: values live no longer than
-    they must. Effects stay where they are."""
-    stretch, stretch_of = 0, []  # stretches of operations between effects, which are stretches of their own
+    """Groups in an order in which they can run, as close to program order as possible, which keeps lifetimes short.
+    Effects stay in place."""
+    stretch, stretch_of = 0, []  # the stretch of each operation: between two effects, or one effect
     for operation in operations:
         has_effect = OpTags.DONT_DCE in operation.sym.tags
         stretch_of.append(stretch + has_effect)
@@ -341,8 +336,7 @@ def _in_order(
 def schedule(
     operations: Sequence[BoundSymbol], groups: Sequence[Sequence[int]], output: Sequence[Proxy]
 ) -> list[Region]:
-    """The regions of `groups`, in an order in which they can run, each with its inputs and the outputs that are read
-    later."""
+    """The regions of `groups`, which are in an order in which they can run, with their live-in and live-out values."""
     consumers = _consumers(operations)
     returned = set(output)
     regions = []
@@ -359,121 +353,12 @@ def schedule(
 
 
 class _Value(tuple):
-    """A value of a region, by its number: what is left of a proxy when names do not count."""
-
-
-def recompute_cheap(
-    regions: Sequence[Region],
-    output: Sequence[Proxy],
-    takes: Callable[[BoundSymbol], bool],
-    cheap: Callable[[BoundSymbol], bool],
-) -> list[Region]:
-    """Regions that recompute what is cheap, where they would read it from another region: writing and reading it
-    costs more than reading what it is made of.
-
-    regions: in an order in which they can run. takes: operations that are run as regions. cheap: those of them that
-    cost nothing beside what they read. A value is copied where what it is made of, and the region does not read anyway,
-    has no more bytes than the value. Never past an operation with an effect, which may write to what the copy would
-    read.
-    """
-    taken = [all(map(takes, r.bound_symbols)) for r in regions]
-    has_effect = [any(OpTags.DONT_DCE in operation.sym.tags for operation in r.bound_symbols) for r in regions]
-    effects = list(itertools.accumulate(has_effect))
-    home = {
-        o: (n, operation) for n, r in enumerate(regions) for operation in r.bound_symbols for o in operation.outputs
-    }
-
-    def chains(n: int) -> Iterator[tuple[Proxy, int, tuple]]:
-        """The inputs of a region that it may recompute: (value, its region, its chain)."""
-        for value in regions[n].inputs:
-            at = home[value][0] if value in home else None
-            if at is not None and taken[at] and effects[at] == effects[n]:
-                if (chain := _chain(value, home, regions[at].bound_symbols, cheap)) is not None:
-                    yield value, at, chain
-
-    stored = {*output, *(v for t, r in zip(taken, regions, strict=True) if not t for v in r.inputs)}
-    operations_of = [
-        _with_copies(region, [*chains(n)], stored) if taken[n] else region.bound_symbols
-        for n, region in enumerate(regions)
-    ]
-    read = {v for operations in operations_of for v in Region(operations, set()).inputs} | set(output)
-    result = []
-    for n, (region, operations) in enumerate(zip(regions, operations_of, strict=True)):
-        needed = {o for o in region.outputs if o in read}
-        kept = leading_to(operations, needed) if taken[n] else operations
-        if kept:
-            result.append(Region(kept, needed))
-    return result
-
-
-def _with_copies(
-    region: Region, chains: Sequence[tuple[Proxy, int, tuple]], stored: Set[Proxy]
-) -> Sequence[BoundSymbol]:
-    """The operations of a region, with copies of those that lead to its inputs where it reads no more for that. What is
-    stored anyway is read, unless several copies together read less."""
-    few, all_found = _copied(region, chains, stored), _copied(region, chains, frozenset())
-    return min(few, all_found, key=lambda operations: sum(map(_bytes, Region(operations, set()).inputs)))
-
-
-def _copied(region: Region, chains: Sequence[tuple[Proxy, int, tuple]], stored: Set[Proxy]) -> Sequence[BoundSymbol]:
-    inputs, copies = set(region.inputs), {}
-    fronts: list[tuple[int, list[BoundSymbol]]] = []
-    for value, at, (made, sources) in chains:
-        if sum(_bytes(s) for s in sources if s not in inputs) > _bytes(value) - (value in stored):
-            continue
-        inputs |= sources
-        fronts.append((at, [operation for operation in made if operation.outputs[0] not in copies]))
-        copies |= {o: _copy(o, operation) for operation in made for o in operation.outputs if o not in copies}
-    if not copies:
-        return region.bound_symbols
-    # a copy may read one of an earlier region
-    front = [operation for _, made in sorted(fronts, key=lambda f: f[0]) for operation in made]
-    return [operation.swap(copies) for operation in (*front, *region.bound_symbols)]
-
-
-def _chain(
-    value: Proxy, home: dict, home_operations: Sequence[BoundSymbol], cheap: Callable[[BoundSymbol], bool]
-) -> tuple[list[BoundSymbol], set[Proxy]] | None:
-    """The operations of a value's own region that lead to it, and what they read from outside of it; None where one of
-    them is not cheap."""
-    region = home[value][0]
-    found: dict[BoundSymbol, None] = {}
-    sources: set[Proxy] = set()
-    waiting = [value]
-    while waiting:
-        v = waiting.pop()
-        if v not in home or home[v][0] != region:
-            sources.add(v)
-            continue
-        operation = home[v][1]
-        if operation not in found:
-            if not cheap(operation):
-                return None
-            found[operation] = None
-            waiting += _read(operation)
-    return [operation for operation in home_operations if operation in found], sources
-
-
-def _read(operation: BoundSymbol) -> Sequence[Proxy]:
-    """The inputs whose elements an operation reads: `zeros_like` reads none."""
-    if not operation.subsymbols:
-        return operation.inputs
-    read = {i for sub in operation.subsymbols for i in _read(sub)}.union(operation.aliases.values())
-    return [i for i in operation.inputs if i in read]
-
-
-def _bytes(value: Proxy) -> int:
-    return element_count(value) * value.dtype.bytes if isinstance(value, TensorProxy) else 0
-
-
-def _copy(value: Proxy, operation: BoundSymbol) -> Proxy:
-    assert isinstance(value, TensorProxy) and operation.context is not None, "cheap operations compute tensors"
-    return value.replace(name=operation.context.names.make())
+    """A value of a region in a key: its number and its type, without its name."""
 
 
 def region_key(region: Region):
-    """A hashable key that is equal for two regions which are the same program up to names, on values of the same
-    metadata. Sizes that stay symbolic are in it by where they occur, and not by their values."""
+    """A hashable key: equal for two regions that are the same program up to names, on values of the same types. A
+    symbolic size is in the key by the places where it occurs, not by its value."""
     numbers: dict[Proxy, _Value] = {}
     places = {n.name: f"n{i}" for i, n in enumerate(region.numbers)}
     names = {name: places[n.name] for name, n in region.number_names.items()}

@@ -1,4 +1,4 @@
-"""The one driver of local rewriting: a rule is shown each operation of a trace and writes what takes its place.
+"""Local rewriting: a rule is called for each operation of a trace, and writes the operations that replace it.
 
 def rule(operation, out):
     out.write(operation)                          # keep it
@@ -8,19 +8,19 @@ def rule(operation, out):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
-from thunder.core.proxies import Proxy, map_structure
-from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
+from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, map_structure
+from thunder.core.symbol import BoundSymbol, Names, Recorder, adopt, recording
 from thunder.core.trace import Trace
 from thunder.errors import ThunderError
 
-__all__ = ["Rewriter", "rewrite", "decomposed"]
+__all__ = ["Rewriter", "decomposed", "renamed", "renamed_operation", "renamed_value", "rewrite"]
 
 
 class Rewriter:
-    """What a rule writes to: the operations so far, and what dropped values are read as."""
+    """The output of a rule: the operations so far, and the replacements of dropped values."""
 
     __slots__ = ("bound_symbols", "table")
 
@@ -37,12 +37,12 @@ class Rewriter:
             self.table[old] = self.table.get(new, new) if isinstance(new, Proxy) else new
 
     def current(self, operation: BoundSymbol) -> BoundSymbol:
-        """`operation` reading what its inputs have become."""
+        """`operation` with its inputs replaced."""
         return operation.swap(self.table) if self.table else operation
 
     def trace(self, function: Callable, operation: BoundSymbol, wanted: Any = None) -> None:
         """Writes the operations of `function(*operation.args, **operation.kwargs)` in the place of `operation`. wanted:
-        what they compute; left out, the operation's output."""
+        the values that they compute, by default the output of the operation."""
         with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
             result = function(*operation.args, **operation.kwargs)
         operations, aliases = adopt(recorder.bound_symbols, result, operation.output if wanted is None else wanted)
@@ -51,7 +51,7 @@ class Rewriter:
 
 
 def rewrite(trace: Trace, rule: Callable[[BoundSymbol, Rewriter], None]) -> Trace:
-    """The trace that `rule` writes when it is shown each operation in turn."""
+    """The trace that `rule` writes, which is called for each operation in order."""
     out = Rewriter()
     operation = None
     try:
@@ -78,3 +78,27 @@ def decomposed(trace: Trace, chosen: Set[BoundSymbol]) -> Trace:
         out.alias(operation.aliases)
 
     return rewrite(trace, rule) if chosen else trace
+
+
+def renamed(operations: Iterable[BoundSymbol], names: Names, table: dict[Proxy, Proxy]) -> list[BoundSymbol]:
+    """Copies of operations with new results. `table` maps values to those that the copies read in their place; the new
+    results are added to it."""
+    return [renamed_operation(operation, table, lambda o: names.make()) for operation in operations]
+
+
+def renamed_operation(operation: BoundSymbol, table: dict[Proxy, Proxy], name: Callable[[Proxy], str]) -> BoundSymbol:
+    """A copy of an operation with new results, which `name` names. Values inside its decomposition are new as well,
+    where the decomposition exists already."""
+    for o in operation.outputs:
+        if o not in table and not any(o is i for i in operation.inputs):
+            table[o] = renamed_value(o, name(o))
+    for sub in operation._subsymbols or ():
+        renamed_operation(sub, table, name)
+    return operation.swap(table)
+
+
+def renamed_value(value: Proxy, name: str) -> Proxy:
+    """A copy of a value under another name."""
+    new = value.replace() if isinstance(value, (TensorProxy, UnbackedNumber)) else type(value)("")  # pyright: ignore[reportCallIssue]
+    new.name = name
+    return new

@@ -1,9 +1,7 @@
-"""Symbols (operations), bound symbols (operations of a trace), and the recorder that writes operations while a function
-is traced.
+"""Symbols: the operations that traces are made of.
 
-A symbol is called like a function. Its meta rule types the result, or, where it has none, its decomposition is run and
-typed. The call is recorded in the current `Recorder` as a `BoundSymbol`, which never changes afterwards. Traces are
-flat: a composite is one operation, and its decomposition (`bound_symbol.subsymbols`) is made when somebody first asks.
+A symbol is called like a function. Its meta rule types the result; a symbol without one runs its decomposition for
+that. The current `Recorder` records the call as a `BoundSymbol`, which never changes afterwards.
 """
 
 from __future__ import annotations
@@ -11,39 +9,36 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, KeysView
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, KeysView
 from typing import Any
 
-from thunder.core.codegen import Printer
+from thunder.core import dtypes
+from thunder.core.bound_symbol import BoundSymbol, adopt, hashable
 from thunder.core.definition import Definition
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, numbers_in, proxies_in, settled
-from thunder.core.recording import RECORDER, current_recorder, recording, user_location
-from thunder.core.symbolic import Facts
+from thunder.core.proxies import NumberProxy, TensorProxy, leaves, map_structure, proxies_in, settled
+from thunder.core.recording import (
+    RECORDER,
+    Context,
+    Names,
+    Recorder,
+    current_recorder,
+    detached,
+    recording,
+    user_location,
+)
 from thunder.errors import CaptureError, DataDependentError, MissingImplementationError
 
 __all__ = [
-    "EFFECTS",
-    "OpTags",
-    "Symbol",
-    "BoundSymbol",
-    "Recorder",
-    "Context",
-    "Names",
-    "recording",
-    "current_recorder",
-    "user_location",
-    "detached",
-    "adopt",
-    "form_of",
-]
+    "EFFECTS", "BoundSymbol", "Context", "Names", "OpTags", "Recorder", "Symbol", "adopt", "current_recorder",
+    "detached", "form_of", "hashable", "recording", "user_location",
+]  # fmt: skip
 
 
-UNBACKED: dict[str, Callable] = {}  # what is done about data-dependent sizes; `thunder.core.unbacked` fills it
+UNBACKED: dict[str, Callable] = {}  # handlers of data-dependent sizes; `thunder.core.unbacked` fills it
 
 
 class OpTags(enum.Enum):
-    """What passes need to know about an operation, beyond its rules."""
+    """Properties of an operation that passes ask for, beyond its rules."""
 
     __hash__ = object.__hash__  # every pass looks for some of them in every operation: Enum's is written in Python
 
@@ -61,136 +56,8 @@ class OpTags(enum.Enum):
     AUTO_REGISTERED = OPAQUE
 
 
-# what may do something beyond its results
+# operations that may have effects beyond their results
 EFFECTS = frozenset((OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.OPAQUE))
-
-
-class Names:
-    """The names taken in a program, shared by all traces made from it. facts: what is known of its numbers that data
-    decides, by name.
-
-    backends: what attention might use when the capture of the program began; attends: whether the program depends on
-    that. settings: the names of settings of PyTorch's that the program has changed, and that kernels follow.
-    """
-
-    __slots__ = ("taken", "counters", "facts", "backends", "attends", "settings")
-
-    def __init__(self):
-        self.taken: set[str] = {"_"}  # what a printed program calls an output that is None
-        self.counters: dict[str, int] = {}
-        self.facts = Facts()
-        self.backends: tuple | None = None
-        self.attends = False
-        self.settings: tuple[str, ...] = ()
-
-    def make(self, prefix: str = "t") -> str:
-        """A new name, the prefix and a number."""
-        n = self.counters.get(prefix, 0)
-        while (name := f"{prefix}{n}") in self.taken:
-            n += 1
-        self.counters[prefix] = n + 1
-        self.taken.add(name)
-        return name
-
-    def claim(self, name: str) -> str:
-        """`name` where it is free, else a variation of it."""
-        if name in self.taken:
-            return self.make(f"{name}_")
-        self.taken.add(name)
-        return name
-
-
-class Context:
-    """The state an operation was recorded under, and under which its decomposition is run later. One object for a
-    stretch of operations; never mutated.
-
-    checkpoint: the activation checkpoints that the operation stands in, the outermost first. backward: which of the
-    backwards inside of the program it belongs to, counted from 1; 0: none.
-    """
-
-    __slots__ = (
-        "names", "grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint", "backward", "_afterwards",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        names: Names,
-        *,
-        grad_enabled: bool = True,
-        autocast=None,
-        default_dtype=None,
-        default_device=None,
-        checkpoint: tuple = (),
-        backward: int = 0,
-    ):
-        self.names, self.grad_enabled, self.autocast = names, grad_enabled, autocast
-        self.default_dtype, self.default_device, self.checkpoint = default_dtype, default_device, checkpoint
-        self.backward = backward
-        self._afterwards: Context | None = None
-
-    @property
-    def afterwards(self) -> Context:
-        """What is made of an operation later is made under this one: without autocast, the casts of which are
-        operations of their own by then."""
-        if self.autocast is None:
-            return self
-        if self._afterwards is None:
-            self._afterwards = self.replace(autocast=None)
-        return self._afterwards
-
-    def replace(self, **changes) -> Context:
-        kept = ("grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint", "backward")
-        fields = {k: getattr(self, k) for k in kept} | changes
-        return Context(changes.get("names", self.names), **{k: v for k, v in fields.items() if k != "names"})
-
-
-class Recorder:
-    """The list of operations being written: the only mutable thing while a function is traced.
-
-    sizes: those that the meta rule of the operation being written leaves to the run (`thunder.core.unbacked`); None
-    while there was none.
-
-    context: see `Context`; replaced, not changed, when the program enters or leaves a mode. memory: what in-place
-    operations have made of values (`thunder.ops.memory`), where there may be any. casts: of leaves, by autocast
-    (`thunder.ops.autocast`); is_leaf says what is one. location: called for each operation, gives where in the user's
-    code it came from, in a form that costs little; where: the same as (filename, line, function, source line), for
-    errors.
-
-    decide: answers what is data-dependent, see `thunder.core.paths`; None where such a question is an error. typing:
-    whether a meta rule is running, which is typed by examples where it asks.
-    """
-
-    __slots__ = (
-        "bound_symbols", "context", "memory", "casts", "is_leaf", "location", "where", "sizes", "decide", "typing",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        context: Context | None = None,
-        location: Callable[[], Any] | None = None,
-        where: Callable[[], tuple | None] | None = None,
-    ):
-        self.bound_symbols: list[BoundSymbol] = []
-        self.context = context or Context(Names())
-        self.memory: Any = None
-        self.casts: dict = {}
-        self.is_leaf: Callable[[TensorProxy], bool] | None = None
-        self.location, self.where = location, where
-        self.sizes: list | None = None
-        self.decide: Any = None
-        self.typing = False
-
-    def latest(self, x):
-        """What a proxy stands for after the in-place operations recorded so far."""
-        return self.memory.latest(x) if self.memory is not None and self.memory.active else x
-
-
-@contextmanager
-def detached(context: Context | None = None) -> Iterator[Recorder]:
-    """A recorder of its own for operations that do not belong to the program (a checker's probing, a decomposition)."""
-    outer = current_recorder()
-    with recording(Recorder(context or (outer.context if outer else None))) as recorder:
-        yield recorder
 
 
 def _are_among(outputs: list, inputs: list) -> bool:
@@ -206,8 +73,8 @@ class Symbol(Definition):
     name, module: how it is printed (`ltorch.mul`; a module of None prints the bare name). meta: types the result from
     proxies; a symbol without one is a composite typed by its `decomposition`. fn: the Python callable that executes it,
     if any. implementations look symbols up by `id`. parameters: names of the positional parameters, so that calls by
-    keyword are recorded by position. places: where functions of PyTorch take what they call otherwise. explain: see
-    `thunder.ops`: turns an error of the meta rule into the one PyTorch would raise.
+    keyword are recorded by position. places: the positions of parameters that PyTorch's functions name otherwise.
+    explain: turns an error of the meta rule into the one that PyTorch would raise (see `thunder.ops`).
     """
 
     __slots__ = (
@@ -234,13 +101,8 @@ class Symbol(Definition):
         super().__init__()
         self.name, self.module, self.meta, self.decomposition, self.is_prim = name, module, meta, decomposition, is_prim
         self.id = id if id is not None else f"{module}.{name}" if module else name
-        self.tags, self.fn, self.executor, self.python_printer, self.is_fusion = (
-            frozenset(tags),
-            fn,
-            executor,
-            python_printer,
-            is_fusion,
-        )
+        self.tags, self.fn, self.executor = frozenset(tags), fn, executor
+        self.python_printer, self.is_fusion = python_printer, is_fusion
         self.autocast: str | None = None
         self.torch_functions: tuple = ()
         self.canonicalize: Callable | None = None
@@ -318,6 +180,8 @@ class Symbol(Definition):
                 "the compiled program runs under those of its call",
                 remedy="change them before the call, or in a function that calls the compiled one",
             )
+        if context.default_dtype is not context.names.default_dtype and recorder.memory is not None:
+            self._check_dtype(context, args, kwargs, inputs, outputs)
         needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs) and not self.typed_by_running
         self._name(outputs, context, needs_grad)
         operation = BoundSymbol(
@@ -338,7 +202,7 @@ class Symbol(Definition):
         return list(out) if type(out) is list else dict(out) if type(out) is dict else out
 
     def _name(self, outputs: list, context: Context, needs_grad: bool) -> None:
-        """Names what is made here, which has no name yet, and says whether it requires grad."""
+        """Names the new values among the outputs, and sets whether they require grad."""
         apart = self.nondifferentiable if needs_grad else ()
         for i, o in enumerate(outputs):
             if not o.name:
@@ -347,6 +211,19 @@ class Symbol(Definition):
                     o.requires_grad = True
                 elif self.executor is not None and type(o) is TensorProxy:
                     o.requires_grad = False  # TensorProxy(like=x) in a user's meta rule copied x's
+
+    def _check_dtype(self, context: Context, args, kwargs, inputs: list, outputs: list) -> None:
+        """Refuse what PyTorch computes in the default dtype that the program has set: it runs under the call's."""
+        assert context.default_dtype is not None, "the program has set it"
+        stated = any(isinstance(x, dtypes.dtype) for x in leaves((args, kwargs)))
+        floats = any(p.dtype.category >= 2 for p in inputs if type(p) is TensorProxy)
+        if not stated and not floats and any(o.dtype.category >= 2 for o in outputs if type(o) is TensorProxy):
+            raise CaptureError(
+                f"{self.name} computes in the default dtype, which the program has set to "
+                f"{context.default_dtype.torch_name}, and the compiled program runs under that of its call",
+                location=user_location(),
+                remedy="set it before the call, or say the dtype of this result",
+            )
 
     def _follows(self, settings: tuple[str, ...], inputs: list) -> bool:
         """Whether these settings of PyTorch's may change what the operation computes."""
@@ -363,7 +240,7 @@ class Symbol(Definition):
         return False
 
     def executed(self, name: str, fn: Callable, executor, *, id: str, module: str | None = None) -> Symbol:
-        """This operation as a function of an executor's computes it: a primitive, of which the same is known."""
+        """This operation as a primitive that a function of an executor computes, with the same facts."""
         made = Symbol(name, id=id, module=module, is_prim=True, tags=tuple(self.tags), fn=fn, executor=executor)
         made.take_facts(self)
         return made
@@ -386,7 +263,7 @@ class Symbol(Definition):
         return meta
 
     def decomposed_by(self, function: Callable) -> Callable:
-        """Says what a kernel computes, in operations; the function returns None for arguments that it does not know."""
+        """Gives a kernel a decomposition; the function returns None for arguments that it does not know."""
         self.decomposition = function
         return function
 
@@ -457,7 +334,8 @@ def form_of(symbol: Symbol, form: str, fn: Callable) -> Symbol:
 
 
 def spelled(keyword: str, parameters: Collection[str], defaults: Collection[str], places: Callable[[], dict]) -> str:
-    """What an argument is called here: operands are found by their places in PyTorch's functions, `axis` is dim."""
+    """The name of a parameter for a keyword: operands are found by their places in PyTorch's functions, `axis` is
+    dim."""
     # an opaque operation is called as the user calls it
     if keyword in parameters or keyword in defaults or not parameters:
         return keyword
@@ -468,7 +346,7 @@ def spelled(keyword: str, parameters: Collection[str], defaults: Collection[str]
 
 
 def no_places(*functions: Callable) -> dict[str, int]:
-    """An operation's own names are all that it knows."""
+    """The places of an operation without other names of parameters."""
     return {}
 
 
@@ -481,170 +359,3 @@ def positional_parameters(function: Callable | None) -> tuple[KeysView[str], dic
     return {p.name: None for p in positional}.keys(), {
         p.name: p.default for p in parameters if p.default is not p.empty
     }
-
-
-class BoundSymbol:
-    """One operation of a trace: `output = sym(*args, **kwargs)`. `inputs` and `outputs` are the proxies in it, flat.
-    Never changed once made."""
-
-    __slots__ = (
-        "sym",
-        "args",
-        "kwargs",
-        "output",
-        "context",
-        "inputs",
-        "outputs",
-        "location",
-        "header",
-        "_subsymbols",
-        "aliases",
-        "__weakref__",
-    )
-
-    def __init__(
-        self,
-        sym: Symbol,
-        args: tuple,
-        kwargs: dict,
-        output,
-        *,
-        context: Context | None = None,
-        inputs=None,
-        outputs=None,
-        location=None,
-    ):
-        self.sym, self.args, self.kwargs, self.output, self.context = sym, args, kwargs, output, context
-        self.inputs: tuple[Proxy, ...] = tuple(proxies_in(kwargs, proxies_in(args, []))) if inputs is None else inputs
-        self.outputs: tuple[Proxy, ...] = tuple(proxies_in(output, [])) if outputs is None else outputs
-        self.location, self.header = location, ""
-        self._subsymbols: tuple[BoundSymbol, ...] | None = None
-        self.aliases: dict[Proxy, Any] = {}  # outputs that the decomposition does not compute: the inputs they are
-
-    flat_proxy_args = property(lambda self: self.inputs)
-    flat_proxy_outs = property(lambda self: self.outputs)
-    tags = property(lambda self: self.sym.tags)
-
-    @property
-    def subsymbols(self) -> tuple[BoundSymbol, ...]:
-        """The decomposition: operations that compute the same outputs, under the same names. Empty for a prim, and
-        where it depends on data-dependent sizes."""
-        if self._subsymbols is None and self.sym.decomposition is not None:
-            number = next((n for n in numbers_in([self.args, self.kwargs], []) if not n.unbacked), None)
-            if number is not None and number.decisions.closed:  # somebody looks at a program that is made
-                with number.decisions.anew({}):
-                    return self._decompose()
-            self._subsymbols = self._decompose()
-        return self._subsymbols or ()
-
-    def _decompose(self) -> tuple[BoundSymbol, ...]:
-        with detached(self.context) as inner:
-            inner.location = lambda: self.location
-            try:
-                result = self.sym.decomposition(*self.args, **self.kwargs)  # type: ignore[misc]
-            except DataDependentError:  # another one for other sizes
-                return ()
-        if result is None and self.output is not None:
-            return ()
-        operations, self.aliases = adopt(inner.bound_symbols, result, self.output)
-        return tuple(operations)
-
-    def replace(self, **changes) -> BoundSymbol:
-        """A copy with some of sym, args, kwargs, output, subsymbols, context changed. `from_bsym` is the same."""
-        new = BoundSymbol(
-            changes.get("sym", self.sym), changes.get("args", self.args), changes.get("kwargs", self.kwargs),
-                changes.get("output", self.output),
-            context=changes.get("context", self.context), location=self.location,
-            inputs=None if "args" in changes or "kwargs" in changes else self.inputs,
-            outputs=None if "output" in changes else self.outputs,
-        )  # fmt: skip
-        new.header = self.header
-        if "subsymbols" in changes:
-            new._subsymbols = tuple(changes["subsymbols"])
-        elif "args" not in changes and "kwargs" not in changes and "output" not in changes and "sym" not in changes:
-            new._subsymbols, new.aliases = self._subsymbols, self.aliases
-        return new
-
-    from_bsym = replace
-
-    def copied(self) -> BoundSymbol:
-        """A copy with a decomposition of its own: what is decided while it is made is decided for the copy."""
-        new = self.replace()
-        if self._subsymbols is not None:
-            new._subsymbols = tuple(operation.copied() for operation in self._subsymbols)
-        return new
-
-    def swap(self, table: dict[Proxy, Any]) -> BoundSymbol:
-        """A copy that reads and writes other values: `table` maps proxies to what takes their place."""
-        if table.keys().isdisjoint(self.inputs) and table.keys().isdisjoint(self.outputs):
-            return self
-
-        def swapped(x):
-            return table.get(x, x) if isinstance(x, Proxy) else x.renamed(table) if isinstance(x, NumberProxy) else x
-
-        kwargs = map_structure(swapped, self.kwargs) if self.kwargs else self.kwargs
-        new = BoundSymbol(
-            self.sym,
-            map_structure(swapped, self.args),
-            kwargs,
-            map_structure(swapped, self.output),
-            context=self.context,
-            location=self.location,
-        )
-        if self._subsymbols:
-            new._subsymbols = tuple(s.swap(table) for s in self._subsymbols)
-        return new
-
-    def has_input(self, proxy: Proxy) -> bool:
-        return any(p is proxy for p in self.inputs)
-
-    @property
-    def rhs(self):
-        """A hashable key of the right-hand side: equal for two operations that compute the same."""
-        return (self.sym.id, self.sym.module, hashable(self.args), hashable(self.kwargs))
-
-    def __repr__(self) -> str:
-        return "\n".join(Printer(print_depth=1).line(self))
-
-    def python(self, indent: int = 0, commented: bool = False, print_depth: int = 1) -> list[str]:
-        return Printer(print_depth=print_depth).line(self, indent, commented)
-
-
-def adopt(operations: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymbol], dict[Proxy, Any]]:
-    """Lets `operations`, whose result is `result`, compute the values of `wanted`, a structure of the same form.
-
-    Values keep their names from pass to pass: what the operations make is renamed to what it replaces. Returns the
-    operations, and for each wanted value that they do not make (it is an input, a number, or another wanted value) what
-    it is. Raises ValueError where the structures differ in length.
-    """
-    pairs = list(zip(leaves(result), leaves(wanted), strict=True))
-    made = {o for operation in operations for o in operation.outputs}
-    table: dict[Proxy, Any] = {}
-    for new, old in pairs:
-        if isinstance(new, Proxy) and isinstance(old, Proxy) and new in made and new not in table:
-            table[new] = old
-    aliases = {
-        old: table.get(new, new) if isinstance(new, Proxy) else new for new, old in pairs if isinstance(old, Proxy)
-    }
-    aliases = {old: new for old, new in aliases.items() if new is not old}
-    changed = {new: old for new, old in table.items() if new is not old}
-    return [operation.swap(changed) for operation in operations] if changed else list(operations), aliases
-
-
-def hashable(x):
-    """A hashable form of a structure of arguments: proxies by identity, 1, 1.0 and True kept apart."""
-    if isinstance(x, NumberProxy):
-        return (NumberProxy, x.expression)
-    if isinstance(x, Proxy):
-        return x
-    if isinstance(x, (tuple, list)):
-        return (type(x).__name__, *map(hashable, x))
-    if isinstance(x, dict):
-        return ("dict", *((k, hashable(v)) for k, v in x.items()))
-    if isinstance(x, slice):
-        return ("slice", hashable(x.start), hashable(x.stop), hashable(x.step))
-    try:
-        hash(x)
-    except TypeError:
-        return (type(x), id(x))
-    return (type(x), repr(x) if isinstance(x, float) else x)

@@ -1,4 +1,4 @@
-"""Arithmetic on sizes and numbers that stay symbolic: one small expression type.
+"""Arithmetic on symbolic sizes and numbers: one small expression type.
 
 An `Expression` is a polynomial with integer coefficients over atoms; an atom is an input symbol (a str: the name of a
 number that the prologue passes in) or an application such as ("floordiv", a, b) of expressions. Polynomials are kept in
@@ -15,17 +15,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 __all__ = [
-    "Expression",
-    "Computed",
-    "Decisions",
-    "Facts",
-    "symbol",
-    "constant",
-    "apply",
-    "hold",
-    "APPLICATIONS",
+    "Expression", "Computed", "Decisions", "Facts", "symbol", "constant", "apply", "hold", "APPLICATIONS",
     "RELATIONS",
-]
+]  # fmt: skip
 
 RELATIONS: dict[str, Callable] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -236,8 +228,7 @@ def apply(name: str, *args: Expression, whole: bool = True) -> Expression:
 
 
 class Decisions:
-    """The relations between symbolic numbers that a program was made by, and the only place where their values are
-    known.
+    """The relations between symbolic numbers that a program was decided by, and the only place with their values.
 
     values: those of the input symbols, at capture.
     relations: (a, relation, b) -> whether it holds, in the order they were decided. A program fits other values where
@@ -316,7 +307,7 @@ def hold(relations: dict[tuple, bool], values: dict[str, int | float]) -> bool:
 
 
 class Facts:
-    """What is known of the data-dependent numbers, in one program.
+    """The facts about the data-dependent numbers of one program.
 
     least: the least value of each number that has one, by name; sizes have 0. The other facts are what the program
     itself has checked (`torch._check`, decisions): polynomials that are at least 0, those that are not 0, relations of
@@ -352,7 +343,7 @@ class Facts:
         return relation == "!=" if apart else None
 
     def assume(self, a: Expression, relation: str, b: Expression) -> None:
-        """The program goes on only where this relation of integers holds."""
+        """The program continues only where this relation of integers holds."""
         if relation == "!=":
             self.not_0.add(a - b)
         if relation in (">", ">=", "=="):

@@ -16,19 +16,9 @@ from thunder.core.proxies import Proxy, proxies_in
 from thunder.core.symbol import BoundSymbol, Context, Names, Recorder, current_recorder, detached, recording
 
 __all__ = [
-    "Trace",
-    "TraceCtx",
-    "ForwardBackward",
-    "TraceBuilder",
-    "TraceInfo",
-    "TraceTag",
-    "from_trace",
-    "tracectx",
-    "detached_trace",
-    "is_tracing",
-    "timed_pass",
-    "headed",
-]
+    "Trace", "TraceCtx", "ForwardBackward", "TraceBuilder", "TraceInfo", "TraceTag", "from_trace", "tracectx",
+    "detached_trace", "is_tracing", "timed_pass", "headed",
+]  # fmt: skip
 
 
 class TraceTag(enum.Enum):
@@ -39,19 +29,19 @@ class TraceTag(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class TraceInfo:
-    """Facts about a program that its bound symbols do not say, by names of values.
+    """Facts about a program beside its bound symbols, by names of values.
 
-    objects: what bound symbols made of text (prologue, epilogue) name. parameters: the parameter or buffer that an
-    argument is. held: arguments that are parameters or buffers of other modules as well. written: a value that the
-    program writes to memory that was there, and the value that lay there. copies: results of views that are copies,
-    as their strides say. communicates: whether ranks hold parts of parameters, so that the program has collectives.
-    compiled: what executors keep for as long as the program lives.
+    objects: by name, the objects in bound symbols that are text (prologue, epilogue). parameters: by argument, the name
+    of the parameter or buffer. held: arguments that are parameters or buffers of other modules as well. written: by
+    value that the program writes over an older one in place, the older value. copies: results of views that are copies,
+    by their strides at capture. communicates: whether ranks hold parts of parameters, so that the program has
+    collectives. compiled: objects of executors that live as long as the program.
 
-    backwards: how many backwards the program has; contexts of bound symbols say which one they belong to. recomputed:
-    by backward, the values of its forward that it recomputes. cut: how a forward and its backward belong together.
-    saved_as: of a backward, the tensors and other values that the forward which runs returns for it. missing: the
-    cotangents that a backward is not given. fusible: bound symbols that fusion executors may take. padded: matrices
-    whose rows are apart in memory.
+    backwards: the number of backwards in the program; contexts of bound symbols have the number of theirs. recomputed:
+    by backward, the values of its forward that it recomputes. cut: the forward and the backward of a joint trace.
+    saved_as: of a backward, the saved tensors and other saved values of the forward that runs. missing: the missing
+    cotangents of a backward. fusible: bound symbols that fusion executors may take. padded: matrices with padded rows
+    in memory.
     """
 
     objects: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -79,8 +69,8 @@ class Trace:
     copy.
 
     args: proxies (or None where the printed `signature` says something else). names: the names taken, shared by every
-    trace of the program. provenance: the header line that says which pass made it. info: what passes know of the
-    program besides.
+    trace of the program. provenance: the header line, which names the pass that made it. info: other facts that passes
+    know.
     """
 
     __slots__ = (
@@ -136,7 +126,7 @@ class Trace:
 
     @property
     def made_by(self) -> tuple[str, int | None]:
-        """The pass that made it, and how many milliseconds it took; ("as captured", None) where none did."""
+        """The pass that made it, and its time in milliseconds; ("as captured", None) for a captured trace."""
         found = re.fullmatch(r"Constructed by (.*) \(took (\d+) milliseconds\)", self.provenance)
         return (found[1], int(found[2])) if found else (self.provenance or "as captured", None)
 
@@ -186,9 +176,9 @@ class ForwardBackward:
     """A joint trace in two. forward: returns (outputs, (saved tensors, saved others)). backward:
     `backward_fn(saved_for_backward, cotangents)`, one gradient or None an argument.
 
-    outputs: the distinct tensors, numbers of data and values of host calls that the forward makes and the program
-    returns, in order.
-    cotangents: what the backward is given, for those that require grad. returned: what the program returns.
+    outputs: the distinct tensors, data-dependent numbers and values of host calls that the forward computes and the
+    program returns, in order. cotangents: those of the outputs that require grad, which the backward takes. returned:
+    the result of the program.
     """
 
     forward: Trace
@@ -272,13 +262,13 @@ def is_tracing() -> bool:
 
 
 def timed_pass(title: str, trace: Trace, run: Callable[[Trace], Trace | TraceBuilder]) -> Trace:
-    """`run(trace)` with the header line that says which pass made the result and how long it took."""
+    """`run(trace)` with a header line that names the pass and its time."""
     start = time.perf_counter_ns()
     return headed(title, run(trace), start)
 
 
 def headed(title: str, made: Trace | TraceBuilder, start: int) -> Trace:
-    """What a pass made, with its header line. start: when the pass began, by `time.perf_counter_ns`."""
+    """The result of a pass with its header line. start: the time at which the pass began, by `time.perf_counter_ns`."""
     took = (time.perf_counter_ns() - start) // 1_000_000
     trace = made.trace() if isinstance(made, TraceBuilder) else made
     return trace.replace(provenance=f"Constructed by {title} (took {took} milliseconds)")

@@ -1,12 +1,13 @@
-"""Data-dependent sizes: how operations of a trace make them, and how results are typed whose shape depends on them.
+"""Data-dependent sizes: their definition by operations of a trace, and the types of results whose shape depends on
+them.
 
-Before: `t0 = ltorch.nonzero(x)`. After: `t0 = ltorch.nonzero(x)  # "cpu i64[u0, 2]"`, `u0 = size(t0, 0)`. What later
-operations read of `u0` they read by that name.
+Before: `t0 = ltorch.nonzero(x)`. After: `t0 = ltorch.nonzero(x)  # "cpu i64[u0, 2]"`, `u0 = size(t0, 0)`. Later
+operations use `u0` by that name.
 
 A meta rule computes with such sizes as with others. Where it would have to decide by one, the operation is typed by
-examples: the rule is run with several numbers in its place, and what comes out each time says which sizes of the result
-are constants, which are sizes of the arguments, and which are read from the result. Those that are not read are checked
-when the program runs, so that an example too few is an error then, and never a wrong shape.
+examples: the rule runs with several numbers in its place. The results show which sizes are constants, which are sizes
+of arguments, and which have to be read from the result. Sizes that are not read are checked when the program runs, so
+that a missing example is an error and never a wrong shape.
 """
 
 from __future__ import annotations
@@ -34,25 +35,16 @@ from thunder.core.symbol import UNBACKED, BoundSymbol, Names, OpTags, Recorder, 
 from thunder.errors import DataDependentError
 
 __all__ = [
-    "fresh_size",
-    "made_number",
-    "assume",
-    "check_shapes",
-    "as_size",
-    "read_sizes",
-    "with_sizes",
-    "typed_by_examples",
-    "size_symbol",
-    "check_sizes",
-    "check_condition",
-]
+    "fresh_size", "made_number", "assume", "check_shapes", "as_size", "read_sizes", "with_sizes",
+    "typed_by_examples", "size_symbol", "check_sizes", "check_condition",
+]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------ operations that make numbers
 
 
 def made_number(recorder: Recorder, python_type: type, origin: str) -> tuple[UnbackedNumber, NumberProxy | Condition]:
-    """A new number for an operation to make, and what the program has in its hands."""
+    """A new number as the result of an operation, and the value that the program holds for it."""
     names = recorder.context.names
     made = UnbackedNumber(names.make("v" if python_type is float else "u"), python_type, origin, names.facts)
     return made, made.number()
@@ -70,7 +62,7 @@ def fresh_size() -> NumberProxy:
 
 
 def read_sizes(recorder: Recorder, operation: BoundSymbol) -> None:
-    """Writes the operations that make the sizes which the meta rule of `operation` left to the run."""
+    """Records the operations that read the data-dependent sizes of the result of `operation`."""
     waiting = {u.name: u for u in recorder.sizes}  # type: ignore[union-attr]
     recorder.sizes = []
     for o in operation.outputs:
@@ -84,8 +76,8 @@ def read_sizes(recorder: Recorder, operation: BoundSymbol) -> None:
 
 
 def with_sizes(operations: Sequence[BoundSymbol], arguments: Iterable, names: Names) -> list[BoundSymbol]:
-    """The operations, with those that make sizes which are read and which no operation makes: a derivative reads what
-    the program did not."""
+    """The operations, with definitions of sizes that are used and not defined: a derivative may use sizes that the
+    program did not."""
     made = {o for operation in operations for o in operation.outputs} if names.facts.least else ()
     missing = (
         {i.name: i for operation in operations for i in operation.inputs if type(i) is UnbackedNumber and i not in made}
@@ -143,8 +135,8 @@ check_condition = Symbol(
 
 
 def assume(condition: Condition, message: str) -> None:
-    """From here on the condition holds: the program checks it when it runs, and raises RuntimeError with the message
-    where it does not."""
+    """Assumes a condition from here on: the program checks it when it runs, and raises RuntimeError with the message
+    where it does not hold."""
     recorder = current_recorder()
     assert recorder is not None, "conditions are checked by operations of a trace"
     check_condition.record(recorder, (condition.a, condition.relation, condition.b, message), {}, None)
@@ -163,7 +155,7 @@ def check_shapes(a: tuple, b: tuple, refusal: str) -> None:
 
 
 def as_size(n, message: str) -> None:
-    """A number of data is used as a size: from here on it is known to be at least 0, which the program checks."""
+    """A data-dependent number as a size: it is at least 0 from here on, which the program checks."""
     if isinstance(n, NumberProxy) and n.unbacked:
         condition = n >= 0  # type: ignore[operator]
         if isinstance(condition, Condition):

@@ -14,14 +14,8 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 
 __all__ = [
-    "check",
-    "sequencify",
-    "producers",
-    "consumers",
-    "producers_and_consumers",
-    "without_collection",
-    "has_triton",
-]
+    "check", "sequencify", "producers", "consumers", "producers_and_consumers", "without_collection", "has_triton",
+]  # fmt: skip
 
 
 def check(condition: Any, message: Callable[[], str], exception_type: type[Exception] = RuntimeError) -> None:

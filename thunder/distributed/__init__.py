@@ -6,7 +6,7 @@ of traces.
 In the order of the flow: `data_parallel` (`ddp` and `fsdp` prepare a module), `placement` (where the ranks hold a
 parameter), `synchronize` (programs gather parameters and reduce gradients), `bucketing` (several at once), `schedule`
 (early starts, late waits), `accumulation` (`no_sync`); `tensor_parallel` and `layers` split layers; `planning` and
-`costs` say what a step takes before it runs. The collectives are operations: `thunder.ops.collectives`.
+`costs` say what a step takes before it runs. The collectives are operations: `thunder.ops.families.collectives`.
 """
 
 from __future__ import annotations

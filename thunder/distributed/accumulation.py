@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from thunder.distributed.placement import placed_parameters, placement_of, skip_data_parallel_grad_sync
 from thunder.distributed.synchronize import prepared_gradient
-from thunder.ops.collectives import all_reduce_together, reduce_scatter_together
+from thunder.ops.families.collectives import all_reduce_together, reduce_scatter_together
 
 __all__ = ["no_sync", "synchronize_gradients", "clip_grad_norm_"]
 

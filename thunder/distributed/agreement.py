@@ -21,7 +21,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.errors import CollectiveError
-from thunder.ops.lost_ranks import introduce
+from thunder.ops.families.lost_ranks import introduce
 
 __all__ = ["check_agreement", "check_same_module"]
 

@@ -28,7 +28,7 @@ from thunder.distributed.synchronize import (
     whole_of,
 )
 from thunder.ops.backward import embedding_backward, times_cotangent
-from thunder.ops.collectives import all_gather_together, all_reduce_together, reduce_scatter_together, wait
+from thunder.ops.families.collectives import all_gather_together, all_reduce_together, reduce_scatter_together, wait
 
 __all__ = ["bucket"]
 

@@ -1,4 +1,4 @@
-"""What programs cost that are not run: memory and time of execution traces on a machine that is described by a few
+"""Projected costs of programs: memory and time of execution traces on a machine that is described by a few
 figures.
 
 Memory is a walk along the operations: results are allocated, views and waits show what others hold, `del` frees. Time
@@ -26,7 +26,7 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.ops.backward import times_cotangent
-from thunder.ops.collectives import all_reduce_together
+from thunder.ops.families.collectives import all_reduce_together
 from thunder.ops.layout import is_dense, run_line
 from thunder.ops.torch_types import to_torch_dtype
 from thunder.transforms.del_last_used import python_del

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from thunder.distributed.agreement import check_same_module
 from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Placement, place, placement_of
 from thunder.errors import OptionError
-from thunder.ops.collectives import group_of
-from thunder.ops.lost_ranks import introduce
+from thunder.ops.families.collectives import group_of
+from thunder.ops.families.lost_ranks import introduce
 from thunder.options import LOCAL_RANK
 
 __all__ = ["ddp", "fsdp", "copy_default_process_group"]
@@ -25,12 +25,12 @@ __all__ = ["ddp", "fsdp", "copy_default_process_group"]
 def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.0, process_group=None):
     """Data parallelism: every rank holds all parameters, and gradients are averaged.
 
-    model: a module or what `thunder.jit` made of one; it is changed in place and returned. broadcast_from: the rank of
+    model: a module, compiled or not; it is changed in place and returned. broadcast_from: the rank of
     the group whose parameters and buffers all ranks start with; None where they are equal already. bucket_size_in_mb:
     gradients are averaged together up to this size; 0: each alone. process_group: a ProcessGroup or DeviceMesh of one
     dimension, the default group where it is None.
 
-    Raises TypeError for what is no module, RuntimeError without a process group and for a module that is distributed
+    Raises TypeError where model is no module, RuntimeError without a process group and for a module that is distributed
     already.
     """
     module, group = module_of(model, "ddp"), group_of(process_group)
@@ -72,7 +72,7 @@ def fsdp(
     """Fully sharded data parallelism: every rank holds a part of each parameter, of its gradient and of the optimizer's
     state.
 
-    model: a module or what `thunder.jit` made of one, on any device or on the meta device; it is changed in place and
+    model: a module, compiled or not, on any device or on the meta device; it is changed in place and
     returned. Its parameters, and those that transforms gave it, are shards from then on: rows of the first dimension,
     as many on each rank, padded with zeros where they do not come out even; those without dimensions are held by every
     rank. Make the optimizer afterwards.
@@ -88,7 +88,7 @@ def fsdp(
     A module on the meta device is filled submodule by submodule with `reset_parameters()`, of which only the shards are
     kept.
 
-    Raises TypeError for what is no module, RuntimeError without a process group, for a module that is distributed
+    Raises TypeError where model is no module, RuntimeError without a process group, for a module that is distributed
     already, and for a parameter on the meta device that no `reset_parameters` fills.
     """
     module = module_of(model, "fsdp")

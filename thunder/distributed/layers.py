@@ -31,7 +31,7 @@ from thunder.distributed.tensor_parallel import (
     sum_over_ranks,
 )
 from thunder.ops import LTORCH
-from thunder.ops.splitting_rules import Part, elementwise
+from thunder.ops.families.splitting_rules import Part, elementwise
 from thunder.transforms.dce import dce
 
 __all__ = ["split_layers"]

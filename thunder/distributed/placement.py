@@ -1,4 +1,4 @@
-"""Where the ranks hold a parameter, and what programs see of it.
+"""The placement of parameters: which rank holds which part, and the value in programs.
 
 A parameter whose `Placement` is known here is whole in every program that reads it: the frontend reads it in that shape
 and dtype, and the program begins with what the rank holds (`thunder.distributed.synchronize`). What the user and the
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class FSDPType(enum.Enum):
-    """What `fsdp` keeps of a gathered parameter between forward and backward."""
+    """Whether `fsdp` keeps gathered parameters between forward and backward."""
 
     ZERO2 = enum.auto()  # the gathered parameter
     ZERO3 = enum.auto()  # nothing: the backward gathers it again
@@ -110,7 +110,7 @@ class Placement:
 
     @property
     def own_rows(self) -> int:
-        """How many rows of what this rank holds are no padding."""
+        """The number of rows on this rank that are no padding."""
         rows = self.held_shape[0]
         return rows if self.shards is None else min(rows, max(0, self.shape[0] - self.shards.rank() * rows))
 
@@ -126,7 +126,7 @@ class Placement:
 
     @property
     def held_shape(self) -> tuple[int, ...]:
-        """The shape of what one rank holds."""
+        """The shape of one rank's part."""
         return self.shape if self.shards is None else (math.ceil(self.shape[0] / self.shards.size()), *self.shape[1:])
 
     @torch.no_grad()

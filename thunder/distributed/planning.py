@@ -1,4 +1,4 @@
-"""`thunder.distributed.plan`: what a training step takes on many GPUs, in bytes and in seconds, without running it and
+"""`thunder.distributed.plan`: the bytes and seconds of a training step on many GPUs, without running it and
 without the GPUs.
 
 The program is the one that would run. A copy of the module on the meta device is given the placements of `ddp` or
@@ -22,6 +22,7 @@ from thunder.api import jit_with
 from thunder.capture import Captured, FailsWithParts, Request, capture
 from thunder.core.devices import Device
 from thunder.core.proxies import TensorProxy, proxies_in
+from thunder.core.tables import table
 from thunder.core.utils import without_collection
 from thunder.distributed.costs import H200, Clock, Collective, Machine, Memory
 from thunder.distributed.data_parallel import check_bucket_size, check_member, module_of, replicated, sharded
@@ -112,18 +113,9 @@ class Plans(tuple):
     def __str__(self) -> str:
         first: Plan = self[0]
         head = (
-            "GPUs",
-            "parameters",
-            "gradients",
-            "optimizer",
-            "saved",
-            "gathered",
-            "peak GiB",
-            "communicated GiB",
-            "step ms",
-            "computing",
-            "waiting",
-        )
+            "GPUs", "parameters", "gradients", "optimizer", "saved", "gathered", "peak GiB", "communicated GiB",
+            "step ms", "computing", "waiting",
+        )  # fmt: skip
         rows = [
             (
                 f"{p.world_size}", *(f"{n / GIB:.2f}" for n in (p.parameters, p.gradients, p.optimizer, p.saved,
@@ -132,11 +124,8 @@ class Plans(tuple):
             )
             for p in self
         ]  # fmt: skip
-        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-        table = [
-            "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)
-        ]
-        return "\n".join([f"{first.strategy} on {first.machine.name}, one rank; times are projected", *table])
+        title = f"{first.strategy} on {first.machine.name}, one rank; times are projected"
+        return f"{title}\n{table(head, rows, right=range(len(head)))}"
 
 
 def plan(
@@ -154,19 +143,19 @@ def plan(
     machine: Machine = H200,
     device: str = "cuda",
 ) -> Plan | Plans:
-    """What a training step of `thunder.jit(fsdp(model))`, or of `ddp`, takes on each of `world_size` GPUs. Nothing
+    """Projects a training step of `thunder.jit(fsdp(model))`, or of `ddp`, on each of `world_size` GPUs. Nothing
     runs, no process group is needed, and the model is left alone.
 
-    model: a module, on any device or on the meta device, or what `thunder.jit` made of one, whose options are used
+    model: a module, on any device or on the meta device, or a compiled module, whose options are used
     then. inputs: what one rank calls it with: a tuple of positional arguments, a dict of keywords, or one argument;
     tensors of any device, of which only shapes and dtypes matter. Under torch.no_grad() the plan is one of the forward.
     world_size: a number of GPUs, or several, which give one plan each. sharding_strategy: that of `fsdp`; None: `ddp`,
     with its bucket_size_in_mb. bucketing_strategy, dtype, reduce_dtype: those of `fsdp`. shards: over how many ranks
     parameters are sharded, where that are not all: a DeviceMesh of (world_size // shards, shards), with the ranks of a
     node next to each other. optimizer: one of "adamw", "adam", "sgd", "sgd momentum", or the bytes that it keeps for a
-    parameter. machine: what times are projected for. device: "cuda", or "cpu" for the program that runs on CPUs.
+    parameter. machine: the machine of the projected times. device: "cuda", or "cpu" for the program that runs on CPUs.
 
-    Raises TypeError for what is no module; RuntimeError for a module that is distributed already; OptionError for a
+    Raises TypeError where model is no module; RuntimeError for a module that is distributed already; OptionError for a
     world size that `shards` does not divide, and for other values that are no options; CaptureError, and what the model
     raises itself, as a call does.
     """

@@ -20,7 +20,7 @@ from thunder.core.trace import Trace
 from thunder.distributed.placement import Placement, synchronizes
 from thunder.distributed.tensor_parallel import join_ranks
 from thunder.ops import LTORCH
-from thunder.ops.collectives import all_gather, all_reduce, reduce_scatter, wait
+from thunder.ops.families.collectives import all_gather, all_reduce, reduce_scatter, wait
 from thunder.ops.torch_types import from_tensor_dtype
 
 __all__ = [

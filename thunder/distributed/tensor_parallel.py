@@ -18,7 +18,7 @@ from thunder.distributed.agreement import check_same_module
 from thunder.distributed.placement import Placement, Slice, place, placement_of
 from thunder.errors import OptionError
 from thunder.ops import LTORCH
-from thunder.ops.collectives import all_gather, all_reduce, group_of, reduce_scatter, wait
+from thunder.ops.families.collectives import all_gather, all_reduce, group_of, reduce_scatter, wait
 
 __all__ = [
     "column_parallel",
@@ -43,7 +43,7 @@ def column_parallel(
     """Every rank of a group computes some of the features of `target_modules`, Linear or Embedding modules by their
     paths.
 
-    model: a module or what `thunder.jit` made of one; it is changed in place and returned. Its weights (and biases) are
+    model: a module, compiled or not; it is changed in place and returned. Its weights (and biases) are
     parts from then on: rows of a Linear's, columns of an Embedding's. process_group: a ProcessGroup or DeviceMesh of
     one dimension, the default group where it is None. device: where the parts go; None: where the parameters are.
     sequence_dim: between such layers every rank computes some of the elements along this dimension of activations, of

@@ -3,9 +3,10 @@
 Before: `t1 = torch.ops.aten.embedding_dense_backward.default(g, indices, 128256, -1, False)`. After: `t1 =
 embedding_gradient(g, indices, 128256, -1, False)`.
 
-The indices are sorted. A program for each row of the table writes zeros or the sum of what has its index, so that no
-pass fills the table before. Sums are in float32 and in the order of the indices: every run gives the same. Tables and
-numbers of indices are taken from sizes on at which this was measured to be faster (docs/performance.md).
+The indices are sorted. A program for each row of the table writes zeros, or the sum of the gradients with its index, so
+that no pass fills the table with zeros before. Sums are in float32 and in the order of the indices, so that all runs
+give equal results. The executor takes tables and counts of indices above sizes from which it was measured to be faster
+(docs/lab_log.md).
 """
 
 from __future__ import annotations

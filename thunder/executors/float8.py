@@ -1,7 +1,7 @@
-"""The float8 executor: what rounds matrices to float8 (`thunder/ops/float8.py`), by two kernels: one that finds the
-largest number, one that writes the matrix and its transpose.
+"""The float8 executor: rounds matrices to float8 (`thunder/ops/families/float8.py`) by two kernels, one for the largest
+absolute value and one that writes the matrix and its transpose.
 
-The transform that writes such operations brings it. Elsewhere than on a GPU with Triton their decomposition runs.
+`Float8Transform`, which writes such operations, adds this executor. Without a GPU and Triton their decomposition runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from thunder.core.proxies import TensorProxy
 from thunder.core.utils import has_triton
 from thunder.extend import OperatorExecutor, register_executor
-from thunder.ops.float8 import largest, quantize
+from thunder.ops.families.float8 import largest, quantize
 from thunder.ops.torch_types import to_torch_dtype
 
 __all__ = ["float8_ex"]

@@ -1,9 +1,8 @@
 """The Triton kernels of the float8 executor; a file of its own, since Triton reads its environment when a kernel is
 decorated.
 
-Largest numbers are found among the bits of absolute values, in whose order what is no number comes last: a scale is
-none where one of its numbers is none, and so is each product that it is a factor of. Zeros have the scale of the
-smallest number that is told from 0 here.
+Kernels compute maxima on the bits of absolute values, in whose order NaN is the largest. So a scale is NaN if one of
+its elements is NaN, and so are its products. A tensor of zeros has the scale of the smallest representable maximum.
 """
 
 from __future__ import annotations

@@ -4,12 +4,11 @@ on GPUs.
     thunder.jit(model, executors=["inductor"])
 
 Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.sin(t0)`. After: `[t1] = Inductor0(a, b)`, the two operations as comments
-below. A region goes to Inductor as a graph of ATen operations, without Dynamo and AOTAutograd: what these would find
-out is in the trace. Matrix products and attention stay with PyTorch, where Inductor sends them too, so that the regions
-between them are the same in every layer of a model, and are compiled once. Lookups stay, since a bad index, an
-IndexError there, ends the process in a kernel, and random operations, so that seeds mean what they mean there. The
-executor `torchcompile` takes the products as well: the large regions that torch.compile would make.
-"""
+below. A region goes to Inductor as a graph of ATen operations, without Dynamo and AOTAutograd, whose results are in the
+trace already. PyTorch runs matrix products and attention, for which Inductor calls it too. So the regions between them
+are equal in all layers of a model, and are compiled once. PyTorch also runs lookups, whose kernels would end the
+process for a bad index rather than raise IndexError, and random operations, so that seeds keep their meaning. The
+executor `torchcompile` takes the products as well: its regions are as large as those of torch.compile."""
 
 from __future__ import annotations
 
@@ -39,8 +38,8 @@ from thunder.executors.inductor_sizes import RegionOfSizes, alike, apart, laid_o
 from thunder.executors.torchex import torch_ex
 from thunder.extend import register_executor
 from thunder.extend.fusion import FusionExecutor, computing, fusible
-from thunder.ops.define import PRIMS
 from thunder.ops.layout import run_line
+from thunder.ops.registry import PRIMS
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import CXX_COMPILER, SEARCH_PATH
 from thunder.runtime import background
@@ -51,7 +50,7 @@ _COMPILERS = ("g++", "clang++", "c++", "cl")
 
 
 class InductorExecutor(FusionExecutor):
-    """label: what its regions are called. products: whether they contain matrix products and attention."""
+    """label: the name of its regions. products: whether regions contain matrix products and attention."""
 
     needs_sizes = False
     capturable = owns_results = permits = compiles_ahead = True
@@ -79,8 +78,8 @@ class InductorExecutor(FusionExecutor):
         return len(devices) == 1 and _missing(next(iter(devices)).partition(":")[0]) is None
 
     def _computes(self, operation: BoundSymbol) -> bool:
-        """Whether an operation, or all that it is made of, computes, reduces or moves numbers, at places that no data
-        decides: Inductor writes loops for that."""
+        """Whether an operation, or each one of its decomposition, computes, reduces or moves elements at places that do
+        not depend on data: Inductor writes loops for that."""
         symbol = operation.sym
         if (
             not symbol.inductor_loops
@@ -101,11 +100,11 @@ class InductorExecutor(FusionExecutor):
         )
 
     def keeps(self, operation: BoundSymbol) -> bool:
-        """On a CPU a pass over memory is dear, and memory is not."""
+        """On a CPU a pass over memory costs much, and memory little."""
         return operation.outputs[0].device.type == "cpu"
 
     def should_fuse(self, region: Region) -> bool:
-        """Views and copies alone are no work, and one matrix product or one other operation is PyTorch's already."""
+        """Not for views and copies alone, nor for a single product or other operation, which PyTorch runs as fast."""
         return len(computing(region)) > 1
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
@@ -150,7 +149,7 @@ class InductorExecutor(FusionExecutor):
 
 
 def _is_of_sizes(operation: BoundSymbol) -> bool:
-    """Whether the numbers that stay symbolic in an operation are sizes, which are at least 2."""
+    """Whether the symbolic numbers in an operation are sizes, which are at least 2."""
     if not has_numbers((operation.args, operation.kwargs, operation.output)):
         return True
     found = numbers_in((operation.args, operation.kwargs, operation.output), [])
@@ -166,14 +165,14 @@ _LOOPS = {OpTags.SHAPE_OP, OpTags.REDUCTION_OP, OpTags.VIEW}
 
 
 class InductorRegion(FusedFunction):
-    """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays
-    them out, each in memory of its own.
+    """A region as a function from its inputs to the list of its outputs, which have PyTorch's strides and share no
+    memory.
 
-    Inductor makes kernels for the strides of inputs, and for the number of threads. `compilations` counts how
-    often it did. over: which outputs may be written over which inputs, both by their places: whether they are, Inductor
-    says, when it has seen the strides. program: the last one that has the region, whose regions are all compiled when
-    one of them is called, by as many C++ compilers at a time as Inductor allows. waits: whether a call waits for the
-    compiler; otherwise PyTorch runs it while what its strides need is compiled in the background.
+    Inductor compiles kernels for the strides of inputs and the number of threads; `compilations` counts that. over: by
+    place of an output, the place of the input that it may be written over; Inductor decides when it knows the strides.
+    program: the last program with the region. A call of one of its regions compiles all of them, by as many C++
+    compilers at a time as Inductor allows. waits: whether a call waits for the compiler; otherwise PyTorch runs the
+    region while it is compiled in the background.
     """
 
     def __init__(self, region: Region, over: dict[int, int] | None = None):
@@ -190,12 +189,12 @@ class InductorRegion(FusedFunction):
 
     @property
     def source(self) -> str:  # type: ignore[override]
-        """The text of Inductor's kernels, for each of the strides that came in."""
+        """The text of Inductor's kernels, for all strides so far."""
         return "\n\n".join(dict.fromkeys(compat.inductor_source(run) for run, *_ in [*self._begun.values()]))
 
     def writing_over(self, dying: Sequence[int]) -> InductorRegion:
-        """The same region, for calls in which the inputs at these places own their memory and are dead
-        afterwards. On a GPU, freed memory is used again at no cost."""
+        """The same region for calls in which the inputs at these places die and share their memory with no other value.
+        None on a GPU, where the allocator reuses freed memory at no cost."""
         # by which operation first: what is read late, where results are made, has the better chance
         first = first_uses(self.region.bound_symbols)
         late = sorted(dying, key=lambda i: -first.get(self.region.inputs[i], 0))
@@ -214,7 +213,7 @@ class InductorRegion(FusedFunction):
         return run([*tensors]) if fits(*tensors) else self._unusual(tensors, state)
 
     def _unusual(self, tensors: Sequence[torch.Tensor], state: tuple) -> Sequence[torch.Tensor]:
-        """A call with strides that may not have come in before."""
+        """A call with strides that may be new."""
         if any([t.is_neg() for t in tensors]):  # a negative of its memory's numbers, which kernels do not see
             return self(*[t.resolve_neg() for t in tensors])
         key = (*state, *[t.stride() for t in tensors])
@@ -236,8 +235,8 @@ class InductorRegion(FusedFunction):
         return run([*tensors])
 
     def begin(self, key: tuple, tensors: Sequence[torch.Tensor]) -> tuple[Callable, list[tuple], Callable]:
-        """Has code made for tensors like these: what runs it, the strides that PyTorch gives its results, and what
-        waits until it can be called."""
+        """Starts the compilation for tensors like these. Returns the function that runs the code, the strides that
+        PyTorch gives the results, and a function that waits for the compiler."""
         if key not in self._begun:
             on_cpu = self.region.outputs[0].device.type == "cpu"
             run, results, wait = compat.compile_with_inductor(
@@ -252,8 +251,8 @@ class InductorRegion(FusedFunction):
         return self._begun[key]
 
     def begin_elsewhere(self, key: tuple, tensors: Sequence[torch.Tensor]) -> tuple:
-        """`begin` for a thread in the background: C++ compilers have run in another process. Raises RuntimeError where
-        they fail, and background.Ended."""
+        """`begin` for a thread in the background: C++ compilers run in another process. Raises RuntimeError where they
+        fail, and background.Ended."""
         if key not in self._begun:
             on_cpu = self.region.outputs[0].device.type == "cpu"
             rewritten = (joined_by_parts,) if on_cpu else ()
@@ -266,8 +265,8 @@ class InductorRegion(FusedFunction):
         return self._begun[key]
 
     def _later(self, key: tuple, tensors: Sequence[torch.Tensor]) -> None:
-        """Has the region compiled in the background for strides that were not expected. Where that fails, PyTorch goes
-        on running it."""
+        """Compiles the region for unexpected strides in the background. Where that fails, PyTorch continues to run
+        it."""
         if key not in self._ahead:
             self._ahead.add(key)
             mode = compat.FakeTensorMode()
@@ -288,7 +287,7 @@ class InductorRegion(FusedFunction):
         return [i for i in self.over.values() if tensors[i].is_contiguous()]
 
     def _compiled_for(self, key: tuple, tensors: Sequence[torch.Tensor]) -> tuple[Callable, Sequence[torch.Tensor]]:
-        """What runs the region from now on, and its results for these tensors."""
+        """The function that runs the region from now on, and its results for these tensors."""
         try:
             run, expected, wait = self.begin(key, tensors)
             wait()
@@ -315,12 +314,12 @@ class InductorRegion(FusedFunction):
 
 
 class _Program:
-    """Finds out how the inputs of a program's regions will lie in memory, and has the regions compiled for that in the
-    background, all at once, when one of them is needed.
+    """The compilation of all regions of a program in the background, when one of them is needed, for the expected
+    strides of their inputs.
 
-    Views, products and attention run on fake tensors, of what a region makes Inductor says it, and anything else is
-    taken to be row-major: where that is wrong, a region is compiled again when it runs. before: the program that makes
-    what this one reads.
+    Views, products and attention run on fake tensors, Inductor knows the strides of the results of a region, and other
+    results are assumed to be row-major. Where that is wrong, a region is compiled again when it runs. before: the
+    program that computes the inputs of this one.
     """
 
     def __init__(self, trace: Trace, before: _Program | None):
@@ -330,7 +329,7 @@ class _Program:
         self.strides: dict[str, tuple] = {}  # that are known, by names of values
 
     def begin(self, state: tuple, first: InductorRegion, tensors: Sequence[torch.Tensor]) -> None:
-        """state: what regions are compiled for besides strides. first: the region that is needed, for these tensors."""
+        """state: the settings that regions are compiled for. first: the region that is needed, for these tensors."""
         if self.values:
             return
         if self.before is not None:
@@ -343,7 +342,7 @@ class _Program:
                     self._follow(operation, state, InductorRegion.begin)
 
     def compile_ahead(self, state: tuple, strides: dict[str, tuple]) -> None:
-        """Compiles all regions, for arguments with these strides, in the thread in the background."""
+        """Compiles all regions for arguments with these strides, in a background thread."""
         if self.before is not None:
             self.strides = {p.name: t.stride() for p, t in self.before.values.items()}
         self.strides |= strides
@@ -387,15 +386,15 @@ def _size(value: Proxy) -> tuple | None:
 
 
 def _over(run: Callable, reused: Sequence[int], inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Runs what may return its inputs. PyTorch's linear gives a view, of something that nobody has: as a result of a
-    program, that could not be written to under grad."""
+    """Runs a function that may return its inputs. PyTorch's linear returns a view of a base that nobody else has; under
+    grad, a program could not write to such a result."""
     for i in reused:
         inputs[i] = inputs[i].detach()
     return run(inputs)
 
 
 def _missing(kind: str) -> str | None:
-    """What Inductor needs and does not find, for a kind of device."""
+    """The missing requirement of Inductor for a kind of device, in words; None where there is none."""
     if kind == "cpu":
         own = CXX_COMPILER.value
         if _is_there(own, SEARCH_PATH.value):

@@ -1,14 +1,14 @@
-"""Joins part by part: what Inductor's C++ would store as a whole, and read again, is written to its place at once.
+"""Inductor joins: rewrite elementwise operations of concatenations as concatenations of elementwise operations.
 
-On a CPU Inductor stores each join of tensors before it computes with it, and computes a padded tensor with a condition
-for each element. Rotary embeddings are such joins, and their gradients such paddings. Here a region's graph is run once
-more, with what is computed of joins as a join of what is computed of their parts:
+On a CPU Inductor stores each concatenation before it computes with it, and evaluates a condition for each element of a
+padded tensor. Rotary embeddings are such concatenations, and their gradients such paddings. This pass runs the graph of
+a region once more and moves joins behind the operations that read them:
 
 Before: `cat = cat([-b, a], -1)`, `out = x * c + cat * s`. After: `out = cat([x1 * c1 + -b * s1, x2 * c2 + a * s2],
 -1)`, where x1 and x2 are parts of x.
 
-A join whose dimensions are permuted for a contiguous copy is a join in that order. No number changes: elementwise
-operations are applied to parts of their operands.
+A join with permuted dimensions that is copied is a join in the new order. Results do not change: elementwise operations
+are applied to parts of their operands.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _MOST = 8  # parts: each is a loop
 
 
 def joined_by_parts(graph: torch.fx.GraphModule) -> Callable | None:
-    """A function of the graph's inputs that does what it does; None where it has no joins that anything is computed of.
-    The nodes' values are in their `meta["val"]`."""
+    """A function equal to the graph that moves joins behind their consumers; None where no operation reads a join. The
+    values of nodes are in their `meta["val"]`."""
     run = _ByParts(graph)
     return run.run if run.roots else None
 
 
 class _ByParts(Interpreter):
-    """roots: what is made of parts, and how. made: the parts of other nodes so far."""
+    """roots: nodes that become joins of parts, with their rules. made: the parts of other nodes so far."""
 
     def __init__(self, graph: torch.fx.GraphModule):
         super().__init__(graph, garbage_collect_values=False)
@@ -52,7 +52,7 @@ class _ByParts(Interpreter):
         return self.roots[n]() if n in self.roots else super().run_node(n)
 
     def _computed_of_joins(self, node: Node) -> Callable | None:
-        """An elementwise operation that no other one reads alone."""
+        """An elementwise operation that is not the operand of one other elementwise operation alone."""
         if not _is_elementwise(node) or len(node.users) == 1 and _is_elementwise(next(iter(node.users))):
             return None
         for dim in range(-1, -_rank(node) - 1, -1):
@@ -62,8 +62,8 @@ class _ByParts(Interpreter):
         return None
 
     def _copy_of_join(self, node: Node) -> Callable | None:
-        """`clone(permute(cat(parts)))`; where the parts are themselves made of parts of the next dimension, each of
-        these is a part of the result."""
+        """`clone(permute(cat(parts)))`; where the parts are joins along the next dimension, their parts are parts of
+        the result."""
         permute = (
             node.args[0]
             if node.target is _ATEN.clone.default and node.kwargs.get("memory_format") is torch.contiguous_format
@@ -89,7 +89,7 @@ class _ByParts(Interpreter):
         return lambda: torch.cat([self.env[p].permute(order) for p in parts], at)
 
     def _part(self, node, dim: int, lo: int, hi: int):
-        """From `lo` to `hi` of what a node makes, along a dimension that is counted from the last one."""
+        """The slice from `lo` to `hi` of a node's value, along a dimension counted from the last one."""
         if not isinstance(node, Node) or _size(node, dim) == 1:
             return self.env[node] if isinstance(node, Node) else node
         key = node, dim, lo, hi
@@ -120,7 +120,7 @@ class _ByParts(Interpreter):
 
 
 def _laid_out_alike(parts: list[torch.Tensor], dim: int, node: Node) -> torch.Tensor:
-    """The parts joined, in memory in the order in which the node's own result is."""
+    """The join of parts, with the dimensions in memory in the order of the node's result."""
     strides = node.meta["val"].stride()
     order = sorted(range(len(strides)), key=lambda d: -strides[d])
     joined = torch.cat([part.permute(order) for part in parts], order.index(dim % len(order)))
@@ -128,7 +128,7 @@ def _laid_out_alike(parts: list[torch.Tensor], dim: int, node: Node) -> torch.Te
 
 
 class _Held:
-    """A tensor where fx looks for nodes."""
+    """A tensor in the place of a node."""
 
     def __init__(self, value):
         self.value = value
@@ -139,7 +139,7 @@ def _released(x):
 
 
 def _cuts(node: Node, dim: int) -> set[int]:
-    """Where parts that are joined along a dimension begin, in what a node is computed of that nobody else reads."""
+    """The starts of the parts of joins along a dimension, among the operands of a node that have no other consumer."""
     if _size(node, dim) == 1 or len(node.users) != 1:
         return set()
     if _is_elementwise(node):
@@ -157,8 +157,8 @@ def _cuts_of_inputs(node: Node, dim: int) -> set[int]:
 
 
 def _members(node: Node, dim: int) -> list[tuple[Node, int, int, int]]:
-    """What a join along this dimension consists of: (part, from where, to where, where the part's first would stand). A
-    tensor that is padded by numbers is such a join."""
+    """The members of a join along a dimension: (part, start, end, place of the part's first element). A padded tensor
+    is such a join, too."""
     size = _size(node, dim)
     if _is_join(node) and _dim(node) == dim:
         ends = list(itertools.accumulate(_size(part, dim) for part in node.args[0]))
@@ -173,7 +173,7 @@ def _members(node: Node, dim: int) -> list[tuple[Node, int, int, int]]:
 
 
 def _places(cuts: set[int], size: int, dim: int, times: int = 1) -> list[tuple[int, int]]:
-    """From where to where the parts reach; none where they are too many or too narrow."""
+    """The start and end of each part; none where the parts are too many or too narrow."""
     ends = [*sorted(cuts), size]
     places = list(zip([0, *ends], ends, strict=False))
     narrow = dim == -1 and min(hi - lo for lo, hi in places) < _NARROWEST
@@ -181,8 +181,8 @@ def _places(cuts: set[int], size: int, dim: int, times: int = 1) -> list[tuple[i
 
 
 def _shown(node: Node, dim: int) -> tuple[Node, int] | None:
-    """For a view that permutes dimensions, or inserts or drops those of size 1: its base, and the dimension there
-    of one that is larger."""
+    """For a view that permutes dimensions, or inserts or drops those of size 1: its base, and the dimension of the base
+    for a larger one of the view."""
     if node.target is _ATEN.permute.default:
         return node.args[0], _order(node)[dim] - _rank(node)
     if node.target not in _VIEWS:
@@ -211,7 +211,7 @@ def _is_join(node: Node) -> bool:
 
 
 def _dim(join: Node) -> int:
-    """Along which dimension, counted from the last one."""
+    """The dimension of a join, counted from the last one."""
     dim = join.args[1] if len(join.args) > 1 else 0
     return dim if dim < 0 else dim - _rank(join)
 

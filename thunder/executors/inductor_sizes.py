@@ -1,5 +1,5 @@
-"""Regions of Inductor for sizes that stay symbolic: compiled for a call's strides in terms of sizes, and for all sizes
-that Inductor's own guards allow."""
+"""Regions of Inductor with symbolic sizes: compiled for strides in terms of sizes, and for all sizes that the guards of
+Inductor allow."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _ONE_AT_A_TIME = threading.Lock()  # Inductor's settings are the process's
 
 
 class _Variant(NamedTuple):
-    """state: what PyTorch is set to. strides: of the inputs, in terms of sizes. right: whether Inductor's guards hold
-    for sizes. layout: strides of the results for sizes. sizes: for those that have come, whether results are as they
-    should be."""
+    """state: the settings of PyTorch. strides: of the inputs, in terms of sizes. right: whether Inductor's guards hold
+    for sizes. layout: strides of the results for sizes. sizes: by sizes so far, whether the results have PyTorch's
+    strides."""
 
     state: tuple
     strides: tuple
@@ -39,8 +39,8 @@ class _Variant(NamedTuple):
 
 
 class RegionOfSizes:
-    """Runs a region: called with its inputs and its sizes, it returns the list of its outputs, laid out in memory as
-    PyTorch lays them out, each in memory of its own. `compilations` counts how often Inductor made code."""
+    """A region as a function from its inputs and sizes to the list of its outputs, which have PyTorch's strides and
+    share no memory. `compilations` counts those of Inductor."""
 
     def __init__(self, region: Region):
         self.region, self.numbers = region, Numbers(region)
@@ -105,7 +105,7 @@ class RegionOfSizes:
         return _Variant(state, strides, run, right, layout, {})
 
     def _by_operations(self, *args) -> list[torch.Tensor]:
-        """The region by PyTorch's functions, of numbers and tensors."""
+        """Runs the region by PyTorch's functions."""
         numbers, tensors = args[: len(self.numbers.names)], args[len(self.numbers.names) :]
         values: dict[Proxy, object] = dict(zip(self.region.inputs, tensors, strict=True))
 
@@ -118,8 +118,8 @@ class RegionOfSizes:
 
 
 def apart(results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Whether each result has memory of its own: Inductor computes what is equal once, and what changes nothing not at
-    all."""
+    """Whether no result shares memory: Inductor merges equal results, and returns inputs for operations that change
+    nothing."""
     memory = [t.untyped_storage().data_ptr() for t in results if t.numel()]
     return len(set(memory)) == len(memory) and {t.untyped_storage().data_ptr() for t in others if t.numel()}.isdisjoint(
         memory
@@ -134,10 +134,10 @@ def laid_out(results: Sequence[torch.Tensor], strides: Sequence[Sequence[int]]) 
 
 
 def alike(results: Sequence[torch.Tensor], strides: Sequence[Sequence[int]]) -> bool:
-    """Whether results have these strides, as far as these say something."""
+    """Whether results have these strides, in dimensions of more than one element."""
     return all(_layout(o.shape, o.stride()) == _layout(o.shape, s) for o, s in zip(results, strides, strict=True))
 
 
 def _layout(shape: Sequence[int], strides: Sequence[int]) -> list:
-    """The strides that say something."""
+    """The strides of dimensions of more than one element."""
     return [s for n, s in zip(shape, strides, strict=True) if n != 1] if 0 not in shape else []

@@ -1,5 +1,5 @@
-"""The linear_cross_entropy executor: a linear layer and the cross-entropy of what it gives as one operation, without
-all logits at a time.
+"""The linear_cross_entropy executor: a linear layer and the cross-entropy of its result as one operation, which never
+materializes all logits.
 
     thunder.jit(model, executors=["linear_cross_entropy"])
 
@@ -7,17 +7,16 @@ Before: `t0 = ltorch.linear(x, w)`, `t1 = ltorch.to(t0, dtype=torch.float32)`, `
 ltorch.cross_entropy(t2, target)`, where nobody else reads t0 to t2. After: `t4 = ltorch.reshape(x, (-1, d))`, `t3 =
 linear_cross_entropy(t4, w, target, ...)`.
 
-This is done for more logits than `LIMIT`. Rows are taken in parts, whose logits take no more memory than that, or than
-the weight. The logits of a part are made, its losses are read off them, and their gradient is written over them, from
-which the part's gradients of x and w follow. So the forward makes the gradients, for a cotangent of 1, and the backward
-multiplies by the cotangent it is given, which costs nothing where that is 1:
+The executor takes losses whose logits have more bytes than `LIMIT`. It splits the rows into parts whose logits have no
+more bytes than that, or than the weight. For each part it computes logits and losses, writes the gradient of the logits
+over them, and adds the part to the gradients of x and w. So the forward computes the gradients for a cotangent of 1,
+and the backward multiplies them by its cotangent, which costs nothing for 1:
 
     loss_i = lse_i - z_i[t_i],    dloss_i/dz_i = softmax(z_i) - onehot(t_i),    z = x w^T + b
 
-Where no gradient is asked for, the logits of a part are made and read. Rows of logits begin where the fast kernels of
-products want them (`empty_rows`), whatever the number of classes is. Takes class indices, reductions "mean" and "sum",
-ignore_index; no class weights or label smoothing, and not float16, whose gradients would not be scaled yet.
-"""
+Without gradients it computes the logits and losses of each part. Rows of logits are padded for the fast kernels of
+products (`empty_rows`). It takes class indices, the reductions "mean" and "sum", and ignore_index; neither class
+weights nor label smoothing, and not float16, whose gradients would be computed before they are scaled."""
 
 from __future__ import annotations
 
@@ -36,8 +35,8 @@ from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
-from thunder.ops.aligned import multiply_into
 from thunder.ops.backward import times_cotangent
+from thunder.ops.families.aligned import multiply_into
 from thunder.ops.layout import empty_rows
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
@@ -54,7 +53,7 @@ def _rows_at_once(rows: int, classes: int, width: int, itemsize: int) -> int:
 
 
 def _forward(hidden, weight, bias, target, ignore_index, reduction, dtype, wanted):
-    """(the loss, the gradients of hidden, weight and bias): None for those that are not wanted."""
+    """(loss, gradient of hidden, of weight, of bias); None in the place of gradients that are not wanted."""
     keep = target != ignore_index
     scale = (
         torch.ones((), dtype=dtype, device=hidden.device) if reduction == "sum" else keep.sum().to(dtype).reciprocal()
@@ -89,7 +88,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _over_rows(logits, target, keep, scale, losses, gradient: bool) -> None:
-    """Writes the rows' losses, and where `gradient` is set, their gradients, times `scale`, over the logits."""
+    """Computes the losses of rows and, where `gradient` is set, writes their gradients times `scale` over the
+    logits."""
     index = torch.where(keep, target, 0)
     if index.device.type == "cpu" and index.numel():
         low, high = index.aminmax()
@@ -125,7 +125,7 @@ def _kernel(kind: str) -> Callable | None:
 
 
 class LinearCrossEntropyExecutor(OperatorExecutor):
-    """Joins a linear layer and the cross-entropy of its result, found by the flow of data."""
+    """Joins a linear layer and the cross-entropy of its result, which it finds by data flow."""
 
     def combined(self, trace: Trace) -> Trace:
         if not any(operation.sym is LTORCH["cross_entropy"] for operation in trace.bound_symbols):
@@ -174,7 +174,7 @@ with_gradients = linear_cross_entropy_ex.register_operator(
 
 
 def _logits(operation: BoundSymbol) -> int:
-    """Bytes of the logits that are there at a time."""
+    """Bytes of the logits in memory at a time."""
     hidden, weight = operation.args[:2]
     classes = number_value(weight.shape[0])
     return (
@@ -218,14 +218,14 @@ add_default_executor_of_gpus(linear_cross_entropy_ex, here=torch.cuda.is_availab
 
 
 class _Flow:
-    """Who makes and reads the values of a trace."""
+    """The producers and consumers of a trace."""
 
     def __init__(self, trace: Trace):
         self.producer, self.uses = producers(trace), uses(trace.bound_symbols, trace.output_proxies)
 
     def chain(self, operation: BoundSymbol) -> tuple[BoundSymbol, list[BoundSymbol]] | None:
-        """The linear layer whose result, read by nobody else, a cross-entropy is of, and what moves its rows in
-        between; None where this is not so."""
+        """The linear layer whose only consumer is a cross-entropy, and the operations that move its rows in between;
+        None where there is none."""
         logits = operation.args[0]
         if not _plain(*operation.args, **operation.kwargs):
             return None
@@ -290,7 +290,7 @@ def _fits(linear: BoundSymbol, moves: list[BoundSymbol], loss: BoundSymbol) -> b
 
 
 def _keeps_rows(operation: BoundSymbol) -> bool:
-    """Whether an operation moves, picks or converts rows, and leaves each whole."""
+    """Whether an operation moves, selects or casts whole rows."""
     before, after = operation.args[0], operation.output
     if (
         not isinstance(before, TensorProxy)
@@ -319,8 +319,7 @@ def _picks_rows(key, rank: int) -> bool:
 
 
 def _joined(loss: BoundSymbol, linear: BoundSymbol, moves: list[BoundSymbol]):
-    """The cross-entropy as one operation of what goes into the layer: rows are moved before the product instead of
-    after it."""
+    """The cross-entropy as one operation of the layer's operands: rows move before the product instead of after it."""
     hidden, *parameters = _operands(linear)
     width = hidden.shape[-1]
     for move in moves:

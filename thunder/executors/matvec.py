@@ -1,14 +1,16 @@
 """The matvec executor: linear layers of few rows, as in decoding, by kernels that read the weight once.
 
 Before: `t0 = torch.nn.functional.linear(x, w)` with x of (1, 1, 4096). After: `t0 = few_rows_linear(x, w)`, and
-`t0, t1, t2 = linears_of_a_row(x, q, k, v)` where layers read one row and need no gradients: small weights are read in
-less time than a launch takes the host. Taken is
-one row, on a GPU, which is multiplied element by element, and up to 16 where `thunder.jit(model, matvec_rows=16)` asks
-for them: several rows, of two bytes an element, are products of tiles of 16 rows. Each program makes all of some
-columns of the result, so that no partial sums are added up and every run gives the same. Sums are in float32.
+`t0, t1, t2 = linears_of_a_row(x, q, k, v)` for layers that read one row and need no gradients: a GPU reads a small
+weight in less time than the host needs for a launch.
 
-One row was faster than PyTorch's call with each weight that was measured; with several it depends on the sizes
-(docs/performance.md).
+The executor takes layers of one row on a GPU, which it multiplies element by element. With
+`thunder.jit(model, matvec_rows=16)` it takes up to 16 rows of two bytes an element, as products of tiles of 16 rows.
+Each program computes some columns of the result completely, in float32. So there are no partial sums, and all runs
+give equal results.
+
+With one row it was faster than PyTorch for each weight that was measured; with several rows that depends on the sizes
+(docs/lab_log.md).
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def _linears(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...
 
 
 class MatvecExecutor(OperatorExecutor):
-    """Takes linear layers of at most so many rows. usable: says which GPUs its kernels are launched on."""
+    """Takes linear layers of at most so many rows. usable: whether its kernels run on a device."""
 
     capturable = True
 
@@ -91,7 +93,8 @@ class MatvecExecutor(OperatorExecutor):
         return self if torch.cuda.is_available() else _made(self.rows, _assumed)
 
     def combined(self, trace: Trace) -> Trace:
-        """Layers of one row are computed where the first of them is, if their weights are there."""
+        """Joins linear layers of one row into one launch, at the place of the first, if their weights are defined
+        there."""
         made = positions(trace.bound_symbols)
         groups: dict[TensorProxy, list[list[BoundSymbol]]] = {}  # by the row, each with the layers that may join
         for operation in trace.bound_symbols:
@@ -164,7 +167,7 @@ def _can_launch() -> bool:
 
 @functools.cache
 def _usable(device: Device) -> bool:
-    """Whether a GPU is of the kind that was measured, by the memory its programs have: A100, H100 and later ones."""
+    """Whether a GPU has as much shared memory as the measured ones: A100, H100 and later ones."""
     return (
         _can_launch()
         and torch.cuda.get_device_properties(to_torch_device(device)).shared_memory_per_block_optin >= 1 << 17
@@ -172,7 +175,7 @@ def _usable(device: Device) -> bool:
 
 
 def _assumed(device: Device) -> bool:
-    """What `_usable` says on an H100 or H200."""
+    """`_usable` on an H100 or H200."""
     return True
 
 

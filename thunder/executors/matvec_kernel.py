@@ -32,8 +32,9 @@ def _one_row(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """The columns of up to three weights, one after the other; a program has columns of one. The loop is unrolled, so
-    that a program's loads are all under way at once. The weight leaves the caches first, in which the row stays."""
+    """The columns of up to three weights, one after the other; a program has columns of one of them. The unrolled loop
+    issues all loads of a program at once. Loads of the weight are evicted from the caches first, so that the row
+    stays."""
     first = tl.program_id(0) * BN
     n = first + tl.arange(0, BN)
     starts = 0

@@ -1,5 +1,5 @@
-"""Launches of Triton kernels that are written by hand: again by what Triton made, without what it does on the host each
-time."""
+"""Repeated launches of handwritten Triton kernels: by the compiled binary, without the work of Triton's launcher on the
+host."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The torch executor: carries out every operation that is a PyTorch function by calling that function.
+"""The torch executor: runs each operation that is a PyTorch function by calling that function.
 
-There is no table here: what it calls follows from the operation's own definition (`thunder.ops.define`).
+There is no table here: the function follows from the definition of the operation (`thunder.ops.registry`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import torch
 from thunder import compat
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.extend import Executor, Implementation, add_always_executor, register_executor
-from thunder.ops.define import torch_path
+from thunder.ops.registry import torch_path
 
 __all__ = ["torch_ex", "no_autocast"]
 
 
 class TorchExecutor(Executor):
-    """Executes whatever has a PyTorch function."""
+    """Executes all operations with a PyTorch function."""
 
     capturable = True
 

@@ -1,11 +1,10 @@
-"""The Triton fuser: regions of elementwise operations, reductions and what moves data, as kernels that are generated
-from the region.
+"""The Triton fuser: generates Triton kernels for regions of elementwise operations, reductions and data movement.
 
     thunder.jit(model, executors=["triton_fuser"])
 
 Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.softmax(t0, -1)`. After: `[t1] = TritonFusion0(a, b)`, the two operations
-as comments below; the kernel's text is `thunder.examine.get_fusions(trace)[0][1].source`. Matrix products and attention
-stay with PyTorch, and, unless `rng="fused"`, random numbers. How kernels are made: `thunder/executors/triton_kernels`.
+as comments below; the text of the kernel is `thunder.examine.get_fusions(trace)[0][1].source`. PyTorch runs matrix
+products, attention and, unless `rng="fused"`, random operations. The compiler is in `thunder/executors/triton_kernels`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from thunder.executors.triton_kernels.values import is_map, primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import FusionExecutor, TooLarge, Unfused, computing, fusible
 from thunder.ops import PRIMS
-from thunder.ops.random import uniform_philox
+from thunder.ops.families.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import compile_option
 
@@ -46,11 +45,10 @@ TRITON_AUTOTUNE = compile_option(
 
 
 class TritonFuser(FusionExecutor):
-    """Takes what the primitives of `triton_kernels.values` compute, on one GPU; under Triton's interpreter on any
-    device.
+    """Takes operations that decompose into the primitives of `triton_kernels.values`, on one GPU; under Triton's
+    interpreter on any device.
 
-    autotune: how large the blocks of kernels are is measured, not guessed, when a region runs for the first time:
-    `thunder.jit(..., triton_autotune=True)`.
+    autotune: block sizes are measured when a region runs for the first time: `thunder.jit(..., triton_autotune=True)`.
     """
 
     needs_sizes = False
@@ -100,12 +98,13 @@ class TritonFuser(FusionExecutor):
         )
 
     def is_cheap(self, operation: BoundSymbol) -> bool:
-        """A table of sines is written once, not computed in each layer."""
+        """Elementwise operations are, but for tables of sines, which are stored once and not recomputed in each
+        layer."""
         return not _reduces(operation) and not _is_dear(operation)
 
     def should_fuse(self, region: Region) -> bool:
-        """One operation is PyTorch's already, which draws no numbers of a seed by a kernel. Several that only move data
-        have to move less together."""
+        """Not for one operation, unless PyTorch has no kernel for it. Several operations that only move data have to
+        move fewer bytes as one."""
         found = computing(region)
         if len(found) > 1 or any(operation.sym in _ALONE for operation in found):
             return True
@@ -113,8 +112,8 @@ class TritonFuser(FusionExecutor):
         return len(kernels) > 1 and region_bytes(region) < sum(map(bytes_moved, kernels))
 
     def shares_launch(self, region: Region, producer: Mapping[Proxy, BoundSymbol]) -> bool:
-        """A small map over one space, or sums of partial ones. What is cast of a product alone is left to the product,
-        which writes it (see `transforms.wide_products`)."""
+        """A small map over one iteration space, or sums of partial sums. Not a single cast of a product, which the
+        product itself writes (see `transforms.wide_products`)."""
         found = computing(region)
         tensors = tensors_in((*region.inputs, *region.outputs))
         return (
@@ -129,7 +128,7 @@ class TritonFuser(FusionExecutor):
         )
 
     def cut_last(self, region: Region, names: Names) -> list[Region]:
-        """Sums that kernels of their own add up of partial ones, and maps of these."""
+        """The sums of partial sums, which have kernels of their own, and the maps of these sums."""
         if has_numbers([t.shape for t in tensors_in((*region.inputs, *region.outputs))]):
             return []
         try:
@@ -169,7 +168,7 @@ class TritonFuser(FusionExecutor):
 
 
 class _Plans(TritonFuser):
-    """Says what kernels there would be."""
+    """Generates kernels without compiling them, for plans."""
 
     def has_triton(self) -> bool:
         return True
@@ -182,7 +181,7 @@ _ALONE = {uniform_philox, PRIMS["sum_of_partials"]}  # that PyTorch has no kerne
 
 
 def _in_primitives(operation: BoundSymbol) -> bool:
-    """Whether an operation, or all that it is made of, is computed by kernels."""
+    """Whether an operation, or each one of its decomposition, is a primitive of kernels."""
     if primitive(operation):
         return True
     if operation.sym.decomposition is None:
@@ -190,12 +189,12 @@ def _in_primitives(operation: BoundSymbol) -> bool:
     if not all(isinstance(p, (TensorProxy, UnbackedNumber)) for p in (*operation.inputs, *operation.outputs)):
         return False
     operations = operation.subsymbols
-    # one that computes nothing is its input, of which a kernel would make a copy
+    # an operation without a decomposition returns its input, which a kernel would copy
     return bool(operations) and all(fusible(sub, numbers=True) and _in_primitives(sub) for sub in operations)
 
 
 def _is_map(operation: BoundSymbol) -> bool:
-    """Whether each element of what an operation makes is computed of elements that lie where it does, or of numbers."""
+    """Whether each element of the results depends on elements at the same place, and on numbers, only."""
     if operation.sym.reshapes:
         return True
     return is_map(operation) if primitive(operation) else all(map(_is_map, operation.subsymbols))
@@ -220,7 +219,7 @@ def _runs_on(device: str) -> bool:
 
 
 def _is_default() -> bool:
-    """Where PyTorch knows CUDA; what an interpreter runs has to be asked for."""
+    """Whether it is a default executor: where PyTorch is built for CUDA, and Triton does not interpret."""
     return torch.version.cuda is not None and has_triton() and not interpreting()
 
 

@@ -16,7 +16,7 @@ from thunder._lazy import names_from
 from thunder.core.codegen import Printer
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace
-from thunder.errors import OptionError, warn_user
+from thunder.errors import OptionError, did_you_mean, warn_user
 
 __all__ = [
     "Executor", "OperatorExecutor", "FusionExecutor", "StatefulExecutor", "TemporaryExecutor", "FUEL_LEVEL",
@@ -45,12 +45,8 @@ class Implementation:
         execution_transform: Callable | None,
         grad_transform: Callable | None = None,
     ):
-        self.symbol, self.checker, self.execution_transform, self.grad_transform = (
-            symbol,
-            checker,
-            execution_transform,
-            grad_transform,
-        )
+        self.symbol, self.checker = symbol, checker
+        self.execution_transform, self.grad_transform = execution_transform, grad_transform
 
     @property
     def executes(self) -> bool:
@@ -269,7 +265,7 @@ def operation_id(given: Any) -> Any:
     """The id of an operation given as itself, as its id, or as a torch function that stands for it. Raises TypeError
     for another function."""
     if callable(given) and not isinstance(given, Symbol):
-        from thunder.ops.define import operation_of
+        from thunder.ops.registry import operation_of
 
         found = operation_of(given)
         if found is None:
@@ -442,7 +438,8 @@ def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Execu
     for e in get_default_executors() if executors is None else executors:
         found = e if isinstance(e, Executor) else _ALL.get(e) or _of_lightning(e)
         if found is None:
-            raise OptionError(f"no executor is called {e!r}; registered: {', '.join(sorted(_ALL))}")
+            near = did_you_mean(e, _ALL)
+            raise OptionError(f"no executor is called {e!r}; {near}registered: {', '.join(sorted(_ALL))}")
         if executors is not None and (why := found.unavailable()) is not None and found.name not in _warned:
             _warned.add(found.name)
             warn_user(f"the executor {found.name} takes nothing here: {why}", UserWarning)

@@ -1,4 +1,4 @@
-"""Fusion executors: they take regions of operations, and run each as one."""
+"""Fusion executors, which run a region of operations as one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 from thunder.analysis.aliases import may_view
 from thunder.analysis.flow import producers
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, equal_counts, has_numbers, numbers_in
-from thunder.core.regions import Region, convex_regions, leading_to, recompute_cheap, region_key, schedule
+from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule
+from thunder.core.rematerialize import recompute_cheap
 from thunder.core.symbol import BoundSymbol, Names, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
@@ -23,11 +24,11 @@ KEPT = 1024  # compiled regions that an executor remembers
 
 
 class TooLarge(Exception):
-    """What `fuse` raises for a region that has to be smaller: it gets two halves."""
+    """Raised by `fuse` for a region that is too large: its two halves are fused instead."""
 
 
 class Unfused(Exception):
-    """What `fuse` raises for a region that stays with PyTorch: the trace says why."""
+    """Raised by `fuse` for a region that PyTorch has to run, with the reason, which the trace shows."""
 
 
 class FusionExecutor(Executor):
@@ -68,15 +69,14 @@ class FusionExecutor(Executor):
         """
         self.implmap[operation_id(sym_or_id)] = Implementation(None, checker, execution_transform, grad_transform)
 
-    # whether all results of its functions are in new memory, of which they are all, or in that of inputs which
-    # `writing_over` allows
+    # whether each result of its functions has new memory of its own, or that of an input which `writing_over` allows
     owns_results = False
 
-    permits = False  # whether `writing_over` says what may be overwritten, and not what is
+    permits = False  # whether `writing_over` returns inputs that may be overwritten, and not those that are
 
-    takes_padding = False  # whether its functions lay out what is in `Region.padded` with rows apart
+    takes_padding = False  # whether its functions pad the rows of the values in `Region.padded`
 
-    longest_row = 0  # how many numbers it keeps on chip, where they are read again after they were reduced to one
+    longest_row = 0  # the longest row that its kernels keep on chip between a reduction and later reads
 
     def can_execute(self, operation: BoundSymbol) -> bool:
         return operation.sym.executor is self
@@ -95,19 +95,20 @@ class FusionExecutor(Executor):
         )
 
     def takes(self, operation: BoundSymbol) -> bool:
-        """`can_fuse`, asked once for an operation that several passes ask about."""
+        """`can_fuse`, with the answer kept for other passes."""
         found = self._takes.get(operation)
         if found is None:
             found = self._takes[operation] = self.can_fuse(operation)
         return found
 
     def is_cheap(self, operation: BoundSymbol) -> bool:
-        """Whether computing an operation costs nothing beside reading its inputs: then a region computes it itself, and
-        does not read it from another one."""
+        """Whether an operation costs nothing beyond reading its inputs, so that regions recompute it instead of reading
+        its result from another region."""
         return False
 
     def keeps(self, operation: BoundSymbol) -> bool:
-        """Whether what the forward wrote is kept at any price in memory, where the backward would write it again."""
+        """Whether results that forward and backward would both write stay in memory, even where that raises the
+        peak."""
         return False
 
     def should_fuse(self, region: Region) -> bool:
@@ -115,13 +116,13 @@ class FusionExecutor(Executor):
         return len(region.bound_symbols) > 1
 
     def shares_launch(self, region: Region, producer: Mapping[Proxy, BoundSymbol]) -> bool:
-        """Whether a region may be launched with others that it does not depend on: `fuse` is given one region then,
-        with `Region.parts`. producer: of the program's values."""
+        """Whether a region may share a launch with independent ones; `fuse` then gets one region with `Region.parts`.
+        producer: the producers of the program's values."""
         return False
 
     def cut_last(self, region: Region, names: Names) -> list[Region]:
-        """A region without its last steps, and these, as regions that `shares_launch` takes; none where there are none.
-        names: of what the first one gives the others."""
+        """A region without its last steps, and the last steps as regions that `shares_launch` takes; an empty list
+        where there are none. names: for values between the regions."""
         return []
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
@@ -134,15 +135,15 @@ class FusionExecutor(Executor):
     def writing_over(
         self, function: Callable, dying: Sequence[int], homes: Mapping[int, int] | None = None
     ) -> tuple[Callable, dict[int, int]] | None:
-        """A function of a region that may write over some of its inputs, those that are dead behind it, and which input
-        each of its outputs overwrites; None for one that does not. homes: which output, and no other, may be written
-        over an input, for inputs that the program overwrites with it."""
+        """A function of a region that writes results over inputs, and by place of an output the place of the input that
+        it overwrites; None where it overwrites none. dying: places of the inputs that die with the region. homes: by
+        place of an input that the program overwrites, the place of the only output that may be written over it."""
         return None
 
     def beside(self, function: Callable, places: frozenset[int], fork: Callable[[int, tuple], int]) -> Callable | None:
-        """A function of a region that does the last of the work for the outputs at these places, which nobody waits
-        for, on the stream that `fork(device index, (tensors that this work reads and writes, ...))` gives, by its
-        handle; None where all of its work comes first."""
+        """A function of a region that finishes the outputs at these places, which have no consumer in the program, on
+        the stream with the handle `fork(device index, (tensors that are read and written there, ...))`; None where no
+        kernel finishes such outputs alone."""
         return None
 
     def fusion_pass(self, trace: Trace) -> Trace:
@@ -206,15 +207,15 @@ class FusionExecutor(Executor):
         outputs: Sequence[Proxy],
         bsyms: Sequence[BoundSymbol],
     ) -> BoundSymbol:
-        """The operation `[outputs] = name(inputs)`, which `fn(*inputs)` runs: it returns a list or tuple. bsyms: the
-        operations that it takes the place of."""
+        """The operation `[outputs] = name(inputs)`, which calls `fn(*inputs)`; fn returns a list or tuple. bsyms: the
+        operations that it replaces."""
         symbol = Symbol(name, id=f"{self.name}.{name}", is_prim=True, fn=fn, executor=self, is_fusion=True)
         return symbol.bind(
             *inputs, output=list(outputs), subsymbols=tuple(bsyms), context=bsyms[0].context if bsyms else None
         )
 
     def once(self, region: Region, make: Callable[[], Callable]) -> Callable:
-        """`make()`, for a region whose like was not compiled yet: same program up to names, same metadata."""
+        """`make()`, called once for regions that are the same program up to names, on values of the same metadata."""
         key = region_key(region)
         found = self._compiled.get(key)
         if found is None:
@@ -226,7 +227,7 @@ class FusionExecutor(Executor):
 
 
 def run_by(operation: BoundSymbol, function: Callable, header: str, *tags: OpTags) -> BoundSymbol:
-    """A fused operation that another function runs, with a comment that says how it differs."""
+    """A fused operation with another function, and a comment that says how it differs."""
     symbol = Symbol(
         operation.sym.name,
         id=operation.sym.id,
@@ -244,8 +245,8 @@ def run_by(operation: BoundSymbol, function: Callable, header: str, *tags: OpTag
 def written_over(
     operation: BoundSymbol, dying: Sequence[int], homes: Mapping[int, int] | None = None
 ) -> tuple[BoundSymbol, dict[int, int]]:
-    """A fusion that writes over some of its inputs, and which input each of its outputs overwrites. See
-    `FusionExecutor.writing_over`."""
+    """A fusion that writes results over inputs, and by place of an output the place of the input that it overwrites.
+    See `FusionExecutor.writing_over`."""
     fuser = operation.sym.executor
     found = fuser.writing_over(operation.sym.fn, dying, homes) if isinstance(fuser, FusionExecutor) else None
     if found is None:
@@ -286,12 +287,12 @@ def _halves(region: Region) -> list[Region]:
 
 
 def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tuple[BoundSymbol, ...]]:
-    """The region without results that are views of its inputs or of other results, the operations that make those of
-    inputs before it, and the others' after it.
+    """The region without results that are views of inputs or of other results, with the operations of views of inputs
+    before it, and those of other views behind it.
 
-    What shares memory with what has to be seen from the operations of a program: a region hides it. A view that all
-    else is seen through, of all that it shows, stays. A view of an input that is read outside as well is read by the
-    region too, so that regions which read it are alike wherever it was made.
+    Passes see aliases by the operations of a program, and a region hides them. A view of all elements of its base, of
+    which all other uses are views, stays in the region. A view of an input with uses outside is an input of the region
+    as well, so that regions which read it are equal wherever the view is made.
     """
     producer = producers(region.bound_symbols)
     chains = {o: _chain(o, producer) for o in region.outputs}
@@ -334,7 +335,7 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tupl
 
 
 def _chain(value: Proxy, producer: dict[Proxy, BoundSymbol]) -> list[Proxy]:
-    """A value, what it is a view of, what that is a view of, and so on."""
+    """A value, its base, the base of that, and so on."""
     chain = [value]
     while (
         (operation := producer.get(chain[-1])) is not None
@@ -346,14 +347,14 @@ def _chain(value: Proxy, producer: dict[Proxy, BoundSymbol]) -> list[Proxy]:
 
 
 def _views_all(view: Proxy, base: Proxy) -> bool:
-    """Whether a view surely has all elements of what it is a view of."""
+    """Whether a view certainly has all elements of its base."""
     both_tensors = isinstance(view, TensorProxy) and isinstance(base, TensorProxy)
     return view is base or both_tensors and equal_counts(view, base)
 
 
 def computing(region: Region) -> list[BoundSymbol]:
-    """The operations of a region that compute, views and copies left out; the parts of those that nobody has a kernel
-    for."""
+    """The operations of a region that compute, without views and copies, and with composites of no kernel
+    decomposed."""
     operations = [
         o for b in region.bound_symbols for o in ([b] if b.sym.is_prim or b.sym.fn is not None else b.subsymbols)
     ]
@@ -361,8 +362,8 @@ def computing(region: Region) -> list[BoundSymbol]:
 
 
 def fusible(operation: BoundSymbol, numbers: bool = False) -> bool:
-    """What no region contains: operations with effects, those that wait for the device or draw random numbers, and what
-    depends on symbolic numbers. numbers: on data-dependent sizes only."""
+    """Whether regions may contain an operation: none with effects, none that waits for the device or draws random
+    numbers, and none that depends on symbolic numbers; numbers: on data-dependent sizes only."""
     if not operation.sym.tags.isdisjoint(_ALONE) or operation.sym.python_printer is not None or operation.sym.is_fusion:
         return False
     if not (has_numbers(operation.args) or has_numbers(operation.output) or has_numbers(operation.kwargs)):
@@ -376,7 +377,7 @@ def fusible(operation: BoundSymbol, numbers: bool = False) -> bool:
 
 
 def of_integers(number: NumberProxy) -> bool:
-    """Whether a symbolic number is an expression of integers that are passed in."""
+    """Whether a symbolic number is an expression of integers that are arguments."""
     values = number.decisions.values
     return not number.unbacked and all(type(values[name]) is int for name in number.expression.symbols())
 

@@ -1,12 +1,12 @@
-"""Regions that are launched together: small ones that do not depend on each other.
+"""Shared launches: independent small regions become one launch.
 
 Before: `t2 = f(p0, g0)`, `v1 = Tensor.item(n)`, `t3 = f(p1, g1, v1)`. After: `v1 = Tensor.item(n)`, and one region with
 two parts, `[t2, t3] = f_and_f(p0, g0, p1, g1, v1)`.
 
-A kernel of few elements takes a device less time than its launch. Two passes over a program, each linear: regions wait
-for later ones until something reads their results (updates of parameters), then later ones come to those before them as
-far as what they read is there (casts of weights). None moves across an effect. What waits keeps alive what it reads,
-and what comes early is alive for longer: the bytes of both are bounded.
+A kernel of few elements takes a device less time than its launch. Two linear passes over a program join regions: the
+first delays a region until its results have a use (updates of parameters), the second moves regions forward to the last
+definition of their operands (casts of weights). None moves across an effect. Both extend lifetimes, of operands or
+results, by a bounded number of bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DIFFERENT = 128  # operations of regions that are not alike: a longer kernel tak
 
 
 class Piece(NamedTuple):
-    """A region as it is in the program; what a fuser is given of it; operations that make views before and after."""
+    """A region of the program; core: the region for a fuser; before, after: operations around it that make views."""
 
     region: Region
     core: Region
@@ -125,7 +125,7 @@ class _Unit(NamedTuple):
 
 
 def _fit(units: Sequence[_Unit]) -> bool:
-    """Whether regions may be launched together."""
+    """Whether regions may share a launch."""
     kinds = {kind: count for u in units for kind, count in u.kinds.items()}
     return (
         len({kind[0] for kind in kinds}) == 1
@@ -170,7 +170,7 @@ def _gathered(
 
 
 def _ends(unit: BoundSymbol | list[Piece]) -> tuple[set[Proxy], set[Proxy]]:
-    """What an operation or regions read, and make."""
+    """The inputs and the outputs of an operation or of regions."""
     if not isinstance(unit, list):
         return set(unit.inputs), set(unit.outputs)
     inputs = {i for p in unit for b in p.region.bound_symbols for i in b.inputs}
@@ -184,7 +184,7 @@ def _is_barrier(unit: BoundSymbol | list[Piece]) -> bool:
 
 
 def _kind(piece: Piece) -> tuple[tuple, int]:
-    """The device and the operations of a region, and how many these are."""
+    """The device and the operations of a region, and their number."""
     operations = piece.core.bound_symbols
     return (_device(piece.core), *(b.sym.id for b in operations)), len(operations)
 
@@ -194,7 +194,7 @@ def _device(region: Region):
 
 
 def _arguments(piece: Piece) -> int:
-    """How many a kernel has of a region, at most."""
+    """A bound on the number of arguments of a region's kernel."""
     operations = piece.core.bound_symbols
     numbers = numbers_in([(b.args, b.kwargs) for b in operations], [])
     return len(piece.core.inputs) + len(piece.core.outputs) + len({n.expression for n in numbers})

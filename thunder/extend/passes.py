@@ -1,11 +1,11 @@
-"""Passes: what `thunder.jit` does to a captured program, step by step, and lists of them.
+"""Passes, the steps of `thunder.jit` from a captured program to the one that runs, and lists of them.
 
     thunder.jit(model, passes=lambda passes: passes.without("Early Gradients"))
     thunder.jit(model, passes=thunder.passes().after("Dead Code Elimination", thunder.Pass("Mine", mine)))
 
-A pass is a function from a trace to a trace. The list says in which order passes run; each that changes a program adds
-its trace, under its own header, to `thunder.last_traces`. Facts say which orders work: a pass needs some of a trace,
-and gives or ends others.
+A pass is a function from a trace to a trace. Passes run in the order of the list. Each one that changes a program adds
+its trace, under its own header, to `thunder.last_traces`. Facts say which orders are valid: a pass needs some facts of
+a trace, and gives or ends others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import thunder
 from thunder.core.symbol import BoundSymbol
+from thunder.core.tables import table
 from thunder.core.trace import Trace, TraceBuilder, headed
 from thunder.errors import OptionError
 from thunder.extend import Executor
@@ -33,10 +34,10 @@ RUNS = "executors"  # the fact that a program needs to run
 
 @dataclass(frozen=True)
 class Lowering:
-    """What a program is lowered for: the options and the executors, as far as they run on its devices.
+    """The target of a lowering: the options, and the executors that run on the devices of the program.
 
-    differentiates: results require grad, so that the program gets a backward. plain: as PyTorch's own operations alone,
-    for values that only they know (`is_grads_batched=True`).
+    differentiates: results require grad, so that the program gets a backward. plain: PyTorch's own operations only, for
+    values that no kernel takes (`is_grads_batched=True`).
     """
 
     options: JitOptions
@@ -202,9 +203,8 @@ class PassList(tuple[Pass, ...]):
 
     def __str__(self) -> str:
         head = ("pass", "needs", "gives", "ends", "meaning")
-        rows = [head, *((p.name, *map(", ".join, (p.needs, p.gives, p.ends)), p.meaning) for p in self)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
-        return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows)
+        rows = ((p.name, *map(", ".join, (p.needs, p.gives, p.ends)), p.meaning) for p in self)
+        return table(head, rows)
 
     __repr__ = __str__
 

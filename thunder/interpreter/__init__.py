@@ -1,12 +1,12 @@
 """A CPython bytecode interpreter in Python, without torch.
 
     host = Host()
-    host.interpret(f, args, kwargs)       # what f(*args, **kwargs) does
-    host.instructions, host.frames        # what it took
+    host.interpret(f, args, kwargs)       # the result of f(*args, **kwargs)
+    host.instructions, host.frames        # counts of both
 
 The files in the order of the flow: `tables` (opcodes of each Python version -> canonical instructions), `decode` (code
-object -> program), `instructions`, `building` and `control` (what each canonical instruction does), `machine` (runs a
-frame), `host` (what touches the outside: subclass it), `attributes`, `operators`, `sequences`, `text`, `construction`
+object -> program), `instructions`, `building` and `control` (the canonical instructions), `machine` (runs a
+frame), `host` (the way to the outside: subclass it), `attributes`, `operators`, `sequences`, `text`, `construction`
 and `standins` (CPython's protocols), `recursion`, `binding`, `matching`, `builtin_calls`, `tracebacks`, `history`.
 """
 

@@ -1,7 +1,7 @@
 """Attributes, as `object`, `type`, modules and `super` find, set and delete them (Objects/object.c, typeobject.c).
 
-What a class says is asked through `host.lookup`, what an object holds itself through `host.own`; Python code that takes
-part is interpreted. What a class's native code answers is the host's `native_get`, `native_set` and `native_delete`.
+`host.lookup` finds the attributes of classes, `host.own` those that an object holds itself; Python code that takes part
+is interpreted. Native code answers through the host's `native_get`, `native_set` and `native_delete`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import array
 import functools
 import types
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from thunder.interpreter.binding import of
-from thunder.interpreter.instructions import NULL
+from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.tracebacks import swallow
 
 FUNCTION, METHOD = types.FunctionType, types.MethodType
@@ -57,13 +59,35 @@ def in_python(method) -> bool:
     return method is not NULL and type(method) not in NATIVE_METHODS
 
 
+def parts_of(*values, keys: bool = True) -> Iterator:
+    """The values and everything in the containers among them but numbers and text, each container once, without the
+    user's methods. keys: those of dicts as well."""
+    pending, seen = [x for x in values if type(x) not in PLAIN], set()
+    while pending:
+        value = pending.pop()
+        yield value
+        base = next((b for b in _HOLDING if isinstance(value, b)), None)
+        if base is None or id(value) in seen:
+            continue
+        seen.add(id(value))
+        inside = dict.values(value) if base is dict else base.__iter__(value)
+        pending += [x for x in inside if type(x) not in PLAIN]
+        if keys and base is dict:
+            pending += [x for x in dict.keys(value) if type(x) not in PLAIN]
+
+
+_HOLDING: Any = (list, tuple, dict, set, frozenset, deque)
+
+
 def call_special(host, method, value, args, name):
     """Call a special method as it was found on the class of `value`."""
     kind = type(method)
     if kind is FUNCTION:
         return host.call(method, [value, *args], {})
-    if kind in NATIVE_METHODS or kind is types.NoneType:  # which raises
-        return method(value, *args)
+    if kind is types.NoneType:
+        return method(value, *args)  # raises
+    if kind in NATIVE_METHODS:  # under another name, as in `__getattr__ = dict.get`, it is any call
+        return method(value, *args) if method.__name__ == name else host.call(method, [value, *args], {})
     return host.call(bind(host, method, value, type(value), name), list(args), {})
 
 
@@ -94,8 +118,8 @@ def _read(host, reader, value, name):
 
 
 def instance_attribute(host, value, name):
-    """object.__getattribute__: data descriptors, what the object holds, other attributes of the class. NULL for
-    none."""
+    """object.__getattribute__: data descriptors, the object's own attributes, other attributes of the class. NULL
+    for none."""
     if value is None:
         return object.__getattribute__(value, name)
     kind = type(value)
@@ -129,7 +153,7 @@ def module_attribute(host, module, name):
 
 
 def method_attribute(host, method, name):
-    """types.MethodType.__getattribute__: what methods do not have themselves is the function's."""
+    """types.MethodType.__getattribute__: the method's own attributes, then those of its function."""
     if type_attribute(METHOD, name) is not NULL:
         return METHOD.__getattribute__(method, name)
     return load_attr(host, method.__func__, name)
@@ -159,7 +183,7 @@ READERS: dict = {
 
 
 def is_data(host, found) -> bool:
-    """Whether something found on a class is a data descriptor, which comes before what an object holds itself."""
+    """Whether something found on a class is a data descriptor, which comes before an object's own attributes."""
     kind = type(found)
     known = _DATA.get(kind)
     if known is None:
@@ -168,7 +192,7 @@ def is_data(host, found) -> bool:
 
 
 def bind(host, found, value, kind, name):
-    """What something found on a class gives for an object of it, or with `value` None for the class itself."""
+    """Bind something found on a class to an object of it, or with `value` None to the class itself."""
     descriptor = type(found)
     if descriptor is FUNCTION:
         return found if value is None else METHOD(found, value)
@@ -204,7 +228,7 @@ _PROPERTY, _STATICMETHOD, _CLASSMETHOD, _CACHED = (
 def store_attr(host, value, name, new):
     """`value.name = new`."""
     writer = host.lookup(type(value), "__setattr__")
-    if type(writer) is types.WrapperDescriptorType:
+    if type(writer) is types.WrapperDescriptorType and writer.__name__ == "__setattr__":
         set_attribute(host, value, name, new)
     else:
         call_special(host, writer, value, [name, new], "__setattr__")
@@ -227,7 +251,7 @@ def set_attribute(host, value, name, new):
 def delete_attr(host, value, name):
     """`del value.name`."""
     remover = host.lookup(type(value), "__delattr__")
-    if type(remover) is types.WrapperDescriptorType:
+    if type(remover) is types.WrapperDescriptorType and remover.__name__ == "__delattr__":
         remove_attribute(host, value, name)
     else:
         call_special(host, remover, value, [name], "__delattr__")

@@ -62,7 +62,7 @@ def DICT_UPDATE(frame, stack, n):
 
 
 def _mapping(host, values, words):
-    """A dict of what `**values` gives: an attribute that is missing anywhere in it means that it is no mapping."""
+    """The items of `**values` as a dict: an attribute that is missing anywhere in it means that it is no mapping."""
     try:
         return host.mapping(values)
     except AttributeError as error:

@@ -18,7 +18,7 @@ from thunder.interpreter.tracebacks import stub_frame, swallow
 def frame_locals(host, frame):
     """The variables of a frame by name, cells unwrapped; a class body's or exec's namespace itself.
 
-    Before 3.13 it is one dict for each frame, which keeps what the program puts into it under other names.
+    Before 3.13 it is one dict for each frame, which keeps the values that the program puts into it under other names.
     """
     if frame.names is not None:
         return frame.names
@@ -128,7 +128,7 @@ def _exec_or_eval(mode):
     return run
 
 
-_FUTURE = 0x1FF0000  # CO_FUTURE_*: what `from __future__` switched on in the calling code
+_FUTURE = 0x1FF0000  # CO_FUTURE_*: the `from __future__` imports of the calling code
 
 
 def _build_class(host, function, args, kwargs):

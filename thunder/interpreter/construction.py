@@ -102,9 +102,9 @@ def build_class(host, body, name, bases, keywords):
 
 
 def _named_by_python(host, metaclass, bases, namespace) -> dict:
-    """What has a `__set_name__` written in Python, which `type.__new__` would call natively: it is called afterwards.
+    """Attributes with a `__set_name__` written in Python, which `type.__new__` would call natively, by name.
 
-    Not where `__init_subclass__` follows, or where a metaclass of the program's sees the namespace.
+    None where `__init_subclass__` follows, or where a metaclass of the program's sees the namespace.
     """
     if metaclass not in (type, abc.ABCMeta) or type(namespace) is not dict:
         return {}

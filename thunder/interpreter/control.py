@@ -19,8 +19,8 @@ CO_ITERABLE_COROUTINE = 0x100
 
 
 class AsyncYield:
-    """A value that an async generator yields to its consumer, as opposed to what an `await` passes to the event
-    loop."""
+    """A value that an async generator yields to its consumer, as opposed to one that an `await` passes to the
+    event loop."""
 
     __slots__ = ("value",)
 
@@ -82,7 +82,7 @@ def RETURN_GENERATOR(frame, stack, _):
 
 
 def RETURN_STARTED_GENERATOR(frame, stack, _):
-    """What stands before it has run at the call."""
+    """The instructions before it have run at the call."""
     stack.append(None)
     return YIELD
 
@@ -206,10 +206,10 @@ def STOPITERATION_ERROR(frame, stack, _):
 
 
 def stop_iteration_error(kind, error):
-    """What leaves a generator of this kind (a CO_* flag) when `error` is raised in it."""
-    what = "generator" if kind & 0x20 else "coroutine" if kind & 0x80 else "async generator"
+    """The exception that leaves a generator of this kind (a CO_* flag) when `error` is raised in it."""
+    name = "generator" if kind & 0x20 else "coroutine" if kind & 0x80 else "async generator"
     if isinstance(error, StopIteration):
-        message = f"{what} raised StopIteration"
+        message = f"{name} raised StopIteration"
     elif kind & 0x200 and isinstance(error, StopAsyncIteration):
         message = "async generator raised StopAsyncIteration"
     else:
@@ -322,7 +322,7 @@ def CHECK_EG_MATCH(frame, stack, _):
 
 
 def PREP_RERAISE_STAR(frame, stack, _):
-    """What a `try` with `except*` raises at its end. An intrinsic from 3.12 on."""
+    """The exception at the end of a `try` with `except*`. An intrinsic from 3.12 on."""
     native = types.FunctionType(_intrinsic_code("PREP_RERAISE_STAR", 0, 2), {})
     stack.append(native(*take(stack, 2)))
 

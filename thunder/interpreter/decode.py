@@ -41,7 +41,7 @@ class Handler(NamedTuple):
 
 
 class Record:
-    """What is known of one code object. It refers to the code weakly, so that generated code can be freed."""
+    """A decoded code object. It refers to the code weakly, so that generated code can be freed."""
 
     __slots__ = (
         "program", "handlers", "offsets", "reference", "stub", "logged", "line_of",
@@ -189,7 +189,7 @@ def _resolve_jumps(program, jumps, index, loop_exit):
 
 
 def _loop_exits(raw_instructions, index):
-    """Offset of a loop's end -> index of what follows the instructions that drop the iterator."""
+    """Offset of a loop's end -> index behind the instructions that drop the iterator."""
     exits, length = {}, len(LOOP_END)
     opnames = [OPNAME[opcode] for _, opcode, _ in raw_instructions]
     for k, (offset, opcode, _) in enumerate(raw_instructions):

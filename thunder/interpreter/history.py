@@ -1,4 +1,4 @@
-"""What the interpreter did: a short log that is always kept, a full one on request.
+"""The record of an interpretation: a short log that is always kept, a full one on request.
 
 The short log is a bounded list of the code objects that were run. The full log has every instruction as a
 `dis.Instruction`, every new line, call, return and opaque call.

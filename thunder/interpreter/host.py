@@ -1,9 +1,9 @@
-"""Host: what the machine asks for whenever an operation may touch provenance. Here with CPython's semantics.
+"""Host: the machine's way to everything that may have provenance, with CPython's semantics.
 
 Special methods, properties, descriptors and callbacks that are written in Python are interpreted. The algorithms stand
 in `attributes`, `operators`, `sequences`, `text` and `construction`, as functions of a host. They reach the outside
-through the methods of this class only: `lookup` for what a class says, `own` for what an object holds, and the methods
-`native_...` where native code answers. The torch side subclasses it and overrides what it wants to see. Operations
+through the methods of this class only: `lookup` for attributes of classes, `own` for those of objects, and `native_...`
+where native code answers. The torch side subclasses it and overrides the methods that it watches. Operations
 between two values of exactly the types in `instructions.PLAIN` (int, float, bool, str, bytes, complex) and the truth of
 True and False never reach the host.
 """
@@ -126,7 +126,7 @@ class Host:
         return self.call_native(f, *standins.with_functions(self, f, args, kwargs))
 
     def called_back(self, f) -> Any:
-        """What native code may call in place of `f`: the call comes back to the machine."""
+        """A callable for native code in the place of `f`: the call comes back to the machine."""
         return f if not callable(f) else lambda *args, **kwargs: self.call(f, list(args), kwargs)
 
     def namespace(self, given):
@@ -219,7 +219,7 @@ class Host:
         return value
 
     def mapping(self, value):
-        """`**value`, `{**value}`: the dict, or one of what is in it. Raises AttributeError for what is no mapping."""
+        """`**value`, `{**value}`: the dict, or one with the same items. AttributeError where it is no mapping."""
         if isinstance(value, dict) and not in_python(self.lookup(type(value), "__iter__")):
             return self.materialize(value)
         return {key: self.getitem(value, key) for key in self.steps(self.call(self.load_attr(value, "keys"), [], {}))}
@@ -239,7 +239,7 @@ class Host:
         return unpacker(before, after)(value)
 
     def handed(self, value) -> Any:
-        """What native code found through a stand-in."""
+        """A value that native code gets from a stand-in."""
         return value
 
     # `a + b`, or in place `a += b` when the symbol is "+="; `-a`; `a < b`
@@ -250,10 +250,10 @@ class Host:
         """The parts of an f-string."""
         return "".join(parts)
 
-    # ---------------------------------------------------------------- what objects hold
+    # ---------------------------------------------------------------- attributes of objects
 
     def own(self, value, name):
-        """What the object holds under a name in its `__dict__`, or NULL."""
+        """The entry of the object's `__dict__` under a name, or NULL."""
         if not type(value).__dictoffset__:
             return NULL
         try:
@@ -277,14 +277,14 @@ class Host:
         """`dir(value)`."""
         return self.call_native(dir, [value], {})
 
-    # ---------------------------------------------------------------- what native code answers
+    # ---------------------------------------------------------------- native code
 
     def class_value(self, kind, name, found):
         """Something on a class that is no descriptor is the attribute's value."""
         return found
 
     def native_get(self, get, found, value, kind, name) -> Any:
-        """What a descriptor's native `__get__` gives."""
+        """The result of a descriptor's native `__get__`."""
         return get(found, value, kind)
 
     def native_set(self, found, value, name, new):
@@ -303,12 +303,12 @@ class Host:
         return reader(value, name)
 
     def type_name(self, value) -> str:
-        """What an error calls the class of a value."""
+        """The name of a value's class in errors."""
         return type(value).__name__
 
     def converted(self, function, kind, name, result, *more) -> Any:
-        """What a builtin makes of the result of a method of `kind`: native code checks it, of an object that gives
-        it."""
+        """The result of a builtin whose method of `kind` has given `result`: native code checks it, of an object that
+        gives it."""
         named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
         made = type(kind.__name__, (), {**named, name: lambda *_: result})
         return function(made(), *more)

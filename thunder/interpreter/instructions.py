@@ -23,7 +23,7 @@ class _Null:
 
 
 NULL = typing.cast(Any, _Null())
-# what CPython keeps in an unbound variable; interpreted code that is this package's own may store NULL in variables
+# an unbound variable; interpreted code that is this package's own may store NULL in variables
 UNBOUND = _Null()
 # Operands of exactly these types never have provenance: the machine computes with them directly.
 PLAIN = frozenset({int, float, bool, str, bytes, complex})
@@ -328,18 +328,11 @@ def CALL(frame, stack, n):
 
 def CALL_KEYWORDS(frame, stack, n):
     names = stack.pop()
-    split = len(stack) - len(names)
-    keywords = dict(zip(names, stack[split:]))  # noqa: B905 - the lengths are equal
-    start = len(stack) - n
-    arguments = stack[start:split]
-    function, receiver = stack[start - 2], stack[start - 1]
-    del stack[start - 2 :]
-    if receiver is NULL:
-        stack.append(frame.host.call(function, arguments, keywords))
-    elif function is NULL:
-        stack.append(frame.host.call(receiver, arguments, keywords))
-    else:
-        stack.append(frame.host.call(function, [receiver, *arguments], keywords))
+    given = take(stack, n)
+    count = n - len(names)
+    function, arguments = _callee(stack, given[:count])
+    keywords = dict(zip(names, given[count:]))  # noqa: B905 - the lengths are equal
+    stack.append(frame.host.call(function, arguments, keywords))
 
 
 def CALL_FUNCTION_EX(frame, stack, flags):

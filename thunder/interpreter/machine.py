@@ -170,7 +170,7 @@ drive_awaitable = types.coroutine(types.FunctionType(drive.__code__, globals(), 
 
 
 class _Steps:
-    """What the native coroutine of an interpreted one awaits."""
+    """An awaitable for the native coroutine of an interpreted one."""
 
     __slots__ = ("generator",)
 

@@ -35,18 +35,10 @@ def match_class(host, subject, cls, positional, names):
         if attributes is None:
             values.append(subject)
         else:
-            for name in attributes[:positional]:
-                if not isinstance(name, str):
-                    kind = type(name).__name__
-                    raise TypeError(f"__match_args__ elements must be strings (got {kind})")
-                if name in seen:
-                    raise TypeError(f"{cls.__name__}() got multiple sub-patterns for attribute {name!r}")
-                seen.add(name)
-                value = _attribute(host, subject, name)
-                if value is _MISSING:
-                    return None
-                values.append(value)
+            names = (*attributes[:positional], *names)
     for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"__match_args__ elements must be strings (got {type(name).__name__})")
         if name in seen:
             raise TypeError(f"{cls.__name__}() got multiple sub-patterns for attribute {name!r}")
         seen.add(name)

@@ -56,7 +56,7 @@ def binary(host, symbol, a, b):
 
 
 def _after_in_place(host, name, plain, a, b):
-    """`a += b` whose in-place method, in Python, has declined: what `a + b` gives, with errors of `+=`."""
+    """`a += b` whose in-place method, in Python, has declined: the result of `a + b`, with errors of `+=`."""
 
     def natively():
         try:
@@ -69,7 +69,7 @@ def _after_in_place(host, name, plain, a, b):
 
 
 def _factor(host, value, sequence):
-    """What a sequence is multiplied by, asked for its `__index__` where that is the only method that it has for it."""
+    """The factor of a sequence; its `__index__` where that is the only method that it has for it."""
     kind = type(value)
     if not isinstance(sequence, SEQUENCES) or in_python(host.lookup(type(sequence), "__mul__")):
         return value
@@ -201,7 +201,7 @@ def by_identity(host, a, b) -> bool:
 
 
 def index(host, value):
-    """operator.index: an int, or what the host takes for one."""
+    """operator.index: an int, or a value that the host takes for one."""
     method = host.lookup(type(value), "__index__")
     if not in_python(method):
         return host.native_index(value)
@@ -226,7 +226,7 @@ def _number(kind, *names):
 
 
 def _through(name):
-    """A builtin of one or more arguments that calls one special method of the first and returns what it gives."""
+    """A builtin of one or more arguments that returns the result of one special method of the first."""
 
     def run(host, function, args, kwargs):
         method = host.lookup(type(args[0]), name) if args and not kwargs else NULL
@@ -249,9 +249,9 @@ def _divmod(host, function, args, kwargs):
     def natively():
         return host.call_native(function, args, kwargs)
 
-    return (
-        natively() if len(args) != 2 or kwargs else by_methods(host, "divmod", args[0], args[1], "divmod()", natively)
-    )
+    if len(args) != 2 or kwargs:
+        return natively()
+    return by_methods(host, "divmod", args[0], args[1], "divmod()", natively)
 
 
 def _as_function(method, *symbol):

@@ -1,9 +1,9 @@
 """CPython's recursion limit, and its memory for frames, while programs are interpreted.
 
 One interpreted call takes several native Python frames (none of them on the C stack), so the machine counts the
-interpreted frames itself and raises CPython's limit as the program goes deeper. The limit is raised only by what the
-next `ROOM` interpreted frames need and lowered on the way back: native code that recurses without end must meet a limit
-that the C stack can bear. The limit belongs to all threads, so the largest need of any host holds.
+interpreted frames itself and raises CPython's limit as the program goes deeper, only by the need of the next `ROOM`
+frames. It lowers the limit on the way back: native code that recurses without end must meet one that the C stack can
+bear. The limit belongs to all threads, so the largest need of any host holds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def set_original_limit(limit: int) -> None:
 
 
 def _require(host, limit):
-    """Note what a host needs, None for nothing; returns what it needed before."""
+    """Note the limit that a host needs, None for none; return the one before."""
     global _original
     with _lock:
         if not _needs:
@@ -71,7 +71,7 @@ def run_deeper(frame, sent, thrown):
     depth, limit, room = len(host.stack_of_frames), host.recursion_limit, host.stack_room
     if depth >= limit:
         raise RecursionError("maximum recursion depth exceeded")
-    # Native code keeps what CPython would have left for it.
+    # Native code keeps the depth that CPython would have left for it.
     need = _native_depth() + max(limit - depth, 0) + ROOM * host.native_frames_per_call
     before = _require(host, need)
     host.stack_room = min(depth + ROOM, limit)

@@ -103,10 +103,8 @@ def found_in(host, iterator, item):
 def _no_iterator(kind: type, found: str) -> str:
     if VERSION < (3, 15):
         return f"iter() returned non-iterator of type '{found}'"
-    name = (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
-    return f"{name}.__iter__() must return an iterator, not {found}"
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    return f"{module}{kind.__qualname__}.__iter__() must return an iterator, not {found}"
 
 
 def iterate(host, value):
@@ -165,7 +163,7 @@ class Steps:
         self.host, self.iterator, self.value = host, iterator, value
 
     def __length_hint__(self):
-        """What native code that makes a list asks the value (PyObject_LengthHint)."""
+        """The answer to native code that makes a list (PyObject_LengthHint)."""
         kind = type(self.value)
         if in_python(self.host.lookup(kind, "__len__")):
             try:
@@ -173,9 +171,9 @@ class Steps:
             except TypeError as error:
                 swallow(error)
         method = self.host.lookup(kind, "__length_hint__")
-        return (
-            call_special(self.host, method, self.value, [], "__length_hint__") if in_python(method) else NotImplemented
-        )
+        if not in_python(method):
+            return NotImplemented
+        return call_special(self.host, method, self.value, [], "__length_hint__")
 
     def __iter__(self):
         return self
@@ -206,11 +204,8 @@ def length(host, value):
     if not in_python(method):
         return host.native_len(value)
     result = call_special(host, method, value, [], "__len__")
-    return (
-        result
-        if type(result) is int and 0 <= result <= sys.maxsize
-        else host.converted(len, type(value), "__len__", result)
-    )
+    fits = type(result) is int and 0 <= result <= sys.maxsize
+    return result if fits else host.converted(len, type(value), "__len__", result)
 
 
 def truth(host, value):

@@ -1,7 +1,7 @@
-"""Stand-ins: what native code is given in the place of objects whose special methods are written in Python.
+"""Stand-ins: the arguments of native code in the place of objects whose special methods are written in Python.
 
     sorted([a, b])   # list.sort would call a.__lt__ natively
-    sorted over stand-ins of a and b, whose __lt__ is host.compare("<", ...); what comes out is a and b again
+    sorted over stand-ins of a and b, whose __lt__ is host.compare("<", ...); the result is a and b again
 
 CPython's own code runs, so that comparisons come in its order and errors are its own. A stand-in answers to every
 special method that its object has, through the host.
@@ -21,7 +21,7 @@ import types
 from collections import deque
 from typing import Any
 
-from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, call_special, in_python, type_attribute
+from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, call_special, in_python, parts_of, type_attribute
 from thunder.interpreter.binding import of
 from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.operators import COMPARE_METHOD
@@ -29,7 +29,7 @@ from thunder.interpreter.tables import VERSION
 
 COMPARED = {method: symbol for symbol, method in COMPARE_METHOD.items()}
 _ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift divmod"
-# what native code calls of an object that it is given, by its class
+# special methods that native code calls of its arguments
 CALLED = frozenset(
     {
         *(f"__{prefix}{name}__" for name in _ARITHMETIC.split() for prefix in ("", "r", "i")),
@@ -60,7 +60,7 @@ class StandIn:
 
 
 class Compared(StandIn):
-    """What native code compares with others, which are stand-ins too."""
+    """An object that native code compares with other stand-ins."""
 
     __slots__ = ()
     __hash__ = StandIn.__hash__
@@ -93,7 +93,7 @@ class Sorted(Compared):
 
 
 class Called(Compared):
-    """What native code may call, and keeps nothing of."""
+    """A callable for native code that keeps nothing of it."""
 
     __slots__ = ()
     __hash__ = StandIn.__hash__
@@ -106,7 +106,7 @@ class Called(Compared):
 
 
 class Iterated(StandIn):
-    """What native code iterates over later."""
+    """An iterable for native code that iterates later."""
 
     __slots__ = ()
 
@@ -155,10 +155,10 @@ def _all(host, values):
 CALLS = {sum: _sum, any: _any, all: _all}
 
 
-# ---------------------------------------------------------------- functions that call what they are given
+# ---------------------------------------------------------------- functions that call an argument
 
 _KEY_FUNCTION = (-1, "key")
-_ENCODER = getattr(json.encoder, "c_make_encoder", None)  # what `json` writes with
+_ENCODER = getattr(json.encoder, "c_make_encoder", None)  # of the module `json`
 # the place and the name of the function among the arguments
 _CALLING: dict[Any, tuple[int, str]] = {
     map: (0, ""), filter: (0, ""), functools.reduce: (0, ""), functools.cmp_to_key: (0, "mycmp"),
@@ -203,7 +203,7 @@ def _filtered(host, function):
     return host.truth if function is None else _decided(host, function)
 
 
-# what native code does with results, where it does not hand them on
+# functions whose results native code does not hand on
 _RESULTS = {
     **dict.fromkeys(map(id, (re.Pattern.sub, re.Pattern.subn, _ENCODER)), _used_up),
     **dict.fromkeys(map(id, (itertools.takewhile, itertools.dropwhile)), _decided),
@@ -211,9 +211,9 @@ _RESULTS = {
 }
 
 
-# ---------------------------------------------------------------- functions that compare what they are given
+# ---------------------------------------------------------------- functions that compare their arguments
 
-# function -> positions of the elements among its arguments; the first argument is what holds the others
+# function -> positions of the elements among its arguments; the first argument is the container
 _COMPARING: dict[Any, tuple[int, ...]] = {
     sorted: (), min: (), max: (), list.sort: (), list.index: (1,), list.count: (1,), list.remove: (1,),
     tuple.index: (1,), tuple.count: (1,), deque.index: (1,), deque.count: (1,), deque.remove: (1,),
@@ -241,23 +241,13 @@ def descriptor(f):
 
 
 def compares_in_python(host, values) -> bool:
-    """Whether one of the values, or something in the lists, tuples and dicts among them, compares in Python."""
-    pending, seen = list(values), set()
-    kinds = set()
-    while pending:
-        value = pending.pop()
-        kind = type(value)
-        if kind in PLAIN or id(value) in seen:
-            continue
-        if isinstance(value, (list, tuple, dict)):
-            seen.add(id(value))
-            pending += dict.values(value) if isinstance(value, dict) else tuple(value)
-        kinds.add(kind)
+    """Whether one of the values, or something in the containers among them, compares in Python."""
+    kinds = set(map(type, parts_of(*values, keys=False)))
     return any(host.compares(kind) or in_python(host.lookup(kind, name)) for kind in kinds for name in COMPARED)
 
 
 def run(host, f, args, kwargs) -> Any:
-    """The call of a function that compares what it is given, over stand-ins; NULL where none compares in Python, or the
+    """The call of a function that compares its arguments, over stand-ins; NULL where none compares in Python, or the
     function is another. An iterator in `args` is a list afterwards."""
     function, owner = descriptor(f)
     elements = _BY_ID.get(id(function))
@@ -282,8 +272,8 @@ def run(host, f, args, kwargs) -> Any:
 
 
 def _run(host, function, base: Any, inside: list, elements, given: list, kwargs: dict) -> Any:
-    """The call, over stand-ins for the values at `elements` of what is given, and for what is inside of its first,
-    which is a `base`; None where several values are compared in the place of one container's."""
+    """The call, over stand-ins for the arguments at `elements`, and for the elements of the first, a `base`; None
+    where the arguments themselves are compared."""
     first, key = given[0], kwargs.get("key")
     if VERSION >= (3, 12) and "reverse" in kwargs:  # before, it is a number
         kwargs = kwargs | {"reverse": host.truth(kwargs["reverse"])}

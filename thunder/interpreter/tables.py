@@ -5,11 +5,11 @@ the row depends on the argument or on the previous instruction. A *resolver* com
 raw instruction. The handlers of canonical instructions are in `instructions.py` and `control.py`; they know nothing of
 versions. Jump arguments are byte offsets here, `decode.py` turns them into indices.
 
-Each version's table is the one before it with what changed. Conventions of the canonical instruction set:
+Each version's table is the one before it and its changes. Conventions of the canonical instruction set:
 
 - Calls find two slots under their arguments: `NULL, callable` or `callable, NULL` or `callable, self`.
 - A variable and its cell share one slot: `MAKE_CELL` puts a cell into it, `LOAD_FAST` of such a name gives the cell.
-- `FOR_ITER` and `SEND` drop an exhausted iterator themselves; what the version emits for that is left out.
+- `FOR_ITER` and `SEND` drop an exhausted iterator themselves; the version's own instructions for that are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COMPARE_SYMBOLS = tuple(COMPARISONS)
 
 
 class Raw:
-    """The raw instruction that the decoder stands at, with what resolvers need of its code object."""
+    """The raw instruction that the decoder stands at, with the parts of its code object that resolvers need."""
 
     __slots__ = ("code", "consts", "names", "variables", "arg", "after", "previous", "previous_jump")
 
@@ -283,7 +283,7 @@ V3_15 = V3_14 | {
 
 VERSIONS = {(3, 11): V3_11, (3, 12): V3_12, (3, 13): V3_13, (3, 14): V3_14, (3, 15): V3_15}
 
-# What the compiler emits for dropping an exhausted iterator, at the target of FOR_ITER.
+# The instructions that the compiler emits to drop an exhausted iterator, at the target of FOR_ITER.
 LOOP_ENDS = {
     (3, 11): (),
     (3, 12): ("END_FOR",),

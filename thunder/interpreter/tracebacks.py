@@ -88,7 +88,7 @@ def entry(frame, following):
 def clean(traceback):
     """The traceback without the machine's frames.
 
-    What lies behind a stub was cleaned when the stub's entry was made, so the walk ends there and the cost of an
+    The part behind a stub was cleaned when the stub's entry was made, so the walk ends there and the cost of an
     exception stays linear in the depth of the stack.
     """
     while traceback is not None and traceback.tb_frame.f_code.co_filename in HIDDEN:

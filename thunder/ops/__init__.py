@@ -1,72 +1,39 @@
-"""Everything known about each operation, by family: one op, one place.
+"""What is known of each operation.
 
-`define` says how an op is written down, `promotion` how types meet, `opaque` what happens to a torch function that has
-no definition. Importing this package defines all operations and gives proxies their methods.
+`registry` says how an operation is written down, `signature`, `shape_rules` and `promotion` read arguments and types as
+PyTorch does, `infer` types by example, `functionalize` turns in-place operations into functional ones, `families` holds
+the operations, and `opaque` takes the functions of PyTorch that no family defines. Importing this package defines all
+operations and gives proxies their methods.
 """
 
 from __future__ import annotations
 
 import importlib
 
-from thunder.ops import inplace, methods, opaque
-from thunder.ops.define import LTORCH, PRIMS, inplace_of, lookup
+from thunder.ops import methods, opaque
+from thunder.ops.families import FAMILIES
+from thunder.ops.functionalize import inplace
+from thunder.ops.promotion import Promotion
+from thunder.ops.registry import LTORCH, PRIMS, alias, by_example, composite, inplace_of, lookup, prim, torch_prim
 
-FAMILIES = (
-    "data",
-    "elementwise",
-    "binary",
-    "ternary",
-    "creation",
-    "activations",
-    "reductions",
-    "extremes",
-    "scans",
-    "vector_norms",
-    "random",
-    "sorting",
-    "special",
-    "shape",
-    "rearrange",
-    "joining",
-    "padding",
-    "indexing",
-    "selection",
-    "scatter",
-    "embeddings",
-    "linalg",
-    "grouped_products",
-    "einsum",
-    "norm_kernels",
-    "norm_formulas",
-    "sync_batch_norm",
-    "normalization",
-    "attention",
-    "recurrent",
-    "losses",
-    "margin_losses",
-    "convolution",
-    "pooling",
-    "windows",
-    "resample",
-    "factorizations",
-    "equations",
-    "lu",
-    "matrix_norms",
-    "quantization",
-    "spectral",
-    "view_copies",
-    "statistics",
-    "foreach",
-    "collectives",
-    "views",
-    "batching_rules",
-    "splitting_rules",
-    "seeded",
-    "linearity",
-    "parts",
-    "kernel_derivatives",
-)
 for _family in FAMILIES:
-    importlib.import_module(f"thunder.ops.{_family}")
+    importlib.import_module(f"thunder.ops.families.{_family}")
+# rules for operations of all families, which have to be there
+for _rules in (
+    "functionalize.views",
+    "families.batching_rules",
+    "families.splitting_rules",
+    "families.seeded",
+    "families.linearity",
+    "families.parts",
+    "kernel_derivatives",
+):
+    importlib.import_module(f"thunder.ops.{_rules}")
 
-__all__ = ["FAMILIES", "LTORCH", "PRIMS", "lookup", "inplace_of", "inplace", "methods", "opaque"]
+from thunder.ops.families.binary import binary  # noqa: E402
+from thunder.ops.families.elementwise import unary  # noqa: E402
+
+__all__ = [
+    "FAMILIES", "LTORCH", "PRIMS", "Promotion", "alias", "binary", "by_example", "composite", "inplace", "inplace_of",
+    "lookup", "methods", "opaque", "prim", "torch_prim", "unary",
+]  # fmt: skip

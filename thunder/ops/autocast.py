@@ -21,7 +21,7 @@ from thunder import compat
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, map_structure, proxies_in
 from thunder.core.symbol import Recorder, Symbol, current_recorder
-from thunder.ops.define import LTORCH
+from thunder.ops.registry import LTORCH
 
 __all__ = ["Policy", "policy", "kinds_of"]
 

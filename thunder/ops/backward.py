@@ -15,8 +15,8 @@ from thunder import compat
 from thunder.core.proxies import NumberProxy, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
 from thunder.core.utils import has_triton
-from thunder.ops.define import LTORCH, PRIMS, declare, torch_prim
 from thunder.ops.layout import empty_rows, is_dense
+from thunder.ops.registry import LTORCH, PRIMS, declare, torch_prim
 
 __all__ = ["sum_to", "kernel", "gradient_of_first", "op", "formula", "times_cotangent"]
 
@@ -52,7 +52,13 @@ def _is_one(n) -> bool:
     return type(n) is int and n == 1
 
 
-def kernel(name: str, overload: str, meta: Callable, tags: tuple[OpTags, ...] = (), public: str = "") -> Symbol:
+def _like_first(g, *args, **kwargs):
+    return like(g)
+
+
+def kernel(
+    name: str, overload: str = "default", meta: Callable = _like_first, tags: tuple[OpTags, ...] = (), public: str = ""
+) -> Symbol:
     """A kernel of PyTorch's that no function of its Python API calls: `torch.ops.aten.<name>.<overload>`, typed by
     `meta`. public: what the operation is called that programs get which call the kernel by its name."""
     if public:
@@ -89,22 +95,18 @@ def memory_format(t: torch.Tensor) -> torch.memory_format:
     return layout
 
 
-def _like_first(g, *args, **kwargs):
-    return like(g)
-
-
-tanh_backward = kernel("tanh_backward", "default", _like_first)
-sigmoid_backward = kernel("sigmoid_backward", "default", _like_first)
-gelu_backward = kernel("gelu_backward", "default", _like_first)
-silu_backward = kernel("silu_backward", "default", _like_first)
-threshold_backward = kernel("threshold_backward", "default", _like_first)
-leaky_relu_backward = kernel("leaky_relu_backward", "default", _like_first)
-elu_backward = kernel("elu_backward", "default", _like_first)
-hardswish_backward = kernel("hardswish_backward", "default", _like_first)
-hardsigmoid_backward = kernel("hardsigmoid_backward", "default", _like_first)
-hardtanh_backward = kernel("hardtanh_backward", "default", _like_first)
-softplus_backward = kernel("softplus_backward", "default", _like_first)
-mish_backward = kernel("mish_backward", "default", _like_first)
+tanh_backward = kernel("tanh_backward")
+sigmoid_backward = kernel("sigmoid_backward")
+gelu_backward = kernel("gelu_backward")
+silu_backward = kernel("silu_backward")
+threshold_backward = kernel("threshold_backward")
+leaky_relu_backward = kernel("leaky_relu_backward")
+elu_backward = kernel("elu_backward")
+hardswish_backward = kernel("hardswish_backward")
+hardsigmoid_backward = kernel("hardsigmoid_backward")
+hardtanh_backward = kernel("hardtanh_backward")
+softplus_backward = kernel("softplus_backward")
+mish_backward = kernel("mish_backward")
 
 
 def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
@@ -117,7 +119,7 @@ def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.T
             else torch.mul(gradient, cotangent, out=empty_rows(gradient, gradient.shape))
         )
     if gradient.is_cuda and has_triton() and (rows := _rows(gradient)) is not None:
-        from thunder.ops.scale_kernel import scale
+        from thunder.ops.families.scale_kernel import scale
 
         scale(rows, cotangent)
         return gradient
@@ -150,13 +152,13 @@ embedding_backward = kernel(
 
 
 pdist_backward = kernel("_pdist_backward", "default", lambda g, a, p, y: like(a))
-logit_backward = kernel("logit_backward", "default", _like_first)
-hardshrink_backward = kernel("hardshrink_backward", "default", _like_first)
-softshrink_backward = kernel("softshrink_backward", "default", _like_first)
+logit_backward = kernel("logit_backward")
+hardshrink_backward = kernel("hardshrink_backward")
+softshrink_backward = kernel("softshrink_backward")
 glu_backward = kernel("glu_backward", "default", lambda g, a, dim: like(a))
 log_sigmoid_forward = kernel("log_sigmoid_forward", "default", lambda a: (like(a), like(a)))
 log_sigmoid_forward.nondifferentiable = (1,)  # a buffer
-log_sigmoid_backward = kernel("log_sigmoid_backward", "default", _like_first)
+log_sigmoid_backward = kernel("log_sigmoid_backward")
 prelu_kernel = kernel("_prelu_kernel", "default", lambda a, weight: like(a))
 prelu_kernel_backward = kernel("_prelu_kernel_backward", "default", lambda g, a, weight: (like(a), like(a)))
 select_backward = kernel("select_backward", "default", lambda g, sizes, dim, index: like(g, tuple(sizes)))

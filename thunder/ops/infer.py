@@ -6,6 +6,7 @@ same examples say in PyTorch's words why it refuses arguments.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -27,9 +28,20 @@ from thunder.core.symbol import current_recorder, user_location
 from thunder.core.unbacked import fresh_size
 from thunder.errors import CaptureError, ThunderError
 from thunder.ops.opaque_values import CONSTRUCTORS, fix_shared, holds_unusual, is_unusual, refuse
+from thunder.ops.promotion import same_device
+from thunder.ops.shape_rules import Unfit
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
 
-__all__ = ["fake", "example", "as_torch", "as_pytorch", "differentiates_fakes", "typed_by_running"]
+__all__ = [
+    "fake",
+    "example",
+    "as_torch",
+    "as_pytorch",
+    "differentiates_fakes",
+    "typed_by_running",
+    "typed_on_meta",
+    "without_memory",
+]
 
 _FEW = 1 << 22  # elements up to which a fake is a dense tensor; beyond it is one element, expanded
 
@@ -77,7 +89,8 @@ def as_torch(x):
 
 
 def as_pytorch(symbol, args: tuple, kwargs: dict, error: Exception) -> Exception | None:
-    """The error PyTorch raises for these arguments, or None where it raises none."""
+    """The error PyTorch raises for arguments like these; for those that only thunder refuses, one that names the
+    operation, or None. The examples are zeros on the CPU: a rule that looks at devices or values raises by itself."""
     if symbol.fn is None or isinstance(error, ThunderError):
         return None
     try:
@@ -85,7 +98,7 @@ def as_pytorch(symbol, args: tuple, kwargs: dict, error: Exception) -> Exception
             symbol.fn(*map_structure(fake, args), **map_structure(fake, kwargs))
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as better:
         return better.with_traceback(None)
-    return None
+    return RuntimeError(f"{symbol.name}(): {error}") if isinstance(error, Unfit) else None
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -116,6 +129,35 @@ def typed_by_running(function: Callable, name: str) -> Callable:
                 remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed "
                 "output shape",
             ) from error
+
+    return meta
+
+
+def without_memory(x):
+    """A tensor of PyTorch's device "meta" for a proxy; other values as `example` gives them."""
+    return example(x, lambda shape, dtype, device: torch.empty(shape, dtype=dtype, device="meta"))
+
+
+def typed_on_meta(function: Callable) -> Callable:
+    """A meta rule that runs the function on tensors without memory, which is faster than fake tensors are."""
+
+    def meta(*args, **kwargs):
+        tensors = [p for p in proxies_in(kwargs, proxies_in(args, [])) if isinstance(p, TensorProxy)]
+        device, recorder = same_device(*tensors), current_recorder()
+        grad = recorder is not None and recorder.context.grad_enabled
+
+        def given(x):
+            found = without_memory(x)
+            return found.requires_grad_(grad and x.requires_grad) if isinstance(x, TensorProxy) else found
+
+        def typed(x):
+            if not isinstance(x, torch.Tensor):
+                return x
+            dtype = from_tensor_dtype(x.dtype)
+            return TensorProxy(shape=tuple(x.shape), dtype=dtype, device=device, requires_grad=x.requires_grad)
+
+        with compat.DisableTorchFunction(), torch.set_grad_enabled(grad), warnings.catch_warnings(action="ignore"):
+            return map_structure(typed, function(*map_structure(given, args), **map_structure(given, kwargs)))
 
     return meta
 

@@ -8,7 +8,7 @@ arguments.
 from __future__ import annotations
 
 from thunder.ops import backward
-from thunder.ops.define import LTORCH
+from thunder.ops.registry import LTORCH
 
 ROWS = {
     "celu": lambda g, y, a, alpha=1.0: backward.elu_backward(g, alpha, 1, 1.0 / alpha, False, a),

@@ -12,9 +12,10 @@ from thunder import compat
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.symbol import Symbol, positional_parameters, spelled, user_location
 from thunder.errors import CaptureError
-from thunder.ops import inplace, opaque
-from thunder.ops.define import LTORCH, alias, inplace_of, lookup, operand_places
-from thunder.ops.mutating import call_mutating
+from thunder.ops import opaque
+from thunder.ops.functionalize import inplace
+from thunder.ops.functionalize.mutating import call_mutating
+from thunder.ops.registry import LTORCH, alias, inplace_of, lookup, operand_places
 from thunder.ops.tensor_values import item, tolist
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 

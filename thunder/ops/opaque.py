@@ -14,8 +14,8 @@ from thunder import compat
 from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
-from thunder.ops.define import alias, lookup, torch_path
 from thunder.ops.infer import typed_by_running
+from thunder.ops.registry import alias, lookup, torch_path
 
 __all__ = ["symbol_for", "is_opaque", "written_by", "written_by_builtin", "casts_inside"]
 

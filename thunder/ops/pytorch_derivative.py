@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import torch
@@ -10,7 +11,7 @@ from thunder import compat
 from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import OpTags, Symbol, detached, hashable
 from thunder.errors import CaptureError
-from thunder.ops.infer import as_torch, differentiates_fakes, example, fake
+from thunder.ops.infer import as_torch, differentiates_fakes, example, fake, without_memory
 from thunder.ops.opaque_values import is_tensor
 
 __all__ = ["derivative_of", "vjp_of"]
@@ -104,10 +105,14 @@ def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs:
     if not differentiates_fakes((args, kwargs)):
         return wanted
     inputs: list[torch.Tensor] = []
-    for mode, made in (
-        (compat.FakeTensorMode(allow_non_fake_inputs=True), example),
-        (torch.random.fork_rng(devices=[]), real),
-    ):
+    if symbol.typed_by_running and OpTags.OPAQUE not in symbol.tags:  # fake tensors take a second to import
+        ways = [(contextlib.nullcontext(), without_memory)]
+    else:
+        ways = [
+            (compat.FakeTensorMode(allow_non_fake_inputs=True), example),
+            (torch.random.fork_rng(devices=[]), real),
+        ]
+    for mode, made in ways:
         try:
             with compat.DisableTorchFunction(), mode, torch.enable_grad(), warnings.catch_warnings(action="ignore"):
                 given = _with_inputs(

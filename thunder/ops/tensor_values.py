@@ -25,8 +25,8 @@ from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user
 from thunder.core.symbolic import Computed, constant
 from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
-from thunder.ops.define import LTORCH, alias, torch_prim
 from thunder.ops.infer import as_torch
+from thunder.ops.registry import LTORCH, alias, torch_prim
 
 __all__ = ["as_number", "fixed_value", "item", "tolist", "value_of_sizes"]
 

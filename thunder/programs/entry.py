@@ -14,18 +14,7 @@ from typing import Any
 
 import torch
 
-from thunder.core.codegen import Printer, function_source, line_owners
-from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import Names
-from thunder.core.symbolic import Decisions
-from thunder.core.trace import Trace, TraceInfo
-from thunder.errors import ThunderError
-from thunder.extend import get_always_executors
-from thunder.ops.define import LTORCH, PRIMS
-from thunder.ops.inplace import writes_back
-from thunder.options import NUMERICS_OPTIONS, JitOptions
-from thunder.pipeline import lower
-from thunder.program import (
+from thunder.cache.entry import (
     CacheEntry,
     Connection,
     Lowered,
@@ -34,6 +23,17 @@ from thunder.program import (
     differentiable,
     not_differentiable,
 )
+from thunder.core.codegen import Printer, function_source, line_owners
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import Names
+from thunder.core.symbolic import Decisions
+from thunder.core.trace import Trace, TraceInfo
+from thunder.errors import ThunderError
+from thunder.extend import get_always_executors
+from thunder.ops.functionalize.inplace import writes_back
+from thunder.ops.registry import LTORCH, PRIMS
+from thunder.options import NUMERICS_OPTIONS, JitOptions
+from thunder.pipeline import lower
 from thunder.programs.describe import Describer, Unspeakable, named
 from thunder.programs.questions import Replay, written_questions
 from thunder.programs.text import (

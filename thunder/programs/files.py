@@ -19,9 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from thunder.extend import disk_cache
 from thunder.options import cache_directory
 from thunder.programs.text import Damaged
+from thunder.runtime import disk_cache
 
 __all__ = ["REFUSED", "SUFFIX", "directory", "key_of_user", "read", "read_facts", "write"]
 

@@ -21,11 +21,11 @@ import numpy
 import torch
 
 import thunder
+from thunder.cache.entry import CacheEntry
 from thunder.errors import ProgramFileWarning, warn_user
 from thunder.extend import FUEL_LEVEL
 from thunder.options import CACHE_OPTIONS, KEEP_PROGRAMS, SHARP_EDGES_OPTIONS, JitOptions, compile_option
 from thunder.pipeline import PASSES
-from thunder.program import CacheEntry
 from thunder.programs import files
 from thunder.programs.describe import Describer, Unspeakable, code_digest, digest
 from thunder.programs.entry import document_of, entry_of, key_of_missing

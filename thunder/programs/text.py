@@ -23,8 +23,8 @@ import torch
 from thunder import compat
 from thunder.core.codegen import Printer, compile_source, function_source
 from thunder.core.trace import Trace
-from thunder.ops.define import inplace_of, lookup
-from thunder.ops.inplace import in_grad_mode
+from thunder.ops.functionalize.inplace import in_grad_mode
+from thunder.ops.registry import inplace_of, lookup
 from thunder.programs.describe import Describer, Unspeakable, name_of, named
 
 __all__ = [

@@ -8,7 +8,7 @@ import torch
 
 from thunder.core.dtypes import float8_e4m3fn
 from thunder.core.proxies import TensorProxy
-from thunder.ops.float8 import LARGEST, has_products, product, quantized
+from thunder.ops.families.float8 import LARGEST, has_products, product, quantized
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.quantization.weights import ScaledRows
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thunder.core.proxies import TensorProxy
-from thunder.ops.quantization import int_mm
+from thunder.ops.families.quantization import int_mm
 from thunder.quantization.weights import ScaledRows
 
 __all__ = ["Int8Weights"]

@@ -1,4 +1,4 @@
-"""Weights of linear layers in few bits: what `Int8Weights`, `Int4Weights` and `NF4Weights` have in common.
+"""Weights of linear layers in few bits: the base of `Int8Weights`, `Int4Weights` and `NF4Weights`.
 
 Before: `computation(x, t_fc_weight)`, `t0 = linear(x, t_fc_weight, None)`. After:
 

@@ -1,1 +1,2 @@
-"""Runtime: what compiled programs call when they run. It knows no pass."""
+"""Runtime: the functions that compiled programs call, independent of passes: the autograd node, CUDA graphs, streams,
+background compilation, and the cache on disk."""

@@ -1,10 +1,10 @@
-"""Work behind the running program: one thread, and one process that compiles for it.
+"""Background compilation: one thread of the program, and one process that compiles for it.
 
-Jobs run one after the other, in the order in which they came, in a daemon thread that the first one starts. A job has
-graphs compiled by `elsewhere`, in a process that does nothing else: the program's own interpreter stays free, and what
-is compiled is found in the compiler's caches on disk. The process is in a session of its own, so that Ctrl-C is the
-program's alone; it ends, with the compilers that it has started, when the program closes its pipe or is gone. At exit
-jobs that wait are dropped, and the process is killed: nobody waits for a compiler.
+Jobs run one after the other, in order, in a daemon thread that the first one starts. A job compiles graphs by
+`elsewhere`, in a process of its own, so that the interpreter of the program stays free. The program then finds the
+results in the caches of the compiler on disk. The process is in its own session, so that Ctrl-C reaches the program
+alone. It ends, with the compilers that it has started, when the program closes its pipe or ends. At exit waiting jobs
+are dropped and the process is killed: nobody waits for a compiler.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Ended", "elsewhere", "idle", "submit"]
 
 
 class Ended(Exception):
-    """The program ends: what a job raises that is not finished."""
+    """Raised in a job that is not finished when the program ends."""
 
 
 class _Background:
@@ -133,18 +133,19 @@ def _close(process: subprocess.Popen) -> None:
 
 
 def submit(job: Callable[[], None]) -> None:
-    """Runs a job in the background, unless the program ends before. The job handles what it raises, but for Ended."""
+    """Runs a job in the background, unless the program ends before. The job handles its exceptions, except for
+    Ended."""
     _BACKGROUND.submit(job)
 
 
 def elsewhere(job: Any) -> None:
-    """`job.compile()` in the process that compiles; for jobs in the background. Raises RuntimeError with the words of
-    what was raised there, and Ended at the end of the program."""
+    """Runs `job.compile()` in the compiling process, for jobs in the background. Raises RuntimeError with the message
+    of an exception there, and Ended at the end of the program."""
     _BACKGROUND.elsewhere(job)
 
 
 def idle(timeout: float | None = None) -> bool:
-    """Waits until no job is left; whether that is so."""
+    """Waits until no job is left. Returns whether that is so."""
     return _BACKGROUND.idle(timeout)
 
 

@@ -1,4 +1,4 @@
-"""The second stream of a stream: products that the host starts beside what a program waits for."""
+"""The side stream of each stream: products that run beside the operations of a program."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ HELD = 120_000_000
 
 
 class _Side:
-    """The second stream of a stream, for one thread, and what is under way there.
+    """The side stream of a stream for one thread, with its pending products.
 
-    Telling a stream to wait costs the host as much as starting a product: some start together, and are waited for
+    A wait between streams costs the host as much as a launch, so several products are launched together, and waited for
     together.
     """
 
@@ -55,19 +55,19 @@ class _Side:
             self.wait()
 
     def hold(self, tensors: tuple) -> None:
-        """Tensors that something else, launched next, reads and writes there."""
+        """Holds tensors that the next launch on the side stream reads and writes."""
         if self.begun >= HELD:
             self.wait()
         self.started.append(tensors)
         self.begun += sum(t.untyped_storage().nbytes() for t in tensors)
 
     def follow(self) -> None:
-        """Lets the second stream wait for what was launched on the first one."""
+        """Lets the side stream wait for the launches on the first one."""
         self.ready.record(self.main)
         self.ready.wait(self.stream)
 
     def wait(self) -> None:
-        """Lets the first stream wait for what was started before the last event, which then stands for what was started
+        """Lets the first stream wait for the products before the last event, and records the next event behind those
         since."""
         self.wait_before()
         self.done.record(self.stream)
@@ -118,8 +118,8 @@ def mm_beside(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def fork(index: int, held: tuple) -> int:
-    """The handle of a device's second stream, which waits for what was launched on its current one; `held` is what will
-    be read and written there."""
+    """The handle of the side stream of a device, which waits for the launches on the current stream. held: tensors that
+    launches there read and write."""
     side = _side(index)
     side.hold(held)
     side.follow()
@@ -127,8 +127,8 @@ def fork(index: int, held: tuple) -> int:
 
 
 def join() -> None:
-    """Lets the current streams wait for the products that were asked for on them: at the end of each program. What one
-    that failed left is part of the next one's on its stream."""
+    """Lets the current streams wait for their side streams, at the end of each program. Products that a failed program
+    has left are waited for by the next one on its stream."""
     for (index, handle), side in _SIDES.found.items():
         # another stream's program is under way, this one runs in the middle of it
         if compat.current_stream(index) == handle:
@@ -140,6 +140,6 @@ def join() -> None:
 
 
 def forget(index: int) -> None:
-    """What was asked for on a device's current stream is not waited for: it was recorded for a CUDA graph that is none,
-    and never runs."""
+    """Drops the pending products of a device's current stream: they belong to a recording that failed, and never
+    run."""
     _SIDES.found.pop((index, compat.current_stream(index)), None)

@@ -1,14 +1,14 @@
-"""Align Products: products write matrices whose rows begin where products are fast, and are computed in fast parts.
+"""Align Products: products of odd sizes write padded rows, and run as a fast product and a small remainder.
 
 Before: `t0 = torch.nn.functional.linear(x, w)` with 50257 rows of w, whose result a kernel and two other products read.
-After: `t0 = linear_aligned(x, w)`, of the same shape, with 50264 numbers from one row to the next, which computes 50256
-columns by one kernel and the last by another; the products that read it are `mm_aligned`.
+After: `t0 = linear_aligned(x, w)`, of the same shape and with a row stride of 50264, which computes 50256 columns by
+one kernel and the last one by another. The products that read it are `mm_aligned`.
 
-A GPU's fast products read and write rows that begin at multiples of 16 bytes, and as many numbers. Others are several
-times as slow, and weights of odd sizes, as those of vocabularies, make them. The memory of a result is ours to lay out:
-no copy is made, as padding a weight would. Padded is what a product makes or reads, where all that reads it, in the
-backward as well, takes rows that are apart: products, fused kernels, and views of them. What the program returns is
-laid out as PyTorch's: a large product in half precision is copied there, which is a pass over its result alone.
+The fast product kernels of a GPU need rows that begin at multiples of 16 bytes. Other kernels are several times as
+slow, and weights of odd sizes, as those of vocabularies, need them. Padding a result costs no copy, as padding a weight
+would. A product pads its result or operand where all consumers, in the backward too, accept a larger row stride:
+products, fused kernels, and views. The program returns dense rows as PyTorch does: the result of a large product in
+half precision is copied for that, which is one pass over the result.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from thunder.core.symbol import BoundSymbol, OpTags, Symbol, form_of
 from thunder.core.trace import Trace, TraceTag
 from thunder.ops.layout import padded_row
 
-__all__ = ["has_odd_products", "aligned_products"]
+__all__ = ["aligned_products"]
 
-# rows, and multiplications for each number of the result, of a product that is worth a copy of its result
+# the least number of rows and of columns of the first operand for which a fast product is worth a copy of its result
 LEAST_ROWS, LEAST_DEPTH = 128, 256
 
 
-def has_odd_products(trace: Trace) -> bool:
-    """Whether a product of the trace makes or reads a matrix whose rows begin where products are slow."""
+def _has_odd_products(trace: Trace) -> bool:
+    """Whether a product of the trace, or of its backward, reads or writes a matrix of an odd size."""
     return any(map(_is_odd, chain(*_matrices(trace.bound_symbols).values(), *_matrices(_later(trace)).values())))
 
 
@@ -45,8 +45,10 @@ def _later(trace: Trace) -> Sequence[BoundSymbol]:
 
 
 def aligned_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trace:
-    """The trace with products that pad the rows of their results; `info.padded` says to fusion executors which values
-    are padded. fuses: whether one of these takes an operation, in a trace that is not lowered yet."""
+    """The trace with products that pad the rows of their results. `info.padded` names the padded values for fusion
+    executors. fuses: whether one of these takes an operation of the backward, which is not lowered yet."""
+    if not _has_odd_products(trace):
+        return trace
     fusible, cut = trace.info.fusible, trace.info.cut
     saved: Sequence[Proxy] = ()
     returned, after = trace.output, None
@@ -82,7 +84,7 @@ def aligned_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trac
 
 
 def _matrices(operations: Sequence[BoundSymbol]) -> dict[BoundSymbol, list[TensorProxy]]:
-    """What each product makes and reads, or what that is a view of."""
+    """By product, its results and operands, or the bases of these."""
     source: dict[Proxy, Proxy] = {}
     found: dict[BoundSymbol, list[TensorProxy]] = {}
     for b in operations:
@@ -95,7 +97,7 @@ def _matrices(operations: Sequence[BoundSymbol]) -> dict[BoundSymbol, list[Tenso
 
 
 def _is_view(operation: BoundSymbol) -> bool:
-    """Whether an operation gives its operand's memory, whatever the strides; `contiguous` may write rows of its own."""
+    """Whether an operation returns a view, whatever the strides; `contiguous` may write dense rows."""
     return may_view(operation) and (operation.sym.reshapes or not operation.sym.may_copy)
 
 
@@ -107,7 +109,7 @@ def _is_odd(value: TensorProxy) -> bool:
 
 
 def _pads(operation: BoundSymbol) -> bool:
-    """Whether PyTorch runs an operation as a product that can pad its rows."""
+    """Whether an executor runs an operation as a product that can pad its rows."""
     if operation.sym.aligned is None or original_of(operation) is operation:
         return False
     x, y = [i for i in operation.inputs if isinstance(i, TensorProxy)][operation.sym.factors[0] :][:2]
@@ -120,13 +122,13 @@ def _is_worth_a_copy(operation: BoundSymbol) -> bool:
     return out.dtype.bytes == 2 and rows >= LEAST_ROWS and depth >= LEAST_DEPTH
 
 
-# rows next to each other, as PyTorch lays them out
+# dense rows, as PyTorch lays them out
 dense_rows = Symbol("dense_rows", lambda a: like(a), id="dense_rows", is_prim=True, fn=torch.Tensor.contiguous)
 
 
 class _Half:
-    """A program, or one half of it, as far as it reads values. returned: what leaves it as PyTorch lays it out. saved:
-    what `after` reads. fuses: whether a fusion executor takes an operation."""
+    """The consumers of values in a program, a forward or a backward. returned: values that leave the program with dense
+    rows. saved: values that `after`, the backward, reads. fuses: whether a fusion executor takes an operation."""
 
     def __init__(
         self, trace: Trace, returned, fuses: Callable[[BoundSymbol], bool], saved: Set[Proxy] = frozenset(),
@@ -136,8 +138,8 @@ class _Half:
         self.returned, self.written = frozenset(proxies_in(returned, [])), frozenset(trace.info.written.values())
 
     def views_taken(self, value: Proxy, by_rows: bool = True) -> set[Proxy] | None:
-        """The value, and those of its views that have the same rows; None where something does not take rows that are
-        apart, or writes to them. by_rows: the value's last dimension is that of rows."""
+        """The value and its views with the same rows; None where a consumer needs dense rows, or writes to them.
+        by_rows: whether the last dimension of the value is that of its rows."""
         found, waiting = set[Proxy](), [(value, by_rows)]
         while waiting:
             value, by_rows = waiting.pop()
@@ -155,8 +157,8 @@ class _Half:
         return found
 
     def _views(self, operation: BoundSymbol, value: Proxy, by_rows: bool) -> list[tuple[Proxy, bool]] | None:
-        """What an operation gives of a value's memory, and whether it has its rows; None where it has to have them
-        without gaps."""
+        """The views of a value that an operation returns, with whether each has the rows of the value; None where the
+        operation needs dense rows."""
         symbol = operation.sym
         if symbol.takes_rows_apart:
             return [] if OpTags.MATMUL_OP in symbol.tags else [(o, by_rows) for o in operation.outputs]

@@ -1,6 +1,6 @@
-"""Derivatives: one joint trace of a program and its backward.
+"""Reverse-mode differentiation: one joint trace of a program and its backward.
 
-The derivative of each operation stands in `derivative.py`.
+The derivatives of single operations are in `derivative.py`.
 
 Before: `t0 = ltorch.sin(x)`, `return t0`. After: `t0 = ltorch.sin(x)`, `t2 = ltorch.cos(x)`, `t3 = ltorch.mul(t1, t2)`,
 `return (t0, t3)` with t1 the cotangent.
@@ -21,7 +21,7 @@ from thunder.core.unbacked import with_sizes
 from thunder.errors import ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH
-from thunder.ops.parts import add_part, part_of_zeros
+from thunder.ops.families.parts import add_part, part_of_zeros
 from thunder.transforms.derivative import Derivative, derivatives
 from thunder.transforms.phases import get_grad_symbol, marked
 
@@ -33,11 +33,11 @@ __all__ = ["Linearization", "joint_trace", "grad_transform_on_trace", "get_grad_
 
 
 class _Gradients:
-    """The cotangents accumulated so far, by value. recorder: the current one, where the backward is written."""
+    """The cotangents accumulated so far, by value. recorder: the current one, which records the backward."""
 
     def __init__(self, recorder: Recorder):
         self.current: dict[Proxy, Any] = {}
-        self.zeros: set[Proxy] = set()  # the values that only missing cotangents lead to so far
+        self.zeros: set[Proxy] = set()  # values that so far have missing cotangents only
         self.recorder, self.producers, self.seen = recorder, {}, 0
 
     def add(self, value: Proxy, gradient) -> None:
@@ -46,7 +46,7 @@ class _Gradients:
         self.current[value] = gradient if known is None else self.sum(known, gradient)
 
     def sum(self, known, gradient):
-        """What is zeros beside a part is added where it is not zeros."""
+        """The sum of two cotangents. One that is zeros beside a part is added where it is not zeros."""
         written = self.recorder.bound_symbols
         self.producers |= producers(written[self.seen :])
         self.seen = len(written)
@@ -55,17 +55,17 @@ class _Gradients:
 
     def add_zeros(self, value: Proxy) -> None:
         if value not in self.current:
-            self.current[value] = LTORCH["zeros_like"](value)  # dropped again where nothing reads it
+            self.current[value] = LTORCH["zeros_like"](value)  # dead code where it has no use
             self.zeros.add(value)
 
 
 class Linearization:
-    """A program with the derivative of each of its operations: `forward` are the operations that compute what the
-    program does, and what its backward reads.
+    """A program with the derivatives of its operations. forward: the operations of the program, and those whose results
+    the backward reads.
 
-    functional: every operation that it makes can be differentiated again; without it, what PyTorch differentiates saves
-    a graph that is run once. needed: the operations that are differentiated, where others stand between them. known:
-    operations that earlier derivatives made, which stand for these derivatives.
+    functional: every operation that it records can be differentiated again; otherwise operations that PyTorch
+    differentiates save a graph that runs once. needed: the operations to differentiate; None: all. known: derivatives
+    by operations that earlier linearizations have recorded.
 
     Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see
     `differentiate`.
@@ -101,8 +101,8 @@ class Linearization:
         ]
 
     def backward(self, seeds: Iterable[tuple[Proxy, Any]], recorder: Recorder) -> dict[Proxy, Any]:
-        """Writes the backward to `recorder`, the current one. `seeds` are pairs of a value and its cotangent. The
-        cotangents of all values that get one."""
+        """Records the backward in `recorder`, the current one. Returns the cotangents by value. seeds: pairs of a value
+        and its cotangent."""
         grads = _Gradients(recorder)
         for value, cotangent in seeds:
             grads.add(value, cotangent)
@@ -146,8 +146,7 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
 
 
 def grad_transform_on_trace(trace: Trace, /, *args, **kwargs) -> Trace:
-    """`joint_trace` with the default executors, under the name and with the header line that users of Lightning Thunder
-    know."""
+    """`joint_trace` with the default executors, under the name and header that users of Lightning Thunder know."""
     return timed_pass(
         "Grad transform pass", trace, lambda t: joint_trace(t, kwargs.get("executors") or resolve_executors(None))
     )
@@ -163,7 +162,7 @@ def _cast(gradient, value: TensorProxy):
 
 
 def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
-    """Writes the backward operations of one derivative, where any of its cotangents is there."""
+    """Records the backward operations of one derivative, where any of its cotangents exists."""
     if not any(o in grads.current for o, _ in step.gets):
         return
     table: dict = {placeholder: grads.current[o] for o, placeholder in step.gets if o in grads.current}
@@ -183,12 +182,12 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
 def write_without(
     operations: Iterable[BoundSymbol], dependent: set, gone: set, table: dict, recorder: Recorder
 ) -> None:
-    """Writes operations of a backward to `recorder`, the current one, for the case that some cotangents are missing.
+    """Records operations of a backward in `recorder`, the current one, for a call with missing cotangents.
 
-    Derivatives are linear in their cotangents: an operation that reads only missing ones makes a missing one, a sum or
-    difference is its other term, and what reads some that are missing and some that are not is given zeros, or None,
-    for them. dependent: the cotangents; gone: the missing ones; table: what takes the place of a value. All three are
-    added to.
+    Derivatives are linear in their cotangents. So the result of an operation is missing if all its cotangents are; a
+    sum or difference with a missing term is its other term; any other operation gets zeros, or None, for missing
+    cotangents. dependent: the cotangents; gone: the missing ones; table: replacements of values. All three are
+    extended.
     """
     zeros: dict = {}
     for operation in operations:
@@ -212,7 +211,7 @@ def write_without(
 
 
 def _other_term(operation: BoundSymbol, gone: set) -> TensorProxy | None:
-    """Of a sum or difference of two tensors with one missing: the other, where it is of the result's form."""
+    """The other term of a sum or difference of two tensors with one missing, where it has the type of the result."""
     if operation.sym is add_part:
         return operation.args[0] if operation.args[0] not in gone else None
     if operation.sym not in (LTORCH["add"], LTORCH["sub"]) or operation.kwargs or len(operation.inputs) != 2:

@@ -1,4 +1,4 @@
-"""`Transform`: what a user's transform may change, and when it is asked.
+"""`Transform`: the base class of users' transforms, and the calls of their hooks.
 
 class Doubling(thunder.Transform):
     def transform_trace_post_optimization(self, computation_trace, **kwargs):
@@ -23,16 +23,9 @@ from thunder.extend import Executor, add_executor_lists, resolve_executors
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 __all__ = [
-    "Transform",
-    "HOOKS",
-    "check_transforms",
-    "with_executors_of",
-    "asked",
-    "transform_traces",
-    "with_parameter",
-    "connected",
-    "check_replaced",
-]
+    "Transform", "HOOKS", "check_transforms", "with_executors_of", "asked", "transform_traces", "with_parameter",
+    "connected", "check_replaced",
+]  # fmt: skip
 
 
 class Transform:
@@ -42,9 +35,9 @@ class Transform:
     A transform changes traces by returning others, and parameters by writing to the compiled module's overrides; the
     wrapped module stays as it was.
 
-    exact: a program computes the same with it, bit for bit, so that `thunder.jit(..., numerics="eager")` may use it.
-    needs_sizes: it makes a program for each size of the arguments: sizes do not become symbolic by themselves.
-    executors: names of those that carry out its operations, which are asked after all others.
+    exact: programs with it compute the same results bit for bit, so that `thunder.jit(..., numerics="eager")` may use
+    it. needs_sizes: it needs the sizes of arguments, which do not become symbolic by themselves then. executors: names
+    of the executors of its operations, which are asked after all others.
     """
 
     exact = False
@@ -52,25 +45,26 @@ class Transform:
     needs_sizes = False
 
     def transform_module(self, model) -> None:
-        """Once, when a module is compiled, in the order of the list. `model` is the `ThunderModule`;
+        """Called once, when a module is compiled, in the order of the list. `model` is the `ThunderModule`;
         `model.set_parameter(name, value)` replaces or adds a parameter.
 
-        Programs are read with the shapes and dtypes of the wrapped module's own parameters: a transform that replaces
-        one by another form changes what reads it in `transform_traces_pre_prologue`.
+        Programs are captured with the shapes and dtypes of the wrapped module's own parameters. A transform that
+        replaces a parameter by another form changes its consumers in `transform_traces_pre_prologue`.
         """
 
     def while_reading(self) -> AbstractContextManager:
-        """At each compilation: a context manager that the program is captured under, for modes of PyTorch's that change
-        what it records."""
+        """A context manager that programs are captured under, for modes of PyTorch that change the recorded
+        operations."""
         return nullcontext()
 
     def transform_traces_pre_prologue(
         self, prologue_trace: Trace, computation_trace: Trace, epilogue_trace: Trace | None, **kwargs
     ) -> tuple:
-        """At each compilation, before differentiation. Returns the three traces; the same object means no change.
+        """Called at each compilation, before differentiation. Returns the three traces; the same object means no
+        change.
 
-        epilogue_trace is None where the computation's value is the program's. The prologue returns the computation's
-        arguments in order, so that a new argument needs both (`with_parameter` does it).
+        epilogue_trace is None where the program returns the result of the computation. The prologue returns the
+        arguments of the computation in order, so that a new argument changes both (`with_parameter` does it).
         computation_trace.info.parameters maps names of arguments to names of parameters and buffers; info.held has the
         names of those that are parameters and buffers of other modules, too. kwargs has executors_list and model,
         the compiled module that is called (None for a function): one transform may serve several.
@@ -80,18 +74,18 @@ class Transform:
     def transform_state_dict_for_submodule(
         self, model, submodule_name: str, state_dict: dict[str, Any]
     ) -> dict[str, Any]:
-        """From the entries of one submodule in the original's form (keys without its prefix) to those of the
-        transformed module."""
+        """Converts the state-dict entries of one submodule, in the form of the original module and without prefix, to
+        those of the transformed module."""
         return state_dict
 
     def reverse_transform_state_dict_for_submodule(
         self, model, submodule_name: str, state_dict: dict[str, Any]
     ) -> dict[str, Any]:
-        """The way back, asked of the transforms in reverse order."""
+        """The inverse of `transform_state_dict_for_submodule`; the transforms are called in reverse order."""
         return state_dict
 
     def transform_trace_post_optimization(self, computation_trace: Trace, **kwargs) -> Trace:
-        """At each compilation, on the program that would run: on the forward and on the backward separately. kwargs has
+        """Called at each compilation for the program that would run: for the forward and for the backward. kwargs has
         executors_list."""
         return computation_trace
 
@@ -140,7 +134,7 @@ def transform_traces(
     executors: Sequence,
     model,
 ) -> None:
-    """Asks each transform for other traces, and appends what changed to the three lists (the epilogues' may be empty).
+    """Calls each transform, and appends changed traces to the three lists (that of epilogues may be empty).
 
     Raises OptionError where a transform does not return three traces, or a prologue that gives the computation another
     number of arguments than it has.
@@ -204,7 +198,8 @@ _read_parameter = Symbol("get_parameter", module="prims", is_prim=True, python_p
 
 
 class _Check:
-    """Says in words why a value is not the parameter that a program was made for, or None."""
+    """A check that a value has the type of the parameter that a program was compiled for; returns the difference in
+    words, or None."""
 
     def __init__(self, value):
         self.expected = _facts(value)
@@ -245,8 +240,8 @@ def with_parameter(prologue: Trace, computation: Trace, model, name: str) -> tup
 
 
 def connected(computation: Trace, frozen: Set[Proxy] = frozenset()) -> Trace:
-    """The trace after its arguments have changed: results require grad where what they are computed of does. frozen:
-    values that do not any more, so that what is computed of them alone does not either."""
+    """The trace after a change of its arguments: results require grad where their operands do. frozen: values that no
+    longer require grad, so that results of them alone do not either."""
     made: dict[Proxy, Proxy] = {}
     operations = []
     for operation in computation.bound_symbols:
@@ -271,8 +266,8 @@ def connected(computation: Trace, frozen: Set[Proxy] = frozenset()) -> Trace:
 
 
 def check_replaced(computation: Trace, overrides: dict[str, tuple]) -> None:
-    """Raises CaptureError where a replaced parameter is not what the computation was told that it is, so that it would
-    compute with something else. overrides: (shape, dtype)."""
+    """Raises CaptureError where a replaced parameter has another type than the computation was captured with.
+    overrides: by name, (shape, dtype)."""
     for a in computation.args:
         name = computation.info.parameters.get(a.name) if isinstance(a, Proxy) else None
         if name not in overrides:

@@ -1,8 +1,8 @@
-"""Batching: the operations of a function, made to compute for every element of a batch at once (`vmap`).
+"""Batching: transform the operations of a function to compute all elements of a batch at once (`vmap`).
 
-Each value is mapped, with the batch as its first dimension, or the same for all elements. Operations that read nothing
-mapped stay. For the most frequent operations a rule says which call of the same operation computes the batch; whatever
-has no rule, or where the rule declines, becomes one operation that `torch.vmap` carries out.
+Each value is mapped, with the batch as its first dimension, or the same for all elements. Operations without mapped
+inputs stay. For the most frequent operations a rule rewrites the call for the batch. An operation without a rule, or
+whose rule declines, becomes one operation that `torch.vmap` runs.
 
 Before, for x: f32[3] mapped over 4: `t0 = ltorch.sum(x, 0, False)`. After, with x: f32[4, 3]: `t1 = ltorch.sum(x, 1,
 False)`.
@@ -20,7 +20,7 @@ from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, map_stru
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, detached
 from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH
-from thunder.ops.batching_rules import elementwise
+from thunder.ops.families.batching_rules import elementwise
 from thunder.ops.infer import as_torch
 from thunder.transforms.derivative import by_formula
 from thunder.transforms.levels import write
@@ -31,8 +31,8 @@ __all__ = ["batched"]
 def batched(
     operations: Iterable[BoundSymbol], moved: dict[Proxy, Proxy], size, randomness: str, recorder: Recorder
 ) -> dict[Proxy, Proxy]:
-    """Writes the operations to `recorder`, the current one, for a batch. moved: mapped values and what they are with
-    the batch first; returned with those that the operations make.
+    """Records the operations in `recorder`, the current one, for a batch. moved: by mapped value, the value with the
+    batch first; returned with those of the operations' results.
 
     randomness: "same": random operations draw once for all elements; "different": for each; "error": they raise
     RuntimeError. Raises MissingImplementationError where an operation cannot be mapped.
@@ -80,7 +80,7 @@ class _Batch:
             self.moved |= zip(operation.outputs, proxies_in(result, []), strict=True)
 
     def by_rule(self, operation: BoundSymbol):
-        """What the operation's rule computes, if that is what it has to be."""
+        """The result of the operation's rule, if it has the expected type."""
         rule = elementwise if operation.sym.elementwise else operation.sym.batching
         if rule is None or any(isinstance(p, TensorProxy) for p in proxies_in(operation.kwargs, [])):
             return None
@@ -98,7 +98,7 @@ class _Batch:
         )
 
     def by_torch(self, operation: BoundSymbol):
-        """One operation that torch.vmap carries out; where the operation is none of PyTorch's, its decomposition."""
+        """One operation that torch.vmap runs; for an operation that is none of PyTorch's, its batched decomposition."""
         symbol = operation.sym
         if any(
             isinstance(n, NumberProxy) and n.unbacked

@@ -1,4 +1,4 @@
-"""Checked execution: every operation compares what its implementation returned with what the trace says. For
+"""Checked execution: each operation compares the types of its results with those in the trace. For
 `DebugOptions(check_traces=True)`."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["check_results"]
 
 
 def check_results(trace: Trace, where: Callable) -> Trace:
-    """The same program, line by line, with functions that raise TraceCheckError where a result is not what the meta
-    rule said.
+    """The same program with functions that raise TraceCheckError where a result has another type than its meta rule
+    gave.
 
     where: (filename, line, function, source line) of an operation's location.
     """
@@ -27,7 +27,7 @@ def check_results(trace: Trace, where: Callable) -> Trace:
 
 def _checked(operation: BoundSymbol, where: Callable) -> BoundSymbol:
     function = operation.sym.fn
-    # what is called for its effect may return anything
+    # a function that is called for its effect may return anything
     if function is None or operation.sym.python_printer is not None or operation.output is None:
         return operation
 

@@ -14,8 +14,8 @@ _NEVER = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE}
 
 
 def cse(trace: Trace) -> Trace:
-    """Computes equal expressions once. Meant for regions that a fusion executor takes: what PyTorch runs op by op is
-    left as the user wrote it.
+    """Computes equal expressions once. Meant for regions of a fusion executor: operations that PyTorch runs one by one
+    are left as the user wrote them.
 
     Before: `t0 = sin(x)`, `t1 = sin(x)`, `t2 = add(t0, t1)`. After: `t0 = sin(x)`, `t2 = add(t0, t0)`.
     """
@@ -32,8 +32,9 @@ def cse(trace: Trace) -> Trace:
 
 
 def share(trace: Trace) -> Trace:
-    """Computes equal expressions of one phase, and of one checkpoint, once: what autocast casts for each layer that
-    reads it, biases that layers make of one mask. What leaves the program, or is written to, keeps memory of its own.
+    """Computes equal expressions of one phase and one checkpoint once, such as a cast that autocast repeats for each
+    layer, or the bias that each layer computes from one mask. Outputs of the program, and values that it writes to, do
+    not share memory.
 
     Before: `t0 = to(x, bfloat16)`, `t1 = linear(t0, w)`, `t2 = to(x, bfloat16)`, `t3 = linear(t2, v)`. After the
     derivatives, so that gradients are added up where they were: `t0 = to(x, bfloat16)`, `t1 = linear(t0, w)`, `t3 =

@@ -1,25 +1,25 @@
-"""CUDA graphs: what a program launches is recorded once, and launched again as one.
+"""CUDA graphs: record the kernel launches of a program once, and replay them as one launch.
 
     thunder.jit(model, transforms=[CUDAGraphTransform()])
 
 Before: `t0 = torch.matmul(x, w)`, `[t1] = TritonFusion0(t0)`, `n = item(t1)`. After: `[t1] = CUDAGraph0(x, w)`, the two
 operations as comments below, `n = item(t1)`. An operation that stays outside says why in a comment above it.
 
-A region runs line by line when it is called first, is recorded when it is called again like that, and replayed from
-then on. What it reads is copied to where the recording expects it, except for parameters, buffers, what it writes to,
-and what other graphs saved for it: their addresses are looked at, and other ones are another recording. So are, without
-grad, arguments that come in at the same address twice, until they do not. A long forward is two recordings: the device
-works on the first while the host launches the other. In a backward, products that nothing in it uses, and sums that
-finish gradients, are on a second stream (`side_stream`). Recordings share memory, where their results stay until the
-next replay:
+The operations of a region run one by one at its first call, are recorded at the second call with the same strides, and
+replayed from then on. Arguments are copied to the addresses of the recording, except for parameters, buffers, tensors
+that the region writes to, and tensors that other graphs saved for it. Other addresses of these need another recording.
+Without grad, the same holds for arguments with equal addresses in two calls, until an address changes. A long forward
+is two recordings, so that the device runs the first while the host launches the second. In a backward, products without
+consumers and sums that finish gradients run on a second stream (`side_stream`). Recordings share memory, in which their
+results stay until the next replay:
 
-- what the program returns is copied out of it, except for gradients, as they are large;
-- gradients, and what is saved for the backward, are watched. Where one of them is still in use when a replay would
-  overwrite it (gradients that are accumulated, two
-  forwards before a backward), that call runs line by line, with memory of its own, and says so once;
-- what is saved is one object, `[t1, results0] = CUDAGraph0(x, w)` and `[t2] = CUDAGraph0(cotangent, results0)`: a
-  graph knows where its tensors are, so that the host need not
-  look at each. Where operations outside of graphs read one of them, the backward unpacks them all.
+- Results that the program returns are copied, except for gradients, which are large.
+- Gradients and saved values are watched. If a replay would overwrite one that is still in use (accumulated gradients,
+  two forwards before a backward), the operations of that call run one by one, with memory of their own, and the program
+  warns once.
+- Saved values are one object, `[t1, results0] = CUDAGraph0(x, w)` and `[t2] = CUDAGraph0(cotangent, results0)`. A graph
+  knows the addresses of its tensors, so that the host need not look at each. Where operations outside of graphs read
+  one of them, the backward unpacks them all.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProx
 from thunder.core.regions import Region, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
-from thunder.ops.inplace import count_write, writes_back
+from thunder.ops.functionalize.inplace import count_write, writes_back
 from thunder.ops.torch_types import to_torch_device
-from thunder.runtime.cudagraph import GraphedRegion, Memory
+from thunder.runtime.cudagraphs.memory import Memory
+from thunder.runtime.cudagraphs.region import GraphedRegion
 from thunder.transforms import side_stream
 from thunder.transforms.base import Transform
 from thunder.transforms.del_last_used import del_last_used, python_del
@@ -49,22 +50,22 @@ from thunder.transforms.reinplace import in_place_form
 
 __all__ = ["CUDAGraphTransform"]
 
-# operations at least of the head of a long forward, which is a graph of its own: about as much work for a GPU as it is
-# for the host to launch the rest
+# the least number of operations in the head of a long forward, which is a graph of its own: it takes a GPU about as
+# long as the host needs to launch the rest
 HEAD = 32
-LARGE = 1 << 23  # bytes that are not copied where a launch helps it
-# multiplications and additions of a product on the side stream, where a graph launches it without the host
+LARGE = 1 << 23  # bytes of a result for which a launch takes less time than a copy
+# the least number of multiplications and additions of a product on the side stream inside of a graph
 LEAST_BESIDE = 10**9
 
 
 class CUDAGraphTransform(Transform):
-    """Runs what a program launches on a GPU as CUDA graphs, the forward's and the backward's.
+    """Runs the GPU operations of a forward and a backward as CUDA graphs.
 
-    share_mem_pool: all recordings of the programs compiled with this transform share memory, those of forwards and
-    those of backwards; otherwise each region has memory of its own.
+    share_mem_pool: all forwards that are compiled with this transform share memory, and so do all backwards; otherwise
+    each region has its own.
 
-    A subclass may decide by `can_fuse(operation)` what is recorded: for operations that `refusal` gives reasons
-    against, which may be too careful for an operation of the user's.
+    `refusal` may be too careful for an operation of the user. A subclass may override `can_fuse(operation)`, which says
+    whether an operation is recorded.
     """
 
     exact = True
@@ -85,7 +86,7 @@ class CUDAGraphTransform(Transform):
         return self.refusal(operation) is None
 
     def refusal(self, operation: BoundSymbol) -> str | None:
-        """Why an operation is not recorded, in words; None where it is."""
+        """The reason against recording an operation, in words; None where there is none."""
         symbol, tags = operation.sym, operation.sym.tags
         original = operation.subsymbols[0].sym if operation.subsymbols and not symbol.is_fusion else symbol
         if any(
@@ -150,7 +151,7 @@ class CUDAGraphTransform(Transform):
         return computing >= 2 and self.can_fuse(region.bound_symbols[0])
 
     def _graph(self, name: str, region: Region, flow: _Flow) -> BoundSymbol:
-        """The operation that runs a region as a graph. What nobody outside of graphs reads of what it saves is one
+        """The operation that runs a region as a graph. Saved values with consumers in graphs only are one
         collection."""
         within, gathered = set(region.inputs), flow.gathered
         inputs = [p for p in region.inputs if p not in gathered]
@@ -188,7 +189,8 @@ class CUDAGraphTransform(Transform):
         return _with_reason(operation, reason)
 
     def _memory_of(self, region: Region, backward: bool) -> Memory:
-        """Gradients of the last step may be in use while a forward runs: the backward has memory of its own."""
+        """The memory of a region's recordings. Gradients of the last step may be in use while a forward runs, so
+        backwards have memory of their own."""
         device = to_torch_device(
             next(p.device for p in (*region.outputs, *region.inputs) if isinstance(p, TensorProxy))
         )
@@ -204,11 +206,11 @@ class CUDAGraphTransform(Transform):
 
 
 class _Flow:
-    """What a program gives to whom.
+    """The outputs of a program, and the values that its regions exchange.
 
-    returned: values that it returns, and in whose memory they may be; none of a backward. saved: values that a forward
-    saves as tensors, others: what else it saves. kept: those of the saved that share no memory with what is returned.
-    gathered, unpacked: see `_gathered`. taken: the collections that graphs read. read: what regions read.
+    returned: values that it returns, with their bases; none of a backward. saved: tensors that a forward saves; others:
+    other saved values. kept: saved tensors that share no memory with returned ones. gathered, unpacked: see
+    `_gathered`. taken: the collections that graphs read. read: the live-in values of regions.
     """
 
     def __init__(self, trace: Trace, operations: list[BoundSymbol]):
@@ -237,8 +239,8 @@ class _Flow:
 
 
 def _is_seed(operation: BoundSymbol, value: Proxy) -> bool:
-    """Whether a value is what an attention kernel keeps of the generator: on the GPU where it is recorded, else on the
-    CPU."""
+    """Whether a value is the state of the generator that an attention kernel saves: a tensor on the GPU while a graph
+    is recorded, otherwise on the CPU."""
     return (
         OpTags.MATMUL_OP in operation.sym.tags
         and isinstance(value, TensorProxy)
@@ -251,8 +253,8 @@ def _is_seed(operation: BoundSymbol, value: Proxy) -> bool:
 def _gathered(
     regions: Sequence[Region], recorded: Sequence[bool], output: Sequence[Proxy]
 ) -> tuple[dict[Proxy, CollectionProxy], set[Proxy]]:
-    """What only recorded regions read of what graphs have left, and in which collections it comes; what is unpacked of
-    such collections."""
+    """By saved value with recorded regions as its only consumers, the collection that it is in; and the values with
+    other consumers, which are unpacked from their collections."""
     alone = [
         operation
         for region, is_recorded in zip(regions, recorded, strict=True)
@@ -271,7 +273,7 @@ def _gathered(
 
 
 def _deleted(operations: Sequence[BoundSymbol], collections: Iterable[CollectionProxy]) -> list[BoundSymbol]:
-    """With a `del` behind the last operation that reads each collection: its memory may be overwritten."""
+    """The operations, with a `del` behind the last use of each collection, whose memory may then be overwritten."""
     found = list(operations)
     for c in collections:
         last = max(
@@ -282,7 +284,7 @@ def _deleted(operations: Sequence[BoundSymbol], collections: Iterable[Collection
 
 
 def _is_foreign(symbol: Symbol) -> bool:
-    """Whether an operation was registered with torch.library by others than PyTorch."""
+    """Whether an operation was registered with torch.library, and not by PyTorch."""
     return (
         symbol.module is not None
         and symbol.module.startswith("torch.ops.")
@@ -291,7 +293,7 @@ def _is_foreign(symbol: Symbol) -> bool:
 
 
 def _runs(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
-    """Indices of operations, those that follow each other, are taken and are on one device in one group."""
+    """Groups of the indices of operations: consecutive taken operations on one device, or single operations."""
     groups: list[list[int]] = []
     before: Any = None
     for i, operation in enumerate(operations):
@@ -316,8 +318,8 @@ def _runs(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool
 
 
 def _head_apart(groups: list[list[int]], operations: Sequence[BoundSymbol], output: Sequence[Proxy]) -> list[list[int]]:
-    """The first long group as two, cut where the fewest bytes have to stay for that: the device works on its head while
-    the host looks at what the rest reads, and launches it."""
+    """The groups with the first long one in two parts, cut where the fewest bytes are live: the device runs the head
+    while the host launches the rest."""
     at = next((n for n, group in enumerate(groups) if len(group) >= 4 * HEAD), None)
     if at is None:
         return groups
@@ -332,8 +334,8 @@ def _head_apart(groups: list[list[int]], operations: Sequence[BoundSymbol], outp
 
 
 def _result_apart(groups: list[list[int]], operations: list[BoundSymbol], leaving: set[Proxy]) -> list[list[int]]:
-    """A matrix product at the end of a group, with a large result that leaves the program, becomes a group of its own:
-    it would be copied out of a graph's memory."""
+    """The groups with a product of its own group where it ends one and the program returns its large result, which
+    would be copied out of the memory of a graph."""
     found: list[list[int]] = []
     for group in groups:
         at = next((n for n in reversed(range(len(group))) if OpTags.SHAPE_OP not in operations[group[n]].sym.tags), 0)
@@ -358,7 +360,7 @@ def _with_reason(operation: BoundSymbol, reason: str) -> BoundSymbol:
 
 
 def _memory(operations: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[Proxy]]:
-    """By value, whose memory it may be in, where it is another's; and in whose memory operations write."""
+    """The bases of values, with those of in-place results, and the bases that operations write to."""
     bases, found = alias_bases(operations, maybe=True), set()
     for operation in operations:
         if OpTags.IN_PLACE not in operation.sym.tags:
@@ -369,7 +371,7 @@ def _memory(operations: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[
             form = in_place_form(operation)
             targets = list(operation.inputs if form is None else form[1].values())
         for target in targets:
-            # a result of it is in the memory that it writes to
+            # its result is in the memory that it writes to
             bases |= {o: bases[target] for o in operation.outputs if isinstance(target, Proxy)}
         found |= {bases[t] for t in targets if isinstance(t, Proxy)}
 

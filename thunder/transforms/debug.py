@@ -1,5 +1,5 @@
-"""`DebugTransform`: functions of the user's that are called before and after every operation of a program, and whose
-words stand in its text.
+"""`DebugTransform`: call functions of the user before and after each operation of a program, and print their results in
+its text.
 
 Before: `t0 = torch.sin(x)`. After, with a pre_callback that returned "x is fine" when the program ran last:
 

@@ -1,9 +1,9 @@
-"""Operations that reduce inside, as softmax does, are decomposed where a fusion executor computes their decompositions.
+"""Decompose Reductions: decompose fusible operations that contain reductions, such as softmax, where a backward reads
+their results.
 
 Before: `t0 = ltorch.softmax(x, -1)`, and a backward that reads t0. After: `t1 = ltorch.amax(x, -1, True)`, `t2 =
 ltorch.sub(x, t1)`, `t3 = ltorch.exp(t2)`, `t4 = ltorch.sum(t3, -1, True)`, `t0 = ltorch.true_divide(t3, t4)`. Now the
-planner of what is saved (`save_plan.py`) can save the two numbers of each row, and compute the rest again in the
-kernel that reads it, in one pass.
+save plan can save two numbers for each row, and the kernel that reads t0 recomputes it in one pass.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["decompose_reductions"]
 
 
 def decompose_reductions(trace: Trace, fusers: Sequence) -> Trace:
-    """Decomposes operations that reduce inside, that one of the executors may fuse, and whose results a later backward
-    reads."""
+    """The trace with the decompositions of operations that contain reductions, that one of `fusers` takes, and whose
+    results a later backward reads."""
     chosen = set[BoundSymbol]()
     for number in range(1, trace.info.backwards + 1):
         forward, _, backward, _, _ = phases(trace, number)

@@ -1,4 +1,4 @@
-"""Delete Last Used: values are freed as soon as nothing reads them any more."""
+"""Delete Last Used: free values after their last use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ python_del = Symbol("python_del", module="prims", is_prim=True, python_printer=_
 
 
 def del_last_used(trace: Trace) -> Trace:
-    """Inserts `del` after the last use of each value, arguments included; what is returned stays.
+    """Inserts `del` after the last use of each value, arguments included, unless it is returned.
 
     Before: `t0 = sin(x)`, `t1 = cos(t0)`, `return t1`. After: `t0 = sin(x)`, `del x`, `t1 = cos(t0)`, `del t0`, `return
     t1`.

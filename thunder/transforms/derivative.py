@@ -1,4 +1,4 @@
-"""The derivative of one operation: its rule, run once, and sorted into forward and backward.
+"""The derivative of one operation: run its rule once, and sort the recorded operations into forward and backward.
 
 A rule is a generator over proxies: it yields its operation's result, is sent the result's cotangent, and returns the
 cotangents of the arguments.
@@ -10,13 +10,13 @@ cotangents of the arguments.
         return (y * (g - sum(g * y, dim, True)),)
 
 After the positional arguments' cotangents may come those of keyword arguments, as a dict. A rule that returns
-NotImplemented before it yields leaves the operation to PyTorch's derivative. A rule is run once, with a placeholder for
-the cotangent; the operations it writes are sorted into those the result needs (forward) and the rest (backward).
-`get_grad` and `put_grads` are the same thing for rules written as plain functions.
+NotImplemented before it yields leaves the operation to PyTorch's derivative. A rule runs once, with a placeholder for
+the cotangent. The operations that the result depends on are the forward, the rest is the backward. Rules that are plain
+functions use `get_grad` and `put_grads` instead.
 
 Rules are written for real numbers: `g * y` for y = exp(x). The gradient of a holomorphic function multiplies the
-cotangent by the conjugate of its derivative, so that complex numbers get `g * conj(y)`: what a rule multiplies its
-cotangents by is conjugated. `Definition.complex_derivative` names the others.
+cotangent by the conjugate of its derivative, `g * conj(y)`, so the factors of cotangents in a rule are conjugated for
+complex numbers. `Definition.complex_derivative` names the operations without such a rule.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ put_grad_symbol = Symbol(
 
 
 def get_grad(value: TensorProxy) -> TensorProxy:
-    """The cotangent of a value, inside a grad transform. Asking twice for one value's gives the same proxy."""
+    """The cotangent of a value, inside a grad transform; the same proxy in each call for one value."""
     recorder = current_recorder()
     if recorder is None:
         raise MissingImplementationError(
@@ -62,8 +62,8 @@ def put_grad(value: TensorProxy, gradient: TensorProxy) -> None:
 
 
 def put_grads(values: Any, gradients: Any) -> None:
-    """`put_grad` for each pair of a tensor and its gradient in two structures of the same form; None and what is no
-    tensor are passed over."""
+    """`put_grad` for each pair of a tensor and its gradient in two structures of the same form; other pairs are
+    ignored."""
     for value, gradient in zip(leaves(values), leaves(gradients), strict=True):
         if isinstance(value, TensorProxy) and isinstance(gradient, TensorProxy):
             put_grad(value, gradient)
@@ -74,10 +74,10 @@ def put_grads(values: Any, gradients: Any) -> None:
 
 
 class Derivative:
-    """What differentiating one operation gave: forward operations, backward operations, which cotangents those read,
-    and which they make.
+    """The derivative of one operation: its forward and backward operations.
 
-    gets: (output, placeholder) pairs. puts: (argument, gradient) pairs.
+    gets: (output, placeholder) pairs for the cotangents that the backward reads. puts: (argument, gradient) pairs for
+    those that it computes.
     """
 
     __slots__ = ("forward", "backward", "gets", "puts")
@@ -87,7 +87,7 @@ class Derivative:
 
 
 def _run_generator(rule: Callable, operation: BoundSymbol):
-    """A generator rule as calls of get_grad and put_grads: the one form that everything below knows."""
+    """Runs a generator rule by calls of get_grad and put_grads."""
     steps = rule(*operation.args, **operation.kwargs)
     try:
         result = next(steps)
@@ -163,7 +163,7 @@ def differentiate(
 def _renamed(
     operations: list[BoundSymbol], adopted: list[BoundSymbol], result: Sequence[Proxy], outputs: Sequence[Proxy]
 ) -> dict[Proxy, Proxy]:
-    """By value of a rule, what it is called where the rule's operations stand in the place of an operation."""
+    """By value of a rule, the value that takes its place in the program."""
     written = (o for b in operations for o in b.outputs)
     renamed = dict(zip(written, (o for b in adopted for o in b.outputs), strict=True))
     found = {new: old for new, old in zip(result, outputs, strict=True) if new is not old}
@@ -171,8 +171,8 @@ def _renamed(
 
 
 def _conjugated(operations: list[BoundSymbol], flowing: set, recorder: Recorder) -> list[BoundSymbol]:
-    """A rule's operations where each that reads a cotangent, or what was computed of one, reads the conjugates of its
-    other operands. flowing: the cotangents, to which what is computed of them is added."""
+    """The operations of a rule; those that depend on a cotangent read the conjugates of their other operands. flowing:
+    the cotangents, to which the values that depend on them are added."""
     conjugates: dict[Proxy, Proxy] = {}
     found: list[BoundSymbol] = []
     for b in operations:
@@ -197,7 +197,7 @@ def _conjugate(x):
 
 
 def _check_puts(operation: BoundSymbol, puts: list, gets: list) -> None:
-    """Gradients are put to arguments: to anything else they would be lost."""
+    """Checks that gradients belong to arguments; all others would be lost."""
     for value, _ in puts:
         if not any(value is i for i in operation.inputs):
             read = (
@@ -210,7 +210,7 @@ def _check_puts(operation: BoundSymbol, puts: list, gets: list) -> None:
 
 
 def _sorted(operation: BoundSymbol, operations: list[BoundSymbol], gets: list, puts: list) -> Derivative:
-    """What the result needs is forward, wherever the rule writes it."""
+    """The forward, which the result depends on, and the backward, wherever the rule records them."""
     needed = set(operation.outputs)
     forward, backward = [], []
     for b in reversed(operations):
@@ -254,12 +254,12 @@ def _rule_for(operation: BoundSymbol, executors: Sequence) -> tuple[Callable, bo
 
 
 def _is_for_reals(operation: BoundSymbol) -> bool:
-    """Whether neither the rule nor the decomposition holds for the complex numbers that an operation is about."""
+    """Whether an operation reads or returns complex numbers for which neither its rule nor its decomposition holds."""
     return operation.sym.complex_derivative == "PyTorch's" and _has_complex(operation)
 
 
 def _conjugates(operation: BoundSymbol) -> bool:
-    """Whether the rule beside an operation is one of a holomorphic function of complex numbers."""
+    """Whether the rule of an operation is that of a holomorphic function, applied to complex numbers."""
     symbol = operation.sym
     return bool(symbol.torch_functions) and symbol.complex_derivative == "holomorphic" and _has_complex(operation)
 
@@ -273,14 +273,14 @@ def _has_complex(operation: BoundSymbol) -> bool:
 
 
 def _wants_by_keyword(operation: BoundSymbol) -> bool:
-    """Whether a keyword-only argument gets a gradient, of which the rules beside the operations know nothing."""
+    """Whether a keyword-only argument gets a gradient, which the rules of operations do not compute."""
     return bool(operation.kwargs) and any(
         isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in(operation.kwargs, [])
     )
 
 
 def _by_parts(operation: BoundSymbol) -> bool:
-    """Whether the decomposition is what PyTorch composes the operation of, so that its parts are differentiated."""
+    """Whether PyTorch composes the operation of its decomposition, which is then differentiated."""
     wanted = operation.sym.differentiate_decomposition
     return (
         bool(wanted)
@@ -290,8 +290,8 @@ def _by_parts(operation: BoundSymbol) -> bool:
 
 
 def _fused(operation: BoundSymbol, executors: Sequence) -> bool:
-    """Whether an executor makes kernels of an operation's parts: then these are differentiated, and what is saved and
-    recomputed is chosen among them."""
+    """Whether an executor fuses the decomposition of an operation. Then that is differentiated, and the save plan
+    chooses among its values."""
     return (
         operation.sym.decomposition is not None
         and not _has_complex(operation)
@@ -300,8 +300,7 @@ def _fused(operation: BoundSymbol, executors: Sequence) -> bool:
 
 
 def derivatives(operation: BoundSymbol, executors: Sequence, out: list, functional: bool) -> None:
-    """Appends what differentiating `operation` gives: by its rule, by its decomposition, or by PyTorch's own
-    derivative."""
+    """Appends the derivatives of an operation: by its rule, by its decomposition, or by PyTorch's own derivative."""
     if not any(isinstance(o, TensorProxy) and o.requires_grad for o in operation.outputs):
         out.append(operation)
         return

@@ -1,4 +1,4 @@
-"""Dispatch: every operation goes to the first executor that takes it, by itself or in a region."""
+"""Dispatch: give each operation to the first executor that takes it, by itself or in a region."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from thunder.core.rewrite import Rewriter, decomposed, rewrite
 from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
 from thunder.core.trace import Trace, timed_pass
 from thunder.errors import MissingImplementationError
-from thunder.extend import Executor, Implementation
+from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
 
 __all__ = ["dispatch", "decompose_lists", "fuse", "dispatch_left"]
 
 
 def dispatch(trace: Trace, executors: Sequence[Executor]) -> Trace:
-    """Gives every operation to the first executor that takes it, and decomposes composites that nobody takes.
+    """Gives each operation to the first executor that takes it, and decomposes composites that no executor takes.
 
     Before: `t0 = ltorch.mul(a, b)`. After, with the torch executor: `t0 = torch.mul(a, b)`, the operation before as its
     decomposition.
 
-    Operations that a fusion executor may take stay as they are (`info.fusible`): `fuse` makes regions of them, and
-    `dispatch_left` gives the others of them to the executors that do not fuse.
+    Operations that a fusion executor may take stay as they are (`info.fusible`): `fuse` forms regions of them, and
+    `dispatch_left` gives those outside of regions to the executors that do not fuse.
 
     Raises MissingImplementationError for an operation that no executor takes and that has no decomposition.
     """
@@ -32,8 +32,8 @@ def dispatch(trace: Trace, executors: Sequence[Executor]) -> Trace:
 
 
 def decompose_lists(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
-    """Decomposes fusible operations on lists of tensors, where one reads from the other: a region for each tensor, and
-    not one that is as long as the list.
+    """Decomposes fusible operations on lists of tensors that depend on each other, so that each tensor has a region,
+    rather than one region that is as long as the list.
 
     Before: `[t0, t1] = ltorch.foreach_mul([a, b], 2)`. After: `t0 = ltorch.mul(a, 2)`, `t1 = ltorch.mul(b, 2)`.
     """
@@ -42,7 +42,7 @@ def decompose_lists(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
 
 
 def _lists(trace: Trace, fuser: FusionExecutor) -> set[BoundSymbol]:
-    """The operations on lists that one executor fuses and that others which it fuses read from or are read by."""
+    """The operations on lists that an executor fuses, and that share values with other operations that it fuses."""
     lists = [
         operation
         for operation in trace.bound_symbols
@@ -59,7 +59,7 @@ def _lists(trace: Trace, fuser: FusionExecutor) -> set[BoundSymbol]:
 
 
 def fuse(trace: Trace, fusers: Sequence[FusionExecutor]) -> list[Trace]:
-    """Regions of fusible operations, made by one fusion executor after the other: a trace of each."""
+    """Forms regions of fusible operations, one fusion executor after the other. Returns a trace of each."""
     made = [trace]
     for fuser in fusers:
         title = "Fusion" if len(fusers) == 1 else f"Fusion by {fuser.name}"
@@ -68,7 +68,7 @@ def fuse(trace: Trace, fusers: Sequence[FusionExecutor]) -> list[Trace]:
 
 
 def dispatch_left(trace: Trace, executors: Sequence[Executor]) -> Trace:
-    """Gives the operations that fusion executors have left alone to the others.
+    """Gives the operations outside of regions to the executors that do not fuse.
 
     Before: `t0 = ltorch.mul(a, b)`, which no region has. After: `t0 = torch.mul(a, b)`.
     """
@@ -87,7 +87,7 @@ def dispatch_left(trace: Trace, executors: Sequence[Executor]) -> Trace:
 def _place(
     operation: BoundSymbol, executors: tuple[Executor, ...], out: Rewriter, left: dict[BoundSymbol, None]
 ) -> None:
-    """Writes what executes `operation`."""
+    """Writes the operations that execute `operation`."""
     symbol = operation.sym
     for executor in executors:
         found = executor.implementation(operation)
@@ -98,7 +98,10 @@ def _place(
                 left[operation] = None
                 return out.write(operation)
         elif found is not None and found.executes and executor.get_fuel():
-            return _implement(operation, executor, found, executors, out, left)
+            if found.execution_transform is not None:
+                return _rewrite(operation, executor, found.execution_transform, executors, out, left)
+            assert found.symbol is not None, "an implementation has a symbol or an execution transform"
+            return out.write(operation.replace(sym=found.symbol, subsymbols=(operation,)))
         if symbol.executor is executor:
             return out.write(operation)
     if symbol.python_printer is not None:
@@ -118,20 +121,6 @@ def _place(
     out.alias(operation.aliases)
 
 
-def _implement(
-    operation: BoundSymbol,
-    executor: Executor,
-    found: Implementation,
-    executors: tuple[Executor, ...],
-    out: Rewriter,
-    left: dict[BoundSymbol, None],
-) -> None:
-    if found.execution_transform is None:
-        assert found.symbol is not None, "an implementation has a symbol or an execution transform"
-        return out.write(operation.replace(sym=found.symbol, subsymbols=(operation,)))
-    _rewrite(operation, executor, found.execution_transform, executors, out, left)
-
-
 def _rewrite(
     operation: BoundSymbol,
     executor: Executor,
@@ -140,7 +129,7 @@ def _rewrite(
     out: Rewriter,
     left: dict[BoundSymbol, None],
 ) -> None:
-    """Writes what an execution transform makes of an operation."""
+    """Writes the operations of an execution transform of an operation."""
     with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
         result = transform(*operation.args, **operation.kwargs)
     try:

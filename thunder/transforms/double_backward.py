@@ -1,4 +1,5 @@
-"""What a backward that is differentiated itself needs: the gradients of a computation as a computation of their own."""
+"""Double backward: the gradients of a computation as a second computation, for a backward that is differentiated
+itself."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy, like
 from thunder.core.regions import leading_to
 from thunder.core.symbol import OpTags
 from thunder.core.trace import ForwardBackward, Trace
-from thunder.ops.inplace import writes_back
+from thunder.ops.functionalize.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import RNG_OPTIONS, JitOptions
 from thunder.transforms.dce import dce
@@ -24,11 +25,11 @@ __all__ = ["InputsBehind", "gradient_program", "inputs_behind", "random_devices"
 def gradient_program(
     acquired: Trace, cut: ForwardBackward, missing: Sequence[int], executors: Sequence
 ) -> tuple[Trace, list[int]]:
-    """The gradients of a computation as a computation of their own, for a backward that is differentiated, and which of
-    the computation's arguments it takes.
+    """The gradients of a computation as a second computation, and the places of the arguments that it takes of those of
+    the first.
 
-    Its arguments are those, then the cotangents that are not missing. What the computation writes to its arguments is
-    not written again. Where an argument was written to after the gradients read it, the program raises PyTorch's error.
+    Its arguments are those, then the cotangents that are not missing. It does not repeat the writes to arguments. Where
+    the computation wrote to an argument that the gradients depend on, the program raises PyTorch's error.
     """
     operations = marked([b.copied() for b in acquired.bound_symbols if not writes_back(b)], 0)
     outputs = [o for o in cut.outputs if o.requires_grad]
@@ -49,8 +50,8 @@ def gradient_program(
 
 
 def random_devices(acquired: Trace, options: JitOptions) -> list | None:
-    """The devices whose default generators a computation may draw from; None where it may draw from others: the user's,
-    or those of fusion executors."""
+    """The devices whose default generators a computation may draw from; None where it may use other generators, of the
+    user or of fusion executors."""
     drawing = [b for b in acquired.bound_symbols if not b.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE))]
     if drawing and options.rng is RNG_OPTIONS.FUSED or any(b.kwargs.get("generator") is not None for b in drawing):
         return None
@@ -60,8 +61,8 @@ def random_devices(acquired: Trace, options: JitOptions) -> list | None:
 
 
 class InputsBehind(NamedTuple):
-    """What the gradients can be computed from again: places of arguments. saved: pairs of such a place and its place
-    among the saved tensors."""
+    """Places of the arguments that the gradients are recomputed from. saved: pairs of such a place and the place among
+    the saved tensors. numbers: arguments that are no tensors."""
 
     kept: list[int]
     saved: list[tuple[int, int]]
@@ -69,7 +70,7 @@ class InputsBehind(NamedTuple):
 
 
 def inputs_behind(cut: ForwardBackward, args: Sequence) -> InputsBehind:
-    """The arguments that saved values were computed from, and all that are no tensors."""
+    """The arguments that saved values depend on, and all that are no tensors."""
     collections = [o.collection for o in cut.saved_others if isinstance(o, CollectionProxy)]
     others = [o for o in cut.saved_others if isinstance(o, Proxy)]
     needed = {*cut.saved_tensors, *others, *itertools.chain(*collections)}

@@ -1,16 +1,16 @@
-"""Gradients that the forward makes: what a loss that is one number depends on is read once.
+"""Early Gradients: the kernels of a scalar loss compute its gradients too, so that they read its operands once.
 
-The backward is linear in the cotangent of the loss. So what it computes of that cotangent and of the forward's values
-alone, up to the first operation that no fusion executor takes, is computed in the forward for a cotangent of 1, in the
-kernels that make the loss, and saved in place of what it is made of. The backward multiplies it by the cotangent, in
-place, where a kernel that finds a 1 has nothing to do.
+A backward is linear in the cotangent of the loss. The fusible operations of a backward that depend on that cotangent
+and on values of the forward alone are moved to the forward and computed for a cotangent of 1, in the kernels of the
+loss. The forward saves their results in the place of their operands. The backward multiplies them in place by the
+cotangent, in a kernel that does nothing for a cotangent of 1.
 
 Before: `t0 = cross_entropy(x, y)`; `t1 = get_grad(t0)`; `t2 = nll_loss_backward(t1, x, y)`, `t3 = mm(t2, w)`. After:
 `t0 = cross_entropy(x, y)`, `t4 = full((), 1)`, `t5 = nll_loss_backward(t4, x, y)`; `t1 = get_grad(t0)`; `t2 =
 times_cotangent(t5, t1)`, `t3 = mm(t2, w)`.
 
-float16, in which small gradients vanish unless the loss was scaled, is left alone, and so is what would read long rows
-twice: one of 50257 numbers is in no cache any more.
+The pass leaves float16 alone, in which small gradients vanish unless the loss is scaled, and losses over long rows that
+would be read twice: a row of 50257 numbers does not stay in a cache.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from collections.abc import Sequence
 
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.cost import nbytes
-from thunder.analysis.flow import producers
+from thunder.analysis.flow import live_ins, producers
 from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import Proxy, TensorProxy, element_count
 from thunder.core.regions import leading_to
+from thunder.core.rewrite import renamed_operation
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.ops import PRIMS
 from thunder.ops.backward import op, times_cotangent
-from thunder.transforms.levels import renamed_operation
 from thunder.transforms.phases import marked, phases
 
 __all__ = ["early_gradients"]
 
-SMALLEST = 1 << 20  # bytes of a gradient that are worth a pass
+SMALLEST = 1 << 20  # bytes of a gradient that is worth moving
 
 
 def early_gradients(joint: Trace, fusers: Sequence) -> Trace:
-    """Moves gradients of a loss into the forward, where one of the executors fuses what computes them."""
+    """The joint trace with gradients of scalar losses in the forward, where one of `fusers` takes their operations."""
     forward, starts, backward, _, _ = phases(joint)
     known = {o for operation in forward for o in operation.outputs} | {a for a in joint.args if isinstance(a, Proxy)}
     for start in starts:
@@ -47,8 +47,8 @@ def early_gradients(joint: Trace, fusers: Sequence) -> Trace:
 
 
 class _Loss:
-    """One loss. early: operations of the backward that read its cotangent and values of the forward only. linear: those
-    of their results that are multiples of the cotangent."""
+    """One loss. early: operations of the backward that depend on its cotangent and on values of the forward only.
+    linear: results of these that are multiples of the cotangent, with their producers."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class _Loss:
         made = {operation.rhs: operation for operation in self.forward}
         operations = list(recorder.bound_symbols)
         for operation in leading_to(tuple(self.early), chosen):
-            same = made.get(operation.swap(table).rhs)  # what the backward would recompute
+            same = made.get(operation.swap(table).rhs)  # the forward has computed it already
             if same is not None:
                 table |= dict(zip(operation.outputs, same.outputs, strict=True))
             else:
@@ -104,8 +104,8 @@ class _Loss:
         return self.joint.replace(bound_symbols=[*self.forward, *marked(operations, 0), *self.starts, *backward])
 
     def read_elsewhere(self) -> list[Proxy]:
-        """What other operations read, or views of it, where no executor fuses these: there it would be computed on the
-        way."""
+        """The results that unfused operations outside of `early` read, themselves or through views. A fused consumer
+        would compute them itself."""
         bases = alias_bases(self.early, maybe=True)
         uses = [
             (i, self.fuses(operation))
@@ -123,16 +123,11 @@ class _Loss:
         ]
 
     def is_worth_it(self, value: Proxy) -> bool:
-        """Whether a pass over something about as large is saved: that is read where the forward reads it, and no
-        reductions of long rows come first."""
+        """Whether moving a value saves a pass over memory: the value and one of its operands are large, and it does not
+        depend on reductions of long rows."""
         assert isinstance(value, TensorProxy), "fused operations make tensors"
-        made = {o for operation in self.early for o in operation.outputs}
-        read = [
-            i
-            for operation in leading_to(tuple(self.early), [value])
-            for i in operation.inputs
-            if i not in made and isinstance(i, TensorProxy)
-        ]
+        operands = live_ins(leading_to(tuple(self.early), [value]))
+        read = [i for i in operands if isinstance(i, TensorProxy)]
         return (
             nbytes(value) >= SMALLEST
             and any(2 * nbytes(i) >= nbytes(value) for i in read)
@@ -140,7 +135,7 @@ class _Loss:
         )
 
     def longest_row(self, values: Sequence[Proxy]) -> int:
-        """The most numbers that are reduced to one of several, in what the forward fuses to make these values."""
+        """The length of the longest rows among the fusible reductions that these values depend on."""
         producer = producers(self.forward)
         longest, seen, waiting = 0, set(), list(values)
         while waiting:
@@ -163,15 +158,15 @@ def _is_plain(operation: BoundSymbol) -> bool:
 
 
 class _Linear:
-    """Which values are multiples of those of `dependent`, and which of the others are zeros."""
+    """The values that are multiples of those in `dependent`, and the zeros among the others."""
 
     def __init__(self, dependent: set[Proxy]):
         self.dependent = dependent
         self.zeros: set[Proxy] = set()
 
     def holds(self, operations: Sequence[BoundSymbol]) -> bool:
-        """Whether each result of the operations is a multiple, or depends on none. Results of operations for which that
-        holds are known from then on."""
+        """Whether each result of the operations is a multiple, or independent of all multiples. Their results are known
+        from then on."""
         return all(self._holds(operation) for operation in operations)
 
     def _holds(self, operation: BoundSymbol) -> bool:

@@ -1,8 +1,8 @@
-"""With `numerics="eager"`: operations whose rule rounds otherwise than PyTorch's derivative are differentiated by
-PyTorch.
+"""Exact Derivatives: under `numerics="eager"` PyTorch differentiates operations whose rule rounds otherwise than its
+own derivative.
 
-Before: `t0 = ltorch.linalg_svd(a)`, which has a rule. After: the same, of an operation that has none, so that PyTorch's
-own graph of it is what is saved and run.
+Before: `t0 = ltorch.linalg_svd(a)`, which has a rule. After: the same operation without a rule, so that PyTorch's graph
+of it is saved and run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["exact_derivatives"]
 
 
 def exact_derivatives(trace: Trace) -> Trace:
-    """Leaves the rules out that are not exact (`Definition.exact_derivative`)."""
+    """The trace without the derivative rules that are not exact (`Definition.exact_derivative`)."""
     return trace.replace(
         bound_symbols=[
             operation if operation.sym.exact_derivative else operation.replace(sym=_without_rule(operation.sym))

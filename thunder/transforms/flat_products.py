@@ -1,12 +1,12 @@
-"""Flat Products: linear layers take and give matrices.
+"""Flat Products: linear layers read and return matrices.
 
 Before: `t0 = ltorch.linear(x, w)` with x of shape (2, 512, 64). After: `t1 = ltorch.reshape(x, (1024, 64))`, `t2 =
 ltorch.linear(t1, w)`, `t0 = ltorch.view(t2, (2, 512, 96))`.
 
-A layer's gradients are products of matrices, and so is what is saved for them. Operations that give values their shapes
-are part of the kernels that fusion executors write or read these values by. What is computed elementwise of such
-results alone, and columns of them, are matrices as well, so that no view is made from layer to layer. What the program
-returns stays as it is: as PyTorch's, it is no view.
+The gradients of a layer are products of matrices, whose operands are then saved as matrices. The kernels of fusion
+executors read and write values in any shape at no cost. Elementwise results of such matrices and columns of them are
+matrices as well, so that there are no views from layer to layer. An output of the program is left alone: as in eager
+PyTorch, it is no view.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def _flat_shape(x: TensorProxy) -> tuple[int, int]:
 
 
 class _Flat:
-    """What is known as a matrix while a trace is rewritten.
+    """The rule of the rewriting, with the matrices found so far.
 
-    matrices: by value, the matrix that it is a view of, which a product, its columns or what is computed elementwise of
-    them are. source: what a value that is read once is another shape of. given: by value, a matrix of the same numbers.
+    matrices: by view, the matrix that is its base: a product, columns of one, or an elementwise result of those.
+    source: by reshaped value with one use, the value before. given: by value, a matrix with its elements.
     """
 
     def __init__(self, trace: Trace):
@@ -49,14 +49,14 @@ class _Flat:
         bases = alias_bases(operations, maybe=True)
         self.returned = {bases[o] for o in trace.output_proxies}
         self.read = uses(operations, trace.output_proxies)
-        # what is read later may be written to before
+        # a reshaped value with a later use may be written to before
         self.has_effects = any(operation.sym.tags & EFFECTS for operation in operations)
         self.matrices: dict[Proxy, TensorProxy] = {}
         self.source: dict[Proxy, TensorProxy] = {}
         self.given: dict[Proxy, TensorProxy] = {}
 
     def matrix(self, x: TensorProxy) -> TensorProxy:
-        # that of another layer was made under no_grad
+        # the matrix of another layer may have been made under no_grad
         if x not in self.given or self.given[x].requires_grad is not x.requires_grad:
             base = self.matrices.get(x, self.source.get(x, x))
             self.given[x] = (
@@ -65,7 +65,7 @@ class _Flat:
         return self.given[x]
 
     def columns(self, x: TensorProxy) -> TensorProxy | None:
-        """The matrix that a value is a view of, if its columns are the last dimension."""
+        """The matrix of which a value is a view whose last dimension is that of the columns."""
         found = self.matrices.get(x)
         return found if found is not None and equal_shapes(found.shape, _flat_shape(x)) else None
 

@@ -29,8 +29,8 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.errors import OptionError, warn_user
-from thunder.ops.define import LTORCH
-from thunder.ops.float8 import LARGEST, Quantized, float8_linear, has_products, quantized
+from thunder.ops.families.float8 import LARGEST, Quantized, float8_linear, has_products, quantized
+from thunder.ops.registry import LTORCH
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_device
 from thunder.transforms.base import Transform
 

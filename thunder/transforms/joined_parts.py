@@ -1,10 +1,11 @@
-"""Join Parts: the gradients of slices that do not overlap are joined, not added up.
+"""Join Parts: join the gradients of slices that do not overlap, instead of adding them.
 
 Before: `t4 = select_backward(t1, (3, 8), 0, 2)`, `t5 = add_part(t4, t2, ("select", (3, 8), 0, 1))`, `t6 = add_part(t5,
 t3, ("select", (3, 8), 0, 0))`. After: `t6 = stack([t3, t2, t1], 0)`.
 
-A loop over slices of a value is one operation then, which kernels that are fused read the parts from. Gaps are zeros;
-gradients of the same slice are added first, in their order, so that each element of the result is eager's bit for bit.
+The backward of a loop over slices is one operation then, which fused kernels can read the parts through. Gaps are
+zeros. Gradients of one slice are added first, in their order, so that each element of the result equals eager's bit for
+bit.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
-from thunder.ops.parts import add_part, part_of_zeros
+from thunder.ops.families.parts import add_part, part_of_zeros
 
-__all__ = ["has_parts", "joined_parts"]
+__all__ = ["joined_parts"]
 
-FEWEST = 3  # parts, below which a sum is as good
+FEWEST = 3  # parts of a join; a sum of fewer is as fast
 
 
 class _Part(NamedTuple):
-    """A gradient, and the places along a dimension that it belongs to; one place is a dimension less."""
+    """The gradient of a slice, and the range of the slice along one dimension. selected: the slice is one index, so
+    that the gradient lacks the dimension."""
 
     value: TensorProxy
     dim: int
@@ -34,18 +36,19 @@ class _Part(NamedTuple):
     selected: bool
 
 
-def has_parts(program: Trace) -> bool:
-    return any(b.sym is add_part for b in program.bound_symbols)
-
-
 def joined_parts(trace: Trace) -> Trace:
-    """Joins parts that are added up where all are of one dimension, and each two of the same places or of others."""
+    """The trace with one join for each sum of parts along one dimension, which do not overlap or are the same."""
+    additions = [b for b in trace.bound_symbols if b.sym is add_part]
+    if not additions:
+        return trace
     producer, used = producers(trace), uses(trace.bound_symbols, trace.output_proxies)
-    inner = {b.args[0] for b in trace.bound_symbols if b.sym is add_part and used[b.args[0]] == 1}
+    inner = {b.args[0] for b in additions if used[b.args[0]] == 1}
     chosen: dict[BoundSymbol, _Sum] = {}
-    for b in trace.bound_symbols:
-        if b.sym is add_part and b.output not in inner and (found := _sum(b, producer, inner)) is not None:
+    for b in additions:
+        if b.output not in inner and (found := _sum(b, producer, inner)) is not None:
             chosen[b] = found
+    if not chosen:
+        return trace
     gone = {operation for found in chosen.values() for operation in found.operations}
 
     def rule(b: BoundSymbol, out: Rewriter) -> None:
@@ -58,7 +61,8 @@ def joined_parts(trace: Trace) -> Trace:
 
 
 class _Sum(NamedTuple):
-    """Parts that are added up, the first one first; what they are added to, None where the first is; what adds them."""
+    """A sum of parts in order. whole: the value that they are added to, None where the first part is a part of zeros.
+    operations: the additions."""
 
     whole: Proxy | None
     parts: list[_Part]
@@ -88,7 +92,7 @@ def _sum(last: BoundSymbol, producer: dict, inner: set) -> _Sum | None:
 
 
 def _part(value: Any, steps: tuple[tuple, ...]) -> _Part | None:
-    """A part that one step puts at constant places."""
+    """The part of one `select` or `slice` with constant bounds, else None."""
     (kind, *arguments), *others = steps
     if others or kind not in ("select", "slice"):
         return None

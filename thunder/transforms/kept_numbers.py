@@ -1,10 +1,9 @@
-"""Kept Numbers: Python numbers that a kernel on the CPU takes as an operand are tensors of its type, made once.
+"""Kept Numbers: convert the Python numbers that are operands of kernels on the CPU to tensors once, at compile time.
 
 Before: `t2 = torch.mul(t1, 0.1)`. After: `t2 = torch.mul(t1, float32_0_1)`, a tensor without dimensions.
 
-PyTorch makes a tensor of such a number in each call, of float64 or int64, and another one of the type that it computes
-in, which takes as long as a small kernel. The values are those that it would make. Below float32 kernels read the
-number itself.
+In each call PyTorch converts such a number to a tensor of float64 or int64, and that to one of the type of the kernel,
+which takes as long as a small kernel. The values are the same. Kernels of types below float32 read the number itself.
 """
 
 from __future__ import annotations
@@ -23,36 +22,32 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.ops.torch_types import to_torch_dtype
 
-__all__ = ["has_numbers_to_keep", "keep_numbers"]
+__all__ = ["keep_numbers"]
 
-# the types that numbers are converted to, with the largest numbers of theirs
+# the types that numbers are converted to, with their largest values
 _KINDS = {float32: torch.finfo(torch.float32).max, float64: torch.finfo(torch.float64).max}
 
 
-def has_numbers_to_keep(trace: Trace) -> bool:
-    """Whether a kernel would make a tensor of a number in each call."""
-    return any(map(_takes_number, trace.bound_symbols))
-
-
 def keep_numbers(trace: Trace) -> Trace:
-    """The trace with tensors in the place of such numbers."""
-    made: dict[tuple, torch.Tensor] = {}  # 0.0 and -0.0 are equal, and apart
-    return trace.replace(bound_symbols=[_kept(b, made) if _takes_number(b) else b for b in trace.bound_symbols])
+    """The trace with a tensor in the place of each number that a kernel would convert in each call."""
+    made: dict[tuple, torch.Tensor] = {}  # by the text of a number: 0.0 and -0.0 are equal
+    operations = [_kept(b, made) if _takes_number(b) else b for b in trace.bound_symbols]
+    return trace.replace(bound_symbols=operations) if made else trace
 
 
 def _takes_number(operation: BoundSymbol) -> bool:
-    """Whether an operation, in place or not, is PyTorch's of tensors on the CPU and a number, in the tensors' type."""
+    """Whether PyTorch runs an operation, in place or not, on tensors on the CPU and a number of their type."""
     if operation.sym.is_fusion or operation.kwargs:
         return False
     places = original_of(operation).sym.converts_numbers
     numbers = [x for i, x in enumerate(operation.args) if i in places and type(x) in (int, float)]
     kind = _kind(operation) if numbers else None
-    # what overflows is refused by some kernels
+    # some kernels refuse a number that overflows
     return kind is not None and all(abs(x) <= _KINDS[kind] or not math.isfinite(x) for x in numbers)
 
 
 def _kind(operation: BoundSymbol) -> dtype | None:
-    """The type that an operation computes in, where that is one of its tensors', and of those that are converted."""
+    """The type that an operation computes in, where all its tensors have it and numbers are converted to it."""
     tensors = [p for p in operation.inputs if type(p) is TensorProxy]
     kinds = {p.dtype for p in tensors if p.dtype is not bool8}
     on_cpu = len(tensors) == len(operation.inputs) and all(p.device.type == "cpu" for p in tensors)

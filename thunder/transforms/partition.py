@@ -1,5 +1,5 @@
-"""Partition: a joint trace, cut into the forward that runs now and the backward that runs later. What crosses the cut
-is saved."""
+"""Partition: cut a joint trace into a forward and a backward. Values of the forward that the backward uses are
+saved."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from thunder.analysis.aliases import alias_bases
+from thunder.analysis.flow import live_ins
 from thunder.core.codegen import Printer
 from thunder.core.proxies import (
     AnyProxy,
@@ -24,31 +25,22 @@ from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Symbol
 from thunder.core.trace import ForwardBackward, Trace, TraceTag
 from thunder.extend import FusionExecutor
-from thunder.ops.define import LTORCH
-from thunder.ops.inplace import also_written, write_back, written_after
+from thunder.ops.functionalize.inplace import also_written, write_back, written_after
+from thunder.ops.registry import LTORCH
 from thunder.transforms.autodiff import grad_transform_on_trace
 from thunder.transforms.dce import dce
 from thunder.transforms.phases import phases
 from thunder.transforms.recompute import recompute
 
 __all__ = [
-    "partition",
-    "saved_collections",
-    "gathers_saved",
-    "has_effect",
-    "modified_in_place",
-    "read_by_products",
-    "views_of_outputs",
-    "without_overwritten",
-    "ForwardBackward",
-    "split_into_forward_and_backward",
-    "forward_and_backward_from_trace",
+    "partition", "saved_collections", "has_effect", "modified_in_place", "read_by_products", "views_of_outputs",
+    "without_overwritten", "ForwardBackward", "split_into_forward_and_backward", "forward_and_backward_from_trace",
     "ForwardBackwardTraces",
-]
+]  # fmt: skip
 
 
 def partition(joint: Trace) -> Trace:
-    """The forward of a joint trace, with the backward beside it (`info.cut`): what that reads of the forward is saved.
+    """The forward of a joint trace, which saves the values that the backward uses, and the backward in `info.cut`.
 
     Before: `t0 = sin(x)`, `t1 = get_grad(t0)`, `t2 = cos(x)`, `t3 = mul(t1, t2)`. After: `t0 = sin(x)`, `return (t0),
     ((x), ())`; and `x = C0`, `t1 = cotangents`, `t2 = cos(x)`, `t3 = mul(t1, t2)`, `return (t3)`.
@@ -66,12 +58,11 @@ def partition(joint: Trace) -> Trace:
         table = {value: copy.output for value, copy in copies.items()}
         backward_operations = [b.swap(table) for b in backward_operations]
         gradients = tuple(table.get(g, g) for g in gradients)
-    made = {o for b in backward_operations for o in b.outputs} | set(cotangents)
-    read = dict.fromkeys(i for b in backward_operations for i in b.inputs if i not in made)
-    read |= dict.fromkeys(g for g in gradients if isinstance(g, Proxy) and g not in made)
-    tensors = [p for p in read if isinstance(p, TensorProxy)]
+    given = set(cotangents)
+    saved = [p for p in live_ins(backward_operations, gradients) if p not in given]
+    tensors = [p for p in saved if isinstance(p, TensorProxy)]
     arguments = set(a for a in joint.args if isinstance(a, Proxy))
-    others = [p for p in read if not isinstance(p, TensorProxy)] + _numbers(joint, backward_operations)
+    others = [p for p in saved if not isinstance(p, TensorProxy)] + _numbers(joint, backward_operations)
     outputs = [
         o
         for o in dict.fromkeys(proxies_in(returned, []))
@@ -93,7 +84,7 @@ def partition(joint: Trace) -> Trace:
 def _copies_of_written(
     joint: Trace, forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol], gradients: Sequence
 ) -> dict[Proxy, BoundSymbol]:
-    """By value that the backward reads, and that shows an argument that is written to after the computation: the copy
+    """By value that the backward reads and that shares memory with an argument which the epilogue writes to: the copy
     that is saved in its place."""
     targets = {b.args[0] for b in forward if b.sym is written_after}
     if not targets:
@@ -111,18 +102,15 @@ def _copies_of_written(
     }
 
 
-def gathers_saved(backward: Trace) -> bool:
-    """Whether the forward that runs gathers saved values in collections."""
-    return any(isinstance(c, CollectionProxy) for c in backward.info.saved_as[1])
-
-
 def saved_collections(backward: Trace) -> Trace:
-    """The backward, which unpacks the collections that a transform has made the forward gather saved values in.
+    """The backward that unpacks the collections in which a transform of the forward has gathered saved values.
 
     Before: the forward returned `(y), ((t0, t1, x), ())`. After: it returns `(y), ((x,), (results0,))`, and the
     backward begins with `t0, t1 = results0`.
     """
     cut, (tensors, others) = backward.info.cut, backward.info.saved_as
+    if not any(isinstance(c, CollectionProxy) for c in others):
+        return backward
     assert cut is not None, "a backward knows its cut"
     collections = [c for c in others if isinstance(c, CollectionProxy)]
     ours = {p.name: p for p in cut.saved_tensors}
@@ -141,9 +129,9 @@ def saved_collections(backward: Trace) -> Trace:
 
 
 def views_of_outputs(forward: Trace) -> list[int]:
-    """Places of the tensors that a forward saves and that may be views of its outputs. forward: as it runs.
+    """Places of the saved tensors that may be views of outputs. forward: the trace that runs.
 
-    What a region gives may be views of each other, what an opaque operation gives of what it was given as well.
+    Results of a region may be views of each other; results of an opaque operation may be views of its inputs too.
     """
     outputs, (saved, _) = forward.output
     bases = alias_bases(forward.bound_symbols, maybe=True)
@@ -168,8 +156,8 @@ def views_of_outputs(forward: Trace) -> list[int]:
 
 
 def read_by_products(cut: ForwardBackward, executors: Sequence) -> list[int]:
-    """Places of the cotangents that several matrix products read, each of which would copy one that is broadcast, as
-    the gradient of a sum is."""
+    """Places of the cotangents with several matrix products as consumers. Each product would copy a cotangent that is
+    broadcast, as the gradient of a sum."""
     if not any(isinstance(e, FusionExecutor) for e in executors):  # what nobody fuses runs as in eager, bit for bit
         return []
     operations = cut.backward.bound_symbols
@@ -183,10 +171,10 @@ def read_by_products(cut: ForwardBackward, executors: Sequence) -> list[int]:
 def without_overwritten(
     forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol], copies: Container[str] = ()
 ) -> list[BoundSymbol] | None:
-    """The backward, with operations that raise PyTorch's error in the place of those that would read an argument as it
-    was before the forward wrote to it: gradients that do not depend on them are computed. None where nothing does.
-    copies: names of what may be views and is none."""
-    rearranged: dict[Proxy, Proxy] = {}  # what an argument is under its new shape -> the argument
+    """The backward, with operations that raise PyTorch's error in the place of those that would read an argument after
+    the forward wrote to it. Gradients that do not depend on them are still computed. None where there are no such
+    operations. copies: names of possible views that are known to be copies."""
+    rearranged: dict[Proxy, Proxy] = {}  # by the value of an argument under its new shape, the argument
     for b in forward:
         if b.sym.changes_metadata:
             rearranged[b.output] = rearranged.get(b.args[0], b.args[0])
@@ -237,18 +225,18 @@ class ForwardBackwardTraces(NamedTuple):
 
 
 def forward_and_backward_from_trace(trace: Trace, torch_autograd: bool = False) -> ForwardBackwardTraces:
-    """The forward and backward traces of a computation trace. `torch_autograd` is accepted as in 2024: both are made in
-    the one way there is."""
+    """The forward and backward traces of a computation trace. `torch_autograd` is accepted as in 2024 and changes
+    nothing."""
     return ForwardBackwardTraces(*split_into_forward_and_backward(recompute(dce(grad_transform_on_trace(trace)))))
 
 
 def has_effect(operation: BoundSymbol) -> bool:
-    """Whether an operation of a backward is there for what it does: it has no result."""
+    """Whether an operation of a backward is there for its effect: it has no result."""
     return not operation.outputs
 
 
 def _numbers(joint: Trace, operations: list[BoundSymbol]) -> list[NumberProxy]:
-    """The symbolic numbers that the prologue passes in and that sizes in `operations` are made of."""
+    """The symbolic numbers that the prologue passes in and that sizes in `operations` depend on."""
     numbers = [a for a in joint.args if isinstance(a, NumberProxy)]
     if not numbers:
         return []
@@ -264,7 +252,7 @@ def _print_unpack(operation: BoundSymbol, printer: Printer) -> list[str]:
 
 def _print_clear(operation: BoundSymbol, printer: Printer) -> list[str]:
     collection = operation.args[0]
-    # what a transform of the forward gathered is no list of this call's: a graph that is kept reads it again
+    # a collection that a transform has gathered outlives the call: with retain_graph=True it is read again
     if collection.collection:
         return [f"del {collection.name}"]
     printer.context["clear_collection"] = clear_collection
@@ -272,7 +260,7 @@ def _print_clear(operation: BoundSymbol, printer: Printer) -> list[str]:
 
 
 def clear_collection(collection: list) -> None:
-    """Empties a list that held what a backward reads, so that each value is freed after its last use."""
+    """Empties the list of saved values, so that each is freed after its last use."""
     collection.clear()
 
 

@@ -1,9 +1,9 @@
 """Phases: the part of a training step that a bound symbol belongs to.
 
 A program may have several backwards: those of `loss.backward()` inside of it, and one that autograd asks for, which is
-cut off and runs later. The bound symbols of a backward carry its number in their contexts, counted from 1, and stand
-together. Those before them are its forward, those behind them its update. So whatever is planned for a backward is
-planned in the same way for all of them.
+cut off and runs later. The bound symbols of a backward carry its number in their contexts, counted from 1, and follow
+each other. The bound symbols before them are its forward, those behind them its update. So planners handle all
+backwards in the same way.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ get_grad_symbol = Symbol("get_grad", lambda value: like(value), module="prims", 
 class Phases(NamedTuple):
     """The bound symbols of a program, as one of its backwards divides them.
 
-    starts: `get_grad` for each cotangent that comes from outside. update: what follows the backward. returned: the
-    values that the backward returns from the program, in a joint trace.
+    starts: `get_grad` for each cotangent that comes from outside. update: the bound symbols behind the backward.
+    returned: in a joint trace, the values that the backward returns.
     """
 
     forward: list[BoundSymbol]
@@ -59,7 +59,7 @@ def phases(trace: Trace, number: int | None = None) -> Phases:
 
 
 def marked(operations: Iterable[BoundSymbol], backward: int) -> list[BoundSymbol]:
-    """The bound symbols, as those of this backward."""
+    """The bound symbols with the number of a backward in their contexts."""
     contexts: dict = {}
     made = []
     for operation in operations:

@@ -1,4 +1,4 @@
-"""The two derivatives of a function that is recorded as a level: `Pullback` (reverse mode) and `pushforward` (forward
+"""The derivatives of a function that is recorded as a level: `Pullback` (reverse mode) and `pushforward` (forward
 mode)."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from typing import Any
 
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import leading_to
+from thunder.core.rewrite import renamed
 from thunder.core.symbol import Context, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.core.unbacked import with_sizes
@@ -16,14 +17,14 @@ from thunder.ops import LTORCH
 from thunder.transforms.autodiff import Linearization
 from thunder.transforms.dce import dce
 from thunder.transforms.derivative import Derivative
-from thunder.transforms.levels import Level, renamed, typed, write
+from thunder.transforms.levels import Level, typed, write
 
 __all__ = ["Pullback", "pushforward", "gradients_of"]
 
 
 def _linearized(level: Level, executors: Sequence) -> Linearization:
-    """The level's derivative. What its results do not need is not differentiated, but stays: the program around it may
-    have seen it."""
+    """The derivative of a level. Operations that its results do not depend on are not differentiated, but stay: the
+    program around it may have their values."""
     linear = Linearization(
         level.operations, executors, functional=True, needed=set(leading_to(level.operations, level.outputs))
     )
@@ -34,8 +35,8 @@ def _linearized(level: Level, executors: Sequence) -> Linearization:
 
 
 def _check_connected(step: Derivative) -> None:
-    """What a rule computes its result with has to be differentiable itself: without this a second derivative would be
-    zero without a word."""
+    """Checks that the operations of a rule's forward are differentiable themselves: otherwise a second derivative would
+    silently be zero."""
     results = {o for o, _ in step.gets}
     for operation in step.forward:
         if (
@@ -58,8 +59,8 @@ def _writer(recorder: Recorder) -> Recorder:
 class Pullback:
     """The derivative of a level at its arguments, as a function of cotangents.
 
-    Made, it writes the level's operations to `recorder`, that of the program around it, with those that only the
-    backward reads; `arguments` are what the level's arguments are there. Each call writes the backward.
+    The constructor records the operations of the level in `recorder`, that of the program around it, with those that
+    only the backward reads. arguments: the values of the level's arguments there. Each call records the backward.
     """
 
     def __init__(self, level: Level, arguments: Sequence[Proxy], executors: Sequence, recorder: Recorder):
@@ -69,8 +70,8 @@ class Pullback:
         write(recorder, self.linear.forward, self.table)
 
     def __call__(self, cotangents: Sequence, recorder: Recorder, wanted: Sequence[Proxy] | None = None) -> list:
-        """The gradient, or None, of each value of `wanted`: of each argument. `cotangents` has one for each output,
-        None where it is not differentiated."""
+        """The gradient, or None, of each value of `wanted`, by default of each argument. cotangents: one for each
+        output, None where it is not differentiated."""
         seeds = [(o, g) for o, g in zip(self.level.outputs, cotangents, strict=True) if g is not None]
         with recording(_writer(recorder)) as backward:
             grads = self.linear.backward(seeds, backward)

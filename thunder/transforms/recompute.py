@@ -1,12 +1,12 @@
-"""Recomputation: the backward recomputes values that the forward does not save for it.
+"""Recompute in Backward: a backward recomputes the contents of checkpoints and the values that the save plan has
+chosen.
 
-What stands in a checkpoint (`torch.utils.checkpoint`) is recomputed for the backward of the operations in the same
-checkpoint. In a checkpoint inside another one that happens twice: once while the outer one is recomputed, and again
-for the inner one's own backward, as in PyTorch. Values outside of every checkpoint are recomputed where a plan says
-so (see `memory_budget`).
+The operations in a checkpoint (`torch.utils.checkpoint`) are recomputed for the backward of the operations in the same
+checkpoint. Those in a nested checkpoint are recomputed twice, as in PyTorch: while the outer checkpoint is recomputed,
+and for the backward of the inner one.
 
-Each copy stands right before its first use, so that only what the next operations need is alive. Random operations are
-given the state of the generator that the forward gave them.
+Each copy is right before its first use, which keeps lifetimes short. A copy of a random operation draws the same
+numbers: it gets the state that the generator had in the forward.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from collections.abc import Iterable, Sequence
 
 from thunder.analysis.flow import producers
 from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, map_structure
+from thunder.core.rewrite import renamed_operation, renamed_value
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.ops import PRIMS
-from thunder.transforms.levels import renamed_operation, renamed_value
 from thunder.transforms.phases import marked, phases
 
-__all__ = ["recompute", "recomputes"]
+__all__ = ["recompute", "recompute_in_backwards"]
 
 
-def recomputes(trace: Trace) -> bool:
-    """Whether a backward of a program has something to recompute."""
-    return bool(trace.info.backwards) and (any(trace.info.recomputed.values()) or any(map(_chain, trace.bound_symbols)))
+def recompute_in_backwards(trace: Trace) -> Trace:
+    """The trace whose backwards recompute the contents of checkpoints and the values that the save plan has chosen."""
+    for number in range(1, trace.info.backwards + 1):
+        trace = recompute(trace, number, trace.info.recomputed.get(number, ()))
+    return trace
 
 
 def recompute(trace: Trace, number: int | None = None, chosen: Iterable[Proxy] = ()) -> Trace:
-    """A program one of whose backwards, by default the last, recomputes what checkpoints contain, and the values of
-    `chosen`.
+    """The program whose backward of this number, by default the last one, recomputes the contents of checkpoints and
+    the values of `chosen`.
 
     Before: `t0 = sin(x)` in a checkpoint, `t1 = exp(t0)` after it; `t2 = get_grad(t1)`, `t3 = mul(t2, t1)`, `t4 =
     cos(x)`, `t5 = mul(t3, t0)`. After: the same, with `bw_t0 = sin(x)` right before the last one, which reads `bw_t0`.
@@ -52,12 +54,12 @@ def recompute(trace: Trace, number: int | None = None, chosen: Iterable[Proxy] =
 
 
 def _chain(operation: BoundSymbol) -> tuple:
-    """The checkpoints that an operation stands in, the outermost first."""
+    """The checkpoints around an operation, the outermost first."""
     return operation.context.checkpoint if operation.context is not None else ()
 
 
 def _common(a: tuple, b: tuple) -> int:
-    """How many checkpoints two operations share."""
+    """The number of checkpoints that two operations share."""
     n = 0
     while n < len(a) and n < len(b) and a[n] is b[n]:
         n += 1
@@ -67,9 +69,9 @@ def _common(a: tuple, b: tuple) -> int:
 class _Copies:
     """The copies of forward operations in the backward.
 
-    A copy of level k of an operation belongs to the recomputation of its k-th checkpoint: it reads copies of level k of
-    what stands in the same k checkpoints, and copies of a lower level of the rest. Level 0 is the value itself: saved,
-    or, for what was chosen, recomputed.
+    A copy of level k of an operation belongs to the recomputation of its k-th checkpoint. It reads copies of level k of
+    values in the same k checkpoints, and copies of lower levels of other values. Level 0 is the value itself: saved,
+    or recomputed if it was chosen.
     """
 
     def __init__(self, forward: Sequence[BoundSymbol], chosen: frozenset, names):
@@ -81,14 +83,14 @@ class _Copies:
         self.pending: list[BoundSymbol] = []
 
     def before(self, operation: BoundSymbol) -> list[BoundSymbol]:
-        """`operation` of the backward reading copies, with the copies it is the first to read before it."""
+        """An operation of the backward that reads copies, behind the copies that it is the first to read."""
         return [
             *self.lines_for(operation.inputs, _chain(operation)),
             operation.swap(self.table(operation.inputs, _chain(operation))),
         ]
 
     def last(self, value: Proxy) -> Proxy:
-        """What a result of the backward that is a value of the forward is read as."""
+        """The value that the backward returns for one of the forward."""
         self.pending += self.lines_for((value,), ())
         return self.table((value,), ()).get(value, value)
 
@@ -104,8 +106,7 @@ class _Copies:
         return {v: self.made[v, level] for v in values if (level := self.level(v, chain)) is not None}
 
     def lines_for(self, values: Iterable[Proxy], chain: tuple) -> list[BoundSymbol]:
-        """New operations that make the copies of `values`, with everything they need that is not there yet, in an order
-        that can run."""
+        """New operations that compute the copies of `values` and of all that these depend on, in an order that runs."""
         operations: list[BoundSymbol] = []
         stack = [(v, level, False) for v in values if (level := self.level(v, chain)) is not None]
         while stack:
@@ -127,7 +128,7 @@ class _Copies:
         return self.replayed(operation, new) if OpTags.RANDOM_OP in operation.sym.tags else [new]
 
     def replayed(self, operation: BoundSymbol, new: BoundSymbol) -> list[BoundSymbol]:
-        """A random operation between those that set the generator to what it was in the forward, and back."""
+        """A random operation between two that set the generator to its state in the forward, and back."""
         state = self.states.get(operation)
         if state is None:
             drawn = PRIMS["get_rng_state"].meta(None)  # type: ignore[misc]

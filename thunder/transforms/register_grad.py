@@ -10,13 +10,13 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH, PRIMS
-from thunder.ops.define import operation_of
+from thunder.ops.registry import operation_of
 
 __all__ = ["register_grad", "register_augmented_forward", "register_backward", "VJPDual"]
 
 
 class VJPDual(NamedTuple):
-    """What an augmented forward returns: the operation's result, and what its backward needs."""
+    """The return value of an augmented forward: the result of the operation, and the residuals for its backward."""
 
     primal: Any
     residuals: Any

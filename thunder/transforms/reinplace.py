@@ -1,14 +1,14 @@
-"""In-place operations again: what a program writes to is written to, where the old value is dead.
+"""Reinplace: the in-place operations of a program run in place again, where the old value is dead.
 
-Capture turns `x.add_(1)` into `t0 = add(x, 1)` and, for an x from outside, `copy_(x, t0)` at the end. Here the two
-become one again, and a temporary that the program overwrites is overwritten, so that nothing is copied that PyTorch
-does not copy. Several writes to one argument all take place in its memory.
+Capture functionalizes `x.add_(1)` into `t0 = add(x, 1)` and, for an x from outside, `copy_(x, t0)` at the end. This
+pass makes one in-place operation of the two, and runs in-place operations on temporaries in place as well, so that a
+program copies no more than in eager PyTorch. Several writes to one argument all take place in its memory.
 
 Before: `t0 = torch.add(x, 1)`, `t1 = torch.sin(t0)`, `Tensor.copy_(x, t0)`. After: `t0 = Tensor.add_(x, 1)`, `t1 =
 torch.sin(t0)`.
 
-Where somebody reads the old value, what takes its place still lies in memory as that does: `t0 = torch.cumsum(x, 0)`,
-`t1 = laid_out_like(t0, x)`.
+Where the old value has later consumers, the new one gets the strides of the old: `t0 = torch.cumsum(x, 0)`, `t1 =
+laid_out_like(t0, x)`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from thunder.core.proxies import Proxy, TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.extend.fusion import written_over
-from thunder.ops.define import LTORCH, torch_path
-from thunder.ops.inplace import also_written, copy_unless_there, write_back
+from thunder.ops.functionalize.inplace import also_written, copy_unless_there, write_back
+from thunder.ops.registry import LTORCH, torch_path
 
 __all__ = ["in_place_form", "may_hold", "reinplace", "run_in_place"]
 
 
 def reinplace(trace: Trace) -> Trace:
-    """Runs operations in place where what they overwrite is overwritten by the program, too, and not read
-    afterwards."""
+    """The trace whose operations run in place where the program overwrites a value that is not read afterwards."""
     written = trace.info.written
     if not written:
         return trace
@@ -52,15 +51,14 @@ def reinplace(trace: Trace) -> Trace:
             continue
         form = in_place_form(operation)
         if form is not None and state.fits(i, operation, form[1]):
-            kept.append(state.in_place(i, operation, *form))
+            kept.append(state.in_place(operation, *form))
         else:
             kept += state.as_it_is(operation)
     return trace.replace(bound_symbols=kept)
 
 
 def in_place_form(operation: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
-    """(callable, what each of some results overwrites) of an operation that PyTorch executes and has an in-place form
-    of."""
+    """The in-place form of an operation that PyTorch executes: (callable, {place of a result: overwritten tensor})."""
     if operation.sym.executor is None or operation.sym.executor.name != "torch" or not operation.subsymbols:
         return None
     symbol = operation.sym
@@ -77,7 +75,7 @@ def in_place_form(operation: BoundSymbol) -> tuple[Callable, dict[int, Any]] | N
 
 
 def may_hold(target, result) -> bool:
-    """Whether a tensor's memory is as large as a result, and of its type."""
+    """Whether a tensor has the shape and type of a result, so that its memory can hold the result."""
     tensors = isinstance(target, TensorProxy) and isinstance(result, TensorProxy)
     return tensors and result.dtype is target.dtype and same_shape(result.shape, target.shape)
 
@@ -98,7 +96,7 @@ def run_in_place(operation: BoundSymbol, function: Callable) -> BoundSymbol:
 
 
 class _State:
-    """What is read where, and which operations write back."""
+    """The uses of values by their places, and the operations that write back to arguments."""
 
     def __init__(self, trace: Trace, operations: list[BoundSymbol], written: dict):
         self.written = written
@@ -108,7 +106,7 @@ class _State:
         self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # argument -> (value that is written back to it, place)
         self.home: dict[Proxy, Proxy] = {a: a for a in self.arguments}  # value -> the argument in whose memory it is
         self.dropped: set[int] = set()
-        self.arrived: set[int] = set()  # copies of what a kernel may have written there already
+        self.arrived: set[int] = set()  # places of write-backs of values that a kernel may have written there already
         # arguments that are views of others
         beside = {self.bases[operation.args[0]] for operation in operations if operation.sym.id == _ALSO_WRITTEN}
         for i, operation in enumerate(operations):
@@ -118,7 +116,7 @@ class _State:
                 continue
             for value in operation.inputs:
                 self.reads.setdefault(self.bases[value], []).append(i)
-        # what is read through them is what they are before the first write
+        # a read through a view sees the values before the first write
         through = (
             [
                 i
@@ -129,7 +127,7 @@ class _State:
             if beside
             else []
         )
-        # and up to the last decision the program may still turn out to be another one
+        # before the last decision, the call may still change to the program of another path
         self.last_beside = max(through[-1] if through else -1, last_decision(operations))
         for value in trace.output_proxies:
             self.reads.setdefault(self.bases[value], []).append(len(operations))
@@ -137,12 +135,12 @@ class _State:
     def fits(self, i: int, operation: BoundSymbol, pairs: dict[int, Any]) -> bool:
         read = collections.Counter(map(self.bases.__getitem__, operation.inputs))
         return all(
-            self._fits(i, operation, operation.outputs[o], target, read)
+            self._fits(i, operation.outputs[o], target, read)
             for o, target in pairs.items()
             if o < len(operation.outputs) or _raise(operation)
         )
 
-    def _fits(self, i: int, operation: BoundSymbol, result: Proxy, target, read: collections.Counter) -> bool:
+    def _fits(self, i: int, result: Proxy, target, read: collections.Counter) -> bool:
         if not may_hold(target, result):
             return False
         home, reads = self.home.get(target), self.reads.get(self.bases[target], ())
@@ -153,7 +151,7 @@ class _State:
         if i < self.last_beside:
             return False
         last, at = self.copies.get(home, (None, -1))  # after which the argument itself is read as what it is then
-        # as what is saved: the last value is written over it
+        # a saved value would be overwritten by the last value
         if last is not result and any(r > at for r in self.reads.get(self.bases[result], ())):
             return False
         return (
@@ -163,14 +161,14 @@ class _State:
         )
 
     def fusion(self, i: int, operation: BoundSymbol) -> list[BoundSymbol]:
-        """A fusion makes the last value of an argument in its memory, where it lies there as the kernels expect; which
-        `copy_unless_there` sees."""
+        """A fusion that writes the last value of an argument into the memory of the argument, if its strides are those
+        that the kernels expect. Otherwise `copy_unless_there` copies it."""
         read, homes = collections.Counter(map(self.bases.__getitem__, operation.inputs)), {}
         for o, result in enumerate(operation.outputs):
             for n, target in enumerate(operation.inputs):
                 home = self.home.get(target)
                 last = home is not None and self.copies.get(home, (None,))[0] is result
-                if last and n not in homes and self._fits(i, operation, result, target, read):
+                if last and n not in homes and self._fits(i, result, target, read):
                     homes[n] = o
         made, over = written_over(operation, (), homes) if homes else (operation, {})
         for o, n in over.items():
@@ -179,8 +177,8 @@ class _State:
         return [made] if over else self.as_it_is(operation)
 
     def as_it_is(self, operation: BoundSymbol) -> list[BoundSymbol]:
-        """An operation that stays, and one that lays its result out as what it overwrites. A detached value is in the
-        memory of what it was detached from."""
+        """An operation that does not run in place, and behind it one that gives the result the strides of the value
+        that it replaces. A detached value is in the memory of its source."""
         if operation.sym.id == _DETACH and (home := self.home.get(operation.inputs[0])) is not None:
             self._at_home(operation.outputs[0], home)
         target = _overwrites(operation) if operation.outputs and operation.outputs[0].name in self.written else None
@@ -199,7 +197,7 @@ class _State:
         if last is value:
             self.dropped.add(at)
 
-    def in_place(self, i: int, operation: BoundSymbol, function: Callable, pairs: dict[int, Any]) -> BoundSymbol:
+    def in_place(self, operation: BoundSymbol, function: Callable, pairs: dict[int, Any]) -> BoundSymbol:
         for o, target in pairs.items():
             home = self.home.get(target)
             if home is not None:
@@ -208,7 +206,7 @@ class _State:
 
 
 def _overwrites(operation: BoundSymbol) -> TensorProxy | None:
-    """What a bound symbol overwrites whose operation does not lay out its result as its first argument by itself."""
+    """The overwritten tensor of an operation whose result need not have the strides of its first argument."""
     original, args = (operation.subsymbols[0] if operation.subsymbols else operation).sym, operation.args
     if type(original.id) is tuple and original.id[0] == "with_graph":
         name, args = original.id[1], operation.args[1]

@@ -1,14 +1,15 @@
-"""Reuse Memory: gradients are added up in place, and a fused kernel, or a lone elementwise operation, writes a
-result over an input that is dead behind it.
+"""Reuse Memory: a fused kernel or a single elementwise operation writes its result over an input that dies with it, and
+gradients are accumulated in place.
 
 Before: `t1 = torch.nn.functional.linear(x, w)`, `[t2] = TritonFusion0(t1, y)`, `return t2`. After: the same, with the
 comment `t2 is written over t1`, and no memory for t2. Before: `t1 = torch.nn.functional.linear(x, w)`, `t2 =
 torch.tanh(t1)`, `t3 = torch.nn.functional.linear(t2, v)`. After: the same, with `t2 = Tensor.tanh_(t1)`.
 
-Written over is only what surely has its memory to itself: what a product or a fused kernel of the same program has
-made, that products and fused kernels alone have read, or views of it, and that is neither returned nor saved. Whether a
-kernel reads it only where it writes, and before, is for its executor to say (`FusionExecutor.writing_over`). It is the
-last pass, so that what users' transforms read counts.
+A value is written over only if nothing else can share its memory: a product or a fused kernel of the same program has
+written it, only products and fused kernels have read it or its views, and the program neither returns nor saves it.
+`FusionExecutor.writing_over` says whether a kernel reads each element before it writes there, and nowhere else. The
+pass runs behind the transforms of the user, whose reads count, and therefore apart from `reinplace`, whose in-place
+operations CUDA graphs record. Memory inside of a CUDA graph is left alone: its pool reuses it.
 """
 
 from __future__ import annotations
@@ -23,24 +24,20 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace, TraceTag
 from thunder.extend.fusion import FusionExecutor, written_over
-from thunder.ops.parts import add_part, rearranges
+from thunder.ops.families.parts import add_part, rearranges
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.phases import phase_of
 from thunder.transforms.reinplace import in_place_form, may_hold, run_in_place
 
-__all__ = ["has_memory_to_reuse", "reuse_memory"]
-
-
-def has_memory_to_reuse(program: Trace, fused: bool) -> bool:
-    """Whether a program may be fused, or has operations that add gradients up."""
-    backward = TraceTag.BACKWARD in program.tags
-    return fused or any(_adds_gradients(b) or backward and b.sym.accumulates for b in program.bound_symbols)
+__all__ = ["reuse_memory"]
 
 
 def reuse_memory(trace: Trace, fused: bool) -> Trace:
-    """Lets operations write over inputs that die with them: those that add gradients up, fusions, and elementwise ones
-    where a fusion executor is used."""
+    """The trace whose operations write over inputs that die with them: accumulations of gradients, fusions, and, where
+    a fusion executor is used (`fused`), elementwise operations."""
     backward = TraceTag.BACKWARD in trace.tags
+    if not fused and not any(_adds_gradients(b) or backward and b.sym.accumulates for b in trace.bound_symbols):
+        return trace
     state, padded = _Lifetimes(trace), trace.info.padded
     operations: list[BoundSymbol] = []
     for i, operation in enumerate(trace.bound_symbols):
@@ -52,7 +49,7 @@ def reuse_memory(trace: Trace, fused: bool) -> Trace:
             operation, own = written_over(operation, found)[0] if found else operation, True
         elif (accumulates or fused and operation.sym.elementwise) and (function := _in_place_function(operation)):
             home = state.home(i, operation, rearranged=accumulates)
-            # what a linear layer gives is a view of something that nobody has, and what leaves the forward must be none
+            # a linear layer returns a view of a base that nobody else has; an output of the forward must be no view
             if (
                 home is not None
                 and (backward or not state.owned[home] or not state.leaves(operation))
@@ -69,8 +66,8 @@ def _adds_gradients(operation: BoundSymbol) -> bool:
 
 
 class _Lifetimes:
-    """Values that are dead behind an operation. owned: values that have memory to themselves, and whether they
-    may be views of something that nobody has."""
+    """Values that die with an operation. owned: values that share their memory with no other value, and whether they
+    may be views of a base outside of the program."""
 
     def __init__(self, trace: Trace):
         self.end, self.bases = len(trace.bound_symbols), alias_bases(trace.bound_symbols, maybe=True)
@@ -80,14 +77,14 @@ class _Lifetimes:
         self.owned: dict[Proxy, bool] = {}
 
     def dying(self, i: int, operation: BoundSymbol) -> list[int]:
-        """The places of the inputs that are dead behind it. Beside a view of it, a value is read where it
-        would be written over."""
+        """The places of the inputs that die with an operation. An operation that also reads a view of an input would
+        read it after it was written over."""
         read = collections.Counter(map(self.bases.__getitem__, operation.inputs))
         return [n for n, p in enumerate(operation.inputs) if p in self.owned and self.last[p] == i and read[p] == 1]
 
     def home(self, i: int, operation: BoundSymbol, rearranged: bool) -> Proxy | None:
-        """The value whose memory the first operand is, all of it, where it dies with the operation. rearranged: also
-        where the operand is that with its dimensions in another order."""
+        """The value in whose memory the first operand is, all of it, where it dies with the operation. rearranged: the
+        operand may have the dimensions of that value in another order."""
         home = operation.args[0]
         while rearranged and (b := self.rearranged.get(home)) is not None:
             home = b.args[0]
@@ -98,8 +95,8 @@ class _Lifetimes:
         return self.last.get(operation.outputs[0]) == self.end
 
     def after(self, operation: BoundSymbol, own: bool, hidden: bool) -> None:
-        """An operation that neither owns its results nor gives views may keep what it reads, or give it under another
-        name."""
+        """Updates the owned values. An operation whose results are neither new memory nor known views may keep its
+        inputs, or return them under other names."""
         if own:
             self.owned |= {o: hidden for o in operation.outputs if isinstance(o, TensorProxy)}
         elif operation.sym is not python_del and not (
@@ -116,7 +113,6 @@ def _fuser(operation: BoundSymbol) -> FusionExecutor | None:
 
 
 def _in_place_function(operation: BoundSymbol) -> Callable | None:
-    """What computes an operation of PyTorch's in the memory of its first operand, where that has the result's type and
-    shape."""
+    """The in-place function of an operation of PyTorch's whose first operand has the type and shape of the result."""
     form = in_place_form(operation) if OpTags.IN_PLACE not in operation.sym.tags else None
     return form[0] if form is not None and may_hold(operation.args[0], operation.outputs[0]) else None

@@ -1,12 +1,17 @@
-"""Save Plan: what is saved for a backward and what it recomputes, by a minimum cut of the forward's data flow.
+"""Save Plan: choose the values that are saved for a backward and those that it recomputes, by a minimum cut of the data
+flow of the forward.
 
-Every value that the backward reads is either saved, which costs its bytes, or recomputed, which costs time and needs
-the values it is made of. Parameters that a backward gathers again (ZeRO-3), and what is computed of them alone, cost
-nothing but the gathering, which runs beside other work. For a price of time, the choice that costs least is a minimum
-cut: a value is an edge as heavy as its bytes, an operation is tied to the source by the price of its time, what the
-backward reads is tied to the sink, and what stands on the sink's side is recomputed. (Min-cut rematerialization as in
-Chen, Moreau et al. 2018, "TVM" and AOTAutograd's partitioner; the price is a Lagrange multiplier of the budget.)
-Lowering the price until the bytes fit the budget walks along the curve of least time for each amount of memory.
+Each live-in value of the backward is either saved, which costs its bytes, or recomputed, which costs time and needs the
+operands of its producer. Parameters that a backward gathers again (ZeRO-3), and values computed from them alone, cost
+only the communication, which overlaps with other work. For a given price of time the cheapest choice is a minimum cut.
+A value is an edge with the capacity of its bytes, an operation has an edge from the source with the price of its time,
+a live-in of the backward has an edge to the sink, and the values on the side of the sink are recomputed. (Min-cut
+rematerialization as in Chen, Moreau et al. 2018, "TVM" and AOTAutograd's partitioner; the price is a Lagrange
+multiplier of the budget.) Lowering the price until the bytes fit the budget walks along the curve of the least time for
+each amount of memory.
+
+Of the values to recompute, `kept_values` then keeps those in memory that cost a pass over memory to recompute, as far
+as the peak allows it.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from thunder.analysis.aliases import alias_bases, is_view
 from thunder.analysis.cost import estimated_time, nbytes
@@ -22,12 +28,13 @@ from thunder.analysis.min_cut import sink_side
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
-from thunder.ops.inplace import writes_back
+from thunder.ops.functionalize.inplace import writes_back
 from thunder.options import compile_option
+from thunder.transforms.kept_values import kept_values
 from thunder.transforms.phases import phases
 from thunder.transforms.recompute import recompute
 
-__all__ = ["Plan", "plan", "curve", "save_plan", "regathered", "regathers", "MEMORY_BUDGET"]
+__all__ = ["Plan", "plan", "curve", "save_plan", "regathers", "MEMORY_BUDGET"]
 
 MEMORY_BUDGET = compile_option(
     "memory_budget", float, 1.0,
@@ -35,27 +42,44 @@ MEMORY_BUDGET = compile_option(
     owner="save_plan", valid="a number above 0, at most 1", check=lambda share: 0 < share <= 1,
 )  # fmt: skip
 
-FREE = 1e-3  # the price in bytes of what costs no time: not done for nothing
+FREE = 1e-3  # price in bytes of a free recomputation, above 0 so that none is useless
 STEPS = 24  # halvings of the interval of prices
 
 
 @dataclass(frozen=True)
 class Plan:
-    """recomputed: the forward's values that the backward recomputes. saved: those it finds saved. nbytes: of those,
-    without what belongs to arguments.
+    """recomputed: the forward's values that the backward recomputes. saved: those that it reads from memory. nbytes:
+    bytes of the saved values, without arguments and their views.
 
-    time: of what is recomputed, estimated, in the time that moving one byte takes.
+    time: estimated time of the recomputation, in the time of moving one byte. regathered: parameters that the backward
+    gathers again, and values computed from them alone.
     """
 
     recomputed: frozenset[Proxy]
     saved: tuple[Proxy, ...]
     nbytes: int
     time: float
+    regathered: frozenset[Proxy] = frozenset()
 
 
-def save_plan(trace: Trace, budget: float, fuses: Callable[[BoundSymbol], bool]) -> Trace:
-    """The trace that knows what each of its backwards recomputes (`info.recomputed`); see `plan`."""
-    found = {n: plan(trace, budget, fuses, n).recomputed for n in range(1, trace.info.backwards + 1)}
+def save_plan(
+    trace: Trace,
+    budget: float,
+    fuses: Callable[[BoundSymbol], bool],
+    at_any_peak: Callable[[BoundSymbol], bool] | None = None,
+) -> Trace:
+    """The trace with the values that each of its backwards recomputes (`info.recomputed`).
+
+    budget, fuses: see `plan`. at_any_peak: see `kept_values`, which runs where there is no budget; None: no value is
+    kept that a backward may recompute.
+    """
+    found: dict[int, frozenset[Proxy]] = {}
+    for number in range(1, trace.info.backwards + 1):
+        chosen = plan(trace, budget, fuses, number)
+        found[number] = chosen.recomputed
+        if at_any_peak is not None and budget >= 1.0:
+            candidates = chosen.recomputed - chosen.regathered
+            found[number] -= kept_values(trace, candidates, fuses, at_any_peak, number)
     return trace.replace(info=trace.info.replace(recomputed=found))
 
 
@@ -78,7 +102,7 @@ def plan(
     least = flow.cut(0.0)
     if least.nbytes > target:
         return least
-    # `least` fits at the price `low`; above `high` nothing is worth computing again
+    # `least` fits at the price `low`; above `high` no recomputation is worth its time
     low, high = 0.0, float(whole.nbytes)
     fits, above = least, start
     for _ in range(STEPS):
@@ -99,8 +123,7 @@ def curve(joint: Trace, budgets: Sequence[float]) -> list[tuple[float, Plan]]:
 
 
 def _is_fixed(operation: BoundSymbol) -> bool:
-    """Whether an operation can not be recomputed: it has an effect, draws numbers, or makes something that is no
-    tensor."""
+    """Whether an operation cannot be recomputed: it has an effect, draws random numbers, or returns no tensor."""
     return bool(operation.sym.tags & {OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.IN_PLACE}) or not all(
         isinstance(o, TensorProxy) for o in operation.outputs
     )
@@ -111,12 +134,12 @@ def regathers(operation: BoundSymbol) -> bool:
     return operation.sym.regathers is not None and operation.sym.regathers(operation)
 
 
-def regathered(
+def _regathered(
     forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol], returned: Iterable[Proxy] = ()
 ) -> frozenset[Proxy]:
-    """The values that a backward reads and gathers again: parameters, and what is computed of them alone. The parameter
-    that it reads first would be gathered right after the forward let go of it, with nothing to compute meanwhile: it is
-    kept. returned: values that the backward returns."""
+    """The live-in values of a backward that it gathers again: parameters, and values computed from them alone. The
+    first parameter that it reads is kept: it would be gathered right after the forward freed it, with no computation
+    to overlap with. returned: values that the backward returns."""
     found, gathered = set[Proxy](), set[Proxy]()
     for operation in forward:
         if regathers(operation):
@@ -135,7 +158,7 @@ def regathered(
 
 
 class _Flow:
-    """The forward's data flow, with views counted as the values they show."""
+    """The data flow of the forward, with views counted as their bases."""
 
     def __init__(self, joint: Trace, free: Callable[[BoundSymbol], bool] | None, number: int | None = None):
         self.forward, _, backward, _, returned = phases(recompute(joint, number), number)
@@ -145,7 +168,7 @@ class _Flow:
         written = {
             self.maybe_bases[a] for operation in self.forward if writes_back(operation) for a in operation.inputs[:1]
         }
-        # what a backward would read otherwise than the forward did
+        # values whose memory the forward writes to: a backward would read other contents
         self.gone = {
             v
             for operation in self.forward
@@ -155,9 +178,9 @@ class _Flow:
         read = [i for b in backward for i in b.inputs] + returned
         self.required = dict.fromkeys(v for v in read if v in self.producer)
         apart = {i for operation in self.forward if free is None or not free(operation) for i in operation.inputs}
-        # views that nothing but kernels reads
+        # views that only fused kernels read
         self.inside = {v for v in self.bases if v not in apart and v not in self.gone} if free is not None else set()
-        self.regathered = regathered(self.forward, backward, returned)
+        self.regathered = _regathered(self.forward, backward, returned)
         self.time = {operation: estimated_time(operation) for operation in self.forward}
 
     def of(self, value: Proxy) -> Proxy:
@@ -202,25 +225,21 @@ class _Flow:
         after = sink_side(edges, "source", "sink")
         return self.evaluate(frozenset(o for o, i in number.items() if 2 * i in after))
 
-    @property
+    @cached_property
     def reaches(self) -> dict[Proxy, bool]:
-        """Whether the backward needs a value, itself or to compute another one again."""
-        if not hasattr(self, "_reaches"):
-            self._reaches = (
-                dict.fromkeys(self.producer, False)
-                | dict.fromkeys((self.of(v) for v in self.required), True)
-                | dict.fromkeys(self.required, True)
-            )
-            for operation in reversed(self.forward):
-                if any(self._reaches[o] for o in operation.outputs):
-                    for i in operation.inputs:
-                        if i in self._reaches:
-                            self._reaches[i] = self._reaches[self.of(i)] = True
-        return self._reaches
+        """Whether the backward depends on a value, directly or to recompute another one."""
+        reached = dict.fromkeys(self.producer, False) | dict.fromkeys(self.required, True)
+        reached |= dict.fromkeys((self.of(v) for v in self.required), True)
+        for operation in reversed(self.forward):
+            if any(reached[o] for o in operation.outputs):
+                for i in operation.inputs:
+                    if i in reached:
+                        reached[i] = reached[self.of(i)] = True
+        return reached
 
     def evaluate(self, chosen: frozenset[Proxy]) -> Plan:
-        """What is saved, and what it costs, when these values are recomputed. Views are recomputed from
-        their bases, unless that is written to, or a view is there anyway."""
+        """The plan that recomputes these values. Views are recomputed from their bases, unless the program writes to
+        the base or the backward reads the base too."""
         chosen |= {
             v
             for v in self.bases
@@ -249,17 +268,18 @@ class _Flow:
             tuple(saved),
             size,
             sum(self.time[operation] for operation in again if not is_view(operation)),
+            self.regathered,
         )
 
     def bytes_in(self, saved: Iterable[Proxy]) -> int:
-        """Bytes of what is saved if nothing is copied that may be a view."""
+        """Bytes of saved values, if all possible views are views."""
         return sum(
             nbytes(v) for v in {self.maybe_bases[v] for v in saved} if v in self.producer and isinstance(v, TensorProxy)
         )
 
     def between(self, above: Plan, fits: Plan, target: float) -> Plan:
-        """Of two plans at one price, which differ in independent parts of the program, as much of the smaller one as
-        the target asks for."""
+        """A plan between two of one price, which differ in independent parts of the program: as many of these parts as
+        the target needs are taken from `fits`."""
         order = positions(self.forward)
         chosen = set(above.recomputed)
         best = above
@@ -271,7 +291,7 @@ class _Flow:
         return best if best.nbytes <= target else fits
 
     def parts(self, values: frozenset[Proxy], order: dict[Proxy, int]) -> list[set[Proxy]]:
-        """Values in groups that no operation joins, in the order of the program."""
+        """Values in groups without common operations, in the order of the program."""
         group: dict[Proxy, set[Proxy]] = {}
         for value in sorted(values, key=order.__getitem__):
             joined = {value}

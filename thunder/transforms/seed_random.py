@@ -1,14 +1,13 @@
-"""With `rng="fused"`: random operations become functions of a seed, which fusion executors compute inside their
-regions.
+"""Seed Random Operations: under `rng="fused"` random operations become functions of a seed, which fusion executors
+compute inside of regions.
 
 Before: `t0 = ltorch.dropout(x, 0.1, True)`. After: `t1 = ltorch.randint(0, 9223372036854775807, ())` at the beginning,
 `t2 = ltorch.uniform_philox(x.shape, 0.0, 1.0, seed=t1, offset=0)`, `t3 = ltorch.ge(t2, 0.1)` and two products.
 
-PyTorch draws the seed from the device's default generator whenever the program runs, so that `torch.manual_seed`
-decides what follows; each operation has an offset of its own. What is a function of the seed is the same when a
-backward or a checkpoint recomputes it, and no mask is kept. Operations that no executor can fuse in this form, and
-those that draw from a generator of the user's, stay as they are; so do all in a program that seeds, reads or sets a
-generator itself.
+In each call PyTorch draws the seed from the default generator of the device, so that `torch.manual_seed` determines the
+numbers. Each operation has its own offset. A backward or a checkpoint recomputes the same numbers from the seed, so
+that no mask is saved. Operations that no executor can fuse in this form, and those that draw from a generator of the
+user, are left alone. So are all operations of a program that seeds, reads or sets a generator itself.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
 from thunder.core.trace import Trace
 from thunder.extend.fusion import FusionExecutor
-from thunder.ops import LTORCH, PRIMS, random
+from thunder.ops import LTORCH, PRIMS
+from thunder.ops.families import random
 
 __all__ = ["seed_random"]
 
 
 def seed_random(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
-    """Writes the random operations of a program as functions of seeds, where one of `fusers` takes these."""
+    """The trace with functions of seeds in the place of the random operations, where one of `fusers` takes these."""
     if any(
         operation.sym is PRIMS["get_rng_state"] or operation.sym.holds_generator for operation in trace.bound_symbols
     ):
@@ -41,7 +41,7 @@ def seed_random(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
 
 
 class _Seeds:
-    """draws: the operations that draw the seeds, one for each device. offset: the next operation's."""
+    """draws: the operations that draw the seeds, one for each device. offset: that of the next operation."""
 
     def __init__(self, fusers: Sequence[FusionExecutor]):
         self.fusers = fusers
@@ -68,7 +68,7 @@ class _Seeds:
         out.alias(aliases)
 
     def drawing(self, operation: BoundSymbol) -> Callable:
-        """draw(shape, device): float32 numbers from [0, 1) that no other operation of the program draws."""
+        """draw(shape, device): float32 numbers from [0, 1), different from those of all other operations."""
 
         def draw(shape, device) -> TensorProxy:
             if device not in self.of_device:

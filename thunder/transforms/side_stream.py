@@ -1,16 +1,16 @@
-"""Side Stream: gradients of weights are computed beside what the rest of the backward waits for.
+"""Side Stream: products that compute gradients of weights run on a second stream, beside the rest of a backward.
 
 Before: `t2 = torch.mm(g_t, x)`, `t3 = torch.mm(g, w)`, ..., `return (t2, ...)`. After: `t2 = mm_on_side_stream(g_t,
 x)`, `t3 = torch.mm(g, w)`, ..., `join_side_stream()`, `return (t2, ...)`.
 
-Nobody in the program reads such a product. Nor does anybody wait, in a CUDA graph, for kernels with which a fusion
-executor only finishes gradients: `[t4, t5] = TritonFusion0(x)` with a comment that says so. On a stream of its own it
-fills what the others leave of a GPU: the last blocks of other products, and what waits for memory. What it reads is
-held until the program's stream has waited for it, and its memory is of the program's stream, which has waited before
-anybody sees it.
+Such a product has no consumer in the program. In a CUDA graph the same holds for kernels with which a fusion executor
+finishes gradients: `[t4, t5] = TritonFusion0(x)`, with a comment that says so. On a second stream they fill the idle
+part of a GPU: the last blocks of other products, and kernels that wait for memory. The operands are held until the
+stream of the program has waited for the second one. The results are in memory of the stream of the program, which
+waits for the second one before it returns them.
 
-Not taken is a product of something that the program writes to afterwards, one that nothing follows, nor one that is too
-small for what it costs the host.
+A product stays on the stream of the program if the program writes to an operand afterwards, if nothing follows, or if
+it takes less time than the host needs for two streams.
 """
 
 from __future__ import annotations
@@ -25,24 +25,27 @@ from thunder.ops import LTORCH
 from thunder.runtime.streams import fork, join, mm_beside
 from thunder.transforms.del_last_used import python_del
 
-__all__ = ["has_side_stream", "side_stream"]
+__all__ = ["may_use_side_stream", "side_stream"]
 
 DEVICES = ("cuda",)
-# multiplications and additions that take a GPU 80 us or more. The products of 512 rows of a 7B model take less: there
-# the host has no lead to pay from
+# multiplications and additions of a product on the side stream, which take a GPU 80 us or more. The products of 512
+# rows of a 7B model take less; there the host is not ahead of the GPU
 LEAST = 6 * 10**10
 
 
-def has_side_stream(program: Trace) -> bool:
-    """Whether a program is a backward whose results are on a device that has streams."""
+def may_use_side_stream(program: Trace) -> bool:
+    """Whether a program is a backward with results on a device with streams."""
     return TraceTag.BACKWARD in program.tags and any(
         isinstance(o, TensorProxy) and o.device.type in DEVICES for o in program.output_proxies
     )
 
 
 def side_stream(trace: Trace, least: int | None = None, *, small: bool = False) -> Trace:
-    """Computes products of at least so many multiplications and additions (`LEAST`), which are returned and not read,
-    on a second stream; small: what fusions finish as well."""
+    """The trace that computes returned products without consumers on a second stream.
+
+    least: how many multiplications and additions such a product has at least, by default `LEAST`. small: also the
+    kernels with which fusions finish gradients.
+    """
     least = LEAST if least is None else least
     operations, bases = trace.bound_symbols, alias_bases(trace.bound_symbols, maybe=True)
     returned, read, written = set(trace.output_proxies), set[Proxy](), set[Proxy]()

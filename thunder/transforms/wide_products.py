@@ -1,10 +1,10 @@
-"""Wide Products: products of half precision write what is cast of them.
+"""Wide Products: products of half precision write float32 where a cast to float32 follows.
 
 Before: in the backward under autocast `t4 = torch.mm(t5, x)`, `t6 = Tensor.to(t4, dtype=torch.float32)`. After: `t6 =
 mm_in_float32(t5, x)`.
 
-A gradient that a product computes of half precision, and that is read in float32 alone, is written so by the product,
-which has added it up in float32: a pass less, and a rounding.
+A product of half precision accumulates in float32. If a cast to float32 is its only consumer, the product writes the
+accumulator: that saves a pass over memory and a rounding.
 """
 
 from __future__ import annotations
@@ -17,18 +17,13 @@ from thunder.core.symbol import BoundSymbol, form_of
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
 
-__all__ = ["has_casts", "wide_products"]
+__all__ = ["wide_products"]
 
-DEVICES = ("cuda",)  # whose products do
-
-
-def has_casts(trace: Trace) -> bool:
-    """Whether PyTorch casts something on a device whose products may."""
-    return any(map(_is_cast, trace.bound_symbols))
+DEVICES = ("cuda",)  # with such products
 
 
 def _is_cast(operation: BoundSymbol) -> bool:
-    """Whether PyTorch converts the type of one tensor, and does nothing else."""
+    """Whether an operation only converts the type of one tensor, and PyTorch runs it."""
     if original_of(operation).sym is not LTORCH["to"] or operation.sym.is_fusion:
         return False
     x, out = operation.args[0], operation.output
@@ -44,11 +39,14 @@ def _is_cast(operation: BoundSymbol) -> bool:
 
 
 def wide_products(trace: Trace) -> Trace:
-    """The trace with products that write what is cast of them."""
+    """The trace whose products of half precision write float32 where a cast is their only consumer."""
+    casts = [*filter(_is_cast, trace.bound_symbols)]
+    if not casts:
+        return trace
     read = uses(trace.bound_symbols, trace.output_proxies)
     producer = producers(trace)
     wide: dict[BoundSymbol, BoundSymbol] = {}  # by the product, the cast
-    for operation in filter(_is_cast, trace.bound_symbols):
+    for operation in casts:
         x = operation.args[0]
         product = producer.get(x)
         if (
@@ -60,6 +58,8 @@ def wide_products(trace: Trace) -> Trace:
             and read[x] == 1
         ):
             wide[product] = operation
+    if not wide:
+        return trace
     dropped = set(wide.values())
     made = []
     for b in trace.bound_symbols:

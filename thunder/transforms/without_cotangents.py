@@ -1,8 +1,8 @@
-"""Without cotangents: the backward for the case that some outputs of the program play no part in what is
-differentiated.
+"""Without Cotangents: specialize a backward for a call in which some outputs of the program do not contribute to the
+differentiated value.
 
-Autograd gives None for such an output, and a parameter that only led there has no gradient: not zeros, which an
-optimizer would act upon.
+Autograd passes None as the cotangent of such an output. A parameter that only such outputs depend on has no gradient,
+rather than zeros, which an optimizer would act upon.
 
 Before, with `c1` missing: `t0 = ltorch.mul(c0, w)`, `t1 = ltorch.mul(c1, v)`, `t2 = ltorch.mul(c1, x)`, `t3 =
 ltorch.add(t0, t1)`, `return (t3, t2)`. After: `t0 = ltorch.mul(c0, w)`, `return (t0, None)`.
@@ -23,7 +23,8 @@ __all__ = ["without_cotangents"]
 
 
 def without_cotangents(backward: Trace, cotangents: Sequence[Proxy], missing: Collection[Proxy]) -> Trace:
-    """A backward trace that does not read the missing ones of its cotangents, and returns None where no other leads."""
+    """A backward trace that does not read its missing cotangents, and returns None for gradients that depend on no
+    others."""
     gone, table = set(missing), {}
     head = [b for b in backward.bound_symbols if b.sym.python_printer is not None]
     body = [b for b in backward.bound_symbols if b.sym.python_printer is None]

@@ -1,8 +1,8 @@
-"""Arguments that tests call the operations of `thunder/ops/activations.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/activations.py` with."""
 
 from __future__ import annotations
 
-from thunder.ops.activations import gelu, glu, prelu, rrelu, threshold
+from thunder.ops.families.activations import gelu, glu, prelu, rrelu, threshold
 
 
 @gelu.samples

@@ -1,10 +1,10 @@
-"""Arguments that tests call the operations of `thunder/ops/attention.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/attention.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.attention import native_multi_head_attention, scaled_dot_product_attention
+from thunder.ops.families.attention import native_multi_head_attention, scaled_dot_product_attention
 
 
 @scaled_dot_product_attention.samples

@@ -1,9 +1,9 @@
-"""Arguments that tests call the operations of `thunder/ops/convolution.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/convolution.py` with."""
 
 from __future__ import annotations
 
 from thunder.ops import LTORCH
-from thunder.ops.convolution import col2im, conv_tbc, im2col
+from thunder.ops.families.convolution import col2im, conv_tbc, im2col
 
 
 @conv_tbc.samples

@@ -1,11 +1,11 @@
-"""Arguments that tests call the operations of `thunder/ops/creation.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/creation.py` with."""
 
 from __future__ import annotations
 
 import torch
 
 from thunder.ops import LTORCH
-from thunder.ops.creation import (
+from thunder.ops.families.creation import (
     arange,
     complex,
     eye,

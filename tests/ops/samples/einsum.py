@@ -1,8 +1,8 @@
-"""Arguments that tests call the operations of `thunder/ops/einsum.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/einsum.py` with."""
 
 from __future__ import annotations
 
-from thunder.ops.einsum import einsum
+from thunder.ops.families.einsum import einsum
 
 
 @einsum.samples

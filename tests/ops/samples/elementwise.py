@@ -1,11 +1,11 @@
-"""Arguments that tests call the operations of `thunder/ops/elementwise.py` and `binary.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/elementwise.py` and `binary.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.binary import div, divide, rsub, subtract
-from thunder.ops.elementwise import frexp, round
+from thunder.ops.families.binary import div, rsub
+from thunder.ops.families.elementwise import frexp, round
 
 
 @round.samples
@@ -19,20 +19,16 @@ def _(make):
     yield make(4, 3)
 
 
-for _symbol in (subtract, rsub):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3), make(3)
-        yield (make(4, 3), 2), {"alpha": 2}
+@rsub.samples
+def _(make):
+    yield make(4, 3), make(3)
+    yield (make(4, 3), 2), {"alpha": 2}
 
 
-for _symbol in (div, divide):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3), make(4, 3, low=0.5)
-        yield make(4, 3), 2
-        yield make(4, dtype=torch.int64, low=1, high=9), make(4, dtype=torch.int64, low=1, high=4)
-        yield (make(4, 3), make(4, 3, low=0.5)), {"rounding_mode": "floor"}
-        yield (make(4, 3), make(4, 3, low=0.5)), {"rounding_mode": "trunc"}
+@div.samples
+def _(make):
+    yield make(4, 3), make(4, 3, low=0.5)
+    yield make(4, 3), 2
+    yield make(4, dtype=torch.int64, low=1, high=9), make(4, dtype=torch.int64, low=1, high=4)
+    yield (make(4, 3), make(4, 3, low=0.5)), {"rounding_mode": "floor"}
+    yield (make(4, 3), make(4, 3, low=0.5)), {"rounding_mode": "trunc"}

@@ -1,10 +1,10 @@
-"""Arguments that tests call the operations of `thunder/ops/embeddings.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/embeddings.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.embeddings import (
+from thunder.ops.families.embeddings import (
     embedding,
     embedding_backward,
     embedding_bag,

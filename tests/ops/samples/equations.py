@@ -1,11 +1,11 @@
-"""Arguments that tests call the operations of `thunder/ops/equations.py` and `lu.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/equations.py` and `lu.py` with."""
 
 from __future__ import annotations
 
 import torch
 
 from thunder.core.symbol import Symbol
-from thunder.ops.equations import (
+from thunder.ops.families.equations import (
     linalg_solve,
     linalg_solve_triangular,
     lobpcg,
@@ -19,7 +19,15 @@ from thunder.ops.equations import (
     tensorsolve,
     triangular_solve,
 )
-from thunder.ops.lu import ldl_solve, linalg_lu, linalg_lu_solve, lu_factor, lu_factor_ex, lu_unpack, old_lu_solve
+from thunder.ops.families.lu import (
+    ldl_solve,
+    linalg_lu,
+    linalg_lu_solve,
+    lu_factor,
+    lu_factor_ex,
+    lu_unpack,
+    old_lu_solve,
+)
 
 
 def _well(make, *shape):

@@ -1,11 +1,11 @@
-"""Arguments that tests call the operations of `thunder/ops/factorizations.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/factorizations.py` with."""
 
 from __future__ import annotations
 
 import torch
 
 from thunder.ops import LTORCH
-from thunder.ops.factorizations import (
+from thunder.ops.families.factorizations import (
     cholesky_inverse,
     cholesky_solve,
     geqrf,

@@ -1,10 +1,10 @@
-"""Arguments that tests call the operations of `thunder/ops/indexing.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/indexing.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.indexing import getitem, select_scatter, setitem, slice_scatter
+from thunder.ops.families.indexing import getitem, select_scatter, setitem, slice_scatter
 
 
 @getitem.samples

@@ -1,10 +1,10 @@
-"""Arguments that tests call the operations of `thunder/ops/inplace.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/functionalize/inplace.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.inplace import copied_into, fill
+from thunder.ops.functionalize.inplace import copied_into, fill
 
 
 @copied_into.samples

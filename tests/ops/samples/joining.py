@@ -1,11 +1,11 @@
-"""Arguments that tests call the operations of `thunder/ops/joining.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/joining.py` with."""
 
 from __future__ import annotations
 
 import torch
 
 from thunder.ops import LTORCH
-from thunder.ops.joining import (
+from thunder.ops.families.joining import (
     cat,
     chunk,
     column_stack,

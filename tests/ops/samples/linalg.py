@@ -1,11 +1,11 @@
-"""Arguments that tests call the operations of `thunder/ops/linalg.py` and `grouped_products.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/linalg.py` and `grouped_products.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.grouped_products import _grouped_mm, grouped_mm
-from thunder.ops.linalg import (
+from thunder.ops.families.grouped_products import _grouped_mm, grouped_mm
+from thunder.ops.families.linalg import (
     addbmm,
     addmm,
     addmv,

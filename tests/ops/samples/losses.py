@@ -1,11 +1,10 @@
-"""Arguments that tests call the operations of `thunder/ops/losses.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/losses.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.define import LTORCH
-from thunder.ops.losses import (
+from thunder.ops.families.losses import (
     _REDUCTIONS,
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
@@ -17,6 +16,7 @@ from thunder.ops.losses import (
     nll_loss,
     triplet_margin_loss,
 )
+from thunder.ops.registry import LTORCH
 
 
 @binary_cross_entropy.samples

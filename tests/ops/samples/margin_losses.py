@@ -1,11 +1,11 @@
-"""Arguments that tests call the operations of `thunder/ops/margin_losses.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/margin_losses.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.losses import _REDUCTIONS
-from thunder.ops.margin_losses import (
+from thunder.ops.families.losses import _REDUCTIONS
+from thunder.ops.families.margin_losses import (
     ctc_loss,
     gaussian_nll_loss,
     multi_margin_loss,

@@ -1,10 +1,10 @@
-"""Arguments that tests call the operations of `thunder/ops/matrix_norms.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/matrix_norms.py` with."""
 
 from __future__ import annotations
 
 import math
 
-from thunder.ops.matrix_norms import (
+from thunder.ops.families.matrix_norms import (
     cond,
     frobenius_norm,
     linalg_norm,

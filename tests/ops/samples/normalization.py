@@ -1,10 +1,10 @@
-"""Arguments that tests call the operations of `thunder/ops/normalization.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/normalization.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.normalization import (
+from thunder.ops.families.normalization import (
     _safe_softmax,
     batch_norm,
     cdist,

@@ -1,8 +1,8 @@
-"""Arguments that tests call the operations of `thunder/ops/padding.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/padding.py` with."""
 
 from __future__ import annotations
 
-from thunder.ops.padding import block_diag, cartesian_prod, combinations, pad
+from thunder.ops.families.padding import block_diag, cartesian_prod, combinations, pad
 
 
 @pad.samples

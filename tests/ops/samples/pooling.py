@@ -1,11 +1,11 @@
-"""Arguments that tests call the operations of `thunder/ops/pooling.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/pooling.py` with."""
 
 from __future__ import annotations
 
 import torch
 
 from thunder.ops import LTORCH
-from thunder.ops.pooling import _ADAPTIVE_AVERAGE, _MAXIMUM
+from thunder.ops.families.pooling import _ADAPTIVE_AVERAGE, _MAXIMUM
 
 
 @_MAXIMUM[2].samples

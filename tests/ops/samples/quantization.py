@@ -1,10 +1,10 @@
-"""Arguments that tests call the operations of `thunder/ops/quantization.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/quantization.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.quantization import (
+from thunder.ops.families.quantization import (
     choose_qparams_optimized,
     fake_quantize_per_channel_affine,
     fake_quantize_per_tensor_affine,

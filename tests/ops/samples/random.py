@@ -1,11 +1,10 @@
-"""Arguments that tests call the operations of `thunder/ops/random.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/random.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.define import LTORCH
-from thunder.ops.random import (
+from thunder.ops.families.random import (
     bernoulli,
     binomial,
     multinomial,
@@ -20,6 +19,7 @@ from thunder.ops.random import (
     randn_like,
     randperm,
 )
+from thunder.ops.registry import LTORCH
 
 
 @binomial.samples

@@ -1,10 +1,10 @@
-"""Arguments that tests call the operations of `thunder/ops/rearrange.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/rearrange.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.rearrange import (
+from thunder.ops.families.rearrange import (
     as_strided,
     diag,
     diag_embed,

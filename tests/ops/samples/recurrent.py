@@ -1,4 +1,4 @@
-"""Arguments that tests call the operations of `thunder/ops/recurrent.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/recurrent.py` with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from thunder.core.symbol import Symbol
 from thunder.ops import LTORCH
-from thunder.ops.recurrent import _STEPS
+from thunder.ops.families.recurrent import _STEPS
 
 
 def _cell(name: str, gates: int) -> None:

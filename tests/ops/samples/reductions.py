@@ -1,4 +1,4 @@
-"""Arguments that tests call the operations of `thunder/ops/reductions.py`, `extremes.py`, `scans.py` and `vector_norms.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/reductions.py`, `extremes.py`, `scans.py` and `vector_norms.py` with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from thunder.ops.extremes import (
+from thunder.ops.families.extremes import (
     aminmax,
     argmax,
     argmin,
@@ -20,7 +20,7 @@ from thunder.ops.extremes import (
     nanmedian_all,
     nanmedian_dim,
 )
-from thunder.ops.reductions import (
+from thunder.ops.families.reductions import (
     all,
     amax,
     amin,
@@ -38,8 +38,8 @@ from thunder.ops.reductions import (
     var,
     var_mean,
 )
-from thunder.ops.scans import cummax, cummin, cumprod, cumsum, diff, logcumsumexp
-from thunder.ops.vector_norms import dist, norm, vector_norm
+from thunder.ops.families.scans import cummax, cummin, cumprod, cumsum, diff, logcumsumexp
+from thunder.ops.families.vector_norms import dist, norm, vector_norm
 
 
 def _reduction_samples(make):

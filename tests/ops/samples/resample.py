@@ -1,9 +1,16 @@
-"""Arguments that tests call the operations of `thunder/ops/resample.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/resample.py` with."""
 
 from __future__ import annotations
 
 from thunder.ops import LTORCH
-from thunder.ops.resample import affine_grid, channel_shuffle, grid_sample, interpolate, pixel_shuffle, pixel_unshuffle
+from thunder.ops.families.resample import (
+    affine_grid,
+    channel_shuffle,
+    grid_sample,
+    interpolate,
+    pixel_shuffle,
+    pixel_unshuffle,
+)
 
 
 @interpolate.samples

@@ -1,10 +1,10 @@
-"""Arguments that tests call the operations of `thunder/ops/scatter.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/scatter.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.scatter import (
+from thunder.ops.families.scatter import (
     gather,
     index_add,
     index_copy,

@@ -1,10 +1,18 @@
-"""Arguments that tests call the operations of `thunder/ops/selection.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/selection.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.selection import argwhere, bincount, masked_select, nonzero, nonzero_static, unique, unique_consecutive
+from thunder.ops.families.selection import (
+    argwhere,
+    bincount,
+    masked_select,
+    nonzero,
+    nonzero_static,
+    unique,
+    unique_consecutive,
+)
 
 
 @nonzero.samples

@@ -1,10 +1,10 @@
-"""Arguments that tests call the operations of `thunder/ops/shape.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/shape.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.shape import (
+from thunder.ops.families.shape import (
     expand,
     flatten,
     movedim,

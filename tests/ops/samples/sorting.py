@@ -1,10 +1,10 @@
-"""Arguments that tests call the operations of `thunder/ops/sorting.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/sorting.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.sorting import argsort, bucketize, histc, kthvalue, msort, searchsorted, sort, topk
+from thunder.ops.families.sorting import argsort, bucketize, histc, kthvalue, msort, searchsorted, sort, topk
 
 
 @topk.samples

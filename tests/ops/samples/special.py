@@ -1,11 +1,11 @@
-"""Arguments that tests call the operations of `thunder/ops/special.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/special.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.define import LTORCH
-from thunder.ops.special import isclose, isin, mvlgamma, nanquantile, quantile, renorm
+from thunder.ops.families.special import isclose, isin, mvlgamma, nanquantile, quantile, renorm
+from thunder.ops.registry import LTORCH
 
 
 @mvlgamma.samples

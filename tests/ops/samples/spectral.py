@@ -1,11 +1,11 @@
-"""Arguments that tests call the operations of `thunder/ops/spectral.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/spectral.py` with."""
 
 from __future__ import annotations
 
 import torch
 
 from thunder.ops import LTORCH
-from thunder.ops.spectral import istft, stft
+from thunder.ops.families.spectral import istft, stft
 
 
 @stft.samples

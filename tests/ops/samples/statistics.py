@@ -1,10 +1,18 @@
-"""Arguments that tests call the operations of `thunder/ops/statistics.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/statistics.py` with."""
 
 from __future__ import annotations
 
 import torch
 
-from thunder.ops.statistics import corrcoef, cov, cumulative_trapezoid, gradient, histogram, histogramdd, trapezoid
+from thunder.ops.families.statistics import (
+    corrcoef,
+    cov,
+    cumulative_trapezoid,
+    gradient,
+    histogram,
+    histogramdd,
+    trapezoid,
+)
 
 
 @cov.samples

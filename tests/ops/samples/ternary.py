@@ -1,4 +1,4 @@
-"""Arguments that tests call the operations of `thunder/ops/ternary.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/ternary.py` with."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import math
 
 import torch
 
-from thunder.ops.ternary import (
+from thunder.ops.families.ternary import (
     addcdiv,
     addcmul,
     clamp,
     clamp_max,
     clamp_min,
-    clip,
     lerp,
     logit,
     masked_fill,
@@ -35,7 +34,7 @@ def _(make):
     yield make(4, 3), make(4, 1, dtype=torch.bool), make()
 
 
-for _symbol in (clamp, clip):
+for _symbol in (clamp,):
 
     @_symbol.samples
     def _(make):

@@ -1,11 +1,17 @@
-"""Arguments that tests call the operations of `thunder/ops/view_copies.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/view_copies.py` with."""
 
 from __future__ import annotations
 
 import torch
 
 from thunder.ops import LTORCH
-from thunder.ops.view_copies import as_strided_scatter, detach_copy, diagonal_scatter, resolve_conj, resolve_neg
+from thunder.ops.families.view_copies import (
+    as_strided_scatter,
+    detach_copy,
+    diagonal_scatter,
+    resolve_conj,
+    resolve_neg,
+)
 
 
 @detach_copy.samples

@@ -1,4 +1,4 @@
-"""Arguments that tests call the operations of `thunder/ops/windows.py` with."""
+"""Arguments that tests call the operations of `thunder/ops/families/windows.py` with."""
 
 from __future__ import annotations
 

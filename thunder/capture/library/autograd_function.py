@@ -13,8 +13,9 @@ from thunder.capture import containers
 from thunder.capture.library.functional import separate
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.pytree import tree_flatten
+from thunder.core.rewrite import renamed
 from thunder.core.symbol import BoundSymbol, Recorder, Symbol, adopt, current_recorder
-from thunder.transforms.levels import renamed, typed
+from thunder.transforms.levels import typed
 
 
 class FunctionContext:
@@ -38,7 +39,7 @@ class FunctionContext:
         self._dirty = tensors
 
     def set_materialize_grads(self, value):
-        """Cotangents are always there: zeros where autograd would pass None are what materializing gives."""
+        """Cotangents are always there: zeros where autograd would pass None, as materialized ones are."""
 
 
 def apply(c, f, args, kwargs):
@@ -68,7 +69,7 @@ def apply(c, f, args, kwargs):
         gradients = map_structure(c.recorder.latest, c.call(_backward_of(cls), [ctx, *placeholders], {}))
     if containers.written_since(c, before):
         c.refuse(
-            f"the backward of {cls.__name__} writes to what is outside of it, which happens when the backward runs",
+            f"the backward of {cls.__name__} writes to the outside, which happens when the backward runs",
             "let the backward only compute gradients, or register a hook (Tensor.register_hook), which may do more",
         )
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
@@ -83,8 +84,8 @@ def apply(c, f, args, kwargs):
 
 @contextlib.contextmanager
 def _laid_out(c, forward: Recorder, placeholders: list[TensorProxy]) -> Iterator[set[TensorProxy]]:
-    """A backward may ask how its tensors lie in memory: what the forward has made, and the cotangents, of which those
-    that it asks about, the set, are contiguous whenever it runs."""
+    """A backward may ask how its tensors lie in memory: results of the forward, and cotangents. The set has those that
+    it asks about, which are contiguous whenever it runs."""
     c.outer_recorders.append(forward)
     c.tensors.cotangents.update(dict.fromkeys(placeholders, False))
     asked: set[TensorProxy] = set()
@@ -109,15 +110,15 @@ def _backward_of(cls):
 
 
 def _is_once(function) -> bool:
-    """Whether a function is what `once_differentiable` made of another; other decorators, such as torch.amp.custom_bwd,
+    """Whether a function is `once_differentiable` around another; other decorators, such as torch.amp.custom_bwd,
     have a meaning here."""
     return hasattr(function, "__wrapped__") and function.__globals__.get("__name__") == "torch.autograd.function"
 
 
 class _Function:
-    """What was read of a Function's forward and backward, replayed wherever the operation is differentiated.
+    """The bound symbols of a Function's forward and backward, replayed wherever the operation is differentiated.
 
-    free: what the two read beside the inputs; the operation's operation takes them as further arguments. contiguous:
+    free: the live-ins of both beside the inputs; the operation takes them as further arguments. contiguous:
     those placeholders of cotangents that the backward was told to be so.
     """
 
@@ -151,7 +152,7 @@ class _Function:
         return operation
 
     def arguments(self, args: tuple) -> dict:
-        """What the inputs and free values are called with now."""
+        """The values of the inputs and free values in this call."""
         return dict(zip([*proxies_in(self.inputs, []), *self.free], proxies_in(args, []), strict=True))
 
     def rule(self, *args):

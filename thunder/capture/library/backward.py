@@ -1,8 +1,8 @@
-"""Gradients of tensors, and backward inside a program: what PyTorch's engine does when it runs is recorded, and what it
-leaves in `.grad` is an effect.
+"""Gradients of tensors, and backward inside a program: the work of PyTorch's engine is recorded, and `.grad` is an
+effect.
 
 `loss.backward()` differentiates the operations recorded so far that lead to `loss`, with the mechanism that every other
-derivative here has. Lines of the forward are replaced by what their derivatives make of them, the backward is appended.
+derivative here has. Derivatives replace operations of the forward, and the backward is appended.
 The Python part of PyTorch's own functions, which checks arguments, is interpreted.
 """
 
@@ -15,10 +15,12 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.flow import producers
+from thunder.capture.ask import hooked
 from thunder.capture.library import hooks
 from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.regions import leading_to
+from thunder.core.rewrite import renamed
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.distributed.placement import synchronizes
@@ -28,12 +30,12 @@ from thunder.ops import LTORCH
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch_dtype
 from thunder.transforms.autodiff import Linearization
 from thunder.transforms.derivative import Derivative
-from thunder.transforms.levels import renamed, typed
+from thunder.transforms.levels import typed
 from thunder.transforms.phases import marked
 
 
 def group_by_device_and_dtype(c, f, args, kwargs) -> dict:
-    """What `torch._C._group_tensors_by_device_and_dtype` does, in its order: asked with empty tensors in the place of
+    """`torch._C._group_tensors_by_device_and_dtype`, in its order: asked with empty tensors in the place of
     proxies."""
     lists, with_indices = args
     if not any(type(x) is TensorProxy for x in lists[0]):
@@ -47,8 +49,7 @@ def group_by_device_and_dtype(c, f, args, kwargs) -> dict:
     }
 
 
-# ---------------------------------------------------------------------------------------------------------------- the
-# engine
+# ---------------------------------------------------------------- the engine
 
 _FREED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
@@ -60,12 +61,12 @@ _FREED = (
 
 
 def freed(value: torch.Tensor) -> torch.Tensor:
-    """The same value, whose backward raises what PyTorch raises for a graph that is freed."""
+    """The same value, whose backward raises PyTorch's error for a graph that is freed."""
     return compat.DelayedError(_FREED.encode(), 1)(value.detach().requires_grad_())
 
 
 class Engine:
-    """What is known of the graphs of one program. known: operation of the forward -> the derivative it belongs to.
+    """The graphs of one program. known: operation of the forward -> the derivative it belongs to.
     freed: derivatives whose saved values are gone.
 
     leaves: the tensors from outside whose `.grad` is read or written, by id. hooked: those whose hooks would be called
@@ -83,8 +84,8 @@ class Engine:
         self.freed: dict[Derivative, None] = {}
         self.used: set[Derivative] = set()
         self.backwards = 0
-        self._gone: set = set()  # what the freed derivatives' operations make
-        self._left: dict[TensorProxy, bool] = {}  # what leaves the program -> whether its graph is freed
+        self._gone: set = set()  # results of the freed derivatives' operations
+        self._left: dict[TensorProxy, bool] = {}  # results of the program -> whether their graphs are freed
 
     def free(self, steps: Iterable[Derivative]) -> None:
         for step in steps:
@@ -94,7 +95,7 @@ class Engine:
 
     def is_freed(self, c, value: TensorProxy) -> bool:
         """Whether somebody outside of the program gets a value with a graph that the program has freed: whether the way
-        to its leaves leads through what is gone."""
+        to its leaves leads through values that are gone."""
         if not self.freed or value in c.tensors.real:
             return False
         if value not in self._left and value.requires_grad:
@@ -102,24 +103,21 @@ class Engine:
         return self._left.get(value, False)
 
     def _passes_gone(self, c, value: TensorProxy) -> bool:
-        """Whether the way from a value to its leaves, along what requires grad, leads through what is gone."""
+        """Whether a way from a value to its leaves, along values that require grad, leads through one that is gone."""
         producer = producers(c.recorder.bound_symbols)
         pending, seen = [value], {value}
         while pending:
             value = pending.pop()
             if value in self._gone:
                 return True
-            inputs = (
-                {i for i in producer[value].inputs if isinstance(i, TensorProxy) and i.requires_grad}
-                if value in producer
-                else set()
-            )
+            inputs = producer[value].inputs if value in producer else ()
+            inputs = {i for i in inputs if isinstance(i, TensorProxy) and i.requires_grad}
             pending += inputs - seen
             seen |= inputs
         return False
 
     def close(self) -> None:
-        """The program is read: what was freed is not differentiated any more."""
+        """The program is captured: freed values are not differentiated any more."""
         for value in (*self._gone, *(v for v, gone in self._left.items() if gone)):
             if isinstance(value, TensorProxy):
                 value.requires_grad = False
@@ -175,7 +173,7 @@ def _writer(c, grad_enabled: bool) -> Recorder:
 
 def run_engine(c, f, args, kwargs):
     """`torch.autograd.graph._engine_run_backward`: gradients are accumulated in `.grad`, or returned as a tuple with
-    None for what has none."""
+    None where there is none."""
     outputs, cotangents, keep_graph, create_graph, inputs, *rest = args
     unused_is_fine, accumulate = rest[0] if rest else kwargs["allow_unreachable"], kwargs["accumulate_grad"]
     if c.outer_recorders:
@@ -199,7 +197,7 @@ def run_engine(c, f, args, kwargs):
 
 
 def _variable(c, p: TensorProxy) -> TensorProxy:
-    """What a tensor of the program is to autograd: a leaf stays the leaf when it is written to without grad."""
+    """A tensor of the program as autograd knows it: a leaf stays the leaf when it is written to without grad."""
     holder = c.recorder.memory.holder(p)
     return first_proxy(c, holder) if holder.requires_grad and holder in c.tensors.real else c.recorder.latest(p)
 
@@ -210,7 +208,7 @@ class _Pulled:
     def __init__(self, c, outputs: Sequence[TensorProxy], cotangents: Sequence, create_graph: bool):
         self.c, self.create_graph = c, create_graph
         engine, operations = c.engine, c.recorder.bound_symbols
-        if not create_graph:  # a second derivative starts from what the program says
+        if not create_graph:  # a second derivative starts from the program itself
             operations[:] = _prepared(c, operations, outputs)
         linear = Linearization(
             operations,
@@ -248,7 +246,7 @@ class _Pulled:
         return [p for p in self.grads if isinstance(p, TensorProxy) and p in self.c.tensors.real]
 
     def write(self, wanted: Sequence[TensorProxy]) -> list:
-        """Writes what the gradients of `wanted` are computed by; those gradients, None where there is none."""
+        """Write the operations for the gradients of `wanted`; those gradients, None where there is none."""
         c = self.c
         for p in wanted:
             if p in c.tensors.real:
@@ -291,12 +289,9 @@ def _prepared(c, operations: Sequence[BoundSymbol], outputs: Sequence[TensorProx
 def _check_leaf(c, p: TensorProxy) -> None:
     real, source = c.tensors.real[p]
     with compat.DisableTorchFunction():
-        leaf, hooked = (
-            real.is_leaf,
-            bool(real._backward_hooks) or bool(getattr(real, "_post_accumulate_grad_hooks", None)),
-        )
+        is_leaf, has_hooks = real.is_leaf, hooked(real)
     name = source.describe(c.parameters)
-    if not leaf:
+    if not is_leaf:
         c.refuse(
             f"a backward inside of it reaches {name}, which is itself a result of operations outside",
             "pass x.detach().requires_grad_(), or call backward outside",
@@ -306,7 +301,7 @@ def _check_leaf(c, p: TensorProxy) -> None:
             f"a backward inside of it reaches {name}, of which the ranks compute with a part each",
             "call backward outside of the compiled function",
         )
-    if hooked:
+    if has_hooks:
         c.refuse(
             f"a backward inside of it reaches {name}, which has hooks",
             "remove the hooks, or call backward outside of the compiled function",
@@ -315,7 +310,7 @@ def _check_leaf(c, p: TensorProxy) -> None:
 
 
 def _check_unmodified(c, operations: Sequence[BoundSymbol]) -> None:
-    """A backward may not read what came from outside and was written to since: eager PyTorch raises then."""
+    """A backward may not read a tensor from outside that was written to since: eager PyTorch raises then."""
     memory = c.recorder.memory
     if not memory.active:
         return
@@ -327,11 +322,8 @@ def _check_unmodified(c, operations: Sequence[BoundSymbol]) -> None:
                 continue
             root = bases[value]
             base = memory.base(root)
-            if (
-                base in c.tensors.mutated
-                and memory.current.get(memory.holder(root), root) is not root
-                and not any(operation.args[i] is value for i in unread)
-            ):
+            is_changed = base in c.tensors.mutated and memory.current.get(memory.holder(root), root) is not root
+            if is_changed and not any(operation.args[i] is value for i in unread):
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace "
                     f"operation: {base.name}, which is written to after it was used"
@@ -339,7 +331,7 @@ def _check_unmodified(c, operations: Sequence[BoundSymbol]) -> None:
 
 
 def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool) -> list:
-    """What torch.autograd.grad returns."""
+    """The result of torch.autograd.grad."""
     wanted = [_variable(c, p) for p in inputs]
     if any(not p.requires_grad for p in wanted):
         raise RuntimeError("One of the differentiated Tensors does not require grad")
@@ -351,15 +343,22 @@ def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool
     found = pulled.write(wanted)
     found = [_synchronized(c, pulled, p, g) for p, g in zip(wanted, found, strict=True)]
     if not unused_is_fine and any(g is None for g in found):
-        raise RuntimeError(
-            "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if "
-            "this is the desired behavior."
-        )
+        _raise_unused(found)
     return found
 
 
+def _raise_unused(gradients: list) -> None:
+    """PyTorch's error about inputs that have no gradient, in its words."""
+    with compat.DisableTorchFunction(), torch.enable_grad():
+        inputs = [torch.zeros((), requires_grad=True) for _ in gradients]
+        used = torch.zeros((), requires_grad=True)
+        for x, gradient in zip(inputs, gradients, strict=True):
+            used = used if gradient is None else used + x
+        torch.autograd.grad(used, inputs)
+
+
 def _synchronized(c, pulled: _Pulled, p: TensorProxy, g: TensorProxy | None) -> TensorProxy | None:
-    """The gradient of what this rank holds of a parameter, averaged over the ranks; under no_sync its own, None where
+    """The gradient of this rank's part of a parameter, averaged over the ranks; under no_sync its own, None where
     it is kept beside a shard until the block ends."""
     placement = c.tensors.placements.get(p)
     if placement is None or g is None:
@@ -376,16 +375,13 @@ def _synchronized(c, pulled: _Pulled, p: TensorProxy, g: TensorProxy | None) -> 
 
 
 def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
-    """Gradients go to `.grad`: added in place to what is there."""
+    """Add gradients in place to those in `.grad`."""
     retained = {t: value for value, t in c.engine.retained.items() if hooks.node(c, value) in pulled.grads}
     c.engine.ran.update(retained.values())
     tensors = list(dict.fromkeys(p for p in (*wanted, *retained.values()) if hooks.node(c, p) in pulled.grads))
     found = pulled.write(tensors)
-    bases, made, taken = (
-        alias_bases(pulled.written),
-        {o for operation in pulled.written for o in operation.outputs},
-        set(),
-    )
+    bases, taken = alias_bases(pulled.written), set()
+    made = {o for operation in pulled.written for o in operation.outputs}
     before = torch.is_grad_enabled()
     compat.set_grad_enabled(pulled.create_graph)
     c.synchronize()

@@ -1,9 +1,9 @@
 """Collectives that a program calls: `torch.distributed`'s, which write to their arguments, its functional ones, and
 those of `torch.distributed.nn`.
 
-They become the operations of `thunder.ops.collectives`, so that they have derivatives where PyTorch has none. What
-starting one gives is an object of the program: its `wait()` writes what came. What is no collective of all ranks of a
-group (send, barrier, objects) would be left out when the program runs again: it is refused.
+They become the operations of `thunder.ops.families.collectives`, so that they have derivatives where PyTorch has none.
+A started one gives an object of the program, whose `wait()` writes the result. Functions that are no collectives of a
+whole group (send, barrier, objects) would be left out when the program runs again: they are refused.
 """
 
 from __future__ import annotations
@@ -19,18 +19,26 @@ from thunder.core.proxies import TensorProxy, map_structure
 from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
 from thunder.ops import LTORCH
-from thunder.ops.collectives import all_gather, all_reduce, all_to_all, broadcast, group_of, reduce_scatter, wait
-from thunder.ops.inplace import overwrite
+from thunder.ops.families.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    group_of,
+    reduce_scatter,
+    wait,
+)
+from thunder.ops.functionalize.inplace import overwrite
 
 
 class Work:
-    """What a collective gives that was started with `async_op=True`."""
+    """The result of a collective that was started with `async_op=True`."""
 
     def __init__(self, pairs: list[tuple[TensorProxy, TensorProxy]]):
         self._pairs = pairs
 
     def wait(self, timeout=None) -> bool:
-        """Writes what the collective made to the program's tensors, once."""
+        """Write the collective's results to the program's tensors, once."""
         for target, future in self._pairs:
             overwrite(target, wait(future), "a collective")
         self._pairs = []
@@ -54,8 +62,7 @@ def _same_splits(*splits) -> None:
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------- those
-# that write: pairs of what is written to and the value
+# ---------------------------------------------------------------- those that write: pairs (target, value)
 
 
 def _all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
@@ -118,8 +125,7 @@ _REFUSED = (
     "recv_object_list",
 )  # fmt: skip
 
-# ---------------------------------------------------------------------------------------------------------------- those
-# that return values
+# ---------------------------------------------------------------- those that return values
 
 
 def _gathered_along(tensor, gather_dim, group, tag=""):
@@ -166,8 +172,7 @@ _OF_NN = {
 }
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# handlers
+# ---------------------------------------------------------------- handlers
 
 
 def handlers() -> dict[Callable, Callable]:

@@ -7,7 +7,7 @@ from thunder.compat.names import DISTRIBUTION_CHECK
 from thunder.core.proxies import proxies_in
 from thunder.core.symbol import OpTags, Symbol
 
-# what PyTorch says where a check fails, but for the distribution's own parameters
+# PyTorch's words where a check fails, but for the distribution's own parameters
 _TEXTS = {
     "Distribution.__init__": "Expected parameter {param} (Tensor of shape {shape}) of distribution {kind} to satisfy "
     "the constraint {rule}, but found invalid values:\n",

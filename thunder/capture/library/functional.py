@@ -2,7 +2,7 @@
 torch.func.
 
 A transform is applied where it is called. The inner function is read into a level of its own, with fresh proxies for
-its arguments; what the transform makes of the level's operations becomes part of the program around it. So transforms
+its arguments; the transformed operations of the level become part of the program around it. So transforms
 compose with each other, in any order and depth, and with everything else.
 """
 
@@ -49,8 +49,7 @@ def separate(c, grad_enabled: bool) -> Iterator[Recorder]:
 
 
 class _Native:
-    """What a transform asks of a capture, where no program is interpreted: functions run as they are, with proxies for
-    tensors."""
+    """A capture for transforms where no program is interpreted: functions run as they are, with proxies for tensors."""
 
     def __init__(self, recorder: Recorder):
         self.recorder, self.executors = recorder, resolve_executors(None)
@@ -102,16 +101,21 @@ def _float(x) -> bool:
     return type(x) is TensorProxy and x.dtype.category >= 2
 
 
+def _is_float(x) -> bool:
+    """Whether a value is a real tensor that can have a gradient."""
+    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+
+
 def _zeros(value: TensorProxy):
     return LTORCH["zeros_like"](value)
 
 
 class Transformed:
-    """A function under a transform: what `thunder.jit` compiles where `grad`, `vjp`, `jvp` or `vmap` of a function is
+    """A function under a transform, which `thunder.jit` compiles where `grad`, `vjp`, `jvp` or `vmap` of a function is
     called.
 
-    `apply(c, args, kwargs)` writes it into the program that is read; `eager` is what torch.func makes of the function,
-    for where nothing is compiled.
+    `apply(c, args, kwargs)` writes it into the program that is captured; `eager` calls torch.func, where nothing is
+    compiled.
     """
 
     fn: Callable
@@ -244,7 +248,7 @@ class Differentiated:
         self.table = self.pullback.table
 
     def _read_outside(self, c, arguments: list, operations) -> None:
-        """What the function reads from outside and that requires grad, parameters mostly, has gradients as well."""
+        """Tensors from outside that require grad and that the function reads, as parameters, have gradients as well."""
         read = {p for operation in operations for p in operation.inputs}
         free = [p for p in c.tensors.real if p in read and p.requires_grad and not any(p is a for a in arguments)]
         arguments += free
@@ -252,8 +256,7 @@ class Differentiated:
 
     def outside(self, value):
         """A value of the level, or a structure of them, as the program around it knows it."""
-        leaves, spec = compat.tree_flatten(value)
-        return compat.tree_unflatten([self.table.get(x, x) if type(x) is TensorProxy else x for x in leaves], spec)
+        return _replaced(value, self.table)
 
     def value(self):
         return self.outside(compat.tree_unflatten(self.result, self.spec))
@@ -270,6 +273,12 @@ class Differentiated:
         filled = iter([_zeros(x) if g is None else g for x, g in zip(self.outer, gradients, strict=True)])
         found = {key: [next(filled) if w else None for w in wanted] for key, wanted in self.wanted.items()}
         return {key: compat.tree_unflatten(found[key], spec) for key, spec in self.specs.items()}
+
+
+def _replaced(value, table: dict):
+    """A structure with other tensors in the place of those in a table."""
+    leaves, spec = compat.tree_flatten(value)
+    return compat.tree_unflatten([table.get(x, x) if type(x) is TensorProxy else x for x in leaves], spec)
 
 
 def _ones(o: TensorProxy) -> TensorProxy:
@@ -340,9 +349,7 @@ class Grad(Transformed):
 
     def _eager_flat(self, args, kwargs):
         leaves, spec = compat.tree_flatten((args, kwargs))
-        places = [
-            i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
-        ]
+        places = [i for i, x in enumerate(leaves) if _is_float(x)]
 
         def function(*values):
             now = list(leaves)
@@ -351,38 +358,33 @@ class Grad(Transformed):
             args, kwargs = compat.tree_unflatten(now, spec)
             result = self.fn(*args, **kwargs)
             result, aux = result if self.has_aux else (result, None)
-            outputs = [
-                x
-                for x in compat.tree_flatten(result)[0]
-                if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
-            ]
-            return tuple(outputs), (result, aux)
+            return tuple(filter(_is_float, compat.tree_flatten(result)[0])), (result, aux)
 
         outputs, pull, (value, aux) = vjp(function, *(leaves[i] for i in places), has_aux=True)
         return self.packed(list(pull(tuple(torch.ones_like(o) for o in outputs))), value, aux)
 
 
-def check_like(c, what: str, given: Sequence, given_spec, wanted: Sequence, wanted_spec, of: str) -> None:
+def check_like(c, name: str, given: Sequence, given_spec, wanted: Sequence, wanted_spec, of: str) -> None:
     """Raises RuntimeError where a structure of tensors is not of the form and shapes of another, CaptureError where
     only dtypes differ."""
     if given_spec != wanted_spec:
-        raise RuntimeError(f"Expected {what} to have the same structure as {of}, got {given_spec} and {wanted_spec}")
+        raise RuntimeError(f"Expected {name} to have the same structure as {of}, got {given_spec} and {wanted_spec}")
     for g, w in zip(given, wanted, strict=True):
         if type(w) is not TensorProxy:
             continue
-        refusal = f"Expected {what} to have the shapes of {of}, got {g!r} for {w!r}"
+        refusal = f"Expected {name} to have the shapes of {of}, got {g!r} for {w!r}"
         if type(g) is not TensorProxy:
             raise RuntimeError(refusal)
         check_shapes(g.shape, w.shape, refusal)
         if g.dtype is not w.dtype:
-            c.refuse(f"{what} have another dtype than {of}: {g.dtype.name} for {w.dtype.name}", "convert them")
+            c.refuse(f"{name} have another dtype than {of}: {g.dtype.name} for {w.dtype.name}", "convert them")
 
 
 class VJP(Transformed):
     """(primals, cotangents) -> (result, gradients): the product of a vector with the Jacobian. One primal may come by
     itself, without a tuple.
 
-    What is no floating-point tensor among the primals is a constant, whose gradient is None.
+    A primal that is no floating-point tensor is a constant, whose gradient is None.
     """
 
     def apply(self, c, args, kwargs):
@@ -398,7 +400,7 @@ class VJP(Transformed):
     def eager(self, primals, cotangents, **kwargs):
         single = not isinstance(primals, (tuple, list))
         leaves, spec = compat.tree_flatten((primals,) if single else tuple(primals))
-        wanted = [isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()) for x in leaves]
+        wanted = list(map(_is_float, leaves))
         chosen = [x for x, w in zip(leaves, wanted, strict=True) if w]
 
         def filled(others):
@@ -449,13 +451,7 @@ class JVP(Transformed):
         result = [table.get(x, x) for x in leaves]
         tangent = [_zeros(x) if t is None else t for x, t in zip(result, moved, strict=True)]
         made = compat.tree_unflatten(result, out_spec), compat.tree_unflatten(tangent, out_spec)
-        if not self.has_aux:
-            return made
-        aux_leaves, aux_spec = compat.tree_flatten(aux)
-        return (
-            *made,
-            compat.tree_unflatten([table.get(x, x) if type(x) is TensorProxy else x for x in aux_leaves], aux_spec),
-        )
+        return (*made, _replaced(aux, table)) if self.has_aux else made
 
     def eager(self, primals, tangents, **kwargs):
         return torch.func.jvp(functools.partial(self.fn, **kwargs), primals, tangents, has_aux=self.has_aux)

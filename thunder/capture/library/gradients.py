@@ -13,7 +13,7 @@ from thunder.ops.torch_types import from_tensor_dtype
 
 
 def _place(c, p: TensorProxy) -> tuple:
-    """The key of a tensor's `.grad` among what the program wrote: one for all proxies of a tensor from outside."""
+    """The key of a tensor's `.grad` among the program's writes: one for all proxies of a tensor from outside."""
     if p not in c.tensors.real:
         return id(p), "grad"
     real, source = c.tensors.real[p]
@@ -45,14 +45,11 @@ def write_gradient(c, p: TensorProxy, value) -> None:
     p = c.recorder.memory.holder(p)
     now = c.recorder.latest(value)
     placement = c.tensors.placements.get(p)
-    shape, dtype = (
-        (tuple(p.shape), p.dtype)
-        if placement is None
-        else (placement.held_shape, from_tensor_dtype(placement.held_dtype))
-    )
-    if value is not None and (
-        type(now) is not TensorProxy or value is p or now.dtype is not dtype or tuple(now.shape) != shape
-    ):
+    shape, dtype = tuple(p.shape), p.dtype
+    if placement is not None:
+        shape, dtype = placement.held_shape, from_tensor_dtype(placement.held_dtype)
+    fits = type(now) is TensorProxy and value is not p and now.dtype is dtype and tuple(now.shape) == shape
+    if value is not None and not fits:
         with compat.DisableTorchFunction():
             tensor = fake(p)
             tensor.grad = tensor if value is p else fake(now) if type(now) is TensorProxy else value
@@ -89,16 +86,12 @@ def _as_left_by_autograd(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.
     if gradient.stride() == wanted and tensor.is_contiguous():
         return gradient
     dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
-    if (
-        dense
-        and all(a == b or n == 1 for a, b, n in zip(gradient.stride(), wanted, tensor.shape, strict=True))
-        or not dense
-        and gradient.is_contiguous()
-    ):
+    places = zip(gradient.stride(), wanted, tensor.shape, strict=True)
+    alike = all(a == b or n == 1 for a, b, n in places) if dense else gradient.is_contiguous()
+    if alike:
         return gradient
-    return torch.empty_like(tensor, memory_format=torch.preserve_format if dense else torch.contiguous_format).copy_(
-        gradient
-    )
+    form = torch.preserve_format if dense else torch.contiguous_format
+    return torch.empty_like(tensor, memory_format=form).copy_(gradient)
 
 
 leaf_gradient = Symbol(

@@ -1,7 +1,7 @@
 """PyTorch's higher-order operators by their definitions: the program captures these functions in their place.
 
-So `torch.cond` is a decision as `if` is, and what Dynamo writes into its graphs (`thunder.dynamo`) is captured as the
-code that it was written for.
+So `torch.cond` is a decision as `if` is, and the operators in Dynamo's graphs (`thunder.dynamo`) are captured as the
+code that they stand for.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Hooks of tensors that a program registers: `t.register_hook(hook)` and `t.retain_grad()`.
 
 A hook runs when the backward does. In a backward inside of the program it is interpreted there. A backward outside
-calls it as it is, with what it has in its closure as arguments:
+calls it as it is, with the contents of its closure as arguments:
 
     t1 = hooked(t0, limit, (t2,))      # forward: t0 itself
-    t4 = call_hook(t3, limit, (t2,))   # backward: what the hook makes of t3
+    t4 = call_hook(t3, limit, (t2,))   # backward: the hook's result for t3
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from thunder import compat
 from thunder.capture.tensors import is_leaf
 from thunder.core.codegen import OBJECT_NAMES
 from thunder.core.proxies import TensorProxy, like
+from thunder.core.rewrite import renamed_value
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.interpreter.attributes import plain_attribute
-from thunder.transforms.levels import renamed_value
 
 
 class Hook:
-    """A hook as the program registered it. rebuilt: what makes it of the values of one call; see `rebuilt_hooks`."""
+    """A hook as the program registered it. rebuilt: makes it of the values of one call; see `rebuilt_hooks`."""
 
     def __init__(self, function: Callable):
         self.function = function
@@ -69,7 +69,7 @@ call_hook.once_differentiable = "a hook of a tensor, which runs as it is, is no 
 
 
 def node(c, value: TensorProxy) -> TensorProxy:
-    """The value whose gradient is what the hooks of a value make of its gradient."""
+    """The value whose gradient is that of another one behind its hooks."""
     return c.engine.heads.get(value, value)
 
 
@@ -98,7 +98,7 @@ def register(c, f, args, kwargs) -> RemovableHandle:
 
 
 class _Handle(RemovableHandle):
-    """What `register_hook` gives inside of a program."""
+    """The result of `register_hook` inside of a program."""
 
     def remove(self) -> None:
         raise RuntimeError(
@@ -120,7 +120,7 @@ def retain(c, f, args, kwargs) -> None:
 
 
 def run(c, operation: BoundSymbol, create_graph: bool) -> TensorProxy:
-    """What a hook makes of a gradient in a backward inside of the program, where it is interpreted."""
+    """The result of a hook in a backward inside of the program, where it is interpreted."""
     gradient, hook, _ = operation.args
     before = torch.is_grad_enabled()
     compat.set_grad_enabled(create_graph)

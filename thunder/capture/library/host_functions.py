@@ -1,5 +1,5 @@
-"""Functions of Python and PyTorch that run on the host and take containers: what they do to them, or read of them, the
-program does itself."""
+"""Functions of Python and PyTorch that run on the host and take containers: the program itself changes and reads these
+containers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _OF_SCANNERS = ("strict", "object_hook", "object_pairs_hook", "parse_float", "pa
 
 
 def _scanner(c, f, args, kwargs):
-    """What `json` reads with calls the functions of its decoder: they come back to the machine."""
+    """The scanner of `json` calls the functions of its decoder: they come back to the machine."""
     given = {n: c.load_attr(args[0], n) for n in _OF_SCANNERS}
     called = {n: standins.Called(c, x, {}) if callbacks.runs_python(x) else x for n, x in given.items()}
     return call_native(c, f, [types.SimpleNamespace(**called)], kwargs)

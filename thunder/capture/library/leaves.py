@@ -9,8 +9,8 @@ import torch
 
 from thunder import compat
 from thunder.capture.tensors import is_leaf
-from thunder.core.proxies import TensorProxy, number_value
-from thunder.ops.inplace import copy_
+from thunder.core.proxies import TensorProxy, like, number_value
+from thunder.ops.functionalize.inplace import copy_
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 
@@ -24,6 +24,7 @@ def leaf(c, values: TensorProxy, kind: type = torch.Tensor, requires_grad: bool 
     with compat.DisableTorchFunction():
         made = make()
     proxy = c.read(made, c.const(make, "leaf").call("__call__"))
+    c.tensors.leaves.add(proxy)
     with torch.no_grad():
         c.synchronize()
         copy_(proxy, values)
@@ -45,15 +46,39 @@ def require_grad(c, f, args, kwargs) -> TensorProxy:
     if values.requires_grad == wanted:
         return p
     _refuse_transforms(c)
-    if p in c.tensors.real or not wanted:
+    if not wanted or p in c.tensors.real and not _may_require_grad(c, p):
         c.refuse(
             f"requires_grad_({wanted}) changes a tensor that was not made without grad inside of the program",
             "set requires_grad before the call, or use x.detach()",
         )
     if values.dtype.category < 2:
         raise RuntimeError("only Tensors of floating point dtype can require gradients")
-    c.recorder.memory.become(p, leaf(c, values))
+    if p in c.tensors.real:
+        _require_grad_outside(c, p)
+    else:
+        c.recorder.memory.become(p, leaf(c, values))
     return p
+
+
+def _may_require_grad(c, p: TensorProxy) -> bool:
+    """Whether all uses of a tensor from outside come behind `requires_grad_`, so that no program computes with it as it
+    was before the call, and as it is behind it."""
+    memory = c.recorder.memory
+    used = any(x is p for operation in c.recorder.bound_symbols for x in operation.inputs)
+    known_once = sum(c.tensors.real[p][0] is real for real, _ in c.tensors.real.values()) == 1
+    alone = memory.is_apart(p) and memory.latest(p) is p and known_once and p not in c.tensors.placements
+    return alone and not used and c.tensors.real[p][1] not in c.tensors.replaced_sources
+
+
+def _require_grad_outside(c, p: TensorProxy) -> None:
+    """A tensor from outside is a leaf that requires grad from now on, and stays one behind the call. Its prologue says
+    so to PyTorch where it returns the inputs: all questions have their answers then."""
+    real, source = c.tensors.real[p]
+    made = like(p)
+    made.name, made.requires_grad = c.recorder.context.names.make("t"), True
+    c.tensors.real[made] = real, source
+    c.tensors.required[made] = source.call("requires_grad_")
+    c.recorder.memory.stand_for(p, made)
 
 
 def parameter(c, cls, args, kwargs) -> TensorProxy:

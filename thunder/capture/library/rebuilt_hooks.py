@@ -13,16 +13,18 @@ from thunder.capture.library.hooks import hooked
 from thunder.core.proxies import TensorProxy, proxies_in
 
 
-def finish(c, result) -> None:
-    """Hooks that no backward of the program has run go to the backward outside. Raises CaptureError where one knows
-    what the next call has another of."""
-    left = set(map(id, proxies_in(result, []))) if c.engine.retained else ()
+def finish(c, results) -> None:
+    """Hooks that no backward of the program has run go to the backward outside. Raises CaptureError where one holds
+    something that the next call has another of. results: what leaves the program, as its result or stored in an
+    object."""
+    left = set(map(id, proxies_in(results, []))) if c.engine.retained else ()
     for value, tensor in c.engine.retained.items():
         overwrites = c.recorder.memory.base(tensor) in c.tensors.written_after
-        if value not in c.engine.ran and (id(tensor) in left or overwrites):
+        leaves = any(id(p) in left for p in (tensor, value, c.recorder.latest(tensor)))
+        if value not in c.engine.ran and (leaves or overwrites):
             c.refuse(
-                f"retain_grad of a tensor that it {'overwrites' if overwrites else 'returns'} is called, and the "
-                "backward runs outside",
+                f"retain_grad of a tensor that it {'overwrites' if overwrites else 'returns or stores'} is called, and "
+                "the backward runs outside",
                 "call retain_grad() on the result",
             )
     for i, operation in enumerate(c.recorder.bound_symbols):
@@ -33,8 +35,8 @@ def finish(c, result) -> None:
 
 
 class _HookWriter(EpilogueWriter):
-    """Writes what makes a hook again. What comes from outside is asked to stay the same object; what the program made
-    may be shared with what runs later, so that it must not change."""
+    """Writes a program that makes a hook again. Objects from outside stay the same; those of the program may be shared
+    with code that runs later, so that they must not change."""
 
     def function(self, hook: Callable) -> tuple[Callable, tuple]:
         _, made = self.program("hook", "values", self.build(hook))
@@ -61,7 +63,7 @@ class _HookWriter(EpilogueWriter):
 
     def afterwards(self, value: TensorProxy) -> str:
         return self.c.refuse(
-            "a hook that is registered inside of it has an argument that it overwrites with what requires grad",
+            "a hook that is registered inside of it has an argument that it overwrites with a value that requires grad",
             "give the hook the value, or call backward inside",
         )
 
@@ -79,5 +81,5 @@ class _HookWriter(EpilogueWriter):
         return self.c.refuse(
             f"a hook that is registered inside of it has a {t.__name__} of the program's own, which the backward "
             "outside would find as it was at the first call",
-            "give the hook tensors and numbers, or what was made outside, or call backward inside",
+            "give the hook tensors, numbers, or objects from outside, or call backward inside",
         )

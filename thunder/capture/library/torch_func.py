@@ -26,7 +26,7 @@ def _call_transformed(c, f, args, kwargs):
 
 
 class PullbackFunction:
-    """What `torch.func.vjp` returns beside the function's result: from cotangents to gradients."""
+    """The second result of `torch.func.vjp`: a function from cotangents to gradients."""
 
     def __init__(self, at: Differentiated, argnums=None):
         self.at, self.argnums = at, argnums
@@ -84,8 +84,7 @@ def _torch_vmap(c, f, args, kwargs):
 
 
 class _Called:
-    """A function of ours in the place of one of the program's: it runs natively, and calls back what the program
-    wrote."""
+    """A function of ours in the place of one of the program's: it runs natively, and calls back the program's code."""
 
     def __init__(self, function: Callable):
         self.function = function

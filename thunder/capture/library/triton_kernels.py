@@ -1,5 +1,5 @@
 """Triton kernels that a program launches: `kernel[grid](x, out, n, BLOCK=128)` becomes one operation, which launches
-the kernel and returns what it wrote.
+the kernel and returns the tensors that it wrote.
 
 Which tensors a kernel writes is read off its source: those that lead to the address of a `tl.store` or an atomic
 operation. Where the source does not say (a function that is not found, inline assembly), every tensor counts as
@@ -19,7 +19,7 @@ from typing import Any
 
 from thunder.capture.ask import IDENTITY
 from thunder.core.proxies import NumberProxy, TensorProxy, map_structure
-from thunder.ops.mutating import call_mutating
+from thunder.ops.functionalize.mutating import call_mutating
 
 
 def launchers() -> dict[Callable, Callable]:
@@ -99,17 +99,13 @@ def _bound(function: Callable, args: list, kwargs: dict) -> dict:
 
 
 def _heuristics(layers: list) -> list[tuple[str, Callable]]:
-    return [
-        item
-        for layer in layers
-        if hasattr(layer, "values") and isinstance(layer.values, dict)
-        for item in layer.values.items()
-    ]
+    tables = [layer.values for layer in layers if isinstance(getattr(layer, "values", None), dict)]
+    return [item for table in tables for item in table.items()]
 
 
 def _launcher(c, kernel, grid, given: dict, layers: list) -> tuple[Callable, object, tuple]:
-    """(what launches the kernel, the grid as it is printed, the grids of all configurations: launches with other ones
-    are another operation)."""
+    """(a function that launches the kernel, the grid as it is printed, the grids of all configurations: launches with
+    other ones are another operation)."""
     tuned = next((layer.configs for layer in layers if hasattr(layer, "configs")), None)
     if not callable(grid):
         fixed = _grid(_plain(c, grid))
@@ -142,8 +138,7 @@ def _with_grid(kernel, grid) -> Callable:
     return launch
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# what a kernel writes
+# ---------------------------------------------------------------- the tensors that a kernel writes
 
 
 @functools.cache
@@ -160,8 +155,7 @@ def written_parameters(function: Callable) -> frozenset[str] | None:
 
 
 class _Addresses:
-    """Which parameters each variable of a kernel is computed from, what is loaded from memory left out, until nothing
-    changes any more."""
+    """The parameters that each variable of a kernel is computed from, but through loads from memory: a fixed point."""
 
     def __init__(self, function: Callable, tree: ast.FunctionDef):
         self.names = dict(inspect.getclosurevars(function).globals) | dict(inspect.getclosurevars(function).nonlocals)
@@ -210,29 +204,15 @@ class _Addresses:
 
     @staticmethod
     def _name(call: ast.Call) -> str:
-        return (
-            call.func.attr
-            if isinstance(call.func, ast.Attribute)
-            else call.func.id
-            if isinstance(call.func, ast.Name)
-            else ""
-        )
+        return getattr(call.func, "attr", getattr(call.func, "id", ""))
 
     def _writes(self, call: ast.Call) -> frozenset[str] | None:
         """The parameters that a call writes through; None where that is not known."""
-        name, everything = (
-            self._name(call),
-            self.of(ast.Tuple([*call.args, *(k.value for k in call.keywords)], ast.Load())),
-        )
-        target = self._target(call.func)
-        if name in (
-            "store",
-            "tensor_descriptor_store",
-            "store_tensor_descriptor",
-            "descriptor_store",
-        ) or name.startswith("atomic_"):
+        name, target = self._name(call), self._target(call.func)
+        everything = self.of(ast.Tuple([*call.args, *(k.value for k in call.keywords)], ast.Load()))
+        if name in _STORES or name.startswith("atomic_"):
             pointer = [*call.args[:1], *(k.value for k in call.keywords if k.arg in ("pointer", "desc"))]
-            # a method of what holds the address
+            # a method of the object that holds the address
             through = pointer if _module_of(target).startswith("triton.") else [call.func]
             return frozenset().union(*map(self.of, through))
         if "inline_asm" in name or "inline_ptx" in name:
@@ -242,11 +222,8 @@ class _Addresses:
             return self._through(callee, call)
         if target is None and isinstance(call.func, ast.Attribute) and self._target(call.func.value) is None:
             return frozenset()  # a method of a value: x.to(...), x.trans()
-        if target is None or not (
-            _module_of(target).startswith(("triton.", "builtins")) or target in self.builtins.values()
-        ):
-            return None if everything else frozenset()
-        return frozenset()
+        known = _module_of(target).startswith(("triton.", "builtins")) or target in self.builtins.values()
+        return None if everything and not (target is not None and known) else frozenset()
 
     def _through(self, callee: Callable, call: ast.Call) -> frozenset[str] | None:
         inner = written_parameters(callee) if not any(isinstance(a, ast.Starred) for a in call.args) else None
@@ -257,13 +234,16 @@ class _Addresses:
         return frozenset().union(*(self.of(value) for parameter, value in passed if parameter in inner))
 
     def _target(self, node: ast.expr):
-        """The object that a dotted name stands for, where it is found in what the kernel's function sees."""
+        """The object that a dotted name stands for, where the kernel's function sees it."""
         if isinstance(node, ast.Name):
             return None if node.id in self.roots else self.names.get(node.id, self.builtins.get(node.id))
         if isinstance(node, ast.Attribute):
             owner = self._target(node.value)
             return getattr(owner, node.attr, None) if owner is not None else None
         return None
+
+
+_STORES = ("store", "tensor_descriptor_store", "store_tensor_descriptor", "descriptor_store")
 
 
 def _module_of(target) -> str:

@@ -15,7 +15,7 @@ from thunder.ops import LTORCH
 from thunder.transforms.batching import batched
 
 
-def _dims_of(dims, spec, what: str) -> list:
+def _dims_of(dims, spec, name: str) -> list:
     """One dim or None for each leaf of a structure, from an int, None, or a prefix of the structure."""
     if dims is None or isinstance(dims, int):
         return [dims] * spec.num_leaves
@@ -27,8 +27,8 @@ def _dims_of(dims, spec, what: str) -> list:
         or len(values) != len(children)
         or (isinstance(dims, dict) and list(dims) != list(spec.context))
     ):
-        raise ValueError(f"vmap: {what} is not compatible with the structure of the values: got {dims}")
-    return [d for value, child in zip(values, children, strict=True) for d in _dims_of(value, child, what)]
+        raise ValueError(f"vmap: {name} is not compatible with the structure of the values: got {dims}")
+    return [d for value, child in zip(values, children, strict=True) for d in _dims_of(value, child, name)]
 
 
 class VMap(Transformed):

@@ -1,5 +1,6 @@
-"""From a region of lines to Triton kernels, in the order of the files.
+"""From a region of operations to Triton kernels.
 
-values (what is computed), index (where), joins (what is stored in parts), schedule (in which kernel), emit (its text),
-layout (of results), binary (machine code), launch.
+In the order of the flow: values (graph of values), index (places in tensors), joins (results stored in parts),
+reductions (their steps), schedule (kernels), emit (text of a kernel), layout (strides of results), binary (machine
+code), launch.
 """

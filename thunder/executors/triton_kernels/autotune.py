@@ -11,7 +11,7 @@ import torch
 
 from thunder.executors.triton_kernels.schedule import Kernel
 from thunder.executors.triton_kernels.tiles import Tile, candidates
-from thunder.extend import disk_cache
+from thunder.runtime import disk_cache
 
 __all__ = ["tuned"]
 

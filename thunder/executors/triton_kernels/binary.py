@@ -14,7 +14,7 @@ import torch
 
 from thunder import compat
 from thunder.core.codegen import compile_source
-from thunder.extend import disk_cache
+from thunder.runtime import disk_cache
 
 __all__ = ["Binary", "Request", "binary_of"]
 

@@ -3,48 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence, Set
-from typing import NamedTuple
 
 from thunder.core.dtypes import FLOAT
 from thunder.executors.triton_kernels.expressions import NONE, Expressions, Term
 from thunder.executors.triton_kernels.index import Index, opened, split
 from thunder.executors.triton_kernels.literals import LOWEST, bracketed, compute_type, neutral
 from thunder.executors.triton_kernels.numbers import Scalar
-from thunder.executors.triton_kernels.parts import Member, joined_text
-from thunder.executors.triton_kernels.reductions import operand_place, partial_place
+from thunder.executors.triton_kernels.parts import Member
+from thunder.executors.triton_kernels.reduction_places import operand_place, partial_place
 from thunder.executors.triton_kernels.schedule import Kernel, Schedule, stored_place, tile_place
-from thunder.executors.triton_kernels.sizes import Atom, Extent, divides
+from thunder.executors.triton_kernels.sizes import Extent, divides
 from thunder.executors.triton_kernels.sizes import text as text_of
+from thunder.executors.triton_kernels.source import Source
 from thunder.executors.triton_kernels.tiles import Tile, part_tile, stages, tile_of
 from thunder.executors.triton_kernels.values import Place, Value, in_order, indexed_place
 
-__all__ = ["Source", "emit", "joined", "HEADER"]
-
-HEADER = "import triton\nimport triton.language as tl\n"
-
-
-class Source(NamedTuple):
-    """name, text: a function of the buffers (values, in order), called after what it computes, so that profiles say it.
-    helpers: names of functions it calls.
-
-    loads: where in memory each value is read; stores: where each is written: keys of indices.
-
-    sizes: the numbers that the function is called with after the buffers. grid: numbers of programs, as ints or as
-    Python text of sizes. limits: what has to fit into the integers that the kernel computes places with. part: the
-    same for a launch that it shares with others.
-    """
-
-    name: str
-    text: str
-    buffers: tuple[Value, ...]
-    grid: tuple[int | str, int | str]
-    warps: int
-    helpers: tuple[str, ...]
-    loads: dict[Value, set]
-    stores: dict[Value, tuple]
-    sizes: tuple[Atom | Scalar, ...] = ()
-    limits: tuple[Extent, ...] = ()
-    part: Member | None = None
+__all__ = ["emit"]
 
 
 def emit(
@@ -52,32 +26,15 @@ def emit(
         tile: Tile | None = None, late: Container[Value] = (), wide: bool = False, padded: Set[Value] = frozenset(),
         part: bool = False
 ) -> Source:  # fmt: skip
-    """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's
-    interpreter. shared: bytes of a multiprocessor's shared memory. tile: in place of the one that a rule gives. late:
-    what is written over something that the kernel reads, after all threads of a program have read it. wide:
-    data-dependent places may need 64 bits. padded: inputs and outputs whose padding, behind each row, is no one's.
-    part: of a launch, for the number of a block, sizes and numbers by names that depend on their order alone."""
+    """The text of a kernel.
+
+    strides: of the inputs and outputs of the program; temporaries are row-major. interpreted: for Triton's interpreter.
+    shared: bytes of shared memory of a multiprocessor. tile: block sizes, by default those of a rule. late: values that
+    are written over operands of the kernel, after all threads of a program have read these. wide: data-dependent places
+    may need 64 bits. padded: inputs and outputs whose padding behind each row may be overwritten. part: as a function
+    of the number of a block, for a launch that several kernels share, with names that depend on their order alone."""
     tile = tile or (part_tile(kernel) if part else tile_of(kernel))
     return _Emitter(schedule, kernel, strides, interpreted, shared, tile, late, wide, padded, part).run()
-
-
-def joined(sources: Sequence[Source], interpreted: bool) -> Source:
-    """Parts of one launch as one kernel."""
-    if len(sources) == 1:
-        return sources[0]
-    parts = [s.part for s in sources if s.part is not None]
-    name = f"{sources[0].name}_of_{len(parts)}"
-    text, buffers, numbers, programs = joined_text(name, parts, interpreted)
-    loads: dict[Value, set] = {}
-    for n, s in enumerate(sources):
-        for v, places in s.loads.items():
-            # a part may not write over what another one reads
-            loads[v] = places if v not in loads else {*loads[v], *places, n}
-    helpers = tuple(dict.fromkeys(h for s in sources for h in s.helpers))
-    stores = {v: place for s in sources for v, place in s.stores.items()}
-    warps = max(s.warps for s in sources)
-    limits = tuple(dict.fromkeys(n for s in sources for n in s.limits))
-    return Source(name, text, tuple(buffers), (programs, 1), warps, helpers, loads, stores, tuple(numbers), limits)
 
 
 NAMED = 8  # operations in the name of a kernel
@@ -112,7 +69,7 @@ class _Emitter(Expressions):
         )  # fmt: skip
 
     def _count(self, n: int | Extent, block: int) -> str:
-        """How many blocks there are, in the text of the kernel."""
+        """The number of blocks, in the text of the kernel."""
         if isinstance(n, int):
             return str(-(-n // block))
         return self._emit(_blocks_of(self.size(n), block), NONE).text
@@ -143,7 +100,7 @@ class _Emitter(Expressions):
         self._close()
 
     def _write_last(self, target: list[str], stores: list[str]) -> None:
-        """Where several threads hold a copy of what they read, none of them may write before the others have read."""
+        """Writes the late stores behind a barrier: no thread may write before others have read the same element."""
         if stores:
             target += ["tl.debug_barrier()", *stores]
             stores.clear()
@@ -200,7 +157,7 @@ class _Emitter(Expressions):
         return (partials[0].shape[0] if partials else blocks_of(k.rows, rows), 1)
 
     def _long_rows(self):
-        """Rows that do not fit: a pass for each level of reductions, then one for what is stored."""
+        """Rows that do not fit on chip: a pass for each level of reductions, then one for the stores."""
         k = self.kernel
         columns = self.tile.columns
         self.shape = [1, columns]
@@ -253,7 +210,7 @@ class _Emitter(Expressions):
         self._columns_line("start", self.inner, columns)
 
     def _columns(self):
-        """Reductions over rows alone: each program sees some columns of its share of the rows."""
+        """Reductions over rows alone: each program reduces some columns of its share of the rows."""
         k = self.kernel
         rows, columns, _ = self.tile
         self.shape = [rows, columns]
@@ -336,7 +293,7 @@ class _Emitter(Expressions):
         )
 
     def _add(self, v: Value) -> None:
-        """Each element of the space adds what it has: all of a block, whatever the places and the numbers depend on."""
+        """Atomic additions of all elements of a block, also where places and terms do not depend on all dimensions."""
         how, start = v.what
         place = self._tile_place(v)
         term = self.value(v.operands[0], place, ())
@@ -375,7 +332,7 @@ class _Emitter(Expressions):
     # ------------------------------------------------------------------------------------------------------------
     # reductions
     def _levels(self) -> list[list[Value]]:
-        """Reductions by how many passes have to come before their own."""
+        """Reductions in groups by the number of passes that their own depends on."""
         here = set(self.kernel.reductions)
         level: dict[Value, int] = {}
         for v in in_order(self.kernel.reductions):
@@ -390,7 +347,7 @@ class _Emitter(Expressions):
         ]
 
     def _exponentials(self, v: Value) -> list[Value]:
-        """Sums of exp(x - max(x)) over the same rows as a maximum `v` of x: they are found in its pass (Milakov and
+        """The sums of exp(x - max(x)) over the rows of a maximum `v` of x, which are computed in its pass (Milakov and
         Gimelshein 2018, "Online normalizer calculation")."""
         return [
             s
@@ -431,7 +388,7 @@ class _Emitter(Expressions):
         ]
 
     def _joined_squares(self, squares: str, axes: Sequence[int]) -> str:
-        """The squared deviations of all places of a block along axes, which are gone afterwards."""
+        """The squared deviations of all places of a block, reduced along axes."""
         self.computes["variance"] = None
         mean, count, dimensions = f"{squares}_mean", f"{squares}_count", len(self.shape)
         for axis in axes:
@@ -458,7 +415,7 @@ class _Emitter(Expressions):
         self.inner.append(f"{accumulator} = {joined}")
 
     def _combined(self, v: Value, text: str, axis: int, last: bool = False) -> str:
-        """A block reduced along an axis, which stays as 1 unless it is the `last`, which leaves a number in the end."""
+        """A block reduced along an axis. The axis has size 1 afterwards; the `last` one is removed."""
         self.computes[v.what[0]] = None
         restored = "" if last else "[:, None]" if axis else "[None, :]"
         if v.what[0] == "sum":
@@ -508,5 +465,5 @@ def _blocks_of(n: str, block: int) -> str:
 
 
 def blocks_of(n: int | Extent, block: int) -> int | str:
-    """How many blocks there are, in Python's text where a size is an extent."""
+    """The number of blocks, as text of Python where a size is an extent."""
     return -(-n // block) if isinstance(n, int) else _blocks_of(text_of(n), block)

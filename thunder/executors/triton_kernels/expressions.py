@@ -1,8 +1,7 @@
-"""The lines that compute values at places: what they read, in what they are kept.
+"""The lines of a kernel that compute values at places: loads, expressions and the variables that hold them.
 
-A value is computed once for each place it is needed at, by a line of its own, in front of the loops that it does not
-depend on. Blocks are [X] in a map, [R, C] in the other kernels; what depends on rows only is [R, 1], on columns only
-[1, C].
+A value is computed once for each place at which it is used, by a line outside of all loops that it does not depend on.
+Blocks are [X] in a map and [R, C] in other kernels; values that depend on rows only are [R, 1], on columns only [1, C].
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from thunder.executors.triton_kernels.index import Index, Part, Variable, join, 
 from thunder.executors.triton_kernels.joins import place_in_whole
 from thunder.executors.triton_kernels.literals import bracketed, compute_type, literal
 from thunder.executors.triton_kernels.numbers import Scalar
-from thunder.executors.triton_kernels.reductions import reduced_place
+from thunder.executors.triton_kernels.reduction_places import reduced_place
 from thunder.executors.triton_kernels.schedule import Kernel, Schedule
 from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, hint
 from thunder.executors.triton_kernels.sizes import text as text_of
@@ -45,8 +44,8 @@ class Term(NamedTuple):
 
 
 class Expressions(ABC):
-    """What a kernel computes. outer, inner: its lines, and those of the loop that is being written. memo: the terms
-    that are known, by value and place. buffers, sizes: what it is called with."""
+    """The text of a kernel while it is written. outer, inner: its lines, and those of the current loop. memo: terms by
+    value and place. buffers, sizes: its arguments."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class Expressions(ABC):
 
     @abstractmethod
     def _reduction(self, v: Value) -> Term:
-        """A reduction of this kernel, in the row that is computed."""
+        """A reduction of this kernel, in the current row."""
 
     # ------------------------------------------------------------------------------------------------------------
     # lines
@@ -260,7 +259,7 @@ class Expressions(ABC):
         return f"{text}.to(tl.{target.name}).to(tl.float32)"
 
     def _chosen(self, v: Value, place: Place, conditions: tuple) -> Term:
-        """A join or a padding: what is read where, by conditions on the place."""
+        """A join or a padding: the operand that is read depends on conditions on the place."""
         options = [
             (o, there, [c for c in needed if not _always(c)])
             for o, there, needed in sources(v, place)
@@ -290,8 +289,8 @@ class Expressions(ABC):
         return self.value(a, there, conditions)
 
     def _found(self, at: Value, n: int | Extent, place: Place, conditions: tuple) -> Index:
-        """The number that an index is at a place. Where it is read and not one of n the program ends, as PyTorch's
-        kernels end it."""
+        """The value of an index at a place. An index that is out of bounds ends the program, as in PyTorch's
+        kernels."""
         term = self.value(at, place, conditions)
         test = self._emit(f"({term.text} >= 0) & ({term.text} < {self.size(n)})", term.variables)
         tests = [self._test(c) for c in conditions if not _always(c)]
@@ -320,7 +319,7 @@ class Expressions(ABC):
         return join([there[d] for d in range(len(v.shape))], strides_of(v.shape))
 
     def _steps(self, v: Value) -> Sequence[int]:
-        """How far in memory a step in each dimension leads."""
+        """The distance in memory of a step in each dimension."""
         if v.kind != "part":
             return self.strides[v]
         variables = [Variable("step", n) for n in v.shape]
@@ -397,7 +396,7 @@ def _never(condition: tuple) -> bool:
 
 
 def _extent(shape: Sequence[int | Extent], strides: Sequence[int | Extent]) -> int | Extent:
-    """How far the last element is from the first."""
+    """The distance of the last element from the first."""
     total: int | Extent = 0
     for n, step in zip(shape, strides, strict=True):
         total = total + (n - 1) * (abs(step) if isinstance(step, int) else step)

@@ -43,13 +43,11 @@ def _quotient(a: str, b: str) -> str:
 
 _INFINITY = "float('inf')"
 FUNCTIONS: dict[str, Function] = {
-    "abs": Function("tl.abs({})", _NUMBERS), "absolute": Function("tl.abs({})", _NUMBERS), "neg": Function("-{}"),
-    "negative": Function("-{}"),
+    "abs": Function("tl.abs({})", _NUMBERS), "neg": Function("-{}"),
     # of an integer. ptxas 12.8 reads max(max(-a, -b), -c) as max(max(-a, b), -c) on capability 9.0: it is not shown
     # that the 0 is one
     "opposite": Function("tl.program_id(2).to({0}.dtype) - {0}", (INTEGER,)),
     "add": Function("{} + {}", _NUMBERS), "sub": Function("{} - {}", _NUMBERS), "mul": Function("{} * {}", _NUMBERS),
-    "multiply": Function("{} * {}", _NUMBERS),
     "true_divide": Function(_quotient, work=8), "reciprocal": Function("1.0 / {}", work=8),
     "square": Function("{0} * {0}", _NUMBERS),
     "pow": Function(_power),
@@ -84,16 +82,6 @@ FUNCTIONS: dict[str, Function] = {
     "fmax": Function("tl.maximum({}, {})"), "fmin": Function("tl.minimum({}, {})"),
     "where": Function("tl.where({}, {}, {})", _ANY),
 }  # fmt: skip
-for _name, _old in {
-    "ne": ("not_equal",),
-    "lt": ("less",),
-    "le": ("less_equal",),
-    "gt": ("greater",),
-    "ge": ("greater_equal",),
-    "trunc": ("fix",),
-}.items():
-    FUNCTIONS |= dict.fromkeys(_old, FUNCTIONS[_name])
-
 # Functions that Triton has no name for which its interpreter knows as well. _uniform gives the numbers of
 # `ops.random.uniform_philox`. tanh and expm1: a series where the closed form cancels (tanh's is fitted to the
 # interval); log1p: the logarithm and what 1 + x lost; rsqrt: a step of Newton's method. tanh is within 2 ulp of

@@ -1,9 +1,9 @@
-"""Places in tensors: integer expressions over a kernel's loop variables, in a normal form that undoes what reshapes do
-and undo.
+"""The index algebra: places in tensors as integer expressions over the loop variables of a kernel, in a normal form in
+which inverse reshapes cancel.
 
-An `Index` is a sum of multiples of atoms and a constant; an atom is a variable, or the quotient or remainder of another
-index, which is never negative. A row-major place that is taken apart and put together again is itself: `4 * (r // 4) +
-r % 4` is `r`. Sizes may be extents (`sizes.py`): then an index is simplified by what holds for all of them.
+An `Index` is a sum of multiples of atoms and a constant. An atom is a variable, or the quotient or remainder of another
+index, which is never negative. A row-major place that is split and joined again is itself: `4 * (r // 4) + r % 4` is
+`r`. Where sizes are extents (`sizes.py`), simplifications hold for all sizes.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def within(index: Index, n: int | Extent) -> Index:
 
 
 def opened(index: Index) -> Index:
-    """The same number, of terms that may say less of how large it is, and fit together."""
+    """An equal index whose terms may have wider bounds, so that more of them combine."""
     known = [
         (atom, factor) for atom, factor in index.terms.items() if isinstance(atom, Part) and atom.remainder is None
     ]

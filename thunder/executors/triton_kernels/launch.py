@@ -1,4 +1,4 @@
-"""A region as a function of tensors: kernels made for the strides that come in, buffers, launches."""
+"""A region as a function of tensors: kernels for the strides of its inputs, buffers and launches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.regions import FusedFunction, Region
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels.autotune import tuned
-from thunder.executors.triton_kernels.emit import HEADER, Source, emit, joined
+from thunder.executors.triton_kernels.emit import emit
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
@@ -24,6 +24,7 @@ from thunder.executors.triton_kernels.numbers import Numbers
 from thunder.executors.triton_kernels.reductions import terms_of
 from thunder.executors.triton_kernels.schedule import Schedule, may_share, schedule
 from thunder.executors.triton_kernels.sizes import Atom, Extent, Undecided, hint
+from thunder.executors.triton_kernels.source import HEADER, Source, joined
 from thunder.executors.triton_kernels.strides import (
     fit,
     fits_text,
@@ -58,20 +59,19 @@ def interpreting() -> bool:
 
 
 class FusedRegion(FusedFunction):
-    """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays
-    them out.
+    """A region as a function from its inputs to the list of its outputs, which have PyTorch's strides.
 
-    Kernels for row-major inputs are compiled in the background, once `start` was called, others when their strides come
-    in for the first time. `source` is their text, `kernels` how many there are.
+    `start` compiles kernels for row-major inputs in the background; those for other strides are compiled at their first
+    call. `source` is the text of the kernels, `kernels` their number.
 
-    Where sizes stay symbolic it is called with them behind the tensors, and the kernels are made once for all of them,
-    for strides that are said in terms of the sizes.
+    Symbolic sizes are arguments behind the tensors. The kernels are compiled once for all sizes, for strides in terms
+    of sizes.
 
-    over: which outputs are written over which inputs, both by their places, where these lie in memory as the outputs
-    do. See `writing_over`. late: numbers of kernels that are launched where `fork` says. See `beside`. planned: nothing
-    is compiled, and no GPU is needed: kernels are those of an H100 or H200.
+    over: by place of an output, the place of the input that it is written over if both have the same strides; see
+    `writing_over`. late: numbers of the kernels that are launched on the stream of `fork`; see `beside`. planned:
+    kernels are those of an H100 or H200 and are not compiled, so that no GPU is needed.
 
-    Raises TooLarge for a region that has to be smaller.
+    Raises TooLarge for a region that has to be split.
     """
 
     def __init__(self, region: Region, device: torch.device, autotune: bool = False, planned: bool = False):
@@ -116,8 +116,8 @@ class FusedRegion(FusedFunction):
 
     @property
     def partial_sums(self) -> dict[int, Value]:
-        """The outputs, by place, that kernels which may share a launch only add up of sums of earlier kernels; and
-        these."""
+        """By place of an output, the partial sums that a kernel reduces to it, where that kernel does nothing else and
+        may share a launch."""
         place, found = {v: i for i, v in enumerate(self.schedule.program.outputs)}, {}
         for kernel in self.schedule.kernels:
             terms = {place[v]: terms_of(v) for v in kernel.stores if v in place}
@@ -136,7 +136,7 @@ class FusedRegion(FusedFunction):
 
     @property
     def source(self) -> str:
-        """The text of the kernels; of those for row-major inputs where none were compiled yet."""
+        """The text of the kernels; of those for row-major inputs where none is compiled yet."""
         if not self._source:
             self._sources(self._row_major())
         return self._source
@@ -150,7 +150,8 @@ class FusedRegion(FusedFunction):
         return schedule(self.program, 2 * self.multiprocessors, strides, self.layout(strides), self.region.parts)
 
     def _order(self, strides: tuple) -> tuple:
-        """What a schedule depends on of strides: how inputs are ordered in memory, where anything is reduced."""
+        """The part of strides that a schedule depends on: the order of dimensions in memory, if there are
+        reductions."""
         return tuple(tuple(ordered(s)) for s in strides) if self.reduces else ()
 
     def scheduled(self, strides: tuple) -> Schedule:
@@ -167,8 +168,8 @@ class FusedRegion(FusedFunction):
         return self.schedules[key]
 
     def writing_over(self, dying: frozenset[int], homes: Mapping[int, int] | None = None) -> FusedRegion:
-        """The same region, for calls in which the inputs at these places own their memory and are dead
-        afterwards: outputs are written over as many as kernels allow. homes: see `FusionExecutor.writing_over`."""
+        """The same region for calls in which the inputs at these places die and share their memory with no other value:
+        it writes outputs over as many of them as its kernels allow. homes: see `FusionExecutor.writing_over`."""
         homes = self.homes if homes is None else homes
         key = dying, tuple(sorted(homes.items()))
         found = self._overwriting.get(key)
@@ -186,9 +187,9 @@ class FusedRegion(FusedFunction):
         return found
 
     def beside(self, places: frozenset[int], fork: Callable[[int, tuple], int]) -> FusedRegion | None:
-        """The same region, for calls in which nobody waits for the outputs at these places: the kernels that only
-        finish some of them, of what others have left on chip, are launched on the stream `fork(device index, (what they
-        read and write, ...))`. None where there are none."""
+        """The same region for calls in which the outputs at these places have no consumer in the program: kernels that
+        only finish such outputs from results of others are launched on the stream `fork(device index, (tensors that
+        they read and write, ...))`. None where there are no such kernels."""
         program = self.schedule.program
         awaited = {o for i, o in enumerate(program.outputs) if i not in places}
         given = {*awaited, *program.inputs}
@@ -209,7 +210,7 @@ class FusedRegion(FusedFunction):
         return found
 
     def overwritten(self, strides: tuple) -> dict[int, int]:
-        """Which outputs are written over which inputs of these strides."""
+        """By output, the input that it is written over for these strides."""
         if not self.over or strides == self._row_major():
             return self.over
         there = self._places(strides)
@@ -233,7 +234,7 @@ class FusedRegion(FusedFunction):
         return taken
 
     def _row_major(self) -> tuple:
-        """The strides that inputs are expected to have: row-major ones, with rows apart where they are padded."""
+        """The expected strides of inputs: row-major ones, with the row strides of padded values."""
         return tuple(
             padded_strides(v.shape, v.dtype.bytes) if p else strides_of(v.shape)
             for p, v in zip(self.padded, self.program.inputs, strict=False)
@@ -263,7 +264,7 @@ class FusedRegion(FusedFunction):
         return args[:count], args[count:]
 
     def _strides(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> tuple:
-        """The strides of the inputs, in terms of the sizes: those of kernels that there are, where they fit."""
+        """The strides of the inputs in terms of the sizes: those of existing kernels, where they fit."""
         strides = tuple([t.stride() for t in tensors])
         if not numbers:
             return strides
@@ -304,7 +305,7 @@ class FusedRegion(FusedFunction):
         return compile_source(function_text("fits", [*names, *self.numbers.names], lines), "fits", {"math": math})
 
     def derived(self, key: tuple) -> list[str]:
-        """Python's lines for what kernels for some strides are given beside the sizes."""
+        """The lines of Python that compute the arguments of kernels for some strides beside the sizes."""
         own = [name for strides in key for name in stride_atoms(strides)]
         return [
             *(f"{name} = {expression}" for name, expression in self.numbers.derived()),
@@ -312,7 +313,7 @@ class FusedRegion(FusedFunction):
         ]
 
     def _first(self, key: tuple) -> Callable:
-        """The function for strides that did not come in before."""
+        """The function for new strides."""
         expected = self._expected is not None and self._expected.strides == key
         if self.autotune:
             with torch.cuda.device(self.device):
@@ -325,15 +326,15 @@ class FusedRegion(FusedFunction):
         return run
 
     def unusual(self, *args) -> list[torch.Tensor]:
-        """A call with inputs that begin where kernels do not expect it, or while another device is the current one."""
+        """A call with inputs that are not aligned as the kernels expect, or while another device is current."""
         return self._unusually(args, False)
 
     def wide(self, *args) -> list[torch.Tensor]:
-        """A call with sizes for which places need 64 bits."""
+        """A call with sizes that need 64-bit indices."""
         return self._unusually(args, True)
 
     def by_operations(self, *args) -> list[torch.Tensor]:
-        """A call while PyTorch is asked for deterministic algorithms, which it has of what kernels add in any order."""
+        """A call under deterministic algorithms of PyTorch, where the kernels add in an order that is not defined."""
         tensors, numbers = self._parted(args)
         values: dict = dict(zip(self.region.inputs, tensors, strict=True))
         for operation in self.region.bound_symbols:
@@ -374,7 +375,7 @@ class FusedRegion(FusedFunction):
         return sources, layout
 
     def layout(self, strides: tuple) -> list[tuple]:
-        """The strides of the outputs: PyTorch's, for inputs of these strides, but for rows that are padded."""
+        """The strides of the outputs: PyTorch's for inputs of these strides, with padded rows where they are padded."""
         if strides not in self._layouts:
             self._layouts[strides] = self._layout(strides)
         return self._layouts[strides]
@@ -392,13 +393,13 @@ class FusedRegion(FusedFunction):
 
 
 def _chooses_layout(operation: BoundSymbol) -> bool:
-    """Whether an operation is asked for another layout than that of its operand, as
-    `x.to(memory_format=torch.channels_last)` is."""
+    """Whether the arguments of an operation choose the layout of its result, as
+    `x.to(memory_format=torch.channels_last)`."""
     return any(type(v) is torch.memory_format for v in (*operation.args, *operation.kwargs.values()))
 
 
 def _keeps_order(v) -> bool:
-    """Whether the dimensions of the operand follow each other in memory as they did."""
+    """Whether the result keeps the order of the operand's dimensions in memory."""
     order = v.what[0] if v.kind == "permute" else v.what[1]
     long = [d for d, n in zip(order, v.operands[0].shape if v.kind == "broadcast" else v.shape, strict=True) if n != 1]
     return long == sorted(long)

@@ -21,7 +21,7 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.values import primitive
-from thunder.ops.indexing import indexed
+from thunder.ops.families.indexing import indexed
 from thunder.ops.layout import is_dense, padded_strides, run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 

@@ -1,12 +1,12 @@
-"""In which order of dimensions a reduction runs, and in how many steps.
+"""The order of dimensions of a reduction, and its steps.
 
-A reduction is written in the order of its operand's memory, neighbouring dimensions of one kind as one: a batch norm
+A reduction runs over its operand in the order of memory, with neighbouring dimensions of one kind merged: a batch norm
 reduces the first and the last of (N, C, H * W), with channels last the first of (N * H * W, C). Where one kernel would
-leave most of the device idle, or would read memory in pieces or several times, it becomes a chain:
+leave most of the device idle, or would read memory in pieces or several times, the reduction becomes a chain:
 
 - one of several reduced dimensions at a time, the largest first: (N, C, H * W) -> (N, C) -> (C);
 - a long row in chunks: (rows, columns) -> (rows, chunks) -> (rows);
-- over what is not the last in memory by partial results: each program reduces what it sees, and a later kernel these.
+- a dimension that is not the last in memory by partial results: each program reduces a part, a later kernel the parts.
 
 Sums of squared deviations from the mean go the same ways in one pass: those of the parts, and of the parts' means, are
 added up (T. Chan, G. Golub and R. LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample
@@ -20,26 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from thunder.core.dtypes import FLOAT, bool8
-from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
+from thunder.executors.triton_kernels.index import Index, Variable
 from thunder.executors.triton_kernels.literals import compute_type
 from thunder.executors.triton_kernels.one_hot import of_one_term
+from thunder.executors.triton_kernels.reduction_places import Strides, memory_order, space_of
 from thunder.executors.triton_kernels.sizes import Extent, hint
-from thunder.executors.triton_kernels.values import Place, Program, Value, in_order, sources
+from thunder.executors.triton_kernels.values import Program, Value, in_order, sources
 
-__all__ = [
-    "LAUNCH",
-    "ON_CHIP",
-    "Space",
-    "along_memory",
-    "fits",
-    "memory_order",
-    "operand_place",
-    "partial_place",
-    "reduced_place",
-    "space_of",
-    "terms_of",
-    "with_steps",
-]
+__all__ = ["LAUNCH", "ON_CHIP", "fits", "terms_of", "with_steps"]
 
 ON_CHIP = 16384  # elements of a row that one program holds
 WHOLE = 8192  # elements that one program reduces to one number
@@ -48,10 +36,6 @@ MANY_ROWS = 4096  # that are expected at least where their number changes
 LAUNCH = 1 << 23  # bytes that are moved in the time that a kernel takes to start
 SECTOR = 32  # bytes that memory gives at least
 CHUNK = 8192  # elements of a row that is reduced in chunks
-PROBED = 1000  # values that are looked at for an order
-
-Space = tuple[int | Extent, int | Extent]
-Strides = Mapping[Value, Sequence[int | Extent]]
 
 
 def fits(columns: int | Extent) -> bool:
@@ -60,80 +44,12 @@ def fits(columns: int | Extent) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# places
-
-
-def space_of(reduction: Value) -> Space:
-    """(rows, columns) of a reduction over columns."""
-    shape, dims = reduction.operands[0].shape, reduction.what[1]
-    return math.prod(n for d, n in enumerate(shape) if d not in dims), math.prod(shape[d] for d in dims)
-
-
-def operand_place(reduction: Value, kept: Index, reduced: Index) -> Place:
-    """Where the operand is read, from the places in all kept and in all reduced dimensions."""
-    shape, dims = reduction.operands[0].shape, sorted(reduction.what[1])
-    others = [d for d in range(len(shape)) if d not in dims]
-    at = dict(zip(others, split(kept, [shape[d] for d in others]), strict=True)) | dict(
-        zip(dims, split(reduced, [shape[d] for d in dims]), strict=True)
-    )
-    return tuple(at[d] for d in range(len(shape)))
-
-
-def partial_place(partial: Value, linear: Index, r: Variable, c: Variable) -> Place:
-    """Where the operand of a partial is read: rows are reduced, or everything is, in the order of `linear`."""
-    if len(partial.shape) == 1:
-        return split(linear, partial.operands[0].shape)
-    return operand_place(partial, Index.of(c), Index.of(r))
-
-
-def reduced_place(reduction: Value, place: Place) -> Index:
-    """The row of a reduction's result."""
-    return join(place, strides_of(reduction.shape))
-
-
-def along_memory(reduction: Value) -> bool:
-    """Whether what is reduced is what lies next to each other, in an operand in the order of its memory."""
-    operand, dims = reduction.operands[0], reduction.what[1]
-    long = [i for i, n in enumerate(operand.shape) if n != 1]
-    return bool(long) and long[-1] in dims and operand.kind != "partial"
-
-
-class Memory(NamedTuple):
-    """order: dimensions from the slowest to the fastest. bytes: of an element."""
-
-    order: tuple[int, ...]
-    bytes: int
-
-
-def memory_order(v: Value, strides: Strides) -> Memory:
-    """How what a value is computed from lies in memory: by the first input that varies in all dimensions."""
-    variables = [Variable(f"d{d}", n) for d, n in enumerate(v.shape)]
-    long = [d for d, n in enumerate(v.shape) if n != 1]
-    stack, seen = [(v, tuple(map(Index.of, variables)))], set()
-    while stack and len(seen) < PROBED:
-        value, place = stack.pop()
-        if (key := (value, tuple(i.key for i in place))) in seen:
-            continue
-        seen.add(key)
-        if value.kind in ("input", "reduce", "partial", "added"):
-            terms = join(place, strides.get(value) or strides_of(value.shape)).terms
-            steps = [abs(hint(terms.get(x, 0))) for x in variables]
-            if all(steps[d] for d in long):
-                return Memory(tuple(sorted(range(len(steps)), key=lambda d: -steps[d] if d in long else 0)),
-                              value.dtype.bytes)  # fmt: skip
-        elif value.kind in ("map", "cast"):
-            stack += [(x, place) for x in reversed(value.operands) if isinstance(x, Value)]
-        elif value.kind not in ("number", "iota", "philox", "gather"):
-            stack += [(operand, there) for operand, there, _ in reversed(sources(value, place))]
-    return Memory(tuple(range(len(v.shape))), v.dtype.bytes)
-
-
-# ----------------------------------------------------------------------------------------------------------------
 # a program with steps
 
 
 def with_steps(program: Program, programs: int, strides: Strides) -> Program:
-    """The program, its reductions in the order of memory and in steps. programs: that a device runs well at a time."""
+    """The program with its reductions in the order of memory and in steps. programs: the number of programs that keep a
+    device busy."""
     order = in_order(program.outputs)
     if not any(v.kind == "reduce" for v in order):
         return program
@@ -151,8 +67,8 @@ def with_steps(program: Program, programs: int, strides: Strides) -> Program:
 
 
 def terms_of(v: Value) -> Value | None:
-    """The sums of an earlier kernel that a value is the sum of, over the first dimension, and nothing else but that, in
-    another shape or rounded once."""
+    """The partial sums of an earlier kernel, if a value is only their sum over the first dimension, reshaped or rounded
+    once; else None."""
     dtypes, casts = {compute_type(v.dtype)}, 0
     while v.kind in ("cast", "partials") or _reshapes(v):
         casts += v.kind == "cast"
@@ -184,8 +100,8 @@ class _Merged(NamedTuple):
 
 
 class _Norm(NamedTuple):
-    """What else the sum of an operand over some dimensions is for. squares: its squared deviations are summed up.
-    again: something as large as the operand is computed of the sums."""
+    """The uses of the sum of an operand beside itself. squares: squared deviations from the mean are summed as well.
+    again: a value as large as the operand depends on the sums."""
 
     squares: bool
     again: bool
@@ -218,7 +134,7 @@ class _Steps:
         self.splits: dict[tuple, _Parts | None] = {}
 
     def of(self, old: Value, new: Value) -> Value:
-        """What takes the place of a reduction whose operand is new."""
+        """The replacement of a reduction whose operand is new."""
         how, dims, *in_one_step = new.what
         operand = new.operands[0]
         if in_one_step:
@@ -271,7 +187,7 @@ class _Steps:
         return self.rest(x, dims, terms, parts, "sum")
 
     def rest(self, x: Value, dims: tuple[int, ...], terms: Value, parts: _Parts, how: str) -> Value:
-        """What is left to reduce of parts."""
+        """The remaining reduction of parts."""
         return self.in_shape(self.left(terms, parts, how), x, dims)
 
     def left(self, terms: Value, parts: _Parts, how: str) -> Value:
@@ -281,7 +197,7 @@ class _Steps:
         return self.reduced(*key)
 
     def in_shape(self, v: Value, x: Value, dims: tuple[int, ...]) -> Value:
-        """A result whose dimensions are in the order of the operand's memory, as the reduction's."""
+        """A result in the order of the operand's memory, reshaped to that of the reduction."""
         kept = self.merged(x, dims).kept
         v = _shaped(v, [x.shape[d] for d in kept])
         if list(kept) != sorted(kept):
@@ -321,7 +237,7 @@ class _Steps:
     # ------------------------------------------------------------------------------------------------------------
     # the first step
     def parts(self, x: Value, dims: tuple[int, ...], how: str) -> _Parts | None:
-        """The first step of a reduction; None where it is made at once."""
+        """The first step of a reduction; None where it has one step only."""
         key = x, dims, how
         if key not in self.splits:
             self.splits[key] = self.first(x, dims, how)
@@ -368,13 +284,13 @@ class _Steps:
         return at_once <= (2 + norm.again) * LAUNCH + size * (1 + 2 * norm.again)
 
     def blocks(self, rows: int | Extent, columns: int | Extent) -> int:
-        """How many programs share the rows of a partial."""
+        """The number of programs that share the rows of a partial."""
         if (rows, columns) in self.spaces and fits(columns):
             return _programs(_many(rows), hint(columns), self.programs)
         return min(-(-_many(rows) // FEW_ROWS), max(2, 4 * self.programs // -(-hint(columns) // 128)))
 
     def partial(self, x: Value, dims: tuple[int, ...], how: str, blocks: int) -> _Parts:
-        """What each of some programs sees, reduced."""
+        """The partial results of a number of programs."""
         kept = math.prod(n for d, n in enumerate(x.shape) if d not in dims)
         shape = (blocks,) if kept == 1 else (blocks, kept)
 
@@ -431,8 +347,8 @@ def _many(rows: int | Extent) -> int:
 
 
 def _programs(rows: int, columns: int, programs: int) -> int:
-    """How many programs share the rows of a normalization: half as many where each would see few blocks, since their
-    sums are written and read again."""
+    """The number of programs that share the rows of a normalization: half as many where each would have few blocks,
+    since their sums are written and read again."""
     blocks = -(-rows // max(1, 4096 // columns))
     return min(blocks, programs if blocks >= 2 * programs else -(-programs // 2))
 
@@ -483,7 +399,7 @@ def _mean_of(reduction: Value) -> Value | None:
 
 
 def _is_along(v: Value, total: Value, dims: Sequence[int]) -> bool:
-    """Whether `v` has at each place what a reduction gives for the place in the dimensions that are kept."""
+    """Whether `v` is the broadcast of a reduction to the dimensions of its operand."""
     whole = tuple(Index.of(Variable(f"d{d}", n)) for d, n in enumerate(v.shape))
     place = whole
     while v is not total:
@@ -498,7 +414,7 @@ def _seen_through(v):
 
 
 def _read_again(order: Sequence[Value], program: Program, means: Mapping[Value, Value]) -> set[Value]:
-    """The reductions of which something as large as their operand is computed, beside their own squared deviations."""
+    """The reductions that values as large as their operands depend on, other than their own squared deviations."""
     depends: dict[Value, frozenset[Value]] = {}
     found: set[Value] = set()
     outputs = set(program.outputs)

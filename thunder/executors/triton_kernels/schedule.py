@@ -1,11 +1,11 @@
-"""Which kernels compute a program, and what each of them stores.
+"""The schedule: the kernels of a program, and the values that each of them stores.
 
-A kernel runs over a space. "map": the places `x` of a tensor. "rows": rows `r` and columns `c`; what is reduced over
-columns is on chip when the same row's elements are computed, so a normalization is one pass over memory (rows that do
-not fit are read once for each level of reductions, see `emit`). "columns": the same space, reduced over rows.
-Reductions over rows are split: each program adds up the rows it sees, a "partial" value that a later kernel reduces.
+A kernel runs over an iteration space. "map": the places `x` of a tensor. "rows": rows `r` and columns `c`. Reductions
+over columns stay on chip while the elements of the row are computed, so that a normalization is one pass over memory
+(rows that do not fit are read once for each level of reductions, see `emit`). "columns": the same space, reduced over
+rows. Reductions over rows are split: each program reduces some rows to a "partial" value that a later kernel reduces.
 
-Everything between loads, reductions and stores is computed where it is needed, again if need be: it costs no pass over
+Values between loads, reductions and stores are recomputed in each kernel that uses them, which costs no pass over
 memory.
 """
 
@@ -20,16 +20,14 @@ from thunder.executors.triton_kernels.adds import at_home, start_and_add
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
 from thunder.executors.triton_kernels.joins import parts_of
-from thunder.executors.triton_kernels.reductions import (
-    LAUNCH,
+from thunder.executors.triton_kernels.reduction_places import (
     Space,
-    fits,
     operand_place,
     partial_place,
     reduced_place,
     space_of,
-    with_steps,
 )
+from thunder.executors.triton_kernels.reductions import LAUNCH, fits, with_steps
 from thunder.executors.triton_kernels.sizes import Extent, hint
 from thunder.executors.triton_kernels.strides import ordered
 from thunder.executors.triton_kernels.values import Place, Program, Value, in_order, indexed_place, sources
@@ -45,8 +43,8 @@ LOOKED_UP = 16  # instructions that take as long as reading what they compute
 
 class Kernel:
     """kind: "map", "rows" or "columns". rows, columns: the space, of ints or extents; a map has its places as columns.
-    stores: values, in the order of the region. linear: the place in the memory of what is reduced, or in a map.
-    orders: of the dimensions of results in memory."""
+    stores: values, in the order of the region. linear: the place in memory of the reduced operand, or in a map. orders:
+    orders of the dimensions of results in memory."""
 
     __slots__ = ("kind", "rows", "columns", "orders", "stores", "reductions", "x", "r", "c", "linear")
 
@@ -68,9 +66,9 @@ class Kernel:
 
 
 class Schedule:
-    """kernels in the order they run. temporaries: values that one stores and a later one loads, beside the program's
-    outputs. dear: elementwise values that are stored and loaded as well, where others are recomputed. launches:
-    kernels that run as one, all in order."""
+    """kernels: in the order in which they run. temporaries: values between kernels, beside the outputs of the program.
+    dear: elementwise values among them, which cost too much to recompute. launches: groups of kernels that run as one,
+    in order."""
 
     __slots__ = ("program", "kernels", "temporaries", "dear", "launches")
 
@@ -96,12 +94,14 @@ class Schedule:
 
 
 def tile_place(value: Value, kernel: Kernel) -> Place:
-    """Where a value that is as large as the space is computed: in its order, where its own is not known."""
+    """The place at which a value as large as the space is computed: in the order of the space, where its own is not
+    known."""
     return split(kernel.linear, value.shape)
 
 
 def stored_place(value: Value, kernel: Kernel) -> Place:
-    """Where a value that is stored is computed: in the order of its memory, as its operands most often are read."""
+    """The place at which a stored value is computed: in the order of its memory, in which its operands most often
+    are."""
     order = kernel.orders.get(value)
     if order is None:
         return tile_place(value, kernel)
@@ -114,8 +114,8 @@ def stored_place(value: Value, kernel: Kernel) -> Place:
 
 
 class _Scheduler:
-    """One way to put roots into kernels: each, in some order, into the first that can compute it. parts: of outputs
-    that are stored in parts."""
+    """One assignment of roots to kernels: each, in some order, to the first one that can compute it. parts: those of
+    outputs that are stored in parts."""
 
     def __init__(self, program: Program, parts: Mapping[Value, Sequence[Value]], orders: Mapping[Value, Sequence[int]]):
         self.program, self.parts, self.orders = program, parts, orders
@@ -152,8 +152,8 @@ class _Scheduler:
         return Schedule(self.program, self.kernels, list(dict.fromkeys(temporaries)), self.dear)
 
     def place(self, root: Value) -> None:
-        """Puts a root into the first kernel that can compute it, or into a new one; what is added up into one for where
-        it starts and one that adds to it."""
+        """Assigns a root to the first kernel that can compute it, or to a new one. An addition at indices has two
+        kernels: one for the start value, and one that adds to it."""
         if root.kind == "added":
             start, add = start_and_add(root, self.home.get(root))
             self.place(start)
@@ -213,7 +213,7 @@ class _Scheduler:
         return kernel
 
     def start(self, root: Value, kernel: Kernel) -> list[tuple[Value, Place]]:
-        """What a kernel computes a root from, and where."""
+        """The values that a kernel computes a root from, with their places."""
         if root.kind == "reduce":
             return [(root.operands[0], operand_place(root, Index.of(kernel.r), Index.of(kernel.c)))]
         if root.kind == "partial":
@@ -224,13 +224,13 @@ class _Scheduler:
 
     @property
     def cost(self) -> int:
-        """Bytes that are moved, and the launches in bytes."""
+        """The cost: bytes moved, and launches in units of bytes."""
         moved = [v for kernel, loaded in zip(self.kernels, self.loaded, strict=True) for v in (*loaded, *kernel.stores)]
         return sum(hint(v.numel) * v.dtype.bytes for v in moved) + LAUNCH * len(self.kernels)
 
     def demands(self, root: Value, kernel: Kernel, kernel_number: int) -> tuple[dict[Value, bool], dict[Value, None]]:
-        """The reductions, partials and stored values that a root is computed from, and whether each is read in the row
-        that is computed only; and the inputs."""
+        """The reductions, partials and stored values that a root depends on, with whether each is read in the current
+        row only; and the inputs."""
         found: dict[Value, bool] = {}
         inputs: dict[Value, None] = {}
         seen = set()
@@ -272,7 +272,7 @@ class _Scheduler:
         return found, inputs
 
     def feasible(self, root: Value, kernel: Kernel, number: int) -> bool:
-        """Whether all that a root is computed from is stored by earlier kernels, or on chip in this one. Partials of
+        """Whether earlier kernels store all values that a root depends on, or this kernel has them on chip. Partials of
         one kernel have one number of programs."""
         if root.kind == "add" and self.kernel_of[root.what[1]] >= number:
             return False
@@ -288,8 +288,8 @@ class _Scheduler:
 
 
 def _dear(program: Program) -> dict[Value, None]:
-    """Elementwise functions of inputs that cost more where each element that reads them computes them than a kernel of
-    their own: tables of sines that are broadcast, and what is gathered many times and computed of much."""
+    """Elementwise functions of inputs that cost more to recompute for each use than to store by a kernel of their own:
+    broadcast tables of sines, and expensive values that are gathered many times."""
     found: dict[Value, None] = {}
     gathered: dict[Value, int] = {}
     for v in in_order(program.outputs):
@@ -317,7 +317,7 @@ def _dear(program: Program) -> dict[Value, None]:
 
 
 def _reads_more(value: Value, count: int) -> bool:
-    """Whether computing so many elements reads more than to compute each once, store it, and read so many."""
+    """Whether computing so many elements reads more bytes than computing each once, storing it, and reading so many."""
     size = hint(value.numel)
     read = sum(v.dtype.bytes for v in in_order([value]) if v.kind == "input" and 2 * hint(v.numel) >= size)
     own = max(4, value.dtype.bytes) if value.dtype.category == FLOAT else value.dtype.bytes
@@ -325,8 +325,8 @@ def _reads_more(value: Value, count: int) -> bool:
 
 
 def _work(value: Value, stored: Container[Value]) -> int:
-    """Instructions for an element of what is computed of inputs and stored values alone; 0 for anything else. What is
-    one number is computed once in a block."""
+    """Instructions for an element of a value that depends on inputs and stored values only; 0 for other values. A
+    single number is computed once in a block."""
     total, seen, stack = 0, {value}, [value]
     while stack:
         v = stack.pop()
@@ -346,9 +346,11 @@ def schedule(
     layout: Sequence[Sequence[int | Extent]],
     parts: Sequence[Sequence[int]] = (),
 ) -> Schedule:
-    """programs: in how many parts a reduction over rows is split. strides, layout: of inputs and of outputs. parts:
-    places of outputs that have kernels of their own, which run with those of other parts. Raises TooLarge where kernels
-    would be too long to be compiled in reasonable time."""
+    """The cheapest schedule of a program.
+
+    programs: the number of parts of a split reduction over rows. strides, layout: of inputs and of outputs. parts:
+    places of the outputs that have kernels of their own, which share launches. Raises TooLarge where kernels would take
+    too long to compile."""
     if not parts:
         return _whole(program, programs, strides, layout)
     made = [
@@ -372,15 +374,15 @@ def schedule(
 
 
 def _shared(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
-    """Kernels that do not depend on each other as one launch, or as two: one that has the registers of a reduction
-    moves as much as a launch costs at half the speed."""
+    """Independent kernels as one launch, or as two: a large map runs at half its speed in a kernel with the registers
+    of a reduction."""
     maps, rows = ([k for k in kernels if (k.kind == "map") is kind] for kind in (True, False))
     moved = sum(hint(k.numel) * v.dtype.bytes for k in maps for v in (*k.stores, *k.stores))
     return [x for x in ([maps, rows] if moved > LAUNCH else [[*kernels]]) if x]
 
 
 def may_share(kernel: Kernel) -> bool:
-    """Whether a kernel may run as a range of programs, beside others: each program computes one block of it."""
+    """Whether a kernel may run as a range of the programs of a launch, each of which computes one of its blocks."""
     return (
         (kernel.kind == "map" or kernel.kind == "rows" and kernel.on_chip)
         and isinstance(kernel.numel, int)
@@ -413,8 +415,8 @@ def _whole(program: Program, programs: int, strides: Sequence[Sequence], layout:
 
 
 def _early(order: Sequence[Value]) -> list[Value]:
-    """Reductions and partials by how many of them lead to each, and of small operands before those of large ones: a
-    pass over a large tensor finds there what else it needs."""
+    """Reductions and partials in the order of their depth, and those of small operands first, so that a pass over a
+    large tensor finds the other values that it needs."""
     depth: dict[Value, int] = {}
     for v in order:
         below = max((depth[x] for x in v.operands if isinstance(x, Value)), default=0)

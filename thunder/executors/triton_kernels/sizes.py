@@ -1,9 +1,8 @@
-"""Sizes that kernels are given when they run: polynomials over named numbers, beside plain ints.
+"""Symbolic sizes of kernels: polynomials over named numbers, which are arguments of the kernels.
 
-An `Extent` is no int: it equals another one if they are equal for all numbers, and has no order. What is computed must
-be right for every size, so a rule asks what is certain (`at_least`, `divides`), and does without where that is unknown.
-What is only faster asks for the `hint`: the size that came in when kernels were made.
-"""
+An `Extent` is no int: it equals another one if both are equal for all numbers, and has no order. Results must be right
+for all sizes, so rules ask for certain facts (`at_least`, `divides`). Choices that only affect speed use the `hint`,
+the size at compile time."""
 
 from __future__ import annotations
 
@@ -11,23 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 __all__ = [
-    "Atom",
-    "Extent",
-    "Undecided",
-    "at_least",
-    "divides",
-    "floor",
-    "common",
-    "hint",
-    "quotient",
-    "text",
-    "tuple_text",
-    "value_of",
-]
+    "Atom", "Extent", "Undecided", "at_least", "divides", "floor", "common", "hint", "quotient", "text",
+    "tuple_text", "value_of",
+]  # fmt: skip
 
 
 class Undecided(Exception):
-    """Raised where a kernel would have to know more of a size."""
+    """Raised where a kernel depends on an unknown fact about a size."""
 
 
 class Atom:
@@ -92,7 +81,7 @@ class Extent:
 
     @property
     def low(self) -> float:
-        """A number that it is never below: exact where each atom at its least one leaves no negative coefficient."""
+        """A lower bound: exact if no coefficient is negative when each atom is at its own."""
         if self._low is None:
             total: int | Extent = 0
             for monomial, c in self.terms.items():
@@ -116,7 +105,7 @@ def _made(terms: dict) -> int | Extent:
 
 
 def at_least(a: int | Extent, b: int | Extent) -> bool:
-    """Whether a >= b for all numbers that may come in."""
+    """Whether a >= b for all values of the atoms."""
     if type(a) is int and type(b) is int:
         return a >= b
     difference = a - b
@@ -183,7 +172,7 @@ def floor(n: int | Extent, by: int | Extent) -> int | Extent | None:
 
 
 def common(a: int | Extent, b: int | Extent) -> int | Extent:
-    """A common divisor, the greatest where that is plain to see."""
+    """A common divisor, the greatest one where the terms show it."""
     if isinstance(a, int) and isinstance(b, int):
         return math.gcd(a, b)
     for one, other in ((a, b), (b, a)):
@@ -204,7 +193,7 @@ def value_of(n: int | Extent, values: Mapping[str, int]) -> int:
 
 
 def hint(n: int | Extent) -> int:
-    """The size when kernels were made, for what is a matter of speed."""
+    """The size at compile time, for choices that affect speed only."""
     return n if isinstance(n, int) else sum(c * math.prod(a.hint for a in m) for m, c in n.terms.items())
 
 

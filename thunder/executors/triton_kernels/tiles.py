@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from thunder.executors.triton_kernels.reductions import along_memory
+from thunder.executors.triton_kernels.reduction_places import along_memory
 from thunder.executors.triton_kernels.schedule import Kernel
 from thunder.executors.triton_kernels.sizes import Extent, hint
 

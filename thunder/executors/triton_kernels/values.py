@@ -1,7 +1,8 @@
-"""What a region computes: a graph of values, each of which is a function of a place.
+"""The kernel IR: a graph of values, each of which is a function of a place in a tensor.
 
-The operations of a region are decomposed to primitives. Elementwise ones become maps; views, slices, joins and paddings
-only say where an operand is read (`sources`), and cost nothing; reductions are where passes over memory begin and end.
+The operations of a region are decomposed to primitives. Elementwise ones become maps. Views, slices, joins and paddings
+only change the place at which an operand is read (`sources`), and cost nothing. Passes over memory begin and end at
+reductions.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from thunder.executors.triton_kernels.index import Index, within
 from thunder.executors.triton_kernels.numbers import Numbers
 from thunder.executors.triton_kernels.sizes import Extent, at_least
 from thunder.extend.fusion import of_integers
-from thunder.ops.indexing import indexed
+from thunder.ops.families.indexing import indexed
 
 __all__ = ["Value", "Program", "in_order", "indexed_place", "is_map", "primitive", "program_of", "sources"]
 
@@ -68,7 +69,7 @@ class Program:
 
 
 def in_order(outputs: Sequence[Value]) -> list[Value]:
-    """All values, each after its operands."""
+    """All values in topological order."""
     order: dict[Value, None] = {}
     stack: list[tuple[Value, bool]] = [(v, False) for v in reversed(outputs)]
     while stack:
@@ -128,7 +129,7 @@ _known: weakref.WeakKeyDictionary[BoundSymbol, bool] = weakref.WeakKeyDictionary
 
 
 def primitive(operation: BoundSymbol) -> bool:
-    """Whether an operation is computed as it is, without its decomposition. What it decides of sizes is decided
+    """Whether kernels compute an operation directly, without its decomposition. Its decisions about sizes are made
     once."""
     found = _known.get(operation)
     if found is None:
@@ -155,7 +156,7 @@ _ADDED = {"float32", "float64", "int32", "int64"}  # what PyTorch adds up withou
 
 
 def _adds(operation: BoundSymbol) -> bool:
-    """All tensors have dimensions, what is added and what it is added to as many."""
+    """Whether all tensors have dimensions, and the source as many as the tensor that it is added to."""
     out, alpha = _out(operation), operation.kwargs.get("alpha", 1)
     return (
         out.dtype.name in _ADDED
@@ -174,7 +175,7 @@ _OF_A_SHAPE = {"prims.reshape", "prims.broadcast_in_dim", "prims.iota", "ltorch.
 
 
 def is_map(operation: BoundSymbol) -> bool:
-    """Whether a primitive computes elements, of elements at the same place."""
+    """Whether a primitive computes each element from elements at the same place."""
     return _LOWERINGS[operation.sym.id] in (_map, _cast, _full, _same)
 
 
@@ -204,7 +205,7 @@ def _known_numbers(operation: BoundSymbol) -> bool:
 
 
 def _reduces(operation: BoundSymbol) -> bool:
-    """Few long rows would leave most of the device idle, where they are not cut into chunks."""
+    """Whether kernels reduce fast: few long rows that are not cut into chunks would leave most of a device idle."""
     a, dims = operation.args
     # see "opposite" in functions.py
     if a.dtype.category == BOOL or a.dtype.category != FLOAT and operation.sym.name != "sum":
@@ -271,7 +272,7 @@ def _lower(operation: BoundSymbol, values: _Values) -> None:
 
 
 def _computes(operation: BoundSymbol) -> bool:
-    """Whether an operation does more than to convert and to move data."""
+    """Whether an operation does more than convert or move data."""
     if primitive(operation):
         return OpTags.SHAPE_OP not in operation.sym.tags and operation.sym.id != "prims.convert_element_type"
     return any(map(_computes, operation.subsymbols))
@@ -282,7 +283,7 @@ def _out(operation: BoundSymbol) -> TensorProxy:
 
 
 def _made(kind: str, operation: BoundSymbol, operands: Sequence, values: _Values, what: Any = None) -> Value:
-    """A value of the operation's type and shape."""
+    """A value with the type and shape of an operation's result."""
     out = _out(operation)
     return Value(kind, operands, values.numbers.shape(out.shape), out.dtype, what)
 
@@ -402,7 +403,7 @@ def _spread(at: Value, shape: Sequence[int | Extent], d: int) -> Value:
 
 
 def _from_front(at: Value, n: int | Extent) -> Value:
-    """Negative indices counted from the end of n elements."""
+    """An index with negative values wrapped around n elements."""
     below = Value("map", (at, 0), at.shape, bool8, "lt")
     return Value("map", (below, Value("map", (at, n), at.shape, at.dtype, "add"), at), at.shape, at.dtype, "where")
 
@@ -449,8 +450,8 @@ def indexed_place(
 
 
 def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
-    """For a value that only says where an operand is read: (operand, its place, conditions) of each. A condition
-    (index, low, high) is low <= index < high. The bounds of a place say where the conditions hold."""
+    """The reads of a value that only moves data: (operand, its place, conditions) for each operand. A condition (index,
+    low, high) means low <= index < high. The bounds of a place hold where its conditions do."""
     kind, what = value.kind, value.what
     if kind == "cat":
         found, start = [], 0

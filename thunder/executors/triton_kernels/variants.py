@@ -12,12 +12,12 @@ import torch
 from thunder import compat
 from thunder.core.codegen import compile_source
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
-from thunder.executors.triton_kernels.emit import HEADER, Source
 from thunder.executors.triton_kernels.expressions import LIMIT, stored_type
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.numbers import Scalar
 from thunder.executors.triton_kernels.sizes import at_least, text, tuple_text
+from thunder.executors.triton_kernels.source import HEADER, Source
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.ops.torch_types import to_torch_dtype
 
@@ -31,8 +31,8 @@ def function_text(name: str, parameters: Sequence[str], lines: Sequence[str]) ->
 
 
 class Variant(ABC):
-    """A region for inputs of certain strides, as the text of a Python function that allocates what the kernels write
-    and launches them."""
+    """A region for inputs of certain strides, as the text of a Python function that allocates buffers and launches
+    kernels."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Variant(ABC):
 
     @abstractmethod
     def function(self) -> Callable:
-        """A function of the inputs, which may hand over to others of the region."""
+        """A function of the inputs, which may call other functions of the region."""
 
     def _function(self, lines: Sequence[str]) -> Callable:
         text = function_text("launch", self.parameters, [*self.first, *lines, f"return {self.results}"])
@@ -100,7 +100,7 @@ class Variant(ABC):
 
     @property
     def first(self) -> list[str]:
-        """The lines that find out what kernels are given beside tensors, and whether 32 bits are enough for places."""
+        """The lines that compute the arguments of kernels beside tensors, and check that 32-bit indices are enough."""
         lines = self.region.derived(self.strides)
         lines += [f"{name} = {expression}" for name, expression in self.region.numbers.floats()]
         if self.region.adds:
@@ -133,10 +133,10 @@ class Interpreted(Variant):
 
 
 class Compiled(Variant):
-    """Launches machine code, which is compiled from now on, in the background.
+    """Launches machine code, whose compilation it starts in the background.
 
-    aligned: which inputs begin at multiples of 16 bytes, which makes a function for such inputs on the current device.
-    Without it a function of any inputs is made, which hands over to `FusedRegion.unusual` what it is not for.
+    aligned: the inputs that begin at multiples of 16 bytes, for a function of such inputs on the current device.
+    Without it the function takes any inputs, and passes those that it is not compiled for to `FusedRegion.unusual`.
     """
 
     def __init__(

@@ -1,0 +1,96 @@
+"""Values from outside that hold others, or whose state native code keeps: their parts are asked, or the program is
+refused. None is frozen as it was at capture."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import numpy
+import pytest
+import torch
+
+import thunder
+from thunder.errors import CaptureError
+
+
+class Box:
+    def __init__(self, value: int):
+        self.value = value
+
+
+class Grid(numpy.ndarray):
+    pass
+
+
+def first(x, values):
+    for key in values:
+        x = x + key[0].value
+    return x
+
+
+def first_box(values) -> Box:
+    return next(iter(values))[0]
+
+
+X = torch.zeros(1)
+# program, state, the box in it
+HOLDING = {
+    "set": (first, lambda: {(Box(1), 1)}, first_box),
+    "frozenset": (first, lambda: frozenset({(Box(1), 1)}), first_box),
+    "keys of a dict": (first, lambda: {(Box(1), 1): 2}, first_box),
+    "array of objects": (lambda x, a: x + a[1].value, lambda: numpy.array([Box(1), Box(2)]), lambda a: a[1]),
+    "slice": (lambda x, s: x + s.start.value, lambda: slice(Box(1), None), lambda s: s.start),
+}
+
+
+@pytest.mark.parametrize("name", HOLDING)
+def test_objects_in_values_are_asked(name):
+    program, make, box_of = HOLDING[name]
+    compiled, state = thunder.jit(program), make()
+    for value in (1, 2, 2):
+        box_of(state).value = value
+        assert torch.equal(compiled(X, state), program(X, state))
+    assert thunder.cache_misses(compiled) == 2
+
+
+def test_writes_to_objects_in_tuples_of_a_set_are_effects():
+    def program(x, values):
+        for key in values:
+            key[0].value += 1
+        return x
+
+    compiled, state = thunder.jit(program), {(Box(1), 1)}
+    for _ in range(3):
+        compiled(X, state)
+    assert first_box(state).value == 4
+
+
+def test_lists_of_library_modules_are_asked(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["a"])
+    compiled = thunder.jit(lambda x: x + len(sys.argv) + ("a_module_that_comes" in sys.modules))
+    assert compiled(X).item() == 1
+    sys.argv.append("b")
+    monkeypatch.setitem(sys.modules, "a_module_that_comes", sys)
+    assert compiled(X).item() == 3
+
+
+def test_subclasses_of_arrays_are_asked_for_their_content():
+    compiled, values = thunder.jit(lambda x, a: x + float(a[0, 0])), numpy.zeros((1, 2)).view(Grid)
+    assert compiled(X, values).item() == 0
+    values[0, 0] = 3
+    assert compiled(X, values).item() == 3
+
+
+UNWATCHED = {
+    "memoryview": lambda: memoryview(bytearray(b"abc")),
+    "array of ctypes": lambda: (ctypes.c_int * 3)(1, 2, 3),
+    "storage": lambda: torch.ones(3).untyped_storage(),
+}
+
+
+@pytest.mark.parametrize("name", UNWATCHED)
+@pytest.mark.parametrize("look", [lambda o: o[0], sum, len, lambda o: 2 in o, lambda o: list(o)[0]])
+def test_state_of_native_code_is_refused(name, look):
+    with pytest.raises(CaptureError, match="an object from outside whose state is not watched"):
+        thunder.jit(lambda x, o: x + look(o))(X, UNWATCHED[name]())

@@ -1,0 +1,128 @@
+"""One compilation: capture of a call, the passes, and the entry that they give."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from thunder.cache.entry import CacheEntry
+from thunder.cache.history import CompileStats
+from thunder.cache.logs import log_program
+from thunder.cache.tiers import lower_in_tiers
+from thunder.capture import Captured, FailsWithParts, Request, capture
+from thunder.core.host_calls import Log
+from thunder.core.utils import without_collection
+from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError, add_location, user_line
+from thunder.options import JitOptions
+
+__all__ = ["Compilation", "ProgramFails"]
+
+
+class ProgramFails(CaptureError):
+    """A program raised while it was captured: it does so itself, or thunder has failed, which only running it can tell.
+
+    Nothing has run. theirs: the user's own code raised it, for example a backward that is captured with its forward.
+    """
+
+    def __init__(self, failure: Exception):
+        location, self.theirs = user_line(failure)
+        reason = f"thunder fails on it, or it raises: {type(failure).__name__}: {_text_of(failure)}"
+        super().__init__(reason, location=location, remedy="please report this with the program, if it runs by itself")
+
+
+def _text_of(failure: Exception) -> str:
+    try:
+        return str(failure)
+    except CaptureError:  # its text depends on data
+        return "..."
+
+
+class Compilation(NamedTuple):
+    """The inputs of one compilation.
+
+    name: of the function, for messages. modes: of the call. path: the first decisions of the call. log: gets the
+    results of host calls that capture makes. overrides: the tensors in the place of a module's parameters and buffers.
+    module: the compiled module, which transforms are shown. lock: held while passes run. look: is shown the entry
+    before its capture is closed.
+    """
+
+    fn: Callable
+    name: str
+    options: JitOptions
+    stats: CompileStats
+    modes: tuple
+    args: tuple
+    kwargs: dict
+    path: tuple
+    log: Log | None
+    overrides: tuple
+    module: Any
+    lock: threading.RLock
+    look: Callable[[CacheEntry], None]
+
+    def run(self) -> CacheEntry:
+        # a compilation makes many objects that stay; looking through them again and again is a third of its time
+        with without_collection():
+            changing = changing_numbers(self.stats.interpreter_cache)
+            numbers = any(changing.values())
+            try:
+                return self._run_with(changing)
+            except Exception:  # noqa: BLE001 - without symbolic numbers it succeeds, or raises its own error
+                if not numbers:
+                    raise
+            return self._run_with({place: None for place, values in changing.items() if values is None})
+
+    def _run_with(self, changing: dict[str, set | None]) -> CacheEntry:
+        """changing: see `changing_numbers`."""
+        stats, clock, options = self.stats, time.perf_counter_ns, self.options
+        start = clock()
+        if options.debug.show_interpreter_progress:
+            print(f"Begin interpretation of {self.name}", file=sys.stderr)
+        captured = self._capture(changing)
+        if options.debug.show_interpreter_progress:
+            frames = captured.frames.total()
+            print(f"Finished interpretation: {captured.instructions} instructions in {frames} frames", file=sys.stderr)
+        stats.times["construction"] = (start, clock())
+        stats.interpreted_instructions = captured.instructions
+        stats.bound_symbols_created = len(captured.computation.bound_symbols)
+        start = clock()
+        try:
+            captured.transform(options, self.overrides, self.module)
+            entry = lower_in_tiers(captured, options, self.modes, self.module, self.lock)
+            self.look(entry)
+            log_program(self.name, entry)
+            return entry
+        except ThunderError as error:
+            if error.bound_symbol is not None and error.bound_symbol.location is not None:
+                add_location(error, captured.where(error.bound_symbol.location))
+            raise
+        finally:
+            stats.times["prologue"] = (start, clock())
+            captured.close()
+
+    def _capture(self, changing: dict[str, set | None]) -> Captured:
+        log = Log() if self.log is None else self.log
+        request = Request(self.fn, self.args, self.kwargs, self.options, changing, self.overrides, self.path, log)
+        try:
+            return capture(request)
+        except (ThunderError, SharpEdgeWarning):
+            raise
+        except FailsWithParts as failure:
+            raise failure.__cause__ from failure.__cause__.__cause__  # type: ignore[misc,union-attr]
+        except Exception as failure:
+            raise ProgramFails(failure) from failure
+
+
+def changing_numbers(entries: Sequence[CacheEntry]) -> dict[str, set | None]:
+    """Places whose numbers stay symbolic, and the values for which they do not.
+
+    They are those that earlier captures saw written (None), and those of other numbers, with the values they had.
+    """
+    seen: dict[str, set] = {}
+    for entry in entries:
+        for place, value in entry.captured.constant_numbers.items():
+            seen.setdefault(place, set()).add(value)
+    return {**seen, **{place: None for entry in entries for place in entry.captured.effects}}

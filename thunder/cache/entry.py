@@ -1,0 +1,376 @@
+"""One compiled program: from a captured program to the functions that a call runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from thunder import compat
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.flow import producers
+from thunder.capture import Captured
+from thunder.core.codegen import Printer, Text, compile_source
+from thunder.core.host_calls import with_log
+from thunder.core.paths import OtherPath
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, leaves, map_structure
+from thunder.core.symbol import OpTags
+from thunder.core.symbolic import Decisions
+from thunder.core.trace import ForwardBackward, Trace
+from thunder.distributed.agreement import check_agreement
+from thunder.executors.torchex import no_autocast
+from thunder.extend import FusionExecutor
+from thunder.ops.torch_types import to_torch_device
+from thunder.options import JitOptions
+from thunder.pipeline import (
+    asked_for,
+    lower,
+    lower_backward_for_batches,
+    lower_backward_without,
+    lower_with_derivatives,
+)
+from thunder.runtime.autograd import connected, with_grad, without_grad
+from thunder.transforms.check_results import check_results
+from thunder.transforms.double_backward import InputsBehind, gradient_program, inputs_behind, random_devices
+from thunder.transforms.partition import read_by_products, views_of_outputs
+
+__all__ = [
+    "CacheEntry", "Connection", "Lowered", "Variants", "apart_from_autocast", "connect", "differentiable",
+    "lower_captured", "lowered", "not_differentiable",
+]  # fmt: skip
+
+
+class CacheEntry:
+    """One compiled program: a prologue that says whether it fits a call, the computation, and an epilogue.
+
+    `prologue`, `forward`, `backward` and `epilogue` are the traces that run; the last two are None where there is
+    nothing to do. Each of `prologue_traces`, `computation_traces`, `backward_traces` and `epilogue_traces` has the
+    traces of all passes, as captured first. A printed entry is the text of all four. executed: the traces that calls
+    run, those of backwards that were compiled later among them. tiers: under tiers="background",
+    which tier runs, and why (see `thunder.cache.tiers.Tiers`); None where there is one.
+    """
+
+    __slots__ = (
+        "captured", "path", "modes", "used", "calls", "prologue_fn", "prologue_traces", "computation_fn",
+        "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces", "executed",
+        "tiers", "connection", "from_disk", "locks", "_questions", "__weakref__",
+    )  # fmt: skip
+
+    def __init__(self, captured: Captured, found: Lowered, modes: tuple):
+        self.captured, self.modes, self.path = captured, modes, captured.path
+        self.used = self.calls = 0  # the number of the last call that ran it; how many did
+        self.prologue_fn, self.prologue_traces = captured.prologue_fn, captured.prologue_traces
+        self.locks, self._questions = captured.locks, captured.prologue_fn
+        if self.locks:
+            self.prologue_fn = _takes_locks
+        self.epilogue_fn, self.epilogue_traces = captured.epilogue_fn, captured.epilogue_traces
+        self.tiers: Any = None
+        self.from_disk = False  # its traces are text then
+        self.take(found)
+
+    def take(self, found: Lowered) -> None:
+        """Calls run this computation from now on."""
+        self.computation_traces, self.backward_traces = found.computation_traces, found.backward_traces
+        self.backward_fn = found.backward_traces[-1].python_callable() if found.backward_traces else None
+        self.computation_fn, self.executed, self.connection = found.run, found.executed, found.connection
+
+    prologue = property(lambda self: self.prologue_traces[-1])
+    forward = property(lambda self: self.computation_traces[-1])
+    backward = property(lambda self: self.backward_traces[-1] if self.backward_traces else None)
+    epilogue = property(lambda self: self.epilogue_traces[-1] if self.epilogue_traces else None)
+
+    def inputs(self, fn: Callable, args: tuple, kwargs: dict) -> tuple | str:
+        """The inputs of the computation, or why the program does not fit a call. A question that raises was asked of
+        something else than at capture: its answer is another one."""
+        try:
+            return self._questions(fn, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever the objects there raise now
+            return f"a question that the prologue asks raised {type(error).__name__}: {error}"
+
+    def __str__(self) -> str:
+        held = "".join(f"# runs while it holds the lock {taken.name}\n" for taken in self.locks)
+        traces = self.prologue, self.forward, self.epilogue, self.backward
+        return held + "\n".join(str(trace) for trace in traces if trace)
+
+    def __repr__(self) -> str:
+        parts = {n: getattr(self, n) for n in ("prologue", "forward", "backward", "epilogue")}
+        sizes = ", ".join(f"{name}: {len(trace.bound_symbols)}" for name, trace in parts.items() if trace is not None)
+        tier = "" if self.tiers is None else f"; {self.tiers}"
+        return f"<a compiled program with bound symbols in {sizes}{tier}>"
+
+
+def _takes_locks(fn: Callable, args: tuple, kwargs: dict) -> str:
+    """The prologue of a program that takes locks, for calls that hold none."""
+    return "it asks its questions while it holds locks"
+
+
+class Lowered(NamedTuple):
+    """The traces of a computation and of its backward, and the function that a call runs. executed: see `CacheEntry`.
+    connection: how the two belong to autograd, None without a backward."""
+
+    computation_traces: list[Trace]
+    backward_traces: list[Trace]
+    run: Callable
+    executed: list[Trace]
+    connection: Connection | None = None
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How a forward and its backward belong to autograd, in values that can be written to a file.
+
+    result: the text of `result(inputs, outputs)`, the structure that the program returns; objects: by name, those in
+    it. own: places of outputs that are detached from their bases; shown: the same of saved tensors.
+    requires_grad: of each output. inputs, random, dense, names: see `connected`. fuses: whether kernels know the types
+    they were made for.
+
+    variants: the backward for the case that no cotangents come for some outputs. computation, cut: the captured
+    program and its joint trace.
+    """
+
+    result: str
+    objects: dict[str, Any]
+    own: list[int]
+    shown: list[int]
+    requires_grad: list[bool | None]
+    inputs: InputsBehind
+    random: list | None
+    dense: list[int]
+    names: list[str]
+    fuses: bool
+    variants: Variants
+    computation: Trace
+    cut: ForwardBackward
+
+
+class Variants:
+    """The backwards for the case that no cotangents come for some outputs. made: those that were asked for. notice:
+    told of each one."""
+
+    def __init__(self, make: Callable[[tuple[int, ...]], Trace]):
+        self._make = make
+        self.made: dict[tuple[int, ...], Trace] = {}
+        self.notice: Callable[[tuple[int, ...], Trace], None] | None = None
+
+    def __call__(self, missing: Sequence[int]) -> Trace:
+        found = self.made[tuple(missing)] = self._make(tuple(missing))
+        if self.notice is not None:
+            self.notice(tuple(missing), found)
+        return found
+
+
+def lower_captured(
+    captured: Captured, given: JitOptions, modes: tuple, model: Any = None, watch: Callable = lambda trace, run: run
+) -> CacheEntry:
+    """Run the passes on a captured program, and make a cache entry for calls in `modes`.
+
+    model: the compiled module that is called, which transforms are shown. watch: see `lowered`.
+    """
+    found = lowered(captured, given, modes, watch)
+    if compat.distributed_is_used():
+        check_agreement([found.computation_traces[-1], *found.backward_traces[-1:]])
+    captured.settle(given, model)
+    return CacheEntry(captured, found, modes)
+
+
+def lowered(
+    captured: Captured, given: JitOptions, modes: tuple, watch: Callable[[Trace, Callable], Callable]
+) -> Lowered:
+    """Run the passes on a captured program. watch: for each trace and its function, the function that runs instead."""
+    options, executed = asked_for(captured.computation, given), list[Trace]()
+
+    def program(trace: Trace) -> Callable:
+        if options.debug.check_traces:
+            trace._callable = check_results(trace, captured.where).python_callable()
+        executed.append(trace)
+        return watch(trace, trace.python_callable())
+
+    backward: list[Trace] = []
+    connection = None
+    if captured.output_requires_grad and not options.disable_torch_autograd:
+        traces, backward, run, connection = _connect(captured.computation, options, modes, program)
+        run = differentiable(run, modes)
+    else:
+        traces = lower(captured.computation, options, options.executors)
+        run = not_differentiable(program(traces[-1]), modes, captured.any_input_requires_grad)
+    if captured.host_calls:
+        run = with_log(run, bool(captured.path))
+    if captured.path:
+        run = _with_numbers_put_back(run, captured.computation)
+    return Lowered([*captured.computation_traces[:-1], *traces], backward, run, executed, connection)
+
+
+def differentiable(run: Callable, modes: tuple) -> Callable:
+    """A function that is connected to autograd, in the grad mode of its calls."""
+    return run if compat.grad_enabled_in(modes) or compat.inference_in(modes) else with_grad(run)
+
+
+def not_differentiable(run: Callable, modes: tuple, any_input_requires_grad: bool) -> Callable:
+    """A computation without a backward, in the modes of its calls."""
+    run = _in_modes(run, modes)
+    return without_grad(run) if compat.grad_enabled_in(modes) and any_input_requires_grad else run
+
+
+def _with_numbers_put_back(function: Callable, computation: Trace) -> Callable:
+    """`function`, which draws no numbers where it leaves for another path: that draws them again."""
+    drawing = [b for b in computation.bound_symbols if not b.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE))]
+    results = [o for b in drawing for o in b.outputs if isinstance(o, TensorProxy)]
+    devices = {device for o in results if (device := to_torch_device(o.device)) is not None}
+    own = {id(x): x for b in drawing for x in leaves((b.args, b.kwargs)) if type(x) is torch.Generator}
+    if not devices and not own:
+        return function
+
+    def run(*inputs):
+        generators = [*map(_default_generator, devices), *own.values()]
+        states = [g.get_state() for g in generators]
+        try:
+            return function(*inputs)
+        except OtherPath:
+            for generator, state in zip(generators, states):
+                generator.set_state(state)
+            raise
+
+    return run
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return torch.default_generator
+
+
+def _in_modes(function: Callable, modes: tuple) -> Callable:
+    return no_autocast(function) if compat.autocast_in(modes) else function
+
+
+def _connect(
+    computation: Trace, options: JitOptions, modes: tuple, program: Callable[[Trace], Callable]
+) -> tuple[list[Trace], list[Trace], Callable, Connection]:
+    """The traces of a computation's forward and backward, the two as a function connected to autograd, and how.
+
+    The backward for all outputs is compiled before the forward runs. A backward that some outputs play no part in, and
+    one that is itself differentiated, are compiled when they are first met. `program` makes a callable of a trace.
+    """
+    executors = options.executors
+    forward, backward, cut = lower_with_derivatives(computation, options, executors)
+
+    def again(missing: Sequence[int]) -> tuple[Callable, list[int]]:
+        gradients, needed = gradient_program(computation, cut, missing, executors)
+        made = set(gradients.output_proxies) - {a for a in gradients.args if isinstance(a, Proxy)}
+        if any(isinstance(o, TensorProxy) and o.requires_grad for o in made):
+            return _connect(gradients, options, modes, program)[2], needed
+        return _in_modes(program(lower(gradients, options, executors)[-1]), modes), needed
+
+    result, objects = _result_of(computation, cut.outputs)
+    connection = Connection(
+        result, objects,
+        _own_results(computation, cut.outputs),
+        list(views_of_outputs(forward[-1])),
+        [o.requires_grad for o in cut.outputs],
+        inputs_behind(cut, computation.args),
+        random_devices(computation, options),
+        read_by_products(cut, executors),
+        [a.name for a in computation.args if not isinstance(a, TensorProxy)],
+        any(isinstance(e, FusionExecutor) for e in executors),
+        Variants(lambda missing: lower_backward_without(cut, missing, options, executors)[-1]),
+        computation, cut,
+    )  # fmt: skip
+    apart = apart_from_autocast(connection)
+    run = connect(
+        connection, program(forward[-1]), program(backward[-1]), modes,
+        make_without=lambda missing: apart(program(connection.variants(missing))),
+        make_batched=lambda missing: program(lower_backward_for_batches(cut, missing, options)[-1]),
+        make_again=again,
+        decisions=next((a.decisions for a in computation.args if isinstance(a, NumberProxy)), Decisions()),
+    )  # fmt: skip
+    return forward, backward, run, connection
+
+
+def apart_from_autocast(connection: Connection) -> Callable[[Callable], Callable]:
+    """A backward that is called under autocast runs as eager's would; kernels know the types they were made for."""
+    return no_autocast if connection.fuses else lambda run: run
+
+
+def connect(
+    connection: Connection, forward: Callable, backward: Callable, modes: tuple, *, make_without: Callable,
+    make_batched: Callable, make_again: Callable, decisions: Decisions,
+) -> Callable:  # fmt: skip
+    """The functions of a forward and a backward as one that is connected to autograd. make_...: see `connected`."""
+    given = connection
+    return connected(
+        _with_own_results(without_grad(_in_modes(forward, modes)), given.own, given.shown),
+        apart_from_autocast(given)(backward),
+        compile_source(given.result, "result", given.objects),
+        given.requires_grad,
+        make_without=make_without,
+        make_batched=make_batched,
+        make_again=make_again,
+        inputs=given.inputs,
+        random=given.random,
+        dense=given.dense,
+        decisions=decisions,
+        names=given.names,
+    )
+
+
+def _own_results(computation: Trace, outputs: list) -> list[int]:
+    """Places of results that are views and share memory with no argument and no other result."""
+    operations, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
+    producer, bases = producers(operations), alias_bases(operations, maybe=True)
+    written = computation.info.written  # in memory that was there
+    shared = Counter(bases[o] for o in outputs)
+
+    def may_be_own_view(o: Proxy) -> bool:
+        base = bases[o]
+        if not isinstance(o, TensorProxy) or not o.requires_grad or base in arguments or shared[base] > 1:
+            return False
+        if OpTags.OPAQUE in producer[base].sym.tags:
+            return False
+        return o is not base or not producer[o].sym.elementwise or o.name in written
+
+    return [i for i, o in enumerate(outputs) if may_be_own_view(o)]
+
+
+def _with_own_results(forward: Callable, places: Sequence[int], shown_by_saved: Sequence[int]) -> Callable:
+    """`forward`, with the results in these places detached.
+
+    PyTorch refuses writes to views that an autograd function returns. shown_by_saved: places of saved tensors that may
+    be views of results. Such a view holds the result, that its node, and this what was saved: none would be freed.
+    """
+    if not places and not shown_by_saved:
+        return forward
+
+    def run(*inputs):
+        results, (saved, others) = forward(*inputs)
+        return _without_bases(results, places), (_without_bases(saved, shown_by_saved), others)
+
+    return run
+
+
+def _without_bases(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> Sequence[torch.Tensor]:
+    """The same memory, by tensors that are no views in these places."""
+    if not places:
+        return tensors
+    found = list(tensors)
+    for i in places:
+        if found[i]._is_view():
+            found[i] = found[i].detach()
+    return tuple(found)
+
+
+def _result_of(computation: Trace, outputs: list) -> tuple[str, dict[str, Any]]:
+    """The text of (inputs, outputs) -> the structure that the computation returns, of distinct outputs and of inputs,
+    and the objects that it names."""
+    args = computation.args
+    places = {p: f"inputs[{i}]" for i, p in enumerate(args) if isinstance(p, Proxy)}
+    places |= {p: f"outputs[{i}]" for i, p in enumerate(outputs)}
+    printer = Printer(print_depth=1)
+    placed = map_structure(lambda x: Text(places[x]) if isinstance(x, Proxy) else x, computation.output)
+    expression = printer.value(placed)
+    numbers = "".join(f"  {a.name} = inputs[{i}]\n" for i, a in enumerate(args) if isinstance(a, NumberProxy))
+    numbers += "".join(f"  {o.name} = outputs[{i}]\n" for i, o in enumerate(outputs) if isinstance(o, UnbackedNumber))
+    imports = "\n".join(sorted(printer.imports))
+    return f"{imports}\ndef result(inputs, outputs):\n{numbers}  return {expression}", printer.context

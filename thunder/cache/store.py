@@ -1,0 +1,98 @@
+"""The entries of one compiled function: the entries of each mode, their limit, and the eviction of old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from thunder import compat
+from thunder.cache.entry import CacheEntry
+from thunder.cache.history import CompileStats
+from thunder.cache.index import ENTRIES, ENTRIES_WITH_TRANSFORMS, STALE, EntryTable
+from thunder.errors import RecompileWarning, warn_user
+from thunder.options import CACHE_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
+
+__all__ = ["ADVICE", "ProgramCache"]
+
+ADVICE = 'cache="symbolic values" keeps numbers and sizes symbolic.'
+
+
+class ProgramCache:
+    """The entries of one compiled function. tables: the index of the entries for calls in the same modes, by modes."""
+
+    def __init__(self, options: JitOptions, stats: CompileStats):
+        self.options, self.stats = options, stats
+        self.by_modes: dict[tuple, EntryTable] = {}
+
+    def by_last_use(self, modes: tuple) -> list[CacheEntry]:
+        """The entries for calls in these modes, the last one that ran first."""
+        table = self.by_modes.get(modes)
+        return [] if table is None else table.by_last_use()
+
+    def fitting(
+        self, fn: Callable, modes: tuple, args: tuple, kwargs: dict, facts: dict, reasons: list[str]
+    ) -> tuple[CacheEntry, tuple] | None:
+        """The entry that fits a call, with the inputs of its computation; `reasons` gets those why others do not."""
+        for entry in self.by_last_use(modes):
+            inputs = entry.inputs(fn, args, kwargs)
+            if isinstance(inputs, str):
+                reasons.append(inputs)
+                continue
+            self.by_modes[modes].learn(entry, facts)
+            entry.used = self.stats.calls
+            return entry, inputs
+        return None
+
+    def first_reason(self, modes: tuple) -> list[str]:
+        """Why the first call in these modes compiles."""
+        if self.options.cache is CACHE_OPTIONS.NO_CACHING and self.stats.cache_misses > 1:
+            return ["no caching"]
+        found = [compat.describe_modes(old, modes) for old in self.by_modes if old != modes]
+        return found or ["first call"]
+
+    def add(self, modes: tuple, entry: CacheEntry, facts: dict, name: str) -> None:
+        """Adds an entry that was compiled for a call with these facts. A full cache forgets its oldest one. name: of
+        the function, for the warning after many compilations."""
+        if self.options.cache is CACHE_OPTIONS.NO_CACHING:
+            return
+        stats = self.stats
+        entry.used = stats.calls
+        if len(stats.interpreter_cache) >= self.limit:
+            self.forget(min(stats.interpreter_cache, key=lambda e: e.used))
+        stats.interpreter_cache.insert(0, entry)
+        table = self.by_modes.get(modes)
+        if table is None:
+            table = self.by_modes[modes] = EntryTable()
+        table.add(entry, facts)
+        if not entry.path and stats.cache_misses == RECOMPILE_WARNING_LIMIT + 1:
+            why = "; ".join(dict.fromkeys(stats.last_compile_reasons))
+            text = f"{name} was compiled {stats.cache_misses} times. The last time because: {why}. {ADVICE}"
+            warn_user(text, RecompileWarning)
+
+    @property
+    def limit(self) -> int:
+        """The largest number of entries."""
+        given = self.options.get(ENTRIES)
+        if self.options.transforms and ENTRIES.name not in self.options.compile_options:
+            return min(given, ENTRIES_WITH_TRANSFORMS)
+        return given
+
+    def forget(self, entry: CacheEntry) -> None:
+        self.stats.interpreter_cache.remove(entry)
+        self.by_modes[entry.modes].remove(entry)
+
+    def drop_outlived(self) -> None:
+        """Forgets entries for modules or functions that are gone."""
+        for entry in [e for e in self.stats.interpreter_cache if e.captured.outlived]:
+            self.forget(entry)
+
+    def is_full(self, original_stands_in: Callable[[], bool]) -> bool:
+        """Whether all entries that may be there are there and in use, so that the original function runs in place of
+        another compilation."""
+        entries, most = self.stats.interpreter_cache, self.limit
+        if len(entries) >= most:
+            self.drop_outlived()
+        if len(entries) < most or not original_stands_in():
+            return False
+        if any(e.captured.computation.info.communicates for e in entries):  # the original would not
+            return False
+        return min(e.used for e in entries) > self.stats.calls - STALE * most

@@ -1,0 +1,447 @@
+"""Symbolic numbers of a program.
+
+A `NumberProxy` stands for a Python number whose value may differ from call to call. Its value is known to
+`symbolic.Decisions` alone: `concrete` is the one way to it, and makes it a guard. A number that an operation computes
+from data has no value at capture: it is an `UnbackedNumber`, and its relations are `Condition`s.
+"""
+
+from __future__ import annotations
+
+import functools
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+from thunder.core import symbolic
+from thunder.core.recording import decided_by_data, user_location, why_undecided
+from thunder.core.symbolic import RELATIONS
+from thunder.core.values import BINARY_DUNDERS, Proxy
+from thunder.errors import DataDependentError
+
+__all__ = [
+    "Condition", "FloatProxy", "IntegerProxy", "NumberProxy", "UnbackedNumber", "are_equal", "concrete", "converted",
+    "extreme", "number_value", "settled",
+]  # fmt: skip
+
+
+class UnbackedNumber(Proxy):
+    """A number that an operation computes from data: the size of a result, or the value of a tensor. The program holds
+    a `NumberProxy` of this name.
+
+    origin: its source in words. facts: those about such numbers in this program.
+    """
+
+    __slots__ = ("python_type", "origin", "facts")
+    requires_grad = None  # among outputs: that is a question for tensors
+
+    def __init__(self, name: str, python_type: type, origin: str, facts: symbolic.Facts):
+        self.name, self.python_type, self.origin, self.facts = name, python_type, origin, facts
+
+    def number(self) -> NumberProxy | Condition:
+        """The value that the program holds: a `NumberProxy`, or a `Condition` for a bool."""
+        if self.python_type is bool:
+            return Condition(number_of(symbolic.symbol(self.name), int, (self,)), "!=", 0, (self,))
+        return number_of(symbolic.symbol(self.name), self.python_type, (self,))
+
+    def _type_text(self) -> str:
+        return self.python_type.__name__
+
+    def replace(self) -> UnbackedNumber:
+        return UnbackedNumber(self.name, self.python_type, self.origin, self.facts)
+
+
+def _undecided(what: str, unbacked: tuple[UnbackedNumber, ...]) -> DataDependentError:
+    origins = ", ".join(f"{u.name} is {u.origin}" for u in unbacked)
+    return DataDependentError(
+        f"{what} is known only when the program runs ({origins}{why_undecided()})",
+        location=user_location(),
+        remedy="use operations that go without it (torch.where, masks, torch.nonzero_static); say what holds with "
+        "torch._check(...); or compute it outside and pass it in",
+    )
+
+
+class Condition:
+    """A relation of data-dependent numbers, which a program holds for a data-dependent bool. The program may return it,
+    and `torch._check` takes it."""
+
+    __slots__ = ("a", "relation", "b", "unbacked")
+
+    def __init__(self, a, relation: str, b, unbacked: tuple[UnbackedNumber, ...]):
+        self.a, self.relation, self.b, self.unbacked = a, relation, b, unbacked
+
+    def __bool__(self) -> bool:
+        found = _decided(self.a, self.relation, self.b, self.unbacked)  # the program may have checked it since
+        if found is None:
+            found = decided_by_data("truth", self)
+        if found is None:
+            raise _undecided(f"whether {self.text()}", self.unbacked)
+        return found
+
+    def text(self) -> str:
+        return f"{_expression(self.a)} {self.relation} {_expression(self.b)}"
+
+    def assume(self, holds: bool = True) -> None:
+        """The program goes on only where it holds, or where it does not."""
+        if float in (_type_of(self.a), _type_of(self.b)):
+            self.unbacked[0].facts.known[_expression(self.a), self.relation, _expression(self.b)] = holds
+        else:
+            told = self if holds else self.__sym_not__()
+            told.unbacked[0].facts.assume(_expression(told.a), told.relation, _expression(told.b))
+
+    def __sym_not__(self) -> Condition:
+        return Condition(
+            self.a,
+            {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}[self.relation],
+            self.b,
+            self.unbacked,
+        )
+
+
+def _plain(x):
+    return bool(x) if type(x) is Condition else x
+
+
+_BINARY_OF_BOOLS = [n for n in BINARY_DUNDERS if n != "matmul"]
+for _name in [
+    "int",
+    "index",
+    "float",
+    "str",
+    "format",
+    "hash",
+    "neg",
+    "abs",
+    "invert",
+    *"eq ne lt le gt ge".split(),
+    *_BINARY_OF_BOOLS,
+    *(f"r{n}" for n in _BINARY_OF_BOOLS),
+]:
+    setattr(
+        Condition,
+        f"__{_name}__",
+        lambda self, *other, _name=_name: getattr(bool(self), f"__{_name}__")(*map(_plain, other)),
+    )
+
+
+class NumberProxy:
+    """A symbolic Python number. Not a `Proxy`: it is an expression over arguments and data-dependent numbers.
+
+    expression: the expression, over numbers that the prologue passes in. decisions: the values of these, and the
+    relations that the program was decided by. unbacked: the data-dependent numbers in the expression. With any of them
+    there is neither value nor guard, and a decision is an error unless arithmetic decides it.
+    """
+
+    __slots__ = ("name", "expression", "decisions", "unbacked", "__weakref__")
+    python_type: type = int
+
+    def __init__(
+        self,
+        name: str,
+        decisions: symbolic.Decisions,
+        expression: symbolic.Expression | None = None,
+        unbacked: tuple[UnbackedNumber, ...] = (),
+    ):
+        self.name, self.decisions, self.unbacked = name, decisions, unbacked
+        self.expression = symbolic.symbol(name) if expression is None else expression
+
+    value = property(lambda self: self.concrete())
+
+    def _type_text(self) -> str:
+        """The type as traces print it, with the value at capture."""
+        return self.python_type.__name__ if self.unbacked else f"{self.python_type.__name__} {_hint(self)!r}"
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def renamed(self, table: dict[Proxy, Any]) -> NumberProxy:
+        """The number with data-dependent numbers replaced by those in `table`."""
+        if not any(u in table for u in self.unbacked):
+            return self
+        unbacked = tuple(table.get(u, u) for u in self.unbacked)
+        return number_of(
+            self.expression.renamed({old.name: new.name for old, new in zip(self.unbacked, unbacked)}),
+            self.python_type,
+            unbacked,
+        )
+
+    def symbol(self, name: str) -> NumberProxy:
+        """One of the numbers that this one is an expression of."""
+        if self.expression == symbolic.symbol(name):
+            return self
+        made = next((u for u in self.unbacked if u.name == name), None)
+        if made is not None:
+            return number_of(symbolic.symbol(name), made.python_type, (made,))
+        return (FloatProxy if type(self.decisions.values[name]) is float else IntegerProxy)(name, self.decisions)
+
+    def concrete(self) -> Any:
+        """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError
+        where that is data-dependent."""
+        if self.unbacked:
+            found = self.known()
+            if found is None:
+                found = decided_by_data("value", self)
+            if found is None:
+                raise _undecided(f"the value of {self.expression}", self.unbacked)
+            self.unbacked[0].facts.values[self.expression] = found
+            return found
+        value = _hint(self)
+        if not self.expression.is_constant:
+            self.decisions.decide(self.expression, "==", symbolic.constant(value))
+        return value
+
+    def known(self) -> Any:
+        """The value of a data-dependent number where the program continues for one value only, else None."""
+        values = self.unbacked[0].facts.values
+        if self.expression in values or not values:
+            return values.get(self.expression)
+        known: dict[str, Any] = {u.name: values.get(symbolic.symbol(u.name)) for u in self.unbacked}
+        if None in known.values() or not self.expression.symbols() <= known.keys():
+            return None
+        return self.expression.evaluate(known)
+
+    def __bool__(self) -> bool:
+        return bool(_compare(self, 0, "!="))
+
+    def __repr__(self) -> str:
+        hint = "" if self.unbacked else f", {_hint(self)!r} at capture"
+        return f"<{type(self).__name__} {self.expression}{hint}>"
+
+    def __hash__(self) -> int:
+        return hash(self.concrete())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.concrete(), spec)
+
+    def __str__(self) -> str:
+        return str(self.concrete())
+
+    def __int__(self) -> int:
+        return int(self.concrete())
+
+    def __float__(self) -> float:
+        return float(self.concrete())
+
+    def __complex__(self) -> complex:
+        return complex(self.concrete())
+
+    def __round__(self, digits=None):
+        return self if digits is None and self.python_type is int else round(self.concrete(), digits)
+
+
+class IntegerProxy(NumberProxy):
+    __slots__ = ()
+    python_type = int
+
+    def __index__(self) -> int:
+        return self.concrete()
+
+    def __round__(self, digits=None):
+        return self if digits is None else round(self.concrete(), digits)
+
+
+class FloatProxy(NumberProxy):
+    __slots__ = ()
+    python_type = float
+
+
+# no classes derived from them, which have their own arithmetic
+_NUMBERS = frozenset((bool, int, float, IntegerProxy, FloatProxy))
+
+
+def _expression(x) -> symbolic.Expression:
+    return x.expression if isinstance(x, NumberProxy) else symbolic.constant(x)
+
+
+def _hint(x):
+    return x.expression.evaluate(x.decisions.values) if isinstance(x, NumberProxy) else x
+
+
+def _arithmetic(name: str, a, b: Any = None):
+    """name(a, b) as a NumberProxy, or as a plain number where the result does not depend on an input."""
+    operands = (a,) if b is None else (a, b)
+    if unbacked := _unbacked(operands):
+        return _unbacked_arithmetic(name, operands, unbacked)
+    if name == "pow":  # an int, a float or a complex number, as signs say
+        exponent = operands[-1]
+        if _type_of(exponent) is int:
+            bool(exponent >= 0)
+        elif not a >= 0:
+            return concrete(a) ** concrete(exponent)
+    function = symbolic.APPLICATIONS[name][0]
+    value = function(*map(_hint, operands))
+    expressions = tuple(map(_expression, operands))
+    if name in ("add", "sub", "mul") and type(value) is int:
+        ea, eb = expressions
+        expression = ea + eb if name == "add" else ea - eb if name == "sub" else ea * eb
+    else:
+        expression = symbolic.apply(name, *expressions, whole=type(value) is int)
+    if expression.is_constant:
+        return value
+    decisions = next(x.decisions for x in operands if isinstance(x, NumberProxy))
+    return (FloatProxy if type(value) is float else IntegerProxy)(str(expression), decisions, expression)
+
+
+def _unbacked(operands: tuple) -> tuple[UnbackedNumber, ...]:
+    """The data-dependent numbers in operands."""
+    found = [x.unbacked for x in operands if isinstance(x, NumberProxy) and x.unbacked]
+    return found[0] if len(found) == 1 else tuple(dict.fromkeys(u for each in found for u in each))
+
+
+def _type_of(x) -> type:
+    return x.python_type if isinstance(x, NumberProxy) else type(x)
+
+
+_BITWISE = ("and", "or", "xor", "lshift", "rshift", "invert")
+
+
+def _result_kind(name: str, operands: tuple) -> type:
+    """The type of the result for these operands in Python, int or float."""
+    if name in _BITWISE:
+        return type(symbolic.APPLICATIONS[name][0](*(_type_of(x)(1) for x in operands)))  # raises for floats
+    if name in ("int", "round", "trunc", "ceil", "floor"):
+        return int
+    if name in ("truediv", "sqrt", "float") or any(_type_of(x) is float for x in operands):
+        return float
+    # of an int, a float where the exponent is negative
+    if name == "pow" and not (isinstance(operands[1], int) and operands[1] >= 0):
+        return int if operands[1] >= 0 else float
+    return int
+
+
+def _unbacked_arithmetic(name: str, operands: tuple, unbacked: tuple[UnbackedNumber, ...]):
+    """`_arithmetic` for numbers without a value. Integers with a value become constants."""
+    operands = tuple(x.concrete() if isinstance(x, IntegerProxy) and not x.unbacked else x for x in operands)
+    kind, expressions = _result_kind(name, operands), tuple(map(_expression, operands))
+    if name in ("add", "sub", "mul") and kind is int:
+        a, b = expressions
+        expression = a + b if name == "add" else a - b if name == "sub" else a * b
+    else:
+        expression = symbolic.apply(name, *expressions, whole=kind is int)
+    if expression.is_constant:
+        return expression.constant
+    return number_of(expression, kind, unbacked)
+
+
+_UNDECIDED = symbolic.Decisions()
+
+
+def number_of(expression: symbolic.Expression, kind: type, unbacked: tuple[UnbackedNumber, ...]) -> NumberProxy:
+    """A number that depends on data-dependent numbers."""
+    return (FloatProxy if kind is float else IntegerProxy)(str(expression), _UNDECIDED, expression, unbacked)
+
+
+def extreme(name: str, a, b):
+    """max(a, b) or min(a, b) of numbers one of which is data-dependent, without branching where one type comes out."""
+    second = b > a if name == "max" else b < a
+    if isinstance(second, Condition) and _type_of(a) is _type_of(b):
+        return _arithmetic(name, a, b)
+    return b if second else a
+
+
+def _decided(a, relation: str, b, unbacked: tuple[UnbackedNumber, ...]) -> bool | None:
+    """Whether a relation holds, by arithmetic or by earlier checks of the program; None where these do not decide."""
+    facts = unbacked[0].facts
+    if facts.values:
+        known = [x.known() if isinstance(x, NumberProxy) and x.unbacked else x for x in (a, b)]
+        if not any(x is None or isinstance(x, NumberProxy) for x in known):
+            return RELATIONS[relation](*known)
+    if float in (_type_of(a), _type_of(b)):
+        return facts.known.get((_expression(a), relation, _expression(b)))
+    return facts.decide(_expression(a), relation, _expression(b))
+
+
+def _compare(a, b, relation: str) -> bool | Condition:
+    unbacked = _unbacked((a, b))
+    if unbacked:
+        found = _decided(a, relation, b, unbacked)
+        return Condition(a, relation, b, unbacked) if found is None else found
+    ea, eb = _expression(a), _expression(b)
+    if (ea - eb).is_constant if _type_of(a) is _type_of(b) is int else ea == eb:
+        return RELATIONS[relation](_hint(a), _hint(b))
+    return next(x.decisions for x in (a, b) if isinstance(x, NumberProxy)).decide(ea, relation, eb)
+
+
+def _binary_number(name: str, reflected: bool) -> Callable:
+    calculate = _divmod if name == "divmod" else functools.partial(_arithmetic, name)
+
+    def method(self, other, *modulus):
+        if modulus:
+            return pow(self.concrete(), concrete(other), concrete(*modulus))
+        if type(other) in _NUMBERS:
+            return calculate(other, self) if reflected else calculate(self, other)
+        if isinstance(other, numbers.Number):  # a complex number, a fraction
+            function = divmod if name == "divmod" else symbolic.APPLICATIONS[name][0]
+            return function(other, self.concrete()) if reflected else function(self.concrete(), other)
+        return NotImplemented
+
+    return method
+
+
+def _relation(relation: str) -> Callable:
+    def method(self, other):
+        if type(other) in _NUMBERS:
+            return _compare(self, other, relation)
+        return RELATIONS[relation](self.concrete(), other) if isinstance(other, numbers.Number) else NotImplemented
+
+    return method
+
+
+def _divmod(a, b):
+    return _arithmetic("floordiv", a, b), _arithmetic("mod", a, b)
+
+
+NumberProxy.__invert__ = lambda self: _arithmetic("invert", self)  # type: ignore[attr-defined]
+for _name in "add sub mul truediv floordiv mod divmod pow and or xor lshift rshift".split():
+    setattr(NumberProxy, f"__{_name}__", _binary_number(_name, False))
+    setattr(NumberProxy, f"__r{_name}__", _binary_number(_name, True))
+for _stem, _symbol in zip("eq ne lt le gt ge".split(), RELATIONS, strict=True):
+    setattr(NumberProxy, f"__{_stem}__", _relation(_symbol))
+NumberProxy.__neg__ = lambda self: _arithmetic("neg", self)  # type: ignore[method-assign, attr-defined]
+NumberProxy.__invert__ = lambda self: _arithmetic("invert", self)  # type: ignore[attr-defined]
+NumberProxy.__abs__ = lambda self: _arithmetic("abs", self)  # type: ignore[attr-defined]
+NumberProxy.__pos__ = lambda self: self  # type: ignore[attr-defined]
+for _name in ("trunc", "floor", "ceil"):
+    setattr(
+        NumberProxy,
+        f"__{_name}__",
+        lambda self, _name=_name: self if type(self) is IntegerProxy else _arithmetic(_name, self),
+    )
+
+
+numbers.Integral.register(IntegerProxy)
+numbers.Real.register(FloatProxy)
+
+
+def concrete(x):
+    """A plain number: a NumberProxy's value, which becomes a guard; anything else as it is."""
+    return x.concrete() if isinstance(x, NumberProxy) else x
+
+
+def settled(x):
+    """`concrete(x)`; a data-dependent number stays as it is."""
+    return x if isinstance(x, NumberProxy) and x.unbacked else concrete(x)
+
+
+def converted(x, kind: type):
+    """int(x) or float(x), where x may be a data-dependent number."""
+    if not isinstance(x, NumberProxy):
+        return kind(x)
+    return x if x.python_type is kind else _arithmetic(kind.__name__, x) if x.unbacked else kind(x.concrete())
+
+
+def number_value(x):
+    """The value seen at capture, without making it a guard: for messages and estimates only. A data-dependent number
+    counts as some."""
+    if not isinstance(x, NumberProxy):
+        return x
+    if not x.unbacked:
+        return _hint(x)
+    return x.python_type(_ESTIMATE) if (known := x.known()) is None else known
+
+
+_ESTIMATE = 64
+
+
+def are_equal(a, b) -> bool:
+    """Whether two sizes are equal by arithmetic alone, which decides nothing."""
+    return a is b or _expression(a) == _expression(b)

@@ -1,0 +1,214 @@
+"""`thunder.examine`: the operations, fusions and saved values of a program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import nbytes
+from thunder.analysis.flow import producers
+from thunder.capture.operations import NOT_OPERATIONS
+from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, UnbackedNumber, type_string
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.tables import table
+from thunder.core.trace import Trace
+from thunder.errors import ThunderError, warn_user
+from thunder.inspect.queries import last_entry
+from thunder.ops import inplace_of, lookup
+
+__all__ = [
+    "examine",
+    "torch_calls",
+    "get_fusions",
+    "get_fusion_symbols",
+    "operations_in",
+    "saved_for_backward",
+    "SavedValue",
+    "SavedValues",
+]
+
+
+_DECISIONS = {getattr(torch.Tensor, f"__{n}__") for n in ("bool", "int", "float", "complex", "index", "contains")}
+
+
+class _Calls(TorchFunctionMode):
+    """Counts the torch functions that a program calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts: Counter = Counter()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func not in NOT_OPERATIONS and func not in _DECISIONS:
+            self.counts[func] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def torch_calls(fn: Callable, *args, **kwargs) -> Counter:
+    """How often a run of `fn` in eager PyTorch calls each torch function. Reading an attribute (`x.shape`) is none,
+    unless that is an operation (`x.T`)."""
+    with torch.no_grad(), _Calls() as calls:
+        fn(*args, **kwargs)
+    return Counter(
+        {f: n for f, n in calls.counts.items() if getattr(f, "__name__", "") != "__get__" or lookup(f) is not None}
+    )
+
+
+def get_fusions(trace: Trace, warn_if_fusions_unavailable: bool = True) -> list[tuple[str, Callable]]:
+    """(name, function) of each region that a fusion executor runs in a trace. A function of the Triton fuser has its
+    kernels' text as `source`.
+
+    Warns for a trace without fusions, as one is that was not transformed for execution.
+    """
+    found = [(symbol.name, symbol.fn) for symbol in get_fusion_symbols(trace)]
+    if not found and warn_if_fusions_unavailable:
+        warn_user(
+            "this trace has no fusions: is it the last of thunder.last_traces(...), of a program compiled with a "
+            "fusion executor?",
+            UserWarning,
+        )
+    return found  # type: ignore[return-value]
+
+
+def get_fusion_symbols(trace: Trace) -> list[Symbol]:
+    """The operations of a trace that fusion executors made."""
+    return [b.sym for b in operations_in(trace) if b.sym.is_fusion]
+
+
+def operations_in(trace: Trace) -> list[BoundSymbol]:
+    """The operations of a trace, those in CUDA graphs among them."""
+    return [
+        inner
+        for b in trace.bound_symbols
+        for inner in (b.subsymbols if b.sym.is_fusion and b.sym.executor is None else (b,))
+    ]
+
+
+def examine(fn: Callable, *args, **kwargs) -> None:
+    """Runs `fn` in PyTorch, says which operations it uses and which of them thunder has no definition of, then compiles
+    it and says how that went."""
+    import thunder
+
+    try:
+        counts = torch_calls(fn, *args, **kwargs)
+    except Exception as error:  # noqa: BLE001  it is reported: bad input is what people examine
+        print(f"The program fails in PyTorch itself, before thunder is asked: {type(error).__name__}: {error}")
+        return
+    known = {f: n for f, n in counts.items() if lookup(f) is not None or inplace_of(f) is not None}
+    unknown = {f: n for f, n in counts.items() if f not in known}
+    share = 100 * len(known) // max(len(counts), 1)
+    print(f"Found {len(counts)} distinct operations, of which {len(known)} ({share}%) are supported")
+    if unknown:
+        print("These are taken as opaque operations: PyTorch runs them, thunder does not look inside:")
+        for f, n in sorted(unknown.items(), key=lambda item: -item[1]):
+            print(f"  {resolve_name(f) or getattr(f, '__name__', f)}, called {n} times")
+    compiled = thunder.jit(fn)
+    try:
+        with torch.no_grad():
+            compiled(*args, **kwargs)
+    except ThunderError as error:
+        print(f"It cannot be compiled: {error}")
+        return
+    traces = thunder.last_traces(compiled)
+    print(
+        f"The program was compiled and run: {len(traces[0].bound_symbols)} operations captured, see thunder.last_traces"
+    )
+    for edge in thunder.last_sharp_edges(compiled):
+        print(f"  sharp edge: {edge}")
+
+
+@dataclass(frozen=True)
+class SavedValue:
+    """One value that the forward saves for the backward.
+
+    kind: its type as traces print it. nbytes: of its storage, 0 where the storage is an argument's or was counted
+    before, None for a piece of PyTorch's autograd graph, which does not say, and for tensors of a data-dependent size.
+    operation: its producer, "argument" for an argument. location: (file, line, function, source line) of the
+    user's code.
+    """
+
+    name: str
+    kind: str
+    nbytes: int | None
+    operation: str
+    location: tuple | None
+
+
+class SavedValues(tuple):
+    """The values that the last call of a compiled function saved for its backward, the largest first. Prints a
+    table."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of distinct storages, without those of arguments, and without the graphs of PyTorch's own
+        derivatives."""
+        return sum(v.nbytes or 0 for v in self)
+
+    def __str__(self) -> str:
+        rows = [
+            (v.name, v.kind, "?" if v.nbytes is None else f"{v.nbytes:,}", v.operation, _where(v.location))
+            for v in self
+        ]
+        graphs = sum(v.nbytes is None and v.kind == "Any" for v in self)
+        more = f", and {graphs} pieces of PyTorch's autograd graph" if graphs else ""
+        by_data = sum(v.nbytes is None and v.kind != "Any" for v in self)
+        more += f", and {by_data} tensors of data-dependent sizes" if by_data else ""
+        printed = table(("value", "type", "bytes", "made by", "at"), rows, right={2})
+        return f"{printed}\n{self.nbytes:,} bytes saved for the backward, without arguments{more}"
+
+
+def _where(location: tuple | None) -> str:
+    return f"{location[0]}:{location[1]}: {location[3].strip()}" if location is not None else ""
+
+
+def _is_known(value: Proxy) -> bool:
+    """Whether the size of a tensor does not depend on data."""
+    return not any(isinstance(n, NumberProxy) and n.unbacked for n in value.shape)  # type: ignore[attr-defined]
+
+
+def saved_for_backward(compiled: Callable) -> SavedValues:
+    """The values that the last call of a compiled function or module saved for its backward: name, type, bytes, the
+    operation that made it and the user's line.
+
+    Raises TypeError where `compiled` was not compiled or not called yet. Empty where nothing required grad.
+    """
+    entry = last_entry(compiled)
+    if not entry.backward_traces:
+        return SavedValues()
+    trace = entry.computation_traces[-1]
+    tensors, others = trace.output[1]
+    operations = operations_in(trace)
+    producer = producers(operations)
+    bases, counted, found = alias_bases(operations), {a for a in trace.args if isinstance(a, TensorProxy)}, []
+    saved = [
+        v
+        for value in (*tensors, *others)
+        for v in (value.collection if isinstance(value, CollectionProxy) else (value,))
+        if isinstance(v, Proxy)  # symbolic numbers take no memory
+    ]
+    for value in sorted(saved, key=lambda v: v in bases):  # before views of it, the value that owns the memory
+        operation, base = producer.get(value), bases[value]
+        size = (
+            0
+            if isinstance(value, UnbackedNumber) or base in counted
+            else nbytes(base)
+            if isinstance(value, TensorProxy) and _is_known(base)
+            else None
+        )
+        counted.add(base)
+        location = entry.captured.where(operation.location) if operation is not None and operation.location else None
+        found.append(
+            SavedValue(
+                value.name,
+                type_string(value),
+                size,
+                operation.sym.qualified_name if operation is not None else "argument",
+                location,
+            )
+        )
+    return SavedValues(sorted(found, key=lambda v: -(v.nbytes or 0)))

@@ -1,0 +1,457 @@
+"""`thunder.profile`: time and memory of a call, by bound symbol, by the user's line and by module.
+
+The programs that run are measured, and no copies of them. While a call is measured, the function that a trace was
+printed to has other code: the same statements, with a note behind each bound symbol. A note reads the clock, records an
+event on a GPU's stream, or ends one range of `torch.profiler` and begins the next, by which PyTorch counts the bytes
+that its allocators hand out and take back. Calls with and without notes take turns, and the fastest of each kind
+counts: the times are those of one run, and their sum can be held against a step that nobody looked into.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import linecache
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import median
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, record_function
+
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import estimated_time, nbytes
+from thunder.api import compiled_or_jit
+from thunder.cache.entry import CacheEntry
+from thunder.compiled import Compiled
+from thunder.core.codegen import Printer, function_source, line_owners
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.tables import table
+from thunder.core.trace import Trace, TraceTag
+from thunder.errors import CaptureError, OptionError
+from thunder.inspect.queries import compiled_function
+from thunder.programs.entry import text_only
+from thunder.transforms.del_last_used import python_del
+from thunder.transforms.partition import unpack_sequence
+from thunder.transforms.phases import phase_of
+
+__all__ = ["Cost", "Profile", "Share", "check_symbols", "costs_of", "profile", "profiler_ranges"]
+
+ROUNDS = 3, 20  # calls of each kind, at least and at most, as long as they take
+SECONDS = 3.0  # together
+WARM = 3  # calls before, of which the first ones compile
+ROWS = 20  # of a printed table
+
+
+class Cost(NamedTuple):
+    """What one bound symbol took, in one of the programs that a call ran.
+
+    part: "forward", "backward" or "update". trace: the program. number: the place of the bound symbol in it. bytes:
+    that it allocated, less those that it gave back. where: (filename, line, function, source line) of the user's code,
+    None where the bound symbol comes from no line. module: the path of the module that ran there.
+    """
+
+    part: str
+    trace: Trace
+    number: int
+    bound_symbol: BoundSymbol
+    seconds: float
+    bytes: int
+    where: tuple | None
+    module: str | None
+
+
+class Share(NamedTuple):
+    """What the bound symbols of a line or of a module took together. key: (filename, line, function, source line), or a
+    path. bytes: allocated by them. at_peak: bytes of what they have made and is in memory at the peak."""
+
+    key: Any
+    seconds: float
+    bytes: int
+    at_peak: int
+    count: int
+
+
+class Profile:
+    """What `thunder.profile` has measured; printed, two tables.
+
+    costs: of each bound symbol, in the order in which they ran. step: seconds of a call, with its backward, that nobody
+    looked into. noted: seconds of the call that the times are of. guards: seconds of its prologue. timeline: bytes in
+    memory behind each bound symbol, more than before the call. peak: the largest of them. compiled, entry: the function
+    and its program.
+    """
+
+    def __init__(
+        self, compiled: Compiled, entry: CacheEntry, costs: Sequence[Cost], step: float, noted: float, guards: float
+    ):
+        self.compiled, self.entry, self.costs = compiled, entry, tuple(costs)
+        self.step, self.noted, self.guards = step, noted, guards
+        self.timeline: list[int] = []
+        for cost in costs:
+            self.timeline.append(cost.bytes + (self.timeline[-1] if self.timeline else 0))
+        self.peak = max(self.timeline, default=0)
+        self._alive = _alive(costs[: self.timeline.index(self.peak) + 1]) if costs else {}
+
+    @property
+    def seconds(self) -> float:
+        """The sum of the times of the bound symbols."""
+        return sum(cost.seconds for cost in self.costs)
+
+    @property
+    def covered(self) -> float:
+        """How much of the call the bound symbols are; the rest is autograd's, and the dispatch of the call."""
+        return self.seconds / self.noted if self.noted else 0.0
+
+    def by_line(self) -> list[Share]:
+        """By the user's line, the longest first. The key is None for bound symbols that come from no line."""
+        return self._shares(lambda where, module: [where])
+
+    def by_module(self) -> list[Share]:
+        """By module, with the modules in it, the longest first. The key is "" for the compiled module itself, None for
+        bound symbols outside of modules."""
+        return self._shares(lambda where, module: _prefixes(module))
+
+    def _shares(self, keys: Callable[..., Iterable]) -> list[Share]:
+        found: dict[Any, list] = defaultdict(lambda: [0.0, 0, 0, 0])
+        where, keys_of = self.entry.captured.where, {}
+        for cost in self.costs:
+            for part, share in _parts(cost.bound_symbol):
+                location = part.location
+                at = keys(where(location), location[2]) if location else keys(cost.where, cost.module)
+                for key in dict.fromkeys(at):
+                    row = found[key]
+                    row[0] += share * cost.seconds
+                    row[1] += round(share * max(cost.bytes, 0))
+                    row[3] += 1
+                keys_of |= dict.fromkeys([o.name for o in part.outputs], tuple(dict.fromkeys(at)))
+        for name, size in self._alive.items():
+            for key in keys_of.get(name, ()):
+                found[key][2] += size
+        return sorted((Share(key, *row) for key, row in found.items()), key=lambda s: -s.seconds)
+
+    def __str__(self) -> str:
+        head = (
+            f"a step took {1e3 * self.step:.3f} ms, with notes {1e3 * self.noted:.3f} ms: of these {len(self.costs)} "
+            f"bound symbols {1e3 * self.seconds:.3f} ms ({self.covered:.1%}), guards {1e6 * self.guards:.0f} us; "
+            f"memory rose by {_mib(self.peak)} MiB at most"
+        )
+        lines = _table([(s, _at(s.key)) for s in self.by_line()], "line", self.seconds)
+        modules = [(s, "(no module)" if s.key is None else s.key or "(the model)") for s in self.by_module()]
+        return "\n\n".join([head, lines, _table(modules, "module, with those in it", self.seconds)])
+
+    __repr__ = __str__
+
+
+def _at(where: tuple | None) -> str:
+    return "(none of the user's lines)" if where is None else f"{where[0]}:{where[1]}: {where[3].strip()}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.2f}"
+
+
+def _table(shares: Sequence[tuple[Share, str]], title: str, total: float) -> str:
+    """The longest of some shares, each with its name."""
+    rows = [
+        (f"{1e3 * s.seconds:.3f}", f"{s.seconds / total if total else 0:.1%}", _mib(s.bytes), _mib(s.at_peak), name)
+        for s, name in shares[:ROWS]
+    ]
+    if len(shares) > ROWS:
+        rows.append(("", "", "", "", f"and {len(shares) - ROWS} more"))
+    return table(("ms", "share", "MiB", "at peak", title), rows, right=range(4))
+
+
+def _prefixes(path: str | None) -> list[str | None]:
+    """A module and those that it is in."""
+    if not path:
+        return [path]
+    names = path.split(".")
+    return ["", *(".".join(names[:i]) for i in range(1, len(names) + 1))]
+
+
+def _parts(b: BoundSymbol) -> Iterator[tuple[BoundSymbol, float]]:
+    """The operations that a bound symbol runs, each with its share: that of a region is shared out by bytes and
+    arithmetic (`analysis.cost`)."""
+    if not b.sym.is_fusion:
+        yield b, 1.0
+        return
+    costs = [max(estimated_time(part), 1.0) for part in b.subsymbols]
+    for part, cost in zip(b.subsymbols, costs, strict=True):
+        for inner, share in _parts(part):
+            yield inner, share * cost / sum(costs)
+
+
+def _alive(costs: Sequence[Cost]) -> dict[str, int]:
+    """By name, the bytes of the values that are in memory behind the last of these bound symbols."""
+    found: dict[str, int] = {}
+    bases = alias_bases((c.bound_symbol for c in costs), maybe=True)
+    for cost in costs:
+        b = cost.bound_symbol
+        if b.sym is python_del:
+            for value in b.inputs:
+                found.pop(value.name, None)
+        elif b.sym is not unpack_sequence and OpTags.IN_PLACE not in b.sym.tags:
+            own = [o for o in b.outputs if isinstance(o, TensorProxy) and o not in bases]
+            found |= {o.name: nbytes(o) for o in own}
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- notes
+
+
+class _Run(NamedTuple):
+    """One run of one program: what each note has noted, the first one before all bound symbols."""
+
+    trace: Trace
+    notes: list
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it did not leave for another path."""
+        return len(self.notes) > len(self.trace.bound_symbols)
+
+    def times(self) -> list[float]:
+        """By bound symbol, in seconds, of clocks or events."""
+        between = zip(self.notes[:-1], self.notes[1:], strict=True)
+        return [b - a if isinstance(b, float) else a.elapsed_time(b) / 1e3 for a, b in between]
+
+
+@contextlib.contextmanager
+def _noting(traces: Sequence[Trace], note_for: Callable[[Trace], Callable[[], Any]]) -> Iterator[list[_Run]]:
+    """Inside the block, runs of the traces' functions are noted. note_for: for a trace that begins to run, what to call
+    for each note."""
+    runs: list[_Run] = []
+
+    def begin(number: int) -> Callable[[], None]:
+        note, noted = note_for(traces[number]), []
+        runs.append(_Run(traces[number], noted))
+        noted.append(note())
+        return lambda: noted.append(note())
+
+    functions = [trace.python_callable() for trace in traces]
+    codes = [f.__code__ for f in functions]
+    noting = [_with_notes(t, f, n) for n, (t, f) in enumerate(zip(traces, functions, strict=True))]
+    try:
+        for f, code in zip(functions, noting, strict=True):
+            f.__globals__["_thunder_begin"] = begin
+            f.__code__ = code
+        yield runs
+    finally:
+        for f, code in zip(functions, codes, strict=True):
+            f.__code__ = code
+            f.__globals__.pop("_thunder_begin", None)
+
+
+def _with_notes(trace: Trace, function: FunctionType, number: int):
+    """The code of a trace's function, with a note before all bound symbols and one behind each. Lines stay what they
+    are, for tracebacks."""
+    source = "".join(linecache.getlines(function.__code__.co_filename))
+    if source != function_source(trace, Printer(print_depth=1), include_decorators=False):
+        raise OptionError("what runs is not the printed trace: leave debug options that check traces out")
+    tree = ast.parse(source)
+    body = next(n for n in tree.body if isinstance(n, ast.FunctionDef)).body
+    owners = line_owners(trace)
+    made = [_statement(f"_thunder_note = _thunder_begin({number})", body[0].lineno)]
+    for statement, following in zip(body, [*body[1:], None], strict=True):
+        made.append(statement)
+        owner = owners.get(statement.lineno)
+        if owner is not None and (following is None or owners.get(following.lineno) is not owner):
+            made.append(_statement("_thunder_note()", statement.lineno))
+    body[:] = made
+    space: dict[str, Any] = {}
+    exec(compile(tree, function.__code__.co_filename, "exec"), space)
+    return space[trace.name].__code__
+
+
+def _statement(text: str, line: int) -> ast.stmt:
+    found = ast.parse(text).body[0]
+    for node in ast.walk(found):
+        if hasattr(node, "lineno"):
+            node.lineno = node.end_lineno = line  # type: ignore[attr-defined]
+    return found
+
+
+def _clock(trace: Trace) -> Callable[[], Any]:
+    """Reads the host's clock, or records an event where a program runs on a GPU."""
+    values = [*trace.args, *(o for b in trace.bound_symbols for o in b.outputs)]
+    if all(v.device.type != "cuda" for v in values if isinstance(v, TensorProxy)):
+        return time.perf_counter
+
+    def event() -> torch.cuda.Event:
+        found = torch.cuda.Event(enable_timing=True)
+        found.record()
+        return found
+
+    return event
+
+
+def _ranges(name: Callable[[Trace, int], str]) -> Callable[[Trace], Callable[[], Any]]:
+    """For each bound symbol a range of `torch.profiler`, which emit_nvtx shows as well."""
+
+    def note_for(trace: Trace) -> Callable[[], None]:
+        places, inside = iter(range(len(trace.bound_symbols))), []
+
+        def note() -> None:
+            if inside:
+                inside.pop().__exit__(None, None, None)
+            if (number := next(places, None)) is not None:
+                inside.append(record_function(name(trace, number)))
+                inside[-1].__enter__()
+
+        return note
+
+    return note_for
+
+
+@contextlib.contextmanager
+def profiler_ranges(fn: Callable) -> Iterator[None]:
+    """Inside the block, each bound symbol of the programs of `fn` is a range of `torch.profiler`, and of NVTX under
+    `torch.autograd.profiler.emit_nvtx`: "transformer.h.0.attn: torch.addmm". Programs that are compiled inside of it
+    have none, nor have those from disk.
+
+    Raises TypeError where `fn` is not compiled.
+    """
+    compiled = compiled_function(fn)
+
+    def name(trace: Trace, number: int) -> str:
+        b = trace.bound_symbols[number]
+        module = b.location[2] if b.location else None
+        return f"{module or 'thunder'}: {b.sym.qualified_name}"
+
+    with _noting([t for entry in compiled.programs for t in entry.executed], _ranges(name)):
+        yield
+
+
+# --------------------------------------------------------------------------------------------------------- measuring
+
+
+def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
+    """Time and memory of `fn(*args, **kwargs)` by bound symbol, by the user's line and by module path.
+
+    fn: compiled, or what `thunder.jit` takes. Where the program has a backward of its own, that is run as well: of the
+    results that are scalars, as losses are, or of all results where none is. Gradients of parameters stay what they
+    are. A function that calls `backward()` and an optimizer itself is measured as a whole.
+
+    Calls `fn` 11 to 45 times, with all effects: a training step trains. Raises CaptureError where the original function
+    runs, or where calls run programs that others do not run.
+    """
+    compiled = compiled_or_jit(fn)
+
+    def step() -> tuple[float, CacheEntry]:
+        calls, started = {id(p): p.calls for p in compiled.programs}, _now()
+        result = compiled(*args, **kwargs)
+        took, entry = _now() - started, compiled.stats.last_entry
+        if entry is None or entry.calls == calls.get(id(entry), 0):
+            raise CaptureError("the original function runs, so that there is no program to measure", remedy=_REMEDY)
+        if entry.backward_traces:
+            inputs = [x for x in entry.inputs(compiled.fn, args, kwargs) if _requires_grad(x)]
+            started = _now()
+            gradients = _backward(result, inputs)
+            took += _now() - started
+            del gradients  # giving memory back is no part of the program
+        return took, entry
+
+    for _ in range(WARM):
+        entry = step()[1]
+    check_symbols(entry)
+    traces, plain, noted = entry.executed, [], []
+    started = time.perf_counter()
+    while len(plain) < ROUNDS[0] or len(plain) < ROUNDS[1] and time.perf_counter() - started < SECONDS:
+        plain.append((*step(), []))
+        with _noting(traces, _clock) as runs:
+            noted.append((*step(), runs))
+    with torch.profiler.profile(activities=_activities(), profile_memory=True) as profiler:
+        step()  # on the CPU, memory that a call gives back is counted where it was seen to be handed out
+        with _noting(traces, _ranges(lambda trace, number: f"thunder {traces.index(trace)} {number}")) as runs:
+            counted = (*step(), runs)
+    calls = [*noted, counted]
+    ran = [[run.trace for run in runs if run.is_whole] for _, _, runs in calls]
+    if any(e is not entry for _, e, _ in [*plain, *calls]) or any(r != ran[0] for r in ran):
+        raise CaptureError("calls with these arguments do not all run the same program", remedy=_REMEDY)
+    took, _, runs = min(noted, key=lambda call: call[0])
+    costs = costs_of(entry, ran[0], [run.times() for run in runs if run.is_whole], _allocated(profiler))
+    fastest = min(seconds for seconds, *_ in plain)
+    return Profile(compiled, entry, costs, fastest, took, _guards(entry, compiled, args, kwargs))
+
+
+def check_symbols(entry: CacheEntry) -> None:
+    """Raises ThunderError for a program from disk, of which there is the text alone."""
+    if entry.from_disk:
+        raise text_only()
+
+
+_REMEDY = "profile calls that are compiled and go one way; thunder.explain says what runs on the host"
+
+
+def _now() -> float:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _requires_grad(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.requires_grad
+
+
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        yield result
+    for inner in (
+        result.values() if isinstance(result, Mapping) else result if isinstance(result, (list, tuple)) else ()
+    ):
+        yield from _tensors(inner)
+
+
+def _backward(result: Any, inputs: list[torch.Tensor]) -> tuple:
+    """The gradients of a result, which are accumulated nowhere."""
+    outputs = [x for x in _tensors(result) if x.requires_grad]
+    outputs = [x for x in outputs if x.numel() == 1] or outputs
+    return torch.autograd.grad(outputs, inputs, [torch.ones_like(x) for x in outputs], allow_unused=True)
+
+
+def _guards(entry: CacheEntry, compiled: Compiled, args: tuple, kwargs: dict) -> float:
+    found = []
+    for _ in range(20):
+        started = time.perf_counter()
+        entry.inputs(compiled.fn, args, kwargs)
+        found.append(time.perf_counter() - started)
+    return median(found)
+
+
+def _activities() -> list[ProfilerActivity]:
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_initialized() else [])]
+
+
+def _allocated(profiler: torch.profiler.profile) -> dict[str, int]:
+    """By the name of a range, the bytes that were allocated in it, less those that were given back."""
+    events = [e for e in profiler.events() if e.name.startswith("thunder ")]
+    return {e.name: e.cpu_memory_usage + e.device_memory_usage for e in events if not e.is_async}
+
+
+def costs_of(
+    entry: CacheEntry, ran: Sequence[Trace], times: Sequence[Sequence[float]], allocated: Mapping[str, int]
+) -> list[Cost]:
+    """The bound symbols of programs that ran. times: by program and bound symbol. allocated: bytes, by the names of
+    ranges."""
+    made_at: dict[Proxy, tuple] = {}  # by value, the location of the bound symbol that makes it
+    found = []
+    for trace, seconds in zip(ran, times, strict=True):
+        number_of = entry.executed.index(trace)
+        part = "backward" if TraceTag.BACKWARD in trace.tags else "forward"
+        for i, b in enumerate(trace.bound_symbols):
+            location = b.location
+            if b.sym is python_del:  # a value is given back for the line that made it
+                location = next((made_at[v] for v in b.inputs if v in made_at), None)
+            elif phase_of(b):
+                part = "backward"
+            elif TraceTag.BACKWARD not in trace.tags and part == "backward":
+                part = "update"
+            made_at |= dict.fromkeys(b.outputs, location) if location else {}
+            where, module = (entry.captured.where(location), location[2]) if location else (None, None)
+            size = allocated.get(f"thunder {number_of} {i}", 0)
+            found.append(Cost(part, trace, i, b, seconds[i], size, where, module))
+    return found

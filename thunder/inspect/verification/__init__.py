@@ -1,0 +1,1 @@
+"""The parts of `thunder.verify`: comparisons and their report, the rule, reference programs, one step."""

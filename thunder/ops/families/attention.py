@@ -1,0 +1,406 @@
+"""Scaled dot-product attention."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from thunder import compat
+from thunder.core.dtypes import float32, float64
+from thunder.core.proxies import TensorProxy, element_count, like, number_value
+from thunder.core.symbol import OpTags, Symbol, current_recorder
+from thunder.ops import pytorch_derivative
+from thunder.ops.backward import sum_to
+from thunder.ops.families.elementwise import broadcast_to
+from thunder.ops.families.linalg import _folded
+from thunder.ops.families.normalization import softmax
+from thunder.ops.families.random import dropout_noise
+from thunder.ops.families.shape import reshape, transpose
+from thunder.ops.opaque import casts_inside
+from thunder.ops.promotion import broadcast_shapes
+from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.shape_rules import require
+from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
+
+
+def _meta(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    q, k, v = query.shape, key.shape, value.shape
+    require(len(q) >= 2 and len(k) >= 2 and len(v) >= 2)
+    require(query.dtype is key.dtype and query.dtype is value.dtype)
+    if query.device is not key.device or query.device is not value.device:
+        raise RuntimeError("Expected query, key, and value to have the same device type")
+    require((q[-1] is k[-1] or q[-1] == k[-1]) and (k[-2] is v[-2] or k[-2] == v[-2]))
+    require(not is_causal or attn_mask is None)
+    if enable_gqa:
+        require(q[-3] % k[-3] == 0 and q[-3] % v[-3] == 0)
+        batch = q[:-2]
+    else:
+        batch = q[:-2] if q[:-2] == k[:-2] == v[:-2] else broadcast_shapes(q[:-2], k[:-2], v[:-2])
+    if isinstance(attn_mask, TensorProxy):
+        _check_mask(attn_mask, query, (*batch, q[-2], k[-2]))
+    return like(query, (*batch, q[-2], v[-1]))
+
+
+def _check_mask(mask: TensorProxy, query: TensorProxy, wanted: tuple) -> None:
+    require(mask.dtype.category == 0 or mask.dtype is query.dtype or mask.dtype.name == "float32")
+    broadcast_shapes(mask.shape, wanted)
+
+
+def _weights(query, key, attn_mask, is_causal, scale):
+    """softmax(query @ key.T * scale + mask); a query that attends to nothing has weights 0."""
+    length, sources = query.shape[-2], key.shape[-2]
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = LTORCH["matmul"](query * factor, transpose(key, -2, -1))
+    if is_causal:
+        rows, columns = (LTORCH["arange"](n, device=query.device) for n in (length, sources))
+        attn_mask = LTORCH["unsqueeze"](rows, 1) >= LTORCH["unsqueeze"](columns, 0)
+    if attn_mask is None:
+        return softmax(scores, -1)
+    if attn_mask.dtype.category != 0:
+        scores = scores + attn_mask
+        hidden = LTORCH["eq"](scores, float("-inf"))
+    else:
+        hidden = LTORCH["logical_not"](broadcast_to(attn_mask, scores.shape))
+        scores = LTORCH["where"](hidden, float("-inf"), scores)
+    nothing = LTORCH["all"](hidden, -1, True)
+    return LTORCH["where"](nothing, 0.0, softmax(scores, -1))
+
+
+def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    if enable_gqa:
+        key = LTORCH["repeat_interleave"](key, query.shape[-3] // key.shape[-3], -3)
+        value = LTORCH["repeat_interleave"](value, query.shape[-3] // value.shape[-3], -3)
+    weights = _weights(query, key, attn_mask, is_causal, scale)
+    if dropout_p > 0.0:
+        weights = LTORCH["dropout"](weights, dropout_p, True)
+    return LTORCH["to"](LTORCH["matmul"](weights, LTORCH["to"](value, dtype=weights.dtype)), dtype=query.dtype)
+
+
+_FUNCTION = F.scaled_dot_product_attention
+scaled_dot_product_attention = composite(
+    _FUNCTION, name="scaled_dot_product_attention", meta=_meta, autocast="lower", tags=(OpTags.MATMUL_OP,)
+)(_attention)
+# with dropout it draws random numbers, and is another operation for passes that merge or repeat
+attention_with_dropout = composite(
+    fn=_FUNCTION,
+    name="scaled_dot_product_attention_with_dropout",
+    meta=_meta,
+    autocast="lower",
+    tags=(OpTags.MATMUL_OP, OpTags.RANDOM_OP),
+)(_attention)
+
+
+def scores(query: TensorProxy, key: TensorProxy, is_causal: bool) -> int:
+    """The multiply-adds of a product as large as that of queries and keys."""
+    return element_count(query) * number_value(key.shape[-2]) // (2 if is_causal else 1)
+
+
+for _symbol in (scaled_dot_product_attention, attention_with_dropout):
+    _symbol.multiply_adds = lambda operation: 2 * scores(*operation.args[:2], (*operation.args[5:6], False)[0])
+    _symbol.rate = "attention"
+
+
+def _run_among(backends, *args, **kwargs):
+    with compat.attention_among(backends):
+        return _FUNCTION(*args, **kwargs)
+
+
+# under flags that the program itself sets (torch.nn.attention.sdpa_kernel); `backends` are these
+attention_among, attention_among_with_dropout = (
+    Symbol(
+        name,
+        lambda backends, *args, **kwargs: _meta(*args, **kwargs),
+        id=name,
+        is_prim=True,
+        tags=(OpTags.MATMUL_OP, *tags),
+        fn=_run_among,
+    )
+    for name, tags in (("attention_among", ()), ("attention_among_with_dropout", (OpTags.RANDOM_OP,)))
+)
+attention_among.autocast = attention_among_with_dropout.autocast = "lower"
+
+
+@alias(_FUNCTION, over=scaled_dot_product_attention)
+def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    options = {} if scale is None else {"scale": scale}
+    if enable_gqa:
+        options["enable_gqa"] = True
+    if (recorder := current_recorder()) is not None and (before := recorder.context.names.backends) is not None:
+        recorder.context.names.attends |= query.device.type == "cuda"
+        if (backends := compat.attention_backends()) != before:
+            among = attention_among if dropout_p == 0.0 else attention_among_with_dropout
+            return among(backends, query, key, value, attn_mask, dropout_p, is_causal, **options)
+    symbol = scaled_dot_product_attention if dropout_p == 0.0 else attention_with_dropout
+    return symbol(query, key, value, attn_mask, dropout_p, is_causal, **options)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# derivative: the CPU's flash kernel
+
+
+@functools.cache
+def _flash_spreads_one_head() -> bool:
+    """Whether PyTorch's flash kernel for the CPU takes keys of one head for all heads of the query, as it does from
+    torch 2.15 on."""
+    with compat.DisableTorchFunction(), sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+        query, key = (torch.empty(1, heads, 1, 1, device="cpu") for heads in (2, 1))
+        return compat.attention_choice(query, key, key) == SDPBackend.FLASH_ATTENTION.value
+
+
+def fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa: bool) -> bool:
+    """Whether PyTorch takes its flash kernel for the CPU, as far as types and sizes decide
+    (aten/src/ATen/native/transformers/sdp_utils_cpp.cpp)."""
+    q, k, v = query.shape, key.shape, value.shape
+    if (
+        query.device.type != "cpu"
+        or dropout_p > 0.0
+        or query.dtype.category != 2
+        or not len(q) == len(k) == len(v) == 4
+    ):
+        return False
+    if any(type(n) is int and n == 0 for n in (q[2], k[2], q[3])) or not (
+        q[0] == k[0] == v[0] and q[3] == k[3] == v[3]
+    ):
+        return False
+    if not (k[1] == v[1] and (q[1] == k[1] or enable_gqa or (k[1] == 1 and _flash_spreads_one_head()))):
+        return False
+    if attn_mask is None:
+        return True
+    whole = (q[0], q[1], q[2], k[2])
+    shape = attn_mask.shape
+    return (
+        not attn_mask.requires_grad
+        and len(shape) in (2, 4)
+        and all(n == 1 or n == m for n, m in zip(reversed(shape), reversed(whole), strict=False))
+    )
+
+
+def _run_flash(query, key, value, attn_mask, is_causal, scale, enable_gqa):
+    """(result, logarithms of the rows' sums). These are empty where the flags or the layout of the moment forbid the
+    kernel, and PyTorch takes another way."""
+    if torch.backends.cuda.flash_sdp_enabled() and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
+        return compat.kernel("_scaled_dot_product_flash_attention_for_cpu")(
+            query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale
+        )
+    return _FUNCTION(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa), query.new_empty(
+        0
+    )
+
+
+def _run_flash_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa):
+    if sums.numel():
+        return compat.kernel("_scaled_dot_product_flash_attention_for_cpu_backward")(
+            g, query, key, value, out, sums, 0.0, is_causal, attn_mask=attn_mask, scale=scale
+        )
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in (query, key, value)]
+        out = _FUNCTION(*leaves, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return torch.autograd.grad(out, leaves, g)
+
+
+def _flash_meta(query, key, value, attn_mask, is_causal, scale, enable_gqa):
+    b, h, n, d = query.shape
+    return like(query, (b, h, n, value.shape[-1])), like(
+        query, (b, h, n), float64 if query.dtype is float64 else float32
+    )
+
+
+flash_attention = Symbol(
+    "flash_attention", _flash_meta, id="flash_attention", is_prim=True, tags=(OpTags.MATMUL_OP,), fn=_run_flash
+)
+flash_attention_backward = Symbol(
+    "flash_attention_backward", lambda g, query, key, value, *rest: (like(query), like(key), like(value)),
+    id="flash_attention_backward", is_prim=True,
+    tags=(OpTags.MATMUL_OP,), fn=_run_flash_backward,
+)  # fmt: skip
+flash_attention.nondifferentiable = (1,)
+
+
+@flash_attention.vjp
+def _(query, key, value, attn_mask, is_causal, scale, enable_gqa):
+    out, sums = flash_attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    g, _ = yield out, sums
+    return flash_attention_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa)
+
+
+def _run_mathematically(query, key, value, attn_mask, is_causal, scale, enable_gqa):
+    with sdpa_kernel(SDPBackend.MATH):
+        return _FUNCTION(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+# the same by products, which PyTorch can differentiate twice; the kernel's backward it cannot
+mathematical_attention = Symbol(
+    "mathematical_attention",
+    lambda *args: _flash_meta(*args)[0],
+    id="mathematical_attention",
+    is_prim=True,
+    tags=(OpTags.MATMUL_OP,),
+    fn=_run_mathematically,
+)
+
+
+@flash_attention_backward.vjp
+def _(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa):
+    """`out` and `sums` are functions of query, key and value, and the derivative with respect to these is the whole
+    one."""
+    given = yield flash_attention_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa)
+    return differentiated_by_products(g, query, key, value, attn_mask, is_causal, scale, enable_gqa, given)
+
+
+def differentiated_by_products(g, query, key, value, attn_mask, is_causal, scale, enable_gqa, given) -> tuple:
+    """The cotangents of (g, query, key, value) of a kernel's backward, for those of its results."""
+    once = pytorch_derivative.vjp_of(mathematical_attention)
+    inside = (query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    last = 3 if attn_mask is None else 4  # g comes after the other tensors
+    gq, gk, gv, gg = pytorch_derivative.vjp_of(once)((0, 1, 2, last), ((0, 1, 2), inside, {}, (g,)), {}, tuple(given))
+    return gg, gq, gk, gv
+
+
+def _run_bias(mask, dtype, hidden=float("-inf")):
+    return torch.where(
+        mask,
+        torch.scalar_tensor(0.0, dtype=dtype, device=mask.device),
+        torch.scalar_tensor(hidden, dtype=dtype, device=mask.device),
+    )
+
+
+def _bias(mask, dtype, hidden=float("-inf")):
+    """The decomposition, which kernels compute."""
+    return LTORCH["to"](LTORCH["where"](mask, 0.0, hidden), dtype=dtype)
+
+
+attention_bias = Symbol(
+    "attention_bias",
+    lambda mask, dtype, hidden=float("-inf"): like(mask, dtype=from_tensor_dtype(dtype)),
+    id="attention_bias",
+    decomposition=_bias,
+    fn=_run_bias,
+)  # a mask of bools as what is added to the scores: 0 and -inf, or another number where a kernel wants one
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# derivative: the way that has no kernel
+
+
+def _is_mathematical(query, key, value, attn_mask, enable_gqa: bool) -> bool:
+    """Whether `_by_products` computes what PyTorch does where it takes no kernel. In lower types PyTorch computes in
+    float32, which is left to it."""
+    if (
+        query.device.type != "cpu"
+        or enable_gqa
+        or query.dtype not in (float32, float64)
+        or not len(query.shape) == len(key.shape) == len(value.shape) == 4
+    ):
+        return False
+    return attn_mask is None or attn_mask.dtype.category == 0 or attn_mask.dtype is query.dtype
+
+
+def _run_causal(query, sources: int):
+    return _run_bias(torch.ones((query.shape[-2], sources), dtype=torch.bool, device=query.device).tril(), query.dtype)
+
+
+causal_bias = Symbol(
+    "causal_bias",
+    lambda query, sources: like(query, (query.shape[-2], sources)),
+    id="causal_bias",
+    is_prim=True,
+    fn=_run_causal,
+)
+
+
+def _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale):
+    """PyTorch's own composition (_scaled_dot_product_attention_math): the root of the scale on query and key, weights
+    that are 0 where nothing is attended to."""
+    lead = broadcast_shapes(query.shape[:2], key.shape[:2], value.shape[:2])
+    rows = (*lead, query.shape[-2], key.shape[-2])
+    root = math.sqrt(abs(scale)) if scale is not None else math.sqrt(1.0 / math.sqrt(query.shape[-1]))
+    q = _folded(LTORCH["mul"](query, -root if scale is not None and scale < 0 else root), lead)
+    k = _folded(LTORCH["mul"](transpose(key, -2, -1), root), lead)
+    if is_causal:
+        attn_mask = causal_bias(query, key.shape[-2])
+    elif attn_mask is not None and attn_mask.dtype.category == 0:
+        attn_mask = attention_bias(attn_mask, to_torch_dtype(query.dtype))
+    scores = LTORCH["bmm"](q, k)
+    if attn_mask is not None:
+        scores = reshape(LTORCH["add"](reshape(scores, rows), attn_mask), scores.shape)
+    weights = dropped = LTORCH["_safe_softmax"](scores, -1)
+    noise = None
+    if dropout_p > 0.0:
+        noise = dropout_noise(weights, dropout_p)
+        dropped = LTORCH["mul"](weights, noise)
+    v = _folded(value, lead)
+    g = yield reshape(LTORCH["bmm"](dropped, v), (*lead, query.shape[-2], value.shape[-1]))
+    g = reshape(g, (v.shape[0], query.shape[-2], value.shape[-1]))
+    slope = LTORCH["bmm"](g, transpose(v, 1, 2))
+    slope = LTORCH["softmax_backward"](
+        slope if noise is None else LTORCH["mul"](slope, noise), weights, -1, weights.dtype
+    )
+    of_query = sum_to(reshape(LTORCH["bmm"](slope, transpose(k, 1, 2)), (*lead, *query.shape[-2:])), query.shape)
+    of_key = sum_to(
+        reshape(LTORCH["bmm"](transpose(q, 1, 2), slope), (*lead, *k.shape[-2:])), (*key.shape[:2], *k.shape[-2:])
+    )
+    of_value = sum_to(reshape(LTORCH["bmm"](transpose(dropped, 1, 2), g), (*lead, *value.shape[-2:])), value.shape)
+    of_mask = (
+        sum_to(reshape(slope, rows), attn_mask.shape) if attn_mask is not None and attn_mask.requires_grad else None
+    )
+    return (
+        LTORCH["mul"](of_query, -root if scale is not None and scale < 0 else root),
+        transpose(LTORCH["mul"](of_key, root), -2, -1),
+        of_value,
+        of_mask,
+    )
+
+
+def _attention_rule(symbol):
+    def rule(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+        if fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa):
+            if attn_mask is not None and attn_mask.dtype.category == 0:
+                attn_mask = attention_bias(attn_mask, to_torch_dtype(query.dtype))
+            out, sums = flash_attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+            g = yield out
+            return flash_attention_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa)
+        if _is_mathematical(query, key, value, attn_mask, enable_gqa) and 0.0 <= dropout_p < 1.0:
+            return (yield from _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale))
+        return NotImplemented
+
+    symbol.vjp(rule)
+
+
+_attention_rule(scaled_dot_product_attention)
+_attention_rule(attention_with_dropout)
+
+
+@torch_prim(*compat.operators("_native_multi_head_attention"), name="native_multi_head_attention")
+def native_multi_head_attention(
+    query,
+    key,
+    value,
+    embed_dim,
+    num_head,
+    qkv_weight,
+    qkv_bias,
+    proj_weight,
+    proj_bias,
+    mask=None,
+    need_weights=True,
+    average_attn_weights=True,
+    mask_type=None,
+):
+    """The way that nn.MultiheadAttention goes in evaluation without grad; PyTorch has no derivative of it. The weights
+    are None where they are not asked for."""
+    require(
+        len(query.shape) == 3
+        and query.shape[2] == embed_dim
+        and qkv_weight.shape == (3 * embed_dim, embed_dim)
+        and not embed_dim % num_head
+    )
+    batch, length = query.shape[:2]
+    weights = (batch, length, length) if average_attn_weights else (batch, num_head, length, length)
+    return like(query), like(query, weights) if need_weights else None
+
+
+casts_inside(*native_multi_head_attention.torch_functions)

@@ -1,0 +1,476 @@
+"""Functions of two operands, element by element, after type promotion and broadcasting."""
+
+from __future__ import annotations
+
+import cmath
+import math
+import operator as python_operator
+from collections.abc import Callable
+
+import numpy
+import torch
+
+from thunder import compat
+from thunder.core import dtypes
+from thunder.core.proxies import METHODS, FloatProxy, NumberProxy, TensorProxy, like, same_shape
+from thunder.core.symbol import OpTags, Symbol
+from thunder.ops.backward import op, sum_to
+from thunder.ops.corners import kept_at_tie, turns_at_origin
+from thunder.ops.families.data import convert
+from thunder.ops.families.elementwise import BOOL, broadcast_to, named_alike, spellings_of, subtracted_types
+from thunder.ops.opaque import casts_inside
+from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
+from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, prim
+from thunder.ops.shape_rules import require
+from thunder.ops.torch_types import scalar_type
+
+__all__ = ["binary", "operator_methods"]
+
+
+def _operand(x):
+    """What is no proxy and no number, as an operand of an operator: numpy's scalars are numbers."""
+    if isinstance(x, numpy.generic):
+        return x.item()
+    return x if isinstance(x, (torch.Tensor, numpy.ndarray)) else NotImplemented
+
+
+def operator_methods(symbol: Callable, operator: str) -> None:
+    """Makes `symbol` what a Python operator (`"add"`: `__add__` and `__radd__`) does with proxies.
+
+    As PyTorch does, `2 * x` is computed as `x * 2`, whose roundings differ below float32, and `2 / x` as
+    `x.reciprocal() * 2`. An operand that is no tensor and no number has a say itself (`__radd__` of a user's class, `x
+    == None`).
+    """
+
+    def plain(a, b):
+        if type(b) is not TensorProxy and not is_number(b):
+            b = _operand(b)
+        return b if b is NotImplemented else symbol(a, b)
+
+    def reflected(b, a):
+        if type(a) is not TensorProxy and not is_number(a):
+            a = _operand(a)
+        if a is NotImplemented:
+            return a
+        if operator in ("add", "mul"):
+            return symbol(b, a)
+        if operator == "truediv":
+            return LTORCH["mul"](LTORCH["reciprocal"](b), a)
+        return symbol(a, b)
+
+    for name, function in ((f"__{operator}__", plain), (f"__r{operator}__", reflected)):
+        METHODS[name] = function
+        if name in vars(compat.TensorBase) or hasattr(torch.Tensor, name):
+            alias(getattr(torch.Tensor, name))(function)
+
+
+def binary(
+    name: str,
+    *torch_functions: Callable,
+    promotes: Callable = Promotion.KEEP,
+    python: Callable | None = None,
+    operator: str | None = None,
+    prim_name: str | None = None,
+    domain: tuple[float, float] = (-3.0, 3.0),
+    samples: str = "all",
+    autocast: str | None = None,
+    left: Callable | None = None,
+    right: Callable | None = None,
+    numbers: str = "both",
+    detached: bool = False,
+    fn: Callable | None = None,
+) -> Symbol:
+    """A row: name, torch functions, how types follow, what it is on Python numbers, and the Python operator (`"add"`
+    for `__add__`) it implements.
+
+    numbers: which operands may be Python numbers: "both" (one at a time, or together where `python` says what that is),
+    "right" or "none". samples: the types they have: "all", "float", "integer", or "same" for operations that take two
+    tensors of one type only. left, right: (cotangent, result, a, b) -> the cotangent of a, of b, before broadcasting is
+    undone. fn: what computes it, where it is the meaning of no torch function.
+    """
+    run = fn or torch_functions[0]
+
+    def prim_meta(a, b):
+        t = a if type(a) is TensorProxy else b
+        return like(t, dtype=promotes(t.dtype)[1])
+
+    primitive = prim(run, name=prim_name or name)(prim_meta)
+
+    def decomposition(a, b):
+        if is_number(a) and is_number(b):
+            return python(a, b)
+        compute = promotes(result_type(a, b))[0]
+        tensors = [x for x in (a, b) if type(x) is TensorProxy]
+        shape = broadcast_shapes(*(t.shape for t in tensors))
+        a, b = (broadcast_to(convert(x, compute), shape) if type(x) is TensorProxy else x for x in (a, b))
+        return primitive(a, b)
+
+    meta, tags = _binary_meta(name, promotes, numbers, python), (OpTags.DETACHED,) if detached else ()
+    symbol = composite(*torch_functions, name=name, meta=meta, autocast=autocast, tags=tags, fn=run)(decomposition)
+    if operator is not None:
+        operator_methods(symbol, operator)
+    symbol.elementwise = True
+    symbol.samples(_binary_samples(domain, samples, numbers))
+    if left is not None or right is not None:
+        symbol.vjp(_binary_rule(symbol, left, right))
+    return named_alike(symbol)
+
+
+def _binary_meta(name: str, promotes: Callable, numbers: str, python: Callable | None) -> Callable:
+    def meta(a, b):
+        if type(a) is TensorProxy and type(b) is TensorProxy:
+            if a.dtype is b.dtype and a.device is b.device and same_shape(a.shape, b.shape):
+                return like(a, dtype=promotes(a.dtype)[1])
+            return like(a, broadcast_shapes(a.shape, b.shape), promotes(result_type(a, b))[1], same_device(a, b))
+        if numbers != "none" and type(a) is TensorProxy and is_number(b):
+            return like(a, dtype=promotes(result_type(a, b))[1])
+        if numbers == "both" and is_number(a):
+            if type(b) is TensorProxy:
+                return like(b, dtype=promotes(result_type(a, b))[1])
+            if python is not None and is_number(b):
+                return python(a, b)
+        raise TypeError(
+            f"{name}(): arguments must be Tensors or numbers, not {type(a).__name__} and {type(b).__name__}"
+        )
+
+    return meta
+
+
+def _binary_samples(domain: tuple[float, float], samples: str, numbers: str) -> Callable:
+    given: dict = {"low": domain[0], "high": domain[1]}
+    typed = given | ({"dtype": torch.int64} if samples == "integer" else {})
+
+    def sampler(make):
+        for a, b in (((4, 3), (4, 3)), ((2, 1), (1, 5)), ((4, 3), (3,)), ((3,), ())):
+            yield make(*a, **typed), make(*b, **typed)
+        if samples == "all" and numbers != "none":
+            yield make(3, **given), 2.0
+            yield make(3, **given), 2
+
+    return sampler
+
+
+def _binary_rule(symbol: Symbol, left: Callable | None, right: Callable | None) -> Callable:
+    def rule(a, b, **kwargs):
+        y = symbol(a, b, **kwargs)
+        g = yield y
+        return tuple(
+            sum_to(f(g, y, a, b, **kwargs), x.shape)
+            if f is not None and type(x) is TensorProxy and x.requires_grad
+            else None
+            for f, x in ((left, a), (right, b))
+        )
+
+    return rule
+
+
+def _pow_left(g, y, a, b):
+    if type(b) is not TensorProxy:
+        if type(b) in (int, float) and b == 2:
+            return g * (b * a)
+        return op("zeros_like")(a) if b == 0 else g * (b * op("pow")(a, b - 1))
+    return op("where")(LTORCH["eq"](b, 0.0), 0.0, g * (b * op("pow")(a, b - 1)))
+
+
+def _pow_right(g, y, a, b):
+    """g * y * log(a); 0 where 0 is raised to a power that is not negative."""
+    if type(a) is TensorProxy:
+        slope = g * (y * op("log")(convert(a, y.dtype)))
+        return op("where")(LTORCH["logical_and"](LTORCH["eq"](a, 0), _not_negative(b)), 0.0, slope)
+    slope = g * (y * _log(a, y.dtype.category == dtypes.COMPLEX))
+    return op("where")(_not_negative(b), 0.0, slope) if a == 0 else slope
+
+
+def _not_negative(b):
+    if b.dtype.category < dtypes.COMPLEX:
+        return LTORCH["ge"](b, 0)
+    return LTORCH["logical_and"](LTORCH["eq"](LTORCH["imag"](b), 0), LTORCH["ge"](LTORCH["real"](b), 0))
+
+
+def _log(a, of_complex: bool):
+    if a == 0:
+        return -math.inf
+    return cmath.log(a) if of_complex else math.log(a) if a > 0 else math.nan
+
+
+def _copysign_left(g, y, a, b):
+    """The sign that `a` was given: y / a, 0 where `a` is 0."""
+    return g * op("masked_fill")(y / a, LTORCH["eq"](a, 0), 0)
+
+
+def _wins(g, a, b, compare: str):
+    """The cotangent where `a` is taken: it compares so with `b`, or b is NaN."""
+    taken = LTORCH["logical_or"](LTORCH[compare](a, b), LTORCH["isnan"](b))
+    return op("masked_fill")(g, LTORCH["logical_not"](taken), 0)
+
+
+def _loses(g, a, b, compare: str):
+    taken = LTORCH["logical_or"](LTORCH[compare](a, b), LTORCH["isnan"](b))
+    return op("masked_fill")(g, taken, 0)
+
+
+def _first_extreme(extreme: Callable, compare: str):
+    """The cotangent of the first operand of fmax or fmin, and of the second: what PyTorch gives to each where they are
+    equal."""
+
+    def left(g, y, a, b):
+        share = kept_at_tie(extreme)
+        return (
+            _wins(g, a, b, compare)
+            if share == 1.0
+            else op("where")(LTORCH["eq"](a, b), g * share, _wins(g, a, b, compare))
+        )
+
+    def right(g, y, a, b):
+        share = kept_at_tie(extreme)
+        return (
+            _loses(g, a, b, compare)
+            if share == 1.0
+            else op("where")(LTORCH["eq"](a, b), g * (1.0 - share), _loses(g, a, b, compare))
+        )
+
+    return {"left": left, "right": right}
+
+
+def _xlogy_left(g, y, a, b):
+    slope = op("xlogy")(g, b)
+    nothing = LTORCH["eq"](a, 0.0)
+    if type(b) is TensorProxy:
+        nothing = LTORCH["logical_and"](nothing, LTORCH["le"](b, 0.0))
+    return slope if type(b) is not TensorProxy and b > 0 else op("masked_fill")(slope, nothing, 0.0)
+
+
+def _truncated(a, b, mode: str):
+    return op("div")(a, b, rounding_mode=mode)
+
+
+_INT = {"samples": "integer"}
+_F = {"promotes": Promotion.INT_TO_FLOAT}
+_TENSORS = {"numbers": "none"}
+BINARY: dict[str, dict] = {
+    "mul": {"operator": "mul", "python": python_operator.mul, "left": lambda g, y, a, b: b * g,
+    "right": lambda g, y, a, b: a * g},
+    "maximum": _TENSORS, "minimum": _TENSORS,
+    "fmax": _TENSORS | _first_extreme(torch.fmax, "ge"),
+    "fmin": _TENSORS | _first_extreme(torch.fmin, "le"),
+    "atan2": _F | _TENSORS | {"autocast": "cuda:widest"},
+    "copysign": _F | {"numbers": "right", "left": _copysign_left, "right": lambda g, y, a, b: op("zeros_like")(g)},
+    "hypot": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g * a / y,
+    "right": lambda g, y, a, b: g * b / y},
+    "nextafter": _TENSORS | {"samples": "float"}, "heaviside": _TENSORS | {"samples": "same"},
+    "logaddexp": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g / (1 + op("exp")(b - a)),
+    "right": lambda g, y, a, b: g / (1 + op("exp")(a - b))},
+    "logaddexp2": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g / (1 + op("exp2")(b - a)),
+    "right": lambda g, y, a, b: g / (1 + op("exp2")(a - b))},
+    "fmod": {"domain": (0.5, 3.0), "numbers": "right", "left": lambda g, y, a, b: g,
+    "right": lambda g, y, a, b: -g * _truncated(a, b, "trunc")},
+    "remainder": {"operator": "mod", "domain": (0.5, 3.0), "left": lambda g, y, a, b: g,
+    "right": lambda g, y, a, b: -g * _truncated(a, b, "floor")},
+    "floor_divide": {"operator": "floordiv", "python": python_operator.floordiv, "domain": (0.5, 3.0)},
+    "gcd": _INT | _TENSORS, "lcm": _INT | _TENSORS,
+    "bitwise_and": _INT | {"operator": "and"}, "bitwise_or": _INT | {"operator": "or"},
+    "bitwise_xor": _INT | {"operator": "xor"},
+    "bitwise_left_shift": _INT | {"operator": "lshift"}, "bitwise_right_shift": _INT | {"operator": "rshift"},
+    "logical_and": BOOL | _TENSORS, "logical_or": BOOL | _TENSORS, "logical_xor": BOOL | _TENSORS,
+    "true_divide": _F | {"python": python_operator.truediv, "domain": (0.5, 3.0),
+    "prim_name": "true_divide"},
+    "pow": {"operator": "pow", "domain": (0.5, 3.0), "autocast": "cuda:float32", "left": _pow_left,
+    "right": _pow_right},
+    "float_power": {"promotes": Promotion.TO_DOUBLE, "domain": (0.5, 3.0)},
+    "ldexp": _F | _TENSORS | {"samples": "same"},
+    "xlogy": _F | {"domain": (0.5, 3.0), "left": _xlogy_left, "right": lambda g, y, a, b: g * a / b},
+}  # fmt: skip
+for _name, _options in BINARY.items():
+    _extra = [f for f in (getattr(torch.special, _name, None),) if f is not None]
+    binary(_name, *spellings_of(_name), *_extra, **_options)
+if compat.composed("ldexp.Tensor"):  # of pow, which autocast casts on CUDA
+    casts_inside(*LTORCH["ldexp"].torch_functions)
+
+
+def _double_in_place(a, b):
+    wanted = (
+        dtypes.complex128
+        if any(type(x) is complex or type(x) is TensorProxy and x.dtype.category == 3 for x in (a, b))
+        else dtypes.float64
+    )
+    if a.dtype is not wanted:
+        raise RuntimeError(
+            f"the base given to float_power_ has dtype {scalar_type(a.dtype)} but the operation's result requires "
+            f"dtype {scalar_type(wanted)}"
+        )
+
+
+LTORCH["float_power"].check_in_place = _double_in_place
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    binary(_name, *spellings_of(_name), operator=_name, promotes=Promotion.BOOL_RESULT, numbers="right")
+
+
+def _angle_rule(symbol: Symbol) -> None:
+    def rule(a, b):
+        g = yield symbol(a, b)
+        squares = a * a + b * b
+        inverse = op("reciprocal")(squares)
+        if turns_at_origin():
+            inverse = op("masked_fill")(inverse, op("eq")(squares, 0), 0)
+        return tuple(
+            sum_to(g * slope() * inverse, x.shape) if x.requires_grad else None
+            for x, slope in ((a, lambda: b), (b, lambda: -a))
+        )
+
+    symbol.vjp(rule)
+
+
+def _extreme_rule(symbol: Symbol, loses: str) -> None:
+    """Half of the cotangent where two operands tie, all of it where one wins, none where it loses."""
+
+    def rule(a, b):
+        g = yield symbol(a, b)
+        halved = op("where")(LTORCH["eq"](a, b), g / 2, g)
+        return tuple(
+            sum_to(op("masked_fill")(halved, LTORCH[loses](x, other), 0), x.shape) if x.requires_grad else None
+            for x, other in ((a, b), (b, a))
+        )
+
+    symbol.vjp(rule)
+
+
+_extreme_rule(LTORCH["maximum"], "lt")
+_extreme_rule(LTORCH["minimum"], "gt")
+_angle_rule(LTORCH["atan2"])
+for _name in ("xlog1py", "zeta"):
+    binary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT, domain=(1.5, 3.0))
+
+
+def _is_one(x) -> bool:
+    """Whether a number surely is 1, which decides nothing of one that stays symbolic, or is a tensor's."""
+    return not isinstance(x, (NumberProxy, TensorProxy)) and x == 1
+
+
+def _scaled(name: str, python: Callable) -> Symbol:
+    """add and sub: `a + alpha * b`."""
+    plain = binary(
+        f"plain_{name}",
+        fn=getattr(torch, name),
+        prim_name=name,
+        python=python,
+        promotes=Promotion.KEEP if name == "add" else subtracted_types,
+    )
+
+    def meta(a, b, *, alpha=1):
+        return plain.meta(a, b)
+
+    def decomposition(a, b, *, alpha=1):
+        if not _is_one(alpha):
+            is_float = type(alpha) in (float, FloatProxy)
+            b = convert(b * alpha, b.dtype) if type(b) is TensorProxy and not is_float else b * alpha
+        return plain.decomposition(a, b)
+
+    symbol = composite(*spellings_of(name), name=name, meta=meta)(decomposition)
+    operator_methods(symbol, name)
+    sign = 1 if name == "add" else -1
+
+    def right(g, y, a, b, *, alpha=1):
+        return g if _is_one(sign * alpha) else -g if _is_one(-sign * alpha) else g * (sign * alpha)
+
+    symbol.vjp(_binary_rule(symbol, lambda g, y, a, b, *, alpha=1: g, right))
+
+    def samples(make):
+        yield from plain.sampler(make)
+        yield (make(4, 3), make(4, 3)), {"alpha": 2}
+
+    symbol.samples(samples)
+    return named_alike(symbol)
+
+
+add = _scaled("add", python_operator.add)
+sub = _scaled("sub", python_operator.sub)
+
+
+def _rsub_meta(a, b, *, alpha=1):
+    require(type(a) is TensorProxy)
+    return sub.meta(b, a)
+
+
+@composite(torch.rsub, meta=_rsub_meta)
+def rsub(a, b, *, alpha=1):
+    return sub(b, a if _is_one(alpha) else a * alpha)
+
+
+rsub.vjp(
+    _binary_rule(
+        rsub, lambda g, y, a, b, *, alpha=1: -g if _is_one(alpha) else g * -alpha, lambda g, y, a, b, *, alpha=1: g
+    )
+)
+
+
+def _div_meta(a, b, *, rounding_mode=None):
+    if rounding_mode is None:
+        return true_divide.meta(a, b)
+    require(rounding_mode in ("trunc", "floor"))
+    return LTORCH["floor_divide"].meta(a, b)
+
+
+true_divide = LTORCH["true_divide"]
+
+
+@composite(*spellings_of("div"), meta=_div_meta)
+def div(a, b, *, rounding_mode=None):
+    if rounding_mode is None:
+        return true_divide.decomposition(a, b)
+    if rounding_mode == "floor":
+        return LTORCH["floor_divide"](a, b)
+    exact = true_divide(a, b)
+    return convert(LTORCH["trunc"](exact), result_type(a, b)) if type(exact) is TensorProxy else int(exact)
+
+
+named_alike(div)
+
+
+def _div_rule(symbol: Symbol) -> Callable:
+    def left(g, y, a, b, *, rounding_mode=None):
+        return g / b if rounding_mode is None else op("zeros_like")(g)
+
+    def right(g, y, a, b, *, rounding_mode=None):
+        return -g * ((a / b) / b) if rounding_mode is None else op("zeros_like")(g)
+
+    return _binary_rule(symbol, left, right)
+
+
+for _symbol in (div, true_divide):
+    _symbol.vjp(_div_rule(_symbol))
+operator_methods(div, "truediv")
+
+
+@prim(torch.polygamma)
+def polygamma_prim(n, a):
+    return like(a, dtype=to_float(a.dtype))
+
+
+@composite(torch.polygamma, torch.special.polygamma, meta=lambda n, a: like(a, dtype=to_float(a.dtype)))
+def polygamma(n, a):
+    return polygamma_prim(n, a)
+
+
+@polygamma.vjp
+def _(n, a):
+    g = yield polygamma(n, a)
+    return None, g * polygamma(n + 1, a)
+
+
+def _divides_integers(operation) -> bool:
+    """By zero, that is PyTorch's error; the processor stops the program for it."""
+    return all(p.dtype.category <= dtypes.INTEGER for p in operation.outputs)
+
+
+declare(*(LTORCH[name] for name in ("div", "remainder", "fmod")), checks_data=_divides_integers)
+declare(*(PRIMS[name] for name in ("remainder", "fmod")), checks_data=_divides_integers)
+declare(
+    *(LTORCH[name] for name in (
+        "add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "fmod", "remainder", "copysign", "xlogy",
+        "eq", "ne", "lt", "le", "gt", "ge",
+    )),
+    converts_numbers=(1,),  # not pow, which computes the powers of some numbers otherwise
+)  # fmt: skip
+# Inductor's results differ, for infinities and below float32
+declare(*(table[name] for name in ("floor_divide", "nextafter") for table in (LTORCH, PRIMS)), inductor_loops=False)
+LTORCH["rsub"].layout = "own"  # its second operand decides first

@@ -1,0 +1,327 @@
+"""Elementwise operations: one row per op.
+
+A row makes two symbols: the prim, which computes on operands of one shape and type, and the `ltorch` operation with
+PyTorch's broadcasting and promotion.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from thunder.core import dtypes
+from thunder.core.proxies import METHODS, TensorProxy, like, same_shape
+from thunder.core.symbol import OpTags, Symbol
+from thunder.ops.backward import gradient_of_first, op
+from thunder.ops.corners import is_differentiated
+from thunder.ops.families.data import convert
+from thunder.ops.families.shape_prims import broadcast_in_dim
+from thunder.ops.promotion import Promotion
+from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, prim
+from thunder.ops.shape_rules import require
+from thunder.ops.torch_types import named_results
+
+__all__ = ["unary", "broadcast_to"]
+
+
+def broadcast_to(a: TensorProxy, shape: tuple) -> TensorProxy:
+    """`a` with the shape that broadcasting gives it; `a` itself where it has it."""
+    if same_shape(a.shape, shape):
+        return a
+    offset = len(shape) - len(a.shape)
+    return broadcast_in_dim(a, shape, tuple(range(offset, len(shape))))
+
+
+# ---------------------------------------------------------------------------------------------------------------- unary
+
+
+def unary(
+    name: str,
+    *torch_functions: Callable,
+    promotes: Callable = Promotion.KEEP,
+    domain: tuple[float, float] = (-3.0, 3.0),
+    samples: str = "all",
+    autocast: str | None = None,
+    vjp: Callable | None = None,
+    detached: bool = False,
+) -> Symbol:
+    """A row: name, the torch functions it is, how types follow, the interval that samples come from, and their types:
+    "all", "float" or "integer".
+
+    vjp: (cotangent, result, argument) -> the argument's cotangent; it saves what it reads, and no more. detached:
+    PyTorch does not differentiate it.
+    """
+    run = torch_functions[0]
+    primitive = prim(run, name=name)(lambda a: like(a, dtype=promotes(a.dtype)[1]))
+
+    def meta(a):
+        require(type(a) is TensorProxy)
+        return like(a, dtype=promotes(a.dtype)[1])
+
+    def decomposition(a):
+        return primitive(convert(a, promotes(a.dtype)[0]))
+
+    symbol = composite(
+        *torch_functions, name=name, meta=meta, autocast=autocast, tags=(OpTags.DETACHED,) if detached else ()
+    )(decomposition)
+
+    def sampler(make):
+        if samples != "integer":
+            yield make(4, 3, low=domain[0], high=domain[1])
+            yield make(low=domain[0], high=domain[1])
+            yield make(0, 2, low=domain[0], high=domain[1])
+        if samples != "float":
+            yield make(5, dtype=torch.int64, low=max(0, int(domain[0])), high=2)
+
+    symbol.elementwise = True
+    symbol.samples(sampler)
+    if vjp is not None:
+        gradient_of_first(symbol, vjp)
+    return named_alike(symbol)
+
+
+# other names of operations in PyTorch
+SYNONYMS = {
+    "abs": "absolute", "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
+    "atanh": "arctanh", "trunc": "fix", "neg": "negative", "mul": "multiply", "div": "divide", "sub": "subtract",
+    "atan2": "arctan2", "clamp": "clip", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater",
+    "ge": "greater_equal",
+}  # fmt: skip
+
+
+def spellings_of(name: str) -> tuple[Callable, ...]:
+    """torch.name and Tensor.name, where they exist, and the same of a synonym."""
+    names = (name, SYNONYMS[name]) if name in SYNONYMS else (name,)
+    found = (getattr(space, n, None) for n in names for space in (torch, torch.Tensor))
+    return tuple(f for f in found if f is not None)
+
+
+def named_alike(symbol: Symbol) -> Symbol:
+    """An operation by its synonym as well."""
+    if symbol.name in SYNONYMS:
+        LTORCH[SYNONYMS[symbol.name]] = symbol
+    return symbol
+
+
+def _negated(d: dtypes.dtype) -> tuple[dtypes.dtype, dtypes.dtype]:
+    require(d is not dtypes.bool8)
+    return d, d
+
+
+def subtracted_types(d: dtypes.dtype) -> tuple[dtypes.dtype, dtypes.dtype]:
+    require(d is not dtypes.bool8)
+    return d, d
+
+
+_FLOAT = {"promotes": Promotion.INT_TO_FLOAT}
+_FLOAT32 = {"promotes": Promotion.INT_TO_FLOAT, "autocast": "cuda:float32"}
+BOOL = {"promotes": Promotion.BOOL_RESULT}
+UNARY = {
+    "abs": {"promotes": Promotion.COMPLEX_TO_REAL},
+    "acos": _FLOAT32 | {"domain": (-0.9, 0.9)},
+    "acosh": _FLOAT | {"domain": (1.1, 4.0)},
+    "angle": {"promotes": Promotion.ANGLE},
+    "asin": _FLOAT32 | {"domain": (-0.9, 0.9)},
+    "asinh": _FLOAT, "atan": _FLOAT,
+    "atanh": _FLOAT | {"domain": (-0.9, 0.9)},
+    "bitwise_not": {"samples": "integer"},
+    "ceil": {}, "floor": {}, "trunc": {}, "frac": {"samples": "float"},
+    "conj_physical": {},
+    "cos": _FLOAT, "cosh": _FLOAT32, "sin": _FLOAT, "sinh": _FLOAT32, "tan": _FLOAT32 | {"domain": (-1.4, 1.4)},
+    "tanh": _FLOAT,
+    "deg2rad": _FLOAT, "rad2deg": _FLOAT,
+    "digamma": _FLOAT | {"domain": (0.2, 4.0)}, "lgamma": _FLOAT | {"domain": (0.2, 4.0)},
+    "erf": _FLOAT, "erfc": _FLOAT, "erfinv": _FLOAT32 | {"domain": (-0.9, 0.9)},
+    "exp": _FLOAT32, "exp2": _FLOAT, "expm1": _FLOAT32,
+    "i0": _FLOAT, "sinc": _FLOAT, "sigmoid": _FLOAT,
+    "isfinite": BOOL, "isinf": BOOL, "isnan": BOOL, "isneginf": BOOL, "isposinf": BOOL, "isreal": BOOL,
+    "signbit": BOOL, "logical_not": BOOL,
+    "log": _FLOAT32 | {"domain": (0.1, 4.0)}, "log10": _FLOAT32 | {"domain": (0.1, 4.0)},
+    "log1p": _FLOAT32 | {"domain": (-0.5, 4.0)},
+    "log2": _FLOAT32 | {"domain": (0.1, 4.0)},
+    "neg": {"promotes": _negated}, "positive": {},
+    "reciprocal": _FLOAT32 | {"domain": (0.3, 4.0)}, "rsqrt": _FLOAT32 | {"domain": (0.1, 4.0)},
+    "sqrt": _FLOAT | {"domain": (0.0, 4.0)},
+    "sgn": {}, "sign": {}, "square": {"promotes": Promotion.BOOL_TO_INT, "autocast": "cuda:float32"},
+}  # fmt: skip
+# derivatives of the rows, as (cotangent g, result y, argument x) -> cotangent of x
+VJP: dict[str, Callable] = {
+    "abs": lambda g, y, x: g * op("sgn")(x),
+    "acos": lambda g, y, x: g * -op("rsqrt")(1 - x * x),
+    "asin": lambda g, y, x: g * op("rsqrt")(1 - x * x),
+    "atan": lambda g, y, x: g / (x * x + 1),
+    "atanh": lambda g, y, x: g * 1 / (1 - x * x),
+    "asinh": lambda g, y, x: g * op("rsqrt")(x * x + 1),
+    "acosh": lambda g, y, x: g * op("rsqrt")(x * x - 1),
+    "ceil": lambda g, y, x: op("zeros_like")(g),
+    "floor": lambda g, y, x: op("zeros_like")(g),
+    "trunc": lambda g, y, x: op("zeros_like")(g),
+    "sign": lambda g, y, x: op("zeros_like")(g),
+    "frac": lambda g, y, x: g,
+    "cos": lambda g, y, x: g * -op("sin")(x),
+    "sin": lambda g, y, x: g * op("cos")(x),
+    "cosh": lambda g, y, x: g * op("sinh")(x),
+    "sinh": lambda g, y, x: g * op("cosh")(x),
+    "tan": lambda g, y, x: g * (1 + y * y),
+    "deg2rad": lambda g, y, x: op("deg2rad")(g),
+    "rad2deg": lambda g, y, x: op("rad2deg")(g),
+    "erf": lambda g, y, x: 2.0 / math.sqrt(math.pi) * op("exp")(-(x * x)) * g,
+    "erfc": lambda g, y, x: -2.0 / math.sqrt(math.pi) * op("exp")(-(x * x)) * g,
+    "erfinv": lambda g, y, x: 0.5 * math.sqrt(math.pi) * op("exp")(op("pow")(op("erfinv")(x), 2)) * g,
+    "conj_physical": lambda g, y, x: op("conj_physical")(g),
+    "i0": lambda g, y, x: g * op("special_i1")(x),
+    "sgn": lambda g, y, x: op("zeros_like")(g),
+    "sinc": lambda g, y, x: g * _sinc_slope(x),
+    "exp": lambda g, y, x: g * y,
+    "exp2": lambda g, y, x: g * y * math.log(2.0),
+    "expm1": lambda g, y, x: g * (y + 1),
+    "log": lambda g, y, x: g / x,
+    "log10": lambda g, y, x: g / (x * math.log(10.0)),
+    "log1p": lambda g, y, x: g / (x + 1),
+    "log2": lambda g, y, x: g / (x * math.log(2.0)),
+    "digamma": lambda g, y, x: g * op("polygamma")(1, x),
+    "lgamma": lambda g, y, x: g * op("digamma")(x),
+    "neg": lambda g, y, x: -g,
+    "positive": lambda g, y, x: g,
+    "reciprocal": lambda g, y, x: -g * (y * y),
+    "rsqrt": lambda g, y, x: -0.5 * g * op("pow")(y, 3),
+    "sqrt": lambda g, y, x: g / (2 * y),
+    "square": lambda g, y, x: g * (x * 2.0),
+}
+
+
+def _sinc_slope(x):
+    """(pi x cos(pi x) - sin(pi x)) / (pi x**2), 0 at 0."""
+    by_pi = x * math.pi
+    square = x * x * math.pi
+    return op("masked_fill")((by_pi * op("cos")(by_pi) - op("sin")(by_pi)) / square, LTORCH["eq"](square, 0.0), 0)
+
+
+SPECIAL_VJP: dict[str, Callable] = {
+    "entr": lambda g, y, x: g * -(1 + op("log")(x)),
+    "erfcx": lambda g, y, x: (2.0 * x * y - 2.0 / math.sqrt(math.pi)) * g,
+    "i0e": lambda g, y, x: g * (op("special_i1e")(x) - op("sgn")(x) * y),
+    "ndtri": lambda g, y, x: g * math.sqrt(2.0 * math.pi) * op("exp")(op("square")(y) / 2),
+}
+_SPECIAL = {"sigmoid": ("expit", "sigmoid"), "digamma": ("digamma", "psi"), "lgamma": ("gammaln",)}
+for _name, _options in UNARY.items():
+    _special = [f for n in _SPECIAL.get(_name, (_name,)) if (f := getattr(torch.special, n, None)) is not None]
+    _functional = [f for f in (getattr(torch.nn.functional, _name, None),) if f is not None]
+    unary(_name, *spellings_of(_name), *_special, *_functional, vjp=VJP.get(_name), **_options)
+for _name in (
+    "bessel_j0",
+    "bessel_j1",
+    "bessel_y0",
+    "bessel_y1",
+    "entr",
+    "erfcx",
+    "i0e",
+    "i1",
+    "i1e",
+    "log_ndtr",
+    "modified_bessel_i0",
+    "modified_bessel_i1",
+    "ndtr",
+    "ndtri",
+):
+    _function, _vjp = getattr(torch.special, _name), SPECIAL_VJP.get(_name)
+    unary(
+        f"special_{_name}",
+        _function,
+        promotes=Promotion.INT_TO_FLOAT,
+        domain=(0.1, 0.9),
+        samples="float",
+        detached=not is_differentiated(_function),
+        vjp=_vjp,
+    )
+
+
+def _positive(a):
+    require(a.dtype is not dtypes.bool8)
+    return a
+
+
+def _no_complex_in_place(a):
+    if a.dtype.category == 3:
+        raise RuntimeError("In-place abs is not supported for complex tensors.")
+
+
+declare(LTORCH["abs"], LTORCH["conj_physical"], complex_derivative="as written")
+LTORCH["sgn"].complex_derivative = "PyTorch's"
+LTORCH["positive"].typed_by(_positive)
+LTORCH["conj_physical"].typed_by(lambda a: a if a.dtype.category < 3 else like(a))
+LTORCH["abs"].check_in_place = _no_complex_in_place
+alias(torch.Tensor.__abs__)(LTORCH["abs"])
+METHODS["__abs__"], METHODS["__neg__"], METHODS["__pos__"], METHODS["__invert__"] = (
+    LTORCH[n] for n in ("abs", "neg", "positive", "bitwise_not")
+)
+alias(torch.Tensor.__neg__)(LTORCH["neg"])
+alias(torch.Tensor.__invert__)(LTORCH["bitwise_not"])
+
+
+@prim(lambda a, decimals: torch.round(a, decimals=decimals), name="round")
+def round_prim(a, decimals):
+    return like(a)
+
+
+@composite(torch.round, torch.Tensor.round, torch.special.round, meta=lambda a, *, decimals=0: like(a))
+def round(a, *, decimals=0):
+    return round_prim(a, decimals) if decimals else _round_to_even(a)
+
+
+_round_to_even = prim(torch.round, name="round_to_even")(lambda a: like(a))
+
+
+gradient_of_first(round, lambda g, y, a, *, decimals=0: op("zeros_like")(g))
+
+
+@prim(torch.real, tags=(OpTags.VIEW,))
+def real_prim(a):
+    return like(a, dtype=dtypes.real_of(a.dtype))
+
+
+@composite(
+    torch.real,
+    meta=lambda a: a if a.dtype.category < 3 else like(a, dtype=dtypes.real_of(a.dtype)),
+    properties=("real",),
+    tags=(OpTags.VIEW,),
+)
+def real(a):
+    return a if a.dtype.category < 3 else real_prim(a)
+
+
+@prim(torch.imag, tags=(OpTags.VIEW,))
+def imag_prim(a):
+    return like(a, dtype=dtypes.real_of(a.dtype))
+
+
+@composite(torch.imag, meta=lambda a: like(a, dtype=dtypes.real_of(a.dtype)), properties=("imag",), tags=(OpTags.VIEW,))
+def imag(a):
+    require(a.dtype.category >= 3)
+    return imag_prim(a)
+
+
+@composite(torch.conj, torch.Tensor.conj, meta=lambda a: a if a.dtype.category < 3 else like(a), tags=(OpTags.VIEW,))
+def conj(a):
+    return a if a.dtype.category < 3 else PRIMS["conj_physical"](a)
+
+
+gradient_of_first(real, lambda g, y, a: g)
+
+
+gradient_of_first(imag, lambda g, y, a: op("complex")(op("zeros_like")(g), g))
+
+
+gradient_of_first(conj, lambda g, y, a: conj(g))
+
+
+@prim(torch.frexp)
+def frexp_prim(a):
+    return like(a), like(a, dtype=dtypes.int32)
+
+
+@composite(torch.frexp, torch.Tensor.frexp, meta=lambda a: named_results("frexp", like(a), like(a, dtype=dtypes.int32)))
+def frexp(a):
+    return named_results("frexp", *frexp_prim(a))

@@ -1,0 +1,243 @@
+"""Rows of a table that indices name, one by one or summed up by bags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from thunder.core.definition import InPlaceForm
+from thunder.core.dtypes import bfloat16, float32
+from thunder.core.proxies import like
+from thunder.core.symbol import OpTags
+from thunder.ops import backward, infer
+from thunder.ops.backward import kernel
+from thunder.ops.families import shape_prims as prims
+from thunder.ops.families.scatter import INTEGERS, take
+from thunder.ops.families.shape import expand, reshape
+from thunder.ops.functionalize.inplace import overwrite
+from thunder.ops.functionalize.memory import grad_enabled
+from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.shape_rules import require
+
+
+def _plain_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Options that say nothing are left out."""
+    names = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    given = dict(zip(names, args[2:], strict=False)) | kwargs
+    return args[:2], {
+        k: v for k, v in given.items() if k != "max_norm" and k != "norm_type" and v is not None and v is not False
+    }
+
+
+def _embedding_meta(a, weight, *, padding_idx=None, scale_grad_by_freq=False, sparse=False):
+    if a.dtype.name not in INTEGERS:
+        raise RuntimeError(
+            "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but "
+            f"got {a.dtype} instead"
+        )
+    require(len(weight.shape) == 2)
+    require(padding_idx is None or -weight.shape[0] <= padding_idx < weight.shape[0])
+    return like(weight, (*a.shape, weight.shape[1]))
+
+
+@torch_prim(fn=F.embedding)
+def sparse_embedding(a, weight, *, padding_idx=None, scale_grad_by_freq=False, sparse=True):
+    """What no kernel of others computes, since a derivative of theirs is dense."""
+    return _embedding_meta(a, weight, padding_idx=padding_idx)
+
+
+@composite(F.embedding, meta=_embedding_meta, canonicalize=_plain_arguments)
+def embedding(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
+    if sparse:
+        return sparse_embedding(a, weight, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq, sparse=True)
+    rows = take(weight, 0, prims.reshape(a, (a.numel_value,)))
+    return prims.reshape(rows, (*a.shape, weight.shape[1]))
+
+
+@embedding.vjp
+def _(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
+    if sparse:  # PyTorch's derivative makes the sparse gradient
+        return NotImplemented
+    g = yield embedding(a, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    return None, backward.embedding_backward(g, a, weight.shape[0], padding, scale_grad_by_freq)
+
+
+@torch_prim(
+    fn=lambda weight, indices, max_norm, norm_type: torch.embedding_renorm_(
+        weight.clone(), indices, max_norm, norm_type
+    ),
+    tags=(OpTags.DETACHED,),
+)
+def embedding_renorm(weight, indices, max_norm, norm_type):
+    """The table with the rows that are named, and longer than max_norm, scaled down to it."""
+    if indices.dtype.name not in INTEGERS:
+        raise RuntimeError(
+            "Expected tensor for argument #2 'indices' to have one of the following scalar types: Long, Int; but "
+            f"got {indices.dtype} instead"
+        )
+    return like(weight)
+
+
+embedding_renorm.in_place = InPlaceForm(torch.embedding_renorm_, {0: 0})
+
+
+def _renormalize(weight, indices, max_norm, norm_type) -> None:
+    """As PyTorch does: without grad."""
+    with torch.no_grad(), grad_enabled(False):
+        overwrite(weight, embedding_renorm(weight, indices, max_norm, norm_type), "embedding_renorm")
+
+
+@alias(F.embedding, over=embedding)
+def _embedding(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
+    """With a greatest norm the rows that are read are written to before."""
+    if max_norm is not None:
+        _renormalize(weight, a, max_norm, norm_type)
+    return embedding(a, weight, padding_idx, None, norm_type, scale_grad_by_freq, sparse)
+
+
+@alias(torch.embedding_renorm_)
+def _embedding_renorm_alias(weight, indices, max_norm, norm_type):
+    return overwrite(weight, embedding_renorm(weight, indices, max_norm, norm_type), "embedding_renorm")
+
+
+@alias(torch.embedding)
+def _aten_embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
+    return embedding(
+        indices,
+        weight,
+        padding_idx=None if padding_idx == -1 else padding_idx,
+        scale_grad_by_freq=scale_grad_by_freq,
+        sparse=sparse,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- bags
+
+
+def _bag_meta(
+    a, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False,
+    per_sample_weights=None, include_last_offset=False,
+    padding_idx=None,
+):  # fmt: skip
+    require(per_sample_weights is None or per_sample_weights.shape == a.shape)
+    require(
+        len(weight.shape) == 2
+        and mode in ("sum", "mean", "max")
+        and a.dtype.name in INTEGERS
+        and weight.dtype.category >= 2
+    )
+    require(mode != "max" or (not scale_grad_by_freq and not sparse))
+    require(per_sample_weights is None or mode == "sum")
+    if len(a.shape) == 2:
+        require(offsets is None)
+        return like(weight, (a.shape[0], weight.shape[1]))
+    require(len(a.shape) == 1 and offsets is not None and len(offsets.shape) == 1)
+    return like(weight, (offsets.shape[0] - (1 if include_last_offset else 0), weight.shape[1]))
+
+
+def _op(name: str, *args, **kwargs):
+    return LTORCH[name](*args, **kwargs)
+
+
+@composite(F.embedding_bag, meta=_bag_meta)
+def embedding_bag(
+    a, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False,
+    per_sample_weights=None, include_last_offset=False,
+    padding_idx=None,
+):  # fmt: skip
+    """Each row goes to the bag whose offset is the last one at or before its place."""
+    count, width = a.numel_value, weight.shape[1]
+    places = _op("arange", count, device=a.device)
+    if len(a.shape) == 2:
+        bags, bag = a.shape[0], _op("floor_divide", places, a.shape[1])
+    else:
+        offsets = offsets[:-1] if include_last_offset else offsets
+        bags, bag = offsets.shape[0], _op("searchsorted", _op("to", offsets, dtype=torch.int64), places, right=True) - 1
+    index = reshape(a, (count,))
+    rows = take(weight, 0, index)
+    kept = _op("ones_like", places) if padding_idx is None else _op("ne", index, padding_idx % weight.shape[0])
+    kept = _op("to", kept, dtype=weight.dtype)
+    if mode == "max":
+        rows = _op("where", _op("unsqueeze", kept, 1) > 0, rows, float("-inf"))
+        empty = _op("full", (bags, width), float("-inf"), dtype=weight.dtype, device=a.device)
+        found = _op("scatter_reduce", empty, 0, expand(_op("unsqueeze", bag, 1), (count, width)), rows, "amax")
+        return _op("where", _op("eq", found, float("-inf")), 0.0, found)
+    scale = kept if per_sample_weights is None else kept * reshape(per_sample_weights, (count,))
+    total = _op(
+        "index_add",
+        _op("zeros", (bags, width), dtype=weight.dtype, device=a.device),
+        0,
+        bag,
+        rows * _op("unsqueeze", scale, 1),
+    )
+    if mode == "sum":
+        return total
+    sizes = _op("index_add", _op("zeros", (bags,), dtype=weight.dtype, device=a.device), 0, bag, kept)
+    return total / _op("unsqueeze", _op("clamp", sizes, 1.0), 1)
+
+
+@alias(F.embedding_bag, over=embedding_bag)
+def _embedding_bag(a, weight, offsets=None, max_norm=None, norm_type=2, *options, **named):
+    if max_norm is not None:
+        _renormalize(weight, a, max_norm, norm_type)
+    return embedding_bag(a, weight, offsets, None, norm_type, *options, **named)
+
+
+def _bag_types(function: Callable) -> Callable:
+    """Typed by running: the last three results are what PyTorch's kernel keeps for its backward, and their sizes are a
+    matter of the way it takes."""
+    run = infer.typed_by_running(function, "embedding_bag")
+
+    def meta(weight, *args, **kwargs):
+        # PyTorch's own rule does not know that bfloat16 goes the way of float32
+        wide = like(weight, dtype=float32) if weight.dtype is bfloat16 else weight
+        out, *kept = run(wide, *args, **kwargs)
+        return like(out, dtype=weight.dtype), *kept
+
+    return meta
+
+
+native_embedding_bag = torch_prim(torch.embedding_bag, name="native_embedding_bag")(_bag_types(torch.embedding_bag))
+native_embedding_bag.nondifferentiable = (1, 2, 3)
+
+
+embedding.selects = True
+
+
+def _embedding_backward_meta(g, indices, num_weights, padding_idx, scale_grad_by_freq, sparse):
+    require(not sparse, "with sparse=True it gives a sparse tensor, of which thunder knows no type")
+    return like(g, (num_weights, g.shape[-1]))
+
+
+embedding_backward = kernel("embedding_backward", "default", _embedding_backward_meta, public="embedding_backward")
+
+
+_bag_kernel = kernel("_embedding_bag", "default", lambda weight, *args: _run_bag(weight, *args))
+_run_bag = _bag_types(_bag_kernel.fn)  # type: ignore[arg-type]
+_bag_kernel.nondifferentiable = (1, 2, 3)
+_bag_backward = kernel("_embedding_bag_backward", "default", lambda g, *args: like(g, (args[5], g.shape[1])))
+
+
+@embedding_bag.vjp
+def _(
+    a, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False,
+    per_sample_weights=None, include_last_offset=False, padding_idx=None,
+):  # fmt: skip
+    if sparse or not weight.requires_grad or per_sample_weights is not None and per_sample_weights.requires_grad:
+        return NotImplemented
+    if len(a.shape) == 2:
+        offsets = _op("arange", 0, a.numel_value, a.shape[1], dtype=a.dtype, device=a.device)
+        a = reshape(a, (a.numel_value,))
+        per_sample_weights = None if per_sample_weights is None else reshape(per_sample_weights, a.shape)
+    a, offsets = _op("contiguous", a), _op("contiguous", offsets)  # the kernel reads memory in order
+    rows, kind = weight.shape[0], ("sum", "mean", "max").index(mode)
+    left_out = -1 if padding_idx is None else padding_idx % rows
+    out, *kept = _bag_kernel(
+        weight, a, offsets, scale_grad_by_freq, kind, sparse, per_sample_weights, include_last_offset, left_out
+    )
+    g = yield out
+    gradient = _bag_backward(g, a, offsets, *kept, rows, scale_grad_by_freq, kind, sparse, per_sample_weights, left_out)
+    return None, gradient

@@ -1,0 +1,158 @@
+"""Extremes, medians and modes, with the places that they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from thunder.core import dtypes
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import Symbol
+from thunder.ops.families.reductions import REDUCES, amax, amin, canonical_dims, reduced_shape, unreduced
+from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.shape_rules import require
+from thunder.ops.torch_types import named_results
+
+
+def values_indices(function: str, a: TensorProxy, shape: tuple):
+    """What sort, topk, max ... return: values of `a`, and where they stand."""
+    return named_results(function, like(a, shape), like(a, shape, dtypes.int64))
+
+
+def _with_indices(name: str, function: Callable) -> Symbol:
+    """max, min, median ... along one dimension: (values, indices)."""
+
+    def meta(a, dim, keepdim=False):
+        return values_indices(name, a, reduced_shape(a, canonical_dims(a, dim), keepdim))
+
+    return torch_prim(name=f"{name}_dim", fn=function, tags=REDUCES)(meta)
+
+
+max_dim, min_dim = _with_indices("max", torch.max), _with_indices("min", torch.min)
+median_dim, mode_dim, nanmedian_dim = (
+    _with_indices("median", torch.median),
+    _with_indices("mode", torch.mode),
+    _with_indices("nanmedian", torch.nanmedian),
+)
+
+
+def _full_reduction(name: str, function: Callable) -> Symbol:
+    """max(a), min(a), median(a): one value."""
+    return torch_prim(name=f"{name}_all", fn=function, tags=REDUCES)(lambda a: like(a, ()))
+
+
+max_all, min_all = _full_reduction("max", torch.max), _full_reduction("min", torch.min)
+median_all, nanmedian_all = _full_reduction("median", torch.median), _full_reduction("nanmedian", torch.nanmedian)
+
+
+def _extreme(whole: Symbol, along: Symbol, binary: Symbol | None) -> Callable:
+    name = whole.name.partition("_")[0]
+
+    def function(input, dim=None, keepdim=False, other=None):
+        if type(input) is not TensorProxy:
+            raise TypeError(
+                f"{name}() received an invalid combination of arguments - got ({type(input).__name__}, "
+                f"{type(dim).__name__})"
+            )
+        if isinstance(dim, TensorProxy) or other is not None:
+            return binary(input, dim if other is None else other)  # type: ignore[misc]
+        return whole(input) if dim is None else along(input, dim, keepdim)
+
+    return function
+
+
+max = alias(torch.max, torch.Tensor.max)(_extreme(max_all, max_dim, LTORCH["maximum"]))
+min = alias(torch.min, torch.Tensor.min)(_extreme(min_all, min_dim, LTORCH["minimum"]))
+median = alias(torch.median, torch.Tensor.median)(_extreme(median_all, median_dim, None))
+nanmedian = alias(torch.nanmedian, torch.Tensor.nanmedian)(_extreme(nanmedian_all, nanmedian_dim, None))
+
+
+@alias(torch.mode, torch.Tensor.mode)
+def mode(input, dim=-1, keepdim=False):
+    return mode_dim(input, dim, keepdim)
+
+
+def _aminmax_meta(a, *, dim=None, keepdim=False):
+    dims = canonical_dims(a, dim)
+    require(0 not in [a.shape[d] for d in dims if type(a.shape[d]) is int])
+    shape = reduced_shape(a, dims, keepdim)
+    return named_results("aminmax", like(a, shape), like(a, shape))
+
+
+@composite(torch.aminmax, torch.Tensor.aminmax, meta=_aminmax_meta, tags=REDUCES)
+def aminmax(a, *, dim=None, keepdim=False):
+    return named_results(
+        "aminmax", amin(a, () if dim is None else dim, keepdim), amax(a, () if dim is None else dim, keepdim)
+    )
+
+
+def _index_meta(a, dim=None, keepdim=False):
+    dims = tuple(range(len(a.shape))) if dim is None else canonical_dims(a, dim)
+    return like(a, reduced_shape(a, dims, keepdim), dtypes.int64)
+
+
+@torch_prim(torch.argmax, torch.Tensor.argmax, tags=REDUCES)
+def argmax(a, dim=None, keepdim=False):
+    return _index_meta(a, dim, keepdim)
+
+
+@torch_prim(torch.argmin, torch.Tensor.argmin, tags=REDUCES)
+def argmin(a, dim=None, keepdim=False):
+    return _index_meta(a, dim, keepdim)
+
+
+def _run_evenly(g, a, y):
+    if a.device.type != "cpu":  # without a look at the value, which would wait for the device
+        taken = (a == y).logical_or_(a.isnan().logical_and_(y.isnan()))
+        return taken * (g / taken.sum())
+    taken = a.isnan() if y.isnan() else a == y
+    return torch.where(taken, g / taken.sum(), 0)
+
+
+# the cotangent of an extreme of all elements, shared by those that are it
+evenly_distributed = Symbol(
+    "evenly_distributed", lambda g, a, y: like(a), id="evenly_distributed", is_prim=True, fn=_run_evenly
+)
+
+
+def _run_placed(g, indices, dim: int, shape: tuple):
+    return g.new_zeros(shape).scatter_(dim, indices, g)
+
+
+# zeros of a shape with the cotangent at the places, along one dimension, that values were taken from
+placed = Symbol(
+    "placed", lambda g, indices, dim, shape: like(g, tuple(shape)), id="placed", is_prim=True, fn=_run_placed
+)
+
+
+def _whole_rule(symbol: Symbol):
+    def rule(a):
+        y = symbol(a)
+        g = yield y
+        return (evenly_distributed(g, a, y),)
+
+    symbol.vjp(rule)
+
+
+def _along_rule(symbol: Symbol):
+    def rule(a, dim, keepdim=False):
+        y, indices = symbol(a, dim, keepdim)
+        g, _ = yield y, indices
+        d = canonical_dims(a, dim)
+        if not d:
+            return (g,)
+        return (placed(unreduced(g, a, dim, keepdim), unreduced(indices, a, dim, keepdim), d[0], a.shape),)
+
+    symbol.vjp(rule)
+
+
+for _symbol in (max_all, min_all, median_all, nanmedian_all):
+    _whole_rule(_symbol)
+for _symbol in (max_dim, min_dim, median_dim, mode_dim, nanmedian_dim):
+    _along_rule(_symbol)
+
+declare(
+    *(LTORCH[name] for name in ("median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all")),
+    inductor_loops=False,
+)

@@ -1,0 +1,218 @@
+"""Losses of margins, of likelihoods and of alignments, and the spellings under `torch` of losses that
+`torch.nn.functional` has."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from thunder.core import dtypes
+from thunder.core.proxies import TensorProxy, like
+from thunder.ops import backward
+from thunder.ops.backward import sum_to
+from thunder.ops.families.losses import _REDUCTIONS, _reduction, reduced
+from thunder.ops.families.shape import reshape, unsqueeze
+from thunder.ops.opaque import casts_inside
+from thunder.ops.promotion import broadcast_shapes, result_type
+from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.shape_rules import require
+
+
+def _op(name: str, *args, **kwargs):
+    return LTORCH[name](*args, **kwargs)
+
+
+def _rows(a) -> tuple:
+    """`a` as rows of classes, and their number."""
+    return (reshape(a, (1, a.numel_value)) if len(a.shape) < 2 else a), a.shape[-1] if a.shape else 1
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# margins
+
+
+def _check_margin(a, target, wanted: tuple) -> None:
+    require(len(a.shape) <= 2 and not any(type(n) is int and n == 0 for n in a.shape[1:]))
+    require(target.shape == wanted)
+    require(target.dtype.name == "int64")
+
+
+def _multi_margin_meta(a, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
+    require(p in (1, 2))
+    require(weight is None or len(weight.shape) == 1)
+    _check_margin(
+        a,
+        target,
+        a.shape[:1] if len(a.shape) > 1 else target.shape if target.numel_value == 1 else (),
+    )
+    return like(a, target.shape if _reduction(reduction, size_average, reduce) == "none" else ())
+
+
+@composite(F.multi_margin_loss, meta=_multi_margin_meta, autocast="float32")
+def multi_margin_loss(a, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
+    x, classes = _rows(a)
+    index = reshape(target, (-1, 1))
+    apart = _op("clamp", margin - _op("gather", x, 1, index) + x, 0.0)
+    apart = apart if p == 1 else apart * apart
+    if weight is not None:
+        apart = apart * reshape(_op("index_select", weight, 0, reshape(target, (-1,))), (-1, 1))
+    own = _op("eq", _op("arange", classes, device=a.device), index)
+    out = _op("sum", _op("where", own, 0.0, apart), 1) / classes
+    return reduced(reshape(out, target.shape), _reduction(reduction, size_average, reduce))
+
+
+_multi_margin_backward = backward.kernel("multi_margin_loss_backward", "default", lambda g, a, *options: like(a))
+
+
+@multi_margin_loss.vjp
+def _(a, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
+    if weight is not None and weight.requires_grad:
+        return NotImplemented
+    g = yield multi_margin_loss(a, target, p, margin, weight, size_average, reduce, reduction)
+    return (
+        _multi_margin_backward(
+            g, a, target, p, margin, weight, _REDUCTIONS.index(_reduction(reduction, size_average, reduce))
+        ),
+    )
+
+
+def _multilabel_margin_meta(a, target, size_average=None, reduce=None, reduction="mean"):
+    _check_margin(a, target, a.shape)
+    return like(a, a.shape[:-1] if _reduction(reduction, size_average, reduce) == "none" else ())
+
+
+@composite(F.multilabel_margin_loss, meta=_multilabel_margin_meta, autocast="float32")
+def multilabel_margin_loss(a, target, size_average=None, reduce=None, reduction="mean"):
+    """The classes that a row names stand before its first -1."""
+    (x, classes), (target, _) = _rows(a), _rows(target)
+    named = _op("cumprod", _op("to", _op("ge", target, 0), dtype=torch.int64), 1)
+    index = target * named
+    wanted = _op("scatter_add", _op("zeros_like", index), 1, index, named)
+    apart = _op("clamp", 1.0 - unsqueeze(_op("gather", x, 1, index), 2) + unsqueeze(x, 1), 0.0)
+    counted = _op("logical_and", unsqueeze(_op("ne", named, 0), 2), unsqueeze(_op("eq", wanted, 0), 1))
+    out = _op("sum", _op("where", counted, apart, 0.0), (1, 2)) / classes
+    return reduced(reshape(out, a.shape[:-1]), _reduction(reduction, size_average, reduce))
+
+
+_multilabel_forward = backward.kernel(
+    "multilabel_margin_loss_forward", "default",
+    lambda a, target, reduction: (like(a, a.shape[:-1] if reduction == 0 else ()), like(a, target.shape))
+)  # fmt: skip
+_multilabel_forward.nondifferentiable = (1,)
+_multilabel_backward = backward.kernel("multilabel_margin_loss_backward", "default", lambda g, a, *options: like(a))
+
+
+@multilabel_margin_loss.vjp
+def _(a, target, size_average=None, reduce=None, reduction="mean"):
+    how = _REDUCTIONS.index(_reduction(reduction, size_average, reduce))
+    out, is_target = _multilabel_forward(a, target, how)
+    g = yield out
+    return (_multilabel_backward(g, a, target, how, is_target),)
+
+
+def _multilabel_soft_meta(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
+    shape = broadcast_shapes(a.shape, target.shape)
+    how = _reduction(reduction, size_average, reduce)
+    return like(a, shape[:-1] if how == "none" else (), result_type(a, target))
+
+
+@composite(F.multilabel_soft_margin_loss, meta=_multilabel_soft_meta)
+def multilabel_soft_margin_loss(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
+    out = -(target * _op("logsigmoid", a) + (1 - target) * _op("logsigmoid", -a))
+    out = out if weight is None else out * weight
+    out = _op("sum", out, len(a.shape) - 1) / a.shape[-1]
+    return reduced(out, _reduction(reduction, size_average, reduce))
+
+
+multilabel_soft_margin_loss.differentiate_decomposition = True
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# likelihoods
+
+
+def _gaussian_shape(a, var) -> tuple | None:
+    """The variance's shape as it meets the input, None where it does not fit."""
+    if not isinstance(var, TensorProxy) or var.shape == a.shape:
+        return a.shape
+    if a.shape[:-1] == var.shape:
+        return (*var.shape, 1)
+    unequal = [m for n, m in zip(a.shape, var.shape, strict=True) if n != m] if len(a.shape) == len(var.shape) else []
+    return var.shape if sum(unequal) == 1 else None
+
+
+def _gaussian_meta(a, target, var, full=False, eps=1e-6, reduction="mean"):
+    require(reduction in _REDUCTIONS)
+    require(isinstance(var, TensorProxy) or var >= 0)
+    shape = _gaussian_shape(a, var)
+    require(shape is not None)
+    found = result_type(a, target, var) if isinstance(var, TensorProxy) else result_type(a, target)
+    whole = broadcast_shapes(a.shape, target.shape, shape)
+    return like(a, whole if reduction == "none" else (), found)
+
+
+@composite(F.gaussian_nll_loss, meta=_gaussian_meta, autocast="cuda:float32")
+def gaussian_nll_loss(a, target, var, full=False, eps=1e-6, reduction="mean"):
+    """PyTorch refuses a negative variance when it runs."""
+    var = reshape(var, _gaussian_shape(a, var)) if isinstance(var, TensorProxy) else _op("full_like", a, var)
+    var = _op("clamp", var, eps)
+    difference = a - target
+    out = 0.5 * (_op("log", var) + difference * difference / var)
+    return reduced(out + 0.5 * math.log(2 * math.pi) if full else out, reduction)
+
+
+@gaussian_nll_loss.vjp
+def _(a, target, var, full=False, eps=1e-6, reduction="mean"):
+    """The clamp of the variance passes its cotangent on whole, as PyTorch's does, which autograd does not see."""
+    g = yield gaussian_nll_loss(a, target, var, full, eps, reduction)
+    is_tensor = isinstance(var, TensorProxy)
+    v = _op("clamp", reshape(var, _gaussian_shape(a, var)), eps) if is_tensor else max(var, eps)
+    difference = a - target
+    if reduction == "mean":
+        g = g / math.prod(broadcast_shapes(difference.shape, v.shape) if is_tensor else difference.shape)
+    ratio = difference / v
+    slope = g * ratio
+    of_var = (
+        reshape(sum_to(0.5 * (g / v - slope * ratio), v.shape), var.shape) if is_tensor and var.requires_grad else None
+    )
+    return (
+        (sum_to(slope, a.shape) if a.requires_grad else None),
+        (sum_to(-slope, target.shape) if target.requires_grad else None),
+        of_var,
+    )
+
+
+@torch_prim(F.ctc_loss, autocast="cpu:float32")
+def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
+    """Its derivative is PyTorch's: what the kernel keeps for it has sizes that depend on the lengths' values."""
+    require(len(log_probs.shape) in (2, 3) and 0 <= blank < log_probs.shape[-1] and reduction in _REDUCTIONS)
+    require(log_probs.dtype in (dtypes.float32, dtypes.float64))
+    return like(log_probs, log_probs.shape[1:-1] if reduction == "none" else ())
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# spellings under torch
+
+# (name, its parameters between the tensors and `reduction`, which is a number there, and none where it is not given)
+for _name, _parameters in {
+    "kl_div": (), "margin_ranking_loss": ("margin",), "hinge_embedding_loss": ("margin",),
+    "cosine_embedding_loss": ("margin",),
+    "poisson_nll_loss": ("log_input", "full", "eps"), "triplet_margin_loss": ("margin", "p", "eps", "swap"),
+    "binary_cross_entropy_with_logits": ("weight", "pos_weight"),
+    "ctc_loss": ("input_lengths", "target_lengths", "blank"),
+}.items():  # fmt: skip
+
+    def _spelled(*args, symbol=LTORCH[_name], parameters=_parameters, **kwargs):
+        tensors = {"margin_ranking_loss": 3, "cosine_embedding_loss": 3, "triplet_margin_loss": 3}.get(symbol.name, 2)
+        given = dict(zip((*parameters, "reduction", "zero_infinity"), args[tensors:], strict=False)) | kwargs
+        how = given.get("reduction", 0)  # PyTorch's bindings have another default than its functions
+        return symbol(*args[:tensors], **given | {"reduction": _REDUCTIONS[how]})
+
+    alias(getattr(torch, _name))(_spelled)
+
+LTORCH["gaussian_nll_loss"].exact_derivative = False  # PyTorch's formula in another order
+LTORCH["ctc_loss"].synchronises = True
+# PyTorch composes it of others, which autocast casts
+casts_inside(torch.margin_ranking_loss, *multilabel_soft_margin_loss.torch_functions)

@@ -1,0 +1,475 @@
+"""Kernels of layer, group and batch norm: each one symbol, by which programs call it and derivatives are computed, and
+what it computes in operations. Derivatives of the backwards: `norm_formulas.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from thunder import compat
+from thunder.core import dtypes
+from thunder.core.definition import InPlaceForm
+from thunder.core.dtypes import bfloat16, float16, float32
+from thunder.core.proxies import like
+from thunder.core.symbol import OpTags, Symbol
+from thunder.ops import backward
+from thunder.ops.backward import gradient_of_first, kernel, op
+from thunder.ops.families.data import convert
+from thunder.ops.families.shape import reshape
+from thunder.ops.functionalize.inplace import overwrite
+from thunder.ops.opaque import casts_inside
+from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.shape_rules import is_empty, require
+
+
+def compute_dtype(d):
+    """What PyTorch computes in: float32 for the types below it."""
+    return dtypes.float32 if d.category == 2 and d.bytes < 4 else d
+
+
+def wanted(*parameters) -> list[bool]:
+    """Which gradients a backward kernel is asked for."""
+    return [p is not None and p.requires_grad for p in parameters]
+
+
+def normalized_dims(a, normalized_shape, *parameters) -> tuple:
+    """The dimensions normalized over."""
+    shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
+    k = len(shape)
+    require(k and len(a.shape) >= k and a.shape[-k:] == shape)
+    for p in parameters:
+        require(p is None or p.shape == shape)
+    return tuple(range(len(a.shape) - k, len(a.shape)))
+
+
+def whiten(x, dims, eps):
+    """`x` less its mean, over the square root of its (biased) variance plus eps; the mean and that root's
+    reciprocal."""
+    centred, mean, variance = moments(x, dims)
+    rstd = LTORCH["rsqrt"](variance + eps)
+    return centred * rstd, mean, rstd
+
+
+def moments(x, dims):
+    """`x` less its mean; its mean and its (biased) variance."""
+    mean = LTORCH["mean"](x, dims, True)
+    centred = x - mean
+    return centred, mean, LTORCH["mean"](centred * centred, dims, True)
+
+
+def of_normalized(g, weight, normal, rstd, dims):
+    """The gradient of what was normalized over `dims` and then multiplied by a weight."""
+    count, weighted = math.prod(g.shape[d] for d in dims), g if weight is None else g * weight
+    total, along = op("sum")(weighted, dims, True) / count, op("sum")(weighted * normal, dims, True) / count
+    return rstd * (weighted - total - normal * along)
+
+
+def scale_and_shift(x, weight, bias):
+    x = x if weight is None else x * convert(weight, x.dtype)
+    return x if bias is None else x + convert(bias, x.dtype)
+
+
+def per_channel(a, p):
+    """A parameter with one element for each channel, with as many dimensions as `a`."""
+    return None if p is None else reshape(p, (1, p.shape[0], *(1,) * (len(a.shape) - 2)))
+
+
+# as PyTorch's kernels lay out images: with channels last where these are last in memory, otherwise row-major
+image_layout = Symbol(
+    "image_layout",
+    lambda a: like(a),
+    id="prims.image_layout",
+    is_prim=True,
+    tags=(OpTags.VIEW,),
+    fn=lambda a: a.contiguous(memory_format=backward.memory_format(a)),
+)
+image_layout.may_copy = True
+
+
+gradient_of_first(image_layout, lambda g, y, a: g)
+
+
+def check_channels(a, *parameters) -> None:
+    for p in parameters:
+        require(p is None or p.shape == (a.shape[1],))
+
+
+def batch_norm_meta(
+    a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
+):
+    require(len(a.shape) >= 2)
+    require(training or (running_mean is not None and running_var is not None))
+    check_channels(a, running_mean, running_var, weight, bias)
+    return like(a)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# layer norm
+
+
+def _native_layer_norm_meta(a, normalized_shape, weight, bias, eps):
+    """On a CPU, mean and deviation of a narrow type are float32 where weight and bias are, elsewhere always
+    (ATen/native/layer_norm.cpp, cuda/layer_norm_kernel.cu)."""
+    normalized_dims(a, normalized_shape, weight, bias)
+    outer = a.shape[: len(a.shape) - len(normalized_shape)] + (1,) * len(normalized_shape)
+    mixed = any(p is not None and p.dtype is float32 for p in (weight, bias))
+    dtype = float32 if a.dtype in (bfloat16, float16) and (mixed or a.device.type != "cpu") else a.dtype
+    return like(a), like(a, outer, dtype=dtype), like(a, outer, dtype=dtype)
+
+
+@composite(
+    *compat.operators("native_layer_norm"),
+    meta=_native_layer_norm_meta,
+    autocast="cuda:float32",
+    tags=(OpTags.REDUCTION_OP,),
+)
+def native_layer_norm(a, normalized_shape, weight, bias, eps):
+    dims = tuple(range(len(a.shape) - len(normalized_shape), len(a.shape)))
+    x, mean, rstd = whiten(convert(a, compute_dtype(a.dtype)), dims, eps)
+    kind = _native_layer_norm_meta(a, normalized_shape, weight, bias, eps)[1].dtype
+    return convert(scale_and_shift(x, weight, bias), a.dtype), convert(mean, kind), convert(rstd, kind)
+
+
+native_layer_norm.nondifferentiable = (1, 2)
+native_layer_norm_backward = kernel(
+    "native_layer_norm_backward", "default",
+    lambda g, a, normalized_shape, mean, rstd, weight, bias, mask: (
+        like(a) if mask[0] else None, like(weight) if mask[1] else None, like(bias) if mask[2] else None
+    ),
+)  # fmt: skip
+
+
+@native_layer_norm.vjp
+def _(a, normalized_shape, weight, bias, eps):
+    y, mean, rstd = native_layer_norm(a, normalized_shape, weight, bias, eps)
+    g, *_ = yield y, mean, rstd
+    ga, gw, gb = native_layer_norm_backward(g, a, normalized_shape, mean, rstd, weight, bias, wanted(a, weight, bias))
+    return ga, None, gw, gb
+
+
+@native_layer_norm_backward.decomposed_by
+def _(g, a, normalized_shape, mean, rstd, weight, bias, mask):
+    outer = len(a.shape) - len(normalized_shape)
+    dims, rows = tuple(range(outer, len(a.shape))), tuple(range(outer))
+    kind = compute_dtype(a.dtype)
+    x, g, mean, rstd = (convert(t, kind) for t in (a, g, mean, rstd))
+    normal = (x - mean) * rstd
+    of_input = of_weight = of_bias = None
+    if mask[0]:
+        weight_ = None if weight is None else convert(weight, kind)
+        of_input = convert(of_normalized(g, weight_, normal, rstd, dims), a.dtype)
+    if mask[1]:
+        of_weight = convert(op("sum")(g * normal, rows) if rows else g * normal, weight.dtype)
+    if mask[2]:
+        of_bias = convert(op("sum")(g, rows) if rows else reshape(g, bias.shape), bias.dtype)
+    return of_input, of_weight, of_bias
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# group norm
+
+
+def _laid_out(a, others, parameters):
+    """In the layout that PyTorch's kernels of group norm, which do not look at strides, take them to be in."""
+    layout = backward.memory_format(a) if a.device.type == "cpu" else torch.contiguous_format
+    return *(t.contiguous(memory_format=layout) for t in (a, *others)), *(
+        p if p is None else p.contiguous() for p in parameters
+    )
+
+
+def _run_group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
+    a, g, mean, rstd, weight = _laid_out(a, (g,), (mean, rstd, weight))
+    return backward.aten.native_group_norm_backward.default(g, a, mean, rstd, weight, n, c, size, groups, mask)
+
+
+def _run_group_norm(a, weight, bias, n, c, size, groups, eps):
+    return backward.aten.native_group_norm.default(*_laid_out(a, (), (weight, bias)), n, c, size, groups, eps)
+
+
+def _parameters_meta(g, a, weight, bias, mask):
+    return like(a) if mask[0] else None, like(weight) if mask[1] else None, like(bias) if mask[2] else None
+
+
+def _native_group_norm_meta(a, weight, bias, N, C, HxW, group, eps):
+    require(not C % group and not any(t is not None and t.shape != (C,) for t in (weight, bias)))
+    narrow = like(
+        a,
+        (N, group),
+        dtype=float32
+        if a.device.type == "cpu" and any(t is not None and t.dtype is float32 for t in (weight, bias))
+        else a.dtype,
+    )
+    return like(a), narrow, like(narrow)
+
+
+native_group_norm = torch_prim(*compat.operators("native_group_norm"), name="native_group_norm", fn=_run_group_norm)(
+    _native_group_norm_meta
+)
+native_group_norm_backward = Symbol(
+    "native_group_norm_backward", lambda g, a, mean, rstd, weight, n, c, size, groups, mask: _parameters_meta(g, a,
+    weight, weight, mask), id="native_group_norm_backward",
+    is_prim=True, fn=_run_group_norm_backward,
+)  # fmt: skip
+
+
+def _in_groups(a, groups):
+    """The image with dimensions (N, groups, channels of a group, ...): a view, in whatever layout."""
+    return reshape(a, (a.shape[0], groups, a.shape[1] // groups, *a.shape[2:]))
+
+
+def _group_parameter(a, p, groups, kind):
+    """A parameter as it is broadcast to an image in groups; or a number for each group."""
+    if p is None:
+        return None
+    sizes = (1, groups, a.shape[1] // groups) if len(p.shape) == 1 else (*p.shape, 1)
+    return reshape(convert(p, kind), (*sizes, *(1,) * (len(a.shape) - 2)))
+
+
+def _in_group_norms_layout(y):
+    """A result as PyTorch's kernel of group norm lays it out, which has channels last on a CPU alone."""
+    return image_layout(y) if y.device.type == "cpu" else op("contiguous")(y)
+
+
+def normalized_in_groups(a, weight, bias, groups, eps):
+    """Group norm, and the means and deviations of groups."""
+    kind, dims = compute_dtype(a.dtype), tuple(range(2, len(a.shape) + 1))
+    normal, mean, rstd = whiten(_in_groups(convert(a, kind), groups), dims, eps)
+    parameters = (_group_parameter(a, p, groups, kind) for p in (weight, bias))
+    y = convert(reshape(scale_and_shift(normal, *parameters), a.shape), a.dtype)
+    return _in_group_norms_layout(y), *(reshape(x, (a.shape[0], groups)) for x in (mean, rstd))
+
+
+@native_group_norm.decomposed_by
+def _(a, weight, bias, n, c, size, groups, eps):
+    if is_empty(a):
+        return None
+    narrow = _native_group_norm_meta(a, weight, bias, n, c, size, groups, eps)[1].dtype
+    y, mean, rstd = normalized_in_groups(a, weight, bias, groups, eps)
+    return y, convert(mean, narrow), convert(rstd, narrow)
+
+
+@native_group_norm_backward.decomposed_by
+def _(g, a, mean, rstd, weight, n, c, size, groups, mask):
+    if is_empty(a):
+        return None
+    kind, pixels = compute_dtype(a.dtype), tuple(range(3, len(a.shape) + 1))
+    x, g = (_in_groups(convert(t, kind), groups) for t in (a, g))
+    mean, rstd, weight_ = (_group_parameter(a, t, groups, kind) for t in (mean, rstd, weight))
+    normal = (x - mean) * rstd
+    # all sums are those of each channel of an image, which is one pass
+    along, total = (op("sum")(t, pixels, True) if pixels else t for t in (g * normal, g))
+    of_input = None
+    if mask[0]:
+        g, *sums = (t if weight is None else t * weight_ for t in (g, along, total))
+        along_, total_ = (op("sum")(t, 2, True) / (c // groups * size) for t in sums)
+        of_input = _in_group_norms_layout(convert(reshape((g - total_ - normal * along_) * rstd, a.shape), a.dtype))
+    return of_input, *(
+        convert(reshape(op("sum")(t, 0), (c,)), a.dtype if weight is None else weight.dtype) if needed else None
+        for needed, t in zip(mask[1:], (along, total), strict=True)
+    )
+
+
+@native_group_norm.vjp
+def _(a, weight, bias, n, c, size, groups, eps):
+    """Unlike the other norms' kernels, it has derivatives of mean and deviation."""
+    y, mean, rstd = native_group_norm(a, weight, bias, n, c, size, groups, eps)
+    g, of_mean, of_rstd = yield y, mean, rstd
+    ga, gw, gb = native_group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, wanted(a, weight, bias))
+    if not a.requires_grad:
+        return None, gw, gb
+    count = c // groups * size
+    of_mean, of_rstd, mean, rstd = (op("unsqueeze")(convert(x, a.dtype), -1) for x in (of_mean, of_rstd, mean, rstd))
+    ga = op("reshape")(ga, (n, groups, count)) + of_mean / count
+    ga = ga - of_rstd / count * (rstd * rstd * rstd) * (op("reshape")(a, (n, groups, count)) - mean)
+    return op("reshape")(ga, a.shape), gw, gb
+
+
+native_group_norm.exact_derivative = False  # where mean and deviation have cotangents, too
+casts_inside(*native_group_norm.torch_functions)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# batch norm
+
+
+def _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps):
+    shape = (a.shape[1],) if training else (0,)
+    mixed = a.device.type != "cpu" or any(
+        t is not None and t.dtype is dtypes.float32 for t in (weight, bias, running_mean, running_var)
+    )
+    kind = compute_dtype(a.dtype) if mixed else a.dtype
+    return like(a), like(a, shape, kind), like(a, shape, kind)
+
+
+def _native_batch_norm_meta(a, weight, bias, running_mean, running_var, training, momentum, eps):
+    batch_norm_meta(a, running_mean, running_var, weight, bias, training)
+    return _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+native_batch_norm = torch_prim(torch.native_batch_norm, name="native_batch_norm")(_native_batch_norm_meta)
+native_batch_norm.nondifferentiable = (1, 2)
+native_batch_norm.explain = None  # PyTorch's kernel does not look whether there are statistics
+
+
+native_batch_norm_backward = backward.kernel(
+    "native_batch_norm_backward", "default",
+    lambda g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask: _parameters_meta(g, a, weight,
+        weight, mask),
+)  # fmt: skip
+
+
+def running(old, new, momentum):
+    """What a running statistic becomes."""
+    return None if old is None else convert(new * momentum + convert(old, new.dtype) * (1 - momentum), old.dtype)
+
+
+def _in_batch_norms_layout(y):
+    """A result as PyTorch's kernel of batch norm lays it out, which keeps its operand's strides on a GPU."""
+    return image_layout(y) if y.device.type == "cpu" else y
+
+
+def _over_images(a) -> tuple[int, ...]:
+    return (0, *range(2, len(a.shape)))
+
+
+def batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, eps, kind) -> tuple:
+    """Batch norm by the batch's own statistics: the result, its mean and deviation of type `kind`, and what running
+    mean and variance become, where there are any."""
+    dims = _over_images(a)
+    count = math.prod(a.shape[d] for d in dims)
+    centred, mean, variance = moments(convert(a, compute_dtype(a.dtype)), dims)
+    rstd = op("rsqrt")(variance + eps)
+    y = scale_and_shift(centred * rstd, per_channel(a, weight), per_channel(a, bias))
+    y = _in_batch_norms_layout(convert(y, a.dtype))
+    mean, variance, rstd = (reshape(x, (a.shape[1],)) for x in (mean, variance, rstd))
+    unbiased = variance * count / (count - 1)
+    kept = (running(old, new, momentum) for old, new in ((running_mean, mean), (running_var, unbiased)))
+    return y, convert(mean, kind), convert(rstd, kind), *kept
+
+
+@native_batch_norm.decomposed_by
+def _(a, weight, bias, running_mean, running_var, training, momentum, eps):
+    kind = _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps)[1].dtype
+    if training:
+        return batch_norm_by_batch(a, None, None, weight, bias, momentum, eps, kind)[:3]
+    y = LTORCH["batch_norm"](a, running_mean, running_var, weight, bias, False, momentum, eps)
+    return y, *(op("zeros")((0,), dtype=kind, device=a.device) for _ in range(2))
+
+
+@native_batch_norm_backward.decomposed_by
+def _(g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask):
+    if is_empty(a):
+        return None
+    kind, dims = compute_dtype(a.dtype), _over_images(a)
+    x, g = convert(a, kind), convert(g, kind)
+    if not training:
+        mean, rstd = running_mean, op("rsqrt")(convert(running_var, kind) + eps)
+    mean, rstd, weight_ = (p if p is None else per_channel(a, convert(p, kind)) for p in (mean, rstd, weight))
+    normal, of_input = (x - mean) * rstd, None
+    # a weight is one number where is summed up: the parameters' gradients are all sums there are
+    total, along = op("sum")(g, dims, True), op("sum")(g * normal, dims, True)
+    if mask[0]:
+        count = math.prod(a.shape[d] for d in dims)
+        of_input = g - total / count - normal * (along / count) if training else g
+        of_input = convert(of_input * (rstd if weight is None else rstd * weight_), a.dtype)
+        of_input = _in_batch_norms_layout(of_input)
+    return of_input, *(
+        convert(reshape(t, (a.shape[1],)), a.dtype if weight is None else weight.dtype) if needed else None
+        for needed, t in zip(mask[1:], (along, total), strict=True)
+    )
+
+
+@native_batch_norm.vjp
+def _(a, weight, bias, running_mean, running_var, training, momentum, eps):
+    y, mean, rstd = native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
+    g, _, _ = yield y, mean, rstd
+    return native_batch_norm_backward(
+        g, a, weight, running_mean, running_var, mean, rstd, training, eps, wanted(a, weight, bias)
+    )
+
+
+def _run_statistics(a, running_mean, running_var, weight, bias, momentum, eps):
+    return compat.kernel("_native_batch_norm_legit_functional")(
+        a, weight, bias, running_mean, running_var, True, momentum, eps
+    )
+
+
+def _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps):
+    out, save, _ = _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, True, momentum, eps)
+    return out, save, like(save), like(running_mean), like(running_var)
+
+
+def native_batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
+    out, mean, scale = compat.kernel("_native_batch_norm_legit")(
+        a, weight, bias, running_mean, running_var, True, momentum, eps
+    )
+    return out, mean, scale, running_mean, running_var
+
+
+native_batch_norm_functional = Symbol(
+    "native_batch_norm_functional",
+    _statistics_meta,
+    id="native_batch_norm_functional",
+    is_prim=True,
+    fn=_run_statistics,
+)
+
+
+@native_batch_norm_functional.decomposed_by
+def _(a, running_mean, running_var, weight, bias, momentum, eps):
+    kind = _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps)[1].dtype
+    return batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, eps, kind)
+
+
+native_batch_norm_functional.nondifferentiable = (1, 2, 3, 4)  # means and deviations, running ones too
+native_batch_norm_functional.statistics = (1, 2)
+native_batch_norm_functional.in_place = InPlaceForm(native_batch_norm_, {3: 1, 4: 2})
+
+
+@native_batch_norm_functional.vjp
+def _(a, running_mean, running_var, weight, bias, momentum, eps):
+    y, mean, rstd, new_mean, new_var = native_batch_norm_functional(
+        a, running_mean, running_var, weight, bias, momentum, eps
+    )
+    g, *_ = yield y, mean, rstd, new_mean, new_var
+    ga, gw, gb = native_batch_norm_backward(g, a, weight, None, None, mean, rstd, True, eps, wanted(a, weight, bias))
+    return ga, None, None, gw, gb
+
+
+@alias(*compat.operators("native_batch_norm"), over=native_batch_norm)
+def _native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps):
+    """In training mode the running statistics are written to."""
+    if not training or running_mean is None:
+        return native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
+    out, mean, rstd, new_mean, new_var = native_batch_norm_functional(
+        a, running_mean, running_var, weight, bias, momentum, eps
+    )
+    overwrite(running_mean, new_mean, "running_mean")
+    overwrite(running_var, new_var, "running_var")
+    return out, mean, rstd
+
+
+@alias(*compat.operators("_native_batch_norm_legit", "default", "no_stats"))
+def _native_batch_norm_legit(a, weight, bias, *args):
+    """With running statistics and without: `(training, momentum, eps)`."""
+    statistics = args[:-3] or (None, None)
+    return _native_batch_norm(a, weight, bias, *statistics, *args[-3:])
+
+
+@alias(*compat.operators("_native_batch_norm_legit_functional"))
+def _native_batch_norm_legit_functional(a, weight, bias, running_mean, running_var, training, momentum, eps):
+    if training:
+        return native_batch_norm_functional(a, running_mean, running_var, weight, bias, momentum, eps)
+    return (
+        *native_batch_norm(a, weight, bias, running_mean, running_var, False, momentum, eps),
+        running_mean,
+        running_var,
+    )
+
+
+declare(
+    native_batch_norm, native_batch_norm_functional, native_batch_norm_backward, native_group_norm,
+    native_group_norm_backward, layout="as decomposition"
+)  # fmt: skip

@@ -1,0 +1,90 @@
+"""Sums, products and extremes up to each place, and differences of neighbours."""
+
+from __future__ import annotations
+
+import torch
+
+from thunder.core import dtypes
+from thunder.core.proxies import like
+from thunder.core.symbol import Symbol
+from thunder.ops.families.extremes import values_indices
+from thunder.ops.families.reductions import canonical_dims, sum_dtype
+from thunder.ops.registry import LTORCH, composite, torch_prim
+from thunder.ops.shape_rules import require
+
+
+def _scan_meta(a, dim, *, dtype=None):
+    canonical_dims(a, dim)
+    return like(a, dtype=sum_dtype(a, dtype))
+
+
+@torch_prim(torch.cumsum, torch.Tensor.cumsum, autocast="cuda:float32")
+def cumsum(a, dim, *, dtype=None):
+    return _scan_meta(a, dim, dtype=dtype)
+
+
+@torch_prim(torch.cumprod, torch.Tensor.cumprod, autocast="cuda:float32")
+def cumprod(a, dim, *, dtype=None):
+    return _scan_meta(a, dim, dtype=dtype)
+
+
+@torch_prim(torch.logcumsumexp, torch.Tensor.logcumsumexp)
+def logcumsumexp(a, dim):
+    canonical_dims(a, dim)
+    return like(a)
+
+
+def _scan_pair(name: str) -> Symbol:
+    def meta(a, dim):
+        canonical_dims(a, dim)
+        return values_indices(name, a, a.shape)
+
+    return torch_prim(getattr(torch, name), getattr(torch.Tensor, name), name=name)(meta)
+
+
+cummax, cummin = _scan_pair("cummax"), _scan_pair("cummin")
+
+
+@composite(torch.diff, torch.Tensor.diff, meta=None)
+def diff(a, n=1, dim=-1, prepend=None, append=None):
+    require(n >= 0)
+    if n == 0:
+        return LTORCH["clone"](a)
+    parts = [x for x in (prepend, a, append) if x is not None]
+    out = LTORCH["cat"](parts, dim) if len(parts) > 1 else a
+    dim = dim % len(out.shape)
+    for _ in range(n):
+        size = out.shape[dim]
+        if size == 0:
+            break
+        later, earlier = LTORCH["narrow"](out, dim, 1, size - 1), LTORCH["narrow"](out, dim, 0, size - 1)
+        out = LTORCH["logical_xor"](later, earlier) if out.dtype is dtypes.bool8 else later - earlier
+    return out
+
+
+@cumsum.vjp
+def _(a, dim, *, dtype=None):
+    g = yield cumsum(a, dim, dtype=dtype)
+    d = (canonical_dims(a, dim) or (0,))[0]
+    if not a.shape or (type(a.shape[d]) is int and a.shape[d] == 1):
+        return (g,)
+    return (LTORCH["flip"](cumsum(LTORCH["flip"](g, (d,)), d), (d,)),)
+
+
+def _scan_pair_rule(symbol: Symbol):
+    def rule(a, dim):
+        y, indices = symbol(a, dim)
+        g, _ = yield y, indices
+        if not a.shape:
+            return (g,)
+        return (LTORCH["scatter_add"](LTORCH["zeros_like"](g), dim, indices, g),)
+
+    symbol.vjp(rule)
+
+
+_scan_pair_rule(cummax)
+_scan_pair_rule(cummin)
+
+
+# PyTorch composes it of the same operations
+diff.differentiate_decomposition = True

@@ -1,0 +1,117 @@
+"""Sorting, selection and search."""
+
+from __future__ import annotations
+
+import torch
+
+from thunder.core import dtypes
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import OpTags
+from thunder.ops.families.extremes import placed, values_indices
+from thunder.ops.families.reductions import canonical_dims, reduced_shape
+from thunder.ops.registry import LTORCH, torch_prim
+from thunder.ops.shape_rules import require
+
+__all__ = ["topk", "sort", "argsort"]
+
+
+@torch_prim(torch.topk, torch.Tensor.topk)
+def topk(a, k, dim=-1, largest=True, sorted=True):
+    (d,) = canonical_dims(a, dim) or (0,)
+    require(not a.shape or 0 <= k <= a.shape[d])
+    return values_indices("topk", a, (*a.shape[:d], k, *a.shape[d + 1 :]) if a.shape else ())
+
+
+def _order_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The overloads of sort as one: sort(a, dim=, descending=), with stable= where it is asked for."""
+    kwargs = {"dim" if k == "axis" else k: v for k, v in kwargs.items() if v is not None}
+    a, *rest = args if args else (kwargs.pop("input"),)
+    given = dict(zip(("dim", "descending"), rest, strict=False))
+    if len(rest) == 3:  # sort(a, stable, dim, descending), as torch.sort's second overload can be called
+        given = dict(zip(("stable", "dim", "descending"), rest, strict=True))
+    both = given | kwargs
+    out = {"dim": both.pop("dim", -1), "descending": both.pop("descending", False)}
+    return (a,), out | {k: v for k, v in both.items() if k != "stable" or v}
+
+
+@torch_prim(torch.sort, torch.Tensor.sort, canonicalize=_order_arguments)
+def sort(a, *, dim, descending, stable=False):
+    canonical_dims(a, dim)
+    return values_indices("sort", a, a.shape)
+
+
+@torch_prim(torch.argsort, torch.Tensor.argsort, canonicalize=_order_arguments, tags=(OpTags.DETACHED,))
+def argsort(a, *, dim, descending, stable=False):
+    canonical_dims(a, dim)
+    return like(a, dtype=dtypes.int64)
+
+
+@torch_prim(torch.msort, torch.Tensor.msort)
+def msort(a):
+    return like(a)
+
+
+@torch_prim(torch.kthvalue, torch.Tensor.kthvalue)
+def kthvalue(a, k, dim=-1, keepdim=False):
+    dims = canonical_dims(a, dim)
+    require(1 <= k <= (a.shape[dims[0]] if dims else 1))
+    return values_indices("kthvalue", a, reduced_shape(a, dims, keepdim))
+
+
+@torch_prim(torch.searchsorted)
+def searchsorted(sorted_sequence, input, *, out_int32=False, right=False, side=None, sorter=None):
+    kind = dtypes.int32 if out_int32 else dtypes.int64
+    return like(input, dtype=kind) if type(input) is TensorProxy else like(sorted_sequence, (), kind)
+
+
+@torch_prim(torch.histc, torch.Tensor.histc, tags=(OpTags.DETACHED,))
+def histc(a, bins=100, min=0, max=0):
+    return like(a, (bins,))
+
+
+@torch_prim(torch.bucketize)
+def bucketize(a, boundaries, *, out_int32=False, right=False):
+    require(len(boundaries.shape) == 1)
+    kind = dtypes.int32 if out_int32 else dtypes.int64
+    return like(a, dtype=kind) if type(a) is TensorProxy else like(boundaries, (), kind)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# derivatives: back to where the values stood
+
+
+def _selected(symbol, dimension):
+    """A rule for an operation that gives values and their indices along one dimension, which stays."""
+
+    def rule(a, *args, **kwargs):
+        values, indices = symbol(a, *args, **kwargs)
+        g, _ = yield values, indices
+        return (placed(g, indices, canonical_dims(a, dimension(*args, **kwargs))[0], a.shape) if a.shape else g,)
+
+    symbol.vjp(rule)
+
+
+_selected(topk, lambda k, dim=-1, largest=True, sorted=True: dim)
+_selected(sort, lambda *, dim, descending, stable=False: dim)
+
+
+@kthvalue.vjp
+def _(a, k, dim=-1, keepdim=False):
+    values, indices = kthvalue(a, k, dim, keepdim)
+    g, _ = yield values, indices
+    if not a.shape:
+        return (g,)
+    (d,) = canonical_dims(a, dim)
+    if not keepdim:
+        g, indices = (LTORCH["unsqueeze"](x, d) for x in (g, indices))
+    return (placed(g, indices, d, a.shape),)
+
+
+@msort.vjp
+def _(a):
+    values, indices = sort(a, dim=0)
+    g = yield values
+    return (placed(g, indices, 0, a.shape) if a.shape else g,)
+
+
+LTORCH["histc"].synchronises = True

@@ -1,0 +1,130 @@
+"""Norms of vectors, along dimensions and of whole tensors, with their derivatives."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from thunder.core import dtypes
+from thunder.core.dtypes import to_dtype
+from thunder.core.proxies import like
+from thunder.core.symbol import Symbol
+from thunder.ops.families.data import convert
+from thunder.ops.families.reductions import REDUCES, amax, amin, canonical_dims, reduced_shape, sum, unreduced
+from thunder.ops.promotion import broadcast_shapes, same_device
+from thunder.ops.registry import LTORCH, alias, composite, declare, prim
+from thunder.ops.shape_rules import require
+from thunder.ops.torch_types import to_torch_dtype
+
+
+def _vector_norm_meta(a, ord=2, dim=None, keepdim=False, *, dtype=None):
+    kind = to_dtype(dtype) if dtype is not None else a.dtype
+    require(kind.category >= dtypes.FLOAT)
+    return like(a, reduced_shape(a, canonical_dims(a, dim), keepdim), dtypes.real_of(kind))
+
+
+@composite(torch.linalg.vector_norm, meta=_vector_norm_meta, tags=REDUCES, autocast="cuda:float32")
+def vector_norm(a, ord=2, dim=None, keepdim=False, *, dtype=None):
+    x = LTORCH["abs"](a if dtype is None else convert(a, to_dtype(dtype)))
+    dims = canonical_dims(x, dim)
+    if ord == math.inf:
+        return amax(x, dims, keepdim)
+    if ord == -math.inf:
+        return amin(x, dims, keepdim)
+    if ord == 0:
+        return sum(convert(LTORCH["ne"](x, 0), x.dtype), dims, keepdim)
+    if ord == 2:
+        return LTORCH["sqrt"](sum(x * x, dims, keepdim))
+    return LTORCH["pow"](sum(LTORCH["pow"](x, ord), dims, keepdim), 1.0 / ord)
+
+
+def _nuclear_meta(a, dim, keepdim, dtype):
+    kind = to_dtype(dtype) if dtype is not None else a.dtype
+    dims = canonical_dims(a, dim)
+    require(len(dims) == 2 and kind.category >= dtypes.FLOAT)
+    return like(a, reduced_shape(a, dims, keepdim), dtypes.real_of(kind))
+
+
+@prim(lambda a, dim, keepdim, dtype: torch.norm(a, "nuc", dim, keepdim, dtype=to_torch_dtype(dtype)), tags=REDUCES)
+def nuclear_norm(a, dim, keepdim, dtype):
+    """The sum of the singular values."""
+    return _nuclear_meta(a, dim, keepdim, dtype)
+
+
+def _norm_meta(a, p="fro", dim=None, keepdim=False, dtype=None):
+    if p == "nuc":
+        return _nuclear_meta(a, dim, keepdim, dtype)
+    require(p in ("fro", None) or isinstance(p, (int, float)))
+    return _vector_norm_meta(a, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
+
+
+@composite(torch.norm, torch.Tensor.norm, meta=_norm_meta, tags=REDUCES, autocast="cuda:float32")
+def norm(a, p="fro", dim=None, keepdim=False, *, dtype=None):
+    if p == "nuc":
+        return nuclear_norm(a, dim, keepdim, dtype)
+    return vector_norm(a, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
+
+
+@alias(torch.Tensor.norm, over=norm)
+def _norm_method(a, p="fro", dim=None, keepdim=False, dtype=None):
+    return norm(a, p, dim, keepdim, dtype=dtype)
+
+
+def _dist_meta(a, b, p=2):
+    broadcast_shapes(a.shape, b.shape)
+    return like(a, (), dtypes.real_of(a.dtype), same_device(a, b))
+
+
+@composite(torch.dist, torch.Tensor.dist, meta=_dist_meta, autocast="cuda:float32")
+def dist(a, b, p=2):
+    return vector_norm(a - b, p)
+
+
+def _norm_gradient(g, y, a, order, dim, keepdim: bool):
+    """PyTorch's subgradients: 0 where the norm is 0, below order 1 where an element is; an infinite norm's is shared by
+    those that reach it. None for order 0, which counts."""
+    g, y = unreduced(g, a, dim, keepdim), unreduced(y, a, dim, keepdim)
+    if order == 0:
+        return None
+    if order == 1:
+        return LTORCH["sgn"](a) * g
+    if order == 2:
+        return g * LTORCH["masked_fill"](a / y, LTORCH["eq"](y, 0), 0)
+    if abs(order) == math.inf:
+        reached = LTORCH["eq"](LTORCH["abs"](a), y)
+        return LTORCH["sgn"](a) * (reached / sum(reached, canonical_dims(a, dim), True)) * g
+    sizes = LTORCH["abs"](a)
+    if order < 1:
+        return (
+            LTORCH["sgn"](a)
+            * LTORCH["masked_fill"](LTORCH["pow"](sizes, order - 1), LTORCH["eq"](a, 0), 0)
+            * g
+            * LTORCH["pow"](y, 1 - order)
+        )
+    scaled = LTORCH["sgn"](a) * LTORCH["pow"](sizes, order - 1) if order < 2 else a * LTORCH["pow"](sizes, order - 2)
+    return scaled * LTORCH["masked_fill"](g / LTORCH["pow"](y, order - 1), LTORCH["eq"](y, 0), 0)
+
+
+def _norm_rule(symbol: Symbol, order_of) -> None:
+    def rule(a, *args, **kwargs):
+        order, dim, keepdim = order_of(*args, **kwargs)
+        if order != 0 and (order is None or 0 in [n for n in a.shape if type(n) is int]):
+            return NotImplemented
+        y = symbol(a, *args, **kwargs)
+        g = yield y
+        of_a = _norm_gradient(g, y, a, order, dim, keepdim)
+        return (of_a if of_a is None else convert(of_a, a.dtype),)
+
+    symbol.vjp(rule)
+    symbol.complex_derivative = "as written"
+
+
+def _norm_arguments(p="fro", dim=None, keepdim=False, *, dtype=None):
+    return 2 if p in ("fro", None) else None if p == "nuc" else p, dim, keepdim
+
+
+_norm_rule(vector_norm, lambda ord=2, dim=None, keepdim=False, *, dtype=None: (ord, dim, keepdim))
+_norm_rule(norm, _norm_arguments)
+
+declare(norm, nuclear_norm, inductor_loops=False)

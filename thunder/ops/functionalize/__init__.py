@@ -1,0 +1,1 @@
+"""In-place operations and views as functional operations: a written tensor stands for another value."""

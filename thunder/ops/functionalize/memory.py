@@ -1,0 +1,600 @@
+"""Memory: which values of a program share it, and what in-place operations have made of them.
+
+A program holds on to its proxies; when one is written to, it stands for another value from then on. Views of it, and
+what it is a view of, are written to as well: the written part is put into the whole (`through`), and other views are
+rebuilt when somebody reads them. So the recorded program has no mutation in it; what came from outside is written
+back at the end (see `Capture`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from thunder import compat
+from thunder.analysis.aliases import may_view
+from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, detached, user_location
+from thunder.errors import CaptureError
+from thunder.ops.registry import LTORCH
+
+__all__ = ["REMEDY", "Memory", "grad_enabled", "holding", "is_unseen", "part_of"]
+
+
+class Memory:
+    """The state of one recording.
+
+    active: whether anything was written to. outside: called with what is about to be written to, in the end, and
+    whether that happens through a view, and behind autograd's back; says no by raising. layout: gives a fake tensor
+    with the strides, and on the storage, that a value has when the program runs in PyTorch; asked only when what is
+    written to may share memory. joins: called with what is about to become a result that autograd knows, and with what
+    it shows.
+    """
+
+    def __init__(
+        self,
+        operations: list[BoundSymbol] = (),
+        outside: Callable[[TensorProxy, bool, bool], None] | None = None,
+        layout: Callable | None = None,
+        joins: Callable[[TensorProxy], None] = lambda x: None,
+    ):  # type: ignore[assignment]
+        self.active = False
+        self.outside, self.layout, self.joins = outside, layout, joins
+        # view -> the operation that made it and its base
+        self.view_of: dict[Proxy, tuple[BoundSymbol, TensorProxy]] = {}
+        self.views: dict[Proxy, list[Proxy]] = {}
+        self.current: dict[Proxy, TensorProxy] = {}  # what was written to -> what it is now
+        self.owner: dict[Proxy, Proxy] = {}  # the other way round
+        self.versions: dict[str, str] = {}  # names of values that were written -> name of what they were written to
+        self.stale: set[Proxy] = set()  # views to rebuild before they are read, with all that show them
+        # value -> its views that are not stale, or that others show that are not
+        self.fresh: dict[Proxy, dict[Proxy, None]] = {}
+        # views that autograd does not see through -> the last value written to them, which says where they come from
+        self.histories: dict[Proxy, TensorProxy] = {}
+        self.copies: set[Proxy] = set()  # what turned out to be a copy
+        # what is viewed in the end -> results that may be views of it or copies
+        self.undecided: dict[Proxy, list[TensorProxy]] = {}
+        self.counted: set[Proxy] = set()  # what was written to not only through `.data`, so that its version counts on
+        self.filled: set[Proxy] = set()  # what has other elements now, directly or through a view
+        self.rearranged: dict[Proxy, list[tuple[Symbol, tuple]]] = {}  # what changed its shape in place, and how
+        # what has another shape now, by an operation in place -> a value of that shape
+        self.formed: dict[Proxy, TensorProxy] = {}
+        self.lost: dict[Proxy, str] = {}  # what can not be read any more -> why
+        self.fixed: dict[Proxy, str] = {}  # what must not be written to -> why
+        # leaves that share memory in PyTorch and not here -> with what
+        self.apart: dict[Proxy, TensorProxy] = {}
+        self.leaving: dict[Proxy, TensorProxy] = {}  # what shares memory in PyTorch -> which of it leaves the program
+        self.shared: dict[Proxy, list[TensorProxy]] = {}  # values that share memory in a way that is not known
+        self.followed: set[Proxy] = set()  # views that were read under grad since their base requires grad
+        self.intact: set[Proxy] = set()  # views that nothing was written to since they were made, at the end
+        self._deriving = False
+        for operation in operations:
+            self.add(operation)
+
+    # --- what operations tell
+    def add(self, operation: BoundSymbol) -> None:
+        """A view was recorded."""
+        if self._deriving or not may_view(operation):
+            return
+        viewed = next((i for i in operation.inputs if type(i) is TensorProxy), None)
+        if viewed is None:
+            return
+        viewed = self.holder(viewed)
+        for o in operation.outputs:
+            if o is not viewed and o not in self.view_of:
+                self._add_view(o, operation, viewed)
+                if operation.sym.may_copy:
+                    self.undecided.setdefault(self.base(viewed), []).append(o)
+
+    def _add_view(self, view: Proxy, operation: BoundSymbol, viewed: TensorProxy) -> None:
+        self.view_of[view] = operation, viewed
+        self.views.setdefault(viewed, []).append(view)
+        self._visit_again(view)
+
+    def _freshen(self, x: Proxy) -> None:
+        self.stale.discard(x)
+        self._visit_again(x)
+
+    def _visit_again(self, x: Proxy) -> None:
+        """A write to what `x` shows comes to `x`: each view on the way is among those that are visited."""
+        while x in self.view_of:
+            viewed = self.view_of[x][1]
+            if x in (views := self.fresh.setdefault(viewed, {})):
+                return
+            views[x] = None
+            x = viewed
+
+    def holder(self, x: TensorProxy) -> TensorProxy:
+        """The proxy that the program holds, for a value that was written into it."""
+        return self.owner.get(x, x)  # type: ignore[return-value]
+
+    def base(self, x: TensorProxy) -> TensorProxy:
+        """What a view shows in the end; the value itself where it is no view."""
+        x = self.holder(x)
+        while x in self.view_of:
+            x = self.view_of[x][1]
+        return x
+
+    # --- reading
+    def latest(self, x):
+        """What a proxy stands for after the writes recorded so far. Raises CaptureError where that is not known."""
+        if type(x) is not TensorProxy:
+            return x
+        x = self.holder(x)
+        if x in self.lost:
+            raise CaptureError(self.lost[x], location=user_location(), remedy=REMEDY)
+        if x in self.stale:
+            self._derive(x)
+        return self.current.get(x, x)
+
+    def _derive(self, x: TensorProxy) -> None:
+        """Rebuilds a view from its base as it is now, and with it the other results of its operation."""
+        operation, viewed = self.view_of[x]
+        now, context = self.latest(viewed), current_recorder().context  # type: ignore[union-attr]
+        if now.requires_grad and context.grad_enabled:
+            self.followed.add(x)
+        if operation.sym.several_views and (x.requires_grad or now.requires_grad) and x not in self.intact:
+            raise CaptureError(
+                f"a result of {operation.sym.name}(), which gives several views, is read after its memory was written "
+                "to, which autograd does not support",
+                location=user_location(), remedy="make the view again after the write",
+            )  # fmt: skip
+
+        def place(p):
+            return now if type(p) is TensorProxy and self.holder(p) is viewed else p
+
+        self._deriving = True
+        try:
+            with grad_enabled(operation.context is None or operation.context.grad_enabled):  # whoever reads it first
+                made = operation.sym(*map_structure(place, operation.args), **map_structure(place, operation.kwargs))
+        finally:
+            self._deriving = False
+        for old, new in zip(operation.outputs, leaves(made), strict=True):
+            if old in self.stale:
+                self._freshen(old)
+                if (history := self.histories.get(old)) is not None and not new.requires_grad:
+                    with grad_enabled(True):
+                        new = holding.record(current_recorder(), (history, new), {}, like(new))
+                self.current[old], self.owner[new] = new, old
+
+    # --- writing
+    def write(self, target: TensorProxy, value: TensorProxy) -> None:
+        """`target` holds `value` from now on, and whatever shares memory with it the corresponding part."""
+        target = self.holder(target)
+        behind = self.declare(target)
+        base = self.base(target)
+        self.active = True
+        self._decide(base)
+        self._lose_shared(target)
+        self.filled.add(base)
+        if "data" not in behind:
+            self.counted.add(base)
+        self.versions[value.name] = target.name
+        self._hold(target, _with_history(self.latest(target), value))
+        self._note_history(target)
+        while target in self.view_of:
+            operation, viewed = self.view_of[target]
+            inverse = operation.sym.view_inverse
+            whole = inverse and inverse(operation, target, self.latest(viewed), value)
+            if whole is None:
+                self._lose(target, operation)
+                return
+            self.versions[whole.name] = viewed.name
+            whole = _with_history(self.latest(viewed), whole)
+            self._hold(viewed, whole, kept=target)
+            self._note_history(viewed)
+            target, value = viewed, whole
+
+    def _note_history(self, x: TensorProxy) -> None:
+        """What is written to a view that autograd does not see through is the view's own history, whatever its memory
+        is written to from elsewhere."""
+        if self.current[x].requires_grad and self._detaching(x):
+            self.histories[x] = self.current[x]
+
+    def declare(self, target: TensorProxy) -> set[str]:
+        """`target` is about to be written to. Raises where that is not allowed; says which operations that autograd
+        does not see through it is viewed by."""
+        target = self.holder(target)
+        self._decide(self.base(target))
+        base = self.base(target)
+        if self._lacks_history(target):
+            raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+        if base in self.fixed:
+            raise CaptureError(self.fixed[base], location=user_location(), remedy=REMEDY)
+        behind = self._detaching(target)
+        if self.outside is not None:
+            self.outside(base, base is not target, bool(behind))
+        return behind
+
+    def _lacks_history(self, x: TensorProxy) -> bool:
+        """Whether PyTorch takes a view for a leaf, since nobody has read it under grad since what it is a view of
+        requires grad."""
+        operation, viewed = self.view_of.get(x, (None, None))
+        recorder = current_recorder()
+        if operation is None or x.requires_grad or x in self.followed or is_unseen(operation):
+            return False
+        if recorder is None or not recorder.context.grad_enabled:
+            return False
+        seen = operation.context is not None and operation.context.grad_enabled  # None: which of the two is the view?
+        return seen and self.current.get(base := self.base(viewed), base).requires_grad and not self._detaching(x)
+
+    def joins_history(self, target: TensorProxy) -> None:
+        """`target` is about to become a result that autograd knows. Raises PyTorch's errors for views that can not."""
+        x = self.holder(target)
+        self.joins(x)
+        self.followed.add(x)
+        while x in self.view_of:
+            view, (operation, x) = x, self.view_of[x]
+            if is_unseen(operation):
+                return
+            self.joins(x)
+            if operation.context is not None and not operation.context.grad_enabled:
+                raise RuntimeError(
+                    "A view was created in no_grad mode and is being modified inplace with grad mode enabled. Make "
+                    "both inside of the block or outside."
+                )
+            if operation.sym.several_views:
+                at = next(i for i, o in enumerate(operation.outputs) if o is view)
+                raise RuntimeError(
+                    f"Output {at} of {operation.sym.name.capitalize()}Backward0 is a view and is being modified "
+                    "inplace. This view is the output of a function that returns multiple views. Such functions do "
+                    "not allow the output views to be modified inplace. "
+                    "You should replace the inplace operation by an out-of-place one."
+                )
+
+    def repeats(self, x: TensorProxy) -> bool:
+        """Whether `x` shows an element several times, as `expand` does."""
+        x = self.holder(x)
+        while x in self.view_of:
+            if self.view_of[x][0].sym is LTORCH["expand"]:
+                return True
+            x = self.view_of[x][1]
+        return False
+
+    def _detaching(self, x: TensorProxy) -> set[str]:
+        """The operations between a view and its base that autograd does not see through."""
+        found = set()
+        while x in self.view_of:
+            operation, x = self.view_of[x]
+            if is_unseen(operation):
+                found.add(operation.sym.name)
+        return found
+
+    def _decide(self, base: TensorProxy) -> None:
+        """Which results of `reshape` and its like are views of what is about to be written to, by the strides that it
+        has."""
+        if self.layout is None:
+            return
+        for x in self.undecided.pop(base, ()):
+            if self.base(x) is not base:  # a view of one that turned out to be a copy
+                self.undecided.setdefault(self.base(x), []).append(x)
+                continue
+            operation, viewed = self.view_of[x]
+            with compat.DisableTorchFunction():
+                copied = self.layout(x).untyped_storage()._cdata != self.layout(base).untyped_storage()._cdata
+            if copied:
+                self.copies.add(x)
+                del self.view_of[x]
+                self.views[viewed] = [v for v in self.views[viewed] if v is not x]
+            elif operation.sym.name == "as_strided":  # says places in memory, whatever it was called on
+                with compat.DisableTorchFunction():
+                    part = part_shown(self.layout(x, True), self.layout(base, True))
+                if part is not None:
+                    self.views[viewed] = [v for v in self.views[viewed] if v is not x]
+                    self._add_view(x, part_of.bind(base, *part, output=x, context=current_recorder().context), base)
+
+    def _hold(self, target: TensorProxy, value: TensorProxy, kept: TensorProxy | None = None) -> None:
+        self.current[target], self.owner[value] = value, target
+        self.versions[value.name] = target.name
+        self._freshen(target)
+        self._outdate(target, kept)
+
+    def _outdate(self, x: Proxy, kept: TensorProxy | None) -> None:
+        """Views of `x` are rebuilt before they are read. A write visits only what was read since the last one."""
+        for view in self.fresh.pop(x, ()):
+            if view not in self.view_of or self.view_of[view][1] is not x:
+                continue
+            if view is kept:
+                self._freshen(view)
+                continue
+            self.stale.add(view)
+            self.current.pop(view, None)
+            self._outdate(view, None)
+
+    def _lose_shared(self, target: TensorProxy) -> None:
+        """Everything that may show the memory of `target` through a result of an operation that nothing is known of."""
+        if not self.shared:
+            return
+        base = self.base(target)
+        for x in (base, *self.below(base)):
+            for other in self.shared.get(x, ()):
+                other_base = self.base(other)
+                if other_base is base:
+                    continue
+                if self.outside is not None:
+                    self.outside(other_base, True, False)
+                for lost in (other_base, *self.below(other_base)):
+                    self.lost[lost] = (
+                        "an operation that thunder does not know gave a view of a tensor; one of the two was written "
+                        "to, and the other is read again"
+                    )
+
+    def below(self, x: Proxy) -> list[Proxy]:
+        return [v for view in self.views.get(x, ()) for v in (view, *self.below(view))]
+
+    def _lose(self, target: TensorProxy, operation: BoundSymbol) -> None:
+        """`target` may be a view or a copy of what it was made of, which nobody may read from here on."""
+        why = (
+            f"{operation.sym.name}() gave a view or a copy, which of the two is not known here; its result was written "
+            "to, and the tensor it was made of is read again"
+        )
+        base, kept = self.base(target), {target, *self.below(target)}
+        self.lost |= {x: why for x in (base, *self.below(base)) if x not in kept}
+
+    def share(self, a: TensorProxy, b: TensorProxy) -> None:
+        """Two values share memory in a way that is not known: when one is written to, the other is lost."""
+        for x, y in ((a, b), (b, a)):
+            self.shared.setdefault(self.holder(x), []).append(self.holder(y))
+
+    def same(self, x: TensorProxy, base: TensorProxy, part: tuple | None = None) -> None:
+        """`x` came from outside and shows `base`, which did, too: all of it in its layout, or the `part` (size, stride,
+        offset) of its elements."""
+        if x not in self.view_of:
+            self._add_view(
+                x,
+                LTORCH["view"].bind(base, base.shape, output=x)
+                if part is None
+                else part_of.bind(base, *part, output=x),
+                base,
+            )
+            self.undecided.setdefault(self.base(base), []).extend(self.undecided.pop(x, ()))
+            if base in self.current:
+                self.stale.add(x)
+                self._outdate(x, None)
+
+    def become(self, x: TensorProxy, leaf: TensorProxy) -> None:
+        """The program's proxy `x` stands for a new leaf from now on, with the values that it has."""
+        x = self.holder(x)
+        self.freeze(x, leaf)
+        self.active = True
+        self.current.pop(x, None)
+        self.owner[x] = leaf
+
+    def is_apart(self, x: TensorProxy) -> bool:
+        """Whether nothing else shows the memory of `x`, as far as is known."""
+        x = self.holder(x)
+        return x not in self.view_of and not self.views.get(x) and not self.shared.get(x)
+
+    def stand_for(self, x: TensorProxy, other: TensorProxy) -> None:
+        """`other` is the tensor that the program has as `x`, which is apart, from now on."""
+        self.active = True
+        self.owner[self.holder(x)] = other
+
+    def freeze(self, x: TensorProxy, copy: TensorProxy) -> None:
+        """`copy` shares memory with `x` in PyTorch, but not in the program: nobody may write to either, unless nothing
+        else is made of `x`."""
+        x = self.holder(x)
+        self.fixed[self.base(x)] = why = (
+            "a tensor is written to that shares memory with a leaf that was made of it (requires_grad_(), Parameter)"
+        )
+        if not self.is_alone(x):
+            self.fixed[copy] = why
+            self.apart[copy] = self.base(x)
+
+    def leaves_apart(self, x: TensorProxy) -> bool:
+        """`x` leaves the program. Whether something that it shares memory with in PyTorch, and not here, did before."""
+        base = self.base(x)
+        return bool(self.apart) and self.leaving.setdefault(self.apart.get(base, base), base) is not base
+
+    # --- another shape in place
+    def is_alone(self, x: TensorProxy) -> bool:
+        """Whether `x` was made by the program, and nothing else shows its memory."""
+        x = self.holder(x)
+        made = (o for operation in current_recorder().bound_symbols for o in operation.outputs)
+        return self.is_apart(x) and any(o is x for o in made)
+
+    def reform(self, x: TensorProxy, value: TensorProxy) -> None:
+        """`x` is `value` from now on, of whatever shape."""
+        x = self.holder(x)
+        self.active = True
+        self.current[x], self.owner[value], self.formed[x] = value, x, value
+        self._freshen(x)
+
+    def may_keep_history(self, x: TensorProxy, symbol: Symbol, args: Sequence) -> bool:
+        """Whether `x` may change its shape behind autograd's back: what is read of it later has the history that it
+        had, element by element, so that the shape must stay, and no view may stand for the elements in another
+        order."""
+        x = self.holder(x)
+        with detached():
+            unchanged = symbol(self.latest(x), *args).shape == self.latest(x).shape
+        return unchanged and x not in self.view_of and not self.views.get(x)
+
+    def rearrange(self, x: TensorProxy, symbol: Symbol, args: tuple, back: tuple[Symbol, tuple] | None) -> None:
+        """`x` shows its memory as `symbol(x, *args)` from now on; `back` undoes that. Raises CaptureError for what came
+        from outside and can not be undone.
+
+        A view becomes the view of a view. What is no view stays what other tensors show, in its new shape: they show
+        what undoes the change.
+        """
+        x = self.holder(x)
+        self.declare(x)
+        self.active = True
+        self._decide(self.base(x))
+        if x in self.view_of and (self.view_of[x][0].context is None or self.view_of[x][0].sym.name == "contiguous"):
+            what = (
+                "a result of contiguous() that is its argument"
+                if self.view_of[x][0].context
+                else "an argument that shares memory with another one"
+            )
+            raise CaptureError(f"{symbol.name}_ is called on {what}", location=user_location(), remedy=REMEDY)
+        if any(
+            self.view_of[v][0].context is None and self.view_of[v][0].sym.name == "view" for v in self.views.get(x, ())
+        ):
+            raise CaptureError(
+                f"{symbol.name}_ is called on an argument that is passed twice",
+                location=user_location(),
+                remedy=REMEDY,
+            )
+        context = current_recorder().context
+        before, below = self.latest(x), self.views.pop(x, [])
+        self._deriving = True  # what is recorded next is no view of the program's
+        try:
+            value = _with_history(before, symbol(before, *args))
+        finally:
+            self._deriving = False
+        inner = like(before)
+        if x in self.view_of:
+            if "data" not in self._detaching(x):
+                self.counted.add(self.base(x))
+            operation, viewed = self.view_of.pop(x)
+            self.views[viewed] = [v for v in self.views[viewed] if v is not x]
+            self._add_view(inner, operation.swap({x: inner}), viewed)
+            self._add_view(x, symbol.bind(inner, *args, output=x, context=context), inner)
+        elif below:
+            if back is None:
+                raise CaptureError(
+                    f"{symbol.name}_ is called on a tensor that other tensors show",
+                    location=user_location(),
+                    remedy="use the form that makes a new tensor",
+                )
+            self._add_view(inner, back[0].bind(value, *back[1], output=inner, context=context), x)
+        if inner in self.view_of:
+            self.stale.add(inner)
+        if symbol.may_copy and x in self.view_of:
+            self.undecided.setdefault(self.base(x), []).append(x)
+        elif x not in self.view_of:
+            self.rearranged.setdefault(x, []).append((symbol, args))
+        for view in below:  # they show what `x` was
+            operation, _ = self.view_of[view]
+            self._add_view(view, operation.swap({p: inner for p in operation.inputs if self.holder(p) is x}), inner)
+        self._outdate(inner, None)
+        self.reform(x, value)
+
+    # --- the end
+    def written_back(self, base: TensorProxy, value: TensorProxy) -> None:
+        """What came from outside has its last value in its own memory now: from here on it stands for itself, or for
+        `value`, which is the same tensor in its new shape."""
+        self.current.pop(base, None)
+        if value is not base:
+            self.current[base], self.owner[value] = value, base
+        self._freshen(base)
+        self._outdate(base, None)
+
+    def end(self) -> None:
+        """The program has ended: views that are not stale now were made after the last write."""
+        self.intact = {view for view in self.view_of if view not in self.stale}
+
+    def settle(self) -> None:
+        """Views that were written to directly are rebuilt from their bases when they are read next, so that
+        results share memory as the program's do."""
+        for view, (operation, viewed) in list(self.view_of.items()):
+            if viewed not in self.lost and self.current.pop(view, None) is not None:
+                self.stale.add(view)
+                self._outdate(view, None)
+            if operation.context is None:  # another name from outside: it is what it names
+                self._freshen(view)
+
+
+@contextmanager
+def grad_enabled(enabled: bool) -> Iterator[None]:
+    """Operations are recorded with or without grad."""
+    recorder = current_recorder()
+    assert recorder is not None, "memory is that of a recording"
+    context = recorder.context
+    recorder.context = context.replace(grad_enabled=enabled)
+    try:
+        yield
+    finally:
+        recorder.context = context
+
+
+def _with_history(old: TensorProxy, new: TensorProxy) -> TensorProxy:
+    """What a tensor that requires grad holds after a write under no_grad: other numbers, and the history that it
+    had."""
+    recorder = current_recorder()
+    if not old.requires_grad or recorder is None or recorder.context.grad_enabled:
+        return new
+    with grad_enabled(True):
+        return holding(old, new)
+
+
+holding = Symbol(
+    "holding", lambda old, new: like(new), module="ltorch", id="holding", decomposition=lambda old, new: new
+)
+
+
+@holding.vjp
+def _(old, new):
+    g = yield new
+    return g, None
+
+
+def _run_part_of(a: torch.Tensor, size: tuple, stride: tuple, offset: int) -> torch.Tensor:
+    a = a.contiguous()
+    return a.as_strided(size, stride, a.storage_offset() + offset)
+
+
+part_of = Symbol(
+    "part_of",
+    lambda a, size, stride, offset: like(a, tuple(size)),
+    module="ltorch",
+    is_prim=True,
+    tags=(OpTags.VIEW,),
+    fn=_run_part_of,
+)
+
+
+def part_shown(part: torch.Tensor, whole: torch.Tensor) -> tuple | None:
+    """(size, stride, offset) of a tensor in another one with the same storage; None where that is not contiguous, or
+    does not hold it."""
+    offset = part.storage_offset() - whole.storage_offset()
+    inside = whole.is_contiguous() and 0 <= offset and offset + _extent(part) <= whole.numel()
+    return (tuple(part.shape), tuple(part.stride()), offset) if inside else None
+
+
+def _extent(x: torch.Tensor) -> int:
+    """How many places in memory a tensor reaches over, counted in its elements."""
+    return 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+
+
+def are_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors with one storage have no element in common; for those that interleave, where they are small
+    enough to look."""
+    first = min(a.storage_offset() * a.itemsize, b.storage_offset() * b.itemsize)
+    a0, b0 = (x.storage_offset() * x.itemsize - first for x in (a, b))
+    a1, b1 = a0 + _extent(a) * a.itemsize, b0 + _extent(b) * b.itemsize
+    if a1 <= b0 or b1 <= a0:
+        return True
+    if max(a1, b1) > _COMPARED_BYTES or a.dtype is not b.dtype:
+        return False
+    seen = torch.zeros(max(a1, b1) // a.itemsize, dtype=torch.bool)
+    seen.as_strided(a.shape, a.stride(), a0 // a.itemsize).fill_(True)
+    return not seen.as_strided(b.shape, b.stride(), b0 // b.itemsize).any()
+
+
+_COMPARED_BYTES = 1 << 26
+replacing = Symbol(
+    "replacing", lambda old, new: like(new), module="ltorch", id="replacing", decomposition=lambda old, new: new
+)
+
+
+@replacing.vjp
+def _(old, new):
+    """A tensor that requires grad and is filled with what does not still requires grad, and passes none on."""
+    yield new
+    return None, None
+
+
+REMEDY = "write to a clone: x = x.clone()"
+
+
+def is_unseen(operation: BoundSymbol) -> bool:
+    """Whether autograd does not see through a view, so that what is written to it is written behind its back."""
+    detaches = operation.sym.detaches
+    return (
+        operation.sym.name in ("detach", "data")
+        or detaches is not None
+        and detaches(*operation.args, **operation.kwargs)
+    )

@@ -1,0 +1,254 @@
+"""The connection to PyTorch's autograd: a compiled forward and its backward as one `torch.autograd.Function`.
+
+A backward that is itself differentiated (`create_graph=True`) is another program: it recomputes the forward, computes
+the gradients from the inputs, and is connected to autograd in the same way. So derivatives of any order are programs,
+which are compiled at their first use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from thunder import compat
+from thunder.core.symbolic import Decisions, hold
+from thunder.ops.families.random import generator_of
+from thunder.runtime.saved import SavedTogether
+
+__all__ = ["connected", "with_grad", "without_grad"]
+
+
+class ThunderFunction(torch.autograd.Function):
+    """Connects the results of a compiled forward to autograd; its backward is the compiled backward. Printed as
+    ThunderFunctionBackward.
+
+    The forward runs before `apply`, which inspects each input on the host while the device computes.
+    """
+
+    @staticmethod
+    def forward(ctx, given, *inputs):
+        program, ctx.generators, outputs, (tensors, others) = given
+        ctx.joins = ()
+        if compat.saved_tensors_hooks() is not None:
+            tensors, others, ctx.joins = _apart(tensors, others)
+        ctx.program, ctx.others = program, others
+        ctx.kept, ctx.numbers = program.take_kept(inputs), program.take_numbers(inputs)
+        ctx.versions = _versions(ctx.kept)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        if program.not_differentiable:
+            ctx.mark_non_differentiable(*(outputs[i] for i in program.not_differentiable))
+        return outputs
+
+    @staticmethod
+    def backward(ctx, *cotangents):
+        program = ctx.program
+        tensors, others_saved, kept = ctx.saved_tensors, list(ctx.others), ctx.kept
+        for place, begin, join in reversed(ctx.joins):
+            others_saved[place], tensors = join(tensors[begin:]), tensors[:begin]
+        ctx.maybe_clear_saved_tensors()
+        if not compat.keeps_graph():
+            ctx.others = ctx.kept = ()
+        given = [cotangents[i] for i in program.differentiable]
+        del cotangents
+        missing = tuple([i for i, c in enumerate(given) if c is None])
+        batches = compat.in_forward_mode() or any(map(compat.is_batch, given))
+        run = None
+        if not torch.is_grad_enabled():
+            make = program.batched if batches else program.without
+            run = make(missing, ctx.numbers) if batches or missing else program.backward
+        if run is None:  # a program from disk has no backward for each case
+            return (None, *_differentiable_gradients(ctx, program, tensors, kept, given, missing))
+        for i in program.dense:
+            given[i] = _written_out(given[i])
+        saved = [list(tensors), others_saved]
+        del tensors, others_saved, kept
+        return (None, *run(saved, given))
+
+
+def _apart(tensors: Sequence, others: Sequence) -> tuple[list, list, list[tuple]]:
+    """The tensors with those of saved collections among them, and for each collection (its place, the place of its
+    first tensor, the function that joins its tensors again)."""
+    tensors, others, joins = list(tensors), list(others), list[tuple]()
+    for place, value in enumerate(others):
+        if isinstance(value, SavedTogether):
+            joins.append((place, len(tensors), value.joining()))
+            tensors += value
+            others[place] = None
+    return tensors, others, joins
+
+
+def _differentiable_gradients(
+    ctx, program: _Program, tensors: Sequence, kept: Sequence, given: list, missing: tuple
+) -> tuple:
+    """The gradients, connected to autograd: to the inputs and to the cotangents."""
+    if program.random is None:
+        raise RuntimeError(
+            'the backward of a compiled function that draws from a torch.Generator of yours, or with rng="fused", is '
+            "differentiated: it would have to draw the same numbers "
+            "again. Draw them outside of the compiled function, or from the default generator"
+        )
+    for x, version, now in zip(kept, ctx.versions, _versions(kept), strict=True):
+        if now != version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{x.type()} {list(x.shape)}], an input of a compiled "
+                f"function, is at version {now}; expected version {version} instead."
+            )
+    run, needed = program.again(missing, ctx.numbers)
+    kept_at, saved_at, numbers_at = program.inputs
+    values = (
+        dict(zip(kept_at, kept, strict=True))
+        | dict(zip(numbers_at, ctx.numbers, strict=True))
+        | {i: tensors[place] for i, place in saved_at}
+    )
+    with _restored(program.random, ctx.generators):
+        return run(*(values[i] for i in needed), *(c for c in given if c is not None))
+
+
+def _written_out(cotangent: torch.Tensor | None) -> torch.Tensor | None:
+    """A tensor with memory for each element, where it is broadcast."""
+    broadcast = cotangent is not None and cotangent.layout is torch.strided and 0 in cotangent.stride()
+    return cotangent.contiguous() if broadcast else cotangent
+
+
+def _versions(tensors: Sequence) -> list[int]:
+    """The version counters of tensors; tensors of inference mode have none."""
+    try:
+        return [x._version for x in tensors]
+    except RuntimeError:
+        return [0 if x.is_inference() else x._version for x in tensors]
+
+
+def _taking(places: Sequence[int]) -> Callable[[tuple], tuple]:
+    """(values) -> the values in some places, as a tuple."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return (lambda values: (values[places[0]],)) if places else lambda values: ()
+
+
+@contextlib.contextmanager
+def _restored(devices: Sequence[torch.device], states: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Sets the generators to their states at the forward inside the block, and back afterwards."""
+    generators = [generator_of(d) for d in devices]
+    before = [g.get_state() for g in generators]
+    for g, state in zip(generators, states, strict=True):
+        g.set_state(state)
+    try:
+        yield
+    finally:
+        for g, state in zip(generators, before, strict=True):
+            g.set_state(state)
+
+
+class _Program:
+    """The state that the calls of one compiled forward share."""
+
+    __slots__ = (
+        "backward", "make_without", "make_batched", "make_again", "made", "lock", "differentiable",
+        "not_differentiable", "inputs", "take_kept", "take_numbers", "random", "dense",
+        "decisions", "names",
+    )  # fmt: skip
+
+    def __init__(
+        self, backward: Callable, make_without: Callable, make_batched: Callable, make_again: Callable,
+        requires_grad: list[bool | None], inputs: Sequence,
+        random: Sequence | None, dense: Sequence[int], decisions: Decisions, names: Sequence[str],
+    ):  # fmt: skip
+        self.backward, self.make_without, self.make_batched, self.make_again = (
+            backward,
+            make_without,
+            make_batched,
+            make_again,
+        )
+        self.decisions, self.names = decisions, names
+        self.made: dict[tuple, list] = {}  # later programs, with the relations of each
+        self.lock = threading.Lock()
+        self.differentiable = [i for i, r in enumerate(requires_grad) if r]
+        self.not_differentiable = [i for i, r in enumerate(requires_grad) if r is False]
+        self.inputs, self.random, self.dense = inputs, random, dense
+        self.take_kept, self.take_numbers = _taking(inputs[0]), _taking(inputs[2])
+
+    def once(self, kind: str, make: Callable, missing: tuple, numbers: Sequence):
+        """`make(missing)` for a call with these numbers, called at the first use in any thread of autograd."""
+        values = dict(zip(self.names, numbers, strict=True))
+        with self.lock:
+            known = self.made.setdefault((kind, missing), [])
+            for relations, made in known:
+                if hold(relations, values):
+                    return made
+            with self.decisions.anew(values) as relations:
+                made = make(missing)
+            known.insert(0, (relations, made))
+            return made
+
+    def without(self, missing: tuple, numbers: Sequence) -> Callable | None:
+        """The backward for outputs that play no part; None where `again` has to do."""
+        return self.once("without", self.make_without, missing, numbers)
+
+    def batched(self, missing: tuple, numbers: Sequence) -> Callable | None:
+        """The backward for cotangents that are batches of vmap's, or have tangents; None where `again` has to do."""
+        return self.once("batched", self.make_batched, missing, numbers)
+
+    def again(self, missing: tuple, numbers: Sequence) -> tuple[Callable, list[int]]:
+        """The backward as a function that can be differentiated."""
+        return self.once("again", self.make_again, missing, numbers)
+
+
+def connected(
+    forward: Callable, backward: Callable, rebuild: Callable, requires_grad: list[bool | None], *,
+        make_without: Callable, make_batched: Callable, make_again: Callable,
+    inputs: Sequence, random: Sequence | None, dense: Sequence[int], decisions: Decisions, names: Sequence[str],
+) -> Callable:  # fmt: skip
+    """A function from the inputs of a program to its result, connected to autograd.
+
+    forward(*inputs) returns (outputs, (saved tensors, other saved values)), without grad. backward(saved, cotangents)
+    returns a gradient or None for each input. rebuild(inputs, outputs) returns the result of the program.
+    requires_grad: by output, whether it has a cotangent.
+
+    make_without(missing) compiles the backward that gets None for the cotangents at these places, make_batched(missing)
+    the same for batches of cotangents. make_again(missing) compiles the backward as a differentiable function of some
+    inputs and the cotangents that are not missing, and returns it with the places of these inputs. inputs: their
+    sources: places of tensors to keep, pairs (place, place among the saved tensors), and places of other values.
+    random: the devices whose generators the forward may draw from; None where it cannot be recomputed. dense: places of
+    the cotangents that are materialized where they are broadcast. decisions: those by symbolic numbers, to which later
+    programs add; names: those of the inputs that are no tensors.
+    """
+    program = _Program(
+        backward, make_without, make_batched, make_again, requires_grad, inputs, random, dense, decisions, names
+    )
+    apply = compat.applying(ThunderFunction)
+
+    def run(*inputs):
+        generators = [generator_of(d).get_state() for d in random] if random else ()
+        return rebuild(inputs, apply((program, generators, *forward(*inputs)), inputs))
+
+    return run
+
+
+def without_grad(function: Callable) -> Callable:
+    """The program under no_grad, set once for the call: its values never require grad, whatever its inputs do."""
+    return _in_grad_mode(function, False)
+
+
+def with_grad(function: Callable) -> Callable:
+    """For a program that is called without grad and enables it itself."""
+    return _in_grad_mode(function, True)
+
+
+def _in_grad_mode(function: Callable, enabled: bool) -> Callable:
+    set_grad_enabled = compat.set_grad_enabled
+
+    def run(*inputs):
+        before = torch.is_grad_enabled()
+        set_grad_enabled(enabled)
+        try:
+            return function(*inputs)
+        finally:
+            set_grad_enabled(before)
+
+    return run

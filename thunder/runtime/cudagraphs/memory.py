@@ -1,0 +1,142 @@
+"""The memory that CUDA graphs share, and the order of streams.
+
+- A replay, the copies of its arguments and the copies of its results are launched on the stream of the caller, one
+  after another.
+- A replay waits for replays on other streams that use the same memory. While somebody holds results of those, it waits
+  for later launches on their streams too (`Memory.on_this_stream`). PyTorch's autograd runs a backward on the stream of
+  its forward. So a consumer on the stream of a result has run before the memory is written again, as in eager PyTorch,
+  which reuses memory in the order of its stream.
+- Graphs that draw random numbers run one after another on a device, whatever their memory and streams
+  (`Memory.launch_drawing`).
+- The buffers of copied arguments are freed when the streams of all replays have reached that point (`record_stream`).
+  Memory of the pool is reused by recordings only. A recording waits for the device first, one thread at a time.
+- A consumer on another stream than that of a result has to be waited for before the result is released: nobody
+  tells this module that `record_stream` of a tensor was called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from thunder import compat
+from thunder.core.utils import without_collection
+from thunder.runtime import streams
+
+if TYPE_CHECKING:
+    from thunder.runtime.cudagraphs.recording import Recording
+
+__all__ = ["LIVE", "ONE_AT_A_TIME", "Memory", "is_result"]
+
+LIVE: weakref.WeakSet[Recording] = weakref.WeakSet()  # all recordings
+# by device, the stream on which a graph was last told where random numbers begin
+_DRAWN: dict[int, torch.cuda.Stream] = {}
+# a synchronization before one recording would end that of another thread, and move the start of its random numbers
+ONE_AT_A_TIME = threading.RLock()
+
+
+class Memory:
+    """The memory that recordings on one device share.
+
+    The results of a recording stay allocated. Its temporaries may be in the memory of the results of later recordings,
+    so a replay overwrites its own results and theirs.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device, self.lock = device, threading.RLock()
+        self.recordings: list[Recording] = []
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        self.index = device.index if device.index is not None else torch.cuda.current_device()
+        self.streams: dict[int, torch.cuda.Stream] = {}  # streams to wait for, by their handles
+
+    def record(self, run: Callable[..., list], inputs: Sequence[torch.Tensor]) -> tuple[Callable[[], None], list]:
+        """Records the launches of `run(*inputs)`. Returns a function that replays them, and the results, which are not
+        computed yet."""
+        graph, caller = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        streams.join()
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+        # nothing may be freed while a graph is recorded
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream), without_collection():
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                outputs = run(*inputs)
+                graph.capture_end()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                streams.forget(self.index)
+                self._recover()
+                raise
+        caller.wait_stream(self.stream)  # on which PyTorch has reset the offset of random numbers before the recording
+        _DRAWN[self.index] = caller
+        return graph.replay, outputs
+
+    def _recover(self) -> None:
+        """Resets the generator after a recording that failed, which leaves it in the state of a recording. Earlier
+        recordings refer to the old state, so those that draw random numbers are dropped."""
+        generator = torch.cuda.default_generators[self.index]
+        with contextlib.suppress(RuntimeError):
+            generator.graphsafe_set_state(generator.clone_state())
+        for recording in [r for r in LIVE if r.draws and r.memory.index == self.index]:
+            region = recording.region()
+            if region is not None:
+                region.recordings[:] = [r for r in region.recordings if r is not recording]
+
+    def launch_drawing(self, launch: Callable[[], None]) -> None:
+        """Launches a graph that draws random numbers. All graphs of a device read the offset from one place in memory,
+        which each launch writes to."""
+        with ONE_AT_A_TIME:
+            last = _DRAWN.get(self.index)
+            if last is None or last.cuda_stream != compat.current_stream(self.index):
+                stream = _DRAWN[self.index] = torch.cuda.current_stream(self.index)
+                if last is not None:
+                    stream.wait_stream(last)
+            launch()
+
+    def may_run(self) -> bool:
+        """Whether graphs may be recorded and replayed now: not while the user records a graph."""
+        return not torch.cuda.is_current_stream_capturing()
+
+    def on_this_stream(self) -> int:
+        """Lets the current stream wait for replays on other streams, and for consumers of their results there. Returns
+        the handle of the current stream."""
+        handle = compat.current_stream(self.index)
+        if handle not in self.streams or len(self.streams) > 1:
+            self._join(handle, torch.cuda.current_stream(self.index))
+        return handle
+
+    def _join(self, handle: int, stream: torch.cuda.Stream) -> None:
+        """Lets a stream wait for all others. A stream with results in use stays in `streams`: consumers that are
+        launched there later have to be waited for too."""
+        read = {r.stream for r in self.recordings if r.handed_out}
+        for number, other in list(self.streams.items()):
+            if number != handle:
+                stream.wait_stream(other)
+                if number not in read:
+                    del self.streams[number]
+        self.streams[handle] = stream
+        for r in self.recordings:
+            for buffer in r.buffers:
+                buffer.record_stream(stream)  # it may be freed while a replay on this stream is under way
+
+    def in_use(self, first: Recording) -> Recording | None:
+        """A recording with results in use that a replay of `first` would overwrite; None where there is none."""
+        return next((r for r in self.recordings[first.number :] if r.handed_out and r.in_use()), None)
+
+    def add(self, recording: Recording) -> None:
+        """Adds a recording, and drops those that can neither be replayed nor read any more."""
+        self.recordings[:] = [r for r in self.recordings if r.is_wanted() or r.in_use()] + [recording]
+        for number, r in enumerate(self.recordings):
+            r.number = number
+
+
+def is_result(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a result of some recording."""
+    data = tensor.untyped_storage()._cdata
+    return any(data in r.watched for r in LIVE)

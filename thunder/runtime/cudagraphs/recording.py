@@ -1,0 +1,257 @@
+"""A recording of a region as a CUDA graph, and the results that a replay leaves for other graphs."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from thunder import compat
+from thunder.runtime.cudagraphs.memory import LIVE, is_result
+from thunder.runtime.saved import SavedTogether
+
+if TYPE_CHECKING:
+    from thunder.runtime.cudagraphs.region import GraphedRegion
+
+__all__ = ["Recording", "Refused", "Results"]
+
+
+class Refused(Exception):
+    """Raised where a region cannot be replayed, with the reason in words."""
+
+
+class Results(SavedTogether):
+    """The results of a region for graphs of a backward, as one object. No replay overwrites them while it exists.
+
+    recording: the recording that was replayed; None where the operations of the region ran one by one, whose tensors
+    this object then holds.
+    """
+
+    __slots__ = ("recording", "_tensors")
+
+    def __init__(self, recording: Recording | None, tensors: list[torch.Tensor]):
+        self.recording, self._tensors = recording, tensors
+        if recording is not None:
+            recording.left = weakref.ref(self)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if self.recording is None:
+            return iter(self._tensors)
+        self.recording.opened = True
+        return iter([t.detach() for t in self._tensors])
+
+    def joining(self) -> Callable[[Sequence[torch.Tensor]], Results]:
+        return functools.partial(_joined, weakref.ref(self.recording) if self.recording is not None else lambda: None)
+
+
+def _joined(reference: Callable[[], Recording | None], tensors: Sequence[torch.Tensor]) -> Results:
+    """Tensors as one object again: results of a recording if their addresses are those of its results."""
+    recording = reference()
+    if recording is not None and [*map(torch.Tensor.data_ptr, tensors)] == [
+        *map(torch.Tensor.data_ptr, recording.kept)
+    ]:
+        return Results(recording, recording.kept)
+    return Results(None, list(tensors))
+
+
+class Recording:
+    """The recorded launches of a region for inputs of these strides, and the addresses of its results. setting: the
+    flags of PyTorch and the addresses of fixed inputs. stay: places of other inputs that are not copied. given: results
+    of other recordings that it reads."""
+
+    def __init__(
+        self,
+        region: GraphedRegion,
+        strides: list,
+        setting: list,
+        tensors: Sequence[torch.Tensor],
+        stay: Sequence[int],
+        given: Sequence[Results],
+    ):
+        self.name, self.region, self.memory = region.name, weakref.ref(region), region.memory
+        self.strides, self.setting, self.number = strides, setting, 0
+        self.sources = [weakref.ref(results.recording) for results in given]
+        self.draws, self.stream = region.draws, 0  # the stream of the last replay, by its handle
+        others = [i for i in range(len(tensors)) if i not in region.fixed]
+        self.pooled = [i for i in others if is_result(tensors[i])]
+        self.pooled_addresses = [tensors[i].data_ptr() for i in self.pooled]
+        self.stay = [i for i in others if i in stay and i not in self.pooled]
+        self.stay_addresses = [tensors[i].data_ptr() for i in self.stay]
+        copied = [i for i in others if i not in self.pooled and i not in self.stay]
+        inputs = region.all_tensors(tensors, given)
+        # the place of an input, and the part to copy where it has expanded dimensions
+        self.copied: list[tuple[int, tuple | None]] = []
+        self.buffers = []
+        for i in copied:
+            buffer, part = _buffer_for(tensors[i])
+            self.buffers.append(buffer)
+            self.copied.append((i, part))
+            inputs[i] = buffer if part is None else buffer.expand(tensors[i].shape)
+        before = _versions(inputs)
+        self.launch, outputs = self.memory.record(region.run, inputs)
+        self.counted = [
+            i for i, (version, now) in enumerate(zip(before, _versions(inputs), strict=True)) if version != now
+        ]
+        if not set(self.counted).isdisjoint(copied):
+            raise Refused("it writes to a tensor that it was not known to write to")
+        self._take(outputs, inputs, region)
+        self.shows_given = any(i >= len(tensors) for i in (*self.counted, *self.shown_from))
+        del outputs, inputs
+        self.handed_out = self.opened = False
+        self.left: Callable[[], Results | None] = lambda: None  # a weak reference to the `Results` of the last replay
+        self.unused = [self._uses(opened) for opened in (False, True)]
+        self.memory.add(self)
+        LIVE.add(self)
+
+    def _take(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], region: GraphedRegion) -> None:
+        """Sorts the outputs into watched ones, copied ones, and views of inputs."""
+        self.results: list[torch.Tensor | None] = [None] * len(outputs)
+        self.made: list[tuple[Sequence[int], Callable[[Sequence], Sequence]]] = []
+        self.shown_from: list[int] = []
+        sources = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(inputs)))}
+        groups: dict[int, list[int]] = {}
+        for place, o in enumerate(outputs):
+            if o.is_conj() or o.is_neg():
+                raise Refused("a result is the conjugate, or the negative, of what is in its memory")
+            groups.setdefault(o.untyped_storage()._cdata, []).append(place)
+        self.watched: dict[int, Any] = {}
+        for data, places in groups.items():
+            members = [outputs[i] for i in places]
+            if data in sources:
+                self.shown_from.append(sources[data])
+                self.made.append((places, _shown(members, sources[data], inputs)))
+            elif any(region.returned[i] for i in places):
+                self.made.append((places, _copied(members)))
+            else:
+                for i, o in zip(places, members, strict=True):
+                    self.results[i] = o
+                self.watched[data] = members[0].untyped_storage()
+        self.kept = [o for i in region.kept if (o := self.results[i]) is not None]
+        if len(self.kept) < len(region.kept):
+            raise Refused("what it leaves for a backward is in memory that others may write to")
+        shown = [o for i in region.shown if (o := self.results[i]) is not None]
+        # as tensors
+        self.handed = {data: self.watched[data] for o in shown if (data := o.untyped_storage()._cdata) in self.watched}
+        self.shown = region.shown
+
+    def _uses(self, opened: bool) -> list[int]:
+        """The reference counts of the storages of watched results, by tensors and by Python. opened: of all of them,
+        otherwise of those that were handed out as tensors."""
+        watched = self.watched if opened else self.handed
+        return [*map(compat.storage_uses, watched), *map(sys.getrefcount, watched.values())]
+
+    def in_use(self) -> bool:
+        """Whether a result of an earlier replay is still referenced."""
+        opened = self.opened
+        if self.handed_out and self.left() is None and self._uses(opened) == self.unused[opened]:
+            # another thread may have gathered or opened results while they were counted
+            if self.left() is None and self.opened is opened:
+                self.handed_out = self.opened = False
+        return self.handed_out
+
+    def is_wanted(self) -> bool:
+        region = self.region()
+        return region is not None and any(r is self for r in region.recordings)
+
+    def reads(self, sources: Sequence[Recording]) -> bool:
+        """Whether these recordings have written the results that this one reads."""
+        return [source() for source in self.sources] == sources
+
+    def can_be_replayed(self) -> bool:
+        """Whether the recordings whose results it reads can still be replayed."""
+        return all((source := reference()) is not None and source.is_wanted() for reference in self.sources)
+
+    def finds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the inputs that are not copied have the recorded addresses."""
+        return [tensors[i].data_ptr() for i in self.stay] == self.stay_addresses
+
+    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the results of other graphs have the recorded addresses; they do not where one of those did not run
+        as a graph."""
+        return [tensors[i].data_ptr() for i in self.pooled] == self.pooled_addresses
+
+    def replay(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list:
+        self.stream = self.memory.on_this_stream()
+        if self.buffers:
+            found = [tensors[i] if part is None else tensors[i].as_strided(*part) for i, part in self.copied]
+            if len(found) == 1:  # the host takes less time
+                self.buffers[0].copy_(found[0])
+            else:
+                compat.foreach_copy(self.buffers, found)
+        if self.draws:
+            self.memory.launch_drawing(self.launch)
+        else:
+            self.launch()
+        if self.shows_given and (region := self.region()) is not None:
+            tensors = region.all_tensors(tensors, given)
+        if self.counted:
+            torch.autograd.graph.increment_version([tensors[i] for i in self.counted])
+        made = {i: value for places, make in self.made for i, value in zip(places, make(tensors), strict=True)}
+        values: list = [made[i] if (r := self.results[i]) is None else r.detach() for i in self.shown]
+        self.handed_out = bool(self.watched)
+        if self.kept:
+            values.append(Results(self, self.kept))
+        return values
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """The version counters of tensors; 0 for tensors of inference mode, which have none."""
+    return [0 if t.is_inference() else t._version for t in tensors]
+
+
+def _buffer_for(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple | None]:
+    """A buffer for an input, in which expanded dimensions have size 1, and (shape, strides) of the part of the input to
+    copy; None for all of it."""
+    shape = [1 if step == 0 else n for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    buffer = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    reached = 1
+    for step, n in sorted((s, n) for s, n in zip(tensor.stride(), shape, strict=True) if n != 1):
+        if step < reached:
+            raise Refused("elements of an argument lie upon each other in memory")
+        reached = step * (n - 1) + reached
+    return buffer, None if shape == list(tensor.shape) else (shape, tensor.stride())
+
+
+def _shown(members: Sequence[torch.Tensor], source: int, inputs: Sequence[torch.Tensor]) -> Callable[[Sequence], list]:
+    """A function from the inputs to outputs that share memory with one of them: views of it, or detached from it as the
+    recorded ones."""
+    shown = inputs[source]
+    if any(o.dtype != shown.dtype for o in members):
+        raise Refused("a result shows an argument as another type")
+
+    def is_view(o):
+        return o._base is not None and (o._base is shown or o._base is shown._base)
+
+    parts = [
+        None if o is shown else (o.shape, o.stride(), o.storage_offset() - shown.storage_offset(), is_view(o))
+        for o in members
+    ]
+
+    def show(tensor, part):
+        if part is None:
+            return tensor
+        shape, strides, offset, related = part
+        return (tensor if related else tensor.detach()).as_strided(shape, strides, tensor.storage_offset() + offset)
+
+    return lambda tensors: [show(tensors[source], p) for p in parts]
+
+
+def _copied(members: Sequence[torch.Tensor]) -> Callable[[Sequence], list]:
+    """A function that copies outputs which share memory; so do the copies."""
+    first = members[0]
+    if len(members) == 1 and torch.ops.aten.is_non_overlapping_and_dense(first):
+        return lambda tensors: [first.clone()]
+    if any(o.dtype != first.dtype for o in members):
+        raise Refused("two results show the same memory as two types")
+    flat = first.as_strided((first.untyped_storage().nbytes() // first.element_size(),), (1,), 0)
+    parts = [(o.shape, o.stride(), o.storage_offset()) for o in members]
+
+    def copied(tensors):
+        new = flat.clone()
+        return [new.as_strided(*p) for p in parts]
+
+    return copied

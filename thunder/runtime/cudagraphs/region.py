@@ -1,0 +1,144 @@
+"""A region of a program that runs as a CUDA graph: its operations run at the first call with some strides, are recorded
+at the second, and replayed from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thunder import compat
+from thunder.core.symbol import OpTags
+from thunder.core.trace import Trace
+from thunder.errors import warn_user
+from thunder.runtime.cudagraphs.memory import ONE_AT_A_TIME, Memory, is_result
+from thunder.runtime.cudagraphs.recording import Recording, Refused, Results
+
+__all__ = ["RECORDINGS", "GraphedRegion"]
+
+RECORDINGS = 8  # of one region, for several addresses of parameters and several strides
+
+
+class GraphedRegion:
+    """A region of a program: a function from its inputs to the list of its outputs.
+
+    trace: its operations. fixed: places of inputs whose addresses rarely change. expected: places of inputs that other
+    graphs compute. returned: by output of the trace, whether it leaves the program, so that it is copied. shown: places
+    of the outputs of the trace that the call returns. kept: places of those that the last output of the call gathers
+    as `Results`. read: for each `Results` among the inputs, which come last, the places of its tensors that the trace
+    reads.
+    """
+
+    def __init__(
+        self, name: str, trace: Trace, memory: Memory, *, fixed: Sequence[int], expected: Sequence[int],
+            returned: Sequence[bool], shown: Sequence[int],
+        kept: Sequence[int], read: Sequence[Sequence[int]],
+    ):  # fmt: skip
+        self.name, self.trace, self.run, self.memory = name, trace, trace.python_callable(), memory
+        self.fixed, self.expected, self.returned = list(fixed), list(expected), list(returned)
+        self.shown, self.kept, self.read = list(shown), list(kept), list(read)
+        self.tensors = len(trace.args) - sum(map(len, read))  # how many inputs are tensors
+        self.draws = any(OpTags.RANDOM_OP in operation.sym.tags for operation in trace.bound_symbols)
+        self.recordings: list[Recording] = []
+        self.seen: dict[tuple, list[int]] = {}  # strides and setting -> addresses of the inputs
+        # whether all arguments are copied: a recording for other addresses would need memory for its results
+        self.moves = not all(returned)
+        self.off: str | None = None  # the reason against recording it any more
+        self.warned = False
+
+    def __call__(self, *inputs: Any) -> list:
+        tensors, given = (inputs[: self.tensors], inputs[self.tensors :]) if self.read else (inputs, ())
+        if self.off is not None or not self.memory.may_run():
+            return self._run_operations(tensors, given)
+        with self.memory.lock:
+            strides = [*map(torch.Tensor.stride, tensors)]
+            setting = [*compat.kernel_flags(), *map(torch.Tensor.data_ptr, map(tensors.__getitem__, self.fixed))]
+            sources = [results.recording for results in given]
+            recording = (
+                None
+                if None in sources
+                else next(
+                    (r for r in self.recordings if r.strides == strides and r.setting == setting and r.reads(sources)),
+                    None,
+                )
+            )
+            if recording is not None and not recording.finds(tensors):
+                self.moves = True
+                self.recordings.remove(recording)
+                recording = None
+            if recording is None:
+                with ONE_AT_A_TIME:
+                    recording = self._record(strides, setting, tensors, given)
+            if recording is not None and recording.fits(tensors):
+                if (other := self.memory.in_use(recording)) is None:
+                    return recording.replay(tensors, given)
+                self._warn(
+                    f"ran without its CUDA graph, since results that {other.name} gave to an earlier call are still "
+                    "in use and the graph would overwrite them. "
+                    "Gradients are let go of by optimizer.zero_grad(set_to_none=True), what is saved for a backward "
+                    "by running it"
+                )
+        return self._run_operations(tensors, given)
+
+    def all_tensors(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list[torch.Tensor]:
+        """The inputs of the trace."""
+        found = list(tensors)
+        for results, places in zip(given, self.read, strict=True):
+            opened = list(results)
+            found += [opened[i] for i in places]
+        return found
+
+    def _run_operations(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list:
+        values = self.run(*self.all_tensors(tensors, given))
+        return (
+            [*(values[i] for i in self.shown), Results(None, [values[i] for i in self.kept])] if self.kept else values
+        )
+
+    def _record(
+        self, strides: list, setting: list, tensors: Sequence[torch.Tensor], given: Sequence[Results]
+    ) -> Recording | None:
+        """A recording for inputs with these strides and this setting, at their second call: the first one may compile
+        or tune kernels."""
+        key = (*strides, *setting)
+        addresses = [t.data_ptr() for t in tensors]
+        if key not in self.seen:
+            self.seen[key] = addresses
+            if len(self.seen) > 4 * RECORDINGS:
+                self.stop(f"its parameters, or what it writes to, were at {len(self.seen)} places in memory")
+            return None
+        if any(results.recording is None for results in given) or not all(is_result(tensors[i]) for i in self.expected):
+            return None
+        self.recordings[:] = [r for r in self.recordings if r.can_be_replayed()]
+        if len(self.recordings) == RECORDINGS:
+            self._warn(
+                f"runs without a CUDA graph for inputs like these: it was recorded for {RECORDINGS} other strides, "
+                "or addresses of parameters"
+            )
+            return None
+        try:
+            stay = (
+                []
+                if self.moves
+                else [i for i, (a, b) in enumerate(zip(addresses, self.seen[key], strict=True)) if a == b]
+            )
+            recording = Recording(self, strides, setting, tensors, stay, given)
+        except Refused as reason:
+            return self.stop(str(reason))
+        except RuntimeError as error:
+            return self.stop(
+                f"while it was recorded, PyTorch raised {type(error).__name__}: "
+                f"{str(error).splitlines()[0] if str(error) else ''}"
+            )
+        self.recordings.append(recording)
+        return recording
+
+    def stop(self, reason: str) -> None:
+        self.off = reason
+        self.recordings.clear()
+        self._warn(f"runs without a CUDA graph: {reason}")
+
+    def _warn(self, text: str) -> None:
+        if not self.warned:
+            self.warned = True
+            warn_user(f"{self.name} {text}", UserWarning)
