@@ -217,7 +217,7 @@ def test_triton_compiles_parts_and_numbers(directory):
     text = """
 import torch, thunder
 from thunder.executors import triton_fuser
-from thunder.executors.triton_kernels import binary, emit, functions
+from thunder.executors.triton_kernels import binary, functions, source as sources
 
 class Planned(triton_fuser._Plans):
     def runs_on(self, kinds): return True
@@ -235,7 +235,7 @@ entry, _ = thunder.jit(update, executors=[Planned("planned"), "torch"]).entry_fo
 helpers = "".join(functions.HELPERS[h] for h in source.helpers)
 arguments = ("*fp32", True),
 made = binary.binary_of(binary.Request(
-    source.name, emit.HEADER + helpers + source.text,
+    source.name, sources.HEADER + helpers + source.text,
     (*arguments * len(source.buffers), *(("fp64", False),) * len(source.sizes)), source.warps, 90,
 )).result()
 print(made.name, len(source.buffers), len(source.sizes), open(made.path, "rb").read(4))

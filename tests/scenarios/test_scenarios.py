@@ -30,7 +30,7 @@ BY_THE_ORIGINAL = frozenset(
     checkpoint_bn checkpoint_bn_reentrant grad_fn_name view_as_complex_argument set_data_view swap_tensors
     ck_counter ck_list ck_print ck_bn_inner_step hook_on_leaf_inside hook_removed_inside retain_grad_inside
     retain_grad_stored module_backward_hook_inside module_backward_hook_outside deepcopy_module_ema
-    pickle_module_inside torch_save_inside requires_grad_argument data_to data_assigned module_to_inside
+    pickle_module_inside torch_save_inside data_to data_assigned module_to_inside
     module_half_inside version_counters torch_function_wrapper subclass_made_inside function_mode lossy_saved
     default_dtype generator_argument manual_seed_inside saved_tensor_hooks sparse_built sparse_coalesce
     heap_beam tbptt pgd_loop gan_two_steps inplace_ops_all iterator_argument

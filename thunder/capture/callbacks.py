@@ -15,7 +15,7 @@ import types
 
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.interpreter import decode, standins
-from thunder.interpreter.attributes import BUILTINS, parts_of, plain_attribute, type_attribute
+from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute
 
 _KINDS = {type, types.ModuleType, types.FunctionType}
 
@@ -41,10 +41,12 @@ def runs_python(f) -> bool:
 
 
 def _owner(f):
-    """The class that a method in C belongs to."""
+    """The class that a method in C belongs to: `super()` may have passed over methods of the same name."""
     owner = plain_attribute(f, "__self__")
     if type(f) in BUILTINS and not isinstance(owner, (types.ModuleType, types.NoneType, type)):
-        f = type_attribute(type(owner), f.__name__)
+        for base in type(owner).__mro__:
+            if type(found := base.__dict__.get(f.__name__)) in NATIVE_METHODS and found.__get__(owner) == f:
+                return base
     return plain_attribute(f, "__objclass__")
 
 

@@ -94,7 +94,7 @@ def as_pytorch(symbol, args: tuple, kwargs: dict, error: Exception) -> Exception
     if symbol.fn is None or isinstance(error, ThunderError):
         return None
     try:
-        with compat.DisableTorchFunction(), torch.no_grad():
+        with compat.DisableTorchFunction(), torch.no_grad(), compat.autocast_off():  # casts are operations by now
             symbol.fn(*map_structure(fake, args), **map_structure(fake, kwargs))
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as better:
         return better.with_traceback(None)
