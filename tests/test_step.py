@@ -817,7 +817,7 @@ def test_what_is_not_captured_is_said():
     "optimizer, programs",
     [
         (torch.optim.RAdam, 3),  # without state, and on either side of what its step decides
-        (torch.optim.LBFGS, 10),
+        (functools.partial(torch.optim.LBFGS, max_iter=8), 10),
         (functools.partial(torch.optim.LBFGS, line_search_fn="strong_wolfe", max_iter=3), 10),
     ],
     ids=["RAdam", "LBFGS", "LBFGS with line search"],

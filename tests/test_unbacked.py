@@ -2,6 +2,7 @@
 one element, some, and all; compiled once."""
 
 import math
+import sys
 from typing import NamedTuple
 
 import pytest
@@ -756,3 +757,29 @@ def test_gradients_pass_through_unknown_functions_of_data_dependent_sizes(functi
         x, keep = torch.rand(5, 4, requires_grad=True), torch.tensor(kept)
         (ours,), (theirs,) = (torch.autograd.grad(f(x, keep), x) for f in (compiled, fn))
         assert theirs.any() and torch.allclose(ours, theirs)
+
+
+def test_the_work_of_reads_is_linear():
+    def program(x, n):
+        for _ in range(n):
+            x = x * x.sum().item()
+        return x
+
+    def calls(n):
+        count, compiled = 0, thunder.jit(program, cache="constant values")
+
+        def counting(frame, event, argument):
+            nonlocal count
+            count += event == "call"
+
+        before = sys.getprofile()
+        sys.setprofile(counting)
+        try:
+            compiled(torch.ones(2), n)
+        finally:
+            sys.setprofile(before)
+        return count
+
+    calls(10)
+    few, more, most = calls(100), calls(200), calls(400)
+    assert most - more < 2.2 * (more - few)

@@ -68,7 +68,8 @@ def refuses(rank, size):
     with pytest.raises(NotImplementedError, match="parameter 0.weight is a DTensor: use thunder.distributed"):
         thunder.jit(sharded)
     with pytest.raises(
-        thunder.errors.CaptureError, match="DTensor, which has rules of its own(.|\n)*in the place of parallelize_module"
+        thunder.errors.CaptureError,
+        match="DTensor, which has rules of its own(.|\n)*in the place of parallelize_module",
     ):
         thunder.jit(lambda x: x @ sharded[0].weight.t())(x)
 

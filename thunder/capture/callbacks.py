@@ -45,7 +45,8 @@ def _owner(f):
     owner = plain_attribute(f, "__self__")
     if type(f) in BUILTINS and not isinstance(owner, (types.ModuleType, types.NoneType, type)):
         for base in type(owner).__mro__:
-            if type(found := base.__dict__.get(f.__name__)) in NATIVE_METHODS and found.__get__(owner) == f:
+            found = base.__dict__.get(f.__name__)
+            if found is not None and type(found) in NATIVE_METHODS and found.__get__(owner) == f:
                 return base
     return plain_attribute(f, "__objclass__")
 

@@ -163,11 +163,13 @@ class Recorder:
     for errors.
 
     decide: answers what is data-dependent, see `thunder.core.paths`; None where such a question is an error. typing:
-    whether a meta rule is running, which is typed by examples where it asks.
+    whether a meta rule is running, which is typed by examples where it asks. read_numbers: the data-dependent numbers
+    that tensors were read as, by what makes the tensors.
     """
 
     __slots__ = (
         "bound_symbols", "context", "memory", "casts", "is_leaf", "location", "where", "sizes", "decide", "typing",
+        "read_numbers", "_places", "_placed",
     )  # fmt: skip
 
     def __init__(
@@ -185,6 +187,24 @@ class Recorder:
         self.sizes: list | None = None
         self.decide: Any = None
         self.typing = False
+        self.read_numbers: dict = {}
+        self._places: dict[Any, int] = {}  # where the values of the first `_placed` operations are made
+        self._placed = 0
+
+    def place(self, value: Any) -> int | None:
+        """Where in `bound_symbols` the operation stands that makes a value; None for those from outside. Operations are
+        only added, or replaced by others with the same results, so that a question costs no walk over all of them."""
+        operations = self.bound_symbols
+        for place in range(self._placed, len(operations)):
+            inputs = frozenset(operations[place].inputs)
+            self._places.update((o, place) for o in operations[place].outputs if o not in inputs)
+        self._placed = len(operations)
+        return self._places.get(value)
+
+    def producer(self, value: Any) -> BoundSymbol | None:
+        """The operation that makes a value."""
+        place = self.place(value)
+        return None if place is None else self.bound_symbols[place]
 
     def latest(self, x):
         """The current value of a proxy after the in-place operations recorded so far."""

@@ -10,12 +10,10 @@ from collections.abc import Callable
 import torch
 
 from thunder import compat
-from thunder.analysis.flow import producers
 from thunder.core.proxies import (
     METHODS,
     NumberProxy,
     TensorProxy,
-    UnbackedNumber,
     concrete,
     converted,
     map_structure,
@@ -72,12 +70,10 @@ def value_of_sizes(a: TensorProxy, read: Callable[[torch.Tensor], int]) -> int |
 
 def _fixed_operations(a: TensorProxy, recorder: Recorder) -> list | None:
     """The operations that a tensor is made by, where it depends on no input."""
-    a = recorder.latest(a)
-    producer = producers(recorder.bound_symbols)
-    needed: dict = {}
-    pending = [a]
+    needed: dict = {}  # each with its place in the program
+    pending = [recorder.latest(a)]
     while pending:
-        operation = producer.get(pending.pop())
+        operation = recorder.producer(value := pending.pop())
         if (
             operation is None
             or operation.sym.fn is None
@@ -86,9 +82,9 @@ def _fixed_operations(a: TensorProxy, recorder: Recorder) -> list | None:
         ):
             return None
         if operation not in needed:
-            needed[operation] = None
+            needed[operation] = recorder.place(value)
             pending += operation.inputs
-    return [operation for operation in recorder.bound_symbols if operation in needed]
+    return sorted(needed, key=needed.__getitem__)
 
 
 def _run_fixed(operations: list, a: TensorProxy, numbers: dict[str, int]) -> torch.Tensor:
@@ -215,26 +211,22 @@ def item(a: TensorProxy):
     if not _is_single(a):
         raise RuntimeError(f"a Tensor with {a.numel_value} elements cannot be converted to Scalar")
     recorder = current_recorder()
-    known = _read_before(recorder, recorder.latest(a)) if recorder is not None else None
-    return _read_numbers(_item, a, ()) if known is None else known.number()
+    if recorder is None:
+        return _read_numbers(_item, a, ())
+    made = _made(recorder, recorder.latest(a))
+    if (known := recorder.read_numbers.get(made)) is not None:
+        return known.number()
+    number = _read_numbers(_item, a, ())
+    recorder.read_numbers[made] = recorder.bound_symbols[-1].output
+    return number
 
 
-def _read_before(recorder: Recorder, a: TensorProxy) -> UnbackedNumber | None:
-    """The number that was read already, of this tensor or of one that is made in the same way."""
-    read = [operation for operation in recorder.bound_symbols if operation.sym is _item]
-    if not read:
-        return None
-    producer = producers(recorder.bound_symbols)
-
-    def made(x):
-        operation = producer.get(x)
-        return (
-            (x,)
-            if operation is None or operation.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE}
-            else (operation.rhs, tuple(o is x for o in operation.outputs))
-        )
-
-    return {made(operation.args[0]): operation.output for operation in read}.get(made(a))
+def _made(recorder: Recorder, a: TensorProxy) -> tuple:
+    """A key that is equal for tensors that are made in the same way."""
+    operation = recorder.producer(a)
+    if operation is None or operation.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE}:
+        return (a,)
+    return (operation.rhs, tuple(o is a for o in operation.outputs))
 
 
 def tolist(a: TensorProxy):

@@ -14,7 +14,6 @@ import torch
 
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
-from thunder.analysis.flow import producers
 from thunder.capture.ask import hooked
 from thunder.capture.library import hooks
 from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
@@ -104,13 +103,13 @@ class Engine:
 
     def _passes_gone(self, c, value: TensorProxy) -> bool:
         """Whether a way from a value to its leaves, along values that require grad, leads through one that is gone."""
-        producer = producers(c.recorder.bound_symbols)
         pending, seen = [value], {value}
         while pending:
             value = pending.pop()
             if value in self._gone:
                 return True
-            inputs = producer[value].inputs if value in producer else ()
+            operation = c.recorder.producer(value)
+            inputs = () if operation is None else operation.inputs
             inputs = {i for i in inputs if isinstance(i, TensorProxy) and i.requires_grad}
             pending += inputs - seen
             seen |= inputs
