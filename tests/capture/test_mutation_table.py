@@ -2,6 +2,7 @@
 versions, errors."""
 
 import copy
+import inspect
 import warnings
 
 import pytest
@@ -712,6 +713,7 @@ def test_the_caches_of_transformers(kind, cache):
             else transformers.DynamicCache(config=config)
         )
 
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"  # before 5.24
     compiled = thunder.jit(model, cache=cache)
     ours, eagers = new(), new()
     ids, positions = torch.randint(0, 64, (1, 8)), torch.arange(8)
@@ -719,9 +721,9 @@ def test_the_caches_of_transformers(kind, cache):
         warnings.simplefilter("ignore", DeprecationWarning)
         for _ in range(12):
             with Allocated() as here:
-                x = compiled(ids, past_key_values=ours, use_cache=True, position_ids=positions[None])
+                x = compiled(ids, **{name: ours}, use_cache=True, position_ids=positions[None])
             with Allocated() as there:
-                y = model(ids, past_key_values=eagers, use_cache=True, position_ids=positions[None])
+                y = model(ids, **{name: eagers}, use_cache=True, position_ids=positions[None])
             torch.testing.assert_close(x.logits, y.logits)
             ids, positions = y.logits[:, -1:].argmax(-1), positions[-1:] + 1
     assert thunder.cache_misses(compiled) == 2, "the prompt, and a step"
