@@ -911,3 +911,27 @@ def test_checkpoints_decisions_and_plans_in_one_step(checkpoints, options):
         x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(rows))
         torch.testing.assert_close(compiled(x), step(x))
         torch.testing.assert_close(list(ours.parameters()), list(eager.parameters()))
+
+
+def test_numbers_that_are_read_around_backwards_and_hooks():
+    """A backward and a hook put operations among those that were recorded: what makes a value is found all the same."""
+
+    def step(x, w):
+        h = (x * w).softmax(-1)
+        count = torch.arange(4).sum()
+        first = h.sum().item()
+        h.register_hook(lambda g: g * 2)
+        second = h.detach().sum().item()
+        loss = nn.functional.layer_norm(h, (3,)).square().sum() * first
+        loss.backward()
+        third, fourth = (w.grad * 2).sum().item(), (w.grad * 3).sum().item()
+        return loss.detach() * third + fourth * count.item(), second, w.grad * h.detach().sum().item()
+
+    compiled = thunder.jit(step)
+    for i in range(3):
+        results = []
+        for f in (step, compiled):
+            w = data(9, 3).requires_grad_()
+            results.append(f(data(i, 2, 3), w))
+        assert_same(list(results[1]), list(results[0]))
+    assert thunder.cache_misses(compiled) == 1

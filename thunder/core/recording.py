@@ -193,7 +193,8 @@ class Recorder:
 
     def place(self, value: Any) -> int | None:
         """Where in `bound_symbols` the operation stands that makes a value; None for those from outside. Operations are
-        only added, or replaced by others with the same results, so that a question costs no walk over all of them."""
+        added, or replaced by others with the same results, so that a question costs no walk over all of them; else see
+        `rewrite`."""
         operations = self.bound_symbols
         for place in range(self._placed, len(operations)):
             inputs = frozenset(operations[place].inputs)
@@ -205,6 +206,12 @@ class Recorder:
         """The operation that makes a value."""
         place = self.place(value)
         return None if place is None else self.bound_symbols[place]
+
+    def rewrite(self, operations: list[BoundSymbol]) -> None:
+        """These are the operations recorded so far."""
+        self.bound_symbols[:] = operations
+        self._places.clear()
+        self._placed = 0
 
     def latest(self, x):
         """The current value of a proxy after the in-place operations recorded so far."""

@@ -208,7 +208,7 @@ class _Pulled:
         self.c, self.create_graph = c, create_graph
         engine, operations = c.engine, c.recorder.bound_symbols
         if not create_graph:  # a second derivative starts from the program itself
-            operations[:] = _prepared(c, operations, outputs)
+            c.recorder.rewrite(_prepared(c, operations, outputs))
         linear = Linearization(
             operations,
             c.request.options.executors,
@@ -216,7 +216,7 @@ class _Pulled:
             needed=set(leading_to(operations, outputs)),
             known=engine.known,
         )
-        operations[:] = linear.forward
+        c.recorder.rewrite(linear.forward)
         steps = [s for s in linear.steps if isinstance(s, Derivative)]
         engine.known |= {operation: s for s in steps for operation in s.forward}
         with recording(_writer(c, create_graph)) as writer:

@@ -83,7 +83,7 @@ def register(c, f, args, kwargs) -> RemovableHandle:
         c.refuse("a hook is registered on a leaf", "register it outside of the compiled function")
     operations = c.recorder.bound_symbols
     head = node(c, value)
-    place = next((i for i, b in enumerate(operations) if any(o is head for o in b.outputs)), None)
+    place = c.recorder.place(head)
     if c.outer_recorders or place is None or operations[place] in c.engine.known:
         return c.refuse(
             "a hook is registered on an argument, inside of a transform of functions, or after a backward",
@@ -93,7 +93,7 @@ def register(c, f, args, kwargs) -> RemovableHandle:
     c.engine.heads[value] = below
     hook = hooked.bind(below, Hook(given["hook"]), (), output=head, context=c.recorder.context.afterwards)
     hook.location = c.own_location()
-    operations[place : place + 1] = [operations[place].swap({head: below}), hook]
+    c.recorder.rewrite([*operations[:place], operations[place].swap({head: below}), hook, *operations[place + 1 :]])
     return _Handle(collections.OrderedDict())
 
 
