@@ -144,6 +144,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_programs(program, executors):
@@ -190,6 +191,7 @@ def part_without_grad(x, w):
     return (z * y.sin().reshape(-1, 5)).sum() + F.linear(a * 2, w[:, :2]).sum() * F.linear(b, w[:, :3]).sum()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
 @pytest.mark.parametrize(
     "program",

@@ -147,6 +147,7 @@ ASKED_FOR = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("executors", [["torch"], ["inductor"], ["triton_fuser"]], ids=lambda e: e[0])
 @pytest.mark.parametrize("name", ASKED_FOR)
 def test_a_layout_that_is_asked_for(name, executors):
@@ -158,6 +159,7 @@ def test_a_layout_that_is_asked_for(name, executors):
         assert found.stride() == expected.stride()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("executor", ["torch", "inductor", "triton_fuser"])
 @pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax, F.softmin])
 def test_softmax_that_is_taken_apart_for_its_backward_lies_as_pytorchs(function, executor):

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("shape", [(40, 256), (33, 300), (16, 2048)])
 @pytest.mark.parametrize(

@@ -234,6 +234,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("info", module_db, ids=lambda i: i.name)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_samples_of_pytorch(info, training):

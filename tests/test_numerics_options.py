@@ -42,6 +42,7 @@ def gradients(model: torch.nn.Module, run, args, kwargs) -> tuple[list[torch.Ten
 IN_ANOTHER_LAYOUT = {"Qwen3", "Mamba"}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", [n for n in MODELS if n not in IN_ANOTHER_LAYOUT])
 def test_models_are_bit_identical_to_eager(name):
     model, args, kwargs = MODELS[name]()

@@ -102,6 +102,7 @@ def stepwise(monkeypatch):
         monkeypatch.setattr(reductions, name, value)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("part", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 5))])
 @pytest.mark.parametrize("steps", [False, True], ids=["", "steps"])
 @pytest.mark.parametrize("name", NORMS)
@@ -191,6 +192,7 @@ def test_what_eager_refuses_is_refused_and_nothing_is_nothing(norm, shape):
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("steps", [False, True], ids=["", "steps"])
 @pytest.mark.parametrize("layout", ["row-major", "channels last"])
 @pytest.mark.parametrize("name", ["batch", "group"])

@@ -199,6 +199,7 @@ def trained(kind, options, dtype, compiles, steps=7):
     return [*(p.detach() for p in module.parameters()), *state], run
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind, options", OPTIMIZERS, ids=lambda x: x if isinstance(x, str) else ",".join(x))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_optimizers_in_a_step_equal_eager(kind, options, dtype, monkeypatch):

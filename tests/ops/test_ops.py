@@ -92,6 +92,7 @@ def test_forward_and_types_equal_pytorchs(name):
     assert tried, "no sample was accepted by PyTorch"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "name", [n for n in SAMPLED if LTORCH[n].decomposition is not None and OpTags.RANDOM_OP not in LTORCH[n].tags]
 )
@@ -165,6 +166,7 @@ def connected(program):
     return lambda *given: tuple(o for o in tensors_in(program(*given)) if o.requires_grad)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "name", [n for n in DIFFERENTIATED if LTORCH[n].grad_rule is not None and OpTags.RANDOM_OP not in LTORCH[n].tags]
 )
@@ -192,6 +194,7 @@ MORE_CALLS = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_training_is_never_heavier_than_eager(name):
     """Bytes saved for the backward, and ATen calls of forward and backward. Where PyTorch's own graph is kept,

@@ -92,6 +92,7 @@ REVERSE = {"as_strided_scatter"}
 SYMMETRIC = {"cholesky", "cholesky_inverse", "linalg_cholesky", "linalg_cholesky_ex", "linalg_eigh"}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", [n for n in DETERMINED if n not in SYMMETRIC | REVERSE])
 def test_jvp_is_forward_mode(name):
     for program, tensors in itertools.islice(programs(name), 2):
@@ -139,6 +140,7 @@ def differentiable(program, tensors, places):
     return run
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", DETERMINED)
 def test_second_derivative_is_that_of_autograd(name):
     """The derivative of (input, cotangent) -> gradient, by two vjps, one around the other."""
