@@ -2,7 +2,6 @@
 one element, some, and all; compiled once."""
 
 import math
-import sys
 from typing import NamedTuple
 
 import pytest
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 
 import thunder
+from tests.counting import calls_during
 from thunder.errors import CaptureError
 from thunder.extend import FusionExecutor, deregister_executor, register_executor
 
@@ -766,19 +766,8 @@ def test_the_work_of_reads_is_linear():
         return x
 
     def calls(n):
-        count, compiled = 0, thunder.jit(program, cache="constant values")
-
-        def counting(frame, event, argument):
-            nonlocal count
-            count += event == "call"
-
-        before = sys.getprofile()
-        sys.setprofile(counting)
-        try:
-            compiled(torch.ones(2), n)
-        finally:
-            sys.setprofile(before)
-        return count
+        compiled = thunder.jit(program, cache="constant values")
+        return calls_during(lambda: compiled(torch.ones(2), n))
 
     calls(10)
     few, more, most = calls(100), calls(200), calls(400)

@@ -1,13 +1,13 @@
 """Programs that write to tensors: values, identity and shared memory of results and arguments are eager's."""
 
 import copy
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import thunder
+from tests.counting import calls_during
 from thunder.ops.functionalize import memory
 
 X = torch.arange(16.0).reshape(4, 4)
@@ -498,19 +498,8 @@ def test_the_work_of_writes_is_linear(write):
         return y
 
     def calls(n):
-        count, compiled = 0, thunder.jit(program, cache="constant values")
-
-        def counting(frame, event, argument):
-            nonlocal count
-            count += event == "call" and frame.f_code.co_filename == memory.__file__
-
-        before = sys.getprofile()
-        sys.setprofile(counting)
-        try:
-            compiled(torch.ones(8, 4), n)
-        finally:
-            sys.setprofile(before)
-        return count
+        compiled = thunder.jit(program, cache="constant values")
+        return calls_during(lambda: compiled(torch.ones(8, 4), n), memory.__file__)
 
     calls(10)
     few, more, most = calls(50), calls(100), calls(200)

@@ -2,7 +2,6 @@
 counting."""
 
 import gc
-import sys
 import weakref
 
 import pytest
@@ -12,12 +11,12 @@ from hypothesis import strategies as st
 
 import thunder
 import thunder.torch as ltorch
+from tests.counting import calls_during
 from thunder.core.check import check
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import MOST, SMALL, convex_regions, schedule
 from thunder.core.rewrite import rewrite
 from thunder.core.symbol import OpTags, Symbol
-from thunder.core.utils import without_collection
 from thunder.extend import resolve_executors
 from thunder.options import JitOptions
 from thunder.pipeline import lower
@@ -442,24 +441,6 @@ def test_budgets_of_a_llama_block(measured, index, what):
     block = (four - two) / 2
     assert 0 < block <= BUDGETS[what]
     assert eight - four == 4 * block, "each further block costs the same"
-
-
-def calls_during(function):
-    """How many Python functions are called."""
-    count = 0
-
-    def note(frame, event, arg):
-        nonlocal count
-        count += event == "call"
-
-    before = sys.getprofile()
-    with without_collection():  # what a collection calls is not the function's
-        sys.setprofile(note)
-        try:
-            function()
-        finally:
-            sys.setprofile(before)
-    return count
 
 
 def test_passes_are_linear_in_the_number_of_lines():
