@@ -24,7 +24,7 @@ import thunder.compat.modes  # noqa: F401 - the first call would import these fo
 from thunder import compat
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
-from thunder.capture.library import rebuilt_hooks
+from thunder.capture.library import leaves, rebuilt_hooks
 from thunder.capture.library.functional import Transformed
 from thunder.capture.locations import place
 from thunder.capture.locks import taken_locks
@@ -66,6 +66,7 @@ class Captured:
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
         rebuilt_hooks.finish(c, (result, output))
+        leaves.refuse_frozen(c)
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
         self.constant_numbers = constant_numbers(c)

@@ -129,6 +129,11 @@ def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
     real, source = c.tensors.real[base]
     with compat.DisableTorchFunction():
         requires_grad = real.requires_grad or base in c.tensors.required
+    if base in c.tensors.frozen and (torch.is_grad_enabled() and not detached or c.recorder.memory.views.get(base)):
+        c.refuse(
+            "a tensor that has views, or under grad, is written to while requires_grad_(False) holds",
+            "write to it outside of the compiled function",
+        )
     if requires_grad and torch.is_grad_enabled() and not detached:
         leaf, *of_view = ask(c, source, HISTORY)
         if leaf or of_view and of_view[0]:

@@ -198,7 +198,8 @@ def run_engine(c, f, args, kwargs):
 def _variable(c, p: TensorProxy) -> TensorProxy:
     """A tensor of the program as autograd knows it: a leaf stays the leaf when it is written to without grad."""
     holder = c.recorder.memory.holder(p)
-    return first_proxy(c, holder) if holder.requires_grad and holder in c.tensors.real else c.recorder.latest(p)
+    known = holder.requires_grad and holder in c.tensors.real and holder not in c.tensors.frozen
+    return first_proxy(c, holder) if known else c.recorder.latest(p)
 
 
 class _Pulled:
@@ -321,7 +322,8 @@ def _check_unmodified(c, operations: Sequence[BoundSymbol]) -> None:
                 continue
             root = bases[value]
             base = memory.base(root)
-            is_changed = base in c.tensors.mutated and memory.current.get(memory.holder(root), root) is not root
+            now = memory.current.get(memory.holder(root), root)
+            is_changed = base in c.tensors.mutated and bases[now] is not root
             if is_changed and not any(operation.args[i] is value for i in unread):
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace "

@@ -46,6 +46,12 @@ def require_grad(c, f, args, kwargs) -> TensorProxy:
     if values.requires_grad == wanted:
         return p
     _refuse_transforms(c)
+    if p in c.tensors.frozen:
+        c.recorder.memory.with_grad(p, *c.tensors.frozen.pop(p))
+        return p
+    if not wanted and is_leaf(c, p) and p not in c.tensors.placements and p not in c.tensors.required:
+        c.tensors.frozen[p] = values, c.recorder.memory.without_grad(p)
+        return p
     if not wanted or p in c.tensors.real and not _may_require_grad(c, p):
         c.refuse(
             f"requires_grad_({wanted}) changes a tensor that was not made without grad inside of the program",
@@ -68,6 +74,15 @@ def _may_require_grad(c, p: TensorProxy) -> bool:
     known_once = sum(c.tensors.real[p][0] is real for real, _ in c.tensors.real.values()) == 1
     alone = memory.is_apart(p) and memory.latest(p) is p and known_once and p not in c.tensors.placements
     return alone and not used and c.tensors.real[p][1] not in c.tensors.replaced_sources
+
+
+def refuse_frozen(c) -> None:
+    """At the end of a program: arguments and parameters require grad as they did."""
+    for p in c.tensors.frozen:
+        c.refuse(
+            f"{c.tensors.real[p][1].describe(c.parameters)} is left as one that does not require grad",
+            "call requires_grad_(True) before the end, or requires_grad_(False) outside of the compiled function",
+        )
 
 
 def _require_grad_outside(c, p: TensorProxy) -> None:

@@ -372,6 +372,27 @@ class Memory:
         self.active = True
         self.owner[self.holder(x)] = other
 
+    def without_grad(self, x: TensorProxy) -> TensorProxy:
+        """`x` stands for its elements without their history from now on, which are returned: nothing is written."""
+        x, now = self.holder(x), self.latest(x)
+        self._deriving = True
+        try:
+            shown = LTORCH["detach"](now)
+        finally:
+            self._deriving = False
+        self.active = True
+        self.current[x], self.owner[shown] = shown, x
+        return shown
+
+    def with_grad(self, x: TensorProxy, before: TensorProxy, shown: TensorProxy) -> None:
+        """Takes `without_grad` back, by which the leaf `before` became `shown`; what was written since stays."""
+        x, now = self.holder(x), self.latest(x)
+        if now is not shown:
+            with grad_enabled(True):
+                before = holding.record(current_recorder(), (before, now), {}, like(now))
+            del self.owner[now]
+        self.current[x], self.owner[before], self.versions[before.name] = before, x, x.name
+
     def freeze(self, x: TensorProxy, copy: TensorProxy) -> None:
         """`copy` shares memory with `x` in PyTorch, but not in the program: nobody may write to either, unless nothing
         else is made of `x`."""
@@ -527,7 +548,7 @@ holding = Symbol(
 
 @holding.vjp
 def _(old, new):
-    g = yield new
+    g = yield holding(old, new)  # not `new` alone: a later derivative passes here as well
     return g, None
 
 
