@@ -685,7 +685,9 @@ def test_what_is_written_to_is_written_once_a_call(transform, device):
             [b._version > v for b, v in zip(m.buffers(), before, strict=True)]
             for m, before in zip((module, reference), versions, strict=True)
         ]
-        assert written[0] == written[1] and any(written[0])
+        if device == "cpu":  # PyTorch's kernel for a GPU does not count its writes to the statistics
+            assert written[0] == written[1]
+        assert all(ours or not theirs for ours, theirs in zip(*written, strict=True)) and any(written[0])
         for a, b in zip(module.buffers(), reference.buffers(), strict=True):
             torch.testing.assert_close(a, b)
     assert graphs(thunder.last_traces(compiled)[-1])
