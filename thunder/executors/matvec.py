@@ -122,7 +122,7 @@ class MatvecExecutor(OperatorExecutor):
                 out.trace(lambda *_: self.linears_of_a_row(row, *weights), operation, tuple(o.output for o in group))
             elif (layer := layers.get(operation.output)) is not None:
                 row, _, *bias = operation.args
-                out.trace(lambda *_: layer(row, *bias), operation)
+                out.trace(lambda *_: layer(row, *bias, **operation.kwargs), operation)
             elif operation.output not in later:
                 out.write(operation)
 
