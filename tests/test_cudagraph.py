@@ -896,9 +896,11 @@ def test_what_arguments_are_copied_to_is_not_given_away_while_another_stream_rea
     compiled = thunder.jit(lambda x: (x.sin() + 1) * 2, transforms=[CUDAGraphTransform()], executors=["torch"])
     size = 1 << 22
     a, b = torch.cuda.Stream(), torch.cuda.Stream()
+    given = [torch.ones(size, device="cuda") for _ in range(3)]  # at as many addresses
+    torch.cuda.synchronize()
     with torch.cuda.stream(a):
-        for _ in range(3):
-            compiled(torch.ones(size, device="cuda"))
+        for x in given:
+            compiled(x)
     assert recordings(compiled)[0].buffers
     x = torch.ones(size, device="cuda")
     torch.cuda.synchronize()

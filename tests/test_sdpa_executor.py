@@ -34,8 +34,8 @@ def heads(count, length=24, width=16, *, device="cpu", dtype=torch.float32):
 def with_gradients(f, *tensors):
     leaves = [t.detach().requires_grad_() for t in tensors]
     out = f(*leaves)
-    torch.manual_seed(5)
-    return [out.detach(), *torch.autograd.grad(out, leaves, torch.randn_like(out))]
+    cotangent = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))  # in any layout
+    return [out.detach(), *torch.autograd.grad(out, leaves, torch.empty_like(out).copy_(cotangent))]
 
 
 def attention_of_the_cpu():
@@ -282,6 +282,48 @@ def test_kernels_of_a_size_take_what_the_other_saved(monkeypatch, planned, is_ca
     with torch.no_grad():
         assert torch.equal(compiled(x), found[0])
     assert "sdpa_by_size_without_grad" in names(thunder.last_traces(compiled)[-1])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3)])
+@pytest.mark.parametrize("planned", [*itertools.product([False, True], repeat=2)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_backwards_read_results_as_their_own_forwards_lay_them_out(monkeypatch, masked, planned, order):
+    """Whichever forward gave them: cuDNN's in the layout of the query, flash attention's too, the one for a mask as
+    rows of all heads."""
+    forward, backward = attention_of_the_cpu()
+    inverse = [order.index(d) for d in range(4)]
+    rows = 0, 2, 1, 3
+
+    def run_as(order):
+        def run(query, *rest):
+            out, sums, *drawn = forward(query, *rest)
+            return out.permute(order).contiguous().permute([order.index(d) for d in range(4)]), sums, *drawn
+
+        return run
+
+    def backward_as(order, as_many):
+        def run(g, query, key, value, bias, out, sums, *rest):
+            assert out.permute(order).is_contiguous() and sums.dim() == as_many
+            sums = sums[:, :, : query.shape[2]].reshape(query.shape[:3])
+            return backward(g, query, key, value, bias, out, sums, *rest)
+
+        return run
+
+    for name, layout, dimensions in (("cudnn", order, 4), ("flash", order, 3), ("efficient", rows, 3)):
+        monkeypatch.setattr(attention_kernels, f"_{name}", run_as(layout))
+        monkeypatch.setattr(attention_kernels, f"_{name}_backward", backward_as(layout, dimensions))
+    monkeypatch.setattr(attention_kernels, "_is_planned", lambda backward, *rest: planned[backward])
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 4, 24, 16).permute(order).contiguous().permute(inverse) for _ in range(3)]
+    bias = torch.randn(2, 4, 24, 24) if masked else None
+    out, sums, *drawn = attention_kernels._by_size(*inputs, bias, 0.0, False, None)
+    g = torch.randn(out.shape)
+    found = attention_kernels._by_size_backward(g, *inputs, bias, out, sums, *drawn, 0.0, False, None)
+    expected = torch.autograd.functional.vjp(
+        lambda *x: scaled_dot_product_attention(*x, attn_mask=bias), tuple(inputs), g
+    )[1]
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("groups", [1, 3])

@@ -107,12 +107,29 @@ def _by_size(query, key, value, bias, dropout_p, is_causal, scale):
     return out, sums, *(torch.empty((), dtype=torch.int64) for _ in range(2))
 
 
+def _order(x: torch.Tensor) -> tuple[int, ...]:
+    """The dimensions of a tensor from the outermost in memory to the innermost."""
+    strides = x.stride()
+    return tuple(sorted(range(x.dim()), key=lambda d: -strides[d]))
+
+
+def _in_order(x: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """The tensor, dense with its dimensions in this order of memory."""
+    permuted = x.permute(order)
+    return x if permuted.is_contiguous() else permuted.contiguous().permute([order.index(d) for d in range(len(order))])
+
+
 def _by_size_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
+    """Backwards read the result in the memory layout of their own forwards: cuDNN's plans, which PyTorch finds by the
+    layouts of query, key and value, in the query's, and the kernel for a mask as rows of all heads."""
     undrawn = sums.new_empty((), dtype=torch.int64)
     if _is_planned(True, query, key, bias, is_causal):
-        run, sums = _cudnn_backward, sums[..., None]
+        run, sums, order = _cudnn_backward, sums[..., None], _order(query)
+    elif bias is None:
+        run, order = _flash_backward, _order(query)
     else:
-        run = _flash_backward if bias is None else _efficient_backward_of_groups
+        run, order = _efficient_backward_of_groups, (0, 2, 1, 3)
+    out, g = _in_order(out, order), _in_order(g, order)
     return run(g, query, key, value, bias, out, sums, undrawn, undrawn, dropout_p, is_causal, scale)
 
 
