@@ -4,7 +4,6 @@ trains is what should."""
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import nn
 
 import thunder
 from thunder.errors import CaptureError, FallbackWarning
-from thunder.executors import matvec
 from thunder.executors.inductor import inductor_ex
 from thunder.executors.triton_fuser import triton_fuser
 from thunder.quantization import Float8Weights, Int4Weights, Int8Weights, NF4Weights
@@ -467,34 +465,3 @@ def test_frozen_results_do_not_require_grad():
     y = thunder.jit(layer, transforms=[Int8Weights()])(x)
     y.sum().backward()
     torch.testing.assert_close(x.grad, rounded(layer, Int8Weights()).weight.sum(0).expand(2, 128))
-
-
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "float8"])
-@pytest.mark.parametrize("biased", [False, True])
-def test_a_layer_of_one_row_does_not_make_its_weight(monkeypatch, name, biased):
-    """It is a sum over what is held, in one launch with what follows, and no less exact than the layer whose weight is
-    made; gradients make the weight."""
-    if (why := triton_fuser.unavailable()) is not None:
-        pytest.skip(why)
-    monkeypatch.setattr(matvec.MatvecExecutor, "_checker", lambda self, x, *rest: math.prod(x.shape[:-1]) == 1)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
-    layer, format = nn.Linear(256, 96, bias=biased).to(device, torch.bfloat16), FORMATS[name]()
-    held = nn.Sequential(rounded(layer, format), nn.Tanh())
-    unrounded = copy.deepcopy(held).double()
-    unrounded[0].weight.data = format.dequantize(*format.quantize(layer.weight.detach())).double()
-    executors = ["matvec", triton_fuser, "torch"]
-    compiled = thunder.jit(nn.Sequential(layer, nn.Tanh()), transforms=[format], executors=executors)
-    x = torch.randn(1, 1, 256, device=device, dtype=torch.bfloat16)
-    exact = unrounded(x.double())
-    with torch.no_grad():
-        found, usual = compiled(x), held(x)
-    assert found.shape == usual.shape and found.dtype is usual.dtype
-    assert (found - exact).norm() <= 1.5 * (usual - exact).norm()
-    trace = thunder.last_traces(compiled)[-1]
-    assert len(region_names(trace)) == 1 and "linear" not in trace.python(depth=1)
-    x.requires_grad_()
-    (gradient,) = torch.autograd.grad(compiled(x).float().sum(), x)
-    (wanted,) = torch.autograd.grad(held(x).float().sum(), x)
-    (of_exact,) = torch.autograd.grad(unrounded(x.double()).sum(), x)
-    assert (gradient - of_exact).norm() <= 1.5 * (wanted - of_exact).norm()

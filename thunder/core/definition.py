@@ -85,9 +85,6 @@ class Definition:
     """A backward that takes None in the place of a cotangent."""
     regathers: Callable[[Any], bool] | None = None
     """(bound symbol): whether backwards compute its result again, whatever that costs, as they gather parameters."""
-    layer_of_a_row: Callable[[Any], Callable | None] | None = None
-    """(bound symbol): of a weight that is made, a function (row, bias) that is the linear layer with it for one row,
-    of what it is made of; None where the weight has to be made."""
     statistics: tuple[int, ...] = ()
     """Places of the arguments that gradients do not depend on, as a backward kernel's running statistics."""
     vjp_halves: list | None = None

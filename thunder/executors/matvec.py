@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from thunder.analysis.flow import positions
 from thunder.core.devices import Device
 from thunder.core.dtypes import bfloat16, float16, float32
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
+from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
@@ -96,13 +96,11 @@ class MatvecExecutor(OperatorExecutor):
         """Joins linear layers of one row into one launch, at the place of the first, if their weights are defined
         there."""
         made = positions(trace.bound_symbols)
-        layers = self._of_made_weights(trace)
         groups: dict[TensorProxy, list[list[BoundSymbol]]] = {}  # by the row, each with the layers that may join
         for operation in trace.bound_symbols:
             if (
                 operation.sym is not LTORCH["linear"]
                 or operation.output.requires_grad
-                or operation.output in layers
                 or not self._joins(*operation.args, **operation.kwargs)
             ):
                 continue
@@ -111,7 +109,7 @@ class MatvecExecutor(OperatorExecutor):
                 found.append([])
             found[-1].append(operation)
         joined = [group for found in groups.values() for group in found if len(group) > 1]
-        if not joined and not layers:
+        if not joined:
             return trace
         first = {group[0].output: group for group in joined}
         later = {operation.output for group in joined for operation in group[1:]}
@@ -120,27 +118,10 @@ class MatvecExecutor(OperatorExecutor):
             if (group := first.get(operation.output)) is not None:
                 row, weights = operation.args[0], [o.args[1] for o in group]
                 out.trace(lambda *_: self.linears_of_a_row(row, *weights), operation, tuple(o.output for o in group))
-            elif (layer := layers.get(operation.output)) is not None:
-                row, _, *bias = operation.args
-                out.trace(lambda *_: layer(row, *bias, **operation.kwargs), operation)
             elif operation.output not in later:
                 out.write(operation)
 
         return rewrite(trace, rule)
-
-    def _of_made_weights(self, trace: Trace) -> dict[Proxy, Callable]:
-        """The layers of one row that need no gradients and whose weight is made, by output, as functions of the row and
-        the bias that do not make it."""
-        dequantized = {o.output: o for o in trace.bound_symbols if o.sym.layer_of_a_row is not None}
-        found = {}
-        for operation in trace.bound_symbols if dequantized else ():
-            if operation.sym is not LTORCH["linear"] or operation.output.requires_grad:
-                continue
-            producer = dequantized.get(operation.args[1])
-            if producer is not None and self._checker(*operation.args, **operation.kwargs):
-                if math.prod(operation.args[0].shape[:-1]) == 1 and (layer := producer.sym.layer_of_a_row(producer)):
-                    found[operation.output] = layer
-        return found
 
     def _joins(self, x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
         return (

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from thunder.quantization.weights import QuantizedWeights, check_run, pack, sum_of_halves, unpack, why_no_runs
+from thunder.quantization.weights import QuantizedWeights, check_run, pack, unpack, why_no_runs
 
 __all__ = ["Int4Weights"]
 
@@ -40,15 +40,3 @@ class Int4Weights(QuantizedWeights):
         codes = unpack(held, torch.float32).reshape(held.shape[0], -1, self.group)
         groups = codes * scale.to(torch.float32).unsqueeze(-1) + least.to(torch.float32).unsqueeze(-1)
         return groups.reshape(held.shape[0], held.shape[1] * 2)
-
-    def takes_rows(self, shape: tuple[int, int]) -> bool:
-        return shape[1] % (2 * self.group) == 0
-
-    def of_a_row(self, x: Any, held: Any, scale: Any, least: Any) -> Any:  # type: ignore[override]
-        runs = held.shape[1] // self.group
-
-        def numbers(codes: Any, half: int) -> Any:
-            own = slice(half * runs, (half + 1) * runs)
-            return codes * scale[:, own].to(torch.float32).unsqueeze(-1) + least[:, own].to(torch.float32).unsqueeze(-1)
-
-        return sum_of_halves(x, held, self.group, numbers)

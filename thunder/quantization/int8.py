@@ -54,9 +54,3 @@ class Int8Weights(ScaledRows):
     def product(self, x: Any, held: Any, scale: Any) -> Any:  # type: ignore[override]
         whole, of_rows = _rounded(x)
         return int_mm(whole, held.t()).to(torch.float32) * of_rows * scale.t()
-
-    def takes_rows(self, shape: tuple[int, int]) -> bool:
-        return True
-
-    def of_a_row(self, x: Any, held: Any, scale: Any) -> Any:  # type: ignore[override]
-        return (held.to(torch.float32) * x).sum(1) * scale.reshape(held.shape[0])

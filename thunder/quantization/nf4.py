@@ -11,7 +11,7 @@ import torch
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.ops import LTORCH
-from thunder.quantization.weights import QuantizedWeights, check_run, pack, sum_of_halves, unpack, why_no_runs
+from thunder.quantization.weights import QuantizedWeights, check_run, pack, unpack, why_no_runs
 
 __all__ = ["NF4Weights", "NF4"]
 
@@ -89,14 +89,3 @@ class NF4Weights(QuantizedWeights):
         codes = unpack(held, torch.float32).reshape(held.shape[0], -1, self.block)
         values = _value(codes) if isinstance(codes, Proxy) else _looked_up(codes)
         return (values * self._absmax(*magnitudes).unsqueeze(-1)).reshape(held.shape[0], held.shape[1] * 2)
-
-    def takes_rows(self, shape: tuple[int, int]) -> bool:
-        return shape[1] % (2 * self.block) == 0
-
-    def of_a_row(self, x: Any, held: Any, *magnitudes: Any) -> Any:
-        runs, absmax = held.shape[1] // self.block, self._absmax(*magnitudes)
-
-        def numbers(codes: Any, half: int) -> Any:
-            return _value(codes) * absmax[:, half * runs : (half + 1) * runs].unsqueeze(-1)
-
-        return sum_of_halves(x, held, self.block, numbers)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -45,22 +44,6 @@ dequantize = Symbol(
     decomposition=lambda parts, format, shape, dtype: format.dequantize(*parts).to(dtype),
 )  # fmt: skip
 dequantize.regathers = lambda operation: True
-
-
-@partial(setattr, dequantize, "layer_of_a_row")
-def _layer_of_a_row(operation: BoundSymbol) -> Callable | None:
-    """One kernel that reads the weight in few bits, where making the weight writes and reads it whole."""
-    parts, format, shape, dtype = operation.args
-    if not format.takes_rows(shape):
-        return None
-
-    def layer(x: TensorProxy, bias: TensorProxy | None = None) -> TensorProxy:
-        row = LTORCH["reshape"](x, (shape[1],)).to(torch.float32)
-        out = format.of_a_row(row, *parts)
-        out = out if bias is None else out + bias
-        return LTORCH["reshape"](out.to(dtype), (*x.shape[:-1], shape[0]))
-
-    return layer
 
 
 def _quantized_linear(x, bias, parts: tuple, format: QuantizedWeights, shape: tuple, dtype: torch.dtype):
@@ -127,14 +110,6 @@ class QuantizedWeights(Transform):
 
     def product(self, x: Any, held: Any, *parts: Any) -> Any:
         """x @ weight.T for an x of (rows, inputs), which is rounded as well."""
-        raise NotImplementedError
-
-    def takes_rows(self, shape: tuple[int, int]) -> bool:
-        """Whether `of_a_row` is there for a weight of this shape."""
-        return False
-
-    def of_a_row(self, x: Any, held: Any, *parts: Any) -> Any:
-        """The weight times one row (inputs,), in float32: (outputs,)."""
         raise NotImplementedError
 
     def refusal(self, weight: torch.Tensor) -> str | None:
@@ -281,23 +256,6 @@ def pack(codes: torch.Tensor) -> torch.Tensor:
     return low | (high << 4)
 
 
-def halves(packed: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-    """The codes of the first halves of rows and of the second ones. No shift: not all fusion executors have one."""
-    return (packed & 15).to(dtype), (packed & 240).to(dtype) * 0.0625
-
-
-def sum_of_halves(x: Any, packed: Any, run: int, numbers: Callable[[Any, int], Any]) -> Any:
-    """The sums over rows of x times the numbers of packed codes. numbers: of the codes of a half of all rows, (rows,
-    runs, run), and which half it is."""
-    runs = packed.shape[1] // run
-    of_x = LTORCH["reshape"](x, (2, runs, run))
-    terms = [
-        numbers(LTORCH["reshape"](codes, (packed.shape[0], runs, run)), i) * of_x[i]
-        for i, codes in enumerate(halves(packed, torch.float32))
-    ]
-    return (terms[0] + terms[1]).sum((1, 2))
-
-
 def unpack(packed: Any, dtype: torch.dtype) -> Any:
-    """The codes as numbers of a floating-point type."""
-    return join(*halves(packed, dtype), -1)
+    """The codes as numbers of a floating-point type. No shift: not all fusion executors have one."""
+    return join((packed & 15).to(dtype), (packed & 240).to(dtype) * 0.0625, -1)
