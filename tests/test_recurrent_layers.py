@@ -46,6 +46,7 @@ def test_the_second_derivative_is_eagers():
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")  # eager too
 @pytest.mark.parametrize("kind", ["double", "projected", "evaluated", "empty"])
 def test_others_keep_pytorchs_graph(kind):
     net = torch.nn.LSTM(5, 7, proj_size=3 if kind == "projected" else 0)

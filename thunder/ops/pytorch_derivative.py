@@ -102,24 +102,21 @@ def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs:
     def real(x):
         return example(x) if isinstance(x, AnyProxy) else fake(x)
 
-    if not differentiates_fakes((args, kwargs)):
-        return wanted
-    inputs: list[torch.Tensor] = []
-    if symbol.typed_by_running and OpTags.OPAQUE not in symbol.tags:  # fake tensors take a second to import
-        ways = [(contextlib.nullcontext(), without_memory)]
-    else:
-        ways = [
-            (compat.FakeTensorMode(allow_non_fake_inputs=True), example),
-            (torch.random.fork_rng(devices=[]), real),
-        ]
+    ways: list[tuple] = []
+    if OpTags.OPAQUE not in symbol.tags:  # fake tensors take seconds to import, and a millisecond an operation
+        ways.append((contextlib.nullcontext, without_memory))
+    if differentiates_fakes((args, kwargs)):
+        ways.append((lambda: compat.FakeTensorMode(allow_non_fake_inputs=True), example))
+        ways.append((lambda: torch.random.fork_rng(devices=[]), real))
     for mode, made in ways:
+        inputs: list[torch.Tensor] = []
         try:
-            with compat.DisableTorchFunction(), mode, torch.enable_grad(), warnings.catch_warnings(action="ignore"):
+            with compat.DisableTorchFunction(), mode(), torch.enable_grad(), warnings.catch_warnings(action="ignore"):
                 given = _with_inputs(
                     wanted,
                     map_structure(made, args),
                     map_structure(made, kwargs),
-                    lambda x: inputs.append(x.requires_grad_()) or x,
+                    lambda x, inputs=inputs: inputs.append(x.requires_grad_()) or x,
                 )
                 results = symbol.fn(*given[0], **given[1])  # type: ignore[misc]
                 outputs = [o for o in _tensors_in(results, []) if o.requires_grad]
@@ -128,7 +125,7 @@ def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs:
                 )
             return tuple(i for i, g in zip(wanted, gradients, strict=True) if g is not None)
         except compat.DataDependentOutput:  # it looks at values: zeros have some
-            inputs.clear()
+            continue
         except (
             RuntimeError,
             TypeError,
@@ -139,8 +136,9 @@ def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs:
             AssertionError,
             CaptureError,
         ):
-            # fake tensors run PyTorch's decompositions, which refuse, or divide by 0, where kernels do not
-            break
+            # PyTorch's decompositions, which fake tensors run, refuse or divide by 0 where kernels do not
+            if made is not without_memory:
+                break
     return wanted
 
 
