@@ -132,6 +132,7 @@ def test_repeated_launches(monkeypatch, plain):
     kernel could ask for; kernels with other needs are launched by Triton."""
     launched = []
     monkeypatch.setattr(compat, "launch_kernel", lambda *args: launched.append(args), raising=False)
+    monkeypatch.setattr(compat, "set_device", lambda index: launched.append(f"device {index}"), raising=False)
     metadata = SimpleNamespace(
         num_ctas=1 if plain else 2, shared=64, global_scratch_size=0, profile_scratch_size=0, launch_pdl=False
     )
@@ -139,9 +140,11 @@ def test_repeated_launches(monkeypatch, plain):
         metadata=metadata, function=7, packed_metadata=8, run=lambda *args: launched.append(args),
         src=SimpleNamespace(signature={"x": "*bf16", "out": "*bf16", "n": "i32", "k": "constexpr", "one": "constexpr"}),
     )  # fmt: skip
-    launch = repeated_launch._launcher(compiled, 5, 2, (40, 256, 1), 4)
-    launch([16, 32], 3)
+    for device in (0, 1):
+        launched.clear()
+        repeated_launch._launcher(compiled, 5, 2, (40, 256, 1), 4, device)([16, 32], 3)
     if plain:
+        assert launched.pop(0) == "device 1"
         assert launched == [(7, 5, 1, 1, 4, 64, "OOiOO", (16, 32, 40, None, None), 3)]
     else:
         assert launched == [(5, 1, 1, 3, 7, 8, None, None, None, 16, 32, 40, 256, 1)]

@@ -40,14 +40,14 @@ class RepeatedLaunch:
         with torch.cuda.device_of(tensors[0]):
             compiled = self.kernel[(programs,)](*tensors, *numbers, num_warps=warps)
         if compiled is not None and not together % ALIGNMENT:  # Triton's interpreter compiles nothing
-            self._known[key] = _launcher(compiled, programs, len(tensors), numbers, warps)
+            self._known[key] = _launcher(compiled, programs, len(tensors), numbers, warps, device)
 
 
 KINDS = {"i32": "i", "i64": "l"}  # of numbers, as PyTorch's launcher names them
 
 
 def _launcher(
-    compiled: Any, programs: int, tensors: int, numbers: tuple, warps: int
+    compiled: Any, programs: int, tensors: int, numbers: tuple, warps: int, device: int
 ) -> Callable[[Sequence[int], int], None]:
     """A function of addresses and a stream: a call of PyTorch's launcher, which takes the host less than Triton's, for
     kernels that need no more than that has."""
@@ -74,6 +74,8 @@ def _launcher(
     launch_kernel, function, shared = compat.launch_kernel, compiled.function, metadata.shared
 
     def launch_directly(addresses: Sequence[int], stream: int) -> None:
+        if device:  # PyTorch's launcher takes device 0 in a thread that has no context yet
+            compat.set_device(device)
         launch_kernel(function, programs, 1, 1, warps, shared, text, (*addresses, *rest), stream)
 
     return launch_directly
