@@ -119,3 +119,6 @@ def isin(elements, test_elements, *, assume_unique=False, invert=False):
     result_type(elements, test_elements)
     t = elements if type(elements) is TensorProxy else test_elements
     return like(t, elements.shape if type(elements) is TensorProxy else (), dtypes.bool8)
+
+
+quantile.may_raise = nanquantile.may_raise = True  # places that are not in [0, 1]
