@@ -1,29 +1,46 @@
 """transformers' `generate`: tokens per second, the first call, and how many programs it takes.
 
-    python benchmarks/generation.py [--device cuda] [--layers 8] [--tokens 256] [--rounds 3]
-        [--systems eager "eager, static" torch.compile "torch.compile, static" thunder "thunder, static"]
+    python benchmarks/generation.py [--device cuda] [--layers 8] [--tokens 256] [--rounds 3] [--seconds 300]
+        [--systems eager "eager, static" torch.compile "torch.compile, static" thunder "thunder, static"
+         "thunder with graphs, static"]
 
-A Qwen3 in bfloat16 (float32 on a CPU) with random weights, greedy, one prompt. The systems take turns; each has a copy
-of the model whose `forward` it has compiled, with a dynamic cache or a static one. `first` is the first `generate`, in
-seconds, with what is compiled in it. `equal`: how many tokens are eager's before the first that is not; in bfloat16
-sums in another order choose another token sooner or later.
+A Qwen3 in bfloat16 (float32 on a CPU) with random weights, greedy, one prompt. Each system is a process of its own, and
+has compiled `forward`, with a dynamic cache or a static one; with graphs is CUDAGraphTransform. The first calls of all
+systems run at the same time, but for eager's on a CPU; later calls take turns. `first` is the first `generate`, in
+seconds, with what is compiled in it. `equal`: how many tokens are the first system's before the first that is not; in
+bfloat16 sums in another order choose another token sooner or later. A system that is not done after `--seconds` is left
+out.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
+import json
+import selectors
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import thunder
+from thunder.transforms.cudagraph import CUDAGraphTransform
 
-SYSTEMS = "eager", "eager, static", "torch.compile", "torch.compile, static", "thunder", "thunder, static"
+SYSTEMS = (
+    "eager", "eager, static", "torch.compile", "torch.compile, static", "thunder", "thunder, static",
+    "thunder with graphs, static",
+)  # fmt: skip
 PROMPT = 32
+COMPILERS: dict[str, Callable] = {
+    "eager": lambda forward: forward,
+    "torch.compile": torch.compile,
+    "thunder": thunder.jit,
+    "thunder with graphs": lambda forward: thunder.jit(forward, transforms=[CUDAGraphTransform()]),
+}
 
 
 def model_of(layers: int, device: str) -> torch.nn.Module:
@@ -39,21 +56,11 @@ def model_of(layers: int, device: str) -> torch.nn.Module:
     return model.to(device, torch.float32 if small else torch.bfloat16)
 
 
-def timed(run: Callable[[], torch.Tensor], device: str) -> tuple[float, torch.Tensor]:
-    begin = time.perf_counter()
-    result = run()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin, result
-
-
-def runner(system: str, model: torch.nn.Module, prompt: torch.Tensor, tokens: int) -> tuple[Callable, Callable | None]:
-    """A call of generate, and what thunder has compiled in it."""
-    model = copy.deepcopy(model)
+def runner(system: str, model: torch.nn.Module, prompt: torch.Tensor, tokens: int) -> tuple[Callable, Callable]:
+    """A call of generate, and the forward in it."""
     name, _, cache = system.partition(", ")
-    compiled = None
     if name != "eager":
-        model.forward = compiled = {"torch.compile": torch.compile, "thunder": thunder.jit}[name](model.forward)
+        model.forward = COMPILERS[name](model.forward)
     options = {"cache_implementation": "static"} if cache else {}
 
     def run() -> torch.Tensor:
@@ -62,7 +69,44 @@ def runner(system: str, model: torch.nn.Module, prompt: torch.Tensor, tokens: in
                 prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0, **options
             )
 
-    return run, compiled if name == "thunder" else None
+    return run, model.forward
+
+
+def serve(chosen: argparse.Namespace) -> None:
+    """One system: a line of JSON for a first call, and one for each line that comes in."""
+    model = model_of(chosen.layers, chosen.device)
+    torch.manual_seed(0)
+    prompt = torch.randint(1, 32000, (1, PROMPT)).to(chosen.device)
+    run, forward = runner(chosen.serve, model, prompt, chosen.tokens)
+
+    def timed() -> tuple[float, torch.Tensor]:
+        begin = time.perf_counter()
+        result = run()
+        if chosen.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin, result
+
+    seconds, result = timed()
+    programs = thunder.cache_misses(forward) if chosen.serve.startswith("thunder") else None
+    print(json.dumps({"seconds": seconds, "tokens": result[0, PROMPT:].tolist(), "programs": programs}), flush=True)
+    for _ in sys.stdin:
+        print(json.dumps({"seconds": timed()[0]}), flush=True)
+
+
+def first_calls(processes: dict[str, subprocess.Popen], seconds: float) -> dict[str, dict[str, Any]]:
+    """What each process says of its first call, of those that are done within so many seconds."""
+    found: dict[str, dict[str, Any]] = {}
+    end = time.monotonic() + seconds
+    with selectors.DefaultSelector() as waiting:
+        for system, process in processes.items():
+            waiting.register(process.stdout, selectors.EVENT_READ, system)
+        while waiting.get_map() and (left := end - time.monotonic()) > 0:
+            for key, _ in waiting.select(left):
+                waiting.unregister(key.fileobj)
+                said = key.fileobj.readline()
+                if said:
+                    found[key.data] = json.loads(said)
+    return found
 
 
 def main() -> None:
@@ -71,22 +115,45 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--systems", nargs="*", default=SYSTEMS, choices=SYSTEMS)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    model = model_of(chosen.layers, chosen.device)
-    prompt = torch.randint(1, 32000, (1, PROMPT), device=chosen.device)
-    runs = {s: runner(s, model, prompt, chosen.tokens) for s in chosen.systems}
-    first = {s: timed(run, chosen.device) for s, (run, _) in runs.items()}
-    times: dict[str, list[float]] = {s: [] for s in runs}
-    for _ in range(chosen.rounds):
-        for s, (run, _) in runs.items():
-            times[s].append(timed(run, chosen.device)[0])
-    want = next(iter(first.values()))[1][0]
-    for s, (_, compiled) in runs.items():
-        same = (first[s][1][0] == want).int().cumprod(0).sum().item() - PROMPT
-        programs = f"  {thunder.cache_misses(compiled)} programs" if compiled else ""
-        rate = chosen.tokens / statistics.median(times[s])
-        print(f"{s:22}  {rate:8.1f} tokens/s  first {first[s][0]:7.2f} s  equal {same:4}{programs}", flush=True)
+    if chosen.serve:
+        serve(chosen)
+        return
+    options = [f"--{name}={getattr(chosen, name)}" for name in ("device", "layers", "tokens")]
+    processes = {
+        system: subprocess.Popen(
+            [sys.executable, __file__, f"--serve={system}", *options],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for system in chosen.systems
+        if not (system.startswith("thunder with graphs") and chosen.device == "cpu")
+    }  # fmt: skip
+    try:
+        first = first_calls(processes, chosen.seconds)
+        times: dict[str, list[float]] = {s: [] for s in processes if s in first}
+        for _ in range(chosen.rounds):
+            for system, seconds in times.items():
+                print("go", file=processes[system].stdin, flush=True)
+                seconds.append(json.loads(processes[system].stdout.readline())["seconds"])
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+    wanted = next(iter(first.values()))["tokens"]
+    for system in processes:
+        if system not in first:
+            print(f"{system:28}  no first call within {chosen.seconds:.0f} s, or it failed")
+            continue
+        said = first[system]
+        same = next((i for i, (a, b) in enumerate(zip(said["tokens"], wanted, strict=True)) if a != b), len(wanted))
+        programs = f"  {said['programs']} programs" if said["programs"] is not None else ""
+        rate = chosen.tokens / statistics.median(times[system])
+        print(
+            f"{system:28}  {rate:8.1f} tokens/s  first {said['seconds']:7.2f} s  equal {same:4}{programs}", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -33,15 +33,16 @@ def main() -> int:
     model = NanoGPT(GPTConfig(n_layer=chosen.layers, **sizes)).to(chosen.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-    def step(tokens: torch.Tensor) -> torch.Tensor:
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
-        logits, loss = model(tokens[:, :-1], tokens[:, 1:])
+        logits, loss = model(inputs, targets)
         loss.backward()
         optimizer.step()
         return loss
 
     tokens = torch.randint(0, 50257, (chosen.batch, chosen.time + 1), device=chosen.device)
-    found = thunder.profile(thunder.jit(step, executors=chosen.executors), tokens)
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    found = thunder.profile(thunder.jit(step, executors=chosen.executors), inputs, targets)
     started = time.perf_counter()
     page = thunder.report(found, chosen.output)
     took, size = time.perf_counter() - started, len(page.html.encode())

@@ -685,7 +685,9 @@ def test_what_is_written_to_is_written_once_a_call(transform, device):
             [b._version > v for b, v in zip(m.buffers(), before, strict=True)]
             for m, before in zip((module, reference), versions, strict=True)
         ]
-        assert written[0] == written[1] and any(written[0])
+        if device == "cpu":  # PyTorch's kernel for a GPU does not count its writes to the statistics
+            assert written[0] == written[1]
+        assert all(ours or not theirs for ours, theirs in zip(*written, strict=True)) and any(written[0])
         for a, b in zip(module.buffers(), reference.buffers(), strict=True):
             torch.testing.assert_close(a, b)
     assert graphs(thunder.last_traces(compiled)[-1])
@@ -894,9 +896,11 @@ def test_what_arguments_are_copied_to_is_not_given_away_while_another_stream_rea
     compiled = thunder.jit(lambda x: (x.sin() + 1) * 2, transforms=[CUDAGraphTransform()], executors=["torch"])
     size = 1 << 22
     a, b = torch.cuda.Stream(), torch.cuda.Stream()
+    given = [torch.ones(size, device="cuda") for _ in range(3)]  # at as many addresses
+    torch.cuda.synchronize()
     with torch.cuda.stream(a):
-        for _ in range(3):
-            compiled(torch.ones(size, device="cuda"))
+        for x in given:
+            compiled(x)
     assert recordings(compiled)[0].buffers
     x = torch.ones(size, device="cuda")
     torch.cuda.synchronize()

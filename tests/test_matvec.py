@@ -2,14 +2,16 @@
 GPU."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.functional import linear
 
 import thunder
+from thunder import compat
 from thunder.errors import OptionError
-from thunder.executors import matvec
+from thunder.executors import matvec, repeated_launch
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -122,3 +124,24 @@ def test_layers_that_read_one_row_are_one_launch(monkeypatch, sizes):
     x.requires_grad_()
     compiled(x, weights)
     assert "linears_of_a_row" not in str(thunder.last_traces(compiled)[-1])
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_repeated_launches(monkeypatch, plain):
+    """PyTorch's launcher gets the addresses and the numbers that are no constants, and nothing for the memory that a
+    kernel could ask for; kernels with other needs are launched by Triton."""
+    launched = []
+    monkeypatch.setattr(compat, "launch_kernel", lambda *args: launched.append(args), raising=False)
+    metadata = SimpleNamespace(
+        num_ctas=1 if plain else 2, shared=64, global_scratch_size=0, profile_scratch_size=0, launch_pdl=False
+    )
+    compiled = SimpleNamespace(
+        metadata=metadata, function=7, packed_metadata=8, run=lambda *args: launched.append(args),
+        src=SimpleNamespace(signature={"x": "*bf16", "out": "*bf16", "n": "i32", "k": "constexpr", "one": "constexpr"}),
+    )  # fmt: skip
+    launch = repeated_launch._launcher(compiled, 5, 2, (40, 256, 1), 4)
+    launch([16, 32], 3)
+    if plain:
+        assert launched == [(7, 5, 1, 1, 4, 64, "OOiOO", (16, 32, 40, None, None), 3)]
+    else:
+        assert launched == [(5, 1, 1, 3, 7, 8, None, None, None, 16, 32, 40, 256, 1)]

@@ -223,7 +223,8 @@ def test_sums_in_steps_are_finished_together():
     compiled, uncut = jitted(module), jitted(module, Uncut)
     for g, u, e in zip(*(gradients(f, module, x) for f in (compiled, uncut, module)), strict=True):
         torch.testing.assert_close(g, e)
-        assert torch.equal(g, u)
+        if DEVICE == "cpu":  # there is one order of sums under Triton's interpreter
+            assert torch.equal(g, u)
     before, after = ([f.kernels for f in fusions(f, backward=True)] for f in (uncut, compiled))
     assert (before, after) == ([4] * 3, [3] * 3 + [1])
 
@@ -267,8 +268,8 @@ def planned(dtype, rows, width, count):
     module = nn.Sequential(
         *(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()) for _ in range(count))
     )
-    module = module.to(dtype)
-    x = torch.empty((), dtype=dtype).expand(rows, width)
+    module = module.to(DEVICE, dtype)
+    x = torch.empty((), dtype=dtype, device=DEVICE).expand(rows, width)
     entry = thunder.jit(module, executors=[TritonFuser("planned").planned()]).lower(x)
     return [b.sym.fn for b in entry.backward_traces[-1].bound_symbols if b.sym.is_fusion]
 

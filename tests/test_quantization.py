@@ -265,7 +265,8 @@ def region_names(trace):
 def test_dequantizing_is_one_region(name, executor):
     if (why := executor.unavailable()) is not None:
         pytest.skip(why)
-    layer, x = nn.Linear(128, 256), torch.randn(4, 128)
+    device = "cuda" if executor is triton_fuser and torch.cuda.is_available() else "cpu"
+    layer, x = nn.Linear(128, 256).to(device), torch.randn(4, 128, device=device)
     compiled = thunder.jit(layer, transforms=[FORMATS[name]()], executors=[executor])
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), rounded(layer, FORMATS[name]())(x))

@@ -135,7 +135,7 @@ def test_chunks_of_a_long_row_are_joined(length, monkeypatch):
 
 def test_variances_of_everything_and_of_rows_go_the_same_ways(monkeypatch):
     stepwise(monkeypatch)
-    x = torch.randn(90, 37, generator=torch.Generator().manual_seed(0)) + 30
+    x = (torch.randn(90, 37, generator=torch.Generator().manual_seed(0)) + 30).to(DEVICE)
     for program in (
         lambda x: (x * 1).var(),
         lambda x: (x * 1).var(0, correction=0),
@@ -216,8 +216,8 @@ def test_batches_of_any_size_run_by_the_same_kernels(name, layout, steps, monkey
 
 def planned(name, shape, layout, dtype=torch.bfloat16):
     """The kernels of a step on an H100, forward and backward: (kind, rows, columns) of each."""
-    module = Block(NORMS[name](shape[1], len(shape) - 2 if len(shape) > 2 else 0), "residual")
-    x, y = (torch.empty((), dtype=dtype, requires_grad=True).expand(shape).detach().requires_grad_() for _ in range(2))
+    module = Block(NORMS[name](shape[1], len(shape) - 2 if len(shape) > 2 else 0), "residual").to(DEVICE)
+    x, y = (torch.empty((), dtype=dtype, device=DEVICE).expand(shape).requires_grad_() for _ in range(2))
     entry = thunder.jit(module, executors=[TritonFuser("planned").planned()]).lower(x, y)
     found = []
     for trace in (entry.computation_traces[-1], entry.backward_traces[-1]):

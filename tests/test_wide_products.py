@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import thunder
+from thunder.core import regions
 from thunder.ops.families.linalg import _mm_in_float32, _transposed_in_float32
 from thunder.transforms import wide_products
 
@@ -20,6 +23,7 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="the product in f
 @pytest.fixture(autouse=True)
 def launches_cost(monkeypatch):
     monkeypatch.setattr(wide_products, "DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(regions, "SMALL", 0)  # on a GPU, casts of few elements are one region otherwise
 
 
 def names(trace) -> list[str]:
@@ -39,15 +43,22 @@ def under_autocast(module):
     return run
 
 
+def check_gradients(compiled, run, module, x, exact):
+    """Gradients of all parameters are no farther from float64's than eager's are, and of its types and layouts."""
+    found, want = (torch.autograd.grad(f(x), list(module.parameters())) for f in (compiled, run))
+    wide = copy.deepcopy(module).double()
+    truth = torch.autograd.grad(exact(wide, x.double()), list(wide.parameters()))
+    for a, b, e in zip(found, want, truth, strict=True):
+        assert (a - e).norm() <= 1.5 * (b - e).norm() + 1e-3 * e.norm()
+        assert a.dtype is b.dtype and a.stride() == b.stride()
+
+
 @pytest.mark.parametrize("count", [1, 3, 12])
 def test_weights_of_a_layer_are_cast_by_one_launch(count):
     module, x = layers(count).to(DEVICE), torch.randn(5, 8, device=DEVICE)
     run = under_autocast(module)
     compiled, _ = with_fuser(run)
-    found, want = (torch.autograd.grad(f(x), list(module.parameters())) for f in (compiled, run))
-    for a, b in zip(found, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-3)
-        assert a.dtype is b.dtype and a.stride() == b.stride()
+    check_gradients(compiled, run, module, x, lambda module, x: module(x).pow(2).sum())
     found = fusions(compiled)
     assert len(found) == count + 1, "the weights of a layer are cast by the launch of what is before it"
     assert all(f.kernels == 1 and len(f.region.parts) == 3 for f in found[:-1])
@@ -124,8 +135,6 @@ def test_a_step_under_autocast_on_a_gpu():
             return F.mse_loss(module(x).float(), x)
 
     compiled = thunder.jit(run)
-    found, want = (torch.autograd.grad(f(x), list(module.parameters())) for f in (compiled, run))
-    for a, b in zip(found, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-3)
+    check_gradients(compiled, run, module, x, lambda module, x: F.mse_loss(module(x), x))
     assert len(fusions(compiled)[0].region.parts) == 3, "the input, and the first layer's weight and bias"
     assert "mm_in_float32" in names(thunder.last_backward_traces(compiled)[-1])

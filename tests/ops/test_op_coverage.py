@@ -31,8 +31,8 @@ def _broken(change):
     """A compiler whose programs do something else."""
     compile_function = thunder.jit
 
-    def jit(function):
-        compiled = compile_function(function)
+    def jit(function, **options):
+        compiled = compile_function(function, **options)
 
         class Changed:
             _compiled = compiled

@@ -74,42 +74,47 @@ def _flash_backward(g, query, key, value, bias, out, sums, seed, offset, dropout
 
 # multiply-adds for which cuDNN gains the 75 ms that a plan takes on an H100, by the speeds in `sdpaex`
 WORTH_A_PLAN = 15e12
-_work: collections.Counter = collections.Counter()  # multiply-adds so far, by direction and sizes
+_work: collections.Counter = collections.Counter()  # multiply-adds so far, by sizes
 
 
-def _is_planned(backward: bool, query: torch.Tensor, key: torch.Tensor, bias, is_causal: bool) -> bool:
-    """Whether cuDNN has a plan of these sizes, or reason to make one, to which each call adds."""
+def _is_planned(trains: bool, query: torch.Tensor, key: torch.Tensor, bias, is_causal: bool) -> bool:
+    """Whether cuDNN has plans of these sizes, or reason to make them, to which each call adds: one, and one for the
+    backward where the call trains."""
     batch, heads, queries, size = query.shape
     mask = None if bias is None else bias.shape
-    what = backward, query.dtype, batch, heads, queries, size, key.shape[1], key.shape[2], mask, is_causal
-    done = _work[what]
-    if done < WORTH_A_PLAN:
-        _work[what] += (5 if backward else 2) * batch * heads * queries * size * key.shape[2] // (1 + is_causal)
-    return done >= WORTH_A_PLAN
+    what = query.dtype, batch, heads, queries, size, key.shape[1], key.shape[2], mask, is_causal
+    done, plans = _work[what], 2 if trains else 1
+    if done < plans * WORTH_A_PLAN:
+        _work[what] += (7 if trains else 2) * batch * heads * queries * size * key.shape[2] // (1 + is_causal)
+    return done >= plans * WORTH_A_PLAN
 
 
-def _attended(query, key, value, bias, is_causal, scale):
+def _attended(planned: bool, query, key, value, bias, is_causal, scale):
     """The result and the natural logarithms of the rows' sums, in rows that may be longer than there are queries."""
-    planned = _is_planned(False, query, key, bias, is_causal)
     attend = _cudnn if planned else _flash if bias is None else _efficient_of_groups
     return attend(query, key, value, bias, 0.0, is_causal, scale)[:2]
 
 
 def _by_size_without_grad(query, key, value, bias, dropout_p, is_causal, scale):
-    return _attended(query, key, value, bias, is_causal, scale)[0]
+    planned = _is_planned(False, query, key, bias, is_causal)
+    return _attended(planned, query, key, value, bias, is_causal, scale)[0]
 
 
 def _by_size(query, key, value, bias, dropout_p, is_causal, scale):
-    """All kernels give the same sums, so that the backward may choose for itself. Nothing is drawn."""
-    out, sums = _attended(query, key, value, bias, is_causal, scale)
+    """Nothing is drawn: in the place of a seed stands whether cuDNN ran."""
+    planned = _is_planned(True, query, key, bias, is_causal)
+    out, sums = _attended(planned, query, key, value, bias, is_causal, scale)
     rows = query.shape[1] * query.shape[2] // sums.shape[1]
     sums = sums[:, :, :rows].reshape(query.shape[:3])
-    return out, sums, *(torch.empty((), dtype=torch.int64) for _ in range(2))
+    return out, sums, *(torch.full((), n, dtype=torch.int64) for n in (planned, 0))
 
 
-def _by_size_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
+def _by_size_backward(g, query, key, value, bias, out, sums, planned, offset, dropout_p, is_causal, scale):
+    """The backward of the kernel that ran: backwards read results and sums in the memory layout of their own forwards,
+    and cuDNN's plans, which PyTorch finds by the layouts of queries, keys and values, keep the one that they saw
+    first."""
     undrawn = sums.new_empty((), dtype=torch.int64)
-    if _is_planned(True, query, key, bias, is_causal):
+    if planned.item():
         run, sums = _cudnn_backward, sums[..., None]
     else:
         run = _flash_backward if bias is None else _efficient_backward_of_groups

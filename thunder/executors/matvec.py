@@ -60,11 +60,11 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 
 def _linears(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    if not all(w.is_contiguous() for w in weights):
+    if not all([w.is_contiguous() for w in weights]):
         return tuple(F.linear(x, w) for w in weights)
     from thunder.executors.matvec_kernel import one_row
 
-    return one_row(x, weights).split([w.shape[0] for w in weights], -1)
+    return one_row(x, weights).split_with_sizes([w.shape[0] for w in weights], -1)  # no function of Python, as `split`
 
 
 class MatvecExecutor(OperatorExecutor):

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from thunder import compat
 from thunder.executors.repeated_launch import RepeatedLaunch
 
 __all__ = ["few_rows", "one_row"]
@@ -121,10 +122,10 @@ def few_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
 def one_row(x: torch.Tensor, weights: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> torch.Tensor:
     """x (..., K), one row, times the transposes of dense weights (N1, K), (N2, K), (N3, K), of even N where there are
     several, plus a bias: (..., N1 + N2 + N3) in the dtype of all."""
-    sizes = tuple(w.shape[0] for w in weights)
+    sizes = tuple([w.shape[0] for w in weights])
     n, k = sum(sizes), x.shape[-1]
-    x = x.contiguous()
-    out = x.new_empty((*x.shape[:-1], n))
+    x = x if x.is_contiguous() else x.contiguous()
+    out = _empty_row(x, n)
 
     def settings() -> tuple[int, tuple, int]:
         columns, inner, warps, _ = _blocks(1, n, k)
@@ -132,9 +133,17 @@ def one_row(x: torch.Tensor, weights: Sequence[torch.Tensor], bias: torch.Tensor
         known = len(sizes), bias is not None, n % columns == 0 and k % inner == 0
         return triton.cdiv(n, columns), (*starts, n, k, *known, columns, inner), warps
 
-    given = x, *weights, *weights[:1] * (3 - len(weights)), out if bias is None else bias, out
+    given = x, *weights, *[weights[0]] * (3 - len(weights)), out if bias is None else bias, out
     _row((sizes, k, x.dtype, bias is not None), given, settings)
     return out
+
+
+def _empty_row(x: torch.Tensor, n: int) -> torch.Tensor:
+    """For n columns of the result of a dense row x."""
+    shape = *x.shape[:-1], n
+    if x.device.type != "cuda" or x.get_device() != compat.current_device():
+        return x.new_empty(shape)
+    return compat.empty_strided_cuda(shape, (*[n] * (len(shape) - 1), 1), x.dtype)
 
 
 def _blocks(m: int, n: int, k: int) -> tuple[int, int, int, int]:

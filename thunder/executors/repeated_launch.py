@@ -20,7 +20,7 @@ class RepeatedLaunch:
 
     def __init__(self, kernel):
         self.kernel = kernel
-        self._known: dict[tuple, tuple] = {}
+        self._known: dict[tuple, Callable[[Sequence[int], int], None]] = {}
 
     def __call__(
         self, key: tuple, tensors: Sequence[torch.Tensor], settings: Callable[[], tuple[int, tuple[Any, ...], int]]
@@ -32,24 +32,48 @@ class RepeatedLaunch:
             together |= address
         device = tensors[0].get_device()
         key = (*key, device)
-        found = None if together % ALIGNMENT else self._known.get(key)
-        if found is not None and compat.current_device() == device:
-            run, function, metadata, programs, numbers = found
-            return run(
-                programs,
-                1,
-                1,
-                compat.current_stream(device),
-                function,
-                metadata,
-                None,
-                None,
-                None,
-                *addresses,
-                *numbers,
-            )
+        launch = None if together % ALIGNMENT else self._known.get(key)
+        if launch is not None and compat.current_device() == device:
+            launch(addresses, compat.current_stream(device))
+            return
         programs, numbers, warps = settings()
         with torch.cuda.device_of(tensors[0]):
             compiled = self.kernel[(programs,)](*tensors, *numbers, num_warps=warps)
         if compiled is not None and not together % ALIGNMENT:  # Triton's interpreter compiles nothing
-            self._known[key] = compiled.run, compiled.function, compiled.packed_metadata, programs, numbers
+            self._known[key] = _launcher(compiled, programs, len(tensors), numbers, warps)
+
+
+KINDS = {"i32": "i", "i64": "l"}  # of numbers, as PyTorch's launcher names them
+
+
+def _launcher(
+    compiled: Any, programs: int, tensors: int, numbers: tuple, warps: int
+) -> Callable[[Sequence[int], int], None]:
+    """A function of addresses and a stream: a call of PyTorch's launcher, which takes the host less than Triton's, for
+    kernels that need no more than that has."""
+    metadata, kinds = compiled.metadata, list(compiled.src.signature.values())
+    scratch = [getattr(metadata, f"{what}_scratch_size", None) for what in ("global", "profile")]
+    plain = (
+        len(kinds) == tensors + len(numbers)
+        and all(kind == "constexpr" or kind in KINDS for kind in kinds[tensors:])
+        and metadata.num_ctas == 1
+        and not any(getattr(metadata, what, False) for what in ("launch_cooperative_grid", "launch_pdl"))
+        and not any(scratch)
+    )
+    if not plain:
+        run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+
+        def launch(addresses: Sequence[int], stream: int) -> None:
+            run(programs, 1, 1, stream, function, packed, None, None, None, *addresses, *numbers)
+
+        return launch
+    absent = len(scratch) - scratch.count(None)
+    given = [(KINDS[kind], n) for kind, n in zip(kinds[tensors:], numbers, strict=True) if kind != "constexpr"]
+    text = "O" * tensors + "".join(letter for letter, _ in given) + "O" * absent
+    rest = *[n for _, n in given], *[None] * absent
+    launch_kernel, function, shared = compat.launch_kernel, compiled.function, metadata.shared
+
+    def launch_directly(addresses: Sequence[int], stream: int) -> None:
+        launch_kernel(function, programs, 1, 1, warps, shared, text, (*addresses, *rest), stream)
+
+    return launch_directly

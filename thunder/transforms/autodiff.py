@@ -22,6 +22,7 @@ from thunder.errors import ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH
 from thunder.ops.families.parts import add_part, part_of_zeros
+from thunder.ops.functionalize.memory import holding
 from thunder.transforms.derivative import Derivative, derivatives
 from thunder.transforms.phases import get_grad_symbol, marked
 
@@ -142,7 +143,19 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     backward = marked(recorder.bound_symbols, number)
     operations = with_sizes([*linear.forward, *backward], trace.args, trace.names)
     info = trace.info.replace(backwards=number)
+    operations = _without_histories(operations)
     return trace.replace(bound_symbols=operations, output=output, name="joint", tags={TraceTag.JOINT}, info=info)
+
+
+def _without_histories(operations: Sequence[BoundSymbol]) -> Sequence[BoundSymbol]:
+    """The operations, which read a value itself in the place of the value joined to a history: once it is
+    differentiated, that is another name, and a saved value must have one."""
+    table: dict[Proxy, Proxy] = {b.output: b.args[1] for b in operations if b.sym is holding}
+    if not table:
+        return operations
+    for old, new in table.items():  # in order: an earlier one is resolved already
+        table[old] = table.get(new, new)
+    return [b if b.sym in (get_grad_symbol, holding) else b.swap(table) for b in operations]
 
 
 def grad_transform_on_trace(trace: Trace, /, *args, **kwargs) -> Trace:
