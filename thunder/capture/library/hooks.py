@@ -106,7 +106,7 @@ def remove(c, f, args, kwargs) -> None:
         return
     found = next((b for b in operations if b.sym is hooked and b.args[1] is handle.hook), None)
     if found is None or found in c.engine.known:
-        c.refuse("a hook is removed after a backward", "let the hook itself decide")
+        return c.refuse("a hook is removed after a backward", "let the hook itself decide")
     below, head = found.args[0], found.output
     for value in [value for value, first in c.engine.heads.items() if first is below]:
         c.engine.heads[value] = head
