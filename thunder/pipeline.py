@@ -20,7 +20,7 @@ from thunder.transforms.aligned_products import aligned_products
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
 from thunder.transforms.cse import share
-from thunder.transforms.dce import dce
+from thunder.transforms.dce import dce, dce_of_captured
 from thunder.transforms.decompose_reductions import decompose_reductions
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import decompose_lists, dispatch, dispatch_left, fuse
@@ -122,7 +122,7 @@ def _is_exact(lowering: Lowering) -> bool:
 
 PASSES = PassList((
     # the program as it was captured
-    Pass("Dead Code Elimination", lambda trace, _: dce(trace), needs=OPERATIONS,
+    Pass("Dead Code Elimination", lambda trace, _: dce_of_captured(trace), needs=OPERATIONS,
          meaning="drop operations without effect whose results nobody uses"),
     Pass("Seed Random Operations", lambda trace, lowering: seed_random(trace, lowering.fusers), needs=OPERATIONS,
          when=lambda trace, lowering: bool(lowering.fusers) and lowering.options.rng is RNG_OPTIONS.FUSED,

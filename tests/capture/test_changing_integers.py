@@ -87,3 +87,36 @@ def test_what_only_constants_can_do_is_compiled_for_each_value():
         return {f"layer {n}": x.reshape(n, -1)}[f"layer {n}"]
 
     assert number_of_programs(labelled, [(X, n) for n in (2, 3, 4, 6, 3)]) == 4
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda v, n: v / n,
+        lambda v, n: n * v - n,
+        lambda v, n: n / (v + 10),
+        lambda v, n: (v + 10) ** n,
+        lambda v, n: v // n + v % n,
+        lambda v, n: int(v / n) + 0.5 if v / n > 1 else n - v,
+    ],
+)
+def test_a_counter_beside_a_float_of_data_is_one_program_a_path(combine):
+    """Running means: `mean += (loss.item() - mean) / n`."""
+
+    class State:
+        n, mean = 0, 0.0
+
+    def step(x, state):
+        state.n += 1
+        state.mean += combine(x.mean().item(), state.n) - state.mean / (state.n + 1)
+        return x * state.mean, state.mean
+
+    ours, eagers = State(), State()
+    ours.n = eagers.n = 1
+    ours.mean = eagers.mean = 0.0
+    compiled = thunder.jit(lambda x: step(x, ours), fallback="error")
+    for call in range(8):
+        x = torch.tensor([1.0 + call, 2.0])
+        (y, mean), (wanted, wanted_mean) = compiled(x), step(x, eagers)
+        assert torch.equal(y, wanted) and mean == wanted_mean and ours.n == eagers.n
+    assert len(compiled.programs) <= 2

@@ -114,6 +114,31 @@ def wanted(x, w):
     return g
 
 
+def removed(x, w):
+    y = x * w
+    handle = y.register_hook(lambda g: g * 10)
+    handle.remove()
+    handle.remove()
+    with y.register_hook(lambda g: g + 3):
+        return (y * y).sum()
+
+
+def removed_of_several(x, w):
+    y = x * w
+    handles = [y.register_hook(lambda g, n=n: g * n + n) for n in range(1, 5)]
+    for n in (1, 0, 3):
+        handles[n].remove()
+    y.register_hook(lambda g: g - 5)
+    return (y * y).sum()
+
+
+def removed_before_a_backward(x, w):
+    y = x * w
+    y.register_hook(lambda g: g * 10).remove()
+    (y * y).sum().backward()
+    return x.grad + 1
+
+
 def leaves(result):
     return [result] if isinstance(result, torch.Tensor) else list(result) if isinstance(result, tuple) else []
 
@@ -149,6 +174,9 @@ PROGRAMS = [
     inside,
     retained,
     wanted,
+    removed,
+    removed_of_several,
+    removed_before_a_backward,
 ]
 
 

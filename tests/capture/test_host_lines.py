@@ -1,7 +1,11 @@
 """Host code in programs: it runs at each call, in order, with real values, and exactly once whatever path is taken."""
 
+import array
+import bisect
 import collections
 import contextlib
+import datetime
+import heapq
 import io
 import json
 import logging
@@ -489,3 +493,18 @@ EDGES = {
 def test_is_an_error_where_it_is_not_wanted(name):
     with pytest.raises(SharpEdgeError, match=__file__):
         thunder.jit(EDGES[name], sharp_edges="error")(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x * bisect.bisect([-1, 0, 1], x[0].item()),
+        lambda x: (heapq.nlargest(2, x.tolist()), heapq.nsmallest(1, x.tolist())),
+        lambda x: (x, array.array("d", x.tolist()).tolist()),
+        lambda x: datetime.datetime.fromtimestamp(int(x[0].item() * 1000), datetime.timezone.utc).isoformat(),
+    ],
+)
+def test_code_that_reads_containers_of_data(f):
+    compiled = thunder.jit(f, fallback="error")
+    for x in (torch.tensor([0.5, -2.0, 1.5]), torch.tensor([2.5, 0.0, -1.0])):
+        assert str(compiled(x)) == str(f(x))

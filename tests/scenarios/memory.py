@@ -1,5 +1,7 @@
 """Writes in place, views, aliases, overlapping inputs."""
 
+import torch
+
 from tests.scenarios.compared import normal, program, with_gradients
 
 
@@ -113,3 +115,39 @@ def expanded_inputs(jit):
         [(normal(1, 3, seed=i, grad=True).expand(4, 3), normal(4, 3, seed=i, grad=True)) for i in range(2)]
         + [(normal(3, 4, seed=i).t(), normal(4, 3)) for i in range(2)],
     )
+
+
+@program
+def detached_view_with_a_history_of_its_own(jit):
+    def f(a, b):
+        early = a.detach()
+        a.add_(b.sum())
+        late = a.detach()
+        late.sub_(b)
+        early[1:].mul_(b[1:])
+        return a * torch.arange(1.0, 5.0), early, late, late * 2
+
+    compiled = jit(f)
+    return with_gradients(compiled, [(normal(4, seed=s), normal(4, seed=s + 9, grad=True)) for s in range(3)])
+
+
+@program
+def random_fill_of_a_view_nobody_looked_at(jit):
+    """PyTorch takes the view for a leaf: what it shows requires grad since it was made."""
+
+    def f(m, s):
+        row = m[0]
+        row[1:].add_(s)
+        return row.normal_()
+
+    compiled = jit(f)
+    return with_gradients(compiled, [(normal(3, 4, seed=s), normal(3, seed=s + 9, grad=True)) for s in range(2)])
+
+
+@program
+def fills_of_expanded_tensors(jit):
+    seen = []
+    for fill in (torch.Tensor.normal_, torch.Tensor.uniform_, torch.dropout_):
+        compiled = jit(lambda x, fill=fill: fill(x.expand(2, 3), *([0.5, True] if fill is torch.dropout_ else [])))
+        seen += with_gradients(compiled, [(normal(3, seed=s),) for s in range(2)])
+    return seen

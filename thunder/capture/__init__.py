@@ -24,7 +24,7 @@ import thunder.compat.modes  # noqa: F401 - the first call would import these fo
 from thunder import compat
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
-from thunder.capture.library import leaves, rebuilt_hooks
+from thunder.capture.library import rebuilt_hooks
 from thunder.capture.library.functional import Transformed
 from thunder.capture.locations import place
 from thunder.capture.locks import taken_locks
@@ -58,15 +58,15 @@ class Captured:
         self.log, self.history = c.log, c.history  # as the queries about an interpretation want them
         self.parameters, self.decisions, self._capture = c.parameters, c.numbers.decisions, c
         self.path, self.host_calls = tuple(c.path.taken), c.path.host_calls + c.path.own_calls
-        with recording(c.recorder):  # a future that is returned is waited for
-            result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
+        if any(isinstance(o, FutureTensorProxy) for b in c.recorder.bound_symbols for o in b.outputs):
+            with recording(c.recorder):  # a future that is returned is waited for
+                result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
         c.path.check_watched()
         self.locks = taken_locks(c)
         write_back(c)
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
         rebuilt_hooks.finish(c, (result, output))
-        leaves.refuse_frozen(c)
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
         self.constant_numbers = constant_numbers(c)

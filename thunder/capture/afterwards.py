@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from thunder.core.proxies import TensorProxy, map_structure
-from thunder.core.symbol import BoundSymbol
+from thunder.core.proxies import TensorProxy, like, map_structure
+from thunder.core.symbol import BoundSymbol, recording
 from thunder.ops.functionalize import inplace
+from thunder.ops.functionalize.memory import grad_enabled, holding
 from thunder.ops.infer import as_torch
+from thunder.ops.registry import LTORCH
 
 
 def write(writer: Any) -> None:
@@ -38,6 +40,14 @@ def make_views(writer: Any, first: int) -> None:
 
 
 def _make_view(writer: Any, operation: BoundSymbol) -> None:
+    if operation.sym is holding:
+        history, view = operation.args
+        with recording(writer.c.recorder), grad_enabled(True):  # not a tensor that another result is, for autograd
+            own = LTORCH["clone"].record(writer.c.recorder, (history,), {}, like(history))
+        give, named = writer.pin(give_history, "give_history"), writer.afterwards(view)
+        writer.lines.append(f"{give}({named}, {writer.value(own)})")
+        writer.built[id(operation.output)] = named
+        return
     if operation.sym.fn is None:
         for part in operation.subsymbols:
             _make_view(writer, part)
@@ -57,6 +67,15 @@ def _make_view(writer: Any, operation: BoundSymbol) -> None:
     by_autograd = operation.context is None or operation.context.grad_enabled
     made = _seen(writer, by_autograd, operation.sym.fn, *map(operand, operation.args), *keywords)
     _name_outputs(writer, operation.output, made)
+
+
+def give_history(view: torch.Tensor, history: torch.Tensor) -> None:
+    """What was written to a view that autograd does not see through has a history of its own; the memory may have been
+    written to again since, from elsewhere."""
+    numbers = view.detach().clone()
+    with torch.enable_grad():
+        view.copy_(history)
+    view.detach().copy_(numbers)
 
 
 def _name_outputs(writer: Any, said: Any, made: str) -> None:

@@ -29,6 +29,7 @@ from thunder.core.proxies import (
 )
 from thunder.core.symbol import BoundSymbol, OpTags, current_recorder, detached, recording
 from thunder.core.symbolic import RELATIONS
+from thunder.core.unbacked import made_of
 from thunder.errors import CaptureError
 from thunder.executors.torchex import no_autocast
 from thunder.ops.infer import as_torch
@@ -87,6 +88,10 @@ class Path:
         if number.python_type is int:
             Condition(number, "==", answer, number.unbacked).assume()
         return answer
+
+    def made(self, number: NumberProxy) -> Any:
+        """A number of the arguments that stands beside data-dependent ones, which by itself decides nothing."""
+        return made_of(self.c.recorder, number) if current_recorder() is self.c.recorder else number.concrete()
 
     def at_capture(self, number: NumberProxy) -> int | float | None:
         """The number in the call that is captured, by which nothing is decided. None where that is not known."""

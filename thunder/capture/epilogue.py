@@ -70,7 +70,7 @@ class EpilogueWriter:
         self.values: dict[int, tuple[str, Any]] = {}
         self.built: dict[int, str] = {}
         self.originals = {id(s): c.sources[id(s)] for s in c.containers.snapshots.values()}
-        writes = c.writes.effects or c.writes.left or c.tensors.written_after
+        writes = c.writes.effects or c.writes.left or c.tensors.written_after or c.tensors.frozen
         self.writes = bool(writes or containers.changes(c))
         self.reached: dict[Any, str] = {}  # source -> the variable of its value before the first write
 
@@ -183,12 +183,18 @@ class EpilogueWriter:
             # the parameter itself, of which the program makes another tensor
             if value in self.c.tensors.placements and self.c.tensors.placements[value].is_whole:
                 return self.path(self.c.tensors.real[value][1])
+            if (holder := self.c.recorder.memory.holder(value)) in self.c.tensors.frozen:
+                return self.frozen(holder)
             first = len(self.c.recorder.bound_symbols)
             value = latest(self.c, value)
             afterwards.make_views(self, first)
             if value in self.c.tensors.afterwards:
                 return self.afterwards(value)
         return self.value(value)
+
+    def frozen(self, leaf: TensorProxy) -> str:
+        """The name of a leaf that the program leaves without grad: the tensor itself."""
+        return self.value(leaf) if leaf in self.c.tensors.leaves else self.path(self.c.tensors.real[leaf][1])
 
     def afterwards(self, value: TensorProxy) -> str:
         """The name of a tensor that is written to after the computation, or of a view of one."""
@@ -373,6 +379,9 @@ class EpilogueWriter:
             if id(c.recorder.latest(o)) in self.values:
                 writes.append(self._write("grad", o, n, c.writes.overlay[key]))
         self.lines += [w for w in writes if w]
+        for p in c.tensors.frozen:
+            if p not in c.tensors.leaves or id(p) in self.values:
+                self.lines.append(f"{self.frozen(p)}.requires_grad_(False)")
         if left := c.writes.left:
             values = ", ".join(f"{name!r}: {self.literal(value)}" for name, value in left.items())
             self.lines.append(f"{self.pin(compat.set_settings)}({{{values}}})")

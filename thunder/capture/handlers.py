@@ -21,7 +21,15 @@ from thunder.capture import containers, host_lines, objects
 from thunder.capture.ask import FILLED
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.identities import hashable, id_of
-from thunder.capture.library import autograd_function, backward, higher_order, host_functions, leaves, torch_func
+from thunder.capture.library import (
+    autograd_function,
+    backward,
+    higher_order,
+    hooks,
+    host_functions,
+    leaves,
+    torch_func,
+)
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, iterable, iterated
 from thunder.capture.operations import SPECIAL_METHODS, record, type_of
 from thunder.core.host_calls import HostProxy
@@ -302,6 +310,7 @@ def install() -> None:
         M.__setattr__: _module_setattr,
         object.__reduce_ex__: reduced, type.__instancecheck__: _instance_check,
         torch.utils.checkpoint.checkpoint: _checkpoint,
+        hooks.Handle.remove: hooks.remove, hooks.Handle.__exit__: hooks.remove,
         torch.compile: _torch_compile, vars(itertools.chain)["from_iterable"]: _chained,
         itertools.accumulate: _accumulate, itertools.compress: _compress,
         weakref.finalize.__init__: _outside_of_programs("a finalizer is registered"),

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import array
+import bisect
 import collections
+import heapq
 import operator
 import pickle
 import random
@@ -178,7 +181,10 @@ def _share(c, out, given) -> None:
 
 # code that does not change the containers that it is given
 _CHOOSING = {f.__func__ for f in (random.choice, random.choices, random.sample)}
-_READING = {print, format, repr, str, ascii, list, len, torch.save, pickle.dumps, *_CHOOSING}
+_READING = {
+    print, format, repr, str, ascii, list, len, torch.save, pickle.dumps, bisect.bisect_left, bisect.bisect_right,
+    heapq.nsmallest, heapq.nlargest, array.array, *_CHOOSING,
+}  # fmt: skip
 _READING_MODULES = (
     "json", "math", "statistics", "numpy", "pprint", "textwrap", "re", "_operator", "logging", "thunder",
 )  # fmt: skip

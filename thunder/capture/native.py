@@ -76,7 +76,10 @@ def slots(kind: type) -> list[str]:
 
 
 # compared by value, like numbers
-IMMUTABLE = (numpy.generic, pathlib.PurePath, decimal.Decimal, fractions.Fraction, datetime.date, datetime.timedelta)
+IMMUTABLE = (
+    numpy.generic, pathlib.PurePath, decimal.Decimal, fractions.Fraction, datetime.date, datetime.time,
+    datetime.timedelta, datetime.timezone,
+)  # fmt: skip
 
 # Python code of these packages runs natively unless it gets a tracked object or a function of the user's
 _NATIVE = {

@@ -41,6 +41,9 @@ class Definition:
     checks_data: bool | Callable[[Any], bool] = False
     """Raises for what it reads (an index out of range), which would end the process in a generated kernel; or a
     function of the bound symbol."""
+    may_raise: bool | Callable[[Any], bool] = False
+    """Raises for some values of its operands (a singular matrix), beside what `checks_data` says; or a function of the
+    bound symbol. So it runs where eager PyTorch runs it, even if nobody uses its results."""
     inductor_loops: bool = True
     """Inductor computes it in a loop, with PyTorch's results."""
     layout: Literal["as operands", "row-major", "own", "as decomposition"] = "as operands"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from thunder.core import symbolic
-from thunder.core.recording import decided_by_data, user_location, why_undecided
+from thunder.core.recording import decided_by_data, made_by_program, user_location, why_undecided
 from thunder.core.symbolic import RELATIONS
 from thunder.core.values import BINARY_DUNDERS, Proxy
 from thunder.errors import DataDependentError
@@ -309,8 +309,11 @@ def _result_kind(name: str, operands: tuple) -> type:
 
 
 def _unbacked_arithmetic(name: str, operands: tuple, unbacked: tuple[UnbackedNumber, ...]):
-    """`_arithmetic` for numbers without a value. Integers with a value become constants."""
-    operands = tuple(x.concrete() if isinstance(x, IntegerProxy) and not x.unbacked else x for x in operands)
+    """`_arithmetic` for numbers without a value. Integers with a value become constants, but for those beside floats,
+    of which no size is made."""
+    floats = any(_type_of(x) is float for x in operands)
+    operands = tuple(_beside_data(x, floats) if isinstance(x, IntegerProxy) and not x.unbacked else x for x in operands)
+    unbacked = _unbacked(operands)
     kind, expressions = _result_kind(name, operands), tuple(map(_expression, operands))
     if name in ("add", "sub", "mul") and kind is int:
         a, b = expressions
@@ -320,6 +323,12 @@ def _unbacked_arithmetic(name: str, operands: tuple, unbacked: tuple[UnbackedNum
     if expression.is_constant:
         return expression.constant
     return number_of(expression, kind, unbacked)
+
+
+def _beside_data(x: IntegerProxy, floats: bool):
+    """An integer with a value as an operand beside a data-dependent number: one that the program computes, or a
+    constant."""
+    return made_by_program(x) if floats and not x.expression.is_constant else x.concrete()
 
 
 _UNDECIDED = symbolic.Decisions()

@@ -34,6 +34,14 @@ def user_location() -> tuple | None:
     return recorder.where() if recorder is not None and recorder.where is not None else None
 
 
+def made_by_program(number: Any) -> Any:
+    """A number of the arguments as one that an operation of the program makes, which needs no guard; its value, which
+    becomes a guard, where no program is captured."""
+    recorder = RECORDER.get()
+    captures = recorder is not None and recorder.decide is not None and not recorder.typing
+    return recorder.decide.made(number) if captures else number.concrete()  # type: ignore[union-attr]
+
+
 def decided_by_data(kind: str, question: Any) -> Any:
     """The answer to a data-dependent question on the path that is captured; None where the program cannot have paths.
     kind: "truth" of a condition, or "value" of a number."""

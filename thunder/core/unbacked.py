@@ -36,7 +36,7 @@ from thunder.errors import DataDependentError
 
 __all__ = [
     "fresh_size", "made_number", "assume", "check_shapes", "as_size", "read_sizes", "with_sizes",
-    "typed_by_examples", "size_symbol", "check_sizes", "check_condition",
+    "typed_by_examples", "size_symbol", "made_of", "check_sizes", "check_condition",
 ]  # fmt: skip
 
 
@@ -102,6 +102,15 @@ def with_sizes(operations: Sequence[BoundSymbol], arguments: Iterable, names: Na
 
 
 size_symbol = Symbol("size", is_prim=True, fn=lambda tensor, dim: tensor.shape[dim])
+number_symbol = Symbol("number", is_prim=True, fn=lambda number: number)
+
+
+def made_of(recorder: Recorder, number: NumberProxy) -> NumberProxy | Condition:
+    """A number of the arguments as one that an operation makes, so that it may stand beside data-dependent ones."""
+    made, found = made_number(recorder, number.python_type, f"the number {number.expression}")
+    context = recorder.context.afterwards
+    recorder.bound_symbols.append(BoundSymbol(number_symbol, (number,), {}, made, context=context))
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------- what

@@ -94,11 +94,33 @@ def register(c, f, args, kwargs) -> RemovableHandle:
     hook = hooked.bind(below, Hook(given["hook"]), (), output=head, context=c.recorder.context.afterwards)
     hook.location = c.own_location()
     c.recorder.rewrite([*operations[:place], operations[place].swap({head: below}), hook, *operations[place + 1 :]])
-    return _Handle(collections.OrderedDict())
+    handle = Handle(collections.OrderedDict())
+    handle.hook = hook.args[1]
+    return handle
 
 
-class _Handle(RemovableHandle):
-    """The result of `register_hook` inside of a program."""
+def remove(c, f, args, kwargs) -> None:
+    """`remove` of the handle: the value is what it was before the hook was registered."""
+    handle, operations = args[0], c.recorder.bound_symbols
+    if handle.hook is None:
+        return
+    found = next((b for b in operations if b.sym is hooked and b.args[1] is handle.hook), None)
+    if found is None or found in c.engine.known:
+        return c.refuse("a hook is removed after a backward", "let the hook itself decide")
+    below, head = found.args[0], found.output
+    for value in [value for value, first in c.engine.heads.items() if first is below]:
+        c.engine.heads[value] = head
+        if value is head:
+            del c.engine.heads[value]
+    place = c.recorder.place(below)
+    c.recorder.rewrite([b.swap({below: head}) if i == place else b for i, b in enumerate(operations) if b is not found])
+    handle.hook = None
+
+
+class Handle(RemovableHandle):
+    """The result of `register_hook` inside of a program. hook: the hook, until the program removes it."""
+
+    hook: Hook | None = None
 
     def remove(self) -> None:
         raise RuntimeError(

@@ -76,15 +76,6 @@ def _may_require_grad(c, p: TensorProxy) -> bool:
     return alone and not used and c.tensors.real[p][1] not in c.tensors.replaced_sources
 
 
-def refuse_frozen(c) -> None:
-    """At the end of a program: arguments and parameters require grad as they did."""
-    for p in c.tensors.frozen:
-        c.refuse(
-            f"{c.tensors.real[p][1].describe(c.parameters)} is left as one that does not require grad",
-            "call requires_grad_(True) before the end, or requires_grad_(False) outside of the compiled function",
-        )
-
-
 def _require_grad_outside(c, p: TensorProxy) -> None:
     """A tensor from outside is a leaf that requires grad from now on, and stays one behind the call. Its prologue says
     so to PyTorch where it returns the inputs: all questions have their answers then."""

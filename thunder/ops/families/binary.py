@@ -462,8 +462,8 @@ def _divides_integers(operation) -> bool:
     return all(p.dtype.category <= dtypes.INTEGER for p in operation.outputs)
 
 
-declare(*(LTORCH[name] for name in ("div", "remainder", "fmod")), checks_data=_divides_integers)
-declare(*(PRIMS[name] for name in ("remainder", "fmod")), checks_data=_divides_integers)
+declare(*(LTORCH[name] for name in ("div", "remainder", "fmod", "floor_divide")), checks_data=_divides_integers)
+declare(*(PRIMS[name] for name in ("remainder", "fmod", "floor_divide")), checks_data=_divides_integers)
 declare(
     *(LTORCH[name] for name in (
         "add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "fmod", "remainder", "copysign", "xlogy",

@@ -358,3 +358,4 @@ declare(
 )  # fmt: skip
 # PyTorch composes it of others, which autocast casts
 casts_inside(torch.linalg.pinv, torch.pinverse)
+declare(linalg_solve, LTORCH["linalg_lstsq"], pinv, tensorinv, tensorsolve, may_raise=True)

@@ -493,3 +493,10 @@ declare(
     *(LTORCH[name] for name in ("logdet", "cholesky", "cholesky_inverse", "cholesky_solve", "svd", "qr")),
     synchronises=True,
 )  # fmt: skip
+# matrices that are singular, not positive-definite or not finite
+declare(
+    *(LTORCH[f"linalg_{name}"] for name in (
+        "inv", "cholesky", "eigh", "eigvalsh", "eig", "eigvals", "svd", "svdvals",
+    )),
+    old_cholesky, cholesky_inverse, old_svd, may_raise=True,
+)  # fmt: skip

@@ -437,3 +437,4 @@ declare(
     LTORCH["dsplit"],
     differentiate_decomposition=True,
 )
+repeated_places.may_raise = True  # negative numbers, and another sum than `output_size`

@@ -516,3 +516,5 @@ declare(
     differentiate_decomposition=True,
 )
 declare(LTORCH["binary_cross_entropy"], *(forward for forward, _ in _NLL.values()), checks_data=True)
+for _loss in (LTORCH["nll_loss"], LTORCH["cross_entropy"]):  # classes that are out of range
+    _loss.may_raise = lambda operation: all(i.dtype.category < 2 for i in operation.inputs[1:2])

@@ -203,3 +203,4 @@ declare(
     )),
     old_lu, old_lu_solve, synchronises=True,
 )  # fmt: skip
+declare(lu_factor, LTORCH["linalg_ldl_factor"], may_raise=True)

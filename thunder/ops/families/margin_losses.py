@@ -214,5 +214,7 @@ for _name, _parameters in {
 
 LTORCH["gaussian_nll_loss"].exact_derivative = False  # PyTorch's formula in another order
 LTORCH["ctc_loss"].synchronises = True
+for _name in ("ctc_loss", "multi_margin_loss", "multilabel_margin_loss"):
+    LTORCH[_name].may_raise = True
 # PyTorch composes it of others, which autocast casts
 casts_inside(torch.margin_ranking_loss, *multilabel_soft_margin_loss.torch_functions)

@@ -27,6 +27,7 @@ from thunder.ops.families.creation import (
     default_device,
 )
 from thunder.ops.functionalize.inplace import overwrite
+from thunder.ops.functionalize.overlap import check_overlap
 from thunder.ops.promotion import broadcast_shapes, default_dtype, to_float
 from thunder.ops.registry import LTORCH, alias, composite, declare, lookup, prim, torch_prim
 from thunder.ops.shape_rules import is_empty
@@ -146,6 +147,7 @@ def _fill(name: str) -> None:
         return (LTORCH["zeros_like"](g), *(None for _ in args))
 
     def method(a, *args, **kwargs):
+        check_overlap(function, a, (a, *args), kwargs)
         return overwrite(a, symbol(a, *args, **kwargs), name.rstrip("_"))
 
     method.__name__ = name
@@ -253,8 +255,10 @@ def _dropout(name: str, *functions) -> None:
                 if name == "dropout3d" and len(a.shape) == 4 and not inplace
                 else a
             )
-        out = symbol(a, p, True)
-        return overwrite(a, out, name) if inplace else out
+        if not inplace:
+            return symbol(a, p, True)
+        check_overlap(functions[0], a, (a, p), {"inplace": True})
+        return overwrite(a, symbol(a, p, True), name)
 
     call.__name__ = name
     alias(*functions)(call)
@@ -279,10 +283,12 @@ def _native_dropout(name: str) -> None:
         return symbol(input, p, True) if train and p != 0.0 else input
 
     def overwriting_call(input, p, train):
+        check_overlap(function, input, (input, p, train), {})
         return overwrite(input, call(input, p, train), name)
 
+    function = getattr(torch, f"{name}_")
     alias(getattr(torch, name))(call)
-    alias(getattr(torch, f"{name}_"))(overwriting_call)
+    alias(function)(overwriting_call)
 
 
 for _name in ("dropout", "alpha_dropout", "feature_alpha_dropout", "feature_dropout"):

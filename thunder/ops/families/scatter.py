@@ -304,3 +304,10 @@ declare(LTORCH["gather"], PRIMS["take"], layout="row-major")
 declare(*(LTORCH[name] for name in ("gather", "index_select", "take_along_dim")), selects=True)
 LTORCH["index_put"].synchronises = by_mask
 LTORCH["masked_scatter"].synchronises = LTORCH["segment_reduce"].synchronises = True
+declare(
+    *(LTORCH[name] for name in (
+        "gather", "take_along_dim", "scatter", "scatter_reduce", "index_copy", "index_fill", "index_put",
+        "index_reduce", "masked_scatter", "segment_reduce",
+    )),
+    may_raise=True,
+)  # fmt: skip

@@ -139,3 +139,4 @@ declare(
     *(LTORCH[name] for name in ("nonzero", "bincount", "masked_select", "unique", "unique_consecutive")),
     synchronises=True,
 )
+bincount.may_raise = True  # negative numbers

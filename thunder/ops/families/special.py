@@ -13,6 +13,7 @@ from thunder.ops.families.binary import binary
 from thunder.ops.families.elementwise import unary
 from thunder.ops.families.reductions import canonical_dims, reduced_shape
 from thunder.ops.functionalize.inplace import overwrite
+from thunder.ops.functionalize.overlap import check_overlap
 from thunder.ops.promotion import Promotion, broadcast_shapes, result_type, same_device, to_float
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
 from thunder.ops.shape_rules import require
@@ -69,6 +70,7 @@ def polygamma_method(a, n):
 
 @alias(torch.Tensor.polygamma_)
 def polygamma_(a, n):
+    check_overlap(torch.Tensor.polygamma_, a, (a, n), {})
     return overwrite(a, LTORCH["polygamma"](n, a), "polygamma")
 
 
@@ -117,3 +119,6 @@ def isin(elements, test_elements, *, assume_unique=False, invert=False):
     result_type(elements, test_elements)
     t = elements if type(elements) is TensorProxy else test_elements
     return like(t, elements.shape if type(elements) is TensorProxy else (), dtypes.bool8)
+
+
+quantile.may_raise = nanquantile.may_raise = True  # places that are not in [0, 1]

@@ -132,6 +132,7 @@ def histogramdd(a, bins, range=None, weight=None, density=False):
 
 
 declare(*(LTORCH[name] for name in ("histogram", "histogramdd", "cov", "corrcoef")), synchronises=True)
+declare(*(LTORCH[name] for name in ("histogram", "histogramdd")), may_raise=True)
 
 
 def _cov_under_autocast(lower: dict, a, **options):
