@@ -2,8 +2,10 @@
 
 from importlib.metadata import entry_points
 
+import numpy as np
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -137,3 +139,39 @@ def test_options_are_checked_when_they_are_given():
         ThunderCompiler(executor=["torch"])
     with pytest.raises(OptionError, match="numerics"):
         thunderfx(torch.sin, numerics="exact")
+
+
+NUMPY = {
+    "functions": lambda x: torch.from_numpy(np.sin(x.numpy()) * 2),
+    "methods": lambda x: x + float(np.asarray(x).clip(-1, 1).mean()),
+    "attributes and axes": lambda x: (np.asarray(x).T @ np.asarray(x)).sum(axis=0).astype(np.float64),
+    "items": lambda x: np.where(np.asarray(x)[1:] > 0, 1, np.asarray(x)[:-1]),
+}
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_functions_of_numpy_in_graphs_are_captured(name):
+    f = NUMPY[name]
+    compiler = ThunderCompiler(fallback="error")
+    compiled = torch.compile(f, backend=compiler)
+    for seed in range(2):
+        x = torch.randn(4, 4, generator=torch.Generator().manual_seed(seed))
+        expected = torch.compile(f, backend="eager")(x)  # PyTorch's operations for NumPy's
+        assert torch.equal(torch.as_tensor(compiled(x)), torch.as_tensor(expected))
+    assert all(graph.programs for graph in compiler.subgraphs) and compiler.subgraphs
+
+
+def test_backwards_between_breaks_give_dynamo_no_graphs_of_thunders_own_code():
+    def f(x, w):
+        y = (x @ w).tanh()
+        torch._dynamo.graph_break()
+        (g,) = torch.autograd.grad(y.square().sum(), w, retain_graph=True)
+        return y + (x @ g).detach()
+
+    x, w = torch.randn(3, 3), torch.randn(3, 3, requires_grad=True)
+    graphs = torch._dynamo.testing.CompileCounter()
+    torch.compile(f, backend=graphs)(x, w)
+    torch._dynamo.reset()
+    compiler = ThunderCompiler(fallback="error")
+    torch.testing.assert_close(torch.compile(f, backend=compiler)(x, w), f(x, w))
+    assert len(compiler.subgraphs) == graphs.frame_count

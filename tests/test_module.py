@@ -1,6 +1,7 @@
 """ThunderModule: what thunder.jit returns for an nn.Module behaves as the module it wraps."""
 
 import copy
+import functools
 import gc
 import inspect
 import io
@@ -557,3 +558,30 @@ def test_methods_see_the_parameters_that_transforms_put():
     compiled = thunder.jit(Named(2, 2))
     compiled.set_parameter("weight", nn.Parameter(torch.full((2, 2), 3.0)))
     assert compiled.weights().tolist() == [[3.0, 3.0], [3.0, 3.0]]
+
+
+def test_a_forward_around_the_compiled_one_is_compiled_whatever_its_name():
+    """As accelerate does: a function named `forward` runs a library's own forward, which computes more than the
+    module."""
+    model = torch.nn.Linear(4, 4)
+    compiled = thunder.jit(model, fallback="error")
+    original = compiled.forward
+
+    @functools.wraps(type(compiled).forward)
+    def own(self, x, twice=False):
+        return self.weight.sum() * x @ x.T if twice else original(x)
+
+    compiled.forward = types.MethodType(own, compiled)
+    inner = compiled.forward.__func__
+
+    def forward(*args, **kwargs):
+        with torch.autocast("cpu", torch.bfloat16):
+            return inner(*args, **kwargs).float() + 1
+
+    compiled.forward = types.MethodType(forward, compiled)
+    x = torch.ones(2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = (model.weight.sum() * x @ x.T).float() + 1
+    assert torch.equal(compiled(x, twice=True), expected)
+    (program,) = compiled.programs
+    assert "bf16" in str(program.forward) and inspect.signature(compiled.forward)

@@ -1,5 +1,6 @@
 """Recomputation: activation checkpoints save nothing of what they contain, and gradients stay eager's."""
 
+import warnings
 import weakref
 
 import pytest
@@ -196,6 +197,57 @@ def test_a_module_with_checkpointed_layers_under_dropout():
     assert saved["thunder", True] < saved["thunder", False]
 
 
-def test_reentrant_checkpoints_are_refused_with_the_remedy():
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("options", [{"use_reentrant": True}, {}])
+def test_reentrant_checkpoints_have_gradients_where_an_argument_has(options, requires_grad):
+    layer, dropout = torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)
+
+    def program(x):
+        y, kept = checkpoint(lambda x, n: (dropout(layer(x)).sin(), n + 1), x.exp(), torch.arange(4), **options)
+        return (y * kept).sum()
+
+    found = []
+    for f in (program, thunder.jit(program)):
+        layer.zero_grad()
+        torch.manual_seed(0)
+        x = torch.linspace(0, 1, 8).view(2, 4).requires_grad_(requires_grad)
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always")
+            loss = f(x)
+        if loss.requires_grad:
+            loss.backward()
+        found.append((loss.detach(), x.grad, layer.weight.grad, [str(w.message) for w in given]))
+    eagers, ours = found
+    assert ours[3] == eagers[3]
+    for a, b in zip(ours[:3], eagers[:3], strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or torch.equal(a, b)
+
+
+def test_reentrant_checkpoints_with_tensors_in_a_structure_are_refused():
     with pytest.raises(thunder.errors.CaptureError, match="use_reentrant=False"):
-        thunder.jit(lambda x: checkpoint(torch.sin, x, use_reentrant=True))(T(3))
+        thunder.jit(lambda x: checkpoint(lambda x: {"y": x.sin()}, x, use_reentrant=True))(T(3))
+
+
+def test_a_checkpoint_after_a_computed_leaf_writes_nothing():
+    first, second = torch.nn.Embedding(5, 4), torch.nn.Linear(4, 4)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = first.requires_grad_(False), second
+            first.register_forward_hook(lambda module, given, result: result.requires_grad_(True))
+
+        def forward(self, x):
+            return checkpoint(self.layer, self.first(x), use_reentrant=False).sum()
+
+        def layer(self, x):
+            hidden = x.to(torch.float32)  # x itself, which gets a name in the checkpoint
+            return self.second(hidden).tanh()
+
+    model, found = Model(), []
+    for f in (model, thunder.jit(model, fallback="error")):
+        second.zero_grad()
+        f(torch.tensor([1, 3])).backward()
+        found.append(second.weight.grad)
+    assert torch.equal(*found)

@@ -476,10 +476,16 @@ class Compiled:
         return Compiled, (self.fn, self.options)
 
 
+def run_compiled(module, *args, **kwargs):
+    """`forward` of a compiled module."""
+    return module._compiled(*args, **kwargs)
+
+
 def compiled_of(fn: Any) -> Compiled | None:
     """The compiled function behind a compiled function, module or method, None where `fn` is not compiled."""
-    if getattr(fn, "__name__", None) == "forward":  # of a compiled module
-        fn = getattr(fn, "__self__", fn)
+    function = getattr(fn, "__func__", None)
+    if getattr(function, "__code__", None) is run_compiled.__code__:  # functions that wrap it have its attributes
+        fn = fn.__self__
     for found in (fn, getattr(fn, "_running", None), getattr(fn, "_compiled", None), getattr(fn, "__func__", None)):
         if isinstance(found, Compiled):
             return found

@@ -17,6 +17,7 @@ from thunder.api import jit
 from thunder.core.trace import Trace
 from thunder.errors import OptionError
 from thunder.inspect.queries import last_backward_traces, last_traces
+from thunder.runtime.autograd import ThunderFunction
 
 __all__ = ["ThunderCompiler", "WithDynamo", "backend", "thunderfx"]
 
@@ -35,12 +36,19 @@ class ThunderCompiler:
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence) -> Callable:
         """The compiled graph. Numbers that are symbolic in Dynamo are symbolic from the first call on."""
+        _leave_backwards_alone()
         _ = graph.code  # Dynamo's graphs write their code when it is first asked for, which is no part of the program
         symbolic = any(isinstance(size, torch.SymInt) for x in example_inputs for size in _sizes(x))
         known = {"dynamic": True, "cache": "symbolic values"} if symbolic else {}
         compiled = jit(graph, **known | self.thunder_options)
         self.subgraphs.append(compiled)
         return compiled
+
+
+@functools.cache
+def _leave_backwards_alone() -> None:
+    """Keep Dynamo from compiling thunder's own Python, which a backward runs under frames that Dynamo evaluates."""
+    ThunderFunction.backward = staticmethod(torch.compiler.disable(ThunderFunction.backward))
 
 
 def _sizes(x: Any) -> Sequence:

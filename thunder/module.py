@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from thunder.compiled import Compiled, compiled_of
+from thunder.compiled import Compiled, compiled_of, run_compiled
 from thunder.core.symbol import current_recorder
 from thunder.distributed.placement import Placement, placement_of, seen_as
 from thunder.transforms.base import asked
@@ -35,13 +35,10 @@ class _Forward:
 
     def __get__(self, module: ThunderModule | None, owner: type):
         if module is None:
-            return self
-
-        @functools.wraps(type(module._model).forward)
-        def forward(module, *args, **kwargs):
-            return module._compiled(*args, **kwargs)
-
-        return types.MethodType(forward, module)
+            return run_compiled
+        # a copy with a name, signature and attributes of its own
+        forward = types.FunctionType(run_compiled.__code__, globals(), "forward")
+        return types.MethodType(functools.update_wrapper(forward, type(module._model).forward), module)
 
 
 def _seen_by_methods(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:

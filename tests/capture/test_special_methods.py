@@ -1,5 +1,7 @@
 """A special method that a class lacked and gets later changes what the program means."""
 
+import enum
+
 import torch
 
 import thunder
@@ -40,3 +42,28 @@ def test_a_hash_and_an_equality_that_only_look_are_interpreted():
     compiled, x = thunder.jit(program), torch.ones(2)
     for key in (Key(2, 5), Key(1, 2), Key(2, 5)):
         assert torch.equal(compiled(x, key), program(x, key))
+
+
+class Loose(str, enum.Enum):
+    """Members that are equal to their names in any case."""
+
+    LOW = "low"
+    HIGH = "high"
+
+    def __eq__(self, other):
+        return self.value == (other.value if isinstance(other, enum.Enum) else str(other).lower())
+
+    def __hash__(self):
+        return hash(self.value)
+
+
+def test_members_of_an_enumeration_are_walked_and_found_by_themselves():
+    def program(x, name):
+        for key in Loose.__members__:
+            x = x + (key.lower() == name)
+        member = Loose(Loose["HIGH"])
+        return x * 2 if member == name else x * 3
+
+    compiled, x = thunder.jit(program), torch.ones(2)
+    for name in ("low", "high", "HIGH", "else"):
+        assert torch.equal(compiled(x, name), program(x, name))

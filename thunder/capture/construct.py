@@ -44,6 +44,12 @@ def reduced(c, f, args, kwargs):
     return *found[:2], own if state is None or type(state) is dict else state, *found[3:]
 
 
+def _member(c, cls, args, kwargs):
+    """`Colour(value)`. A member of the class is found before its hash or equality is asked."""
+    is_plain = type(cls).__call__ is type(ENUM).__call__
+    return args[0] if is_plain and list(map(type, args)) == [cls] else call_native(c, cls, args, kwargs)
+
+
 def construct_object(c, cls, args, kwargs):
     if lookup(cls) is not None:
         return record(c, cls, args, kwargs)
@@ -57,7 +63,9 @@ def construct_object(c, cls, args, kwargs):
         return c.call(torch.empty, args, {"device": "cpu"})
     if cls is torch.Size and args:
         return size(tuple(c.iterate(args[0])))
-    if issubclass(cls, (ENUM, torch.Tensor)) or cls is torch.Size:
+    if issubclass(cls, ENUM):
+        return _member(c, cls, args, kwargs)
+    if issubclass(cls, torch.Tensor) or cls is torch.Size:
         is_operation = issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter
         return (record if is_operation else call_native)(c, cls, args, kwargs)
     new, init = c.lookup(cls, "__new__"), c.lookup(cls, "__init__")

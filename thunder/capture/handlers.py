@@ -111,15 +111,46 @@ def _guard_hooks(c, m) -> None:
 
 def _checkpoint(c, f, args, kwargs):
     """Operations inside are marked: the backward recomputes their results, which are not saved."""
+    if kwargs.get("use_reentrant") is not False:  # PyTorch's Python checks the rest, and applies CheckpointFunction
+        return c.enter(inspect.unwrap(f), args, kwargs)
     options = set(inspect.signature(torch.utils.checkpoint.checkpoint).parameters) - {"function", "args", "kwargs"} | {
         "preserve_rng_state"
     }
-    if kwargs.get("use_reentrant"):
-        c.refuse("torch.utils.checkpoint with use_reentrant=True", "pass use_reentrant=False")
+    return _recomputed(c, args[0], args[1:], {k: v for k, v in kwargs.items() if k not in options})
+
+
+def _apply_function(c, f, args, kwargs):
+    """`autograd.Function.apply`."""
+    if args[0] is torch.utils.checkpoint.CheckpointFunction:
+        return _reentrant_checkpoint(c, args[1], args[3:])  # between them stands preserve_rng_state
+    return autograd_function.apply(c, f, args, kwargs)
+
+
+def _reentrant_checkpoint(c, function, args):
+    """`torch.utils.checkpoint(use_reentrant=True)`. It is one autograd function of its arguments: where none of them
+    requires grad nothing inside has a gradient, and where one does every result has."""
+    c.enter(torch.utils.checkpoint.check_backward_validity, (args,), {})
+    if not torch.is_grad_enabled() or not any(type(a) is TensorProxy and a.requires_grad for a in args):
+        return c.enter(torch.no_grad()(function), args, {})
+    result = _recomputed(c, function, args, {})
+    for value in result if isinstance(result, tuple) else (result,):
+        tensors = proxies_in(value, [])
+        if any(t is not value for t in tensors) or any(
+            not t.requires_grad and t.dtype.category >= 2 for t in tensors if type(t) is TensorProxy
+        ):
+            c.refuse(
+                "torch.utils.checkpoint with use_reentrant=True gives tensors in a structure, or tensors without a "
+                "gradient, which get another one there",
+                "pass use_reentrant=False",
+            )
+    return result
+
+
+def _recomputed(c, function, args, kwargs):
     recorder, outer, before = c.recorder, c.recorder.context.checkpoint, _repeatable(c)
     recorder.context = recorder.context.replace(checkpoint=(*outer, object()))
     try:
-        result = c.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in options})
+        result = c.call(function, args, kwargs)
     finally:
         recorder.context = recorder.context.replace(checkpoint=outer)
     if any(type(p) is TensorProxy and p.requires_grad for p in proxies_in(result, [])) and _repeatable(c) != before:
@@ -134,7 +165,7 @@ def _checkpoint(c, f, args, kwargs):
 def _repeatable(c) -> tuple:
     """What a checkpoint that runs again in the backward would do again, and which would not come out the same: writes
     to tensors, to numbers that the program has read, and to containers of numbers or of a number of elements."""
-    tensors = [(base.name, c.recorder.memory.latest(base).name) for base in c.tensors.mutated]
+    tensors = [(id(base), id(c.recorder.memory.latest(base))) for base in c.tensors.mutated]
     numbers = [(key, concrete(v)) for key, v in c.writes.overlay.items() if _is_number(v) and _was_read(c, *key)]
     changed = [_described(*change) for change in containers.changes(c)]
     return tensors, numbers, [change for change in changed if change is not None]
@@ -323,7 +354,7 @@ def install() -> None:
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
         torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast,  # pyright: ignore[reportPrivateImportUsage]
         torch.cuda.amp.autocast.__exit__: _leave_autocast,
-        getattr(_APPLY, "__func__", _APPLY): autograd_function.apply,
+        getattr(_APPLY, "__func__", _APPLY): _apply_function,
         torch.compiler.is_compiling: _is_compiling,
         torch.compiler.is_dynamo_compiling: _constant(False),
         torch.overrides.has_torch_function: _constant(False),

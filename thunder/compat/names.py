@@ -316,6 +316,8 @@ KERNELS = {row.path.removeprefix("torch.ops.aten."): row for row in PRIVATE if r
 READ_MODULES = (  # Python code in them is captured
     "torch.utils._contextlib", "torch.utils._foreach_utils", "torch.nn.utils.stateless",
     "torch.nn.utils._named_member_accessor",
+    # NumPy's functions by operations of PyTorch, and how Dynamo's graphs call them
+    "torch._numpy", "torch._dynamo.utils",
 )  # fmt: skip
 NN_BINDINGS = "torch._C._nn"
 FUNCTORCH = "torch._functorch"

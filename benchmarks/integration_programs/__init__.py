@@ -1,0 +1,1 @@
+"""Programs of benchmarks/integrations.py, by library."""
