@@ -6,6 +6,7 @@ import random
 import zlib
 from collections import defaultdict
 
+import numpy
 import pytest
 import torch
 
@@ -56,17 +57,23 @@ def pytest_sessionfinish(session):
 
 @pytest.fixture(scope="session")
 def triton_interpreter():
-    """Triton's interpreter, in kernels with loops to a number that they have loaded: before Triton 3.7, it makes an
-    index of an array of one dimension, which NumPy refuses from 2.4 on."""
+    """Triton's interpreter without two faults. Before 3.7, it makes an index of an array of one dimension, which NumPy
+    refuses from 2.4 on: in loops to a number that a kernel has loaded. Before 3.6, it reads a value that is broadcast
+    to the places of an atomic as if it were dense."""
     interpreter = pytest.importorskip("triton.runtime.interpreter")
-    usual = interpreter._patch_lang_tensor
+    usual, atomic = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_atomic_rmw
 
     def patch(tensor, *scope):
         usual(tensor, *scope)
         tensor.__index__ = lambda self: int(self.handle.data.item())
 
+    def dense_atomic(self, operation, places, value, *args):
+        dense = interpreter.TensorHandle(numpy.ascontiguousarray(value.data), value.dtype)
+        return atomic(self, operation, places, dense, *args)
+
     with pytest.MonkeyPatch.context() as changes:
         changes.setattr(interpreter, "_patch_lang_tensor", patch)
+        changes.setattr(interpreter.InterpreterBuilder, "create_atomic_rmw", dense_atomic)
         yield
 
 

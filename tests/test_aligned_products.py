@@ -21,7 +21,11 @@ from thunder.ops.families import aligned
 from thunder.ops.layout import LEAST_ROW, ROW_BYTES
 
 # of NumPy, in what masks leave out; of Triton's interpreter
-pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.usefixtures("triton_interpreter"),
+]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ODD = 67  # of float32 268 bytes, of which a multiple of 16 is 272
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")

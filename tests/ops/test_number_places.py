@@ -8,6 +8,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
 import thunder
+from thunder.compat.names import version
 from thunder.errors import ThunderError
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -113,6 +114,7 @@ def test_a_tensor_of_an_integer_is_that_integer(info):
     assert "refused" not in found or info.name in REFUSED
 
 
+@pytest.mark.skipif(version() < (2, 10), reason="torch 2.9 refuses a tensor there, or takes the sum over all")
 def test_sizes_are_no_decisions_and_dimensions_are():
     def sizes(x, t):
         return x.narrow(1, 0, t) * 2, torch.roll(x, t, 1), x.view(t, -1)
