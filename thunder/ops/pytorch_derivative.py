@@ -80,8 +80,8 @@ _REACHED: dict = {}
 
 
 def _reached(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
-    """Those of the wanted positions that PyTorch has a gradient for and not None: it is differentiated on fake tensors,
-    once for arguments of one kind."""
+    """Those of the wanted positions that PyTorch has a gradient for and not None. It differentiates examples, once for
+    arguments of one kind."""
     # a library's, whose backward is anybody's Python
     if symbol.module is not None and symbol.module.startswith("torch.ops"):
         return wanted
@@ -92,13 +92,13 @@ def _reached(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[
     key = (symbol.id, wanted, hashable(map_structure(described, args)), hashable(map_structure(described, kwargs)))
     found = _REACHED.get(key)
     if found is None:
-        found = _REACHED[key] = _differentiated_on_fakes(symbol, wanted, args, kwargs)
+        found = _REACHED[key] = _differentiated_on_examples(symbol, wanted, args, kwargs)
         if len(_REACHED) > 1024:
             _REACHED.pop(next(iter(_REACHED)))
     return found
 
 
-def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
+def _differentiated_on_examples(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
     def real(x):
         return example(x) if isinstance(x, AnyProxy) else fake(x)
 
