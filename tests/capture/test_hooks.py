@@ -327,3 +327,28 @@ def test_effects_of_a_functions_backward_happen_in_the_backward(function):
         assert run(compiled) == run(program)
     with pytest.raises(CaptureError, match="writes to the outside"):
         thunder.jit(program, fallback="error")(torch.ones(2, requires_grad=True))
+
+
+def two_of_one_call(x, w):
+    hidden = x * w
+    return hidden, (hidden * hidden).sum(), (x * 3).sum()
+
+
+@pytest.mark.parametrize("look", [torch.Tensor.retain_grad, lambda h: h.register_hook(lambda g: None)])
+def test_a_gradient_between_results_is_refused_where_somebody_looks_at_it(look):
+    """Results of one call have one node: what the loss adds to the gradient of a result is inside of it."""
+    x, w = torch.ones(2, requires_grad=True), torch.full((2,), 2.0, requires_grad=True)
+    compiled = thunder.jit(two_of_one_call)
+    hidden, loss, other = compiled(x, w)
+    look(hidden)
+    with pytest.raises(RuntimeError, match=r"result 0 .*inside of the function"):
+        loss.backward()
+
+    hidden, loss, other = compiled(x, w)
+    look(hidden)
+    (other + hidden.sum()).backward()  # all of its gradient comes from outside
+    assert x.grad.tolist() == [5.0, 5.0] and (not hidden.retains_grad or hidden.grad.tolist() == [1.0, 1.0])
+
+    x.grad = None
+    compiled(x, w)[1].backward()
+    assert x.grad.tolist() == [8.0, 8.0]

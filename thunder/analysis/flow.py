@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from thunder.core.proxies import Proxy
+from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.utils import consumers, producers
 
-__all__ = ["consumers", "live_ins", "positions", "producers", "uses"]
+__all__ = ["consumers", "derived", "live_ins", "positions", "producers", "uses"]
 
 
 def positions(bound_symbols: Sequence[BoundSymbol]) -> dict[Proxy, int]:
@@ -28,3 +28,18 @@ def live_ins(bound_symbols: Sequence[BoundSymbol], outputs: Iterable = ()) -> di
 def uses(bound_symbols: Iterable[BoundSymbol], outputs: Iterable[Proxy] = ()) -> Counter[Proxy]:
     """By value, how many bound symbols use it; being among the outputs of the program is a use."""
     return Counter(i for b in bound_symbols for i in dict.fromkeys(b.inputs)) + Counter(dict.fromkeys(outputs, 1))
+
+
+def derived(bound_symbols: Iterable[BoundSymbol], values: Sequence[Proxy]) -> list[list[int]]:
+    """By value, the places of the others that are computed from it, by values that require grad: what they pass on is a
+    part of its gradient."""
+    place = {v: i for i, v in enumerate(values) if isinstance(v, TensorProxy) and v.requires_grad}
+    sources: dict[Proxy, int] = {v: 0 for v in place}  # as bits, the places of the values that one is computed from
+    for b in bound_symbols if len(place) > 1 else ():
+        found = 0
+        for i in b.inputs:
+            found |= sources.get(i, 0) | (1 << place[i] if i in place else 0)
+        for o in b.outputs if found else ():
+            if isinstance(o, TensorProxy) and o.requires_grad:
+                sources[o] = sources.get(o, 0) | found
+    return [[j for o, j in place.items() if i != j and sources[o] >> i & 1] for i in range(len(values))]

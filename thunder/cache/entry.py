@@ -11,7 +11,7 @@ import torch
 
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
-from thunder.analysis.flow import producers
+from thunder.analysis.flow import derived, producers
 from thunder.capture import Captured
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.host_calls import with_log
@@ -124,8 +124,8 @@ class Connection:
 
     result: the text of `result(inputs, outputs)`, the structure that the program returns; objects: by name, those in
     it. own: places of outputs that are detached from their bases; shown: the same of saved tensors.
-    requires_grad: of each output. inputs, random, dense, names: see `connected`. fuses: whether kernels know the types
-    they were made for.
+    requires_grad: of each output. inputs, random, dense, derived, names: see `connected`. fuses: whether kernels know
+    the types they were made for.
 
     variants: the backward for the case that no cotangents come for some outputs. computation, cut: the captured
     program and its joint trace.
@@ -139,6 +139,7 @@ class Connection:
     inputs: InputsBehind
     random: list | None
     dense: list[int]
+    derived: list[list[int]]
     names: list[str]
     fuses: bool
     variants: Variants
@@ -273,6 +274,7 @@ def _connect(
         inputs_behind(cut, computation.args),
         random_devices(computation, options),
         read_by_products(cut, executors),
+        derived(computation.bound_symbols, cut.outputs),
         [a.name for a in computation.args if not isinstance(a, TensorProxy)],
         any(isinstance(e, FusionExecutor) for e in executors),
         Variants(lambda missing: lower_backward_without(cut, missing, options, executors)[-1]),
@@ -311,6 +313,7 @@ def connect(
         inputs=given.inputs,
         random=given.random,
         dense=given.dense,
+        derived=given.derived,
         decisions=decisions,
         names=given.names,
     )

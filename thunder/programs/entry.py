@@ -134,7 +134,7 @@ def _connection(given: Connection) -> dict:
         "own": given.own, "shown": given.shown, "requires_grad": given.requires_grad,
         "inputs": [kept, saved, list(given.inputs.numbers)],
         "random": None if given.random is None else [say(device) for device in given.random],
-        "dense": given.dense, "names": given.names, "fuses": given.fuses,
+        "dense": given.dense, "derived": given.derived, "names": given.names, "fuses": given.fuses,
     }  # fmt: skip
 
 
@@ -275,7 +275,7 @@ def _connected(document: dict, forward: Callable, backward: Callable, modes: tup
         said["result"], objects_of(said["objects"]), said["own"], said["shown"], said["requires_grad"],
         InputsBehind(kept, [(i, place) for i, place in saved], numbers),
         None if said["random"] is None else [named(device) for device in said["random"]],
-        said["dense"], said["names"], said["fuses"], nothing, nothing, nothing,
+        said["dense"], said["derived"], said["names"], said["fuses"], nothing, nothing, nothing,
     )  # fmt: skip
     check_computation(connection.result, "result", connection.objects)
     apart, arguments = apart_from_autocast(connection), len(kept) + len(saved) + len(numbers)

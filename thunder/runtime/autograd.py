@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import operator
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -32,7 +34,7 @@ class ThunderFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, given, *inputs):
         program, ctx.generators, outputs, (tensors, others) = given
-        ctx.joins = ()
+        ctx.joins = ctx.watched = ()
         if compat.saved_tensors_hooks() is not None:
             tensors, others, ctx.joins = _apart(tensors, others)
         ctx.program, ctx.others = program, others
@@ -47,6 +49,8 @@ class ThunderFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *cotangents):
         program = ctx.program
+        for result, place, others in ctx.watched:
+            _check_unobserved(result(), place, any(cotangents[i] is not None for i in others))
         tensors, others_saved, kept = ctx.saved_tensors, list(ctx.others), ctx.kept
         for place, begin, join in reversed(ctx.joins):
             others_saved[place], tensors = join(tensors[begin:]), tensors[:begin]
@@ -68,6 +72,17 @@ class ThunderFunction(torch.autograd.Function):
         saved = [list(tensors), others_saved]
         del tensors, others_saved, kept
         return (None, *run(saved, given))
+
+
+def _check_unobserved(result: torch.Tensor | None, place: int, has_others: bool) -> None:
+    """Raise where the gradient of a result is looked at, and other results that are computed from it have cotangents:
+    results of one call have one node, so that it would lack what these add to it."""
+    if has_others and result is not None and (result.retains_grad or result._backward_hooks):
+        raise RuntimeError(
+            f"retain_grad() or a hook on result {place} of a compiled function, of shape {list(result.shape)}: other "
+            "results of the same call are computed from it, and their share of its gradient is not known outside of "
+            "the function. Call retain_grad() or register_hook() inside of the function"
+        )
 
 
 def _apart(tensors: Sequence, others: Sequence) -> tuple[list, list, list[tuple]]:
@@ -150,14 +165,15 @@ class _Program:
 
     __slots__ = (
         "backward", "make_without", "make_batched", "make_again", "made", "lock", "differentiable",
-        "not_differentiable", "inputs", "take_kept", "take_numbers", "random", "dense",
+        "not_differentiable", "inputs", "take_kept", "take_numbers", "random", "dense", "derived",
         "decisions", "names",
     )  # fmt: skip
 
     def __init__(
         self, backward: Callable, make_without: Callable, make_batched: Callable, make_again: Callable,
         requires_grad: list[bool | None], inputs: Sequence,
-        random: Sequence | None, dense: Sequence[int], decisions: Decisions, names: Sequence[str],
+        random: Sequence | None, dense: Sequence[int], derived: Sequence[Sequence[int]], decisions: Decisions,
+        names: Sequence[str],
     ):  # fmt: skip
         self.backward, self.make_without, self.make_batched, self.make_again = (
             backward,
@@ -171,7 +187,14 @@ class _Program:
         self.differentiable = [i for i, r in enumerate(requires_grad) if r]
         self.not_differentiable = [i for i, r in enumerate(requires_grad) if r is False]
         self.inputs, self.random, self.dense = inputs, random, dense
+        self.derived = [(i, others) for i, others in enumerate(derived) if others]
         self.take_kept, self.take_numbers = _taking(inputs[0]), _taking(inputs[2])
+
+    def watch(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Tell the node of the results which of them it must find unobserved."""
+        node: Any = outputs[self.derived[0][0]].grad_fn
+        if getattr(node, "_forward_cls", None) is ThunderFunction:  # not one of a transform of torch.func's
+            node.watched = [(weakref.ref(outputs[i]), i, others) for i, others in self.derived]
 
     def once(self, kind: str, make: Callable, missing: tuple, numbers: Sequence):
         """`make(missing)` for a call with these numbers, called at the first use in any thread of autograd."""
@@ -202,7 +225,8 @@ class _Program:
 def connected(
     forward: Callable, backward: Callable, rebuild: Callable, requires_grad: list[bool | None], *,
         make_without: Callable, make_batched: Callable, make_again: Callable,
-    inputs: Sequence, random: Sequence | None, dense: Sequence[int], decisions: Decisions, names: Sequence[str],
+    inputs: Sequence, random: Sequence | None, dense: Sequence[int], derived: Sequence[Sequence[int]],
+    decisions: Decisions, names: Sequence[str],
 ) -> Callable:  # fmt: skip
     """A function from the inputs of a program to its result, connected to autograd.
 
@@ -215,17 +239,31 @@ def connected(
     inputs and the cotangents that are not missing, and returns it with the places of these inputs. inputs: their
     sources: places of tensors to keep, pairs (place, place among the saved tensors), and places of other values.
     random: the devices whose generators the forward may draw from; None where it cannot be recomputed. dense: places of
-    the cotangents that are materialized where they are broadcast. decisions: those by symbolic numbers, to which later
+    the cotangents that are materialized where they are broadcast. derived: by output, the places of outputs that are
+    computed from it. decisions: those by symbolic numbers, to which later
     programs add; names: those of the inputs that are no tensors.
     """
     program = _Program(
-        backward, make_without, make_batched, make_again, requires_grad, inputs, random, dense, decisions, names
+        backward,
+        make_without,
+        make_batched,
+        make_again,
+        requires_grad,
+        inputs,
+        random,
+        dense,
+        derived,
+        decisions,
+        names,
     )
     apply = compat.applying(ThunderFunction)
 
     def run(*inputs):
         generators = [generator_of(d).get_state() for d in random] if random else ()
-        return rebuild(inputs, apply((program, generators, *forward(*inputs)), inputs))
+        outputs = apply((program, generators, *forward(*inputs)), inputs)
+        if program.derived:
+            program.watch(outputs)
+        return rebuild(inputs, outputs)
 
     return run
 
