@@ -7,6 +7,7 @@ import concurrent.futures
 import functools
 import inspect
 import itertools
+import math
 import operator
 import os
 import threading
@@ -33,7 +34,9 @@ from thunder.capture.library import (
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, iterable, iterated
 from thunder.capture.operations import SPECIAL_METHODS, record, type_of
 from thunder.core.host_calls import HostProxy
+from thunder.core.numbers import application
 from thunder.core.proxies import Condition, NumberProxy, TensorProxy, concrete, converted, extreme, proxies_in
+from thunder.core.symbolic import MATH
 from thunder.core.unbacked import assume
 from thunder.extend.debugging import breakpoint_line
 from thunder.interpreter import attributes
@@ -242,6 +245,15 @@ def _extreme(c, f, args, kwargs):
     return call_builtin(c, f, args, kwargs)
 
 
+def _of_numbers(c, f, args, kwargs):
+    """A function of `math` of numbers with values, some of which are symbolic."""
+    symbolic = [n for n in args if isinstance(n, NumberProxy)]
+    if kwargs or not symbolic or any(n.unbacked for n in symbolic) or not all(map(_is_number, args)):
+        return call_builtin(c, f, args, kwargs)
+    found = application(f"math.{f.__name__}", *args)
+    return bool(found) if f in (math.isnan, math.isinf, math.isfinite) else found
+
+
 def _symbolic(c, f, args, kwargs):
     """torch.sym_max and the like: Python's functions without branching."""
     if f is torch.sym_not:
@@ -367,7 +379,7 @@ def install() -> None:
         torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k),
             torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
         os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
-        min: _extreme, max: _extreme,
+        min: _extreme, max: _extreme, **{f: _of_numbers for f in MATH.values() if id(f) not in PROTOCOL_CALLS},
         # a compiled program has no such ranges
         torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],
         torch.autograd.profiler.record_function.__exit__: _constant(None),

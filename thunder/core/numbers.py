@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import numbers
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,8 @@ from thunder.core.values import BINARY_DUNDERS, Proxy
 from thunder.errors import DataDependentError
 
 __all__ = [
-    "Condition", "FloatProxy", "IntegerProxy", "NumberProxy", "UnbackedNumber", "are_equal", "concrete", "converted",
-    "extreme", "number_value", "settled",
+    "Condition", "FloatProxy", "IntegerProxy", "NumberProxy", "UnbackedNumber", "application", "are_equal", "concrete",
+    "converted", "extreme", "number_value", "settled",
 ]  # fmt: skip
 
 
@@ -225,7 +226,7 @@ class NumberProxy:
         return complex(self.concrete())
 
     def __round__(self, digits=None):
-        return self if digits is None and self.python_type is int else round(self.concrete(), digits)
+        return application("round", self) if digits is None else application("round", self, digits)
 
 
 class IntegerProxy(NumberProxy):
@@ -236,7 +237,7 @@ class IntegerProxy(NumberProxy):
         return self.concrete()
 
     def __round__(self, digits=None):
-        return self if digits is None else round(self.concrete(), digits)
+        return self if digits is None else application("round", self, digits)
 
 
 class FloatProxy(NumberProxy):
@@ -256,29 +257,40 @@ def _hint(x):
     return x.expression.evaluate(x.decisions.values) if isinstance(x, NumberProxy) else x
 
 
-def _arithmetic(name: str, a, b: Any = None):
-    """name(a, b) as a NumberProxy, or as a plain number where the result does not depend on an input."""
-    operands = (a,) if b is None else (a, b)
+def application(name: str, *operands: Any):
+    """A function of numbers, by its name in `symbolic.APPLICATIONS`, as a NumberProxy; as a plain number where the
+    result does not depend on an input."""
     if unbacked := _unbacked(operands):
-        return _unbacked_arithmetic(name, operands, unbacked)
+        return _unbacked_application(name, operands, unbacked)
     if name == "pow":  # an int, a float or a complex number, as signs say
-        exponent = operands[-1]
+        base, exponent = operands
         if _type_of(exponent) is int:
             bool(exponent >= 0)
-        elif not a >= 0:
-            return concrete(a) ** concrete(exponent)
+        elif not base >= 0:
+            return concrete(base) ** concrete(exponent)
     function = symbolic.APPLICATIONS[name][0]
-    value = function(*map(_hint, operands))
-    expressions = tuple(map(_expression, operands))
-    if name in ("add", "sub", "mul") and type(value) is int:
-        ea, eb = expressions
-        expression = ea + eb if name == "add" else ea - eb if name == "sub" else ea * eb
-    else:
-        expression = symbolic.apply(name, *expressions, whole=type(value) is int)
+    try:
+        value = function(*map(_hint, operands))
+    except (ArithmeticError, ValueError):  # for these numbers, which the program may go on with
+        return function(*map(concrete, operands))
+    expression = _expressed(name, operands, type(value))
     if expression.is_constant:
         return value
     decisions = next(x.decisions for x in operands if isinstance(x, NumberProxy))
+    if name not in _TOTAL and decisions.errors_are_handled():
+        decisions.require(expression)
     return (FloatProxy if type(value) is float else IntegerProxy)(str(expression), decisions, expression)
+
+
+# applications that raise for no numbers
+_TOTAL = frozenset(("add", "sub", "mul", "neg", "abs", "max", "min", "and", "or", "xor", "invert"))
+
+
+def _expressed(name: str, operands: tuple, kind: type) -> symbolic.Expression:
+    expressions = tuple(map(_expression, operands))
+    if kind is int and name in ("add", "sub", "mul"):
+        return getattr(operator, name)(*expressions)
+    return symbolic.apply(name, *expressions, whole=kind is int)
 
 
 def _unbacked(operands: tuple) -> tuple[UnbackedNumber, ...]:
@@ -298,9 +310,9 @@ def _result_kind(name: str, operands: tuple) -> type:
     """The type of the result for these operands in Python, int or float."""
     if name in _BITWISE:
         return type(symbolic.APPLICATIONS[name][0](*(_type_of(x)(1) for x in operands)))  # raises for floats
-    if name in ("int", "round", "trunc", "ceil", "floor"):
+    if name in ("int", "math.trunc", "math.ceil", "math.floor") or name == "round" and len(operands) == 1:
         return int
-    if name in ("truediv", "sqrt", "float") or any(_type_of(x) is float for x in operands):
+    if name in ("truediv", "float") or any(_type_of(x) is float for x in operands):
         return float
     # of an int, a float where the exponent is negative
     if name == "pow" and not (isinstance(operands[1], int) and operands[1] >= 0):
@@ -308,18 +320,14 @@ def _result_kind(name: str, operands: tuple) -> type:
     return int
 
 
-def _unbacked_arithmetic(name: str, operands: tuple, unbacked: tuple[UnbackedNumber, ...]):
-    """`_arithmetic` for numbers without a value. Integers with a value become constants, but for those beside floats,
+def _unbacked_application(name: str, operands: tuple, unbacked: tuple[UnbackedNumber, ...]):
+    """`application` for numbers without a value. Integers with a value become constants, but for those beside floats,
     of which no size is made."""
     floats = any(_type_of(x) is float for x in operands)
     operands = tuple(_beside_data(x, floats) if isinstance(x, IntegerProxy) and not x.unbacked else x for x in operands)
     unbacked = _unbacked(operands)
-    kind, expressions = _result_kind(name, operands), tuple(map(_expression, operands))
-    if name in ("add", "sub", "mul") and kind is int:
-        a, b = expressions
-        expression = a + b if name == "add" else a - b if name == "sub" else a * b
-    else:
-        expression = symbolic.apply(name, *expressions, whole=kind is int)
+    kind = _result_kind(name, operands)
+    expression = _expressed(name, operands, kind)
     if expression.is_constant:
         return expression.constant
     return number_of(expression, kind, unbacked)
@@ -343,7 +351,7 @@ def extreme(name: str, a, b):
     """max(a, b) or min(a, b) of numbers one of which is data-dependent, without branching where one type comes out."""
     second = b > a if name == "max" else b < a
     if isinstance(second, Condition) and _type_of(a) is _type_of(b):
-        return _arithmetic(name, a, b)
+        return application(name, a, b)
     return b if second else a
 
 
@@ -371,7 +379,7 @@ def _compare(a, b, relation: str) -> bool | Condition:
 
 
 def _binary_number(name: str, reflected: bool) -> Callable:
-    calculate = _divmod if name == "divmod" else functools.partial(_arithmetic, name)
+    calculate = _divmod if name == "divmod" else functools.partial(application, name)
 
     def method(self, other, *modulus):
         if modulus:
@@ -396,24 +404,24 @@ def _relation(relation: str) -> Callable:
 
 
 def _divmod(a, b):
-    return _arithmetic("floordiv", a, b), _arithmetic("mod", a, b)
+    return application("floordiv", a, b), application("mod", a, b)
 
 
-NumberProxy.__invert__ = lambda self: _arithmetic("invert", self)  # type: ignore[attr-defined]
+NumberProxy.__invert__ = lambda self: application("invert", self)  # type: ignore[attr-defined]
 for _name in "add sub mul truediv floordiv mod divmod pow and or xor lshift rshift".split():
     setattr(NumberProxy, f"__{_name}__", _binary_number(_name, False))
     setattr(NumberProxy, f"__r{_name}__", _binary_number(_name, True))
 for _stem, _symbol in zip("eq ne lt le gt ge".split(), RELATIONS, strict=True):
     setattr(NumberProxy, f"__{_stem}__", _relation(_symbol))
-NumberProxy.__neg__ = lambda self: _arithmetic("neg", self)  # type: ignore[method-assign, attr-defined]
-NumberProxy.__invert__ = lambda self: _arithmetic("invert", self)  # type: ignore[attr-defined]
-NumberProxy.__abs__ = lambda self: _arithmetic("abs", self)  # type: ignore[attr-defined]
+NumberProxy.__neg__ = lambda self: application("neg", self)  # type: ignore[method-assign, attr-defined]
+NumberProxy.__invert__ = lambda self: application("invert", self)  # type: ignore[attr-defined]
+NumberProxy.__abs__ = lambda self: application("abs", self)  # type: ignore[attr-defined]
 NumberProxy.__pos__ = lambda self: self  # type: ignore[attr-defined]
 for _name in ("trunc", "floor", "ceil"):
     setattr(
         NumberProxy,
         f"__{_name}__",
-        lambda self, _name=_name: self if type(self) is IntegerProxy else _arithmetic(_name, self),
+        lambda self, _name=f"math.{_name}": self if type(self) is IntegerProxy else application(_name, self),
     )
 
 
@@ -435,7 +443,7 @@ def converted(x, kind: type):
     """int(x) or float(x), where x may be a data-dependent number."""
     if not isinstance(x, NumberProxy):
         return kind(x)
-    return x if x.python_type is kind else _arithmetic(kind.__name__, x) if x.unbacked else kind(x.concrete())
+    return x if x.python_type is kind else application(kind.__name__, x)
 
 
 def number_value(x):

@@ -12,10 +12,11 @@ import itertools
 import math
 import operator
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator
 
 __all__ = [
-    "Expression", "Computed", "Decisions", "Facts", "symbol", "constant", "apply", "hold", "APPLICATIONS",
+    "Expression", "Computed", "Decisions", "Facts", "symbol", "constant", "apply", "hold", "APPLICATIONS", "MATH",
     "RELATIONS",
 ]  # fmt: skip
 
@@ -23,7 +24,15 @@ RELATIONS: dict[str, Callable] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
 
-APPLICATIONS: dict[str, tuple[Callable, str]] = {  # name -> (its meaning, how it is written)
+# functions of `math` that give one number, or a bool, for numbers, which are an expression's as they are
+MATH: dict[str, Callable] = {
+    f"math.{name}": function
+    for name, function in vars(math).items()
+    if isinstance(function, types.BuiltinFunctionType)
+    and name not in ("dist", "frexp", "fsum", "modf", "prod", "sumprod")  # of sequences, or to tuples
+}
+# name -> (its meaning, how it is written)
+APPLICATIONS: dict[str, tuple[Callable, str]] = {
     "add": (operator.add, "({} + {})"),  # of floats: kept in the order written, since float addition does not associate
     "sub": (operator.sub, "({} - {})"),
     "mul": (operator.mul, "({} * {})"),
@@ -38,16 +47,8 @@ APPLICATIONS: dict[str, tuple[Callable, str]] = {  # name -> (its meaning, how i
     "rshift": (operator.rshift, "({} >> {})"),
     "invert": (operator.invert, "(~{})"),
     "neg": (operator.neg, "(-{})"),
-    "abs": (abs, "abs({})"),
-    "max": (max, "max({}, {})"),
-    "min": (min, "min({}, {})"),
-    "int": (int, "int({})"),
-    "float": (float, "float({})"),
-    "round": (round, "round({})"),
-    "trunc": (math.trunc, "math.trunc({})"),
-    "ceil": (math.ceil, "math.ceil({})"),
-    "floor": (math.floor, "math.floor({})"),
-    "sqrt": (math.sqrt, "math.sqrt({})"),
+    **{name: (function, "") for name, function in MATH.items()},  # "": as a call of the name
+    **{function.__name__: (function, "") for function in (abs, max, min, int, float, round)},
 }
 
 
@@ -197,7 +198,8 @@ def _monomial(mono: tuple, c) -> str:
 
 def _application(name: str | Computed, *operands: Expression) -> str:
     texts = list(map(_operand, operands))
-    return f"{name}({', '.join(texts)})" if isinstance(name, Computed) else APPLICATIONS[name][1].format(*texts)
+    written = "" if isinstance(name, Computed) else APPLICATIONS[name][1]
+    return written.format(*texts) if written else f"{name}({', '.join(texts)})"
 
 
 def _operand(e: Expression) -> str:
@@ -234,14 +236,17 @@ class Decisions:
     relations: (a, relation, b) -> whether it holds, in the order they were decided. A program fits other values where
     the same relations hold. Once `close`d, the decisions are checked by a program that is written: a new one is an
     error.
+    errors_are_handled: whether the program handles errors where its capture stands, so that it goes on elsewhere for
+    numbers that have no value.
     """
 
-    __slots__ = ("values", "relations", "closed", "_of_sizes", "_lock")
+    __slots__ = ("values", "relations", "closed", "errors_are_handled", "_of_sizes", "_lock")
 
     def __init__(self, values: dict[str, int | float] | None = None):
         self.values = values or {}
         self.relations: dict[tuple, bool] = {}
         self.closed = False
+        self.errors_are_handled: Callable[[], bool] = _never
         self._of_sizes = Facts()
         self._lock = threading.RLock()
 
@@ -265,6 +270,11 @@ class Decisions:
             self.relations[a, relation, b] = outcome
         return outcome
 
+    def require(self, e: Expression) -> None:
+        """The program fits where `e` has a value: a guard that raises does not hold."""
+        value = e.evaluate(self.values)
+        self.relations[e, "==", e] = value == value
+
     def equal(self, name: str) -> str:
         """One name for all symbols that are equal where the program fits."""
         pairs = [
@@ -278,7 +288,7 @@ class Decisions:
         return found
 
     def close(self) -> None:
-        self.closed = True
+        self.closed, self.errors_are_handled = True, _never
 
     @contextlib.contextmanager
     def anew(self, values: dict[str, int | float]) -> Iterator[dict[tuple, bool]]:
@@ -292,6 +302,10 @@ class Decisions:
                     del made[known]
             finally:
                 self.values, self.relations, self.closed = before
+
+
+def _never() -> bool:
+    return False
 
 
 def _is_difference(terms: dict) -> bool:

@@ -1,6 +1,8 @@
-"""Int arguments that change from call to call stay symbolic from the second value on, unless `cache` says otherwise."""
+"""Numbers that change from call to call stay symbolic from the second value on, unless `cache` says otherwise."""
 
 import dataclasses
+import math
+from random import Random
 
 import pytest
 import torch
@@ -54,7 +56,7 @@ def nested(x, positions):
     [
         (scaled, range(20), 2), (scaled, (5, 5, 5), 1), (scaled, (-3, 7, 0, 1, 2), 3), (branching, range(2, 12), 3),
             (repeated, (1, 2, 3, 2, 1), 3), (summed, (0, 1, -1, 0), 2),
-        (row, (0, 1, 2, 1), 2), (scaled, (True, False), 2), (scaled, (1.0, 2.0, 3.0), 3),
+        (row, (0, 1, 2, 1), 2), (scaled, (True, False), 2), (scaled, (1.0, 2.0, 3.0), 2),
     ],
 )  # fmt: skip
 def test_a_number_is_a_constant_once(f, values, programs):
@@ -120,3 +122,57 @@ def test_a_counter_beside_a_float_of_data_is_one_program_a_path(combine):
         (y, mean), (wanted, wanted_mean) = compiled(x), step(x, eagers)
         assert torch.equal(y, wanted) and mean == wanted_mean and ours.n == eagers.n
     assert len(compiled.programs) <= 2
+
+
+def test_numbers_that_are_not_equal_to_themselves_or_not_finite():
+    def f(x, t):
+        return x if math.isnan(t) else x.clamp(-t, t)
+
+    values = (0.5, math.nan, 1.5, math.inf, 2.5, -0.0, 0.0, math.nan)
+    assert number_of_programs(f, [(X, t) for t in values]) == 3
+
+
+UNARY = (
+    "math.exp(-{})", "math.log({})", "math.sqrt({})", "math.cos({})", "math.tanh({})", "round({})", "round({}, 2)",
+    "int({})", "float({})", "math.ceil({})", "math.floor({})", "abs({})", "(-{})", "math.log2({})", "math.erf({})",
+)  # fmt: skip
+BINARY = (
+    "({} + {})", "({} - {})", "({} * {})", "({} / ({} + 1))", "({} % 7 + {})", "({} // 2 + {})", "math.atan2({}, {})",
+    "math.hypot({}, {})", "math.copysign({}, {})",
+)  # fmt: skip
+
+
+def random_number(random: Random, depth: int) -> str:
+    """The text of a number that a program computes of an int, a float and a size."""
+    if depth == 0 or random.random() < 0.1:
+        return random.choice(("n", "t", "x.shape[1]", "0.9", "3"))
+    form = random.choice(UNARY + BINARY)
+    parts = [random_number(random, depth - 1) for _ in range(form.count("{}"))]
+    return form.format(*(f"(abs({p}) + 0.5)" if form.startswith(("math.log", "math.sqrt")) else p for p in parts))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_programs_of_random_numbers(seed):
+    """Two programs fit all values: one that holds for the first ones, and one of symbols."""
+    random = Random(seed)
+    text = f"lambda x, n, t: x * {random_number(random, 4)} + {random_number(random, 3)}"
+    f = eval(text, {"math": math})
+    calls = [(torch.full((2, 5 + i), 0.5), 3 + 2 * i, 0.37 + 0.25 * i) for i in range(8)]
+    assert number_of_programs(f, calls) <= 2, text
+
+
+@pytest.mark.parametrize(
+    "number", ["1 / (t - 2.0)", "math.log(2.0 - t)", "math.sqrt(2.5 - t)", "1 // (n - 4)", "n % (n - 4)"]
+)
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (0, 2, 4, 1, 3), (3, 4, 1, 2, 0)])
+def test_errors_of_numbers_that_a_program_catches(number, order):
+    """They are those of some values: the others have programs of their own."""
+
+    def f(x, n, t):
+        try:
+            return x * value(n, t)
+        except (ArithmeticError, ValueError):
+            return x - 1
+
+    value = eval(f"lambda n, t: {number}", {"math": math})
+    number_of_programs(f, [(X, n, float(n) - 2) for n in (order[i] + 2 for i in (0, 1, 2, 0, 3, 4, 2))])
