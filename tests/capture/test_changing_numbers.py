@@ -1,7 +1,9 @@
 """Numbers that change from call to call stay symbolic from the second value on, unless `cache` says otherwise."""
 
+import collections
 import dataclasses
 import math
+import types
 from random import Random
 
 import pytest
@@ -176,3 +178,68 @@ def test_errors_of_numbers_that_a_program_catches(number, order):
 
     value = eval(f"lambda n, t: {number}", {"math": math})
     number_of_programs(f, [(X, n, float(n) - 2) for n in (order[i] + 2 for i in (0, 1, 2, 0, 3, 4, 2))])
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.step, self.table, self.held = 1, {"w": 2, "list": [3, 4]}, types.SimpleNamespace(k=1)
+
+    def forward(self, x):
+        return x * self.step + self.table["w"] - self.table["list"][1] * self.held.k
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m, i: setattr(m, "step", i),
+        lambda m, i: m.table.__setitem__("w", i),
+        lambda m, i: m.table["list"].__setitem__(1, i),
+        lambda m, i: setattr(m.held, "k", i),
+        lambda m, i: setattr(m, "held", types.SimpleNamespace(k=i / 3)),
+    ],
+)
+def test_numbers_of_objects_that_change_between_calls(change):
+    module = Scaled()
+    compiled = thunder.jit(module)
+    for i in range(2, 9):
+        change(module, i)
+        assert torch.equal(compiled(X), module(X))
+    assert thunder.cache_misses(compiled) <= 3  # an int, and a float of another place
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+@pytest.mark.parametrize(
+    "f, make",
+    [
+        (lambda x, p: torch.ones(p) * x[0, 1], lambda i: (i + 2, i + 3)),
+        (lambda x, p: torch.ones(p) * x[0, 1], lambda i: torch.Size((i + 2, i + 3))),
+        (lambda x, p: x * p[0] + p[1][0], lambda i: (i / 4 + 0.1, (i + 2, 7))),
+        (lambda x, p: x * p.a + p.b, lambda i: Pair(i / 4 + 0.1, 3)),
+        (lambda x, p: x[:, p], lambda i: slice(0, i + 2)),
+    ],
+)
+def test_numbers_in_tuples_sizes_and_slices(f, make):
+    assert number_of_programs(f, [(torch.ones(2, 12), make(i)) for i in range(8)]) == 2
+
+
+def test_an_optimizer_whose_settings_change():
+    """Those are floats, and tuples of floats."""
+    ours, eager = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    made = [torch.optim.AdamW([p], lr=0.1) for p in (ours, eager)]
+
+    def step(p, optimizer, gradient):
+        p.grad = gradient
+        optimizer.step()
+
+    compiled = thunder.jit(step)
+    for i in range(8):
+        for optimizer in made:
+            optimizer.param_groups[0].update(lr=0.1 / (i + 1), betas=(0.9 - 0.01 * i, 0.999))
+        gradient = torch.linspace(-1, 1, 3) * i
+        compiled(ours, made[0], gradient)
+        step(eager, made[1], gradient)
+        torch.testing.assert_close(ours, eager)
+    assert thunder.cache_misses(compiled) <= 3

@@ -286,7 +286,6 @@ def test_deciding_by_a_number_is_a_guard():
         str,
         lambda n: f"{n:03d}",
         lambda n: [0] * 7 and list(range(7))[n],
-        lambda n: round(n, -1),
         concrete,
         lambda n: {6: 1}[n],
     ):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 from thunder.capture.ask import TYPE, VALUE, ask
 from thunder.capture.sources import Source
@@ -10,15 +12,19 @@ from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy
 from thunder.core.symbolic import constant, symbol
 
 
-def primitive(c, value, t: type, source: Source):
-    plain = t is int or t is float and value != 0 and math.isfinite(value)  # equality says all about it
-    if plain and c.numbers.symbolic and source.root.key in ("args", "kwargs") and not (t is int and value in (0, 1)):
-        return number(c, value, source)
-    if plain and c.request.changing:
-        path = source.describe(c.parameters)
-        if path in c.request.changing and value not in (c.request.changing[path] or ()):
-            return number(c, value, source)
-    return ask(c, source, VALUE)
+def primitive(c, value, source: Source):
+    return number(c, value, source) if is_symbolic(c, value, source) else ask(c, source, VALUE)
+
+
+def is_symbolic(c, value, source: Source) -> bool:
+    """Whether a number from outside stays symbolic: where that is asked for, or it was another one before."""
+    t = type(value)
+    if not (t is int or t is float and value != 0 and math.isfinite(value)):  # equality does not say all about it
+        return False
+    if c.numbers.symbolic and source.root.key in ("args", "kwargs"):
+        return not (t is int and value in (0, 1))
+    values = c.request.changing.get(source.describe(c.parameters), value) if c.request.changing else value
+    return values is None or type(values) is set and value not in values
 
 
 MARK = "_thunder_dynamic"  # the attribute that `thunder.mark_dynamic` sets
@@ -53,28 +59,37 @@ def _held_sizes(c) -> dict[str, int]:
 
 def constant_numbers(c) -> dict[str, int | float]:
     """The numbers that the program holds for one value of and that stay symbolic once they were another, by their
-    paths: floats (a temperature, the learning rate of an optimizer), and int arguments."""
+    paths: a temperature, a count of steps; under `cache="constant values"` floats of objects alone (the learning rate
+    of an optimizer)."""
 
     def may_change(source: Source, value) -> bool:
-        if source.root.key in ("args", "kwargs"):
-            return type(value) in (int, float) and value == value and c.request.options.numbers_may_change
-        return type(value) is float and value == value
+        argument = source.root.key in ("args", "kwargs")
+        asked = c.request.options.numbers_may_change or type(value) is float and not argument
+        return asked and type(value) in (int, float) and value == value
 
-    found = {
-        s.describe(c.parameters): v
-        for (s, question, _), v in c.observed.items()
-        if question is VALUE and may_change(s, v)
-    }
+    found = {s.describe(c.parameters): v for s, v in _held_numbers(c) if may_change(s, v)}
     return found | _held_sizes(c)
+
+
+def parts_of_plain(value: Any, source: Source) -> list[tuple[Source, Any]]:
+    """The parts of a tuple or a slice, or the value itself, with their sources."""
+    if isinstance(value, tuple):
+        return [(source.item(i), x) for i, x in enumerate(tuple.__iter__(value))]
+    if type(value) is slice:
+        return [(source.attr(n), getattr(value, n)) for n in ("start", "stop", "step")]
+    return [(source, value)]
+
+
+def _held_numbers(c) -> Iterator[tuple[Source, Any]]:
+    """The plain values that the program holds for one value of, by themselves or in tuples and slices."""
+    for (source, question, _), value in c.observed.items():
+        if question is VALUE:
+            yield from parts_of_plain(value, source)
 
 
 def read_numbers(c) -> set[str]:
     """The paths of the numbers that the program holds for one value of."""
-    return {
-        s.describe(c.parameters)
-        for (s, question, _), v in c.observed.items()
-        if question is VALUE and type(v) in (int, float)
-    }
+    return {s.describe(c.parameters) for s, v in _held_numbers(c) if type(v) in (int, float)}
 
 
 def number(c, value, source: Source) -> NumberProxy:
@@ -91,7 +106,7 @@ def number(c, value, source: Source) -> NumberProxy:
             ask(c, source, TYPE)
         if source.step == "size":
             c.numbers.decisions.add_size(name)
-        elif t is int and value not in (0, 1) and source.root.key in ("args", "kwargs"):
+        elif t is int and value not in (0, 1):
             for special in (0, 1):
                 c.numbers.decisions.decide(symbol(name), "!=", constant(special))
     return found

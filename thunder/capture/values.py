@@ -27,9 +27,9 @@ from thunder.capture.native import (
     native_module,
     plain_base,
 )
-from thunder.capture.numbers import primitive
+from thunder.capture.numbers import is_symbolic, parts_of_plain, primitive
 from thunder.capture.sources import Source, held
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import Size, TensorProxy
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import in_python, type_attribute
 
@@ -39,7 +39,7 @@ def read(c, value, source: Source):
     t = type(value)
     c.values[source] = value
     if t in PRIMITIVE:
-        return primitive(c, value, t, source) if t is not slice else _slice(c, value, source)
+        return _PARTED.get(t, primitive)(c, value, source)
     if t is TensorProxy:
         return value
     if issubclass(t, torch.Tensor):
@@ -67,11 +67,11 @@ def read(c, value, source: Source):
 
 
 def _slice(c, value: slice, source: Source):
-    names = ("start", "stop", "step")
-    if PRIMITIVE.issuperset(type(getattr(value, n)) for n in names):
+    parts = parts_of_plain(value, source)
+    if all(type(x) in PRIMITIVE and not is_symbolic(c, x, s) for s, x in parts):
         return ask(c, source, VALUE)
     ask(c, source, TYPE)
-    return slice(*(read(c, getattr(value, n), source.attr(n)) for n in names))
+    return slice(*(read(c, x, s) for s, x in parts))
 
 
 def _method(c, value: types.MethodType, source: Source):
@@ -163,7 +163,8 @@ def _tuple(c, value: tuple, source: Source):
     if type(value) is tuple and tuple.__len__(value) > containers.LARGE and is_data(value):
         ask(c, source, CONTENT)
         return containers.data(c, value, source)
-    if all(type(x) in PRIMITIVE for x in tuple.__iter__(value)) and not c.numbers.symbolic:
+    items = parts_of_plain(value, source)
+    if all(type(x) in PRIMITIVE and not is_symbolic(c, x, s) for s, x in items):
         ask(c, source, VALUE)
         if type(value).__dictoffset__:  # its attributes are read
             ask(c, source, TYPE)
@@ -171,11 +172,14 @@ def _tuple(c, value: tuple, source: Source):
         return value
     ask(c, source, TYPE)
     ask(c, source, LENGTH)
-    children = [read(c, x, source.item(i)) for i, x in enumerate(tuple.__iter__(value))]
+    children = [read(c, x, s) for s, x in items]
     if all(map(operator.is_, children, tuple.__iter__(value))):
         if type(value).__dictoffset__:  # its attributes are read
             c.know(value, source)
         return value
     if type_attribute(type(value), "_make") is not NULL:
         return type(value)._make(children)  # pyright: ignore[reportAttributeAccessIssue]
-    return type(value)(children)
+    return (Size if type(value) is torch.Size else type(value))(children)
+
+
+_PARTED = {slice: _slice, torch.Size: _tuple}
