@@ -243,3 +243,55 @@ def test_an_optimizer_whose_settings_change():
         step(eager, made[1], gradient)
         torch.testing.assert_close(ours, eager)
     assert thunder.cache_misses(compiled) <= 3
+
+
+def cropped(x, at):
+    i = int(at[0]) % (x.shape[1] - 3)
+    return x[:, i : i + 3] * (x.shape[1] - i) + i / x.shape[1]
+
+
+def masked(x, at):
+    first, width = at.tolist()
+    x = x.clone()
+    x[:, first : first + width] = x.shape[1]
+    return x
+
+
+def split_at(x, at):
+    i = int(at[1])
+    return torch.cat([x[:, i:], x[:, :i]], 1).cumsum(1)
+
+
+def padded(x, at):
+    return torch.nn.functional.pad(x, (int(at[0]), x.shape[1] - int(at[1]))).sum(1)
+
+
+def counted(x, at):
+    kept = x[:, x[0] > 0.2]
+    return kept.sum() / x.shape[1] + kept.shape[1] * x.shape[1] - min(kept.shape[1], 3)
+
+
+@pytest.mark.parametrize("f", [cropped, masked, split_at, padded, counted])
+def test_sizes_beside_integers_of_data(f):
+    generator = torch.Generator().manual_seed(0)
+    calls = [
+        (torch.rand(2, n, generator=generator), torch.randint(0, 5, (2,), generator=generator)) for n in range(6, 16)
+    ]
+    compiled = thunder.jit(f)
+    for args in calls:
+        torch.testing.assert_close(compiled(*args), f(*args), rtol=0, atol=0)
+    assert thunder.cache_misses(compiled) <= 3
+
+
+@pytest.mark.parametrize("f", [cropped, split_at])
+def test_gradients_with_sizes_beside_integers_of_data(f):
+    generator = torch.Generator().manual_seed(0)
+    compiled = thunder.jit(f)
+    for n in range(6, 12):
+        xs = [torch.rand(2, n, generator=generator).requires_grad_()]
+        xs.append(xs[0].detach().clone().requires_grad_())
+        at = torch.randint(0, 5, (2,), generator=generator)
+        for function, x in zip((compiled, f), xs):
+            function(x, at).pow(2).sum().backward()
+        torch.testing.assert_close(xs[0].grad, xs[1].grad, rtol=1e-6, atol=1e-6)
+    assert thunder.cache_misses(compiled) <= 3

@@ -91,7 +91,7 @@ class Path:
 
     def made(self, number: NumberProxy) -> Any:
         """A number of the arguments that stands beside data-dependent ones, which by itself decides nothing."""
-        return made_of(self.c.recorder, number) if current_recorder() is self.c.recorder else number.concrete()
+        return made_of(self.c.recorder, number) if current_recorder() is self.c.recorder else None
 
     def at_capture(self, number: NumberProxy) -> int | float | None:
         """The number in the call that is captured, by which nothing is decided. None where that is not known."""

@@ -237,10 +237,10 @@ def _constant(value):
 
 
 def _extreme(c, f, args, kwargs):
-    """min and max of numbers some of which are data-dependent."""
+    """min and max of numbers some of which are symbolic."""
     numbers = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
-    unbacked = any(isinstance(n, NumberProxy) and n.unbacked for n in numbers)
-    if unbacked and not kwargs and all(isinstance(n, (int, float, NumberProxy)) for n in numbers):
+    symbolic = any(isinstance(n, NumberProxy) for n in numbers)
+    if symbolic and not kwargs and all(isinstance(n, (int, float, NumberProxy)) for n in numbers):
         return functools.reduce(lambda a, b: extreme(f.__name__, a, b), numbers)
     return call_builtin(c, f, args, kwargs)
 

@@ -260,8 +260,8 @@ def _hint(x):
 def application(name: str, *operands: Any):
     """A function of numbers, by its name in `symbolic.APPLICATIONS`, as a NumberProxy; as a plain number where the
     result does not depend on an input."""
-    if unbacked := _unbacked(operands):
-        return _unbacked_application(name, operands, unbacked)
+    if _unbacked(operands):
+        return _unbacked_application(name, operands)
     if name == "pow":  # an int, a float or a complex number, as signs say
         base, exponent = operands
         if _type_of(exponent) is int:
@@ -320,23 +320,22 @@ def _result_kind(name: str, operands: tuple) -> type:
     return int
 
 
-def _unbacked_application(name: str, operands: tuple, unbacked: tuple[UnbackedNumber, ...]):
-    """`application` for numbers without a value. Integers with a value become constants, but for those beside floats,
-    of which no size is made."""
-    floats = any(_type_of(x) is float for x in operands)
-    operands = tuple(_beside_data(x, floats) if isinstance(x, IntegerProxy) and not x.unbacked else x for x in operands)
-    unbacked = _unbacked(operands)
+def _unbacked_application(name: str, operands: tuple):
+    """`application` for numbers some of which have no value: those with one are numbers that the program computes."""
+    operands = tuple(map(_beside_data, operands))
     kind = _result_kind(name, operands)
     expression = _expressed(name, operands, kind)
-    if expression.is_constant:
-        return expression.constant
-    return number_of(expression, kind, unbacked)
+    return expression.constant if expression.is_constant else number_of(expression, kind, _unbacked(operands))
 
 
-def _beside_data(x: IntegerProxy, floats: bool):
-    """An integer with a value as an operand beside a data-dependent number: one that the program computes, or a
-    constant."""
-    return made_by_program(x) if floats and not x.expression.is_constant else x.concrete()
+def _beside_data(x):
+    """A number as an operand beside a data-dependent one."""
+    if not isinstance(x, NumberProxy) or x.unbacked or x.expression.is_constant:
+        return x
+    made = made_by_program(x)
+    if made is None:
+        raise DataDependentError(f"what {x.expression} and a data-dependent number give", location=user_location())
+    return made
 
 
 _UNDECIDED = symbolic.Decisions()
@@ -348,11 +347,20 @@ def number_of(expression: symbolic.Expression, kind: type, unbacked: tuple[Unbac
 
 
 def extreme(name: str, a, b):
-    """max(a, b) or min(a, b) of numbers one of which is data-dependent, without branching where one type comes out."""
-    second = b > a if name == "max" else b < a
-    if isinstance(second, Condition) and _type_of(a) is _type_of(b):
-        return application(name, a, b)
-    return b if second else a
+    """max(a, b) or min(a, b) of numbers, without branching where they are of one type."""
+    relation = ">" if name == "max" else "<"
+    if _type_of(a) is not _type_of(b):
+        return b if RELATIONS[relation](b, a) else a
+    second = _known(b, relation, a)
+    return application(name, a, b) if second is None else b if second else a
+
+
+def _known(a, relation: str, b) -> bool | None:
+    """Whether a relation holds for all numbers that the program fits; None where that depends on them."""
+    if unbacked := _unbacked((a, b)):
+        return _decided(a, relation, b, unbacked)
+    decisions = next((x.decisions for x in (a, b) if isinstance(x, NumberProxy)), None)
+    return RELATIONS[relation](a, b) if decisions is None else decisions.known(_expression(a), relation, _expression(b))
 
 
 def _decided(a, relation: str, b, unbacked: tuple[UnbackedNumber, ...]) -> bool | None:

@@ -35,11 +35,11 @@ def user_location() -> tuple | None:
 
 
 def made_by_program(number: Any) -> Any:
-    """A number of the arguments as one that an operation of the program makes, which needs no guard; its value, which
-    becomes a guard, where no program is captured."""
+    """A number of the arguments as one that an operation of the program makes, which needs no guard. None inside of an
+    operation, which is then typed by examples."""
     recorder = RECORDER.get()
     captures = recorder is not None and recorder.decide is not None and not recorder.typing
-    return recorder.decide.made(number) if captures else number.concrete()  # type: ignore[union-attr]
+    return recorder.decide.made(number) if captures else None  # type: ignore[union-attr]
 
 
 def decided_by_data(kind: str, question: Any) -> Any:

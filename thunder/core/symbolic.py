@@ -259,9 +259,17 @@ class Decisions:
         """Whether a symbol is a size, which is at least 2."""
         return name in self._of_sizes.least
 
+    def known(self, a: Expression, relation: str, b: Expression) -> bool | None:
+        """Whether a relation holds for all sizes; None where that depends on them."""
+        return self._of_sizes.decide(a, relation, b)
+
+    def least(self, e: Expression) -> float:
+        """The least value that an expression may have, as sizes alone say."""
+        return self._of_sizes.lower(e)
+
     def decide(self, a: Expression, relation: str, b: Expression) -> bool:
         """Whether a relation holds, from now on for the whole program."""
-        known = self._of_sizes.decide(a, relation, b)
+        known = self.known(a, relation, b)
         if known is not None:
             return known
         outcome = RELATIONS[relation](a.evaluate(self.values), b.evaluate(self.values))
@@ -375,9 +383,9 @@ class Facts:
 
     def _reaches(self, e: Expression, n: int) -> bool:
         """Whether `e` is at least `n`: by itself, or because it is so much more than something that is at least 0."""
-        return self._lower(e) >= n or any(self._lower(e - fact) >= n for fact in self.at_least_0)
+        return self.lower(e) >= n or any(self.lower(e - fact) >= n for fact in self.at_least_0)
 
-    def _lower(self, e: Expression) -> float:
+    def lower(self, e: Expression) -> float:
         total: float = 0
         for mono, c in e.terms.items():
             if mono == ():
@@ -393,7 +401,7 @@ class Facts:
         if isinstance(atom, str):
             return self.least.get(atom, -math.inf)
         name, *operands = atom
-        bounds = [self._lower(x) for x in operands]
+        bounds = [self.lower(x) for x in operands]
         if name in ("max", "min"):
             return max(bounds) if name == "max" else min(bounds)
         if (

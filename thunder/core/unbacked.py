@@ -32,6 +32,7 @@ from thunder.core.proxies import (
     proxies_in,
 )
 from thunder.core.symbol import UNBACKED, BoundSymbol, Names, OpTags, Recorder, Symbol, current_recorder, detached
+from thunder.core.symbolic import Facts
 from thunder.errors import DataDependentError
 
 __all__ = [
@@ -108,6 +109,8 @@ number_symbol = Symbol("number", is_prim=True, fn=lambda number: number)
 def made_of(recorder: Recorder, number: NumberProxy) -> NumberProxy | Condition:
     """A number of the arguments as one that an operation makes, so that it may stand beside data-dependent ones."""
     made, found = made_number(recorder, number.python_type, f"the number {number.expression}")
+    if (least := number.decisions.least(number.expression)) > -math.inf:
+        made.facts.least[made.name] = int(least)
     context = recorder.context.afterwards
     recorder.bound_symbols.append(BoundSymbol(number_symbol, (number,), {}, made, context=context))
     return found
@@ -211,17 +214,16 @@ def typed_by_examples(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: d
     Raises `error` where examples do not help."""
     recorder.sizes = []
     numbers = numbers_in(kwargs, numbers_in(args, []))
-    unbacked = list(dict.fromkeys(u for n in numbers for u in n.unbacked))
     runs = [
         run
-        for values in _examples(unbacked, (args, kwargs))
+        for values in _examples(_symbols(numbers), (args, kwargs))
         if (run := _run(symbol, recorder, args, kwargs, values)) is not None
     ]
     if not runs or any(
         len(run.leaves) != len(runs[0].leaves) or not all(map(_alike, run.leaves, runs[0].leaves)) for run in runs
     ):
         raise error
-    candidates = list({n.expression: n for n in numbers if n.unbacked and n.python_type is int}.values())
+    candidates = list({n.expression: n for n in numbers if n.python_type is int}.values())
     leaves = [_merged(i, runs, candidates) for i in range(len(runs[0].leaves))]
     fresh = {u.name for u in recorder.sizes}
     rest = iter(leaves)
@@ -235,6 +237,18 @@ def typed_by_examples(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: d
                 if isinstance(given, TensorProxy) and given is not made:
                     recorder.memory.share(made, given)
     return out
+
+
+def _symbols(numbers: Iterable[NumberProxy]) -> list[UnbackedNumber]:
+    """What numbers are expressions of, those of arguments among them: their own values decide nothing here."""
+    found = {u.name: u for n in numbers for u in n.unbacked}
+    for n in numbers:
+        for name in sorted(n.expression.symbols() - found.keys()):
+            facts = Facts()
+            found[name] = UnbackedNumber(name, type(n.decisions.values[name]), "", facts)
+            if n.decisions.is_size(name):
+                facts.least[name] = 2
+    return list(found.values())
 
 
 def _check(symbol: Symbol, recorder: Recorder, made: TensorProxy, fresh: set[str]) -> None:
@@ -258,7 +272,7 @@ def _run(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, values: 
 
     def place(x):
         if isinstance(x, NumberProxy):
-            return x.expression.evaluate(values) if x.unbacked else x.concrete()
+            return x.expression.evaluate(values)
         if not isinstance(x, TensorProxy) or all(type(n) is int for n in x.shape):
             return x
         if x not in examples:
