@@ -295,3 +295,31 @@ def test_gradients_with_sizes_beside_integers_of_data(f):
             function(x, at).pow(2).sum().backward()
         torch.testing.assert_close(xs[0].grad, xs[1].grad, rtol=1e-6, atol=1e-6)
     assert thunder.cache_misses(compiled) <= 3
+
+
+@torch.library.custom_op("changing::twice", mutates_args=())
+def twice(x: torch.Tensor, k: int) -> torch.Tensor:
+    return torch.cat([x] * k, 1)
+
+
+@twice.register_fake
+def _(x, k):
+    return x.new_empty(x.shape[0], x.shape[1] * k)
+
+
+def test_sizes_in_operations_that_pytorch_types():
+    """Functions that thunder has no rule for, and operators of a library's: one program for all sizes."""
+    assert number_of_programs(lambda x: twice(x, 3) + 1, [(torch.rand(2, n),) for n in range(3, 9)]) == 2
+    ragged = [[torch.rand(n % 5 + j + 2, 4) for j in range(3)] for n in range(3, 9)]
+    padded = lambda *xs: torch.nn.utils.rnn.pad_sequence(xs, batch_first=True).sum(1)  # noqa: E731
+    assert number_of_programs(padded, ragged) <= 3
+
+
+def test_gradients_of_ragged_lists():
+    compiled = thunder.jit(lambda xs: torch.nn.utils.rnn.pad_sequence(xs, batch_first=True).square().sum())
+    for n in range(3, 9):
+        xs = [torch.rand(n % 5 + j + 2, 4, requires_grad=True) for j in range(3)]
+        compiled(xs).backward()
+        for x in xs:
+            assert torch.equal(x.grad, 2 * x.detach())
+    assert thunder.cache_misses(compiled) <= 4

@@ -263,6 +263,10 @@ class Decisions:
         """Whether a relation holds for all sizes; None where that depends on them."""
         return self._of_sizes.decide(a, relation, b)
 
+    def is_one_value(self, e: Expression) -> bool:
+        """Whether the program fits one value of an expression only."""
+        return e.is_constant or self.relations.get((e, "==", constant(e.evaluate(self.values))), False)
+
     def least(self, e: Expression) -> float:
         """The least value that an expression may have, as sizes alone say."""
         return self._of_sizes.lower(e)

@@ -12,6 +12,7 @@ that a missing example is an error and never a wrong shape.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +38,7 @@ from thunder.errors import DataDependentError
 
 __all__ = [
     "fresh_size", "made_number", "assume", "check_shapes", "as_size", "read_sizes", "with_sizes",
-    "typed_by_examples", "size_symbol", "made_of", "check_sizes", "check_condition",
+    "typed_by_examples", "size_symbol", "made_of", "check_sizes", "check_condition", "varying",
 ]  # fmt: skip
 
 
@@ -178,7 +179,6 @@ def as_size(n, message: str) -> None:
 # typing by examples
 
 _REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError)
-_MOST = 400  # runs of a meta rule
 
 
 def typed_otherwise(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, error: DataDependentError):
@@ -187,6 +187,10 @@ def typed_otherwise(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dic
     try:
         return typed_by_examples(symbol, recorder, args, kwargs, error)
     except DataDependentError:
+        if sizes := varying((args, kwargs)):
+            for n in sizes:
+                n.concrete()
+            return symbol(*args, **kwargs)
         if recorder.decide is None or recorder.typing:
             raise
     if symbol.meta is not None:  # which asks of this path what it needs
@@ -198,6 +202,12 @@ def typed_otherwise(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dic
     if all(a is b for a, b in zip(leaves(settled), leaves((args, kwargs)), strict=True)):
         raise error
     return symbol(*settled[0], **settled[1])
+
+
+def varying(values) -> list[NumberProxy]:
+    """The numbers of arguments in values and in shapes that a program does not hold for one value of."""
+    found = {n.expression: n for n in numbers_in(values, []) if not n.unbacked}
+    return [n for n in found.values() if not n.decisions.is_one_value(n.expression)]
 
 
 def _settled(x):
@@ -216,7 +226,7 @@ def typed_by_examples(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: d
     numbers = numbers_in(kwargs, numbers_in(args, []))
     runs = [
         run
-        for values in _examples(_symbols(numbers), (args, kwargs))
+        for values in itertools.islice(_examples(_symbols(numbers), (args, kwargs)), error.examples)
         if (run := _run(symbol, recorder, args, kwargs, values)) is not None
     ]
     if not runs or any(
@@ -244,8 +254,7 @@ def _symbols(numbers: Iterable[NumberProxy]) -> list[UnbackedNumber]:
     found = {u.name: u for n in numbers for u in n.unbacked}
     for n in numbers:
         for name in sorted(n.expression.symbols() - found.keys()):
-            facts = Facts()
-            found[name] = UnbackedNumber(name, type(n.decisions.values[name]), "", facts)
+            found[name] = UnbackedNumber(name, type(n.decisions.values[name]), "", facts := Facts())
             if n.decisions.is_size(name):
                 facts.least[name] = 2
     return list(found.values())
@@ -360,7 +369,7 @@ def _examples(unbacked: list[UnbackedNumber], arguments) -> Iterator[dict[str, i
             if v != w
             for i in range(len(unbacked))
         ]
-    for values in made[:_MOST]:
+    for values in made:
         if all(v >= u.facts.least.get(u.name, v) for u, v in zip(unbacked, values)):
             yield {u.name: u.python_type(v) for u, v in zip(unbacked, values)}
     if any(u.python_type is float for u in unbacked):

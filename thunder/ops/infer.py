@@ -25,8 +25,8 @@ from thunder.core.proxies import (
     proxies_in,
 )
 from thunder.core.symbol import current_recorder, user_location
-from thunder.core.unbacked import fresh_size
-from thunder.errors import CaptureError, ThunderError
+from thunder.core.unbacked import fresh_size, varying
+from thunder.errors import CaptureError, DataDependentError, ThunderError
 from thunder.ops.opaque_values import CONSTRUCTORS, fix_shared, holds_unusual, is_unusual, refuse
 from thunder.ops.promotion import same_device
 from thunder.ops.shape_rules import Unfit
@@ -43,6 +43,7 @@ __all__ = [
     "without_memory",
 ]
 
+_EXAMPLES = 40  # sizes that PyTorch's function is run with, where they are symbolic
 _FEW = 1 << 22  # elements up to which a fake is a dense tensor; beyond it is one element, expanded
 
 
@@ -109,6 +110,8 @@ def typed_by_running(function: Callable, name: str) -> Callable:
     """A meta rule that runs the function on examples."""
 
     def meta(*args, **kwargs):
+        if varying((args, kwargs)):
+            raise DataDependentError(f"what {name} gives for other sizes", examples=_EXAMPLES)
         if function in CONSTRUCTORS or holds_unusual((args, kwargs)):
             return _typed_on_zeros(function, name, args, kwargs)
         try:
