@@ -122,7 +122,7 @@ FLOATS = [((ONES, float(n)), {}) for n in range(12)]
 CELL, SET_CELL = _with_cell()
 MODEL = Model()
 TOLD_APART = {
-    "floats": (lambda x, f: x * f, FLOATS),
+    "floats": (lambda x, f: x * len(str(f)), FLOATS),  # of which a text needs the value
     "strings by name": (lambda x, mode: x * int(mode), [((ONES,), {"mode": str(n)}) for n in range(12)]),
     "dtypes": (
         lambda x: x + 1,
@@ -131,7 +131,7 @@ TOLD_APART = {
     "requires_grad": (lambda x: x.detach() + 1, [((ONES.clone().requires_grad_(g),), {}) for g in (False, True)]),
     "types": (lambda x, k: x * k, [((ONES, k), {}) for k in (1.0, True, 1)]),
     "lengths": (lambda xs: sum(xs), [(([ONES] * n,), {}) for n in range(1, 12)]),
-    "places in lists": (lambda x, l: x * l[1][2], [((ONES, [0.0, (1, 2, n / 2)]), {}) for n in range(12)]),
+    "places in lists": (lambda x, l: x * int(l[1][2]), [((ONES, [0.0, (1, 2, str(n))]), {}) for n in range(12)]),
     "entries of dicts": (lambda x, d: x * int(d["a"]["b"]), [((ONES, {"a": {"b": str(n)}}), {}) for n in range(12)]),
     "keys of dicts": (lambda x, d: x * len(d) + d.get("k3", 0.0), [((ONES, {f"k{n}": 1.0}), {}) for n in (1, 3)]),
     "objects": (lambda x, s: x * int(s.mode), [(lambda n=n: ((ONES, Settings(str(n))), {})) for n in range(12)]),
