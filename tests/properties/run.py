@@ -1,6 +1,6 @@
 """Count what generated programs show, each part in as many processes as wanted:
 
-    python -m tests.properties.run --mutations 20000 --programs 10000 --library --paths 5000 --processes 16
+    python -m tests.properties.run --mutations 20000 --programs 10000 --numbers 5000 --library --paths 5000 --processes 16
 
 Prints how many calls were the same, wrong, refused in words, and compiled again needlessly, of the parts of this folder
 and of the programs that decide by data (`tests/paths/generated.py`). Each program that is wrong is shrunk and printed as
@@ -31,7 +31,7 @@ from typing import NamedTuple
 import torch
 
 from tests.paths import generated
-from tests.properties import library, mutations, programs
+from tests.properties import library, mutations, numbers, programs
 from tests.properties.compared import Hang, Program, Verdict, kind_of, run, script, wrong
 from tests.properties.shrink import shrink
 
@@ -103,6 +103,7 @@ NAMES = [n for n in library.names() if n not in library.LEFT_OUT]
 PARTS = {
     "mutations": Part(lambda n, seed: [(n + seed, mutations.generate(n + seed))], run, _shrunk, 50),
     "programs": Part(lambda n, seed: [(n + seed, programs.generate(n + seed))], run, _shrunk, 100),
+    "numbers": Part(lambda n, seed: [(n + seed, numbers.generate(n + seed))], run, _shrunk, 100),
     "library": Part(_library, run, _shrunk, 40),
     "paths": Part(
         lambda n, seed: [(n + seed, generated.generate(n + seed))],
@@ -208,6 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mutations", type=int, default=0, help="how many mutations")
     parser.add_argument("--programs", type=int, default=0, help="how many Python programs")
     parser.add_argument("--library", action="store_true", help="every function of the standard library's pure modules")
+    parser.add_argument("--numbers", type=int, default=0, help="how many programs of numbers that change")
     parser.add_argument("--paths", type=int, default=0, help="how many programs that decide by data")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--show", type=int, default=10, help="how many wrong programs to shrink and print")
@@ -222,6 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
         "mutations": given.mutations,
         "programs": given.programs,
         "library": len(NAMES) if given.library else 0,
+        "numbers": given.numbers,
         "paths": given.paths,
     }
     with concurrent.futures.ThreadPoolExecutor(given.processes) as pool:

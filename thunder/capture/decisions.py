@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.capture.examples import is_tried
 from thunder.capture.locks import check_host_call
 from thunder.core.host_calls import HostProxy, Log, host_call, logged, taken_from_log
 from thunder.core.paths import Decision, check_decision, check_value
@@ -92,6 +93,9 @@ class Path:
     def made(self, number: NumberProxy) -> Any:
         """A number of the arguments that stands beside data-dependent ones, which by itself decides nothing."""
         return made_of(self.c.recorder, number) if current_recorder() is self.c.recorder else None
+
+    def errors_are_handled(self) -> bool:
+        return is_tried(self.c)
 
     def at_capture(self, number: NumberProxy) -> int | float | None:
         """The number in the call that is captured, by which nothing is decided. None where that is not known."""

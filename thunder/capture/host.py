@@ -39,7 +39,6 @@ from thunder.capture import (
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, ask, reach
 from thunder.capture.ask import keys as keys_of
 from thunder.capture.decisions import Path
-from thunder.capture.examples import is_tried
 from thunder.capture.expose import expose
 from thunder.capture.identities import told_apart
 from thunder.capture.library import backward, collectives, higher_order, triton_kernels
@@ -112,7 +111,6 @@ class Capture(Host):
         self.outside = Outside(rooted_modules(request.fn))
         self.tensors = Tensors(replaced_tensors(request.fn, request.overrides))
         self.numbers = Numbers.of(options)
-        self.numbers.decisions.errors_are_handled = functools.partial(is_tried, self)
         self.containers, self.writes, self.known, self.locks = Containers(), Writes(), Known(), Locks()
         self.sharp_edges: list[str] = []
         self.in_cached_call = 0

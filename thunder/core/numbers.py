@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from thunder.core import symbolic
-from thunder.core.recording import decided_by_data, made_by_program, user_location, why_undecided
+from thunder.core.recording import decided_by_data, errors_are_handled, made_by_program, user_location, why_undecided
 from thunder.core.symbolic import RELATIONS
 from thunder.core.values import BINARY_DUNDERS, Proxy
 from thunder.errors import DataDependentError
@@ -277,7 +277,7 @@ def application(name: str, *operands: Any):
     if expression.is_constant:
         return value
     decisions = next(x.decisions for x in operands if isinstance(x, NumberProxy))
-    if name not in _TOTAL and decisions.errors_are_handled():
+    if name not in _TOTAL and errors_are_handled():
         decisions.require(expression)
     return (FloatProxy if type(value) is float else IntegerProxy)(str(expression), decisions, expression)
 
@@ -323,6 +323,8 @@ def _result_kind(name: str, operands: tuple) -> type:
 def _unbacked_application(name: str, operands: tuple):
     """`application` for numbers some of which have no value: those with one are numbers that the program computes."""
     operands = tuple(map(_beside_data, operands))
+    if name in ("truediv", "floordiv", "mod") and isinstance(operands[1], NumberProxy) and errors_are_handled():
+        bool(operands[1] != 0)  # the program goes on elsewhere
     kind = _result_kind(name, operands)
     expression = _expressed(name, operands, kind)
     return expression.constant if expression.is_constant else number_of(expression, kind, _unbacked(operands))

@@ -42,6 +42,13 @@ def made_by_program(number: Any) -> Any:
     return recorder.decide.made(number) if captures else None  # type: ignore[union-attr]
 
 
+def errors_are_handled() -> bool:
+    """Whether the program that is captured handles errors where it stands, and goes on."""
+    recorder = RECORDER.get()
+    captures = recorder is not None and recorder.decide is not None and not recorder.typing
+    return captures and recorder.decide.errors_are_handled()  # type: ignore[union-attr]
+
+
 def decided_by_data(kind: str, question: Any) -> Any:
     """The answer to a data-dependent question on the path that is captured; None where the program cannot have paths.
     kind: "truth" of a condition, or "value" of a number."""

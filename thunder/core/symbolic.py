@@ -236,17 +236,14 @@ class Decisions:
     relations: (a, relation, b) -> whether it holds, in the order they were decided. A program fits other values where
     the same relations hold. Once `close`d, the decisions are checked by a program that is written: a new one is an
     error.
-    errors_are_handled: whether the program handles errors where its capture stands, so that it goes on elsewhere for
-    numbers that have no value.
     """
 
-    __slots__ = ("values", "relations", "closed", "errors_are_handled", "_of_sizes", "_lock")
+    __slots__ = ("values", "relations", "closed", "_of_sizes", "_lock")
 
     def __init__(self, values: dict[str, int | float] | None = None):
         self.values = values or {}
         self.relations: dict[tuple, bool] = {}
         self.closed = False
-        self.errors_are_handled: Callable[[], bool] = _never
         self._of_sizes = Facts()
         self._lock = threading.RLock()
 
@@ -300,7 +297,7 @@ class Decisions:
         return found
 
     def close(self) -> None:
-        self.closed, self.errors_are_handled = True, _never
+        self.closed = True
 
     @contextlib.contextmanager
     def anew(self, values: dict[str, int | float]) -> Iterator[dict[tuple, bool]]:
@@ -314,10 +311,6 @@ class Decisions:
                     del made[known]
             finally:
                 self.values, self.relations, self.closed = before
-
-
-def _never() -> bool:
-    return False
 
 
 def _is_difference(terms: dict) -> bool:

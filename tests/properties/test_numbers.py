@@ -1,0 +1,23 @@
+"""Generated programs of numbers that change from call to call do what CPython does, in few programs."""
+
+import pytest
+
+import thunder
+from tests.properties import numbers
+from tests.properties.compared import run, script
+from tests.properties.run import smaller
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_numbers_that_change(seed):
+    program = numbers.generate(seed)
+    made = []
+
+    def jit(f):
+        made.append(thunder.jit(f, numerics="eager"))
+        return made[-1]
+
+    wrong = [v.words for v in run(program, jit) if v.kind != "same"]
+    if wrong:
+        pytest.fail(f"{wrong[0]}\n{script(smaller(program, wrong[0]))}")
+    assert thunder.cache_misses(made[0]) <= 5, f"{made[0].recompilations}\n{program.source}"
