@@ -67,14 +67,9 @@ class CaptureError(ThunderError):
 
 class DataDependentError(CaptureError):
     """The program goes on in a way that depends on a data-dependent number: a data-dependent size, or a
-    tensor's value.
+    tensor's value."""
 
-    examples: with how many numbers the rule of the operation that asks is run instead.
-    """
-
-    def __init__(self, reason: str, *, location: tuple | None = None, remedy: str = "", examples: int = 400):
-        super().__init__(reason, location=location, remedy=remedy)
-        self.examples = examples
+    examples: int = 400  # so many numbers the rule of the operation that asks is tried with
 
 
 class MissingImplementationError(ThunderError, NotImplementedError):

@@ -238,7 +238,7 @@ def _constant(value):
 
 def _extreme(c, f, args, kwargs):
     """min and max of numbers some of which are symbolic."""
-    numbers = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
+    numbers = args if len(args) > 1 else args[0] if args and type(args[0]) in (list, tuple) else ()
     symbolic = any(isinstance(n, NumberProxy) for n in numbers)
     if symbolic and not kwargs and all(isinstance(n, (int, float, NumberProxy)) for n in numbers):
         return functools.reduce(lambda a, b: extreme(f.__name__, a, b), numbers)

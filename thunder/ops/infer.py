@@ -111,7 +111,9 @@ def typed_by_running(function: Callable, name: str) -> Callable:
 
     def meta(*args, **kwargs):
         if varying((args, kwargs)):
-            raise DataDependentError(f"what {name} gives for other sizes", examples=_EXAMPLES)
+            unknown = DataDependentError(f"what {name} gives for other sizes")
+            unknown.examples = _EXAMPLES
+            raise unknown
         if function in CONSTRUCTORS or holds_unusual((args, kwargs)):
             return _typed_on_zeros(function, name, args, kwargs)
         try:
