@@ -13,7 +13,7 @@ from thunder.options import CACHE_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
 
 __all__ = ["ADVICE", "ProgramCache"]
 
-ADVICE = "Numbers and sizes that change stay symbolic where the program does not need their values; pass others as tensors."
+ADVICE = "Numbers and sizes that change stay symbolic unless the program needs their values; pass others as tensors."
 
 
 class ProgramCache:
