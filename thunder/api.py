@@ -72,7 +72,7 @@ def jit(
     passes: the passes that run, in order: a function from the list that `thunder.passes()` gives to another one, or a
     list. `python -m thunder passes` prints them with the facts that each needs and gives.
     cache: "constant values", "symbolic values", "same input" or "no caching"; where it is not given, values are
-    constants but for int arguments that change from call to call.
+    constants but for int and float arguments that change from call to call.
     dynamic: sizes of arguments stay symbolic in a program, so that it fits other sizes too: True from the first call,
     False never; by default a size does from its second value on, unless an executor that fuses, or a transform, makes a
     program for each size. `thunder.mark_dynamic(tensor, dim)` says it of one dimension.
@@ -138,7 +138,7 @@ def _resolved(
     options = JitOptions(
         executors=chosen,
         cache=resolve_cache_option(cache),
-        integers_may_change=cache is None,
+        numbers_may_change=cache is None,
         dynamic=resolve_dynamic(dynamic, None if cache is None else resolve_cache_option(cache)),
         sharp_edges=resolve_sharp_edges(sharp_edges),
         fallback=resolve_fallback(fallback),

@@ -26,7 +26,7 @@ class CACHE_OPTIONS(enum.Enum):
     """How a program depends on numbers and sizes of its inputs."""
 
     # other numbers, strings or sizes compile the function again (see
-    # JitOptions.integers_may_change)
+    # JitOptions.numbers_may_change)
     CONSTANT_VALUES = "constant values"
     # numbers and tensor sizes may change, as long as decisions on them have the same answers
     SYMBOLIC_VALUES = "symbolic values"
@@ -402,15 +402,15 @@ class JitOptions:
 
     passes: the list of passes, a `PassList`.
     dynamic: whether sizes of arguments stay symbolic: from the first call, never, or (None) from the second value on.
-    integers_may_change: an int argument that had another value before stays symbolic the second time (a position in a
-    cache). So it is where `cache` was not said. default_executors: whether no executors were named. device: where
-    programs see the tensors of a call and of modules, of a program that is looked at and never run; None: where they
-    are.
+    numbers_may_change: an int or float in the arguments that had another value before stays symbolic the second time (a
+    position in a cache, a temperature). So it is where `cache` was not said. default_executors: whether no executors
+    were named. device: where programs see the tensors of a call and of modules, of a program that is looked at and
+    never run; None: where they are.
     """
 
     executors: tuple = ()
     cache: CACHE_OPTIONS = CACHE_OPTIONS.CONSTANT_VALUES
-    integers_may_change: bool = False
+    numbers_may_change: bool = False
     dynamic: bool | None = None
     sharp_edges: SHARP_EDGES_OPTIONS = SHARP_EDGES_OPTIONS.WARN
     fallback: FALLBACK_OPTIONS = FALLBACK_OPTIONS.EAGER

@@ -107,6 +107,7 @@ def test_every_application_folds_constants_and_evaluates(name):
     function, form = APPLICATIONS[name]
     arity = form.count("{}")
     arguments = (7.0, 2.0)[:arity] if name in ("sqrt", "trunc", "ceil", "floor", "round", "int") else (7, 2)[:arity]
+    arguments = (0.5,) if name in ("acos", "asin", "atanh") else arguments  # their domain
     assert apply(name, *map(constant, arguments)).constant == function(*arguments)
     symbols = [symbol(n) for n in NAMES[:arity]]
     made = apply(name, *symbols)

@@ -7,6 +7,7 @@ import concurrent.futures
 import functools
 import inspect
 import itertools
+import math
 import operator
 import os
 import threading
@@ -20,6 +21,7 @@ from thunder import compat
 from thunder.capture import containers, host_lines, objects
 from thunder.capture.ask import FILLED
 from thunder.capture.construct import construct_object, reduced
+from thunder.capture.examples import is_tried
 from thunder.capture.identities import hashable, id_of
 from thunder.capture.library import (
     autograd_function,
@@ -33,7 +35,17 @@ from thunder.capture.library import (
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, iterable, iterated
 from thunder.capture.operations import SPECIAL_METHODS, record, type_of
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import Condition, NumberProxy, TensorProxy, concrete, converted, extreme, proxies_in
+from thunder.core.proxies import (
+    Condition,
+    NumberProxy,
+    TensorProxy,
+    concrete,
+    converted,
+    extreme,
+    function_of,
+    proxies_in,
+)
+from thunder.core.symbolic import OF_FLOATS
 from thunder.core.unbacked import assume
 from thunder.extend.debugging import breakpoint_line
 from thunder.interpreter import attributes
@@ -61,6 +73,13 @@ def _number(c, f, args, kwargs):
     if args and type(args[0]) is HostProxy:
         return host_lines.run(c, f, args, kwargs, pure=True)
     return PROTOCOL_CALLS[id(f)](c, f, args, kwargs)
+
+
+def _of_floats(c, f, args, kwargs):
+    """math.exp and the like, of a number of the arguments. Where its errors are handled, the number is a constant."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], NumberProxy) and not args[0].unbacked and not is_tried(c):
+        return function_of(f.__name__, args[0])
+    return call_builtin(c, f, args, kwargs)
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # the last two: backward
@@ -372,7 +391,7 @@ def install() -> None:
         torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],
         torch.autograd.profiler.record_function.__exit__: _constant(None),
         **dict.fromkeys((torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_not), _symbolic),
-        **dict.fromkeys(CONSTRUCTORS, record),
+        **dict.fromkeys(CONSTRUCTORS, record), **dict.fromkeys((getattr(math, n) for n in OF_FLOATS), _of_floats),
         **compat.existing({
             "call_wrapped_module": _module_call, "call_module": _module_call, "tracing_state": _constant(None),
             "log_api_usage_once": _constant(None),

@@ -53,13 +53,12 @@ def _held_sizes(c) -> dict[str, int]:
 
 def constant_numbers(c) -> dict[str, int | float]:
     """The numbers that the program holds for one value of and that stay symbolic once they were another, by their
-    paths: int arguments, and floats that are read from objects (the learning rate of an optimizer)."""
+    paths: int arguments, and floats (a temperature, the learning rate of an optimizer)."""
 
     def may_change(source: Source, value) -> bool:
-        argument = source.root.key in ("args", "kwargs")
-        if type(value) is int:
-            return argument and c.request.options.integers_may_change
-        return type(value) is float and value == value and not (argument and source.base is source.root)
+        if source.root.key in ("args", "kwargs"):
+            return c.request.options.numbers_may_change and type(value) in (int, float) and value == value
+        return type(value) is float and value == value
 
     found = {
         s.describe(c.parameters): v

@@ -20,7 +20,7 @@ from thunder.errors import DataDependentError
 
 __all__ = [
     "Condition", "FloatProxy", "IntegerProxy", "NumberProxy", "UnbackedNumber", "are_equal", "concrete", "converted",
-    "extreme", "number_value", "settled",
+    "extreme", "function_of", "is_size", "number_value", "settled",
 ]  # fmt: skip
 
 
@@ -224,9 +224,6 @@ class NumberProxy:
     def __complex__(self) -> complex:
         return complex(self.concrete())
 
-    def __round__(self, digits=None):
-        return self if digits is None and self.python_type is int else round(self.concrete(), digits)
-
 
 class IntegerProxy(NumberProxy):
     __slots__ = ()
@@ -242,6 +239,9 @@ class IntegerProxy(NumberProxy):
 class FloatProxy(NumberProxy):
     __slots__ = ()
     python_type = float
+
+    def __round__(self, digits=None):
+        return _arithmetic("round", self) if digits is None else _arithmetic("digits", self, concrete(digits))
 
 
 # no classes derived from them, which have their own arithmetic
@@ -267,6 +267,8 @@ def _arithmetic(name: str, a, b: Any = None):
             bool(exponent >= 0)
         elif not a >= 0:
             return concrete(a) ** concrete(exponent)
+    if name in ("truediv", "floordiv", "mod"):
+        bool(operands[1] != 0)  # which raises
     function = symbolic.APPLICATIONS[name][0]
     value = function(*map(_hint, operands))
     expressions = tuple(map(_expression, operands))
@@ -300,7 +302,7 @@ def _result_kind(name: str, operands: tuple) -> type:
         return type(symbolic.APPLICATIONS[name][0](*(_type_of(x)(1) for x in operands)))  # raises for floats
     if name in ("int", "round", "trunc", "ceil", "floor"):
         return int
-    if name in ("truediv", "sqrt", "float") or any(_type_of(x) is float for x in operands):
+    if name in ("truediv", "float", *symbolic.OF_FLOATS) or any(_type_of(x) is float for x in operands):
         return float
     # of an int, a float where the exponent is negative
     if name == "pow" and not (isinstance(operands[1], int) and operands[1] >= 0):
@@ -432,10 +434,20 @@ def settled(x):
 
 
 def converted(x, kind: type):
-    """int(x) or float(x), where x may be a data-dependent number."""
+    """int(x) or float(x), where x may be symbolic."""
     if not isinstance(x, NumberProxy):
         return kind(x)
-    return x if x.python_type is kind else _arithmetic(kind.__name__, x) if x.unbacked else kind(x.concrete())
+    return x if x.python_type is kind else _arithmetic(kind.__name__, x)
+
+
+def is_size(x) -> bool:
+    """Whether a number is computed of sizes of arguments."""
+    return isinstance(x, NumberProxy) and any(map(x.decisions.is_size, x.expression.symbols()))
+
+
+def function_of(name: str, x: NumberProxy) -> NumberProxy:
+    """math.exp(x) and the like: a function of `symbolic.OF_FLOATS`."""
+    return _arithmetic(name, x)
 
 
 def number_value(x):

@@ -23,6 +23,8 @@ from thunder.core.numbers import (
     concrete,
     converted,
     extreme,
+    function_of,
+    is_size,
     number_value,
     settled,
 )
@@ -35,7 +37,7 @@ __all__ = [
     "Proxy", "TensorProxy", "FutureTensorProxy", "NumberProxy", "IntegerProxy", "FloatProxy", "UnbackedNumber",
     "Condition", "AnyProxy", "CollectionProxy", "METHODS", "RELATIONS", "leaves", "like", "concrete", "settled",
     "number_value", "element_count", "type_string", "proxies_in", "has_numbers", "numbers_in", "extreme",
-    "converted", "Size", "equal_counts", "equal_shapes", "same_shape", "map_structure",
+    "converted", "function_of", "is_size", "Size", "equal_counts", "equal_shapes", "same_shape", "map_structure",
 ]  # fmt: skip
 
 

@@ -16,13 +16,18 @@ from collections.abc import Callable, Iterable, Iterator
 
 __all__ = [
     "Expression", "Computed", "Decisions", "Facts", "symbol", "constant", "apply", "hold", "APPLICATIONS",
-    "RELATIONS",
+    "OF_FLOATS", "RELATIONS",
 ]  # fmt: skip
 
 RELATIONS: dict[str, Callable] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
 
+# functions of one number that give a float
+OF_FLOATS = (
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "degrees", "erf", "erfc", "exp", "expm1", "fabs",
+    "gamma", "lgamma", "log", "log10", "log1p", "log2", "radians", "sin", "sinh", "sqrt", "tan", "tanh",
+)  # fmt: skip
 APPLICATIONS: dict[str, tuple[Callable, str]] = {  # name -> (its meaning, how it is written)
     "add": (operator.add, "({} + {})"),  # of floats: kept in the order written, since float addition does not associate
     "sub": (operator.sub, "({} - {})"),
@@ -47,7 +52,8 @@ APPLICATIONS: dict[str, tuple[Callable, str]] = {  # name -> (its meaning, how i
     "trunc": (math.trunc, "math.trunc({})"),
     "ceil": (math.ceil, "math.ceil({})"),
     "floor": (math.floor, "math.floor({})"),
-    "sqrt": (math.sqrt, "math.sqrt({})"),
+    "digits": (round, "round({}, {})"),
+    **{name: (getattr(math, name), f"math.{name}({{}})") for name in OF_FLOATS},
 }
 
 

@@ -110,7 +110,7 @@ def _options(options: JitOptions) -> dict[str, str]:
         _check_executor(executor)
     said = {
         name: str(getattr(value := getattr(options, name), "value", value))
-        for name in ("cache", "integers_may_change", "dynamic", "fallback", "disable_torch_autograd", "numerics", "rng",
+        for name in ("cache", "numbers_may_change", "dynamic", "fallback", "disable_torch_autograd", "numerics", "rng",
                      "tiers", "default_executors", "debug")
     }  # fmt: skip
     said["sharp_edges"] = str(options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR)

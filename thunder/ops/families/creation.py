@@ -11,7 +11,7 @@ from thunder import compat
 from thunder.core import dtypes
 from thunder.core.devices import to_device
 from thunder.core.dtypes import to_dtype
-from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, concrete, like, map_structure, settled
+from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, concrete, is_size, like, map_structure
 from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
 from thunder.core.unbacked import as_size, fresh_size
 from thunder.errors import DataDependentError
@@ -318,7 +318,7 @@ def _data_shape(data) -> tuple:
 
 def _tensor_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     data = args[0] if args else kwargs.pop("data")
-    data = map_structure(settled, data)
+    data = map_structure(lambda x: concrete(x) if is_size(x) else x, data)
     leaves = _leaf_types(data, [])
     kind = default_dtype()
     if leaves and all(is_number(x) for x in leaves):
