@@ -2,7 +2,9 @@
 call by call."""
 
 import collections
+import contextlib
 import functools
+import io
 import itertools
 import math
 import operator
@@ -136,7 +138,8 @@ def test_the_same_programs_with_constant_values(name):
     [
         (lambda x: x.unbind(0), TENSORS, 4),  # as many outputs as the size: each size is a program
         (lambda x: sum(x[i] for i in range(x.shape[0])), TENSORS, 4),
-        (lambda x: f"{x.shape[0]}", TENSORS, 4),
+        (lambda x: f"{x.shape[0]}", TENSORS, 1),  # a text is made by each call
+        (lambda x: {f"{x.shape[0]}": x}, TENSORS, 4),  # and decides where it is a key
         (lambda x: list(range(20))[x.shape[0]], TENSORS, 4),
         (lambda x: {2: "two"}.get(x.shape[0]), TENSORS, 4),
         (lambda x: x + 1 if x.shape[0] > 4 else x - 1, TENSORS, 2),
@@ -167,9 +170,12 @@ def test_what_a_size_decides_is_guarded(program, calls, expected):
         (lambda x, n: torch.zeros(n) + x, [(torch.ones(1), n) for n in SIZES[1:]], 1),
         (lambda x, l: x * l[0] + l[1], [(torch.ones(2), [3, 4.0]), (torch.ones(3), [5, 6.0])], 1),
         (lambda x, d: x * d["scale"], [(torch.ones(2), {"scale": s}) for s in (2.5, 3.5)], 1),
-        (lambda f: round(f), [(2.6,), (2.7,), (2.2,)], 1),
-        (lambda f: int(f), [(2.6,), (3.7,)], 1),
+        (lambda f: round(f), [(2.6,), (2.7,), (2.6,)], 1),
+        (lambda f: (int(f), round(f, 1)), [(2.6,), (2.7,)], 1),
         (lambda x, f: x * math.sqrt(f), [(torch.ones(2), 4.0), (torch.ones(2), 9.0)], 1),
+        (lambda x, i: x * math.cos(i / 9) * 0.9**i + float(i), [(torch.ones(2), i) for i in (2, 3, 7)], 1),
+        (lambda x, i: torch.tensor([i, 2.0 * i]) * x, [(torch.ones(2), i) for i in (2, 3, 7)], 1),
+        (lambda x, f: x * math.erf(f) if math.isfinite(f) else x, [(torch.ones(2), 4.0), (torch.ones(2), 9.0)], 1),
         (lambda x, b: x if b else -x, [(torch.ones(2), True), (torch.ones(2), False), (torch.ones(2), True)], 2),
         (lambda x, *, n=3: x * n, [(torch.ones(2),), (torch.ones(3),)], 1),
     ],
@@ -455,3 +461,48 @@ def test_operators_of_ints_stay_symbolic():
         return x + (n | 8), n & 6, 5 ^ n, n << 2, 1 << n, n >> 1, ~n, round(n), quotient, rest, 2**n
 
     assert compilations(program, [(torch.ones(2), n) for n in (4, 3, 9, 12)]) == 1
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_schedule_is_two_programs(grad):
+    """A float or an int argument is a constant once, also where a step prints it and computes schedules of it."""
+
+    def step(x, temperature, i):
+        print(f"step {i}: {temperature:.2f}, {math.exp(-i / 10):.3f}")
+        warmup = 0.5 * (1 + math.cos(math.pi * i / 100))
+        return (x / temperature).softmax(-1) * warmup, torch.tensor(temperature), {"at": f"{i:03d}"}
+
+    compiled = thunder.jit(step, fallback="error")
+    for i in range(2, 12):
+        x = torch.linspace(-1, 1, 6).requires_grad_(grad)
+        texts, seen = [], []
+        for f in (step, compiled):
+            x.grad, out = None, io.StringIO()
+            with contextlib.redirect_stdout(out):
+                result, value, where = f(x, 3.0 / i, i)
+            if grad:
+                result.square().sum().backward()
+            seen.append((result, value, x.grad))
+            texts.append((out.getvalue(), where))
+        torch.testing.assert_close(seen[1], seen[0], rtol=0, atol=0)
+        assert texts[1] == texts[0]
+    assert thunder.cache_misses(compiled) == 2
+
+
+def test_a_handled_error_of_a_number():
+    def f(x, i):
+        try:
+            return x * (1 / (i - 5)) * math.log(i - 3)
+        except (ZeroDivisionError, ValueError) as error:
+            return x, str(error)
+
+    compiled = thunder.jit(f, fallback="error")
+    for i in (7, 8, 9, 5, 3, 2, 10):
+        assert str(compiled(torch.ones(2), i)) == str(f(torch.ones(2), i))
+
+
+def test_constant_values_are_constants():
+    compiled = thunder.jit(lambda x, t: x * t, cache="constant values")
+    for t in (0.5, 0.25, 0.75):
+        compiled(torch.ones(2), t)
+    assert thunder.cache_misses(compiled) == 3

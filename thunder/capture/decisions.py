@@ -62,6 +62,7 @@ class Path:
         self.own: set[HostProxy] = set()  # results of host calls that begin with such arrays alone
         self.watched: list[tuple[TensorProxy, TensorProxy]] = []
         self._settled: dict[HostProxy, Any] = {}
+        self._numbers: dict[HostProxy, list[NumberProxy]] = {}  # of the arguments, of which a text is made
         self._values = _Values(c, self.log)
 
     def truth(self, condition: Condition) -> bool | None:
@@ -106,8 +107,20 @@ class Path:
         except CaptureError:
             return None
 
+    def note_text(self, made, pure: bool, given) -> None:
+        """A host call gives a text. Where nothing but numbers of the arguments is in it, the prologue decides by it."""
+        if not pure or type(made) is not HostProxy or made.kind is not str:
+            return
+        texts, numbers = proxies_in(given, []), numbers_in(given, [])
+        if all(text in self._numbers for text in texts):  # data-dependent numbers are among these
+            self._numbers[made] = [*numbers, *(n for text in texts for n in self._numbers[text])]
+
     def host_value(self, proxy: HostProxy) -> Any:
         """The text that the program goes on with."""
+        if proxy in self._numbers:
+            self._settled[proxy] = self.value_of(proxy)
+            for number in self._numbers.pop(proxy):
+                number.concrete()
         if proxy not in self._settled:
             where, question = self.c.user_location(), f"the value of {proxy.name}"
             answer = self._expected(question, where)

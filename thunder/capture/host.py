@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+import warnings
 import weakref
 from typing import Any
 
@@ -79,6 +80,7 @@ class Capture(Host):
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.request, self.compiling, self.asked_whether_compiling = request, compiling, False
         self.parameters = parameter_names(request.fn)
+        self.filters = warnings.filters  # which the program may replace
         names = Names()
         names.taken |= _RESERVED
         for executor in options.executors:
@@ -315,7 +317,7 @@ class Capture(Host):
 
     def hashed(self, keys, others=()):
         if any(type(k) is HostProxy for k in keys):
-            self.refuse("a value that a host call gives is put into a set or a dict as a key", "use it as an index")
+            keys = [host_lines.settled(self, k) for k in keys]
         callbacks.check_hashed(self, keys, keys_of(others))
         if self.sources:
             for i, k in enumerate(keys):
@@ -323,6 +325,7 @@ class Capture(Host):
                     expose(self, k)
                     told_apart(self, k, others)
                     told_apart(self, k, keys[:i])
+        return keys
 
     def handed(self, value):
         inside = type(value) in (list, tuple, dict) and host_lines.holds_host_values(self, value)

@@ -26,7 +26,7 @@ from thunder.capture.expose import expose
 from thunder.capture.library import printed_nodes
 from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module
 from thunder.capture.remade import UNCHANGING
-from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of
+from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of, warn_at
 from thunder.core.proxies import Condition, FloatProxy, IntegerProxy, NumberProxy, Proxy, Size, TensorProxy, proxies_in
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import made_number
@@ -42,7 +42,7 @@ _RESULTS = {
     random.random: float, random.uniform: float, random.gauss: float, random.randint: int, random.randrange: int,
     numpy.random.rand: float, time.time: float, time.perf_counter: float, time.monotonic: float,
     time.time_ns: int, time.perf_counter_ns: int, time.sleep: type(None), torch.save: type(None),
-    torch.Size: torch.Size,
+    torch.Size: torch.Size, warn_at: type(None),
 }  # fmt: skip
 _KINDS: dict[Any, type] = {plain_attribute(f, "__func__", f): kind for f, kind in _RESULTS.items()}
 _FIXED = (str, bytes, int, float, bool, complex, type(None), torch.Size, *IMMUTABLE)  # values that no effect can change
@@ -93,6 +93,7 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     out, result = _typed(c, name, kind, value, (args, kwargs))
     if own and type(result) is HostProxy:
         c.path.own.add(result)
+    c.path.note_text(result, pure, (args, kwargs))
     described = kind_of(value) if decision is not None else kind.__qualname__
     call = (index, function, args, kwargs, described, decision, *([effect] if effect else ()))
     host_call.record(c.recorder, call, {}, out)
@@ -243,13 +244,21 @@ def _given(c, value, reads: bool):
         return run(c, getattr, (value.proxy, value.name), pure=True)
     if t in (list, dict, set):
         c.refuse("code that runs on the host is given a container, which it may change", "give it a copy, made inside")
-    users = isinstance(value, BaseException) or not native_module(t.__module__)
-    if callable(value) or users or id(value) in c.sources and impure(value) is None:
+    if _is_of_program(c, value):
         c.refuse(
             f"code that runs on the host is given a {t.__name__}, which the program may have written to",
             "give it tensors, numbers and text",
         )
     return value
+
+
+def _is_of_program(c, value) -> bool:
+    """Whether an object may be written to by the program or hold what it has computed. A library's class is not."""
+    t = type(value)
+    if t is type and native_module(value.__module__):
+        return False
+    users = isinstance(value, BaseException) or not native_module(t.__module__)
+    return users or callable(value) or id(value) in c.sources and impure(value) is None
 
 
 def _refuse_array(c):

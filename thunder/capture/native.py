@@ -200,7 +200,7 @@ def _impure(module: str, name: str) -> str | None:
         return CHANGES
     if module == "torch.serialization" and name in ("save", "load"):
         return _ONCE
-    if module == "logging" and name in _LOGGED or (module, name) == ("warnings", "warn"):
+    if module == "logging" and name in _LOGGED:
         return _ONCE
     if module in ("genericpath", "posixpath", "ntpath") and name in _ASKING_FILES:
         return _ONCE

@@ -288,7 +288,9 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
         expose(c, s, *args, *kwargs.values(), concretely=_asks_for_types(f), called=called)
         return args, kwargs
     if f in _KEYED:  # values are put in unseen
-        c.hashed([k for a in args for k in (a if isinstance(a, dict) else (p[0] for p in a if type(p) is tuple and p))])
+        keys = [k for a in args for k in (a if isinstance(a, dict) else (p[0] for p in a if type(p) is tuple and p))]
+        if c.hashed(keys) is not keys:
+            c.refuse(f"{f.__name__}() is given a key that a host call gives", "make a dict by a comprehension")
         return args, kwargs
     for a in given:
         c.materialize(a)

@@ -331,7 +331,8 @@ _STANDING_FOR = {Condition: bool, Size: torch.Size, sequences.Items: type(iter(_
 
 def is_unknown_text(c, *values) -> bool:
     """Whether the text of one of the values is known only when the program runs."""
-    return any(type(v) is TensorProxy for v in parts_of(*values)) or host_lines.holds_host_values(c, *values)
+    unknown = (TensorProxy, NumberProxy) if not c.outer_recorders else TensorProxy
+    return any(isinstance(v, unknown) for v in parts_of(*values)) or host_lines.holds_host_values(c, *values)
 
 
 def formatted_text(c, text: str, values):

@@ -14,8 +14,10 @@ path and runs host calls too; the program that it records begins with their log.
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,7 +32,7 @@ from thunder.errors import CaptureError
 
 __all__ = [
     "HostProxy", "Log", "call_function", "call_method", "beginning_with", "host_call", "kind_of", "logged",
-    "taken_from_log", "with_log",
+    "taken_from_log", "warn_at", "with_log",
 ]  # fmt: skip
 
 
@@ -130,6 +132,24 @@ def beginning_with(results: Log | None) -> Iterator[None]:
         yield
     finally:
         _LOG.next = None
+
+
+def warn_at(message: str, category: type, file: str, line: int, module: str) -> None:
+    """`warnings.warn` of a program: at the line of the user's that it names. line: 0 is the line of the caller, for
+    which file is the number of frames to leave out."""
+    if not line:
+        frame: Any = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "thunder").partition(".")[0] in _BETWEEN:
+            frame = frame.f_back
+        for _ in range(int(file)):
+            frame = frame.f_back or frame
+        file, line, module = frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "")
+    known = _WARNED if module not in sys.modules else vars(sys.modules[module])
+    warnings.warn_explicit(message, category, file, line, module, known.setdefault("__warningregistry__", {}))
+
+
+_BETWEEN = ("thunder", "torch")  # a program and its caller
+_WARNED: dict = {}  # by functions of no module
 
 
 def with_log(program: Callable, decides: bool) -> Callable:

@@ -21,14 +21,12 @@ def BUILD_TUPLE(frame, stack, n):
 
 def BUILD_SET(frame, stack, n):
     elements = take(stack, n)
-    frame.host.hashed(elements)
-    stack.append(set(elements))
+    stack.append(set(frame.host.hashed(elements)))
 
 
 def BUILD_MAP(frame, stack, n):
     flat = take(stack, 2 * n)
-    frame.host.hashed(flat[::2])
-    stack.append(dict(zip(flat[::2], flat[1::2])))  # noqa: B905 - the lengths are equal
+    stack.append(dict(zip(frame.host.hashed(flat[::2]), flat[1::2])))  # noqa: B905 - the lengths are equal
 
 
 def BUILD_CONST_KEY_MAP(frame, stack, n):
@@ -95,13 +93,13 @@ def LIST_APPEND(frame, stack, n):
 
 def SET_ADD(frame, stack, n):
     value = stack.pop()
-    frame.host.hashed((value,), stack[-n])
+    (value,) = frame.host.hashed((value,), stack[-n])
     stack[-n].add(value)
 
 
 def MAP_ADD(frame, stack, n):
     key, value = take(stack, 2)
-    frame.host.hashed((key,), stack[-n])
+    (key,) = frame.host.hashed((key,), stack[-n])
     stack[-n][key] = value
 
 

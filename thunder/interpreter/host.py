@@ -225,7 +225,8 @@ class Host:
         return {key: self.getitem(value, key) for key in self.steps(self.call(self.load_attr(value, "keys"), [], {}))}
 
     def hashed(self, keys, others=()):
-        """Keys are about to be put into a set or a dict of the program's, which holds others."""
+        """Keys that are about to be put into a set or a dict of the program's, which holds others."""
+        return keys
 
     def load_special(self, value, name):
         """A special method looked up on the type, bound to the value; NULL when there is none."""

@@ -8,15 +8,17 @@ import operator
 import pickle
 import random
 import types
+import warnings
 
 import numpy
 import torch
 
-from thunder.capture import callbacks, host_lines
+from thunder.capture import callbacks, host_lines, operations
 from thunder.capture.native import impure
 from thunder.capture.native_calls import call_native
+from thunder.core.host_calls import warn_at
 from thunder.core.proxies import FloatProxy, IntegerProxy, TensorProxy, concrete, proxies_in
-from thunder.interpreter import standins
+from thunder.interpreter import format_location, standins
 from thunder.options import SHARP_EDGES_OPTIONS
 
 MOST = 64  # elements of a list that is shuffled: each is a host call
@@ -70,6 +72,28 @@ def _written(c, f, args, kwargs):
     return call_native(c, f, args, kwargs)
 
 
+def _warn(c, f, args, kwargs):
+    """`warnings.warn`, with the user's line. Where the program has its own filters, it may also catch the warning."""
+    if warnings.filters is not c.filters:
+        return call_native(c, f, args, kwargs)
+    if c.request.options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR:
+        c.sharp("warnings.warn() runs on the host")
+
+    def given(message, category=None, stacklevel=1, source=None, **others):
+        return message, category, concrete(stacklevel)
+
+    message, category, level = given(*args, **kwargs)
+    if issubclass(kind := operations.type_of(c, message), Warning):
+        message, category = c.call(str, [message], {}), kind
+    frames = c.stack_of_frames
+    if 0 < level <= len(frames):
+        code, module = frames[-level].fn.__code__, frames[-level].fn.__globals__.get("__name__", "")
+        file, line = code.co_filename, format_location((code, frames[-level].ip))[1]
+    else:
+        file, line, module = str(level - len(frames) - 1), 0, ""
+    return host_lines.run(c, warn_at, (message, category or UserWarning, file, line, module), effect="outside")
+
+
 _OF_SCANNERS = ("strict", "object_hook", "object_pairs_hook", "parse_float", "parse_int", "parse_constant")
 
 
@@ -85,7 +109,7 @@ def handlers() -> dict:
     return {
         getattr(json.scanner, "c_make_scanner", None): _scanner,
         operator.call: lambda c, f, a, k: c.call(a[0], a[1:], k) if a else f(),
-        random.Random.shuffle: _shuffle, numpy.random.shuffle.__func__: _shuffle,
+        warnings.warn: _warn, random.Random.shuffle: _shuffle, numpy.random.shuffle.__func__: _shuffle,
         torch.save: _written, pickle.dumps: _written,
         pickle.loads: lambda c, f, args, kwargs: host_lines.run(c, f, args, kwargs),
     }  # fmt: skip
