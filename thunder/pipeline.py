@@ -40,11 +40,6 @@ from thunder.transforms.unstack_saved import unstack_saved
 from thunder.transforms.wide_products import wide_products
 from thunder.transforms.without_cotangents import without_cotangents
 
-__all__ = [
-    "PASSES", "passes", "asked_for", "lower", "lower_with_derivatives", "lower_backward_without",
-    "lower_backward_for_batches",
-]  # fmt: skip
-
 # facts, beside those of `thunder.extend.passes`
 JOINT = "joint"  # a backward that is asked for stands behind its forward
 PLAN = "plan"  # the recomputed values are chosen, and nothing is copied yet
@@ -70,10 +65,6 @@ def _combined(trace: Trace, lowering: Lowering) -> list[Trace]:
         if joined is not made[-1]:
             made.append(headed("Combine Operations", joined, start))
     return made[1:]
-
-
-def _has_backward_for_fusers(trace: Trace, lowering: Lowering) -> bool:
-    return trace.info.backwards > 0 and bool(lowering.fusers)
 
 
 def _plans(trace: Trace, lowering: Lowering) -> bool:
@@ -152,7 +143,7 @@ PASSES = PassList((
          when=lambda _, lowering: bool(lowering.fusers),
          meaning="compute equal expressions of a phase once"),
     Pass("Decompose Reductions", lambda trace, lowering: decompose_reductions(trace, lowering.fusers),
-         needs=(OPERATIONS, JOINT), when=_has_backward_for_fusers,
+         needs=(OPERATIONS, JOINT), when=lambda trace, lowering: trace.info.backwards > 0 and bool(lowering.fusers),
          meaning="decompose fusible operations that contain reductions, so that less is saved"),
     Pass("Save Plan", _save_plan, needs=JOINT, gives=PLAN, when=_plans,
          meaning="choose the values that backwards recompute or gather again, by a minimum cut and the peak of memory"),

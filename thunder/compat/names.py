@@ -18,8 +18,6 @@ import torch
 
 from thunder.errors import MissingImplementationError, warn_user
 
-__all__ = ["PRIVATE", "BY_NAME", "Private", "MissingName", "AtFirstUse", "missing", "OLDEST", "NEWEST"]
-
 OLDEST, NEWEST = "2.9", "2.15"  # of the versions of PyTorch that thunder was tried on
 ALL = "2.9, 2.11, 2.13, 2.15"
 _ABSENT = object()
@@ -316,6 +314,7 @@ KERNELS = {row.path.removeprefix("torch.ops.aten."): row for row in PRIVATE if r
 READ_MODULES = (  # Python code in them is captured
     "torch.utils._contextlib", "torch.utils._foreach_utils", "torch.nn.utils.stateless",
     "torch.nn.utils._named_member_accessor",
+    "torch._lowrank", "torch._linalg_utils", "torch._jit_internal",  # functions that choose one by a flag
     # NumPy's functions by operations of PyTorch, and how Dynamo's graphs call them
     "torch._numpy", "torch._dynamo.utils",
 )  # fmt: skip

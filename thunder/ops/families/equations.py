@@ -13,7 +13,7 @@ import torch
 from thunder import compat
 from thunder.core.dtypes import int32, int64, real_of
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import OpTags, Symbol, current_recorder
+from thunder.core.symbol import OpTags, Symbol, current_recorder, primitive
 from thunder.ops.backward import kernel, sum_to
 from thunder.ops.families.factorizations import _CPU, matrices, mT, product, square, types
 from thunder.ops.families.shape import adjoint
@@ -90,19 +90,13 @@ def _factorizes_transposed(kind: str) -> bool:
     return not torch.equal(compat.kernel("_linalg_solve_ex")(a, a)[1], torch.linalg.lu_factor(a)[0])
 
 
-def _run_solve_transposed(A, LU, pivots, B, left):
+# A' X = B, with the factors that solve_with_factors found; of complex numbers A' is the adjoint
+@primitive(lambda A, LU, pivots, B, left: like(B))
+def solve_transposed(A, LU, pivots, B, left):
     transposed = A.is_contiguous() and not A.is_complex() and _factorizes_transposed(A.device.type)
     return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=not transposed)
 
 
-# A' X = B, with the factors that solve_with_factors found; of complex numbers A' is the adjoint
-solve_transposed = Symbol(
-    "solve_transposed",
-    lambda A, LU, pivots, B, left: like(B),
-    id="solve_transposed",
-    is_prim=True,
-    fn=_run_solve_transposed,
-)
 solve_transposed.conjugates = True
 
 
@@ -300,29 +294,11 @@ def tensorsolve(A, B, dims=None):
     return LTORCH["reshape"](linalg_solve(matrix, LTORCH["reshape"](B, (math.prod(B.shape),))), found)
 
 
-# ---------------------------------------------------------------------------------------------------------------- of
-# low rank, by random numbers
-
-_RANDOM = (OpTags.RANDOM_OP, OpTags.DONT_DCE)
+# ----------------------------------------------------------------------------------------------------------------
+# a few eigenvalues, from random vectors
 
 
-def _low_rank(a, q: int) -> tuple:
-    batch, m, n = matrices(a)
-    require(0 <= q <= min(m, n))
-    return like(a, (*batch, m, q)), like(a, (*batch, q), real_of(a.dtype)), like(a, (*batch, n, q))
-
-
-@torch_prim(torch.svd_lowrank, tags=_RANDOM)
-def svd_lowrank(A, q=6, niter=2, M=None):
-    return _low_rank(A, min(q, *A.shape[-2:]))
-
-
-@torch_prim(torch.pca_lowrank, tags=_RANDOM)
-def pca_lowrank(A, q=None, center=True, niter=2):
-    return _low_rank(A, min(6, *A.shape[-2:]) if q is None else q)
-
-
-@torch_prim(torch.lobpcg, tags=_RANDOM)
+@torch_prim(torch.lobpcg, tags=(OpTags.RANDOM_OP, OpTags.DONT_DCE))
 def lobpcg(
     A,
     k=None,

@@ -8,10 +8,9 @@ import torch
 
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import Symbol
+from thunder.core.symbol import Symbol, primitive
 from thunder.ops.families.reductions import REDUCES, amax, amin, canonical_dims, reduced_shape, unreduced
 from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
-from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import named_results
 
 
@@ -73,18 +72,10 @@ def mode(input, dim=-1, keepdim=False):
     return mode_dim(input, dim, keepdim)
 
 
-def _aminmax_meta(a, *, dim=None, keepdim=False):
-    dims = canonical_dims(a, dim)
-    require(0 not in [a.shape[d] for d in dims if type(a.shape[d]) is int])
-    shape = reduced_shape(a, dims, keepdim)
-    return named_results("aminmax", like(a, shape), like(a, shape))
-
-
-@composite(torch.aminmax, torch.Tensor.aminmax, meta=_aminmax_meta, tags=REDUCES)
+@composite(torch.aminmax, torch.Tensor.aminmax, tags=REDUCES)
 def aminmax(a, *, dim=None, keepdim=False):
-    return named_results(
-        "aminmax", amin(a, () if dim is None else dim, keepdim), amax(a, () if dim is None else dim, keepdim)
-    )
+    dims = () if dim is None else dim
+    return named_results("aminmax", amin(a, dims, keepdim), amax(a, dims, keepdim))
 
 
 def _index_meta(a, dim=None, keepdim=False):
@@ -102,7 +93,9 @@ def argmin(a, dim=None, keepdim=False):
     return _index_meta(a, dim, keepdim)
 
 
-def _run_evenly(g, a, y):
+# the cotangent of an extreme of all elements, shared by those that are it
+@primitive(lambda g, a, y: like(a))
+def evenly_distributed(g, a, y):
     if a.device.type != "cpu":  # without a look at the value, which would wait for the device
         taken = (a == y).logical_or_(a.isnan().logical_and_(y.isnan()))
         return taken * (g / taken.sum())
@@ -110,20 +103,10 @@ def _run_evenly(g, a, y):
     return torch.where(taken, g / taken.sum(), 0)
 
 
-# the cotangent of an extreme of all elements, shared by those that are it
-evenly_distributed = Symbol(
-    "evenly_distributed", lambda g, a, y: like(a), id="evenly_distributed", is_prim=True, fn=_run_evenly
-)
-
-
-def _run_placed(g, indices, dim: int, shape: tuple):
-    return g.new_zeros(shape).scatter_(dim, indices, g)
-
-
 # zeros of a shape with the cotangent at the places, along one dimension, that values were taken from
-placed = Symbol(
-    "placed", lambda g, indices, dim, shape: like(g, tuple(shape)), id="placed", is_prim=True, fn=_run_placed
-)
+@primitive(lambda g, indices, dim, shape: like(g, tuple(shape)))
+def placed(g, indices, dim: int, shape: tuple):
+    return g.new_zeros(shape).scatter_(dim, indices, g)
 
 
 def _whole_rule(symbol: Symbol):

@@ -84,10 +84,6 @@ def _max_pool(rank: int, **options):
     if rank == 1:
         alias(torch.max_pool1d_with_indices)(both)
 
-    @alias(getattr(F, name))
-    def pool(a, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
-        return (both if return_indices else values)(a, kernel_size, stride, padding, dilation, ceil_mode)
-
     return values, both
 
 
@@ -136,11 +132,6 @@ def _adaptive_max_pool(rank: int, **options) -> None:
     if rank == 1:
         alias(torch.adaptive_max_pool1d)(both)
 
-    @alias(getattr(F, name))
-    def pool(a, output_size, return_indices=False):
-        values, indices = both(a, output_size)
-        return (values, indices) if return_indices else values
-
 
 _adaptive_max_pool(1)
 _adaptive_max_pool(2)
@@ -151,12 +142,8 @@ _adaptive_max_pool(3, autocast="cpu:float32")
 # derivatives: PyTorch's kernels
 
 
-def _like_argument(g, a, *options):
-    return like(a)
-
-
 def _kernel(name: str, public: str = ""):
-    return backward.kernel(name, "default", _like_argument, public=public)
+    return backward.kernel(name, "default", lambda g, a, *options: like(a), public=public)
 
 
 _AVERAGE = {rank: _kernel(f"avg_pool{rank}d_backward") for rank in (2, 3)}

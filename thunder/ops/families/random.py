@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from thunder.core import dtypes
 from thunder.core.dtypes import bool8
 from thunder.core.proxies import AnyProxy, TensorProxy, like
-from thunder.core.symbol import OpTags, Symbol, user_location
+from thunder.core.symbol import OpTags, Symbol, primitive, user_location
 from thunder.errors import CaptureError
 from thunder.ops import backward
 from thunder.ops.backward import gradient_of_first
@@ -29,12 +29,10 @@ from thunder.ops.families.creation import (
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.functionalize.overlap import check_overlap
 from thunder.ops.promotion import broadcast_shapes, default_dtype, to_float
-from thunder.ops.registry import LTORCH, alias, composite, declare, lookup, prim, torch_prim
+from thunder.ops.registry import LTORCH, alias, composite, declare, prim, torch_prim
 from thunder.ops.shape_rules import is_empty
 from thunder.ops.signature import named
 from thunder.ops.torch_types import to_torch_device
-
-__all__ = ["dropout", "rand", "randn"]
 
 # an unused draw still advances the generator: it is never dropped
 _TAGS = (OpTags.RANDOM_OP, OpTags.DONT_DCE)
@@ -90,11 +88,7 @@ def randint_like(a, low, high, *, device, dtype, generator=None):
     return like(a, device=device, dtype=dtype)
 
 
-def _randperm_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    return args, _options(dict(kwargs), dtypes.int64)
-
-
-@torch_prim(torch.randperm, canonicalize=_randperm_arguments, tags=_TAGS)
+@torch_prim(torch.randperm, canonicalize=lambda args, kwargs: (args, _options(dict(kwargs), dtypes.int64)), tags=_TAGS)
 def randperm(n, *, device, dtype, generator=None):
     return _made((n,), device, dtype)
 
@@ -156,19 +150,6 @@ def _fill(name: str) -> None:
 
 for _name in ("uniform_", "normal_", "exponential_", "geometric_", "cauchy_", "log_normal_", "random_", "bernoulli_"):
     _fill(_name)
-
-
-@alias(F.gumbel_softmax)
-def gumbel_softmax(logits, tau=1, hard=False, eps=1e-10, dim=-1):
-    """A sample from the relaxed categorical distribution, or, hard, the vertex it is nearest to with the relaxed one's
-    derivative."""
-    kind = {"dtype": logits.dtype, "device": logits.device}
-    noise = -LTORCH["log"](LTORCH["exponential_fill"](LTORCH["empty"](*logits.shape, **kind)))
-    soft = LTORCH["softmax"]((logits + noise) / tau, dim)
-    if not hard:
-        return soft
-    _, index = lookup(torch.max)(soft, dim, True)
-    return LTORCH["scatter"](LTORCH["zeros"](*logits.shape, **kind), dim, index, 1.0) - LTORCH["detach"](soft) + soft
 
 
 @torch_prim(
@@ -299,12 +280,6 @@ for _name in ("dropout", "alpha_dropout", "feature_alpha_dropout", "feature_drop
 # derivative
 
 
-def _dropout_noise(a, p):
-    # PyTorch draws for complex numbers from 2.15 on, for both parts at once
-    noise = torch.empty_like(a, dtype=a.real.dtype if a.is_complex() else None)
-    return noise.bernoulli_(1 - p).div_(1 - p).to(a.dtype)
-
-
 def _native_dropout_meta(a, p, train):
     _dropout_meta(a, p)
     return like(a), like(a, dtype=bool8)
@@ -336,14 +311,11 @@ gradient_of_first(native_dropout_backward, lambda again, y, g, mask, scale: nati
 
 
 # 0 where an element is dropped, 1 / (1 - p) elsewhere: what PyTorch's dropout multiplies with
-dropout_noise = Symbol(
-    "dropout_noise",
-    lambda a, p: like(a),
-    id="dropout_noise",
-    is_prim=True,
-    tags=(*_TAGS, OpTags.DETACHED),
-    fn=_dropout_noise,
-)
+@primitive(lambda a, p: like(a), tags=(*_TAGS, OpTags.DETACHED))
+def dropout_noise(a, p):
+    # PyTorch draws for complex numbers from 2.15 on, for both parts at once
+    noise = torch.empty_like(a, dtype=a.real.dtype if a.is_complex() else None)
+    return noise.bernoulli_(1 - p).div_(1 - p).to(a.dtype)
 
 
 @dropout.vjp

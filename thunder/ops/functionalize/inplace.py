@@ -22,19 +22,6 @@ from thunder.ops.registry import LTORCH, alias, register_inplace, torch_prim
 from thunder.ops.shape_rules import is_empty
 from thunder.ops.torch_types import scalar_type
 
-__all__ = [
-    "write",
-    "overwrite",
-    "write_back",
-    "copy_unless_there",
-    "setitem",
-    "overwriting",
-    "write_out",
-    "writes",
-    "write_unknown",
-    "one_by_one",
-]
-
 
 def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     """`args[0]`, a tensor or a list of them, overwritten with what `symbol` computes from the arguments. Returns what
@@ -375,11 +362,7 @@ def setitem(a: TensorProxy, key, value) -> None:
 METHODS["__setitem__"] = setitem
 
 
-def _copied_into(a, src):
-    return torch.empty_like(a).copy_(src)
-
-
-@torch_prim(fn=_copied_into)
+@torch_prim(fn=lambda a, src: torch.empty_like(a).copy_(src))
 def copied_into(a, src):
     """src, broadcast and converted, in the layout of `a`, whose values are not read; its gradient is zero, as PyTorch's
     is."""
