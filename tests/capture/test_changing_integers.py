@@ -54,7 +54,7 @@ def nested(x, positions):
     [
         (scaled, range(20), 2), (scaled, (5, 5, 5), 1), (scaled, (-3, 7, 0, 1, 2), 3), (branching, range(2, 12), 3),
             (repeated, (1, 2, 3, 2, 1), 3), (summed, (0, 1, -1, 0), 2),
-        (row, (0, 1, 2, 1), 2), (scaled, (True, False), 2), (scaled, (1.0, 2.0, 3.0), 3),
+        (row, (0, 1, 2, 1), 2), (scaled, (True, False), 2), (scaled, (1.0, 2.0, 3.0), 2),
     ],
 )  # fmt: skip
 def test_a_number_is_a_constant_once(f, values, programs):
