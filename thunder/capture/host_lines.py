@@ -27,12 +27,24 @@ from thunder.capture.library import printed_nodes
 from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module
 from thunder.capture.remade import UNCHANGING
 from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of, warn_at
-from thunder.core.proxies import Condition, FloatProxy, IntegerProxy, NumberProxy, Proxy, Size, TensorProxy, proxies_in
+from thunder.core.proxies import (
+    Condition,
+    FloatProxy,
+    IntegerProxy,
+    NumberProxy,
+    Proxy,
+    Size,
+    TensorProxy,
+    is_size,
+    proxies_in,
+)
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import made_number
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import BUILTINS, parts_of, plain_attribute
+from thunder.interpreter.tables import ARITHMETIC
 from thunder.ops.infer import fake
+from thunder.ops.registry import inplace_of
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
@@ -71,7 +83,7 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
         c.refuse(f"{name}() is called in a checkpoint, whose backward calls it again", "call it outside of that")
     called = _called(function, args)
     reads = _only_reads(called) and not _gives_back(c, called, args)
-    _check_owner(c, function, name)
+    _check_owner(c, function, name, args)
     args = tuple(_given(c, a, reads) for a in args)
     kwargs = {k: _given(c, v, reads) for k, v in (kwargs or {}).items()}
     kind = _known_kind(function, args, kwargs)
@@ -115,8 +127,11 @@ def _run_now(c, name: str, index: int | None, function: Callable, args: tuple, k
         )
 
 
-def _check_owner(c, function: Callable, name: str) -> None:
-    """A method of an object that the program made at capture would change that one object at each call."""
+def _check_owner(c, function: Callable, name: str, args) -> None:
+    """A method of an object that the program made at capture would change that one object at each call. Operations
+    alone overwrite a tensor's value."""
+    if (inplace_of(function) is not None or function in _OPERATORS) and TensorProxy in map(type, args):
+        c.refuse(f"{name}() overwrites a tensor with what a host call gives", "make a number of it: float(...)")
     owner = plain_attribute(function, "__self__")
     if type(function) not in BUILTINS or owner is None or id(owner) in c.sources or id(owner) in c.outside.origins:
         return
@@ -129,6 +144,7 @@ def _check_owner(c, function: Callable, name: str) -> None:
         )
 
 
+_OPERATORS = {f for symbol, f in ARITHMETIC.items() if symbol.endswith("=")}
 _TEXT_OF = (list, dict, set, frozenset)  # their methods that make text
 
 
@@ -343,19 +359,6 @@ def to_numpy(c, p: TensorProxy) -> HostProxy:
     return run(c, _values_of, (p,))
 
 
-def own_arrays(c, result):
-    """Arrays that native code has made for a program which gives them to host code: made anew by each call, as such
-    code may change them."""
-    if type(result) in (tuple, list):
-        return type(result)(own_arrays(c, x) for x in result)
-    outside = (array for array, _ in c.outside.arrays.values())
-    if type(result) is not numpy.ndarray or any(numpy.may_share_memory(result, array) for array in outside):
-        return result
-    content = result.copy()
-    content.flags.writeable = False
-    return run(c, numpy.array, (content,))
-
-
 def of_numpy(c, function, args, kwargs):
     """A function of NumPy's that is given tensors."""
     args = [to_numpy(c, a) if type(a) is TensorProxy else a for a in args]
@@ -397,7 +400,8 @@ def takes(c, function, args, kwargs) -> bool:
     """Whether native code is given such values, and does more with them than to keep them."""
     given = (*args, *kwargs.values())
     if not holds_host_values(c, *given):
-        return False
+        numbers = (v for v in parts_of(*given) if isinstance(v, NumberProxy))
+        return _is_of_numpy(function) and any(not is_size(n) for n in numbers)
     owner = plain_attribute(function, "__self__")
     if isinstance(owner, (list, dict, set, tuple, collections.deque)) or type(function).__name__ == "method_descriptor":
         return False
@@ -410,14 +414,15 @@ def takes(c, function, args, kwargs) -> bool:
 def _makes_container(function, owner) -> bool:
     """Whether native code is `tuple.__new__`, `object.__init__` and the like, which keep what they are given."""
     kind = owner if isinstance(owner, type) else plain_attribute(function, "__objclass__")
-    return kind in _KEEPING_CLASSES and function.__name__ in ("__new__", "__init__")
+    keeps = kind in _KEEPING_CLASSES or isinstance(kind, type) and issubclass(kind, BaseException)
+    return keeps and function.__name__ in ("__new__", "__init__")
 
 
 _NAMES = frozenset("uvh")  # of data-dependent numbers, and of values of host calls
 _SYMBOLIC = ("torch", "thunder", "operator", "_operator", "itertools", "functools")  # take symbolic numbers as numbers
 _KEEPING = {isinstance, issubclass, id, callable, iter, next, getattr, setattr, hasattr, len, sum, min, max, sorted,
             abs, round, divmod, pow, any, all, hash}  # fmt: skip
-_KEEPING_CLASSES = (object, tuple, list, BaseException)  # which keep what they are made of
+_KEEPING_CLASSES = (object, tuple, list)  # which keep what they are made of
 
 
 def text(c, function, *args, **kwargs):
@@ -477,15 +482,10 @@ def elements(c, value: HostProxy):
 
 
 def _steps(c, iterator: HostProxy):
-    while True:
-        found = run(c, _next_or_end, (iterator,))
-        if found is None:
-            return
+    while (found := run(c, _next_or_end, (iterator,))) is not None:
         yield run(c, operator.getitem, (found, 0))
 
 
 def _next_or_end(iterator):
     """A tuple of the next element, None at the end."""
-    for element in iterator:
-        return (element,)
-    return None
+    return next(((element,) for element in iterator), None)
