@@ -162,10 +162,11 @@ unfold_backward = kernel("unfold_backward", "default", lambda g, sizes, dim, siz
 declare(select_backward, slice_backward, diagonal_backward, unfold_backward, layout="row-major")  # written into zeros
 
 
-# zeros of a shape, the cotangent added at index tensors (None: all of a dimension), which the forward has checked
-@primitive(lambda g, shape, indices: like(g, tuple(shape)))
-def index_backward(g, shape, indices):
-    return compat.kernel("_index_put_impl_")(g.new_zeros(shape), indices, g, True, True)
+# zeros of a shape, the cotangent added at index tensors (None: all of a dimension), which the forward has checked;
+# distinct: no place is there twice, so that PyTorch does not have to sort them
+@primitive(lambda g, shape, indices, distinct=False: like(g, tuple(shape)))
+def index_backward(g, shape, indices, distinct=False):
+    return compat.kernel("_index_put_impl_")(g.new_zeros(shape), indices, g, not distinct, True)
 
 
 # ----------------------------------------------------------------------------------------------------------------
