@@ -55,7 +55,7 @@ def native_binary(c, symbol, a, b):
     ta, tb = type(a), type(b)
     if ta is HostProxy or tb is HostProxy or _is_numpys(ta, tb):
         return host_lines.operate(c, ARITHMETIC[symbol], a, b)
-    if ta is str and symbol == "%":
+    if type(a) is str and symbol == "%":
         return operations.formatted_text(c, a, b)
     if ta is AnyProxy or tb is AnyProxy:
         if symbol.endswith("=") and ta in (AnyProxy, TensorProxy):
