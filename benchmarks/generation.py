@@ -1,25 +1,28 @@
 """transformers' `generate`: tokens per second, the first call, and how many programs it takes.
 
-    python benchmarks/generation.py [--device cuda] [--layers 8] [--tokens 256] [--rounds 3] [--seconds 300]
+    python benchmarks/generation.py [--device cuda] [--layers 8] [--tokens 256] [--rounds 3] [--seconds 300] [--alone]
         [--systems eager "eager, static" torch.compile "torch.compile, static" thunder "thunder, static"
          "thunder with graphs, static"]
 
 A Qwen3 in bfloat16 (float32 on a CPU) with random weights, greedy, one prompt. Each system is a process of its own, and
 has compiled `forward`, with a dynamic cache or a static one; with graphs is CUDAGraphTransform. The first calls of all
-systems run at the same time, but for eager's on a CPU; later calls take turns. `first` is the first `generate`, in
-seconds, with what is compiled in it. `equal`: how many tokens are the first system's before the first that is not; in
-bfloat16 sums in another order choose another token sooner or later. A system that is not done after `--seconds` is left
-out.
+systems run at the same time, or with `--alone` one after the other; caches on disk are empty. Later calls take turns.
+`first` is the first `generate`, in seconds, with what is compiled in it. `equal`: how many tokens are the first
+system's before the first that is not; in bfloat16 sums in another order choose another token sooner or later. A system
+that is not done after `--seconds` is left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import selectors
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +38,7 @@ SYSTEMS = (
     "thunder with graphs, static",
 )  # fmt: skip
 PROMPT = 32
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")
 COMPILERS: dict[str, Callable] = {
     "eager": lambda forward: forward,
     "torch.compile": torch.compile,
@@ -93,6 +97,14 @@ def serve(chosen: argparse.Namespace) -> None:
         print(json.dumps({"seconds": timed()[0]}), flush=True)
 
 
+def started(system: str, options: list[str], folder: str) -> subprocess.Popen:
+    caches = {cache: os.path.join(folder, system.replace(", ", "-"), cache) for cache in CACHES}
+    return subprocess.Popen(
+        [sys.executable, __file__, f"--serve={system}", *options],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | caches,
+    )  # fmt: skip
+
+
 def first_calls(processes: dict[str, subprocess.Popen], seconds: float) -> dict[str, dict[str, Any]]:
     """What each process says of its first call, of those that are done within so many seconds."""
     found: dict[str, dict[str, Any]] = {}
@@ -116,6 +128,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--alone", action="store_true", help="first calls one after the other")
     parser.add_argument("--systems", nargs="*", default=SYSTEMS, choices=SYSTEMS)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -123,25 +136,22 @@ def main() -> None:
         serve(chosen)
         return
     options = [f"--{name}={getattr(chosen, name)}" for name in ("device", "layers", "tokens")]
-    processes = {
-        system: subprocess.Popen(
-            [sys.executable, __file__, f"--serve={system}", *options],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
-        for system in chosen.systems
-        if not (system.startswith("thunder with graphs") and chosen.device == "cpu")
-    }  # fmt: skip
-    try:
-        first = first_calls(processes, chosen.seconds)
+    systems = [s for s in chosen.systems if not (s.startswith("thunder with graphs") and chosen.device == "cpu")]
+    processes: dict[str, subprocess.Popen] = {}
+    first: dict[str, dict[str, Any]] = {}
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        for group in [[s] for s in systems] if chosen.alone else [systems]:
+            for system in group:
+                processes[system] = process = started(system, options, folder)
+                stack.callback(process.wait)
+                stack.callback(process.kill)
+            first |= first_calls({s: processes[s] for s in group}, chosen.seconds)
         times: dict[str, list[float]] = {s: [] for s in processes if s in first}
         for _ in range(chosen.rounds):
             for system, seconds in times.items():
                 print("go", file=processes[system].stdin, flush=True)
                 seconds.append(json.loads(processes[system].stdout.readline())["seconds"])
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.wait()
     wanted = next(iter(first.values()))["tokens"]
     for system in processes:
         if system not in first:

@@ -214,7 +214,7 @@ _TRANSFORMERS: dict[str, tuple[str, str, Callable, dict, dict, dict]] = {
         {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 320}, {"channels_last": True}),
     "wav2vec2": (
         "Wav2Vec2Model", "Wav2Vec2Config", _waves,
-        {"num_hidden_layers": 4, "apply_spec_augment": False},
+        {"num_hidden_layers": 4, "apply_spec_augment": False, "layerdrop": 0.0},
         {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 96,
          "conv_dim": [32, 32], "conv_stride": [5, 2], "conv_kernel": [10, 3], "num_conv_pos_embedding_groups": 4}, {}),
     "SegFormer B0": (

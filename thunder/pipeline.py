@@ -15,6 +15,7 @@ from thunder.distributed.schedule import COMMUNICATION_BYTES_IN_FLIGHT, overlap
 from thunder.extend import Executor, get_always_executors
 from thunder.extend.passes import OPERATIONS, RUNS, Lowering, Pass, PassList
 from thunder.ops import LTORCH
+from thunder.ops.backward import index_backward
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
 from thunder.transforms.aligned_products import aligned_products
 from thunder.transforms.autodiff import joint_trace
@@ -24,6 +25,7 @@ from thunder.transforms.dce import dce, dce_of_captured
 from thunder.transforms.decompose_reductions import decompose_reductions
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import decompose_lists, dispatch, dispatch_left, fuse
+from thunder.transforms.distinct_indices import distinct_indices
 from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
@@ -151,6 +153,9 @@ PASSES = PassList((
     Pass("Common Subexpression Elimination", lambda trace, _: share(trace), needs=(OPERATIONS, JOINT),
          when=lambda _, lowering: bool(lowering.fusers),
          meaning="compute equal expressions of a phase once"),
+    Pass("Distinct Indices", lambda trace, _: distinct_indices(trace), needs=(OPERATIONS, JOINT),
+         when=lambda trace, _: any(b.sym is index_backward for b in trace.bound_symbols),
+         meaning="write gradients at places that are all different, without sorting these"),
     Pass("Decompose Reductions", lambda trace, lowering: decompose_reductions(trace, lowering.fusers),
          needs=(OPERATIONS, JOINT), when=_has_backward_for_fusers,
          meaning="decompose fusible operations that contain reductions, so that less is saved"),

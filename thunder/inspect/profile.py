@@ -427,9 +427,13 @@ def _activities() -> list[ProfilerActivity]:
 
 
 def _allocated(profiler: torch.profiler.profile) -> dict[str, int]:
-    """By the name of a range, the bytes that were allocated in it, less those that were given back."""
-    events = [e for e in profiler.events() if e.name.startswith("thunder ")]
-    return {e.name: e.cpu_memory_usage + e.device_memory_usage for e in events if not e.is_async}
+    """By the name of a range, the bytes that were allocated in it, less those that were given back. On a GPU a range
+    has a second event of its name, on the device, which has no bytes."""
+    found: dict[str, int] = defaultdict(int)
+    for event in profiler.events():
+        if event.name.startswith("thunder ") and not event.is_async:
+            found[event.name] += event.cpu_memory_usage + event.device_memory_usage
+    return found
 
 
 def costs_of(

@@ -170,14 +170,15 @@ unfold_backward = kernel("unfold_backward", "default", lambda g, sizes, dim, siz
 declare(select_backward, slice_backward, diagonal_backward, unfold_backward, layout="row-major")  # written into zeros
 
 
-def _index_backward(g, shape, indices):
-    return compat.kernel("_index_put_impl_")(g.new_zeros(shape), indices, g, True, True)
+def _index_backward(g, shape, indices, distinct=False):
+    return compat.kernel("_index_put_impl_")(g.new_zeros(shape), indices, g, not distinct, True)
 
 
-# zeros of a shape, the cotangent added at index tensors (None: all of a dimension), which the forward has checked
+# zeros of a shape, the cotangent added at index tensors (None: all of a dimension), which the forward has checked;
+# distinct: no place is there twice, so that PyTorch does not have to sort them
 index_backward = Symbol(
     "index_backward",
-    lambda g, shape, indices: like(g, tuple(shape)),
+    lambda g, shape, indices, distinct=False: like(g, tuple(shape)),
     id="index_backward",
     is_prim=True,
     fn=_index_backward,

@@ -83,9 +83,14 @@ def _follow(operation: BoundSymbol, values: _Tensors) -> bool:
         run_line(operation, values, values.seen)
         return True
     if _is_cast(operation):
-        if not is_dense(source := values[operation.inputs[0]]):
+        source, (out,) = values[operation.inputs[0]], operation.outputs
+        if not is_dense(source) and not _is_row_major_format(source):
             return False
-        values.make(operation.outputs[0], source.stride())
+        values.make(out, source.stride() if is_dense(source) else strides_of(source.shape))
+        return True
+    if symbol.layout == "row-major" or OpTags.REDUCTION_OP in symbol.tags and symbol.layout != "as decomposition":
+        for o in operation.outputs:
+            values.make(o, strides_of(values.shape(o)))
         return True
     if (symbol.fn is None or symbol.layout == "as decomposition") and not primitive(operation):
         return all(_follow(sub, values) for sub in operation.subsymbols) and all(
@@ -95,9 +100,9 @@ def _follow(operation: BoundSymbol, values: _Tensors) -> bool:
         return False
     out = operation.outputs[0]
     operands = [values[i] for i in operation.inputs]
-    if symbol.name == "cat":
-        strides = strides_of(values.shape(out)) if any(_is_row_major_format(o) for o in operands) else None
-    elif symbol.layout == "row-major" or OpTags.REDUCTION_OP in symbol.tags or len(out.shape) < 2:
+    if symbol.layout == "memory format":
+        strides = _in_memory_format(values.shape(out), operands)
+    elif len(out.shape) < 2:
         strides = strides_of(values.shape(out))
     elif symbol.id == "prims.index":
         strides = _indexed_strides(values.shape(out), operands[0], [i and values[i] for i in operation.args[1]])
@@ -127,6 +132,16 @@ def _is_cast(operation: BoundSymbol) -> bool:
 def _is_row_major_format(t: torch.Tensor) -> bool:
     """Whether PyTorch surely does not take a tensor for one with channels last."""
     return t.dim() not in (4, 5) or t.shape[1] > 1 and t.stride(1) != 1
+
+
+def _in_memory_format(shape: Sequence[int], operands: Sequence[torch.Tensor]) -> tuple | None:
+    """Row-major strides where an operand surely is, those of channels last where all surely are, else None."""
+    if any(_is_row_major_format(o) for o in operands):
+        return strides_of(shape)
+    last = torch.channels_last
+    if all(o.dim() == 4 and o.is_contiguous(memory_format=last) and not o.is_contiguous() for o in operands):
+        return torch.empty(tuple(shape), device="meta", memory_format=last).stride()
+    return None
 
 
 def _elementwise(operation: BoundSymbol) -> bool:

@@ -18,7 +18,7 @@ from thunder.ops.families.scatter import INTEGERS, take
 from thunder.ops.families.shape import expand, reshape
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.functionalize.memory import grad_enabled
-from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.shape_rules import require
 
 
@@ -241,3 +241,6 @@ def _(
     g = yield out
     gradient = _bag_backward(g, a, offsets, *kept, rows, scale_grad_by_freq, kind, sparse, per_sample_weights, left_out)
     return None, gradient
+
+
+declare(embedding, layout="row-major")

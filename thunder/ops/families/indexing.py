@@ -506,4 +506,5 @@ _scatter_rule(select_scatter, lambda a, dim, index: along(a, dim, index))
 
 declare(PRIMS["index"], PRIMS["copy_with_setitem"], setitem, checks_data=True)
 declare(getitem, setitem, PRIMS["index"], synchronises=by_mask)
+declare(getitem, layout="as decomposition")
 PRIMS["index"].selects = True

@@ -16,7 +16,7 @@ from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.data import convert
 from thunder.ops.families.shape import MOVES, VIEW, expand, reshape, slice_dim, unsqueeze
 from thunder.ops.promotion import same_device
-from thunder.ops.registry import LTORCH, alias, composite, declare, prim
+from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, prim
 from thunder.ops.shape_rules import ceil_div, require, wrap_dim
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -426,6 +426,8 @@ def _(a, repeats, dim=None, *, output_size=None):
     return (summed if same_shape(summed.shape, a.shape) else reshape(summed, a.shape),)
 
 
+declare(LTORCH["cat"], PRIMS["cat"], layout="memory format")
+declare(stack, layout="as decomposition")
 # PyTorch composes these of the same operations
 declare(
     column_stack,

@@ -516,5 +516,6 @@ declare(
     differentiate_decomposition=True,
 )
 declare(LTORCH["binary_cross_entropy"], *(forward for forward, _ in _NLL.values()), checks_data=True)
+declare(*(symbol for both in _NLL.values() for symbol in both), layout="row-major")
 for _loss in (LTORCH["nll_loss"], LTORCH["cross_entropy"]):  # classes that are out of range
     _loss.may_raise = lambda operation: all(i.dtype.category < 2 for i in operation.inputs[1:2])

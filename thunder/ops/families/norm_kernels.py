@@ -473,3 +473,4 @@ declare(
     native_batch_norm, native_batch_norm_functional, native_batch_norm_backward, native_group_norm,
     native_group_norm_backward, layout="as decomposition"
 )  # fmt: skip
+declare(native_layer_norm, native_layer_norm_backward, layout="row-major")

@@ -12,7 +12,7 @@ from thunder.ops import backward, opaque
 from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.joining import cat
 from thunder.ops.families.shape import MOVES, expand, reshape, slice_dim
-from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, torch_prim
 from thunder.ops.shape_rules import require
 
 
@@ -134,6 +134,8 @@ def combinations(a, r=2, with_replacement=False):
 
 
 declare(cartesian_prod, differentiate_decomposition=True)
+declare(LTORCH["pad"], layout="as decomposition")
+declare(PRIMS["pad"], layout="memory format")
 
 
 @composite(torch.block_diag, torch.functional.block_diag, tags=MOVES)

@@ -129,6 +129,7 @@ def _(a, part, *steps):
     return g, _view(g, steps)
 
 
+declare(add_part, layout="as decomposition")
 _GIVE_BACK = {LTORCH["positive"], LTORCH["conj_physical"]}  # what is not negative, or not complex
 declare(
     add_part, LTORCH["add"], select_backward, slice_backward, diagonal_backward, index_backward, getitem_backward,

@@ -247,5 +247,6 @@ gradient_of_first(
 
 # PyTorch composes these of the same operations
 declare(tile, differentiate_decomposition=True)
+declare(roll, layout="row-major")
 LTORCH["as_strided"].inductor_loops = False  # it depends on how its operand lies in memory
 LTORCH["as_strided"].may_copy = True

@@ -300,7 +300,7 @@ def _(a, indices, values, accumulate=False):
 
 declare(LTORCH["take"], PRIMS["take"], checks_data=True)
 declare(index_add, scatter_add, gather_backward, index_select_backward, checks_data=True, layout="row-major")
-declare(LTORCH["gather"], PRIMS["take"], layout="row-major")
+declare(LTORCH["gather"], index_select, PRIMS["take"], layout="row-major")
 declare(*(LTORCH[name] for name in ("gather", "index_select", "take_along_dim")), selects=True)
 LTORCH["index_put"].synchronises = by_mask
 LTORCH["masked_scatter"].synchronises = LTORCH["segment_reduce"].synchronises = True
