@@ -15,6 +15,7 @@ from thunder.core.regions import Region
 from thunder.executors.triton_kernels import layout
 from thunder.executors.triton_kernels.layout import layout_of
 from thunder.ops import LTORCH
+from thunder.ops.families.norm_kernels import native_layer_norm_backward
 
 from .ops.harness import torch_function
 from .test_triton_fuser import TAKEN
@@ -84,7 +85,7 @@ CALLS = {
     "hardtanh": lambda a: F.hardtanh(a), "softshrink": lambda a: F.softshrink(a),
     "std": lambda a: a.std(1, correction=0), "var": lambda a: a.var(1, correction=0), "norm": lambda a: a.norm(),
     "vector_norm": lambda a: torch.linalg.vector_norm(a, dim=1), "normalize": lambda a: F.normalize(a),
-    "logsigmoid": lambda a: F.logsigmoid(a),
+    "logsigmoid": lambda a: F.logsigmoid(a), "to": lambda a: a.to(torch.float64),
 }  # fmt: skip
 # what has several results, makes tensors from nothing, reduces to a number, or takes tensors of few dimensions
 ELSEWHERE = """
@@ -182,6 +183,46 @@ def test_softmax_that_is_taken_apart_for_its_backward_lies_as_pytorchs(function,
 def rotate(x, cos, sin):
     rotated = torch.cat((-x[..., 3:], x[..., :3]), -1)
     return (x * cos + rotated * sin).to(torch.bfloat16)
+
+
+def places(n, *shape):
+    return torch.arange(torch.Size(shape).numel()).reshape(shape) % n
+
+
+def norm_gradient(a, mean, weight):
+    function = (
+        native_layer_norm_backward if isinstance(a, TensorProxy) else torch.ops.aten.native_layer_norm_backward.default
+    )
+    return function(a, a, (6,), mean, mean, weight, weight, (True, True, True))[0] * 2
+
+
+BY_RULE = {
+    "first": (lambda a, i: a[i], places(2, 5)), "last": (lambda a, i: a[..., i], places(6, 5)),
+    "second": (lambda a, i: a[:, i], places(3, 2, 2)), "two": (lambda a, i, j: a[:, i, j], places(3, 5), places(4, 5)),
+    "apart": (lambda a, i, j: a[i, :, j], places(2, 5), places(4, 5)),
+    "of another layout": (lambda a, i: a[i], places(2, 5, 3).t()),
+    "broadcast": (lambda a, i, j: a[i, j], places(2, 3, 1), places(3, 1, 5)),
+    "rows": (lambda a, i: F.embedding(i, a[0, 0]) + 1, places(4, 3, 2)),
+    "norm": (lambda a: F.layer_norm(a, (6,)).sin(),), "pad": (lambda a: F.pad(a, (1, 2)) * 2,),
+    "roll": (lambda a: a.roll(1, 1),), "join": (lambda a: torch.cat((a, a * 2), 1),),
+    "stack": (lambda a: torch.stack((a, a * 2)),), "turn": (lambda a: a.flip(1) + 1,),
+    "gradient of a softmax": (lambda a: torch.ops.aten._softmax_backward_data(a, a, 1, torch.float32) * 2,),
+    "gradient of a norm": (norm_gradient, values(2, 3, 4, 1), values(6)),
+}  # fmt: skip
+# kernels of the CPU lay it out otherwise, or PyTorch may take a tensor for pictures with channels last
+UNSURE = {"roll": ["channels last", "permuted"], "stack": ["channels last"], "pad": ["permuted"], "join": ["permuted"]}
+
+
+@pytest.mark.parametrize("form", ["row-major", "heads", "permuted", "channels last"])
+@pytest.mark.parametrize("name", BY_RULE)
+def test_a_rule_needs_no_fake_tensors(name, form, monkeypatch):
+    """They import Dynamo, which takes longer than all the rest of a first call."""
+    if form in UNSURE.get(name, ()):
+        pytest.skip("no rule tells")
+    monkeypatch.setattr(compat, "FakeTensorMode", None)
+    (function, *others), x = BY_RULE[name], FORMS[form]()
+    (found,) = strides_by_rule(function, x, *others).values()
+    assert found == function(x, *others).stride()
 
 
 @pytest.mark.parametrize("form", ["row-major", "heads", "gaps"])

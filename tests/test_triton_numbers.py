@@ -183,7 +183,10 @@ def trained(kind, options, dtype, compiles, steps=7):
     """What parameters and states are after some steps of a small network, and the compiled step."""
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).to(DEVICE, dtype)
-    optimizer = getattr(torch.optim, kind)(module.parameters(), **copy.deepcopy(options))
+    options = copy.deepcopy(options)
+    if options.get("capturable") and "lr" in options:  # kernels of a GPU take no tensors of the CPU
+        options["lr"] = options["lr"].to(DEVICE)
+    optimizer = getattr(torch.optim, kind)(module.parameters(), **options)
 
     def step(x):
         optimizer.zero_grad()

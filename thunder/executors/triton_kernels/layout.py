@@ -82,11 +82,9 @@ def _follow(operation: BoundSymbol, values: _Tensors) -> bool:
     if OpTags.VIEW in symbol.tags and sum(isinstance(i, TensorProxy) for i in operation.inputs) == 1:
         run_line(operation, values, values.seen)
         return True
-    if _is_cast(operation):
-        source, (out,) = values[operation.inputs[0]], operation.outputs
-        if not is_dense(source) and not _is_row_major_format(source):
-            return False
-        values.make(out, source.stride() if is_dense(source) else strides_of(source.shape))
+    if _is_cast(operation) or symbol.layout == "preserved":
+        (out,), (source, *_) = operation.outputs, operation.inputs
+        values[out] = torch.empty_like(values[source], dtype=to_torch_dtype(out.dtype))
         return True
     if symbol.layout == "row-major" or OpTags.REDUCTION_OP in symbol.tags and symbol.layout != "as decomposition":
         for o in operation.outputs:
@@ -105,7 +103,9 @@ def _follow(operation: BoundSymbol, values: _Tensors) -> bool:
     elif len(out.shape) < 2:
         strides = strides_of(values.shape(out))
     elif symbol.id == "prims.index":
-        strides = _indexed_strides(values.shape(out), operands[0], [i and values[i] for i in operation.args[1]])
+        strides = _indexed_strides(
+            values.shape(out), operands[0], [None if i is None else values[i] for i in operation.args[1]]
+        )
     else:
         strides = elementwise_strides(values.shape(out), operands) if _elementwise(operation) else None
     if strides is not None:

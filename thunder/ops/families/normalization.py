@@ -498,7 +498,7 @@ def _(a, running_mean, running_var, weight, bias, momentum, eps):
 
 
 declare(batch_norm_update, layout="as decomposition")
-declare(softmax_backward, log_softmax_backward, layout="row-major")
+declare(layer_norm, softmax_backward, log_softmax_backward, layout="row-major")
 # PyTorch composes these of the same operations
 declare(local_response_norm, normalize, pairwise_distance, differentiate_decomposition=True)
 rms_norm.differentiate_decomposition = lambda a, *args, **kwargs: a.device.type == "cpu"  # elsewhere it is one kernel

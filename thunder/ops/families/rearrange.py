@@ -11,7 +11,7 @@ from thunder.ops import backward
 from thunder.ops.backward import gradient_of_first
 from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.shape import MOVES, VIEW, reshape, slice_dim, transpose
-from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, torch_prim
 from thunder.ops.shape_rules import require, wrap_dim, wrap_dims
 from thunder.ops.signature import packed
 
@@ -248,5 +248,6 @@ gradient_of_first(
 # PyTorch composes these of the same operations
 declare(tile, differentiate_decomposition=True)
 declare(roll, layout="row-major")
+declare(flip, PRIMS["flip"], layout="preserved")
 LTORCH["as_strided"].inductor_loops = False  # it depends on how its operand lies in memory
 LTORCH["as_strided"].may_copy = True
