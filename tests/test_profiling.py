@@ -140,6 +140,20 @@ def test_memory_is_what_the_allocator_says():
     assert 8 * n <= found.peak < 8 * n + 1000 and found.timeline[-1] < 1000
 
 
+def test_a_range_has_an_event_of_the_device_without_bytes():
+    """Which comes behind, or before, the one whose bytes were counted."""
+    from types import SimpleNamespace
+
+    from thunder.inspect.profile import _allocated
+
+    def event(name, cpu=0, device=0, is_async=False):
+        return SimpleNamespace(name=name, cpu_memory_usage=cpu, device_memory_usage=device, is_async=is_async)
+
+    events = [event("thunder 0 1", device=64), event("thunder 0 1"), event("thunder 0 2"), event("thunder 0 2", 8, 16)]
+    events += [event("aten::mul", 5), event("thunder 0 1", 7, is_async=True)]
+    assert _allocated(SimpleNamespace(events=lambda: events)) == {"thunder 0 1": 64, "thunder 0 2": 24}
+
+
 def test_what_is_in_memory_at_the_peak_adds_up_to_it():
     """What lifetimes say of a training step is what PyTorch's allocator counts."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
@@ -168,7 +182,8 @@ def test_regions_share_their_time_out(clock):
 def test_ranges_are_named_after_modules():
     compiled, x = thunder.jit(Model()), torch.ones(4)
     compiled(x)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:  # else torch before 2.13 warns
         with thunder.profiler_ranges(compiled):
             compiled(x)
         compiled(x)

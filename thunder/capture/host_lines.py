@@ -27,6 +27,7 @@ from thunder.capture.library import printed_nodes
 from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module
 from thunder.capture.remade import UNCHANGING
 from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of, warn_at
+from thunder.core.numbers import is_size
 from thunder.core.proxies import (
     Condition,
     FloatProxy,
@@ -35,7 +36,6 @@ from thunder.core.proxies import (
     Proxy,
     Size,
     TensorProxy,
-    is_size,
     proxies_in,
 )
 from thunder.core.symbol import current_recorder

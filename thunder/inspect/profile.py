@@ -362,7 +362,7 @@ def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
         plain.append((*step(), []))
         with _noting(traces, _clock) as runs:
             noted.append((*step(), runs))
-    with torch.profiler.profile(activities=_activities(), profile_memory=True) as profiler:
+    with torch.profiler.profile(activities=_activities(), profile_memory=True, acc_events=True) as profiler:
         step()  # on the CPU, memory that a call gives back is counted where it was seen to be handed out
         with _noting(traces, _ranges(lambda trace, number: f"thunder {traces.index(trace)} {number}")) as runs:
             counted = (*step(), runs)
