@@ -41,8 +41,6 @@ from thunder.options import (
 from thunder.pipeline import PASSES
 from thunder.transforms.base import asked, check_transforms, with_executors_of
 
-__all__ = ["jit", "jit_with", "mark_dynamic", "add_transform"]
-
 
 def jit(
     fn: Callable | None = None,

@@ -29,8 +29,6 @@ from thunder.capture import passes
 from thunder.options import C_COMPILER, CXX_COMPILER, ENVIRONMENT, cache_directory
 from thunder.tests.measuring import compile_with, interleaved, parse_systems, repetitions
 
-__all__ = ["add_commands", "doctor"]
-
 
 def add_commands(commands: Any) -> None:
     """Adds the commands of this file to those of an ArgumentParser."""

@@ -44,8 +44,6 @@ from thunder.methods import CompiledMethod
 from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, LOGS, JitOptions
 from thunder.programs.keep import find, keep, wanted
 
-__all__ = ["Compiled", "compiled_of"]
-
 REFUSALS = 32  # calls that could not be captured and are remembered; beyond, one call of SCANNED is tried
 
 

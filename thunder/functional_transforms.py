@@ -18,8 +18,6 @@ from thunder.compiled import Compiled, compiled_of
 from thunder.errors import OptionError
 from thunder.transforms.base import asked
 
-__all__ = ["grad", "value_and_grad", "vjp", "jvp", "vmap"]
-
 
 def _compiled(fn: Callable, transform: Callable[[Callable], Transformed], **options: Any) -> Compiled:
     given = compiled_of(fn) or compiled_of(jit(fn))

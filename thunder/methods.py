@@ -6,8 +6,6 @@ import copy
 import types
 from typing import Any
 
-__all__ = ["CompiledMethod"]
-
 
 class CompiledMethod:
     """A compiled function of a class's body, bound to an instance. Its attributes are the compiled function's."""

@@ -17,8 +17,6 @@ from thunder.core.symbol import current_recorder
 from thunder.distributed.placement import Placement, placement_of, seen_as
 from thunder.transforms.base import asked
 
-__all__ = ["ThunderModule"]
-
 _SHARED = (
     "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks",
     "_load_state_dict_pre_hooks",

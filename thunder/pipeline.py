@@ -40,11 +40,6 @@ from thunder.transforms.unstack_saved import unstack_saved
 from thunder.transforms.wide_products import wide_products
 from thunder.transforms.without_cotangents import without_cotangents
 
-__all__ = [
-    "PASSES", "passes", "asked_for", "lower", "lower_with_derivatives", "lower_backward_without",
-    "lower_backward_for_batches",
-]  # fmt: skip
-
 # facts, beside those of `thunder.extend.passes`
 JOINT = "joint"  # a backward that is asked for stands behind its forward
 PLAN = "plan"  # the recomputed values are chosen, and nothing is copied yet

@@ -7,8 +7,6 @@ from collections.abc import Container, Iterable
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 
-__all__ = ["Bases", "alias_bases", "is_view", "may_view"]
-
 
 class Bases(dict[Proxy, Proxy]):
     """By view, the value whose memory it is in. Any other value is in its own."""

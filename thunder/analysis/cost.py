@@ -16,11 +16,6 @@ from thunder.core.proxies import TensorProxy, element_count, number_value
 from thunder.core.regions import FusedFunction, Region
 from thunder.core.symbol import BoundSymbol, OpTags
 
-__all__ = [
-    "H200", "Machine", "bytes_moved", "estimated_time", "multiply_adds", "nbytes", "original_of", "region_bytes",
-    "scratch_bytes", "tensors_in",
-]  # fmt: skip
-
 # how many floating point operations take as long as moving one byte: 200 on an H200 in bfloat16, some 20 on a CPU core
 FLOPS_PER_BYTE = 100
 

@@ -9,8 +9,6 @@ from thunder.analysis.cost import nbytes
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 
-__all__ = ["Occupancy", "first_uses", "last_uses"]
-
 
 def first_uses(bound_symbols: Sequence[BoundSymbol]) -> dict[Proxy, int]:
     """By value, the place of the first bound symbol that uses it."""

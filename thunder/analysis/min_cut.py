@@ -7,8 +7,6 @@ import math
 from collections import deque
 from collections.abc import Hashable, Iterable
 
-__all__ = ["sink_side"]
-
 
 def sink_side(edges: Iterable[tuple[Hashable, Hashable, float]], source: Hashable, sink: Hashable) -> set:
     """The nodes behind the minimum cut that is nearest to the sink: those from which more could flow to it when as much

@@ -18,8 +18,6 @@ from thunder.core.utils import without_collection
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError, add_location, user_line
 from thunder.options import JitOptions
 
-__all__ = ["Compilation", "ProgramFails"]
-
 
 class ProgramFails(CaptureError):
     """A program raised while it was captured: it does so itself, or thunder has failed, which only running it can tell.

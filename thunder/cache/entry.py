@@ -37,11 +37,6 @@ from thunder.transforms.check_results import check_results
 from thunder.transforms.double_backward import InputsBehind, gradient_program, inputs_behind, random_devices
 from thunder.transforms.partition import read_by_products, views_of_outputs
 
-__all__ = [
-    "CacheEntry", "Connection", "Lowered", "Variants", "apart_from_autocast", "connect", "differentiable",
-    "lower_captured", "lowered", "not_differentiable",
-]  # fmt: skip
-
 
 class CacheEntry:
     """One compiled program: a prologue that says whether it fits a call, the computation, and an epilogue.

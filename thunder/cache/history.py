@@ -11,8 +11,6 @@ from thunder.compat.modes import MODES
 from thunder.core.trace import Trace
 from thunder.errors import HELP
 
-__all__ = ["RECORDS", "Recompilation", "CompileStats", "Traces", "REASONS", "section_of_reason"]
-
 # sections of the troubleshooting page, each with a pattern of its reasons; the first that fits
 REASONS = (
     ("no-caching", r"^(no caching|first call)$"),

@@ -29,8 +29,6 @@ import torch
 from thunder.cache.entry import CacheEntry
 from thunder.options import compile_option
 
-__all__ = ["ENTRIES", "PATHS", "ENTRIES_WITH_TRANSFORMS", "STALE", "SCANNED", "EntryTable", "facts_of"]
-
 ENTRIES = compile_option(
     "max_entries", int, 512,
     "compiled programs kept for one function; a call that fits none of so many runs the original function. "

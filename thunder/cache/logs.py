@@ -14,8 +14,6 @@ from thunder.cache.history import Recompilation, Traces
 from thunder.errors import OptionError
 from thunder.options import LOGS
 
-__all__ = ["TOPICS", "configure", "log_program", "log_recompilation"]
-
 TOPICS = ("recompiles", "guards", "passes")
 RECOMPILES, GUARDS, PASSES = (logging.getLogger(f"thunder.{topic}") for topic in TOPICS)
 

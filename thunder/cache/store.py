@@ -11,8 +11,6 @@ from thunder.cache.index import ENTRIES, ENTRIES_WITH_TRANSFORMS, STALE, EntryTa
 from thunder.errors import RecompileWarning, warn_user
 from thunder.options import CACHE_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
 
-__all__ = ["ADVICE", "ProgramCache"]
-
 ADVICE = "Numbers and sizes that change stay symbolic unless the program needs their values; pass others as tensors."
 
 

@@ -34,8 +34,6 @@ from thunder.extend import add_executor_lists, get_executor
 from thunder.options import NUMERICS_OPTIONS, TIERS_OPTIONS, JitOptions
 from thunder.runtime import background
 
-__all__ = ["TIMED", "Tiers", "lower_in_tiers"]
-
 TIMED = 5  # calls of each tier whose times count
 clock: Callable[[], float] = time.perf_counter
 

@@ -47,8 +47,6 @@ from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 from thunder.transforms.base import asked, check_replaced, transform_traces
 
-__all__ = ["Captured", "FailsWithParts", "Request", "capture"]
-
 
 class Captured:
     """The result of a capture. It holds no tensor of the call."""

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from thunder.capture.native import PRIMITIVE
 
-__all__ = ["KINDS", "TakenLock", "held"]
-
 KINDS = type(threading.Lock()), type(threading.RLock())
 _TAKES = {"__enter__", "acquire", "acquire_lock"}
 _RELEASES = {"__exit__", "release", "release_lock"}

@@ -18,8 +18,6 @@ import torch
 
 from thunder.errors import MissingImplementationError, warn_user
 
-__all__ = ["PRIVATE", "BY_NAME", "Private", "MissingName", "AtFirstUse", "missing", "OLDEST", "NEWEST"]
-
 OLDEST, NEWEST = "2.9", "2.15"  # of the versions of PyTorch that thunder was tried on
 ALL = "2.9, 2.11, 2.13, 2.15"
 _ABSENT = object()

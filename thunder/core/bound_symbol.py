@@ -16,8 +16,6 @@ from thunder.errors import DataDependentError
 if TYPE_CHECKING:
     from thunder.core.symbol import Symbol
 
-__all__ = ["BoundSymbol", "adopt", "hashable"]
-
 
 class BoundSymbol:
     """One operation of a trace: `output = sym(*args, **kwargs)`. `inputs` and `outputs` are the proxies in it, flat.

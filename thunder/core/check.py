@@ -7,8 +7,6 @@ from thunder.core.symbol import BoundSymbol, detached
 from thunder.core.trace import Trace
 from thunder.errors import DataDependentError, TraceCheckError
 
-__all__ = ["check"]
-
 
 def check(trace: Trace) -> Trace:
     """Returns `trace` if each name is defined once and before its uses, no value is read after its `del`, and the

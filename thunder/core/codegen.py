@@ -18,8 +18,6 @@ from thunder.core.devices import Device
 from thunder.core.dtypes import dtype
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, has_numbers, proxies_in, type_string
 
-__all__ = ["Printer", "Text", "compile_source", "function_source", "line_owners"]
-
 # how the modules that traces print are imported: printed name -> import line
 IMPORTS = {
     "torch": "import torch",

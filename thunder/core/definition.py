@@ -10,8 +10,6 @@ import dataclasses
 from collections.abc import Callable, Container
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["Definition", "InPlaceForm", "holds"]
-
 
 def holds(fact: bool | Callable[[Any], bool], bound_symbol) -> bool:
     """Whether a fact that may depend on the bound symbol holds for one."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["Device", "DeviceType", "to_device", "device_from_string", "cpu"]
-
 
 class DeviceType(enum.Enum):
     CPU = "cpu"

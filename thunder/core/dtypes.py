@@ -7,11 +7,6 @@ numpy dtype, a Python number type, a string). `thunder.ops.torch_types` has the 
 
 from __future__ import annotations
 
-__all__ = [
-    "dtype", "to_dtype", "all_dtypes", "promote", "is_boolean", "is_integer", "is_float", "is_complex",
-    "is_inexact", "real_of", "complex_of",
-]  # fmt: skip
-
 BOOL, INTEGER, FLOAT, COMPLEX = range(4)
 
 

@@ -30,12 +30,6 @@ from thunder.core.proxies import AnyProxy
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
 
-__all__ = [
-    "HostProxy", "Log", "call_function", "call_method", "beginning_with", "host_call", "kind_of", "logged",
-    "taken_from_log", "warn_at", "with_log",
-]  # fmt: skip
-
-
 for _kind in (types.BuiltinFunctionType, types.FunctionType):
     OBJECT_NAMES[_kind] = lambda function: function.__name__
 

@@ -19,11 +19,6 @@ from thunder.core.symbolic import RELATIONS
 from thunder.core.values import BINARY_DUNDERS, Proxy
 from thunder.errors import DataDependentError
 
-__all__ = [
-    "Condition", "FloatProxy", "IntegerProxy", "NumberProxy", "UnbackedNumber", "application", "are_equal", "concrete",
-    "converted", "extreme", "number_value", "settled",
-]  # fmt: skip
-
 
 class UnbackedNumber(Proxy):
     """A number that an operation computes from data: the size of a result, or the value of a tensor. The program holds

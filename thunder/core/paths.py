@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 from thunder.core.proxies import RELATIONS
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 
-__all__ = ["Decision", "OtherPath", "check_decision", "check_value", "last_decision"]
-
 
 class Decision(NamedTuple):
     """question: in words. answer: True, False or a number. where: (filename, line, function, source line) of the user's

@@ -8,8 +8,6 @@ from typing import Any
 
 import optree
 
-__all__ = ["tree_flatten", "tree_unflatten", "tree_map", "tree_iter", "tree_flatten_with_dataclass"]
-
 _NAMESPACE = "thunder"
 _WITH_DATACLASSES = "thunder.dataclasses"
 _registered: set[type] = set()

@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from thunder.core.bound_symbol import BoundSymbol
     from thunder.core.proxies import TensorProxy
 
-__all__ = [
-    "RECORDER", "Context", "Names", "Recorder", "current_recorder", "decided_by_data", "detached", "recording",
-    "undecided", "user_location", "why_undecided",
-]  # fmt: skip
-
 RECORDER: ContextVar[Any] = ContextVar("recorder", default=None)
 
 

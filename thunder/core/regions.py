@@ -23,8 +23,6 @@ from thunder.core.proxies import (
 )
 from thunder.core.symbol import BoundSymbol, OpTags, hashable
 
-__all__ = ["FusedFunction", "Region", "convex_regions", "schedule", "region_key", "leading_to"]
-
 
 class Region:
     """Operations to run as one, in order, with their live-in values (`inputs`) and live-out values (`outputs`).

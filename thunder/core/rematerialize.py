@@ -13,8 +13,6 @@ from thunder.core.proxies import Proxy, TensorProxy, element_count
 from thunder.core.regions import Region, leading_to
 from thunder.core.symbol import BoundSymbol, OpTags
 
-__all__ = ["recompute_cheap"]
-
 
 def recompute_cheap(
     regions: Sequence[Region],

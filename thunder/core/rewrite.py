@@ -16,8 +16,6 @@ from thunder.core.symbol import BoundSymbol, Names, Recorder, adopt, recording
 from thunder.core.trace import Trace
 from thunder.errors import ThunderError
 
-__all__ = ["Rewriter", "decomposed", "renamed", "renamed_operation", "renamed_value", "rewrite"]
-
 
 class Rewriter:
     """The output of a rule: the operations so far, and the replacements of dropped values."""

@@ -15,11 +15,6 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 
-__all__ = [
-    "Expression", "Computed", "Decisions", "Facts", "symbol", "constant", "apply", "hold", "APPLICATIONS", "MATH",
-    "RELATIONS",
-]  # fmt: skip
-
 RELATIONS: dict[str, Callable] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip

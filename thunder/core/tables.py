@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 
-__all__ = ["table"]
-
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Container[int] = ()) -> str:
     """Rows of cells below a head, in columns as wide as their widest cell. right: columns of numbers, aligned right."""

@@ -15,11 +15,6 @@ from thunder.core.codegen import Printer, compile_source, function_source
 from thunder.core.proxies import Proxy, proxies_in
 from thunder.core.symbol import BoundSymbol, Context, Names, Recorder, current_recorder, detached, recording
 
-__all__ = [
-    "Trace", "TraceCtx", "ForwardBackward", "TraceBuilder", "TraceInfo", "TraceTag", "from_trace", "tracectx",
-    "detached_trace", "is_tracing", "timed_pass", "headed",
-]  # fmt: skip
-
 
 class TraceTag(enum.Enum):
     JOINT = enum.auto()

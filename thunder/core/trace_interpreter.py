@@ -12,8 +12,6 @@ from thunder.core.rewrite import Rewriter
 from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
 from thunder.core.trace import Trace
 
-__all__ = ["TraceSubstitutionProcessor", "interpret_trace"]
-
 
 def interpret_trace(trace: Trace, *args) -> Any:
     """Calls the symbols of a trace with other arguments, inside whatever is traced now. What the trace returns for

@@ -36,12 +36,6 @@ from thunder.core.symbol import UNBACKED, BoundSymbol, Names, OpTags, Recorder, 
 from thunder.core.symbolic import Facts
 from thunder.errors import DataDependentError
 
-__all__ = [
-    "fresh_size", "made_number", "assume", "check_shapes", "as_size", "read_sizes", "with_sizes",
-    "typed_by_examples", "size_symbol", "made_of", "check_sizes", "check_condition", "varying",
-]  # fmt: skip
-
-
 # ------------------------------------------------------------------------------ operations that make numbers
 
 

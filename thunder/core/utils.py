@@ -13,10 +13,6 @@ from thunder.core.proxies import Proxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 
-__all__ = [
-    "check", "sequencify", "producers", "consumers", "producers_and_consumers", "without_collection", "has_triton",
-]  # fmt: skip
-
 
 def check(condition: Any, message: Callable[[], str], exception_type: type[Exception] = RuntimeError) -> None:
     """Raises exception_type with the message, which is made only then, unless the condition holds."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["AnyProxy", "BINARY_DUNDERS", "CollectionProxy", "METHODS", "Proxy", "torch_function"]
-
 BINARY_DUNDERS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 
 

@@ -12,8 +12,6 @@ from thunder.distributed.placement import placed_parameters, placement_of, skip_
 from thunder.distributed.synchronize import prepared_gradient
 from thunder.ops.families.collectives import all_reduce_together, reduce_scatter_together
 
-__all__ = ["no_sync", "synchronize_gradients", "clip_grad_norm_"]
-
 
 @contextlib.contextmanager
 def no_sync(module: torch.nn.Module) -> Iterator[None]:

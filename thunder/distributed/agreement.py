@@ -23,8 +23,6 @@ from thunder.core.trace import Trace
 from thunder.errors import CollectiveError
 from thunder.ops.families.lost_ranks import introduce
 
-__all__ = ["check_agreement", "check_same_module"]
-
 LONGEST = 120.0  # seconds to wait for ranks that compile later; the group's own timeout where that is shorter
 _WORDS = {
     "collective": (

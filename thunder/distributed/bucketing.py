@@ -30,8 +30,6 @@ from thunder.distributed.synchronize import (
 from thunder.ops.backward import embedding_backward, times_cotangent
 from thunder.ops.families.collectives import all_gather_together, all_reduce_together, reduce_scatter_together, wait
 
-__all__ = ["bucket"]
-
 # bytes of one rank, of at least 8 ranks: links are as fast as they get with these, and a piece takes a fraction of a
 # millisecond on NVLink
 PIECE = 16 * 2**20

@@ -33,11 +33,6 @@ from torch.distributed.tensor import DTensor, Shard
 from thunder.distributed.placement import Placement, placed_parameters, placement_of
 from thunder.ops.families.lost_ranks import failed
 
-__all__ = [
-    "StateDictOptions", "has_fsdp_modules", "get_model_state_dict", "load_model_state_dict", "get_optimizer_state_dict",
-    "load_optimizer_state_dict", "save", "load",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class StateDictOptions:

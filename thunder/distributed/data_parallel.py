@@ -19,8 +19,6 @@ from thunder.ops.families.collectives import group_of
 from thunder.ops.families.lost_ranks import introduce
 from thunder.options import LOCAL_RANK
 
-__all__ = ["ddp", "fsdp", "copy_default_process_group"]
-
 
 def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.0, process_group=None):
     """Data parallelism: every rank holds all parameters, and gradients are averaged.

@@ -34,8 +34,6 @@ from thunder.ops import LTORCH
 from thunder.ops.families.splitting_rules import Part, elementwise
 from thunder.transforms.dce import dce
 
-__all__ = ["split_layers"]
-
 
 def split_layers(trace: Trace, slices: Iterable[Slice]) -> Trace:
     """Linear and embedding layers whose weights are split compute parts, and what lies between two of them is computed

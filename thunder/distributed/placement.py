@@ -22,14 +22,6 @@ from thunder import compat
 from thunder.errors import CaptureError
 from thunder.ops import LTORCH
 
-__all__ = [
-    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placing_copies", "placement_of", "seen_as",
-    "placed_parameters",
-    "check_all_placed", "synchronizes", "skip_data_parallel_grad_sync", "set_skip_data_parallel_grad_sync",
-    "reset_skip_data_parallel_grad_sync",
-    "get_skip_data_parallel_grad_sync",
-]  # fmt: skip
-
 
 class FSDPType(enum.Enum):
     """Whether `fsdp` keeps gathered parameters between forward and backward."""

@@ -33,8 +33,6 @@ from thunder.options import NUMERICS_OPTIONS, JitOptions
 from thunder.pipeline import asked_for, lower, lower_with_derivatives
 from thunder.transforms.cudagraph import CUDAGraphTransform
 
-__all__ = ["plan", "Plan", "Plans", "OPTIMIZERS"]
-
 GIB, MIB = 2**30, 2**20
 
 # optimizers, by how many numbers as large as a parameter they keep

@@ -24,8 +24,6 @@ from thunder.core.trace import Trace
 from thunder.ops import LTORCH
 from thunder.options import compile_option
 
-__all__ = ["overlap", "BYTES_IN_FLIGHT", "COMMUNICATION_BYTES_IN_FLIGHT"]
-
 BYTES_IN_FLIGHT = 512 * 2**20  # the default limit: a few layers of a large model, some milliseconds of NVLink
 COMMUNICATION_BYTES_IN_FLIGHT = compile_option(
     "communication_bytes_in_flight", int, BYTES_IN_FLIGHT, "the limit on the bytes of collectives that run at once",

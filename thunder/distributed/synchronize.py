@@ -23,12 +23,6 @@ from thunder.ops import LTORCH
 from thunder.ops.families.collectives import all_gather, all_reduce, reduce_scatter, wait
 from thunder.ops.torch_types import from_tensor_dtype
 
-__all__ = [
-    "synchronize", "synchronize_gradient", "synchronize_parameters", "prepared_shard", "whole_of",
-    "prepared_gradient", "reduced_part", "leave_for_later",
-]  # fmt: skip
-
-
 codegen.OBJECT_NAMES[Placement] = lambda placement: "placement_" + re.sub(r"\W", "_", placement.name)
 
 

@@ -20,17 +20,6 @@ from thunder.errors import OptionError
 from thunder.ops import LTORCH
 from thunder.ops.families.collectives import all_gather, all_reduce, group_of, reduce_scatter, wait
 
-__all__ = [
-    "column_parallel",
-    "row_parallel",
-    "copy_to_ranks",
-    "sum_over_ranks",
-    "join_ranks",
-    "part_of_rank",
-    "gather_parts",
-    "sum_of_parts",
-]
-
 
 def column_parallel(
     model,

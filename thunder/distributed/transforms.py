@@ -5,8 +5,6 @@ from __future__ import annotations
 from thunder.distributed.data_parallel import ddp, fsdp
 from thunder.transforms.base import Transform
 
-__all__ = ["DDPTransform", "FSDPTransform"]
-
 
 class DDPTransform(Transform):
     """Prepares the module that is compiled with `thunder.distributed.ddp`, whose arguments it takes."""

@@ -12,8 +12,6 @@ from thunder.core.proxies import TensorProxy
 from thunder.executors.cross_entropy import register_cross_entropy
 from thunder.extend import OperatorExecutor, register_executor
 
-__all__ = ["apex_ex"]
-
 _KINDS = ("cuda",)  # of device, that the kernels run on
 
 

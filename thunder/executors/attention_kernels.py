@@ -21,8 +21,6 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import sum_to
 from thunder.ops.families.attention import differentiated_by_products, scores
 
-__all__ = ["BY_SIZE", "CUDNN", "EFFICIENT", "FLASH", "KERNELS", "Kernel", "aligned_bias", "attention_kernel"]
-
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """With the last dimension dense, as kernels read it."""

@@ -16,8 +16,6 @@ from thunder.ops.families.attention import fits_flash_for_cpu
 from thunder.ops.layout import run_line
 from thunder.ops.torch_types import to_torch_dtype
 
-__all__ = ["grouped", "without_copies"]
-
 ALIGNMENT = 16  # bytes
 
 

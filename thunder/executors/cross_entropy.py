@@ -25,8 +25,6 @@ from thunder.core.proxies import TensorProxy
 from thunder.extend import OperatorExecutor, register_executor
 from thunder.ops import LTORCH
 
-__all__ = ["cross_entropy_ex", "register_cross_entropy"]
-
 
 def register_cross_entropy(
     executor: OperatorExecutor,

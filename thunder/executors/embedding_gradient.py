@@ -19,8 +19,6 @@ from thunder.core.utils import has_triton
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops.backward import embedding_backward
 
-__all__ = ["embedding_gradient_ex"]
-
 SMALLEST, NARROWEST = 1 << 27, 1 << 12  # bytes of a table, and of a row
 INDICES = range(2048, (1 << 14) + 1)  # how many; of many that are all the same PyTorch sums up parts at a time
 

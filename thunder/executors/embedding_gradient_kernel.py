@@ -7,8 +7,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["summed_by_index"]
-
 MOST = 64  # indices that a program for a row sums up; where there are more, others share the columns
 
 

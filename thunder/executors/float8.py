@@ -14,8 +14,6 @@ from thunder.extend import OperatorExecutor, register_executor
 from thunder.ops.families.float8 import largest, quantize
 from thunder.ops.torch_types import to_torch_dtype
 
-__all__ = ["float8_ex"]
-
 
 def _takes(x: TensorProxy, *rest) -> bool:
     return has_triton() and x.device.type == "cuda" and 0 not in x.shape and all(isinstance(n, int) for n in x.shape)

@@ -13,8 +13,6 @@ import triton.language as tl
 
 from thunder.executors.repeated_launch import RepeatedLaunch
 
-__all__ = ["by_rows", "largest_of", "whole"]
-
 HEIGHT, WIDTH = 64, 128  # of a tile that is written, by 4 warps: a line of the cache, and half of one in the transpose
 SEEN = 16, 512  # of a tile whose largest number is looked for, by 8 warps
 PROGRAMS = 512  # that look for it, at most

@@ -44,8 +44,6 @@ from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import CXX_COMPILER, SEARCH_PATH
 from thunder.runtime import background
 
-__all__ = ["inductor_ex", "torch_compile_ex", "torch_compile_cat_ex"]
-
 _COMPILERS = ("g++", "clang++", "c++", "cl")
 
 

@@ -22,8 +22,6 @@ from torch.fx.node import map_arg
 
 from thunder import compat
 
-__all__ = ["joined_by_parts"]
-
 _ATEN = torch.ops.aten
 _VIEWS = (_ATEN.view.default, _ATEN.unsqueeze.default, _ATEN.squeeze.dim)
 _NARROWEST = 16  # numbers of a part of a row: a vector of float32 on most processors

@@ -18,8 +18,6 @@ from thunder.executors.triton_kernels.sizes import Extent, value_of
 from thunder.executors.triton_kernels.strides import fit, strides_in_words
 from thunder.ops.layout import run_line
 
-__all__ = ["RegionOfSizes", "alike", "apart", "laid_out"]
-
 MOST = 8  # variants of a region; what fits none of so many runs by PyTorch's kernels
 KNOWN = 1024  # sizes of which a variant remembers what holds for them
 _ONE_AT_A_TIME = threading.Lock()  # Inductor's settings are the process's

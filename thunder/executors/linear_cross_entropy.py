@@ -40,8 +40,6 @@ from thunder.ops.families.aligned import multiply_into
 from thunder.ops.layout import empty_rows
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
-__all__ = ["linear_cross_entropy_ex"]
-
 # bytes of logits that are made at once, or as many as the weight has; below that there is little to save, and smaller
 # products are slower
 LIMIT = 1 << 29

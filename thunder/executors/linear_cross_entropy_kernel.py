@@ -7,8 +7,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["over_rows"]
-
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32: from it infinite numbers may be subtracted
 
 

@@ -39,8 +39,6 @@ from thunder.ops import LTORCH
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import C_COMPILER, compile_option
 
-__all__ = ["matvec_ex"]
-
 ROWS = 16  # at most
 TOGETHER = 3  # weights that one launch reads, at most
 SMALLEST = 1 << 18  # elements of a weight; smaller ones were not measured

@@ -12,8 +12,6 @@ import triton.language as tl
 from thunder import compat
 from thunder.executors.repeated_launch import RepeatedLaunch
 
-__all__ = ["few_rows", "one_row"]
-
 
 @triton.jit
 def _one_row(

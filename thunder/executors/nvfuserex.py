@@ -15,8 +15,6 @@ from thunder.core.symbol import BoundSymbol
 from thunder.extend import register_executor
 from thunder.extend.fusion import FusionExecutor
 
-__all__ = ["nvfuserex"]
-
 
 class NvFuserExecutor(FusionExecutor):
     """Takes no operation."""

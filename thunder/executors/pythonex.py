@@ -6,8 +6,6 @@ import platform
 
 from thunder.extend import OperatorExecutor, get_always_executors, register_executor, set_always_executors
 
-__all__ = ["python_ex"]
-
 python_ex = OperatorExecutor("python", version=platform.python_version(), exact=True)
 register_executor(python_ex)
 set_always_executors((*get_always_executors(), python_ex))

@@ -10,8 +10,6 @@ import torch
 
 from thunder import compat
 
-__all__ = ["RepeatedLaunch"]
-
 ALIGNMENT = 16  # bytes, of addresses that kernels are compiled for
 
 

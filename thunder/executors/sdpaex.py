@@ -42,8 +42,6 @@ from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, regis
 from thunder.ops.families.attention import attention_bias, attention_with_dropout, scaled_dot_product_attention
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
-__all__ = ["sdpa_ex"]
-
 
 def _choose(usable: Callable, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) -> Kernel | None:
     """The kernel for a call, or None where PyTorch's own call is as good. usable: says which of the kernels takes

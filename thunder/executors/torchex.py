@@ -14,8 +14,6 @@ from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.extend import Executor, Implementation, add_always_executor, register_executor
 from thunder.ops.registry import torch_path
 
-__all__ = ["torch_ex", "no_autocast"]
-
 
 class TorchExecutor(Executor):
     """Executes all operations with a PyTorch function."""

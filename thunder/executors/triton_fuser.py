@@ -33,8 +33,6 @@ from thunder.ops.families.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import compile_option
 
-__all__ = ["triton_fuser"]
-
 SHARED = 1 << 26  # bytes that a launch moves which others may share: a larger one is as fast alone
 DEAR = 40  # instructions for an element, of a table of sines
 TRITON_AUTOTUNE = compile_option(

@@ -11,8 +11,6 @@ from typing import Any
 from thunder.core.codegen import Printer
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, user_location
 
-__all__ = ["debug_print", "breakpoint_line"]
-
 
 def debug_print(value: Any) -> Any:
     """Prints a value whenever the program runs, with its name there and the user's line, and returns it. `print` runs

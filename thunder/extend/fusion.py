@@ -18,8 +18,6 @@ from thunder.errors import MissingImplementationError
 from thunder.extend import Executor, Implementation, operation_id
 from thunder.extend.launches import Piece, share_launches
 
-__all__ = ["FusionExecutor", "TooLarge", "Unfused", "of_integers", "run_by", "written_over"]
-
 KEPT = 1024  # compiled regions that an executor remembers
 
 

@@ -19,8 +19,6 @@ from thunder.core.proxies import Proxy, TensorProxy, numbers_in
 from thunder.core.regions import Region
 from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags
 
-__all__ = ["Piece", "share_launches"]
-
 KEPT = 1 << 25  # bytes that live longer because regions of one launch wait, or come early
 ARGUMENTS = 400  # of a launch: CUDA gives those of a kernel 4 KiB
 DIFFERENT = 128  # operations of regions that are not alike: a longer kernel takes too long to compile

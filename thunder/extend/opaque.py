@@ -11,8 +11,6 @@ from thunder.core.proxies import TensorProxy, like, map_structure
 from thunder.core.symbol import Names, OpTags, Symbol, current_recorder, detached
 from thunder.errors import MissingImplementationError, OptionError
 
-__all__ = ["opaque"]
-
 
 def opaque(
     fn: Callable | None = None,

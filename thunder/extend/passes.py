@@ -26,8 +26,6 @@ from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
 from thunder.options import JitOptions
 
-__all__ = ["Pass", "PassList", "Lowering", "OPERATIONS", "RUNS"]
-
 OPERATIONS = "operations"  # the fact that a captured trace begins with
 RUNS = "executors"  # the fact that a program needs to run
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.extend import OperatorExecutor, _check_callable
 
-__all__ = ["StatefulExecutor", "TemporaryExecutor"]
-
 
 class StatefulExecutor(OperatorExecutor):
     """An executor with operations that keep something from run to run, as scales of low-precision formats."""

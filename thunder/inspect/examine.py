@@ -21,18 +21,6 @@ from thunder.errors import ThunderError, warn_user
 from thunder.inspect.queries import last_entry
 from thunder.ops import inplace_of, lookup
 
-__all__ = [
-    "examine",
-    "torch_calls",
-    "get_fusions",
-    "get_fusion_symbols",
-    "operations_in",
-    "saved_for_backward",
-    "SavedValue",
-    "SavedValues",
-]
-
-
 _DECISIONS = {getattr(torch.Tensor, f"__{n}__") for n in ("bool", "int", "float", "complex", "index", "contains")}
 
 

@@ -20,8 +20,6 @@ from thunder.core.trace import Trace
 from thunder.errors import CaptureError
 from thunder.transforms.base import Transform
 
-__all__ = ["Explained", "Explanation", "explain", "explained"]
-
 KINDS = ("fallback", "decision", "value", "wait", "host call", "opaque operation")
 
 

@@ -39,8 +39,6 @@ from thunder.transforms.del_last_used import python_del
 from thunder.transforms.partition import unpack_sequence
 from thunder.transforms.phases import phase_of
 
-__all__ = ["Cost", "Profile", "Share", "check_symbols", "costs_of", "profile", "profiler_ranges"]
-
 ROUNDS = 3, 20  # calls of each kind, at least and at most, as long as they take
 SECONDS = 3.0  # together
 WARM = 3  # calls before, of which the first ones compile

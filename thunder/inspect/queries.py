@@ -13,14 +13,6 @@ from thunder.core.symbol import OpTags
 from thunder.interpreter import interpreted_instructions, interpreter_log, print_log
 from thunder.options import CACHE_OPTIONS
 
-__all__ = [
-    "compile_data", "compile_stats", "last_traces", "last_backward_traces", "last_prologue_traces",
-    "last_epilogue_traces", "cache_option", "cache_hits",
-    "cache_misses", "list_transforms", "last_interpreted_instructions", "last_interpreter_log",
-    "print_last_interpreter_log", "last_compile_options",
-    "last_recompile_reasons", "last_paths", "get_auto_registered_torch_op_names", "last_sharp_edges",
-]  # fmt: skip
-
 
 class CompileData:
     """What a function was compiled with."""

@@ -29,8 +29,6 @@ from thunder.inspect.profile import Cost, Profile, Share, check_symbols, costs_o
 from thunder.inspect.queries import last_entry, last_paths
 from thunder.transforms.del_last_used import python_del
 
-__all__ = ["Report", "report"]
-
 CHANGED = 300  # lines of a diff
 ROWS = 400  # of a table of lines, modules or saved values
 TEXT = 20_000  # characters of one kernel's source, or of a prologue

@@ -35,8 +35,6 @@ from thunder.inspect.verification.comparison import Comparison, Report
 from thunder.inspect.verification.programs import generators_restored
 from thunder.inspect.verification.step import Step
 
-__all__ = ["verify", "Report", "Comparison"]
-
 
 def verify(fn: Callable, *args: Any, steps: int = 1, **kwargs: Any) -> Report:
     """Runs eager PyTorch beside a compiled function or module, and says where the two part by more than rounding

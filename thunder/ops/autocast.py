@@ -23,8 +23,6 @@ from thunder.core.proxies import TensorProxy, map_structure, proxies_in
 from thunder.core.symbol import Recorder, Symbol, current_recorder
 from thunder.ops.registry import LTORCH
 
-__all__ = ["Policy", "policy", "kinds_of"]
-
 WORDS = ("lower", "float32", "widest", "banned")
 
 

@@ -18,8 +18,6 @@ from thunder.core.utils import has_triton
 from thunder.ops.layout import empty_rows, is_dense
 from thunder.ops.registry import LTORCH, PRIMS, declare, torch_prim
 
-__all__ = ["sum_to", "kernel", "gradient_of_first", "op", "formula", "times_cotangent"]
-
 aten = torch.ops.aten
 
 

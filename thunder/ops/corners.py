@@ -11,8 +11,6 @@ import torch
 
 from thunder import compat
 
-__all__ = ["drops_far_bounds", "is_differentiated", "kept_at_bounds", "kept_at_tie", "turns_at_origin"]
-
 
 def _slope(function: Callable, *values: float) -> float:
     """The derivative of a function of numbers by its first one."""

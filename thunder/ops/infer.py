@@ -32,17 +32,6 @@ from thunder.ops.promotion import same_device
 from thunder.ops.shape_rules import Unfit
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
 
-__all__ = [
-    "fake",
-    "example",
-    "as_torch",
-    "as_pytorch",
-    "differentiates_fakes",
-    "typed_by_running",
-    "typed_on_meta",
-    "without_memory",
-]
-
 _EXAMPLES = 40  # sizes that PyTorch's function is run with, where they are symbolic
 _FEW = 1 << 22  # elements up to which a fake is a dense tensor; beyond it is one element, expanded
 

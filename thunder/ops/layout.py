@@ -11,8 +11,6 @@ from thunder.core.proxies import NumberProxy, Proxy, map_structure
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.infer import as_torch
 
-__all__ = ["assign", "empty_rows", "is_dense", "padded_row", "padded_strides", "run_line"]
-
 ROW_BYTES = 16  # products of matrices have fast kernels where rows begin at multiples of it
 LEAST_ROW = 256  # bytes: a shorter row would be mostly padding
 

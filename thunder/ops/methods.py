@@ -19,8 +19,6 @@ from thunder.ops.registry import LTORCH, alias, inplace_of, lookup, operand_plac
 from thunder.ops.tensor_values import item, tolist
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
-__all__ = ["call_torch"]
-
 
 def call_torch(function, args: tuple, kwargs: dict):
     """Records a call of a torch function: as the operation it stands for, as an in-place write, or as an opaque

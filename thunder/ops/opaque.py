@@ -17,8 +17,6 @@ from thunder.errors import CaptureError
 from thunder.ops.infer import typed_by_running
 from thunder.ops.registry import alias, lookup, torch_path
 
-__all__ = ["symbol_for", "is_opaque", "written_by", "written_by_builtin", "casts_inside"]
-
 _SYMBOLS: dict = {}
 
 

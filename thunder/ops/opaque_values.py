@@ -18,17 +18,6 @@ from thunder.core.symbol import user_location
 from thunder.core.unbacked import check_sizes
 from thunder.errors import CaptureError
 
-__all__ = [
-    "is_unusual",
-    "holds_unusual",
-    "is_tensor",
-    "metadata",
-    "fix_shared",
-    "from_unusual",
-    "refuse",
-    "CONSTRUCTORS",
-]
-
 # functions that make such tensors of dense ones, and that fake tensors do not know
 CONSTRUCTORS = (
     torch.nested.nested_tensor, torch.nested.as_nested_tensor, torch.quantize_per_tensor, torch.quantize_per_channel,

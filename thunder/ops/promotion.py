@@ -8,17 +8,6 @@ from thunder.core.dtypes import COMPLEX, FLOAT, dtype
 from thunder.core.proxies import NumberProxy, TensorProxy, same_shape
 from thunder.core.symbol import current_recorder
 
-__all__ = [
-    "default_dtype",
-    "result_type",
-    "broadcast_shapes",
-    "number_dtype",
-    "to_float",
-    "same_device",
-    "Promotion",
-    "is_number",
-]
-
 _NUMBER_TYPES = (bool, int, float, complex, NumberProxy)
 
 

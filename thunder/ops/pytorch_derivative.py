@@ -14,8 +14,6 @@ from thunder.errors import CaptureError
 from thunder.ops.infer import as_torch, differentiates_fakes, example, fake, without_memory
 from thunder.ops.opaque_values import is_tensor
 
-__all__ = ["derivative_of", "vjp_of"]
-
 
 class Graph:
     """The piece of PyTorch's autograd graph that one operation left: what its derivative saves."""

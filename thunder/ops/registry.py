@@ -23,12 +23,6 @@ from thunder.core.proxies import METHODS
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import infer
 
-__all__ = [
-    "prim", "composite", "torch_prim", "alias", "by_example", "declare", "lookup", "operand_places", "operation_of",
-    "register", "torch_path", "LTORCH", "PRIMS", "inplace_of",
-    "register_inplace", "register_list_inplace",
-]  # fmt: skip
-
 LTORCH: dict[str, Symbol] = {}  # operations with PyTorch's semantics, by name
 PRIMS: dict[str, Symbol] = {}  # operations without broadcasting, promotion or defaults, by name
 _BY_TORCH: dict[Callable, Callable] = {}

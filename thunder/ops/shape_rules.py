@@ -9,19 +9,6 @@ from collections.abc import Sequence
 
 from thunder.core.proxies import TensorProxy, concrete, proxies_in
 
-__all__ = [
-    "Unfit",
-    "require",
-    "wrap_dim",
-    "wrap_dims",
-    "along",
-    "is_empty",
-    "sizes_with_minus_one",
-    "ceil_div",
-    "check_tensor",
-    "by_mask",
-]
-
 
 class Unfit(RuntimeError):
     """An operation refuses its arguments. `infer.as_pytorch` finds PyTorch's words for it."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["named", "packed", "without_none"]
-
 
 def named(args: tuple, kwargs: dict, *names: str) -> tuple[dict, dict]:
     """The arguments that have one of these names, or its place, by name and in this order; and the other keywords."""

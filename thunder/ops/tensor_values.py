@@ -26,8 +26,6 @@ from thunder.errors import CaptureError
 from thunder.ops.infer import as_torch
 from thunder.ops.registry import LTORCH, alias, torch_prim
 
-__all__ = ["as_number", "fixed_value", "item", "tolist", "value_of_sizes"]
-
 _FIXED_LINES = 256  # a longer computation of constants is not done while a program is captured
 
 

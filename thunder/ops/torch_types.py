@@ -8,16 +8,6 @@ from thunder import compat
 from thunder.core.devices import Device, to_device
 from thunder.core.dtypes import INTEGER, all_dtypes, dtype, to_dtype
 
-__all__ = [
-    "to_torch_dtype",
-    "to_torch_device",
-    "from_tensor_dtype",
-    "from_tensor_device",
-    "require_fit",
-    "scalar_type",
-    "named_results",
-]
-
 _TO_TORCH: dict[dtype, torch.dtype] = {
     d: t for d in all_dtypes if isinstance(t := getattr(torch, d.torch_name, None), torch.dtype)
 }

@@ -18,8 +18,6 @@ from thunder.programs import files
 from thunder.programs.keep import differences, machine, versions
 from thunder.programs.text import Damaged
 
-__all__ = ["add_command"]
-
 
 def add_command(commands: Any) -> None:
     """Adds `cache` to the commands of an ArgumentParser."""

@@ -31,8 +31,6 @@ from thunder.capture.locations import content
 from thunder.capture.native import CONTAINERS, IMMUTABLE, slots
 from thunder.capture.sources import MISSING
 
-__all__ = ["Describer", "Unspeakable", "code_digest", "digest", "find_named", "named"]
-
 PARTS = 200  # of an object of a library; one that leads to more is not described
 _DESCRIPTORS = (
     types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,

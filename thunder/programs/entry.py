@@ -48,9 +48,6 @@ from thunder.transforms.dce import dce
 from thunder.transforms.double_backward import InputsBehind
 from thunder.transforms.register_grad import REGISTERED
 
-__all__ = ["check_texts", "document_of", "entry_of", "key_of_missing"]
-
-
 # ---------------------------------------------------------------------------------------------------------- to text
 
 

@@ -23,8 +23,6 @@ from thunder.options import cache_directory
 from thunder.programs.text import Damaged
 from thunder.runtime import disk_cache
 
-__all__ = ["REFUSED", "SUFFIX", "directory", "key_of_user", "read", "read_facts", "write"]
-
 SUFFIX, REFUSED = ".program", ".refused"
 _MAGIC = b"thunder program 1"
 _KEY = "programs.key"

@@ -32,20 +32,6 @@ from thunder.programs.entry import document_of, entry_of, key_of_missing
 from thunder.programs.questions import Mismatch
 from thunder.programs.text import Damaged, written_text
 
-__all__ = [
-    "KEEP",
-    "KEPT",
-    "differences",
-    "machine",
-    "versions",
-    "document_for",
-    "find",
-    "keep",
-    "metadata",
-    "refused",
-    "wanted",
-]
-
 KEEP = compile_option(
     "keep_programs", bool, None,
     "programs are kept on disk, and the next process takes them from there in the place of capturing them; "

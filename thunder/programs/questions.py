@@ -28,8 +28,6 @@ from thunder.capture.sources import MISSING, Source
 from thunder.core.symbolic import Decisions
 from thunder.programs.describe import Describer, Unspeakable, find_named, named
 
-__all__ = ["Replay", "Mismatch", "written_questions"]
-
 QUESTIONS: dict[str, Question] = {q.name: q for q in vars(ask).values() if isinstance(q, Question)}
 _METADATA = ("is_conj", "is_neg", "is_inference")
 # what a call at a source may call: what only tells

@@ -27,10 +27,6 @@ from thunder.ops.functionalize.inplace import in_grad_mode
 from thunder.ops.registry import inplace_of, lookup
 from thunder.programs.describe import Describer, Unspeakable, name_of, named
 
-__all__ = [
-    "Damaged", "check_computation", "epilogue_of", "function_of", "objects_of", "written_object", "written_text",
-]  # fmt: skip
-
 
 class Damaged(Exception):
     """A file does not hold a program. The words say why."""

@@ -12,8 +12,6 @@ from thunder.ops.families.float8 import LARGEST, has_products, product, quantize
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.quantization.weights import ScaledRows
 
-__all__ = ["Float8Weights"]
-
 MOST = LARGEST[float8_e4m3fn.name]
 SMALLEST_SCALE = 1e-12
 

@@ -9,8 +9,6 @@ import torch
 
 from thunder.quantization.weights import QuantizedWeights, check_run, pack, unpack, why_no_runs
 
-__all__ = ["Int4Weights"]
-
 
 class Int4Weights(QuantizedWeights):
     """w = code * scale + least, with a code below 16, and a scale and a least value for each `group` of a row, which

@@ -12,8 +12,6 @@ from thunder.core.proxies import TensorProxy
 from thunder.ops.families.quantization import int_mm
 from thunder.quantization.weights import ScaledRows
 
-__all__ = ["Int8Weights"]
-
 STEPS = 127
 TINY = torch.finfo(torch.float32).tiny
 CUDA_ROWS = 17  # at least, of PyTorch's product of integers on GPUs

@@ -13,8 +13,6 @@ from thunder.core.symbol import Symbol
 from thunder.ops import LTORCH
 from thunder.quantization.weights import QuantizedWeights, check_run, pack, unpack, why_no_runs
 
-__all__ = ["NF4Weights", "NF4"]
-
 # appendix E of the paper
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,

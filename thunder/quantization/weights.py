@@ -32,8 +32,6 @@ from thunder.ops.backward import sum_to
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_dtype
 from thunder.transforms.base import Transform, connected, with_parameter
 
-__all__ = ["QuantizedWeights", "ScaledRows", "check_run", "join", "pack", "unpack", "why_no_runs"]
-
 
 def _typed(parts: tuple, format: QuantizedWeights, shape: tuple, dtype: torch.dtype) -> TensorProxy:
     return TensorProxy(shape=shape, dtype=from_tensor_dtype(dtype), device=parts[0].device)

@@ -21,8 +21,6 @@ from thunder.core.symbolic import Decisions, hold
 from thunder.ops.families.random import generator_of
 from thunder.runtime.saved import SavedTogether
 
-__all__ = ["connected", "with_grad", "without_grad"]
-
 
 class ThunderFunction(torch.autograd.Function):
     """Connects the results of a compiled forward to autograd; its backward is the compiled backward. Printed as

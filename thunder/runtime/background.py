@@ -23,8 +23,6 @@ from typing import Any
 
 from thunder.options import environment_of_children
 
-__all__ = ["Ended", "elsewhere", "idle", "submit"]
-
 
 class Ended(Exception):
     """Raised in a job that is not finished when the program ends."""

@@ -20,8 +20,6 @@ from typing import Any
 from thunder.errors import warn_user
 from thunder.options import cache_directory
 
-__all__ = ["key_of", "load", "store", "write_whole", "LIMIT"]
-
 LIMIT = 1 << 30  # bytes; beyond it the files that were not read for longest go, when a process writes its first
 
 

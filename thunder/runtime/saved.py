@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-__all__ = ["SavedTogether"]
-
 
 class SavedTogether:
     """An iterable object of tensors that a transform of a forward saves in their place (`partition.saved_collections`).

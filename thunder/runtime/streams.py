@@ -8,8 +8,6 @@ import torch
 
 from thunder import compat
 
-__all__ = ["forget", "fork", "join", "mm_beside"]
-
 TOGETHER = 8  # products that start together at most
 # bytes that products read, after which the program waits for those before, and half of which is enough to start them:
 # they cannot be given away meanwhile

@@ -27,8 +27,6 @@ from thunder.core.symbol import BoundSymbol, OpTags, Symbol, form_of
 from thunder.core.trace import Trace, TraceTag
 from thunder.ops.layout import padded_row
 
-__all__ = ["aligned_products"]
-
 # the least number of rows and of columns of the first operand for which a fast product is worth a copy of its result
 LEAST_ROWS, LEAST_DEPTH = 128, 256
 

@@ -25,8 +25,6 @@ from thunder import compat
 from thunder.errors import OptionError
 from thunder.transforms.base import Transform
 
-__all__ = ["AutocastTransform", "autocast"]
-
 _DTYPES = (torch.bfloat16, torch.float16)
 
 

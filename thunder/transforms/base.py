@@ -22,11 +22,6 @@ from thunder.errors import CaptureError, OptionError
 from thunder.extend import Executor, add_executor_lists, resolve_executors
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
-__all__ = [
-    "Transform", "HOOKS", "check_transforms", "with_executors_of", "asked", "transform_traces", "with_parameter",
-    "connected", "check_replaced",
-]  # fmt: skip
-
 
 class Transform:
     """Base of the transforms given to `thunder.jit(transforms=...)`. Every hook is optional: one that is not overridden

@@ -25,8 +25,6 @@ from thunder.ops.infer import as_torch
 from thunder.transforms.derivative import by_formula
 from thunder.transforms.levels import write
 
-__all__ = ["batched"]
-
 
 def batched(
     operations: Iterable[BoundSymbol], moved: dict[Proxy, Proxy], size, randomness: str, recorder: Recorder

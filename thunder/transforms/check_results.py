@@ -13,8 +13,6 @@ from thunder.core.trace import Trace
 from thunder.errors import TraceCheckError, add_location
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
-__all__ = ["check_results"]
-
 
 def check_results(trace: Trace, where: Callable) -> Trace:
     """The same program with functions that raise TraceCheckError where a result has another type than its meta rule

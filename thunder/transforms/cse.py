@@ -8,8 +8,6 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags
 from thunder.core.trace import Trace
 
-__all__ = ["cse", "share"]
-
 _NEVER = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE}
 
 

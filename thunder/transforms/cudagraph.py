@@ -48,8 +48,6 @@ from thunder.transforms.del_last_used import del_last_used, python_del
 from thunder.transforms.partition import clear_symbol, unpack_sequence
 from thunder.transforms.reinplace import in_place_form
 
-__all__ = ["CUDAGraphTransform"]
-
 # the least number of operations in the head of a long forward, which is a graph of its own: it takes a GPU about as
 # long as the host needs to launch the rest
 HEAD = 32

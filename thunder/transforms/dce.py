@@ -8,8 +8,6 @@ from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 
-__all__ = ["dce", "dce_of_captured"]
-
 
 def dce(trace: Trace) -> Trace:
     """Drops operations whose results are not used and that have no effect.

@@ -18,8 +18,6 @@ from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.transforms.base import Transform
 
-__all__ = ["DebugTransform"]
-
 
 @dataclasses.dataclass
 class DebugTransform(Transform):

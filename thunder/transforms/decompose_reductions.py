@@ -15,8 +15,6 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.transforms.phases import phases
 
-__all__ = ["decompose_reductions"]
-
 
 def decompose_reductions(trace: Trace, fusers: Sequence) -> Trace:
     """The trace with the decompositions of operations that contain reductions, that one of `fusers` takes, and whose

@@ -7,8 +7,6 @@ from thunder.core.proxies import CollectionProxy, Proxy
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace
 
-__all__ = ["del_last_used", "python_del"]
-
 
 def _print_del(operation: BoundSymbol, printer: Printer) -> list[str]:
     return [f"del {', '.join(p.name for p in operation.args)}"]

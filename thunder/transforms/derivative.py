@@ -32,9 +32,6 @@ from thunder.ops import LTORCH, pytorch_derivative
 from thunder.transforms.levels import typed
 from thunder.transforms.phases import get_grad_symbol
 
-__all__ = ["Derivative", "by_formula", "derivatives", "get_grad", "put_grad", "put_grads"]
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # get_grad, put_grads
 

@@ -12,8 +12,6 @@ from thunder.errors import MissingImplementationError
 from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
 
-__all__ = ["dispatch", "decompose_lists", "fuse", "dispatch_left"]
-
 
 def dispatch(trace: Trace, executors: Sequence[Executor]) -> Trace:
     """Gives each operation to the first executor that takes it, and decomposes composites that no executor takes.

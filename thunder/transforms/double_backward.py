@@ -19,8 +19,6 @@ from thunder.transforms.partition import modified_in_place, without_overwritten
 from thunder.transforms.phases import marked
 from thunder.transforms.pullback import gradients_of
 
-__all__ = ["InputsBehind", "gradient_program", "inputs_behind", "random_devices"]
-
 
 def gradient_program(
     acquired: Trace, cut: ForwardBackward, missing: Sequence[int], executors: Sequence

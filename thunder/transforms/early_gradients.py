@@ -30,8 +30,6 @@ from thunder.ops import PRIMS
 from thunder.ops.backward import op, times_cotangent
 from thunder.transforms.phases import marked, phases
 
-__all__ = ["early_gradients"]
-
 SMALLEST = 1 << 20  # bytes of a gradient that is worth moving
 
 

@@ -12,8 +12,6 @@ from functools import lru_cache
 from thunder.core.symbol import Symbol
 from thunder.core.trace import Trace
 
-__all__ = ["exact_derivatives"]
-
 
 def exact_derivatives(trace: Trace) -> Trace:
     """The trace without the derivative rules that are not exact (`Definition.exact_derivative`)."""

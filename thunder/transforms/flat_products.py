@@ -23,8 +23,6 @@ from thunder.core.trace import Trace
 from thunder.ops import LTORCH
 from thunder.transforms.dce import dce
 
-__all__ = ["flat_products"]
-
 
 def flat_products(trace: Trace) -> Trace:
     """The trace with linear layers of matrices in the place of those of tensors of more dimensions."""

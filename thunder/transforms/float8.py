@@ -34,8 +34,6 @@ from thunder.ops.registry import LTORCH
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_device
 from thunder.transforms.base import Transform
 
-__all__ = ["Float8Transform"]
-
 _SCALINGS = ("tensorwise", "rowwise")
 
 

@@ -20,8 +20,6 @@ from thunder.core.trace import Trace
 from thunder.ops import LTORCH
 from thunder.ops.families.parts import add_part, part_of_zeros
 
-__all__ = ["joined_parts"]
-
 FEWEST = 3  # parts of a join; a sum of fewer is as fast
 
 

@@ -22,8 +22,6 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.ops.torch_types import to_torch_dtype
 
-__all__ = ["keep_numbers"]
-
 # the types that numbers are converted to, with their largest values
 _KINDS = {float32: torch.finfo(torch.float32).max, float64: torch.finfo(torch.float64).max}
 

@@ -24,8 +24,6 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.transforms.phases import phases
 
-__all__ = ["ROOM", "kept_values"]
-
 # bound of the peak of a backward with kept values, as a multiple of the peak without them; a forward may not raise it
 ROOM = 1.15
 

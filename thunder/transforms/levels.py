@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Recorder
 
-__all__ = ["Level", "typed", "write"]
-
 
 class Level:
     """A function recorded for `arguments`: its `operations` and their `outputs`. Both are flat; an output may be an

@@ -30,8 +30,6 @@ from thunder.errors import OptionError
 from thunder.ops import LTORCH
 from thunder.transforms.base import Transform, connected, with_parameter
 
-__all__ = ["LoRA"]
-
 _MATRICES = ("lora_A.weight", "lora_B.weight")
 _PEFT = "base_model.model."  # what peft's keys begin with
 

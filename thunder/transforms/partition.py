@@ -32,12 +32,6 @@ from thunder.transforms.dce import dce
 from thunder.transforms.phases import phases
 from thunder.transforms.recompute import recompute
 
-__all__ = [
-    "partition", "saved_collections", "has_effect", "modified_in_place", "read_by_products", "views_of_outputs",
-    "without_overwritten", "ForwardBackward", "split_into_forward_and_backward", "forward_and_backward_from_trace",
-    "ForwardBackwardTraces",
-]  # fmt: skip
-
 
 def partition(joint: Trace) -> Trace:
     """The forward of a joint trace, which saves the values that the backward uses, and the backward in `info.cut`.

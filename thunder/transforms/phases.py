@@ -15,8 +15,6 @@ from thunder.core.proxies import Proxy, like, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
 
-__all__ = ["Phases", "get_grad_symbol", "marked", "phase_of", "phases"]
-
 get_grad_symbol = Symbol("get_grad", lambda value: like(value), module="prims", is_prim=True, tags=(OpTags.DONT_DCE,))
 
 

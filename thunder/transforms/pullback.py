@@ -19,8 +19,6 @@ from thunder.transforms.dce import dce
 from thunder.transforms.derivative import Derivative
 from thunder.transforms.levels import Level, typed, write
 
-__all__ = ["Pullback", "pushforward", "gradients_of"]
-
 
 def _linearized(level: Level, executors: Sequence) -> Linearization:
     """The derivative of a level. Operations that its results do not depend on are not differentiated, but stay: the

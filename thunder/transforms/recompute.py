@@ -21,8 +21,6 @@ from thunder.core.trace import Trace
 from thunder.ops import PRIMS
 from thunder.transforms.phases import marked, phases
 
-__all__ = ["recompute", "recompute_in_backwards"]
-
 
 def recompute_in_backwards(trace: Trace) -> Trace:
     """The trace whose backwards recompute the contents of checkpoints and the values that the save plan has chosen."""

@@ -12,8 +12,6 @@ from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH, PRIMS
 from thunder.ops.registry import operation_of
 
-__all__ = ["register_grad", "register_augmented_forward", "register_backward", "VJPDual"]
-
 
 class VJPDual(NamedTuple):
     """The return value of an augmented forward: the result of the operation, and the residuals for its backward."""

@@ -29,8 +29,6 @@ from thunder.extend.fusion import written_over
 from thunder.ops.functionalize.inplace import also_written, copy_unless_there, write_back
 from thunder.ops.registry import LTORCH, torch_path
 
-__all__ = ["in_place_form", "may_hold", "reinplace", "run_in_place"]
-
 
 def reinplace(trace: Trace) -> Trace:
     """The trace whose operations run in place where the program overwrites a value that is not read afterwards."""

@@ -29,8 +29,6 @@ from thunder.transforms.del_last_used import python_del
 from thunder.transforms.phases import phase_of
 from thunder.transforms.reinplace import in_place_form, may_hold, run_in_place
 
-__all__ = ["reuse_memory"]
-
 
 def reuse_memory(trace: Trace, fused: bool) -> Trace:
     """The trace whose operations write over inputs that die with them: accumulations of gradients, fusions, and, where

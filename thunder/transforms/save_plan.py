@@ -34,8 +34,6 @@ from thunder.transforms.kept_values import kept_values
 from thunder.transforms.phases import phases
 from thunder.transforms.recompute import recompute
 
-__all__ = ["Plan", "plan", "curve", "save_plan", "regathers", "MEMORY_BUDGET"]
-
 MEMORY_BUDGET = compile_option(
     "memory_budget", float, 1.0,
     "the share of the bytes saved for the backward that may be saved; the rest is recomputed in the least time",

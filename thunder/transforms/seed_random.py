@@ -23,8 +23,6 @@ from thunder.extend.fusion import FusionExecutor
 from thunder.ops import LTORCH, PRIMS
 from thunder.ops.families import random
 
-__all__ = ["seed_random"]
-
 
 def seed_random(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
     """The trace with functions of seeds in the place of the random operations, where one of `fusers` takes these."""

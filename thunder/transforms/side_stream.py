@@ -25,8 +25,6 @@ from thunder.ops import LTORCH
 from thunder.runtime.streams import fork, join, mm_beside
 from thunder.transforms.del_last_used import python_del
 
-__all__ = ["may_use_side_stream", "side_stream"]
-
 DEVICES = ("cuda",)
 # multiplications and additions of a product on the side stream, which take a GPU 80 us or more. The products of 512
 # rows of a 7B model take less; there the host is not ahead of the GPU

@@ -21,8 +21,6 @@ from thunder.core.trace import Trace
 from thunder.ops import LTORCH
 from thunder.transforms.phases import marked, phases
 
-__all__ = ["unstack_saved"]
-
 
 def unstack_saved(trace: Trace) -> Trace:
     """The trace whose backwards read parts of saved stacks out of the stacks, where the parts have no other

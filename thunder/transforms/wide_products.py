@@ -17,8 +17,6 @@ from thunder.core.symbol import BoundSymbol, form_of
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
 
-__all__ = ["wide_products"]
-
 DEVICES = ("cuda",)  # with such products
 
 

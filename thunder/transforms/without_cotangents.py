@@ -19,8 +19,6 @@ from thunder.core.trace import Trace
 from thunder.transforms.autodiff import write_without
 from thunder.transforms.partition import has_effect
 
-__all__ = ["without_cotangents"]
-
 
 def without_cotangents(backward: Trace, cotangents: Sequence[Proxy], missing: Collection[Proxy]) -> Trace:
     """A backward trace that does not read its missing cotangents, and returns None for gradients that depend on no

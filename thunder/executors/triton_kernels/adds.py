@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from thunder.executors.triton_kernels.values import Program, Value, in_order
 
-__all__ = ["at_home", "start_and_add"]
-
 
 def start_and_add(v: Value, home: Value | None) -> tuple[Value, Value]:
     """Of a value of kind "added", what is stored first, of kind "part", and the value of kind "add" that a later kernel

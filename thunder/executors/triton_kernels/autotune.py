@@ -13,8 +13,6 @@ from thunder.executors.triton_kernels.schedule import Kernel
 from thunder.executors.triton_kernels.tiles import Tile, candidates
 from thunder.runtime import disk_cache
 
-__all__ = ["tuned"]
-
 REPEATS = 20
 
 

@@ -16,8 +16,6 @@ from thunder import compat
 from thunder.core.codegen import compile_source
 from thunder.runtime import disk_cache
 
-__all__ = ["Binary", "Request", "binary_of"]
-
 KEPT = 4096  # kernels that a process remembers
 THREADS = 8  # of which each waits most of its time for the assembler
 

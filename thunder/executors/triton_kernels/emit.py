@@ -18,8 +18,6 @@ from thunder.executors.triton_kernels.source import Source
 from thunder.executors.triton_kernels.tiles import Tile, part_tile, stages, tile_of
 from thunder.executors.triton_kernels.values import Place, Value, in_order, indexed_place
 
-__all__ = ["emit"]
-
 
 def emit(
     schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int = 0,

@@ -24,8 +24,6 @@ from thunder.executors.triton_kernels.sizes import text as text_of
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.executors.triton_kernels.values import Place, Value, indexed_place, sources
 
-__all__ = ["LIMIT", "NONE", "Expressions", "Term", "stored_type"]
-
 LIMIT = 2**31 - 2**20  # of places that are computed with 32 bits
 NONE: frozenset = frozenset()
 

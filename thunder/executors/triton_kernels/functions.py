@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER
 
-__all__ = ["FUNCTIONS", "Function", "HELPERS"]
-
 _ANY, _NUMBERS = (BOOL, INTEGER, FLOAT), (INTEGER, FLOAT)
 
 

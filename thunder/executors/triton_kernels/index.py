@@ -21,8 +21,6 @@ from thunder.executors.triton_kernels.sizes import (
     quotient,
 )
 
-__all__ = ["Variable", "Part", "Index", "within", "opened", "split", "join", "strides_of"]
-
 
 class Variable:
     """A loop variable, or a number that a kernel has loaded: `0 <= name < size`. loaded: it is no loop variable."""

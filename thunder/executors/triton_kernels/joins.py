@@ -15,8 +15,6 @@ from thunder.executors.triton_kernels.index import join, split, strides_of
 from thunder.executors.triton_kernels.sizes import Extent, hint, quotient
 from thunder.executors.triton_kernels.values import Place, Program, Value
 
-__all__ = ["parts_of", "place_in_whole"]
-
 MOST = 16  # parts of a result
 PIECES = 4  # of a value that chooses inside
 RUN = 64  # bytes that a piece has beside each other in memory, at least

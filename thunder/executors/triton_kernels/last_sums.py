@@ -18,8 +18,6 @@ from thunder.core.symbol import BoundSymbol, Names
 from thunder.executors.triton_kernels.values import Value
 from thunder.ops import PRIMS
 
-__all__ = ["without_last_sums"]
-
 Sums = Mapping[Proxy, Value]
 
 

@@ -40,8 +40,6 @@ from thunder.extend.fusion import TooLarge
 from thunder.ops.layout import padded_strides, run_line
 from thunder.options import TRITON_INTERPRET
 
-__all__ = ["FusedRegion", "interpreting"]
-
 GUESSES = 2  # of how an input's strides follow from sizes, before they are numbers that kernels are given
 PLANNED = 132, 228 << 10  # multiprocessors of an H100 or H200, and bytes of shared memory that each has
 

@@ -25,8 +25,6 @@ from thunder.ops.families.indexing import indexed
 from thunder.ops.layout import is_dense, padded_strides, run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
-__all__ = ["layout_of", "elementwise_strides"]
-
 
 class _Tensors(dict[Proxy, torch.Tensor]):
     """What a region's values are. seen: the value of a size that stays symbolic. padded, bases: values

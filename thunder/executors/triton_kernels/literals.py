@@ -6,8 +6,6 @@ import struct
 
 from thunder.core.dtypes import BOOL, FLOAT, dtype
 
-__all__ = ["LOWEST", "compute_type", "neutral", "bracketed", "literal"]
-
 # of float32: where a maximum begins from which other numbers, which may be infinite, are subtracted
 LOWEST = "-3.4028234663852886e38"
 _INTEGER_BOUNDS = {"uint8": (0, 255), **{f"int{n}": (-(2 ** (n - 1)), 2 ** (n - 1) - 1) for n in (8, 16, 32, 64)}}

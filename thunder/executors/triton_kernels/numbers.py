@@ -10,9 +10,6 @@ from thunder.core.regions import Region
 from thunder.core.symbolic import Expression
 from thunder.executors.triton_kernels.sizes import Atom, Extent
 
-__all__ = ["Numbers", "Scalar"]
-
-
 _ANY = -(2**63)  # the least number there is
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from thunder.core.dtypes import bool8
 from thunder.executors.triton_kernels.values import Value
 
-__all__ = ["of_one_term"]
-
 
 def of_one_term(operand: Value, d: int, reduced: tuple[int, ...]) -> Value | None:
     """The sum of `operand` along dimension d, a value of the shape `reduced`; None where more than one term may

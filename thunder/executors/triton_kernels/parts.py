@@ -23,8 +23,6 @@ from thunder.executors.triton_kernels.numbers import Scalar
 from thunder.executors.triton_kernels.sizes import Atom
 from thunder.executors.triton_kernels.values import Value
 
-__all__ = ["Member", "joined_text"]
-
 ALIGNED = 16
 
 

@@ -10,10 +10,6 @@ from thunder.executors.triton_kernels.index import Index, Variable, join, split,
 from thunder.executors.triton_kernels.sizes import Extent, hint
 from thunder.executors.triton_kernels.values import Place, Value, sources
 
-__all__ = [
-    "Space", "Strides", "along_memory", "memory_order", "operand_place", "partial_place", "reduced_place", "space_of",
-]  # fmt: skip
-
 PROBED = 1000  # bound on the values that the search for an order visits
 
 Space = tuple[int | Extent, int | Extent]

@@ -27,8 +27,6 @@ from thunder.executors.triton_kernels.reduction_places import Strides, memory_or
 from thunder.executors.triton_kernels.sizes import Extent, hint
 from thunder.executors.triton_kernels.values import Program, Value, in_order, sources
 
-__all__ = ["LAUNCH", "ON_CHIP", "fits", "terms_of", "with_steps"]
-
 ON_CHIP = 16384  # elements of a row that one program holds
 WHOLE = 8192  # elements that one program reduces to one number
 FEW_ROWS = 64  # rows that are reduced without a partial

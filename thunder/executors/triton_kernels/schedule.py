@@ -33,8 +33,6 @@ from thunder.executors.triton_kernels.strides import ordered
 from thunder.executors.triton_kernels.values import Place, Program, Value, in_order, indexed_place, sources
 from thunder.extend.fusion import TooLarge
 
-__all__ = ["Kernel", "Schedule", "may_share", "schedule", "tile_place", "stored_place"]
-
 LIMIT = 4000  # values at places, in all kernels of a region
 WORK = 1 << 27  # instructions of elements that are done in that time, about
 ROOTS = "reduce", "partial", "added"  # what is stored wherever it is read

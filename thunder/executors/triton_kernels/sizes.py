@@ -9,11 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "Atom", "Extent", "Undecided", "at_least", "divides", "floor", "common", "hint", "quotient", "text",
-    "tuple_text", "value_of",
-]  # fmt: skip
-
 
 class Undecided(Exception):
     """Raised where a kernel depends on an unknown fact about a size."""

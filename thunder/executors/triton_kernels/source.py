@@ -10,8 +10,6 @@ from thunder.executors.triton_kernels.parts import Member, joined_text
 from thunder.executors.triton_kernels.sizes import Atom, Extent
 from thunder.executors.triton_kernels.values import Value
 
-__all__ = ["HEADER", "Source", "joined"]
-
 HEADER = "import triton\nimport triton.language as tl\n"
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from thunder.executors.triton_kernels.sizes import Extent, hint, text, tuple_text, value_of
 
-__all__ = ["strides_in_words", "ordered", "ordered_like", "fit", "fits_text", "stride_atoms"]
-
 Strides = tuple[int | Extent, ...]
 
 

@@ -8,8 +8,6 @@ from thunder.executors.triton_kernels.reduction_places import along_memory
 from thunder.executors.triton_kernels.schedule import Kernel
 from thunder.executors.triton_kernels.sizes import Extent, hint
 
-__all__ = ["Tile", "tile_of", "part_tile", "candidates", "stages", "power_of_two"]
-
 PASS = 8192  # columns that a program sees at a time where a row does not fit
 # bytes of shared memory that are left to what is not loaded ahead: reductions, other layouts of a block
 OTHERS = 1 << 16

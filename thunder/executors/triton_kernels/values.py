@@ -33,8 +33,6 @@ from thunder.executors.triton_kernels.sizes import Extent, at_least
 from thunder.extend.fusion import of_integers
 from thunder.ops.families.indexing import indexed
 
-__all__ = ["Value", "Program", "in_order", "indexed_place", "is_map", "primitive", "program_of", "sources"]
-
 _TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8", "int16", "int32", "int64"}
 
 

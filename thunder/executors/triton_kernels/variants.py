@@ -21,8 +21,6 @@ from thunder.executors.triton_kernels.source import HEADER, Source
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.ops.torch_types import to_torch_dtype
 
-__all__ = ["ALIGNMENT", "Compiled", "Interpreted", "function_text"]
-
 ALIGNMENT = 16  # bytes; what the caching allocator gives is, what a view begins at may not be
 
 

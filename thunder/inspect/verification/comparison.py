@@ -6,8 +6,6 @@ import dataclasses
 
 from thunder.core.tables import table
 
-__all__ = ["Comparison", "Report"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Verdict", "judge"]
-
 
 class Verdict(NamedTuple):
     """The fields of a `Comparison` that the rule decides."""

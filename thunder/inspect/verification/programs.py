@@ -16,11 +16,6 @@ from thunder.executors.torchex import no_autocast, torch_ex
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.transforms.dispatch import dispatch
 
-__all__ = [
-    "PYTORCH_EXECUTORS", "as_eager", "copied", "generators", "generators_restored", "in_float64", "named_pairs",
-    "named_values", "perturbed", "reference_program", "with_named_values",
-]  # fmt: skip
-
 PYTORCH_EXECUTORS = (torch_ex, python_ex)
 
 

@@ -28,8 +28,6 @@ from thunder.inspect.verification.programs import (
 from thunder.pipeline import lower_with_derivatives
 from thunder.transforms.dispatch import dispatch
 
-__all__ = ["Step"]
-
 
 class Step:
     """One call, compared."""

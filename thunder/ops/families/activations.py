@@ -20,8 +20,6 @@ from thunder.ops.registry import LTORCH, composite, declare, register_inplace
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import require_fit
 
-__all__ = ["activation"]
-
 abs, erf, exp, log1p, sigmoid, tanh = (LTORCH[n] for n in ("abs", "erf", "exp", "log1p", "sigmoid", "tanh"))
 
 

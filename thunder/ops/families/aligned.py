@@ -13,8 +13,6 @@ import torch.nn.functional as F
 
 from thunder.ops.layout import ROW_BYTES, empty_rows, padded_row
 
-__all__ = ["LEAST_PRODUCT", "addmm", "linear", "matmul", "multiply_into"]
-
 # multiplications of a product that is worth a second kernel: on an H100 that one takes 25 us, where the fast kernels
 # take 10 us for this many, and the others 35 to 70
 LEAST_PRODUCT = 1 << 32

@@ -15,8 +15,6 @@ from thunder.core.symbol import BoundSymbol
 from thunder.ops.families.attention import flash_attention, flash_attention_backward
 from thunder.ops.registry import LTORCH
 
-__all__ = ["Batch", "elementwise"]
-
 
 class Batch(Protocol):
     """size: of the batch. moved: values of the program for which there are values with the batch in front."""

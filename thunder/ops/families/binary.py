@@ -24,8 +24,6 @@ from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, prim
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import scalar_type
 
-__all__ = ["binary", "operator_methods"]
-
 
 def _operand(x):
     """What is no proxy and no number, as an operand of an operator: numpy's scalars are numbers."""

@@ -25,8 +25,6 @@ from thunder.ops.shape_rules import require
 from thunder.ops.signature import named
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
-__all__ = ["full_prim", "full", "zeros", "ones", "arange"]
-
 
 def default_device(device):
     """The device asked for, or the program's default one."""

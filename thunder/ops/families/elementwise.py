@@ -23,8 +23,6 @@ from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, prim
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import named_results
 
-__all__ = ["unary", "broadcast_to"]
-
 
 def broadcast_to(a: TensorProxy, shape: tuple) -> TensorProxy:
     """`a` with the shape that broadcasting gives it; `a` itself where it has it."""

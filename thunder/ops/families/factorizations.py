@@ -22,8 +22,6 @@ from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.shape_rules import require
 
-__all__ = ["square", "matrices", "mT", "product", "of_square"]
-
 _CPU = "cpu:float32"
 types = torch.return_types
 

@@ -20,8 +20,6 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.registry import LTORCH
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
-__all__ = ["Quantized", "quantized", "quantize", "product", "float8_linear", "has_products", "LARGEST"]
-
 LARGEST = {"float8_e4m3fn": torch.finfo(torch.float8_e4m3fn).max, "float8_e5m2": torch.finfo(torch.float8_e5m2).max}
 
 

@@ -17,8 +17,6 @@ import torch.distributed as dist
 from thunder import compat
 from thunder.errors import CollectiveError
 
-__all__ = ["introduce", "failed"]
-
 ANSWER = 5.0  # seconds in which other ranks that fail say so
 _PROCESS, _FAILED = "thunder process {}", "thunder failed {}"
 

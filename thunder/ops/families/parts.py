@@ -30,8 +30,6 @@ from thunder.ops.families.scatter import gather_backward, index_select_backward
 from thunder.ops.registry import LTORCH, declare
 from thunder.ops.shape_rules import along
 
-__all__ = ["add_part", "part_of_zeros", "rearranges"]
-
 # (tensor or proxy, *arguments of the operation): the view that shows what was put there
 _VIEWS = {
     "select": lambda a, sizes, dim, index: a.select(dim, index),

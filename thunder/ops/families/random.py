@@ -34,8 +34,6 @@ from thunder.ops.shape_rules import is_empty
 from thunder.ops.signature import named
 from thunder.ops.torch_types import to_torch_device
 
-__all__ = ["dropout", "rand", "randn"]
-
 # an unused draw still advances the generator: it is never dropped
 _TAGS = (OpTags.RANDOM_OP, OpTags.DONT_DCE)
 

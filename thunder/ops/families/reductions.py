@@ -21,8 +21,6 @@ from thunder.ops.registry import LTORCH, composite, declare, prim
 from thunder.ops.shape_rules import is_empty, require
 from thunder.ops.torch_types import to_torch_dtype
 
-__all__ = ["canonical_dims", "reduced_shape"]
-
 REDUCES = (OpTags.REDUCTION_OP,)
 
 

@@ -7,8 +7,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["scale"]
-
 BLOCK = 1024
 PROGRAMS = 528
 

@@ -15,9 +15,6 @@ from thunder.ops.registry import LTORCH, declare, torch_prim
 from thunder.ops.shape_rules import require, wrap_dim
 from thunder.ops.signature import named
 
-__all__ = ["nonzero", "masked_select"]
-
-
 # ---------------------------------------------------------------------------------------------------------------- where
 # something is true
 

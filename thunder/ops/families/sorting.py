@@ -12,8 +12,6 @@ from thunder.ops.families.reductions import canonical_dims, reduced_shape
 from thunder.ops.registry import LTORCH, torch_prim
 from thunder.ops.shape_rules import require
 
-__all__ = ["topk", "sort", "argsort"]
-
 
 @torch_prim(torch.topk, torch.Tensor.topk)
 def topk(a, k, dim=-1, largest=True, sorted=True):

@@ -18,8 +18,6 @@ from thunder.ops.promotion import Promotion, broadcast_shapes, result_type, same
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
 from thunder.ops.shape_rules import require
 
-__all__ = ["igamma", "igammac", "mvlgamma", "isclose", "quantile", "nanquantile"]
-
 for _name in (
     "airy_ai",
     "modified_bessel_k0",

@@ -14,8 +14,6 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.registry import LTORCH, PRIMS
 
-__all__ = ["Part", "Split", "elementwise"]
-
 
 class Part(NamedTuple):
     """What this rank has of a value: an equal part along one of its dimensions."""

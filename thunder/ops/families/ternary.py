@@ -18,8 +18,6 @@ from thunder.ops.registry import LTORCH, alias, composite, prim
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import require_fit, to_torch_dtype
 
-__all__ = ["where", "masked_fill", "clamp", "lerp"]
-
 isnan = LTORCH["isnan"]
 
 

@@ -22,19 +22,6 @@ from thunder.ops.registry import LTORCH, alias, register_inplace, torch_prim
 from thunder.ops.shape_rules import is_empty
 from thunder.ops.torch_types import scalar_type
 
-__all__ = [
-    "write",
-    "overwrite",
-    "write_back",
-    "copy_unless_there",
-    "setitem",
-    "overwriting",
-    "write_out",
-    "writes",
-    "write_unknown",
-    "one_by_one",
-]
-
 
 def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     """`args[0]`, a tensor or a list of them, overwritten with what `symbol` computes from the arguments. Returns what

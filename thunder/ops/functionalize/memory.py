@@ -20,8 +20,6 @@ from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, d
 from thunder.errors import CaptureError
 from thunder.ops.registry import LTORCH
 
-__all__ = ["REMEDY", "Memory", "grad_enabled", "holding", "is_unseen", "part_of"]
-
 
 class Memory:
     """The state of one recording.

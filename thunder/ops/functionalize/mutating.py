@@ -16,8 +16,6 @@ from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, like, map_structu
 from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder
 from thunder.ops.functionalize.inplace import overwrite
 
-__all__ = ["call_mutating"]
-
 _UNWRITTEN = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
 
 

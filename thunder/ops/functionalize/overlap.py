@@ -18,8 +18,6 @@ from thunder.ops.functionalize.memory import Memory, are_disjoint
 from thunder.ops.layout import is_dense
 from thunder.ops.registry import LTORCH
 
-__all__ = ["check_overlap", "refuse"]
-
 _REMEDY = "use the out-of-place form (x = x.t() for x.t_()), or do it outside of the compiled function"
 
 

@@ -31,8 +31,6 @@ from thunder.runtime import streams
 if TYPE_CHECKING:
     from thunder.runtime.cudagraphs.recording import Recording
 
-__all__ = ["LIVE", "ONE_AT_A_TIME", "Memory", "is_result"]
-
 LIVE: weakref.WeakSet[Recording] = weakref.WeakSet()  # all recordings
 # by device, the stream on which a graph was last told where random numbers begin
 _DRAWN: dict[int, torch.cuda.Stream] = {}

@@ -17,8 +17,6 @@ from thunder.runtime.saved import SavedTogether
 if TYPE_CHECKING:
     from thunder.runtime.cudagraphs.region import GraphedRegion
 
-__all__ = ["Recording", "Refused", "Results"]
-
 
 class Refused(Exception):
     """Raised where a region cannot be replayed, with the reason in words."""

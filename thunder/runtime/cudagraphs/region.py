@@ -15,8 +15,6 @@ from thunder.errors import warn_user
 from thunder.runtime.cudagraphs.memory import ONE_AT_A_TIME, Memory, is_result
 from thunder.runtime.cudagraphs.recording import Recording, Refused, Results
 
-__all__ = ["RECORDINGS", "GraphedRegion"]
-
 RECORDINGS = 8  # of one region, for several addresses of parameters and several strides
 
 
