@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
@@ -12,6 +13,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.cost import nbytes
 from thunder.analysis.flow import producers
+from thunder.capture.native import native_module
 from thunder.capture.operations import NOT_OPERATIONS
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, UnbackedNumber, type_string
 from thunder.core.symbol import BoundSymbol, Symbol
@@ -87,7 +89,7 @@ def examine(fn: Callable, *args, **kwargs) -> None:
     except Exception as error:  # noqa: BLE001  it is reported: bad input is what people examine
         print(f"The program fails in PyTorch itself, before thunder is asked: {type(error).__name__}: {error}")
         return
-    known = {f: n for f, n in counts.items() if lookup(f) is not None or inplace_of(f) is not None}
+    known = {f: n for f, n in counts.items() if _is_known_function(f)}
     unknown = {f: n for f, n in counts.items() if f not in known}
     share = 100 * len(known) // max(len(counts), 1)
     print(f"Found {len(counts)} distinct operations, of which {len(known)} ({share}%) are supported")
@@ -108,6 +110,12 @@ def examine(fn: Callable, *args, **kwargs) -> None:
     )
     for edge in thunder.last_sharp_edges(compiled):
         print(f"  sharp edge: {edge}")
+
+
+def _is_known_function(f: Callable) -> bool:
+    """Whether thunder has an operation for a torch function, or interprets the Python code that it is."""
+    interpreted = isinstance(f, FunctionType) and not native_module(f.__globals__.get("__name__"))
+    return lookup(f) is not None or inplace_of(f) is not None or interpreted
 
 
 @dataclass(frozen=True)

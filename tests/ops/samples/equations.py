@@ -10,11 +10,9 @@ from thunder.ops.families.equations import (
     linalg_solve_triangular,
     lobpcg,
     lstsq,
-    pca_lowrank,
     pinv,
     pinverse,
     solve_ex,
-    svd_lowrank,
     tensorinv,
     tensorsolve,
     triangular_solve,
@@ -172,26 +170,10 @@ def _(make):
     yield make(2, 3, 5), make(2, 3)
 
 
-@svd_lowrank.samples
-def _(make):
-    yield make(5, 4), 3
-    yield make(2, 5, 4), 2, 1
-
-
-@pca_lowrank.samples
-def _(make):
-    yield make(5, 4), 3
-
-
 @lobpcg.samples
 def _(make):
     x = make(9, 9)
     yield x @ x.mT + torch.eye(9), 2
-
-
-@pca_lowrank.error_samples
-def _(make):
-    yield make(5, 4), 5
 
 
 @lobpcg.error_samples

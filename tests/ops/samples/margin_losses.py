@@ -10,7 +10,6 @@ from thunder.ops.families.margin_losses import (
     gaussian_nll_loss,
     multi_margin_loss,
     multilabel_margin_loss,
-    multilabel_soft_margin_loss,
 )
 
 
@@ -41,18 +40,6 @@ def _(make):
 @multilabel_margin_loss.error_samples
 def _(make):
     yield make(4, 3), make(4, 2, dtype=torch.int64, low=0, high=3)
-
-
-@multilabel_soft_margin_loss.samples
-def _(make):
-    for how in _REDUCTIONS:
-        yield (make(4, 3), make(4, 3, low=0.0, high=1.0), make(3, low=0.1, high=1.0)), {"reduction": how}
-    yield make(3), make(3, low=0.0, high=1.0)
-
-
-@multilabel_soft_margin_loss.error_samples
-def _(make):
-    yield make(4, 3), make(4, 2)
 
 
 @gaussian_nll_loss.samples

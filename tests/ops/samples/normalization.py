@@ -13,7 +13,6 @@ from thunder.ops.families.normalization import (
     instance_norm,
     instance_norm_update,
     layer_norm,
-    local_response_norm,
     log_softmax,
     log_softmax_backward,
     normalize,
@@ -121,12 +120,6 @@ def _(make):
 @instance_norm_update.samples
 def _(make):
     yield make(2, 3, 4), make(3), make(3, low=0.5, high=2.0), make(3), make(3), 0.1, 1e-5
-
-
-@local_response_norm.samples
-def _(make):
-    yield make(2, 6, 4), 3
-    yield make(2, 6, 4, 4), 2, 1e-2, 0.5, 2.0
 
 
 @normalize.samples

@@ -39,7 +39,7 @@ from thunder.ops.families.reductions import (
     var_mean,
 )
 from thunder.ops.families.scans import cummax, cummin, cumprod, cumsum, diff, logcumsumexp
-from thunder.ops.families.vector_norms import dist, norm, vector_norm
+from thunder.ops.families.vector_norms import dist, vector_norm
 
 
 def _reduction_samples(make):
@@ -164,15 +164,6 @@ def _(make):
     yield make(4, 3), 1.5
     yield make(4, 3), -2.0, 0
     yield (make(4, 3),), {"dtype": torch.float64}
-
-
-@norm.samples
-def _(make):
-    yield make(4, 3), "nuc"
-    yield make(4, 3)
-    yield make(4, 3), 2, 1, True
-    yield (make(4, 3), 1.5, 0), {"dtype": torch.float64}
-    yield (make(4, 3), "nuc"), {"dtype": torch.float64}
 
 
 @dist.samples

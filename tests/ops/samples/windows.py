@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 
 from thunder.ops import LTORCH
-
-
-def _lp_pool(rank: int) -> None:
-    symbol, extent = LTORCH[f"lp_pool{rank}d"], (7, 6, 5)[:rank]
-
-    @symbol.samples
-    def _(make):
-        yield make(2, 3, *extent, low=0.1, high=2.0), 2.0, 2
-        yield make(3, *extent, low=0.1, high=2.0), 3, 3, 2, True
-        yield make(2, 3, *extent), math.inf, 2
-
-    @symbol.error_samples
-    def _(make):
-        yield make(2, 3, *(2,) * rank), 2.0, 5
-
-
-for _rank in (1, 2, 3):
-    _lp_pool(_rank)
 
 
 def _fractional(rank: int) -> None:
@@ -52,17 +32,15 @@ def _max_unpool(rank: int) -> None:
     def _(make):
         a = make(2, 3, *(6,) * rank)
         if a.is_floating_point():
-            for pool in (2, 3):
+            for pool, sizes in ((2, (6,) * rank), (3, (6,) * rank), (3, (7,) * rank)):
                 y, indices = getattr(F, f"max_pool{rank}d")(a, pool, return_indices=True)
-                yield make(*y.shape), indices, pool
-            yield (make(*y.shape), indices, 3), {"output_size": (7,) * rank}
+                yield (make(*y.shape), indices, sizes, *(((pool,) * rank, (0,) * rank) if rank == 3 else ()))
 
     @symbol.error_samples
     def _(make):
-        indices = torch.zeros(2, 3, *(3,) * rank, dtype=torch.int64)
-        yield (make(2, 3, *(3,) * rank), indices, 2), {"output_size": (9,) * rank}
-        yield make(2, 3, *(3,) * rank), indices.int(), 2
+        window = ((2,) * rank, (0,) * rank) if rank == 3 else ()
+        yield make(2, 3, *(3,) * rank), torch.zeros(2, 3, *(3,) * rank, dtype=torch.int32), (6,) * rank, *window
 
 
-for _rank in (1, 2, 3):
+for _rank in (2, 3):
     _max_unpool(_rank)

@@ -15,8 +15,7 @@ from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.data import convert
 from thunder.ops.families.ternary import clamp, where
 from thunder.ops.functionalize.inplace import overwriting
-from thunder.ops.promotion import to_float
-from thunder.ops.registry import LTORCH, composite, declare, register_inplace
+from thunder.ops.registry import LTORCH, composite, register_inplace
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import require_fit
 
@@ -151,49 +150,25 @@ def softshrink(a, lambd=0.5):
     return where(a > lambd, a - lambd, where(a < -lambd, a + lambd, a * 0))
 
 
-def _float_result(a):
-    return like(a, dtype=to_float(a.dtype))
-
-
-@activation(F.softsign, meta=_float_result)
-def softsign(a):
-    return a / (1 + abs(a))
-
-
-@activation(F.tanhshrink, meta=_float_result)
-def tanhshrink(a):
-    return a - tanh(a)
-
-
 @activation(F.logsigmoid, *compat.functions_called("log_sigmoid"))
 def logsigmoid(a):
     return clamp(a, None, 0.0) - log1p(exp(-abs(a)))
 
 
-def _threshold_meta(a, threshold, value, inplace=False):
-    require_fit(a.dtype, threshold, value)
-    return _float_like(a)
-
-
-@composite(*compat.functions_called("threshold"), meta=_threshold_meta)
+@composite(*compat.functions_called("threshold"))
 def threshold(a, threshold, value, inplace=False):
+    require_fit(a.dtype, threshold, value)
     return convert(where(a <= threshold, value, a), a.dtype)
 
 
 overwriting(threshold)
 
 
-def _prelu_meta(a, weight):
-    require(len(weight.shape) <= 1)
-    if weight.shape and weight.shape[0] != 1:
-        require(a.shape)
-        channels = a.shape[1] if len(a.shape) > 1 else 1
-        require(weight.shape[0] == channels)
-    return like(a)
-
-
-@composite(*compat.functions_called("prelu"), meta=_prelu_meta, autocast="lower")
+@composite(*compat.functions_called("prelu"), autocast="lower")
 def prelu(a, weight):
+    require(len(weight.shape) <= 1)
+    channels = a.shape[1] if len(a.shape) > 1 else 1
+    require(not weight.shape or weight.shape[0] == 1 or (a.shape and weight.shape[0] == channels))
     if not a.shape:
         weight = LTORCH["reshape"](weight, ())
     elif len(a.shape) > 1 and weight.shape != () and weight.shape[0] != 1:
@@ -210,14 +185,9 @@ def rrelu(a, lower=1 / 8, upper=1 / 3, training=False, inplace=False):
 overwriting(rrelu)
 
 
-def _glu_meta(a, dim=-1):
-    d = dim % len(a.shape) if a.shape else 0
-    require(a.shape and not a.shape[d] % 2)
-    return like(a, (*a.shape[:d], a.shape[d] // 2, *a.shape[d + 1 :]))
-
-
-@composite(*compat.functions_called("glu"), meta=_glu_meta)
+@composite(*compat.functions_called("glu"))
 def glu(a, dim=-1):
+    require(a.shape and not a.shape[dim % len(a.shape)] % 2)
     left, right = LTORCH["chunk"](a, 2, dim)
     return left * sigmoid(right)
 
@@ -254,6 +224,4 @@ def _(a, lower=1 / 8, upper=1 / 3, training=False):
     return (backward.leaky_relu_backward(g, a, (lower + upper) / 2, False),)
 
 
-# PyTorch composes these of the same operations
-declare(softsign, tanhshrink, differentiate_decomposition=True)
 LTORCH["logsigmoid"].layout = "own"  # a kernel of its own

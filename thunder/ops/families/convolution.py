@@ -127,20 +127,10 @@ def _conv(rank: int) -> Symbol:
 conv1d, conv2d, conv3d = map(_conv, (1, 2, 3))
 
 
-def _conv_tbc_meta(a, weight, bias, pad=0):
-    require(
-        len(a.shape) == 3
-        and len(weight.shape) == 3
-        and len(bias.shape) == 1
-        and a.shape[2] == weight.shape[1]
-        and bias.shape[0] == weight.shape[2]
-    )
-    return like(a, (a.shape[0] + 2 * pad - weight.shape[0] + 1, a.shape[1], weight.shape[2]))
-
-
-@composite(torch.conv_tbc, meta=_conv_tbc_meta, autocast="lower")
+@composite(torch.conv_tbc, autocast="lower")
 def conv_tbc(a, weight, bias, pad=0):
     """A convolution along the first dimension: time, batch, channels."""
+    require(len(a.shape) == len(weight.shape) == 3 and len(bias.shape) == 1)
     out = LTORCH["conv1d"](LTORCH["permute"](a, (1, 2, 0)), LTORCH["permute"](weight, (2, 1, 0)), bias, 1, pad)
     return LTORCH["permute"](out, (2, 0, 1))
 
@@ -190,15 +180,9 @@ def _conv_transpose(rank: int) -> Symbol:
 conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_conv_transpose, (1, 2, 3))
 
 
-def _unfold_meta(a, kernel_size, dilation=1, padding=0, stride=1):
-    require(len(a.shape) in (3, 4))
-    k, d, p, s = (pair(x, 2) for x in (kernel_size, dilation, padding, stride))
-    places = [_length(a.shape[i - 2], k[i], s[i], 2 * p[i], d[i]) for i in (0, 1)]
-    return like(a, (*a.shape[:-3], a.shape[-3] * k[0] * k[1], places[0] * places[1]))
-
-
-@composite(F.unfold, meta=_unfold_meta, name="im2col")
+@composite(F.unfold, name="im2col")
 def im2col(a, kernel_size, dilation=1, padding=0, stride=1):
+    require(len(a.shape) in (3, 4))
     k, d, p, s = (pair(x, 2) for x in (kernel_size, dilation, padding, stride))
     a, single = _batched(a, 2)
     x = LTORCH["pad"](a, (p[1], p[1], p[0], p[0]))

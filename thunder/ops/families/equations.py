@@ -300,29 +300,11 @@ def tensorsolve(A, B, dims=None):
     return LTORCH["reshape"](linalg_solve(matrix, LTORCH["reshape"](B, (math.prod(B.shape),))), found)
 
 
-# ---------------------------------------------------------------------------------------------------------------- of
-# low rank, by random numbers
-
-_RANDOM = (OpTags.RANDOM_OP, OpTags.DONT_DCE)
+# ----------------------------------------------------------------------------------------------------------------
+# a few eigenvalues, from random vectors
 
 
-def _low_rank(a, q: int) -> tuple:
-    batch, m, n = matrices(a)
-    require(0 <= q <= min(m, n))
-    return like(a, (*batch, m, q)), like(a, (*batch, q), real_of(a.dtype)), like(a, (*batch, n, q))
-
-
-@torch_prim(torch.svd_lowrank, tags=_RANDOM)
-def svd_lowrank(A, q=6, niter=2, M=None):
-    return _low_rank(A, min(q, *A.shape[-2:]))
-
-
-@torch_prim(torch.pca_lowrank, tags=_RANDOM)
-def pca_lowrank(A, q=None, center=True, niter=2):
-    return _low_rank(A, min(6, *A.shape[-2:]) if q is None else q)
-
-
-@torch_prim(torch.lobpcg, tags=_RANDOM)
+@torch_prim(torch.lobpcg, tags=(OpTags.RANDOM_OP, OpTags.DONT_DCE))
 def lobpcg(
     A,
     k=None,

@@ -11,7 +11,6 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import Symbol
 from thunder.ops.families.reductions import REDUCES, amax, amin, canonical_dims, reduced_shape, unreduced
 from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
-from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import named_results
 
 
@@ -73,18 +72,10 @@ def mode(input, dim=-1, keepdim=False):
     return mode_dim(input, dim, keepdim)
 
 
-def _aminmax_meta(a, *, dim=None, keepdim=False):
-    dims = canonical_dims(a, dim)
-    require(0 not in [a.shape[d] for d in dims if type(a.shape[d]) is int])
-    shape = reduced_shape(a, dims, keepdim)
-    return named_results("aminmax", like(a, shape), like(a, shape))
-
-
-@composite(torch.aminmax, torch.Tensor.aminmax, meta=_aminmax_meta, tags=REDUCES)
+@composite(torch.aminmax, torch.Tensor.aminmax, tags=REDUCES)
 def aminmax(a, *, dim=None, keepdim=False):
-    return named_results(
-        "aminmax", amin(a, () if dim is None else dim, keepdim), amax(a, () if dim is None else dim, keepdim)
-    )
+    dims = () if dim is None else dim
+    return named_results("aminmax", amin(a, dims, keepdim), amax(a, dims, keepdim))
 
 
 def _index_meta(a, dim=None, keepdim=False):

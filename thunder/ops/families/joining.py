@@ -214,15 +214,9 @@ def _tensor_split_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return args, kwargs
 
 
-def _tensor_split_meta(a, indices_or_sections=None, dim=0):
-    d = wrap_dim(dim, len(a.shape))
-    return _parts(a, d, [e - s for s, e in _tensor_split_sizes(a, indices_or_sections, d)])
-
-
 @composite(
     torch.tensor_split,
     torch.Tensor.tensor_split,
-    meta=_tensor_split_meta,
     canonicalize=_tensor_split_arguments,
     tags=VIEW,
 )

@@ -315,17 +315,13 @@ def kron(a, other):
     return reshape(left * right, tuple(m * n for m, n in zip(x, y, strict=True)))
 
 
-def _bilinear_meta(input1, input2, weight, bias=None):
+@composite(F.bilinear)
+def bilinear(input1, input2, weight, bias=None):
     require(
         len(weight.shape) == 3
         and input1.shape[:-1] == input2.shape[:-1]
         and (input1.shape[-1], input2.shape[-1]) == weight.shape[1:]
     )
-    return like(input1, (*input1.shape[:-1], weight.shape[0]))
-
-
-@composite(F.bilinear, meta=_bilinear_meta)
-def bilinear(input1, input2, weight, bias=None):
     out = LTORCH["einsum"](
         "bi,oij,bj->bo", reshape(input1, (-1, input1.shape[-1])), weight, reshape(input2, (-1, input2.shape[-1]))
     )

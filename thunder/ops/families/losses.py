@@ -165,12 +165,7 @@ def binary_cross_entropy_with_logits(
     return reduced(out if weight is None else out * weight, _reduction(reduction, size_average, reduce))
 
 
-def _kl_meta(a, target, size_average=None, reduce=None, reduction="mean", log_target=False):
-    how = "mean" if reduction == "batchmean" else _reduction(reduction, size_average, reduce)
-    return like(a, broadcast_shapes(a.shape, target.shape) if how == "none" else (), result_type(a, target))
-
-
-@composite(F.kl_div, meta=_kl_meta, autocast="float32")
+@composite(F.kl_div, autocast="float32")
 def kl_div(a, target, size_average=None, reduce=None, reduction="mean", log_target=False):
     if log_target:
         out = LTORCH["exp"](target) * (target - a)

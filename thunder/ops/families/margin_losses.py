@@ -15,7 +15,7 @@ from thunder.ops.backward import sum_to
 from thunder.ops.families.losses import _REDUCTIONS, _reduction, reduced
 from thunder.ops.families.shape import reshape, unsqueeze
 from thunder.ops.opaque import casts_inside
-from thunder.ops.promotion import broadcast_shapes, result_type
+from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
 from thunder.ops.shape_rules import require
 
@@ -39,19 +39,11 @@ def _check_margin(a, target, wanted: tuple) -> None:
     require(target.dtype.name == "int64")
 
 
-def _multi_margin_meta(a, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
+@composite(F.multi_margin_loss, autocast="float32")
+def multi_margin_loss(a, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
     require(p in (1, 2))
     require(weight is None or len(weight.shape) == 1)
-    _check_margin(
-        a,
-        target,
-        a.shape[:1] if len(a.shape) > 1 else target.shape if target.numel_value == 1 else (),
-    )
-    return like(a, target.shape if _reduction(reduction, size_average, reduce) == "none" else ())
-
-
-@composite(F.multi_margin_loss, meta=_multi_margin_meta, autocast="float32")
-def multi_margin_loss(a, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
+    _check_margin(a, target, a.shape[:1] if len(a.shape) > 1 else target.shape if target.numel_value == 1 else ())
     x, classes = _rows(a)
     index = reshape(target, (-1, 1))
     apart = _op("clamp", margin - _op("gather", x, 1, index) + x, 0.0)
@@ -78,14 +70,10 @@ def _(a, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, r
     )
 
 
-def _multilabel_margin_meta(a, target, size_average=None, reduce=None, reduction="mean"):
-    _check_margin(a, target, a.shape)
-    return like(a, a.shape[:-1] if _reduction(reduction, size_average, reduce) == "none" else ())
-
-
-@composite(F.multilabel_margin_loss, meta=_multilabel_margin_meta, autocast="float32")
+@composite(F.multilabel_margin_loss, autocast="float32")
 def multilabel_margin_loss(a, target, size_average=None, reduce=None, reduction="mean"):
     """The classes that a row names stand before its first -1."""
+    _check_margin(a, target, a.shape)
     (x, classes), (target, _) = _rows(a), _rows(target)
     named = _op("cumprod", _op("to", _op("ge", target, 0), dtype=torch.int64), 1)
     index = target * named
@@ -112,23 +100,6 @@ def _(a, target, size_average=None, reduce=None, reduction="mean"):
     return (_multilabel_backward(g, a, target, how, is_target),)
 
 
-def _multilabel_soft_meta(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
-    shape = broadcast_shapes(a.shape, target.shape)
-    how = _reduction(reduction, size_average, reduce)
-    return like(a, shape[:-1] if how == "none" else (), result_type(a, target))
-
-
-@composite(F.multilabel_soft_margin_loss, meta=_multilabel_soft_meta)
-def multilabel_soft_margin_loss(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
-    out = -(target * _op("logsigmoid", a) + (1 - target) * _op("logsigmoid", -a))
-    out = out if weight is None else out * weight
-    out = _op("sum", out, len(a.shape) - 1) / a.shape[-1]
-    return reduced(out, _reduction(reduction, size_average, reduce))
-
-
-multilabel_soft_margin_loss.differentiate_decomposition = True
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # likelihoods
 
@@ -143,19 +114,11 @@ def _gaussian_shape(a, var) -> tuple | None:
     return var.shape if sum(unequal) == 1 else None
 
 
-def _gaussian_meta(a, target, var, full=False, eps=1e-6, reduction="mean"):
-    require(reduction in _REDUCTIONS)
-    require(isinstance(var, TensorProxy) or var >= 0)
-    shape = _gaussian_shape(a, var)
-    require(shape is not None)
-    found = result_type(a, target, var) if isinstance(var, TensorProxy) else result_type(a, target)
-    whole = broadcast_shapes(a.shape, target.shape, shape)
-    return like(a, whole if reduction == "none" else (), found)
-
-
-@composite(F.gaussian_nll_loss, meta=_gaussian_meta, autocast="cuda:float32")
+@composite(F.gaussian_nll_loss, autocast="cuda:float32")
 def gaussian_nll_loss(a, target, var, full=False, eps=1e-6, reduction="mean"):
     """PyTorch refuses a negative variance when it runs."""
+    require(reduction in _REDUCTIONS and (isinstance(var, TensorProxy) or var >= 0))
+    require(_gaussian_shape(a, var) is not None)
     var = reshape(var, _gaussian_shape(a, var)) if isinstance(var, TensorProxy) else _op("full_like", a, var)
     var = _op("clamp", var, eps)
     difference = a - target
@@ -217,4 +180,4 @@ LTORCH["ctc_loss"].synchronises = True
 for _name in ("ctc_loss", "multi_margin_loss", "multilabel_margin_loss"):
     LTORCH[_name].may_raise = True
 # PyTorch composes it of others, which autocast casts
-casts_inside(torch.margin_ranking_loss, *multilabel_soft_margin_loss.torch_functions)
+casts_inside(torch.margin_ranking_loss)

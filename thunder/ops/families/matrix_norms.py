@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from thunder.core.dtypes import int64, real_of, to_dtype
+from thunder.core.dtypes import int64, to_dtype
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.ops.families.data import convert
@@ -21,25 +21,9 @@ _CUDA = "cuda:float32"
 ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
 
 
-def _norm_meta(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
-    dims = wrap_dims(dim, len(A.shape)) if len(A.shape) >= 2 else ()
-    kind = A.dtype if dtype is None else to_dtype(dtype)
-    require(
-        len(dims) == 2
-        and kind.category >= 2
-        and ord in ORDERS
-        and (ord not in ("nuc", 2, -2) or real_of(kind).bytes >= 4)
-    )
-    shape = (
-        tuple(1 if i in dims else n for i, n in enumerate(A.shape))
-        if keepdim
-        else tuple(n for i, n in enumerate(A.shape) if i not in dims)
-    )
-    return like(A, shape, real_of(kind))
-
-
-@composite(torch.linalg.matrix_norm, name="linalg_matrix_norm", autocast=_CUDA, meta=_norm_meta)
+@composite(torch.linalg.matrix_norm, name="linalg_matrix_norm", autocast=_CUDA)
 def matrix_norm(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
+    require(len(A.shape) >= 2 and ord in ORDERS)
     rows, columns = wrap_dims(dim, len(A.shape))
     A = A if dtype is None else convert(A, to_dtype(dtype))
     if ord == "fro":
@@ -79,14 +63,14 @@ def frobenius_norm(a, dim, keepdim=False):
 def norm_except_dim(v, pow=2, dim=0):
     """The norms of slices along one dimension, or, for -1, of all; what weight normalization divides by."""
     if dim == -1:
-        return LTORCH["norm"](v, pow)
+        return LTORCH["vector_norm"](v, pow)
     rank, dim = len(v.shape), wrap_dim(dim, len(v.shape))
     if dim not in (0, rank - 1):
         return LTORCH["transpose"](norm_except_dim(LTORCH["transpose"](v, 0, dim), pow, 0), 0, dim)
     n = v.shape[dim]
     rows = LTORCH["view"](LTORCH["contiguous"](v), (n, -1) if dim == 0 else (-1, n))
     return LTORCH["view"](
-        LTORCH["norm"](rows, pow, 1 if dim == 0 else 0), tuple(n if i == dim else 1 for i in range(rank))
+        LTORCH["vector_norm"](rows, pow, 1 if dim == 0 else 0), tuple(n if i == dim else 1 for i in range(rank))
     )
 
 

@@ -37,8 +37,7 @@ from thunder.ops.families.norm_kernels import (
 )  # fmt: skip
 from thunder.ops.families.shape import expand
 from thunder.ops.functionalize import inplace
-from thunder.ops.opaque import casts_inside
-from thunder.ops.promotion import broadcast_shapes, result_type, to_float
+from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.shape_rules import is_empty, numel, require, wrap_dim
 
@@ -155,11 +154,6 @@ def _safe_softmax(a, dim, dtype=None):
 gradient_of_first(
     _safe_softmax, lambda g, y, a, dim, dtype=None: convert(softmax_backward(g, y, dim, y.dtype), a.dtype)
 )
-
-
-@alias(F.softmin)
-def softmin(a, dim=None, _stacklevel=3, dtype=None):
-    return softmax(-a, dim, dtype=dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------- by
@@ -363,27 +357,6 @@ def _instance_norm_builtin(
     return _instance_norm(a, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
-def _lrn_meta(a, size, alpha=1e-4, beta=0.75, k=1.0):
-    require(len(a.shape) >= 3)
-    return a if is_empty(a) else like(a, dtype=to_float(a.dtype))
-
-
-@composite(F.local_response_norm, meta=_lrn_meta)
-def local_response_norm(a, size, alpha=1e-4, beta=0.75, k=1.0):
-    if is_empty(a):  # PyTorch gives back its argument
-        return a
-    squares = a * a
-    before = size // 2
-    padded = LTORCH["pad"](squares, (*(0, 0) * (len(a.shape) - 2), before, (size - 1) // 2))
-    windows = LTORCH["unfold"](padded, 1, size, 1)
-    mean = LTORCH["mean"](convert(windows, to_float(a.dtype)), -1)
-    mean = mean if a.dtype.category >= 2 else LTORCH["trunc"](mean)  # pooling integers gives integers
-    return a / LTORCH["pow"](mean * alpha + k, beta)
-
-
-# images go through avg_pool3d, which the CPU's list names
-
-
 # ---------------------------------------------------------------------------------------------------------------- by
 # norms, similarities
 
@@ -394,13 +367,7 @@ def normalize(a, p=2.0, dim=1, eps=1e-12):
     return a / LTORCH["clamp"](norm, eps)
 
 
-def _similarity_meta(x1, x2, dim=1, eps=1e-8):
-    shape = broadcast_shapes(x1.shape, x2.shape)
-    d = wrap_dim(dim, len(shape))
-    return like(x1, (*shape[:d], *shape[d + 1 :]), result_type(x1, x2))
-
-
-@composite(F.cosine_similarity, meta=_similarity_meta, autocast="cuda:float32")
+@composite(F.cosine_similarity, autocast="cuda:float32")
 def cosine_similarity(x1, x2, dim=1, eps=1e-8):
     shape = broadcast_shapes(x1.shape, x2.shape)
     d = wrap_dim(dim, len(shape))
@@ -424,15 +391,10 @@ def cdist(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
     return _cdist_meta(x1, x2, p)
 
 
-def _pdist_meta(a, p=2.0):
-    require(len(a.shape) == 2 and a.dtype.category == 2)
-    require(p >= 0)
-    return like(a, (a.shape[0] * (a.shape[0] - 1) // 2,))
-
-
-@composite(torch.pdist, F.pdist, meta=_pdist_meta, autocast="cuda:float32")
+@composite(torch.pdist, F.pdist, autocast="cuda:float32")
 def pdist(a, p=2.0):
     """The distances of each row to those after it."""
+    require(len(a.shape) == 2 and a.dtype.category == 2 and p >= 0)
     pairs = LTORCH["triu_indices"](a.shape[0], a.shape[0], 1, device=a.device)
     rows = [LTORCH["index_select"](a, 0, LTORCH["select"](pairs, 0, i)) for i in (0, 1)]
     return LTORCH["vector_norm"](rows[0] - rows[1], p, -1)
@@ -499,6 +461,5 @@ def _(a, running_mean, running_var, weight, bias, momentum, eps):
 
 declare(batch_norm_update, layout="as decomposition")
 # PyTorch composes these of the same operations
-declare(local_response_norm, normalize, pairwise_distance, differentiate_decomposition=True)
+declare(normalize, pairwise_distance, differentiate_decomposition=True)
 rms_norm.differentiate_decomposition = lambda a, *args, **kwargs: a.device.type == "cpu"  # elsewhere it is one kernel
-casts_inside(F.local_response_norm)

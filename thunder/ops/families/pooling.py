@@ -84,10 +84,6 @@ def _max_pool(rank: int, **options):
     if rank == 1:
         alias(torch.max_pool1d_with_indices)(both)
 
-    @alias(getattr(F, name))
-    def pool(a, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
-        return (both if return_indices else values)(a, kernel_size, stride, padding, dilation, ceil_mode)
-
     return values, both
 
 
@@ -135,11 +131,6 @@ def _adaptive_max_pool(rank: int, **options) -> None:
 
     if rank == 1:
         alias(torch.adaptive_max_pool1d)(both)
-
-    @alias(getattr(F, name))
-    def pool(a, output_size, return_indices=False):
-        values, indices = both(a, output_size)
-        return (values, indices) if return_indices else values
 
 
 _adaptive_max_pool(1)

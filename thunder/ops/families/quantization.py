@@ -20,10 +20,6 @@ def _op(name: str, *args, **kwargs):
     return LTORCH[name](*args, **kwargs)
 
 
-def _check_range(quant_min: int, quant_max: int) -> None:
-    require(quant_min <= quant_max)
-
-
 def _rounded(a, scale, zero_point, quant_min, quant_max):
     """(the whole numbers that stand for `a`, within the range; whether they were in it)."""
     whole = zero_point + _op("round", a * (1.0 / scale))
@@ -34,13 +30,9 @@ def _rounded(a, scale, zero_point, quant_min, quant_max):
 # rounding within floating point
 
 
-def _per_tensor_meta(a, scale, zero_point, quant_min, quant_max):
-    _check_range(quant_min, quant_max)
-    return like(a)
-
-
-@composite(torch.fake_quantize_per_tensor_affine, meta=_per_tensor_meta, autocast="cpu:float32")
+@composite(torch.fake_quantize_per_tensor_affine, autocast="cpu:float32")
 def fake_quantize_per_tensor_affine(a, scale, zero_point, quant_min, quant_max):
+    require(quant_min <= quant_max)
     whole, _ = _rounded(a, scale, zero_point, quant_min, quant_max)
     return _op("to", (whole - zero_point) * scale, dtype=a.dtype)
 
@@ -65,19 +57,10 @@ def _(a, scale, zero_point, quant_min, quant_max):
     return (g * mask,)
 
 
-def _per_channel_meta(a, scale, zero_point, axis, quant_min, quant_max):
-    _check_range(quant_min, quant_max)
-    require(
-        len(scale.shape) == 1
-        and scale.shape == zero_point.shape
-        and -len(a.shape) <= axis < len(a.shape)
-        and scale.shape[0] == a.shape[axis]
-    )
-    return like(a)
-
-
-@composite(torch.fake_quantize_per_channel_affine, meta=_per_channel_meta)
+@composite(torch.fake_quantize_per_channel_affine)
 def fake_quantize_per_channel_affine(a, scale, zero_point, axis, quant_min, quant_max):
+    require(quant_min <= quant_max and -len(a.shape) <= axis < len(a.shape))
+    require(len(scale.shape) == 1 and scale.shape == zero_point.shape and scale.shape[0] == a.shape[axis])
     along = tuple(n if i == axis % len(a.shape) else 1 for i, n in enumerate(a.shape))
     scale, zero_point = _op("reshape", scale, along), _op("reshape", zero_point, along)
     whole, _ = _rounded(a, scale, zero_point, quant_min, quant_max)

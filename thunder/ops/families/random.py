@@ -29,7 +29,7 @@ from thunder.ops.families.creation import (
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.functionalize.overlap import check_overlap
 from thunder.ops.promotion import broadcast_shapes, default_dtype, to_float
-from thunder.ops.registry import LTORCH, alias, composite, declare, lookup, prim, torch_prim
+from thunder.ops.registry import LTORCH, alias, composite, declare, prim, torch_prim
 from thunder.ops.shape_rules import is_empty
 from thunder.ops.signature import named
 from thunder.ops.torch_types import to_torch_device
@@ -154,19 +154,6 @@ def _fill(name: str) -> None:
 
 for _name in ("uniform_", "normal_", "exponential_", "geometric_", "cauchy_", "log_normal_", "random_", "bernoulli_"):
     _fill(_name)
-
-
-@alias(F.gumbel_softmax)
-def gumbel_softmax(logits, tau=1, hard=False, eps=1e-10, dim=-1):
-    """A sample from the relaxed categorical distribution, or, hard, the vertex it is nearest to with the relaxed one's
-    derivative."""
-    kind = {"dtype": logits.dtype, "device": logits.device}
-    noise = -LTORCH["log"](LTORCH["exponential_fill"](LTORCH["empty"](*logits.shape, **kind)))
-    soft = LTORCH["softmax"]((logits + noise) / tau, dim)
-    if not hard:
-        return soft
-    _, index = lookup(torch.max)(soft, dim, True)
-    return LTORCH["scatter"](LTORCH["zeros"](*logits.shape, **kind), dim, index, 1.0) - LTORCH["detach"](soft) + soft
 
 
 @torch_prim(

@@ -51,21 +51,6 @@ def interpolate(
 interpolate.autocast_when = lambda kind, args, kwargs: len(args) < 4 or args[3] != "area"
 
 
-@alias(F.upsample)
-def _upsample(a, size=None, scale_factor=None, mode="nearest", align_corners=None):
-    return interpolate(a, size, scale_factor, mode, align_corners)
-
-
-@alias(F.upsample_nearest)
-def _upsample_nearest(a, size=None, scale_factor=None):
-    return interpolate(a, size, scale_factor, "nearest")
-
-
-@alias(F.upsample_bilinear)
-def _upsample_bilinear(a, size=None, scale_factor=None):
-    return interpolate(a, size, scale_factor, "bilinear", True)
-
-
 @torch_prim(F.grid_sample, autocast="cpu:float32 cuda:widest")
 def grid_sample(a, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
     require(len(a.shape) == len(grid.shape) and a.shape[0] == grid.shape[0] and grid.shape[-1] == len(a.shape) - 2)

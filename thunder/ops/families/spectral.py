@@ -248,36 +248,16 @@ def _frames(n_fft, hop_length, win_length, window) -> tuple:
     return hop, length
 
 
-def _stft_meta(
-    a, n_fft, hop_length=None, win_length=None, window=None, center=True, pad_mode="reflect", normalized=False,
-    onesided=None, return_complex=None,
-    align_to_window=None,
-):  # fmt: skip
-    hop, length = _frames(n_fft, hop_length, win_length, window)
-    complex_in = a.dtype.category == 3 or (window is not None and window.dtype.category == 3)
-    require(
-        a.dtype.category >= 2
-        and len(a.shape) in (1, 2)
-        and (return_complex is not None or complex_in)
-        and (not center or align_to_window is None)
-    )
-    require(not center or pad_mode != "reflect" or n_fft // 2 < a.shape[-1])
-    count = a.shape[-1] + (2 * (n_fft // 2) if center else 2 * ((n_fft - length) // 2) if align_to_window else 0)
-    require(n_fft <= count and (not onesided or not complex_in) and real_of(a.dtype).bytes >= 4)
-    rows = n_fft // 2 + 1 if onesided or (onesided is None and not complex_in) else n_fft
-    shape = (*a.shape[:-1], rows, 1 + (count - n_fft) // hop)
-    return (
-        like(a, shape, complex_of(a.dtype)) if return_complex is not False else like(a, (*shape, 2), real_of(a.dtype))
-    )
-
-
-@composite(torch.stft, torch.Tensor.stft, meta=_stft_meta, autocast="cpu:float32")
+@composite(torch.stft, torch.Tensor.stft, autocast="cpu:float32")
 def stft(
     a, n_fft, hop_length=None, win_length=None, window=None, center=True, pad_mode="reflect", normalized=False,
     onesided=None, return_complex=None,
     align_to_window=None,
 ):  # fmt: skip
     """The transforms of frames of `n_fft` values, each multiplied by the window: (..., frequencies, frames)."""
+    complex_in = a.dtype.category == 3 or (window is not None and window.dtype.category == 3)
+    require(a.dtype.category >= 2 and len(a.shape) in (1, 2) and (return_complex is not None or complex_in))
+    require((not center or align_to_window is None) and (not onesided or not complex_in))
     hop, length = _frames(n_fft, hop_length, win_length, window)
     pad, view = LTORCH["pad"], LTORCH["view"]
     edge = n_fft // 2 if center else (n_fft - length) // 2 if align_to_window else 0

@@ -273,11 +273,7 @@ def _(start, end, weight):
 # --- made of them
 
 
-def _nan_to_num_meta(a, nan=0.0, posinf=None, neginf=None):
-    return like(a)
-
-
-@composite(torch.nan_to_num, torch.Tensor.nan_to_num, meta=_nan_to_num_meta)
+@composite(torch.nan_to_num, torch.Tensor.nan_to_num)
 def nan_to_num(a, nan=0.0, posinf=None, neginf=None):
     if a.dtype.category < dtypes.FLOAT:
         return LTORCH["clone"](a)
@@ -296,11 +292,7 @@ def finite_range(d: dtypes.dtype) -> tuple[float, float]:
     return info.min, info.max
 
 
-def _logit_meta(a, eps=None):
-    return like(a, dtype=to_float(a.dtype))
-
-
-@composite(torch.logit, torch.Tensor.logit, torch.special.logit, meta=_logit_meta)
+@composite(torch.logit, torch.Tensor.logit, torch.special.logit)
 def logit(a, eps=None):
     x = convert(a, to_float(a.dtype))
     if eps is not None:

@@ -9,13 +9,10 @@ import torch
 from thunder.core import dtypes
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import like
-from thunder.core.symbol import Symbol
 from thunder.ops.families.data import convert
 from thunder.ops.families.reductions import REDUCES, amax, amin, canonical_dims, reduced_shape, sum, unreduced
-from thunder.ops.promotion import broadcast_shapes, same_device
-from thunder.ops.registry import LTORCH, alias, composite, declare, prim
+from thunder.ops.registry import LTORCH, alias, composite
 from thunder.ops.shape_rules import require
-from thunder.ops.torch_types import to_torch_dtype
 
 
 def _vector_norm_meta(a, ord=2, dim=None, keepdim=False, *, dtype=None):
@@ -39,44 +36,16 @@ def vector_norm(a, ord=2, dim=None, keepdim=False, *, dtype=None):
     return LTORCH["pow"](sum(LTORCH["pow"](x, ord), dims, keepdim), 1.0 / ord)
 
 
-def _nuclear_meta(a, dim, keepdim, dtype):
-    kind = to_dtype(dtype) if dtype is not None else a.dtype
+@alias(torch.norm, torch.Tensor.norm)
+def norm(a, p="fro", dim=None, keepdim=False, dtype=None):
+    """PyTorch's older name of two norms, the Frobenius norm where no order is given."""
     dims = canonical_dims(a, dim)
-    require(len(dims) == 2 and kind.category >= dtypes.FLOAT)
-    return like(a, reduced_shape(a, dims, keepdim), dtypes.real_of(kind))
-
-
-@prim(lambda a, dim, keepdim, dtype: torch.norm(a, "nuc", dim, keepdim, dtype=to_torch_dtype(dtype)), tags=REDUCES)
-def nuclear_norm(a, dim, keepdim, dtype):
-    """The sum of the singular values."""
-    return _nuclear_meta(a, dim, keepdim, dtype)
-
-
-def _norm_meta(a, p="fro", dim=None, keepdim=False, dtype=None):
-    if p == "nuc":
-        return _nuclear_meta(a, dim, keepdim, dtype)
-    require(p in ("fro", None) or isinstance(p, (int, float)))
-    return _vector_norm_meta(a, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
-
-
-@composite(torch.norm, torch.Tensor.norm, meta=_norm_meta, tags=REDUCES, autocast="cuda:float32")
-def norm(a, p="fro", dim=None, keepdim=False, *, dtype=None):
-    if p == "nuc":
-        return nuclear_norm(a, dim, keepdim, dtype)
+    if isinstance(p, str) and (p != "fro" or dim is not None and len(dims) > 2):
+        return LTORCH["linalg_matrix_norm"](a, p, dims, keepdim, dtype=dtype)
     return vector_norm(a, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 
 
-@alias(torch.Tensor.norm, over=norm)
-def _norm_method(a, p="fro", dim=None, keepdim=False, dtype=None):
-    return norm(a, p, dim, keepdim, dtype=dtype)
-
-
-def _dist_meta(a, b, p=2):
-    broadcast_shapes(a.shape, b.shape)
-    return like(a, (), dtypes.real_of(a.dtype), same_device(a, b))
-
-
-@composite(torch.dist, torch.Tensor.dist, meta=_dist_meta, autocast="cuda:float32")
+@composite(torch.dist, torch.Tensor.dist, autocast="cuda:float32")
 def dist(a, b, p=2):
     return vector_norm(a - b, p)
 
@@ -106,25 +75,14 @@ def _norm_gradient(g, y, a, order, dim, keepdim: bool):
     return scaled * LTORCH["masked_fill"](g / LTORCH["pow"](y, order - 1), LTORCH["eq"](y, 0), 0)
 
 
-def _norm_rule(symbol: Symbol, order_of) -> None:
-    def rule(a, *args, **kwargs):
-        order, dim, keepdim = order_of(*args, **kwargs)
-        if order != 0 and (order is None or 0 in [n for n in a.shape if type(n) is int]):
-            return NotImplemented
-        y = symbol(a, *args, **kwargs)
-        g = yield y
-        of_a = _norm_gradient(g, y, a, order, dim, keepdim)
-        return (of_a if of_a is None else convert(of_a, a.dtype),)
-
-    symbol.vjp(rule)
-    symbol.complex_derivative = "as written"
+@vector_norm.vjp
+def _(a, ord=2, dim=None, keepdim=False, *, dtype=None):
+    if ord != 0 and 0 in [n for n in a.shape if type(n) is int]:
+        return NotImplemented
+    y = vector_norm(a, ord, dim, keepdim, dtype=dtype)
+    g = yield y
+    of_a = _norm_gradient(g, y, a, ord, dim, keepdim)
+    return (of_a if of_a is None else convert(of_a, a.dtype),)
 
 
-def _norm_arguments(p="fro", dim=None, keepdim=False, *, dtype=None):
-    return 2 if p in ("fro", None) else None if p == "nuc" else p, dim, keepdim
-
-
-_norm_rule(vector_norm, lambda ord=2, dim=None, keepdim=False, *, dtype=None: (ord, dim, keepdim))
-_norm_rule(norm, _norm_arguments)
-
-declare(norm, nuclear_norm, inductor_loops=False)
+vector_norm.complex_derivative = "as written"
