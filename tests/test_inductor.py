@@ -346,22 +346,14 @@ def test_a_region_that_inductor_does_not_compile_is_an_error_that_names_it(monke
             compiled(torch.randn(3))
 
 
-def test_nvfuser_is_a_name_that_says_why_it_takes_nothing(monkeypatch, tmp_path):
+def test_nvfuser_is_a_name_that_says_why_it_takes_nothing(monkeypatch):
     from thunder import extend
-    from thunder.executors.nvfuserex import nvfuserex
 
     monkeypatch.setattr(extend, "_warned", set())
-    with pytest.warns(
-        UserWarning,
-        match=r"the executor nvfuser takes nothing here: nvFuser \(the package nvfuser_direct\) is not installed, "
-        r".*: use executors=",
-    ):
+    with pytest.warns(UserWarning, match="the executor nvfuser takes nothing here: .*no wheel of nvFuser loads"):
         compiled = thunder.jit(lambda x: x.sin() * 2.0 + 1.0, executors=["nvfuser"])
     x = torch.randn(3)
     assert torch.equal(compiled(x), x.sin() * 2.0 + 1.0) and names(compiled) == ["sin", "mul", "add"]
-    (tmp_path / "nvfuser_direct.py").write_text("raise ImportError('undefined symbol: c10')")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert "does not load on PyTorch" in nvfuserex.unavailable() and "undefined symbol: c10" in nvfuserex.unavailable()
 
 
 def test_results_take_the_place_of_what_nobody_has_any_more():

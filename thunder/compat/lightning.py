@@ -74,6 +74,7 @@ _INSTEAD = {
     "torchcompile_cat": _FUSED,
     "torchcompile_xentropy": _LOSS,
     "triton": _LOSS,
+    "nvfuser": f"no wheel of nvFuser loads on the PyTorch that thunder runs on; {_FUSED}",
     "custom_op": "operators of torch.library run without an executor",
     "transformer_engine": "thunder.transforms.float8.Float8Transform has linear layers in float8",
     "bitsandbytes": "thunder.quantization has weights in 8 and 4 bits",

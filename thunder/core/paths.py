@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from thunder.core.proxies import RELATIONS
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.symbol import BoundSymbol, OpTags, primitive
 
 
 class Decision(NamedTuple):
@@ -38,21 +38,19 @@ class OtherPath(Exception):
         self.index, self.answer = index, answer
 
 
-def _check_decision(a, relation: str, b, answer: bool, index: int) -> None:
+_TAGS = (OpTags.DONT_DCE, OpTags.DECISION)
+
+
+@primitive(lambda a, relation, b, answer, index: None, tags=_TAGS)
+def check_decision(a, relation: str, b, answer: bool, index: int) -> None:
     if RELATIONS[relation](a, b) is not answer:
         raise OtherPath(index, not answer)
 
 
-def _check_value(value, answer, index: int) -> None:
+@primitive(lambda value, answer, index: None, tags=_TAGS)
+def check_value(value, answer, index: int) -> None:
     if repr(value) != repr(answer):  # nan is nan, and 0.0 is not -0.0
         raise OtherPath(index, value)
-
-
-_TAGS = (OpTags.DONT_DCE, OpTags.DECISION)
-check_decision = Symbol(
-    "check_decision", lambda a, relation, b, answer, index: None, is_prim=True, tags=_TAGS, fn=_check_decision
-)  # fmt: skip
-check_value = Symbol("check_value", lambda value, answer, index: None, is_prim=True, tags=_TAGS, fn=_check_value)
 
 
 def last_decision(bound_symbols: list[BoundSymbol]) -> int:

@@ -30,7 +30,7 @@ from thunder.errors import CaptureError, DataDependentError, MissingImplementati
 
 __all__ = [
     "EFFECTS", "BoundSymbol", "Context", "Names", "OpTags", "Recorder", "Symbol", "adopt", "current_recorder",
-    "detached", "form_of", "hashable", "recording", "user_location",
+    "detached", "form_of", "hashable", "primitive", "recording", "user_location",
 ]  # fmt: skip
 
 
@@ -359,3 +359,9 @@ def positional_parameters(function: Callable | None) -> tuple[KeysView[str], dic
     return {p.name: None for p in positional}.keys(), {
         p.name: p.default for p in parameters if p.default is not p.empty
     }
+
+
+def primitive(meta: Callable, *, tags: tuple = (), module: str | None = None) -> Callable[[Callable], Symbol]:
+    """Makes the decorated function a primitive of its name: it computes the primitive on real values, and `meta` types
+    the result."""
+    return lambda function: Symbol(function.__name__, meta, module=module, is_prim=True, tags=tags, fn=function)

@@ -32,7 +32,17 @@ from thunder.core.proxies import (
     numbers_in,
     proxies_in,
 )
-from thunder.core.symbol import UNBACKED, BoundSymbol, Names, OpTags, Recorder, Symbol, current_recorder, detached
+from thunder.core.symbol import (
+    UNBACKED,
+    BoundSymbol,
+    Names,
+    OpTags,
+    Recorder,
+    Symbol,
+    current_recorder,
+    detached,
+    primitive,
+)
 from thunder.core.symbolic import Facts
 from thunder.errors import DataDependentError
 
@@ -115,7 +125,8 @@ def made_of(recorder: Recorder, number: NumberProxy) -> NumberProxy | Condition:
 # the program runs with
 
 
-def _check_sizes(tensor, expected: tuple, name: str) -> None:
+@primitive(lambda tensor, expected, name: None, tags=(OpTags.DONT_DCE,))
+def check_sizes(tensor, expected: tuple, name: str) -> None:
     if len(tensor.shape) == len(expected) and all(n is None or n == m for n, m in zip(expected, tensor.shape)):
         return
     wanted = ", ".join("any" if n is None else str(n) for n in expected)
@@ -124,11 +135,6 @@ def _check_sizes(tensor, expected: tuple, name: str) -> None:
         f"[{wanted}]: the shape depends on data in a way that was not foreseen. "
         "Run this part outside of the compiled function, and pass the result in"
     )
-
-
-check_sizes = Symbol(
-    "check_sizes", lambda tensor, expected, name: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_check_sizes
-)
 
 
 def _check_condition(a, relation: str, b, message: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from thunder.core import codegen
 from thunder.core.proxies import Proxy, TensorProxy
-from thunder.core.symbol import BoundSymbol, Context, OpTags, Symbol
+from thunder.core.symbol import BoundSymbol, Context, OpTags, Symbol, primitive
 from thunder.core.trace import Trace
 from thunder.distributed.placement import Placement, synchronizes
 from thunder.distributed.tensor_parallel import join_ranks
@@ -77,7 +77,8 @@ synchronize.regathers = lambda operation: operation.args[1].again
 synchronize_gradient = Symbol("synchronize_gradient", _typed_held, module="ltorch", decomposition=_reduced)
 
 
-def _left_for_later(gradient, placement: Placement) -> None:
+@primitive(lambda gradient, placement: None, tags=(OpTags.DONT_DCE,), module="ltorch")
+def leave_for_later(gradient, placement: Placement) -> None:
     """The gradient of one backward without synchronisation. Where the rank holds a shard, whose `.grad` has no place
     for it, it is added up beside it."""
     if synchronizes(placement):
@@ -93,12 +94,6 @@ def _left_for_later(gradient, placement: Placement) -> None:
             if left.gradient is None
             else left.gradient.add_(gradient)
         )
-
-
-leave_for_later = Symbol(
-    "leave_for_later", lambda gradient, placement: None, module="ltorch", is_prim=True, tags=(OpTags.DONT_DCE,),
-    fn=_left_for_later
-)  # fmt: skip
 
 
 @synchronize.vjp

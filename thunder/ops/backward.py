@@ -13,7 +13,7 @@ import torch
 
 from thunder import compat
 from thunder.core.proxies import NumberProxy, TensorProxy, like, same_shape
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.symbol import OpTags, Symbol, primitive
 from thunder.core.utils import has_triton
 from thunder.ops.layout import empty_rows, is_dense
 from thunder.ops.registry import LTORCH, PRIMS, declare, torch_prim
@@ -107,7 +107,21 @@ softplus_backward = kernel("softplus_backward")
 mish_backward = kernel("mish_backward")
 
 
-def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+def _rows(x: torch.Tensor) -> torch.Tensor | None:
+    """A tensor as a matrix: of one row where nothing is between its elements, of its last dimension otherwise."""
+    if is_dense(x):
+        return x.as_strided((1, x.numel()), (x.numel(), 1))
+    if x.stride(-1) != 1 or x.stride()[:-1] != tuple(
+        x.stride(-2) * math.prod(x.shape[d:-1]) for d in range(1, x.dim())
+    ):
+        return None
+    return x.flatten(0, -2)
+
+
+# a saved gradient for a cotangent of 1, for another one: written over where autograd keeps no graph that would read it
+# again. Nothing else may read it
+@primitive(lambda gradient, cotangent: like(gradient))
+def times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
     """What a CUDA graph runs again does not write over what is saved either. On a GPU, where looking at the cotangent
     would wait for it, a kernel looks."""
     if compat.keeps_graph() or gradient.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -124,26 +138,6 @@ def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.T
     return gradient if not cotangent.is_cuda and cotangent == 1 else gradient.mul_(cotangent)
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor | None:
-    """A tensor as a matrix: of one row where nothing is between its elements, of its last dimension otherwise."""
-    if is_dense(x):
-        return x.as_strided((1, x.numel()), (x.numel(), 1))
-    if x.stride(-1) != 1 or x.stride()[:-1] != tuple(
-        x.stride(-2) * math.prod(x.shape[d:-1]) for d in range(1, x.dim())
-    ):
-        return None
-    return x.flatten(0, -2)
-
-
-# a saved gradient for a cotangent of 1, for another one: written over where autograd keeps no graph that would read it
-# again. Nothing else may read it
-times_cotangent = Symbol(
-    "times_cotangent",
-    lambda gradient, cotangent: like(gradient),
-    id="times_cotangent",
-    is_prim=True,
-    fn=_times_cotangent,
-)
 embedding_backward = kernel(
     "embedding_dense_backward", "default", lambda g, indices, count, padding_idx, scale: like(g, (count, g.shape[-1]))
 )
@@ -168,18 +162,10 @@ unfold_backward = kernel("unfold_backward", "default", lambda g, sizes, dim, siz
 declare(select_backward, slice_backward, diagonal_backward, unfold_backward, layout="row-major")  # written into zeros
 
 
-def _index_backward(g, shape, indices):
-    return compat.kernel("_index_put_impl_")(g.new_zeros(shape), indices, g, True, True)
-
-
 # zeros of a shape, the cotangent added at index tensors (None: all of a dimension), which the forward has checked
-index_backward = Symbol(
-    "index_backward",
-    lambda g, shape, indices: like(g, tuple(shape)),
-    id="index_backward",
-    is_prim=True,
-    fn=_index_backward,
-)
+@primitive(lambda g, shape, indices: like(g, tuple(shape)))
+def index_backward(g, shape, indices):
+    return compat.kernel("_index_put_impl_")(g.new_zeros(shape), indices, g, True, True)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -315,7 +301,8 @@ def _logit_backward(g, x, eps=None):
     return op("where")((x >= low) & (x <= 1.0 - low), g / (x * (1.0 - x)), float("nan") if eps is None else 0.0)
 
 
-def _getitem_backward(g, shape, key):
+@primitive(lambda g, shape, key: like(g, tuple(shape)))
+def getitem_backward(g, shape, key):
     out = g.new_zeros(tuple(shape))
     if any(isinstance(k, (torch.Tensor, list)) for k in (key if isinstance(key, tuple) else (key,))):
         keys = key if isinstance(key, tuple) else (key,)
@@ -325,12 +312,3 @@ def _getitem_backward(g, shape, key):
         return out.view(-1).index_add_(0, position.reshape(-1), g.reshape(-1)).view(out.shape)
     out[key] = g
     return out
-
-
-getitem_backward = Symbol(
-    "getitem_backward",
-    lambda g, shape, key: like(g, tuple(shape)),
-    id="getitem_backward",
-    is_prim=True,
-    fn=_getitem_backward,
-)

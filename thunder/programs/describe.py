@@ -30,6 +30,7 @@ from thunder.capture.classes import of_library
 from thunder.capture.locations import content
 from thunder.capture.native import CONTAINERS, IMMUTABLE, slots
 from thunder.capture.sources import MISSING
+from thunder.core.symbol import Symbol
 
 PARTS = 200  # of an object of a library; one that leads to more is not described
 _DESCRIPTORS = (
@@ -87,7 +88,7 @@ def find_named(module: str, path: str) -> Any:
 
 
 def _parts(x: Any) -> list[tuple[str, Any]]:
-    """The functions inside of a descriptor or of a decorated function."""
+    """The functions inside of a descriptor, of an operation or of a decorated function."""
     found = [(name, getattr(x, name)) for name in _INSIDE.get(type(x), ())]
     if type(x) in (types.FunctionType, functools._lru_cache_wrapper) and "__wrapped__" in x.__dict__:
         found.append(("__wrapped__", x.__dict__["__wrapped__"]))
@@ -99,7 +100,7 @@ def _parts(x: Any) -> list[tuple[str, Any]]:
 
 _INSIDE: dict[type, tuple[str, ...]] = {
     property: ("fget", "fset", "fdel"), staticmethod: ("__func__",), classmethod: ("__func__",),
-    functools.cached_property: ("func",),
+    functools.cached_property: ("func",), Symbol: ("fn",),
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from thunder.core.proxies import (
     proxies_in,
 )
 from thunder.core.regions import leading_to
-from thunder.core.symbol import BoundSymbol, Context, OpTags, Symbol
+from thunder.core.symbol import BoundSymbol, Context, OpTags, Symbol, primitive
 from thunder.core.trace import ForwardBackward, Trace, TraceTag
 from thunder.extend import FusionExecutor
 from thunder.ops.functionalize.inplace import also_written, write_back, written_after
@@ -192,16 +192,12 @@ def without_overwritten(
     return [refused.get(b, b) for b in backward] if refused else None
 
 
-def _raise_modified(name: str, *inputs):
+@primitive(lambda name, *inputs: None, tags=(OpTags.DONT_DCE,))
+def modified_in_place(name: str, *inputs):
     raise RuntimeError(
         f"one of the variables needed for gradient computation has been modified by an inplace operation: {name}, "
         "which the compiled function writes to after it was used"
     )
-
-
-modified_in_place = Symbol(
-    "modified_in_place", lambda name, *inputs: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_raise_modified
-)
 
 
 def split_into_forward_and_backward(joint: Trace) -> tuple[Trace, Trace | None]:

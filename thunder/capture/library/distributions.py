@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from thunder.compat.names import DISTRIBUTION_CHECK
 from thunder.core.proxies import proxies_in
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.symbol import OpTags, primitive
 
 # PyTorch's words where a check fails, but for the distribution's own parameters
 _TEXTS = {
@@ -19,14 +19,10 @@ _TEXTS = {
 }
 
 
-def _check_values(holds, value, text: str) -> None:
+@primitive(lambda holds, value, text: None, tags=(OpTags.DONT_DCE,))
+def check_values(holds, value, text: str) -> None:
     if not holds:
         raise ValueError(text if value is None else f"{text}{value}")
-
-
-check_values = Symbol(
-    "check_values", lambda holds, value, text: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_check_values
-)
 
 
 def is_check(c, holds) -> bool:

@@ -7,7 +7,7 @@ import torch
 from thunder import compat
 from thunder.capture.ask import SAME
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.symbol import OpTags, Symbol, primitive
 from thunder.ops.infer import fake
 from thunder.ops.torch_types import from_tensor_dtype
 
@@ -80,7 +80,8 @@ _drop_gradient = Symbol(
 )
 
 
-def _as_left_by_autograd(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+@primitive(lambda tensor, gradient: like(gradient), tags=(OpTags.DETACHED,), module="ltorch")
+def leaf_gradient(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """The gradient itself where it is laid out as its tensor, a copy in that layout otherwise."""
     wanted = tensor.stride()
     if gradient.stride() == wanted and tensor.is_contiguous():
@@ -92,14 +93,3 @@ def _as_left_by_autograd(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.
         return gradient
     form = torch.preserve_format if dense else torch.contiguous_format
     return torch.empty_like(tensor, memory_format=form).copy_(gradient)
-
-
-leaf_gradient = Symbol(
-    "leaf_gradient",
-    lambda tensor, gradient: like(gradient),
-    module="ltorch",
-    id="leaf_gradient",
-    is_prim=True,
-    tags=(OpTags.DETACHED,),
-    fn=_as_left_by_autograd,
-)

@@ -17,7 +17,7 @@ import torch
 from thunder import compat
 from thunder.capture.strides import layout
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, map_structure, number_value, proxies_in
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.symbol import BoundSymbol, OpTags, primitive
 from thunder.interpreter.attributes import plain_attribute
 from thunder.ops.infer import as_torch
 from thunder.ops.layout import assign
@@ -36,15 +36,10 @@ def _function(name: str) -> type[torch.autograd.Function]:
     return made
 
 
-def _with_node(value: torch.Tensor, name: str) -> torch.Tensor:
+@primitive(lambda value, name: like(value), tags=(OpTags.DETACHED,), module="ltorch")
+def with_node(value: torch.Tensor, name: str) -> torch.Tensor:
     with torch.enable_grad():
         return _function(name).apply(value.detach().requires_grad_())
-
-
-with_node = Symbol(
-    "with_node", lambda value, name: like(value), module="ltorch", id="with_node", is_prim=True,
-    tags=(OpTags.DETACHED,), fn=_with_node,
-)  # fmt: skip
 
 
 def printed(c, values):

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from thunder import compat
 from thunder.core.dtypes import float32, float64
 from thunder.core.proxies import TensorProxy, element_count, like, number_value
-from thunder.core.symbol import OpTags, Symbol, current_recorder
+from thunder.core.symbol import OpTags, Symbol, current_recorder, primitive
 from thunder.ops import pytorch_derivative
 from thunder.ops.backward import sum_to
 from thunder.ops.families.elementwise import broadcast_to
@@ -179,7 +179,15 @@ def fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa: bool
     )
 
 
-def _run_flash(query, key, value, attn_mask, is_causal, scale, enable_gqa):
+def _flash_meta(query, key, value, attn_mask, is_causal, scale, enable_gqa):
+    b, h, n, d = query.shape
+    return like(query, (b, h, n, value.shape[-1])), like(
+        query, (b, h, n), float64 if query.dtype is float64 else float32
+    )
+
+
+@primitive(_flash_meta, tags=(OpTags.MATMUL_OP,))
+def flash_attention(query, key, value, attn_mask, is_causal, scale, enable_gqa):
     """(result, logarithms of the rows' sums). These are empty where the flags or the layout of the moment forbid the
     kernel, and PyTorch takes another way."""
     if torch.backends.cuda.flash_sdp_enabled() and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
@@ -191,7 +199,8 @@ def _run_flash(query, key, value, attn_mask, is_causal, scale, enable_gqa):
     )
 
 
-def _run_flash_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa):
+@primitive(lambda g, query, key, value, *rest: (like(query), like(key), like(value)), tags=(OpTags.MATMUL_OP,))
+def flash_attention_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa):
     if sums.numel():
         return compat.kernel("_scaled_dot_product_flash_attention_for_cpu_backward")(
             g, query, key, value, out, sums, 0.0, is_causal, attn_mask=attn_mask, scale=scale
@@ -202,21 +211,6 @@ def _run_flash_backward(g, query, key, value, out, sums, attn_mask, is_causal, s
     return torch.autograd.grad(out, leaves, g)
 
 
-def _flash_meta(query, key, value, attn_mask, is_causal, scale, enable_gqa):
-    b, h, n, d = query.shape
-    return like(query, (b, h, n, value.shape[-1])), like(
-        query, (b, h, n), float64 if query.dtype is float64 else float32
-    )
-
-
-flash_attention = Symbol(
-    "flash_attention", _flash_meta, id="flash_attention", is_prim=True, tags=(OpTags.MATMUL_OP,), fn=_run_flash
-)
-flash_attention_backward = Symbol(
-    "flash_attention_backward", lambda g, query, key, value, *rest: (like(query), like(key), like(value)),
-    id="flash_attention_backward", is_prim=True,
-    tags=(OpTags.MATMUL_OP,), fn=_run_flash_backward,
-)  # fmt: skip
 flash_attention.nondifferentiable = (1,)
 
 
@@ -227,20 +221,11 @@ def _(query, key, value, attn_mask, is_causal, scale, enable_gqa):
     return flash_attention_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa)
 
 
-def _run_mathematically(query, key, value, attn_mask, is_causal, scale, enable_gqa):
+# the same by products, which PyTorch can differentiate twice; the kernel's backward it cannot
+@primitive(lambda *args: _flash_meta(*args)[0], tags=(OpTags.MATMUL_OP,))
+def mathematical_attention(query, key, value, attn_mask, is_causal, scale, enable_gqa):
     with sdpa_kernel(SDPBackend.MATH):
         return _FUNCTION(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-
-
-# the same by products, which PyTorch can differentiate twice; the kernel's backward it cannot
-mathematical_attention = Symbol(
-    "mathematical_attention",
-    lambda *args: _flash_meta(*args)[0],
-    id="mathematical_attention",
-    is_prim=True,
-    tags=(OpTags.MATMUL_OP,),
-    fn=_run_mathematically,
-)
 
 
 @flash_attention_backward.vjp
@@ -299,17 +284,9 @@ def _is_mathematical(query, key, value, attn_mask, enable_gqa: bool) -> bool:
     return attn_mask is None or attn_mask.dtype.category == 0 or attn_mask.dtype is query.dtype
 
 
-def _run_causal(query, sources: int):
+@primitive(lambda query, sources: like(query, (query.shape[-2], sources)))
+def causal_bias(query, sources: int):
     return _run_bias(torch.ones((query.shape[-2], sources), dtype=torch.bool, device=query.device).tril(), query.dtype)
-
-
-causal_bias = Symbol(
-    "causal_bias",
-    lambda query, sources: like(query, (query.shape[-2], sources)),
-    id="causal_bias",
-    is_prim=True,
-    fn=_run_causal,
-)
 
 
 def _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale):

@@ -13,7 +13,7 @@ import torch
 from thunder import compat
 from thunder.core.dtypes import int32, int64, real_of
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import OpTags, Symbol, current_recorder
+from thunder.core.symbol import OpTags, Symbol, current_recorder, primitive
 from thunder.ops.backward import kernel, sum_to
 from thunder.ops.families.factorizations import _CPU, matrices, mT, product, square, types
 from thunder.ops.families.shape import adjoint
@@ -90,19 +90,13 @@ def _factorizes_transposed(kind: str) -> bool:
     return not torch.equal(compat.kernel("_linalg_solve_ex")(a, a)[1], torch.linalg.lu_factor(a)[0])
 
 
-def _run_solve_transposed(A, LU, pivots, B, left):
+# A' X = B, with the factors that solve_with_factors found; of complex numbers A' is the adjoint
+@primitive(lambda A, LU, pivots, B, left: like(B))
+def solve_transposed(A, LU, pivots, B, left):
     transposed = A.is_contiguous() and not A.is_complex() and _factorizes_transposed(A.device.type)
     return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=not transposed)
 
 
-# A' X = B, with the factors that solve_with_factors found; of complex numbers A' is the adjoint
-solve_transposed = Symbol(
-    "solve_transposed",
-    lambda A, LU, pivots, B, left: like(B),
-    id="solve_transposed",
-    is_prim=True,
-    fn=_run_solve_transposed,
-)
 solve_transposed.conjugates = True
 
 

@@ -8,7 +8,7 @@ import torch
 
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import Symbol
+from thunder.core.symbol import Symbol, primitive
 from thunder.ops.families.reductions import REDUCES, amax, amin, canonical_dims, reduced_shape, unreduced
 from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.torch_types import named_results
@@ -93,7 +93,9 @@ def argmin(a, dim=None, keepdim=False):
     return _index_meta(a, dim, keepdim)
 
 
-def _run_evenly(g, a, y):
+# the cotangent of an extreme of all elements, shared by those that are it
+@primitive(lambda g, a, y: like(a))
+def evenly_distributed(g, a, y):
     if a.device.type != "cpu":  # without a look at the value, which would wait for the device
         taken = (a == y).logical_or_(a.isnan().logical_and_(y.isnan()))
         return taken * (g / taken.sum())
@@ -101,20 +103,10 @@ def _run_evenly(g, a, y):
     return torch.where(taken, g / taken.sum(), 0)
 
 
-# the cotangent of an extreme of all elements, shared by those that are it
-evenly_distributed = Symbol(
-    "evenly_distributed", lambda g, a, y: like(a), id="evenly_distributed", is_prim=True, fn=_run_evenly
-)
-
-
-def _run_placed(g, indices, dim: int, shape: tuple):
-    return g.new_zeros(shape).scatter_(dim, indices, g)
-
-
 # zeros of a shape with the cotangent at the places, along one dimension, that values were taken from
-placed = Symbol(
-    "placed", lambda g, indices, dim, shape: like(g, tuple(shape)), id="placed", is_prim=True, fn=_run_placed
-)
+@primitive(lambda g, indices, dim, shape: like(g, tuple(shape)))
+def placed(g, indices, dim: int, shape: tuple):
+    return g.new_zeros(shape).scatter_(dim, indices, g)
 
 
 def _whole_rule(symbol: Symbol):

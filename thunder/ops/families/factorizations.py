@@ -15,7 +15,7 @@ import torch
 from thunder import compat
 from thunder.core.dtypes import complex_of, int32, real_of
 from thunder.core.proxies import like
-from thunder.core.symbol import Symbol
+from thunder.core.symbol import Symbol, primitive
 from thunder.ops.backward import kernel, sum_to
 from thunder.ops.families.shape import adjoint
 from thunder.ops.promotion import broadcast_shapes
@@ -243,16 +243,13 @@ def _(b, a, upper=False):
 # eigenvalues
 
 
-def _run_gaps(values):
+# differences of all pairs of values, infinite on the diagonal: what is divided by them is zero there
+@primitive(lambda values: like(values, (*values.shape, values.shape[-1])))
+def gaps(values):
     out = values.unsqueeze(-2) - values.unsqueeze(-1)
     out.diagonal(0, -2, -1).fill_(math.inf)
     return out
 
-
-# differences of all pairs of values, infinite on the diagonal: what is divided by them is zero there
-gaps = Symbol(
-    "gaps", lambda values: like(values, (*values.shape, values.shape[-1])), id="gaps", is_prim=True, fn=_run_gaps
-)
 
 eigh = of_square(
     "linalg_eigh", lambda a: types.linalg_eigh((_values(a), _same(a))), torch.linalg.eigh, autocast=_CPU,

@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.ops import backward
-from thunder.ops.backward import sum_to
 from thunder.ops.families.losses import _REDUCTIONS, _reduction, reduced
 from thunder.ops.families.shape import reshape, unsqueeze
+from thunder.ops.functionalize.memory import holding
 from thunder.ops.opaque import casts_inside
-from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
 from thunder.ops.shape_rules import require
 
@@ -120,31 +119,10 @@ def gaussian_nll_loss(a, target, var, full=False, eps=1e-6, reduction="mean"):
     require(reduction in _REDUCTIONS and (isinstance(var, TensorProxy) or var >= 0))
     require(_gaussian_shape(a, var) is not None)
     var = reshape(var, _gaussian_shape(a, var)) if isinstance(var, TensorProxy) else _op("full_like", a, var)
-    var = _op("clamp", var, eps)
+    var = holding(var, _op("clamp", var, eps))  # PyTorch clamps it behind autograd's back
     difference = a - target
     out = 0.5 * (_op("log", var) + difference * difference / var)
     return reduced(out + 0.5 * math.log(2 * math.pi) if full else out, reduction)
-
-
-@gaussian_nll_loss.vjp
-def _(a, target, var, full=False, eps=1e-6, reduction="mean"):
-    """The clamp of the variance passes its cotangent on whole, as PyTorch's does, which autograd does not see."""
-    g = yield gaussian_nll_loss(a, target, var, full, eps, reduction)
-    is_tensor = isinstance(var, TensorProxy)
-    v = _op("clamp", reshape(var, _gaussian_shape(a, var)), eps) if is_tensor else max(var, eps)
-    difference = a - target
-    if reduction == "mean":
-        g = g / math.prod(broadcast_shapes(difference.shape, v.shape) if is_tensor else difference.shape)
-    ratio = difference / v
-    slope = g * ratio
-    of_var = (
-        reshape(sum_to(0.5 * (g / v - slope * ratio), v.shape), var.shape) if is_tensor and var.requires_grad else None
-    )
-    return (
-        (sum_to(slope, a.shape) if a.requires_grad else None),
-        (sum_to(-slope, target.shape) if target.requires_grad else None),
-        of_var,
-    )
 
 
 @torch_prim(F.ctc_loss, autocast="cpu:float32")
@@ -175,7 +153,7 @@ for _name, _parameters in {
 
     alias(getattr(torch, _name))(_spelled)
 
-LTORCH["gaussian_nll_loss"].exact_derivative = False  # PyTorch's formula in another order
+gaussian_nll_loss.differentiate_decomposition = True
 LTORCH["ctc_loss"].synchronises = True
 for _name in ("ctc_loss", "multi_margin_loss", "multilabel_margin_loss"):
     LTORCH[_name].may_raise = True

@@ -13,7 +13,7 @@ from thunder.core import dtypes
 from thunder.core.definition import InPlaceForm
 from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import like
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.symbol import OpTags, Symbol, primitive
 from thunder.ops import backward
 from thunder.ops.backward import gradient_of_first, kernel, op
 from thunder.ops.families.data import convert
@@ -179,11 +179,6 @@ def _laid_out(a, others, parameters):
     )
 
 
-def _run_group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
-    a, g, mean, rstd, weight = _laid_out(a, (g,), (mean, rstd, weight))
-    return backward.aten.native_group_norm_backward.default(g, a, mean, rstd, weight, n, c, size, groups, mask)
-
-
 def _run_group_norm(a, weight, bias, n, c, size, groups, eps):
     return backward.aten.native_group_norm.default(*_laid_out(a, (), (weight, bias)), n, c, size, groups, eps)
 
@@ -207,11 +202,12 @@ def _native_group_norm_meta(a, weight, bias, N, C, HxW, group, eps):
 native_group_norm = torch_prim(*compat.operators("native_group_norm"), name="native_group_norm", fn=_run_group_norm)(
     _native_group_norm_meta
 )
-native_group_norm_backward = Symbol(
-    "native_group_norm_backward", lambda g, a, mean, rstd, weight, n, c, size, groups, mask: _parameters_meta(g, a,
-    weight, weight, mask), id="native_group_norm_backward",
-    is_prim=True, fn=_run_group_norm_backward,
-)  # fmt: skip
+
+
+@primitive(lambda g, a, mean, rstd, weight, n, c, size, groups, mask: _parameters_meta(g, a, weight, weight, mask))
+def native_group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
+    a, g, mean, rstd, weight = _laid_out(a, (g,), (mean, rstd, weight))
+    return backward.aten.native_group_norm_backward.default(g, a, mean, rstd, weight, n, c, size, groups, mask)
 
 
 def _in_groups(a, groups):
@@ -390,12 +386,6 @@ def _(a, weight, bias, running_mean, running_var, training, momentum, eps):
     )
 
 
-def _run_statistics(a, running_mean, running_var, weight, bias, momentum, eps):
-    return compat.kernel("_native_batch_norm_legit_functional")(
-        a, weight, bias, running_mean, running_var, True, momentum, eps
-    )
-
-
 def _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps):
     out, save, _ = _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, True, momentum, eps)
     return out, save, like(save), like(running_mean), like(running_var)
@@ -408,13 +398,11 @@ def native_batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps
     return out, mean, scale, running_mean, running_var
 
 
-native_batch_norm_functional = Symbol(
-    "native_batch_norm_functional",
-    _statistics_meta,
-    id="native_batch_norm_functional",
-    is_prim=True,
-    fn=_run_statistics,
-)
+@primitive(_statistics_meta)
+def native_batch_norm_functional(a, running_mean, running_var, weight, bias, momentum, eps):
+    return compat.kernel("_native_batch_norm_legit_functional")(
+        a, weight, bias, running_mean, running_var, True, momentum, eps
+    )
 
 
 @native_batch_norm_functional.decomposed_by

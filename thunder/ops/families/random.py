@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from thunder.core import dtypes
 from thunder.core.dtypes import bool8
 from thunder.core.proxies import AnyProxy, TensorProxy, like
-from thunder.core.symbol import OpTags, Symbol, user_location
+from thunder.core.symbol import OpTags, Symbol, primitive, user_location
 from thunder.errors import CaptureError
 from thunder.ops import backward
 from thunder.ops.backward import gradient_of_first
@@ -284,12 +284,6 @@ for _name in ("dropout", "alpha_dropout", "feature_alpha_dropout", "feature_drop
 # derivative
 
 
-def _dropout_noise(a, p):
-    # PyTorch draws for complex numbers from 2.15 on, for both parts at once
-    noise = torch.empty_like(a, dtype=a.real.dtype if a.is_complex() else None)
-    return noise.bernoulli_(1 - p).div_(1 - p).to(a.dtype)
-
-
 def _native_dropout_meta(a, p, train):
     _dropout_meta(a, p)
     return like(a), like(a, dtype=bool8)
@@ -321,14 +315,11 @@ gradient_of_first(native_dropout_backward, lambda again, y, g, mask, scale: nati
 
 
 # 0 where an element is dropped, 1 / (1 - p) elsewhere: what PyTorch's dropout multiplies with
-dropout_noise = Symbol(
-    "dropout_noise",
-    lambda a, p: like(a),
-    id="dropout_noise",
-    is_prim=True,
-    tags=(*_TAGS, OpTags.DETACHED),
-    fn=_dropout_noise,
-)
+@primitive(lambda a, p: like(a), tags=(*_TAGS, OpTags.DETACHED))
+def dropout_noise(a, p):
+    # PyTorch draws for complex numbers from 2.15 on, for both parts at once
+    noise = torch.empty_like(a, dtype=a.real.dtype if a.is_complex() else None)
+    return noise.bernoulli_(1 - p).div_(1 - p).to(a.dtype)
 
 
 @dropout.vjp

@@ -9,7 +9,7 @@ import torch
 from thunder import compat
 from thunder.core.dtypes import float32
 from thunder.core.proxies import AnyProxy, TensorProxy, has_numbers, like
-from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user_location
+from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, primitive, user_location
 from thunder.errors import CaptureError
 from thunder.ops import autocast, backward, opaque, pytorch_derivative
 from thunder.ops.opaque import casts_inside
@@ -239,13 +239,13 @@ def _layer_meta(x, w_ih, w_hh, b_ih, b_hh, hidden, cell, *options):
     return like(x, (*x.shape[:2], hidden.shape[1])), like(hidden), like(cell), AnyProxy("")
 
 
-def _run_layer(*args):
+@primitive(_layer_meta, tags=(OpTags.MATMUL_OP,))
+def rnn_layer(*args):
     """The kernel keeps what its backward reads in grad mode only."""
     with torch.enable_grad():
         return torch.mkldnn_rnn_layer(*[x.detach() for x in args[:7]], *args[7:])
 
 
-rnn_layer = Symbol("rnn_layer", _layer_meta, id="rnn_layer", is_prim=True, tags=(OpTags.MATMUL_OP,), fn=_run_layer)
 rnn_layer_backward = backward.kernel(
     "mkldnn_rnn_layer_backward", "default", lambda *args: tuple(map(like, args[:7])), tags=(OpTags.MATMUL_OP,)
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.symbol import OpTags, primitive
 from thunder.ops import backward
 from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.shape import expand, reshape
@@ -193,26 +193,14 @@ def index_put(a, indices, values, accumulate=False):
 # derivatives
 
 
-def _run_gather_backward(g, dim, index, shape):
+@primitive(lambda g, dim, index, shape: like(g, tuple(shape)), tags=(OpTags.REDUCTION_OP,))
+def gather_backward(g, dim, index, shape):
     return g.new_zeros(shape).scatter_add_(dim, index, g)
 
 
-def _run_select_backward(g, dim, index, shape):
+@primitive(lambda g, dim, index, shape: like(g, tuple(shape)), tags=(OpTags.REDUCTION_OP,))
+def index_select_backward(g, dim, index, shape):
     return g.new_zeros(shape).index_add_(dim, index, g)
-
-
-gather_backward = Symbol(
-    "gather_backward",
-    lambda g, dim, index, shape: like(g, tuple(shape)),
-    id="gather_backward",
-    is_prim=True,
-    tags=(OpTags.REDUCTION_OP,),
-    fn=_run_gather_backward,
-)
-index_select_backward = Symbol(
-    "index_select_backward", lambda g, dim, index, shape: like(g, tuple(shape)), id="index_select_backward",
-    is_prim=True, tags=(OpTags.REDUCTION_OP,), fn=_run_select_backward
-)  # fmt: skip
 
 
 @gather.vjp
@@ -271,14 +259,10 @@ def _(a, dim, index, source):
     return index_fill(g, dim, index, 0) if a.requires_grad else None, None, None, index_select(g, dim, index)
 
 
-def _run_fill_value(g, dim, index):
-    return g.index_select(dim, index.unique(sorted=False)).sum()
-
-
 # what a value gets that was written to places of which some may be named twice
-filled_value = Symbol(
-    "filled_value", lambda g, dim, index: like(g, ()), id="filled_value", is_prim=True, fn=_run_fill_value
-)
+@primitive(lambda g, dim, index: like(g, ()))
+def filled_value(g, dim, index):
+    return g.index_select(dim, index.unique(sorted=False)).sum()
 
 
 @index_fill.vjp

@@ -16,7 +16,7 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import may_view
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, detached, user_location
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, detached, primitive, user_location
 from thunder.errors import CaptureError
 from thunder.ops.registry import LTORCH
 
@@ -550,19 +550,10 @@ def _(old, new):
     return g, None
 
 
-def _run_part_of(a: torch.Tensor, size: tuple, stride: tuple, offset: int) -> torch.Tensor:
+@primitive(lambda a, size, stride, offset: like(a, tuple(size)), tags=(OpTags.VIEW,), module="ltorch")
+def part_of(a: torch.Tensor, size: tuple, stride: tuple, offset: int) -> torch.Tensor:
     a = a.contiguous()
     return a.as_strided(size, stride, a.storage_offset() + offset)
-
-
-part_of = Symbol(
-    "part_of",
-    lambda a, size, stride, offset: like(a, tuple(size)),
-    module="ltorch",
-    is_prim=True,
-    tags=(OpTags.VIEW,),
-    fn=_run_part_of,
-)
 
 
 def part_shown(part: torch.Tensor, whole: torch.Tensor) -> tuple | None:
