@@ -67,10 +67,6 @@ def _combined(trace: Trace, lowering: Lowering) -> list[Trace]:
     return made[1:]
 
 
-def _has_backward_for_fusers(trace: Trace, lowering: Lowering) -> bool:
-    return trace.info.backwards > 0 and bool(lowering.fusers)
-
-
 def _plans(trace: Trace, lowering: Lowering) -> bool:
     """Whether there is something to choose: with a budget, among what is fused, or of parameters that are gathered."""
     if not trace.info.backwards:
@@ -147,7 +143,7 @@ PASSES = PassList((
          when=lambda _, lowering: bool(lowering.fusers),
          meaning="compute equal expressions of a phase once"),
     Pass("Decompose Reductions", lambda trace, lowering: decompose_reductions(trace, lowering.fusers),
-         needs=(OPERATIONS, JOINT), when=_has_backward_for_fusers,
+         needs=(OPERATIONS, JOINT), when=lambda trace, lowering: trace.info.backwards > 0 and bool(lowering.fusers),
          meaning="decompose fusible operations that contain reductions, so that less is saved"),
     Pass("Save Plan", _save_plan, needs=JOINT, gives=PLAN, when=_plans,
          meaning="choose the values that backwards recompute or gather again, by a minimum cut and the peak of memory"),

@@ -7,6 +7,7 @@ an object that has none is refused.
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 import operator
@@ -190,9 +191,12 @@ def check_hashed(c, keys, others=()) -> None:
     found = [k for k in parts_of(*keys, *others) if called_in(c, type(k)) and _hashed_in_python(c, k)]
     for k in found:
         c.call(hash, [k], {})
+    alike = collections.defaultdict(list)
+    for k in (*keys, *others) if found else ():
+        alike[_hash(k)].append(k)
     for k in found:
-        for other in (*keys, *others):
-            if other is not k and _hash(other) == hash(k):
+        for other in alike[hash(k)]:
+            if other is not k:
                 c.compare("==", k, other)
 
 

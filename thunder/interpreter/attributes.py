@@ -168,17 +168,13 @@ def super_attribute(host, proxy, name):
     return found if found is NULL else bind(host, found, None if receiver is owner else receiver, owner, name)
 
 
-def _of_native_code(host, value, name):
-    return NULL
-
-
 # Other native types find attributes as `object` does, and then perhaps in their own way, which `host.missing` asks.
 READERS: dict = {
     type.__getattribute__: class_attribute,
     types.ModuleType.__getattribute__: module_attribute,
     types.MethodType.__getattribute__: method_attribute,
     super.__getattribute__: super_attribute,
-    types.GenericAlias.__getattribute__: _of_native_code,
+    types.GenericAlias.__getattribute__: lambda host, value, name: NULL,
 }
 
 

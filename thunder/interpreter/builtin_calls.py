@@ -183,10 +183,6 @@ def _warn(host, function, args, kwargs):
     )
 
 
-def _get_recursion_limit(host, function, args, kwargs):
-    return host.recursion_limit
-
-
 def _set_recursion_limit(host, function, args, kwargs):
     limit = int(args[0])
     if limit < 1:
@@ -228,7 +224,7 @@ _ROWS = {
     sys._getframe: _get_frame,
     sys.exc_info: _exc_info,
     sys.exception: _exception,
-    sys.getrecursionlimit: _get_recursion_limit,
+    sys.getrecursionlimit: lambda host, function, args, kwargs: host.recursion_limit,
     warnings.warn: _warn,
     sys.setrecursionlimit: _set_recursion_limit,
     getattr: _getattr,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from thunder.ops.families.activations import gelu, glu, prelu, rrelu, threshold
+from thunder.ops import LTORCH
+from thunder.ops.families.activations import activation, gelu, glu, prelu, rrelu, threshold
 
 
 @gelu.samples
@@ -32,3 +33,13 @@ def _(make):
 def _(make):
     yield make(4, 6)
     yield make(4, 6), 0
+
+
+for _symbol in LTORCH.values():
+    home = getattr(_symbol.decomposition, "__module__", "")
+    if _symbol.elementwise and _symbol.sampler is None and home == activation.__module__:
+
+        @_symbol.samples
+        def _(make):
+            yield make(4, 3)
+            yield make()

@@ -46,17 +46,13 @@ class Hook:
 OBJECT_NAMES[Hook] = lambda hook: "hook" if hook.name == "<lambda>" else hook.name
 
 
-def _type_of_hooked(value: TensorProxy, hook: Hook, values: tuple) -> TensorProxy:
-    return like(value)
-
-
 def _derivative(value: TensorProxy, hook: Hook, values: tuple):
     gradient = yield value
     return (call_hook(gradient, hook, values),)
 
 
 hooked = Symbol(
-    "hooked", _type_of_hooked, module="ltorch", id="hooked", is_prim=True,
+    "hooked", lambda value, hook, values: like(value), module="ltorch", id="hooked", is_prim=True,
     tags=(OpTags.VIEW,), fn=lambda value, hook, values: value.view_as(value),
 )  # fmt: skip
 hooked.grad_rule = _derivative

@@ -30,7 +30,7 @@ def _float_like(a, *args, **kwargs) -> TensorProxy:
 def activation(
     *torch_functions: Callable, meta: Callable | None = None, autocast: str | None = None
 ) -> Callable[[Callable], Symbol]:
-    """A composite of one tensor and numbers, typed like the tensor, with samples of its own; `inplace=True`
+    """A composite of one tensor and numbers, typed like the tensor; `inplace=True`
     overwrites."""
 
     def define(decomposition: Callable) -> Symbol:
@@ -41,11 +41,6 @@ def activation(
         else:
             register_inplace(symbol, symbol.name)
 
-        def samples(make):
-            yield make(4, 3)
-            yield make()
-
-        symbol.samples(samples)
         return symbol
 
     return define

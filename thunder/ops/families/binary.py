@@ -69,8 +69,6 @@ def binary(
     python: Callable | None = None,
     operator: str | None = None,
     prim_name: str | None = None,
-    domain: tuple[float, float] = (-3.0, 3.0),
-    samples: str = "all",
     autocast: str | None = None,
     left: Callable | None = None,
     right: Callable | None = None,
@@ -82,8 +80,7 @@ def binary(
     for `__add__`) it implements.
 
     numbers: which operands may be Python numbers: "both" (one at a time, or together where `python` says what that is),
-    "right" or "none". samples: the types they have: "all", "float", "integer", or "same" for operations that take two
-    tensors of one type only. left, right: (cotangent, result, a, b) -> the cotangent of a, of b, before broadcasting is
+    "right" or "none". left, right: (cotangent, result, a, b) -> the cotangent of a, of b, before broadcasting is
     undone. fn: what computes it, where it is the meaning of no torch function.
     """
     run = fn or torch_functions[0]
@@ -108,7 +105,6 @@ def binary(
     if operator is not None:
         operator_methods(symbol, operator)
     symbol.elementwise = True
-    symbol.samples(_binary_samples(domain, samples, numbers))
     if left is not None or right is not None:
         symbol.vjp(_binary_rule(symbol, left, right))
     return named_alike(symbol)
@@ -132,20 +128,6 @@ def _binary_meta(name: str, promotes: Callable, numbers: str, python: Callable |
         )
 
     return meta
-
-
-def _binary_samples(domain: tuple[float, float], samples: str, numbers: str) -> Callable:
-    given: dict = {"low": domain[0], "high": domain[1]}
-    typed = given | ({"dtype": torch.int64} if samples == "integer" else {})
-
-    def sampler(make):
-        for a, b in (((4, 3), (4, 3)), ((2, 1), (1, 5)), ((4, 3), (3,)), ((3,), ())):
-            yield make(*a, **typed), make(*b, **typed)
-        if samples == "all" and numbers != "none":
-            yield make(3, **given), 2.0
-            yield make(3, **given), 2
-
-    return sampler
 
 
 def _binary_rule(symbol: Symbol, left: Callable | None, right: Callable | None) -> Callable:
@@ -242,7 +224,6 @@ def _truncated(a, b, mode: str):
     return op("div")(a, b, rounding_mode=mode)
 
 
-_INT = {"samples": "integer"}
 _F = {"promotes": Promotion.INT_TO_FLOAT}
 _TENSORS = {"numbers": "none"}
 BINARY: dict[str, dict] = {
@@ -253,30 +234,30 @@ BINARY: dict[str, dict] = {
     "fmin": _TENSORS | _first_extreme(torch.fmin, "le"),
     "atan2": _F | _TENSORS | {"autocast": "cuda:widest"},
     "copysign": _F | {"numbers": "right", "left": _copysign_left, "right": lambda g, y, a, b: op("zeros_like")(g)},
-    "hypot": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g * a / y,
+    "hypot": _TENSORS | {"left": lambda g, y, a, b: g * a / y,
     "right": lambda g, y, a, b: g * b / y},
-    "nextafter": _TENSORS | {"samples": "float"}, "heaviside": _TENSORS | {"samples": "same"},
-    "logaddexp": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g / (1 + op("exp")(b - a)),
+    "nextafter": _TENSORS, "heaviside": _TENSORS,
+    "logaddexp": _TENSORS | {"left": lambda g, y, a, b: g / (1 + op("exp")(b - a)),
     "right": lambda g, y, a, b: g / (1 + op("exp")(a - b))},
-    "logaddexp2": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g / (1 + op("exp2")(b - a)),
+    "logaddexp2": _TENSORS | {"left": lambda g, y, a, b: g / (1 + op("exp2")(b - a)),
     "right": lambda g, y, a, b: g / (1 + op("exp2")(a - b))},
-    "fmod": {"domain": (0.5, 3.0), "numbers": "right", "left": lambda g, y, a, b: g,
+    "fmod": {"numbers": "right", "left": lambda g, y, a, b: g,
     "right": lambda g, y, a, b: -g * _truncated(a, b, "trunc")},
-    "remainder": {"operator": "mod", "domain": (0.5, 3.0), "left": lambda g, y, a, b: g,
+    "remainder": {"operator": "mod", "left": lambda g, y, a, b: g,
     "right": lambda g, y, a, b: -g * _truncated(a, b, "floor")},
-    "floor_divide": {"operator": "floordiv", "python": python_operator.floordiv, "domain": (0.5, 3.0)},
-    "gcd": _INT | _TENSORS, "lcm": _INT | _TENSORS,
-    "bitwise_and": _INT | {"operator": "and"}, "bitwise_or": _INT | {"operator": "or"},
-    "bitwise_xor": _INT | {"operator": "xor"},
-    "bitwise_left_shift": _INT | {"operator": "lshift"}, "bitwise_right_shift": _INT | {"operator": "rshift"},
+    "floor_divide": {"operator": "floordiv", "python": python_operator.floordiv},
+    "gcd": _TENSORS, "lcm": _TENSORS,
+    "bitwise_and": {"operator": "and"}, "bitwise_or": {"operator": "or"},
+    "bitwise_xor": {"operator": "xor"},
+    "bitwise_left_shift": {"operator": "lshift"}, "bitwise_right_shift": {"operator": "rshift"},
     "logical_and": BOOL | _TENSORS, "logical_or": BOOL | _TENSORS, "logical_xor": BOOL | _TENSORS,
-    "true_divide": _F | {"python": python_operator.truediv, "domain": (0.5, 3.0),
+    "true_divide": _F | {"python": python_operator.truediv,
     "prim_name": "true_divide"},
-    "pow": {"operator": "pow", "domain": (0.5, 3.0), "autocast": "cuda:float32", "left": _pow_left,
+    "pow": {"operator": "pow", "autocast": "cuda:float32", "left": _pow_left,
     "right": _pow_right},
-    "float_power": {"promotes": Promotion.TO_DOUBLE, "domain": (0.5, 3.0)},
-    "ldexp": _F | _TENSORS | {"samples": "same"},
-    "xlogy": _F | {"domain": (0.5, 3.0), "left": _xlogy_left, "right": lambda g, y, a, b: g * a / b},
+    "float_power": {"promotes": Promotion.TO_DOUBLE},
+    "ldexp": _F | _TENSORS,
+    "xlogy": _F | {"left": _xlogy_left, "right": lambda g, y, a, b: g * a / b},
 }  # fmt: skip
 for _name, _options in BINARY.items():
     _extra = [f for f in (getattr(torch.special, _name, None),) if f is not None]
@@ -336,7 +317,7 @@ _extreme_rule(LTORCH["maximum"], "lt")
 _extreme_rule(LTORCH["minimum"], "gt")
 _angle_rule(LTORCH["atan2"])
 for _name in ("xlog1py", "zeta"):
-    binary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT, domain=(1.5, 3.0))
+    binary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT)
 
 
 def _is_one(x) -> bool:
@@ -371,12 +352,6 @@ def _scaled(name: str, python: Callable) -> Symbol:
         return g if _is_one(sign * alpha) else -g if _is_one(-sign * alpha) else g * (sign * alpha)
 
     symbol.vjp(_binary_rule(symbol, lambda g, y, a, b, *, alpha=1: g, right))
-
-    def samples(make):
-        yield from plain.sampler(make)
-        yield (make(4, 3), make(4, 3)), {"alpha": 2}
-
-    symbol.samples(samples)
     return named_alike(symbol)
 
 

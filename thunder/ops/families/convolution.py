@@ -194,15 +194,10 @@ def im2col(a, kernel_size, dilation=1, padding=0, stride=1):
     return squeeze(out, 0) if single else out
 
 
-def _fold_meta(a, output_size, kernel_size, dilation=1, padding=0, stride=1):
-    k = pair(kernel_size, 2)
-    require(len(a.shape) in (2, 3) and a.shape[-2] % (k[0] * k[1]) == 0)
-    return like(a, (*a.shape[:-2], a.shape[-2] // (k[0] * k[1]), *pair(output_size, 2)))
-
-
-@composite(F.fold, meta=_fold_meta, name="col2im")
+@composite(F.fold, name="col2im")
 def col2im(a, output_size, kernel_size, dilation=1, padding=0, stride=1):
     (h, w), k, d, p, s = (pair(x, 2) for x in (output_size, kernel_size, dilation, padding, stride))
+    require(len(a.shape) in (2, 3) and a.shape[-2] % (k[0] * k[1]) == 0)
     a, single = (unsqueeze(a, 0), True) if len(a.shape) == 2 else (a, False)
     n, channels = a.shape[0], a.shape[1] // (k[0] * k[1])
     height, width = h + 2 * p[0], w + 2 * p[1]

@@ -39,14 +39,11 @@ def unary(
     name: str,
     *torch_functions: Callable,
     promotes: Callable = Promotion.KEEP,
-    domain: tuple[float, float] = (-3.0, 3.0),
-    samples: str = "all",
     autocast: str | None = None,
     vjp: Callable | None = None,
     detached: bool = False,
 ) -> Symbol:
-    """A row: name, the torch functions it is, how types follow, the interval that samples come from, and their types:
-    "all", "float" or "integer".
+    """A row: name, the torch functions it is, how types follow.
 
     vjp: (cotangent, result, argument) -> the argument's cotangent; it saves what it reads, and no more. detached:
     PyTorch does not differentiate it.
@@ -65,16 +62,7 @@ def unary(
         *torch_functions, name=name, meta=meta, autocast=autocast, tags=(OpTags.DETACHED,) if detached else ()
     )(decomposition)
 
-    def sampler(make):
-        if samples != "integer":
-            yield make(4, 3, low=domain[0], high=domain[1])
-            yield make(low=domain[0], high=domain[1])
-            yield make(0, 2, low=domain[0], high=domain[1])
-        if samples != "float":
-            yield make(5, dtype=torch.int64, low=max(0, int(domain[0])), high=2)
-
     symbol.elementwise = True
-    symbol.samples(sampler)
     if vjp is not None:
         gradient_of_first(symbol, vjp)
     return named_alike(symbol)
@@ -118,30 +106,24 @@ _FLOAT32 = {"promotes": Promotion.INT_TO_FLOAT, "autocast": "cuda:float32"}
 BOOL = {"promotes": Promotion.BOOL_RESULT}
 UNARY = {
     "abs": {"promotes": Promotion.COMPLEX_TO_REAL},
-    "acos": _FLOAT32 | {"domain": (-0.9, 0.9)},
-    "acosh": _FLOAT | {"domain": (1.1, 4.0)},
+    "acos": _FLOAT32, "acosh": _FLOAT,
     "angle": {"promotes": Promotion.ANGLE},
-    "asin": _FLOAT32 | {"domain": (-0.9, 0.9)},
-    "asinh": _FLOAT, "atan": _FLOAT,
-    "atanh": _FLOAT | {"domain": (-0.9, 0.9)},
-    "bitwise_not": {"samples": "integer"},
-    "ceil": {}, "floor": {}, "trunc": {}, "frac": {"samples": "float"},
+    "asin": _FLOAT32, "asinh": _FLOAT, "atan": _FLOAT, "atanh": _FLOAT,
+    "bitwise_not": {},
+    "ceil": {}, "floor": {}, "trunc": {}, "frac": {},
     "conj_physical": {},
-    "cos": _FLOAT, "cosh": _FLOAT32, "sin": _FLOAT, "sinh": _FLOAT32, "tan": _FLOAT32 | {"domain": (-1.4, 1.4)},
+    "cos": _FLOAT, "cosh": _FLOAT32, "sin": _FLOAT, "sinh": _FLOAT32, "tan": _FLOAT32,
     "tanh": _FLOAT,
     "deg2rad": _FLOAT, "rad2deg": _FLOAT,
-    "digamma": _FLOAT | {"domain": (0.2, 4.0)}, "lgamma": _FLOAT | {"domain": (0.2, 4.0)},
-    "erf": _FLOAT, "erfc": _FLOAT, "erfinv": _FLOAT32 | {"domain": (-0.9, 0.9)},
+    "digamma": _FLOAT, "lgamma": _FLOAT,
+    "erf": _FLOAT, "erfc": _FLOAT, "erfinv": _FLOAT32,
     "exp": _FLOAT32, "exp2": _FLOAT, "expm1": _FLOAT32,
     "i0": _FLOAT, "sinc": _FLOAT, "sigmoid": _FLOAT,
     "isfinite": BOOL, "isinf": BOOL, "isnan": BOOL, "isneginf": BOOL, "isposinf": BOOL, "isreal": BOOL,
     "signbit": BOOL, "logical_not": BOOL,
-    "log": _FLOAT32 | {"domain": (0.1, 4.0)}, "log10": _FLOAT32 | {"domain": (0.1, 4.0)},
-    "log1p": _FLOAT32 | {"domain": (-0.5, 4.0)},
-    "log2": _FLOAT32 | {"domain": (0.1, 4.0)},
+    "log": _FLOAT32, "log10": _FLOAT32, "log1p": _FLOAT32, "log2": _FLOAT32,
     "neg": {"promotes": _negated}, "positive": {},
-    "reciprocal": _FLOAT32 | {"domain": (0.3, 4.0)}, "rsqrt": _FLOAT32 | {"domain": (0.1, 4.0)},
-    "sqrt": _FLOAT | {"domain": (0.0, 4.0)},
+    "reciprocal": _FLOAT32, "rsqrt": _FLOAT32, "sqrt": _FLOAT,
     "sgn": {}, "sign": {}, "square": {"promotes": Promotion.BOOL_TO_INT, "autocast": "cuda:float32"},
 }  # fmt: skip
 # derivatives of the rows, as (cotangent g, result y, argument x) -> cotangent of x
@@ -209,28 +191,15 @@ for _name, _options in UNARY.items():
     _functional = [f for f in (getattr(torch.nn.functional, _name, None),) if f is not None]
     unary(_name, *spellings_of(_name), *_special, *_functional, vjp=VJP.get(_name), **_options)
 for _name in (
-    "bessel_j0",
-    "bessel_j1",
-    "bessel_y0",
-    "bessel_y1",
-    "entr",
-    "erfcx",
-    "i0e",
-    "i1",
-    "i1e",
-    "log_ndtr",
-    "modified_bessel_i0",
-    "modified_bessel_i1",
-    "ndtr",
-    "ndtri",
-):
+    "airy_ai", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "entr", "erfcx", "i0e", "i1", "i1e", "log_ndtr",
+    "modified_bessel_i0", "modified_bessel_i1", "modified_bessel_k0", "modified_bessel_k1", "ndtr", "ndtri",
+    "scaled_modified_bessel_k0", "scaled_modified_bessel_k1", "spherical_bessel_j0",
+):  # fmt: skip
     _function, _vjp = getattr(torch.special, _name), SPECIAL_VJP.get(_name)
     unary(
         f"special_{_name}",
         _function,
         promotes=Promotion.INT_TO_FLOAT,
-        domain=(0.1, 0.9),
-        samples="float",
         detached=not is_differentiated(_function),
         vjp=_vjp,
     )

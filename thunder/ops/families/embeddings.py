@@ -117,38 +117,21 @@ def _aten_embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, s
 # ---------------------------------------------------------------------------------------------------------------- bags
 
 
-def _bag_meta(
-    a, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False,
-    per_sample_weights=None, include_last_offset=False,
-    padding_idx=None,
-):  # fmt: skip
-    require(per_sample_weights is None or per_sample_weights.shape == a.shape)
-    require(
-        len(weight.shape) == 2
-        and mode in ("sum", "mean", "max")
-        and a.dtype.name in INTEGERS
-        and weight.dtype.category >= 2
-    )
-    require(mode != "max" or (not scale_grad_by_freq and not sparse))
-    require(per_sample_weights is None or mode == "sum")
-    if len(a.shape) == 2:
-        require(offsets is None)
-        return like(weight, (a.shape[0], weight.shape[1]))
-    require(len(a.shape) == 1 and offsets is not None and len(offsets.shape) == 1)
-    return like(weight, (offsets.shape[0] - (1 if include_last_offset else 0), weight.shape[1]))
-
-
 def _op(name: str, *args, **kwargs):
     return LTORCH[name](*args, **kwargs)
 
 
-@composite(F.embedding_bag, meta=_bag_meta)
+@composite(F.embedding_bag)
 def embedding_bag(
     a, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False,
     per_sample_weights=None, include_last_offset=False,
     padding_idx=None,
 ):  # fmt: skip
     """Each row goes to the bag whose offset is the last one at or before its place."""
+    require(mode in ("sum", "mean", "max") and a.dtype.name in INTEGERS and weight.dtype.category >= 2)
+    require(len(weight.shape) == 2 and (mode != "max" or (not scale_grad_by_freq and not sparse)))
+    require(per_sample_weights is None or (per_sample_weights.shape == a.shape and mode == "sum"))
+    require(offsets is None if len(a.shape) == 2 else len(a.shape) == 1 and offsets is not None)
     count, width = a.numel_value, weight.shape[1]
     places = _op("arange", count, device=a.device)
     if len(a.shape) == 2:

@@ -60,10 +60,6 @@ def _with_value(name: str):
     return each
 
 
-def _norm(a, ord=2, dtype=None):
-    return LTORCH["vector_norm"](a, ord, dtype=dtype)
-
-
 for _name in _UNARY.split():
     _define(_name, _operation(_name))
 for _name in _BINARY.split():
@@ -72,4 +68,4 @@ for _name in ("addcmul", "addcdiv"):
     _define(_name, _with_value(_name))
 _define("maximum", _extreme("maximum", "clamp_min"))
 _define("minimum", _extreme("minimum", "clamp_max"))
-_define("norm", _norm)
+_define("norm", lambda a, ord=2, dtype=None: LTORCH["vector_norm"](a, ord, dtype=dtype))

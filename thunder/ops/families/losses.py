@@ -132,31 +132,19 @@ poisson_nll_loss = pointwise(
 # probabilities
 
 
-def _same_shape(a, target) -> None:
-    require(a.shape == target.shape)
-
-
-def _bce_meta(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
-    _same_shape(a, target)
-    return like(a, a.shape if _reduction(reduction, size_average, reduce) == "none" else ())
-
-
-@composite(F.binary_cross_entropy, meta=_bce_meta, autocast="cpu:float32 cuda:banned")
+@composite(F.binary_cross_entropy, autocast="cpu:float32 cuda:banned")
 def binary_cross_entropy(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
+    require(a.shape == target.shape)
     logs = [LTORCH["clamp"](LTORCH["log"](x), -100.0) for x in (a, 1.0 - a)]
     out = (target - 1.0) * logs[1] - target * logs[0]
     return reduced(out if weight is None else out * weight, _reduction(reduction, size_average, reduce))
 
 
-def _bce_logits_meta(a, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None):
-    _same_shape(a, target)
-    return like(a, a.shape if _reduction(reduction, size_average, reduce) == "none" else ())
-
-
-@composite(F.binary_cross_entropy_with_logits, meta=_bce_logits_meta, autocast="float32")
+@composite(F.binary_cross_entropy_with_logits, autocast="float32")
 def binary_cross_entropy_with_logits(
     a, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None
 ):
+    require(a.shape == target.shape)
     log_sigmoid = -(LTORCH["log1p"](LTORCH["exp"](-LTORCH["abs"](a))) + LTORCH["clamp"](-a, 0.0))
     if pos_weight is not None:
         out = (1 - target) * a - ((pos_weight - 1) * target + 1) * log_sigmoid

@@ -142,12 +142,8 @@ _adaptive_max_pool(3, autocast="cpu:float32")
 # derivatives: PyTorch's kernels
 
 
-def _like_argument(g, a, *options):
-    return like(a)
-
-
 def _kernel(name: str, public: str = ""):
-    return backward.kernel(name, "default", _like_argument, public=public)
+    return backward.kernel(name, "default", lambda g, a, *options: like(a), public=public)
 
 
 _AVERAGE = {rank: _kernel(f"avg_pool{rank}d_backward") for rank in (2, 3)}

@@ -88,11 +88,7 @@ def randint_like(a, low, high, *, device, dtype, generator=None):
     return like(a, device=device, dtype=dtype)
 
 
-def _randperm_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    return args, _options(dict(kwargs), dtypes.int64)
-
-
-@torch_prim(torch.randperm, canonicalize=_randperm_arguments, tags=_TAGS)
+@torch_prim(torch.randperm, canonicalize=lambda args, kwargs: (args, _options(dict(kwargs), dtypes.int64)), tags=_TAGS)
 def randperm(n, *, device, dtype, generator=None):
     return _made((n,), device, dtype)
 

@@ -65,17 +65,13 @@ def _reduce_prim(name: str, run: Callable) -> Symbol:
     )
 
 
-def _sum_all(a, dims):
-    return torch.sum(a, dims, dtype=a.dtype) if dims else a.clone()
-
-
 def _prod_all(a, dims):
     for d in sorted(dims, reverse=True):
         a = torch.prod(a, d, dtype=a.dtype)
     return a
 
 
-sum_prim = _reduce_prim("sum", _sum_all)
+sum_prim = _reduce_prim("sum", lambda a, dims: torch.sum(a, dims, dtype=a.dtype) if dims else a.clone())
 prod_prim = _reduce_prim("prod", _prod_all)
 amax_prim = _reduce_prim("amax", lambda a, dims: torch.amax(a, dims) if dims else a.clone())
 amin_prim = _reduce_prim("amin", lambda a, dims: torch.amin(a, dims) if dims else a.clone())

@@ -8,9 +8,7 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
-from thunder.ops.corners import is_differentiated
 from thunder.ops.families.binary import binary
-from thunder.ops.families.elementwise import unary
 from thunder.ops.families.reductions import canonical_dims, reduced_shape
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.functionalize.overlap import check_overlap
@@ -18,23 +16,6 @@ from thunder.ops.promotion import Promotion, result_type, to_float
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
 from thunder.ops.shape_rules import require
 
-for _name in (
-    "airy_ai",
-    "modified_bessel_k0",
-    "modified_bessel_k1",
-    "scaled_modified_bessel_k0",
-    "scaled_modified_bessel_k1",
-    "spherical_bessel_j0",
-):
-    _function = getattr(torch.special, _name)
-    unary(
-        f"special_{_name}",
-        _function,
-        promotes=Promotion.INT_TO_FLOAT,
-        domain=(0.1, 0.9),
-        samples="float",
-        detached=not is_differentiated(_function),
-    )
 for _name in (
     "chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w",
     "hermite_polynomial_h", "hermite_polynomial_he",
@@ -46,11 +27,10 @@ for _name in (
         f"special_{_name}",
         getattr(torch.special, _name),
         promotes=Promotion.INT_TO_FLOAT,
-        domain=(0.1, 3.0),
         detached=True,
     )
 
-_GAMMA = {"promotes": Promotion.INT_TO_FLOAT, "numbers": "none", "samples": "float", "domain": (0.5, 3.0)}
+_GAMMA = {"promotes": Promotion.INT_TO_FLOAT, "numbers": "none"}
 igamma = binary("igamma", torch.igamma, torch.Tensor.igamma, torch.special.gammainc, **_GAMMA)
 igammac = binary("igammac", torch.igammac, torch.Tensor.igammac, torch.special.gammaincc, **_GAMMA)
 

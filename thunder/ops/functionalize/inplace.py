@@ -362,11 +362,7 @@ def setitem(a: TensorProxy, key, value) -> None:
 METHODS["__setitem__"] = setitem
 
 
-def _copied_into(a, src):
-    return torch.empty_like(a).copy_(src)
-
-
-@torch_prim(fn=_copied_into)
+@torch_prim(fn=lambda a, src: torch.empty_like(a).copy_(src))
 def copied_into(a, src):
     """src, broadcast and converted, in the layout of `a`, whose values are not read; its gradient is zero, as PyTorch's
     is."""
