@@ -96,7 +96,7 @@ _INTERPRETED = (
     "torch.nn.modules", "torch.nn.functional", "torch.functional", "torch.utils.checkpoint",
     "torch.nn.utils.parametrize", "contextlib",
     "thunder.tests", "torch.nn.utils.rnn", "torch.nn.init", "torch.nn.attention", "torch.distributions", "torch.random",
-    "torch.signal", "torch.optim", "torch._lowrank", "torch._linalg_utils", "torch._jit_internal",
+    "torch.signal", "torch.optim",
     "torch.nn.utils.clip_grad", "torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler", *READ_MODULES,
 )  # fmt: skip
 

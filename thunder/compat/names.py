@@ -314,6 +314,7 @@ KERNELS = {row.path.removeprefix("torch.ops.aten."): row for row in PRIVATE if r
 READ_MODULES = (  # Python code in them is captured
     "torch.utils._contextlib", "torch.utils._foreach_utils", "torch.nn.utils.stateless",
     "torch.nn.utils._named_member_accessor",
+    "torch._lowrank", "torch._linalg_utils", "torch._jit_internal",  # functions that choose one by a flag
     # NumPy's functions by operations of PyTorch, and how Dynamo's graphs call them
     "torch._numpy", "torch._dynamo.utils",
 )  # fmt: skip
