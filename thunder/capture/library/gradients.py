@@ -7,7 +7,7 @@ import torch
 from thunder import compat
 from thunder.capture.ask import SAME
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import OpTags, Symbol, primitive
+from thunder.core.symbol import OpTags, primitive
 from thunder.ops.infer import fake
 from thunder.ops.torch_types import from_tensor_dtype
 
@@ -59,25 +59,15 @@ def write_gradient(c, p: TensorProxy, value) -> None:
         with compat.DisableTorchFunction():
             filled = c.tensors.real[p][0].grad is not None
         if value is None and key not in c.writes.overlay and filled and (placement is None or placement.is_whole):
-            _drop_gradient(p)
+            drop_gradient(p)
         c.writes.effects.setdefault(key, ("grad", p, "grad"))
     c.writes.overlay[key] = value
 
 
-def _dropped(tensor: torch.Tensor) -> None:
-    tensor.grad = None
-
-
 # the memory of the last step's gradients is free for this one, which the effect at the end would be too late for
-_drop_gradient = Symbol(
-    "drop_gradient",
-    lambda tensor: None,
-    module="ltorch",
-    id="drop_gradient",
-    is_prim=True,
-    tags=(OpTags.DONT_DCE,),
-    fn=_dropped,
-)
+@primitive(lambda tensor: None, tags=(OpTags.DONT_DCE,), module="ltorch")
+def drop_gradient(tensor: torch.Tensor) -> None:
+    tensor.grad = None
 
 
 @primitive(lambda tensor, gradient: like(gradient), tags=(OpTags.DETACHED,), module="ltorch")
