@@ -94,11 +94,11 @@ TAKEN = """
     hinge_embedding_loss hstack huber_loss index_select inner instance_norm isclose isfinite isinf isnan isneginf
     isposinf kl_div kron l1_loss layer_norm le leaky_relu lerp less less_equal log log10 log1p log2 log_softmax
     logical_and logical_not logical_or logical_xor logit logsigmoid logsumexp lt margin_ranking_loss masked_fill maximum
-    mean minimum mish mse_loss mul multiply nan_to_num nanmean nansum ne neg negative nll_loss norm normalize not_equal
+    mean minimum mish mse_loss mul multiply nan_to_num nanmean nansum ne neg negative nll_loss normalize not_equal
     one_hot ones ones_like outer pad pairwise_distance pixel_shuffle pixel_unshuffle plain_add plain_sub
     poisson_nll_loss pow prelu reciprocal relu relu6 repeat repeat_interleave rms_norm roll rot90 rsqrt rsub selu
-    setitem sgn sigmoid sign silu sin smooth_l1_loss soft_margin_loss softmax softplus softshrink softsign sqrt square
-    stack std std_mean sub subtract sum take_along_dim tanh tanhshrink threshold tile tril triplet_margin_loss triu
+    setitem sgn sigmoid sign silu sin smooth_l1_loss soft_margin_loss softmax softplus softshrink sqrt square
+    stack std std_mean sub subtract sum take_along_dim tanh threshold tile tril triplet_margin_loss triu
     true_divide trunc var var_mean vector_norm vstack where zeros zeros_like
 """.split()
 
