@@ -32,7 +32,9 @@ from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import made_number
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import BUILTINS, parts_of, plain_attribute
+from thunder.interpreter.tables import ARITHMETIC
 from thunder.ops.infer import fake
+from thunder.ops.registry import inplace_of
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
@@ -71,7 +73,7 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
         c.refuse(f"{name}() is called in a checkpoint, whose backward calls it again", "call it outside of that")
     called = _called(function, args)
     reads = _only_reads(called) and not _gives_back(c, called, args)
-    _check_owner(c, function, name)
+    _check_owner(c, function, name, args)
     args = tuple(_given(c, a, reads) for a in args)
     kwargs = {k: _given(c, v, reads) for k, v in (kwargs or {}).items()}
     kind = _known_kind(function, args, kwargs)
@@ -115,8 +117,11 @@ def _run_now(c, name: str, index: int | None, function: Callable, args: tuple, k
         )
 
 
-def _check_owner(c, function: Callable, name: str) -> None:
-    """A method of an object that the program made at capture would change that one object at each call."""
+def _check_owner(c, function: Callable, name: str, args) -> None:
+    """A method of an object that the program made at capture would change that one object at each call. Operations
+    alone overwrite a tensor's value."""
+    if (inplace_of(function) is not None or function in _OPERATORS) and TensorProxy in map(type, args):
+        c.refuse(f"{name}() overwrites a tensor with what a host call gives", "make a number of it: float(...)")
     owner = plain_attribute(function, "__self__")
     if type(function) not in BUILTINS or owner is None or id(owner) in c.sources or id(owner) in c.outside.origins:
         return
@@ -129,6 +134,7 @@ def _check_owner(c, function: Callable, name: str) -> None:
         )
 
 
+_OPERATORS = {f for symbol, f in ARITHMETIC.items() if symbol.endswith("=")}
 _TEXT_OF = (list, dict, set, frozenset)  # their methods that make text
 
 
@@ -410,14 +416,15 @@ def takes(c, function, args, kwargs) -> bool:
 def _makes_container(function, owner) -> bool:
     """Whether native code is `tuple.__new__`, `object.__init__` and the like, which keep what they are given."""
     kind = owner if isinstance(owner, type) else plain_attribute(function, "__objclass__")
-    return kind in _KEEPING_CLASSES and function.__name__ in ("__new__", "__init__")
+    keeps = kind in _KEEPING_CLASSES or isinstance(kind, type) and issubclass(kind, BaseException)
+    return keeps and function.__name__ in ("__new__", "__init__")
 
 
 _NAMES = frozenset("uvh")  # of data-dependent numbers, and of values of host calls
 _SYMBOLIC = ("torch", "thunder", "operator", "_operator", "itertools", "functools")  # take symbolic numbers as numbers
 _KEEPING = {isinstance, issubclass, id, callable, iter, next, getattr, setattr, hasattr, len, sum, min, max, sorted,
             abs, round, divmod, pow, any, all, hash}  # fmt: skip
-_KEEPING_CLASSES = (object, tuple, list, BaseException)  # which keep what they are made of
+_KEEPING_CLASSES = (object, tuple, list)  # which keep what they are made of
 
 
 def text(c, function, *args, **kwargs):
@@ -445,6 +452,12 @@ def call(c, function, args, kwargs):
     effect = _effect(getattr(example, name))
     pure = isinstance(example, _FIXED) and not effect
     return run(c, call_method, (value, name, *args), kwargs, pure=pure, effect=effect)
+
+
+def as_number(c, value):
+    """A number of NumPy's that a host call gives, as PyTorch takes it: as one of Python's."""
+    found = type(value) is HostProxy and issubclass(value.kind, numpy.generic)
+    return run(c, call_method, (value, "item"), pure=True) if found else value
 
 
 def operate(c, function: Callable, *operands):
@@ -477,15 +490,10 @@ def elements(c, value: HostProxy):
 
 
 def _steps(c, iterator: HostProxy):
-    while True:
-        found = run(c, _next_or_end, (iterator,))
-        if found is None:
-            return
+    while (found := run(c, _next_or_end, (iterator,))) is not None:
         yield run(c, operator.getitem, (found, 0))
 
 
 def _next_or_end(iterator):
     """A tuple of the next element, None at the end."""
-    for element in iterator:
-        return (element,)
-    return None
+    return next(((element,) for element in iterator), None)

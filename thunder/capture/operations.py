@@ -268,6 +268,9 @@ def record(c, function, args, kwargs) -> Any:
         found = function(*args, **kwargs)
         c.synchronize()
         return found
+    if not _OF_HOST.isdisjoint(map(type, (*args, *kwargs.values()))) and function not in _OF_DATA:
+        args = [host_lines.as_number(c, a) for a in args]
+        kwargs = {k: host_lines.as_number(c, v) for k, v in kwargs.items()}
     if not _OF_HOST.isdisjoint(map(type, (*args, *kwargs.values()))):
         return host_lines.run(c, function, args, kwargs)
     if function in LAYOUT_QUESTIONS:

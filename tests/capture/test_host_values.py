@@ -1,0 +1,154 @@
+"""Values of host calls where programs use them: in operations, as keys, in exceptions, as seeds."""
+
+import math
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import thunder
+from thunder.errors import CaptureError, FallbackWarning
+
+K32 = np.float32
+
+
+def _median(x):
+    return np.percentile(x.detach().numpy(), 50)
+
+
+def _in_place(x):
+    y = x.detach().clone()
+    y.mul_(_median(x) + 1).add_(K32(x.sum().item()))
+    return y
+
+
+def _of_gradients(x):
+    w = torch.ones(3, requires_grad=True)
+    (w * x.detach()).sum().backward()
+    w.grad.mul_(np.clip(_median(x), 0, 0.5))
+    w.grad /= K32(x.sum().item()) + 1
+    return w.grad
+
+
+def _augmented(x):
+    y = x * 1
+    y += _median(x)
+    y *= K32(3)
+    return y
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    "program",
+    [
+        _in_place, _of_gradients, _augmented, lambda x: x * _median(x), lambda x: torch.add(x, _median(x)),
+        lambda x: torch.clamp(x, max=_median(x)), lambda x: torch.where(x > _median(x), x, _median(x)),
+        lambda x: _median(x) * x.detach(), lambda x: x ** np.int64(x.sum().item()),
+        lambda x: (torch.full((2,), _median(x)), torch.tensor(_median(x)), torch.tensor(K32(x.sum().item()))),
+    ],
+)  # fmt: skip
+def test_numpys_numbers_in_operations(program, grad):
+    """They are numbers of Python's for PyTorch, also where it overwrites a tensor."""
+    compiled = thunder.jit(program, fallback="error")
+    for i in range(3):
+        seen = []
+        for f in (program, compiled):
+            x = (torch.arange(3.0) + i).requires_grad_(grad)
+            result = f(x)
+            if isinstance(result, torch.Tensor) and result.requires_grad and result.is_floating_point():
+                result.sum().backward()
+            seen.append((result, x.grad))
+        torch.testing.assert_close(seen[1], seen[0], rtol=0, atol=0)
+
+
+def test_a_tensor_is_not_overwritten_on_the_host():
+    def f(x):
+        y = x.clone().to(torch.complex64)
+        y.mul_(np.complex128(1j) * _median(x))
+        return y
+
+    with pytest.raises(CaptureError, match="overwrites a tensor with what a host call gives"):
+        thunder.jit(f, fallback="error")(torch.ones(3))
+
+
+def test_an_exception_with_a_text_of_data():
+    class Bad(ValueError):
+        def __init__(self, step, loss):
+            super().__init__(f"step {step}: loss is {loss}")
+            self.step = step
+
+    def f(x, i):
+        loss = x.sum().item()
+        if not math.isfinite(loss):
+            raise Bad(i, loss)
+        return x / i
+
+    compiled = thunder.jit(f, fallback="error")
+    for i, value in enumerate((1.0, math.nan, 2.0, math.inf, 3.0), 1):
+        x = torch.tensor([value])
+        if math.isfinite(value):
+            assert torch.equal(compiled(x, i), f(x, i))
+            continue
+        with pytest.raises(Bad, match=f"step {i}: loss is {value}") as raised:
+            compiled(x, i)
+        assert raised.value.step == i
+
+
+def test_a_generator_with_a_seed_of_data():
+    def f(x):
+        r = random.Random(int(x.sum()))
+        return x * r.random(), r.choice("abc")
+
+    compiled = thunder.jit(f, fallback="error")
+    for i in range(4):
+        assert str(compiled(torch.full((2,), float(i)))) == str(f(torch.full((2,), float(i))))
+
+
+def test_a_text_of_data_is_a_key():
+    def f(x):
+        return {f"class {int(x.argmax())}": x, **{f"{i}": i for i in range(int(x.max()))}}
+
+    compiled = thunder.jit(f, fallback="error")
+    for values in ([0.0, 2.0], [1.0, 0.0], [0.0, 2.0]):
+        x = torch.tensor(values)
+        assert str(compiled(x)) == str(f(x))
+
+
+def _read_from_its_class(module, x):
+    module.calls += 1
+    return module.layer(x)
+
+
+def _absent(module, x):
+    module.steps = getattr(module, "steps", 0) + 1
+    return module.layer(x)
+
+
+def _of_the_class(module, x):
+    type(module).calls += 1
+    return module.layer(x)
+
+
+@pytest.mark.parametrize("block", [_read_from_its_class, _absent, _of_the_class])
+def test_counters_in_checkpoints_that_the_first_call_makes(block):
+    """Eager PyTorch counts in the backward once more."""
+
+    class Module(torch.nn.Module):
+        calls = 0
+
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 3)
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(block, self, x, use_reentrant=False)
+
+    module = Module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        compiled = thunder.jit(module, fallback="eager")
+        for _ in range(3):
+            compiled(torch.ones(2, 3)).sum().backward()
+    assert max(module.calls, getattr(module, "steps", 0)) == 6
