@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 import thunder
-from tests.paths.compared import assert_same, outcome, own
+from tests.paths.compared import assert_same, leaves, outcome, own
 from thunder.errors import CaptureError
 
 CALLS, STATEMENTS = 6, 9
@@ -187,8 +187,38 @@ def run(program: Program) -> tuple[str, str]:
             assert_same(got[1], want[1], rtol=1e-5)  # gradients are sums, whose order is ours
             assert_same((got[0], *got[2:]), (want[0], *want[2:]))
         except AssertionError as error:
-            return "wrong", f"call {call}: {error}"
+            if not _is_rounding(function, program.seed, call, want, got):
+                return "wrong", f"call {call}: {error}"
     return "same", f"{len(compiled.programs)} paths"
+
+
+def _is_rounding(function, seed: int, call: int, want, got) -> bool:
+    """Whether both outcomes are as far from that of the same calls in float64 as rounding is: a product of a view that
+    was overwritten reads another layout than eager's, which its kernel sums in another order."""
+    state, found = new_state(), None
+    for n, args in enumerate(inputs(seed)[: call + 1]):
+        torch.manual_seed(n)
+        random.seed(n)
+        found = outcome(function, (*(_as(a, torch.float64) for a in args), state))
+    largest = max(
+        (float(t.detach().abs().max()) for t in leaves(found) if t.is_floating_point() and t.numel()), default=1
+    )
+    bound = 8 * torch.finfo(torch.float32).eps * max(1.0, largest)
+    try:
+        assert_same(got, want, bound)
+        assert_same(_as(found, torch.float32), want, bound)
+    except AssertionError:
+        return False
+    return True
+
+
+def _as(x, dtype: torch.dtype):
+    """A copy with the floats of its tensors in another dtype."""
+    if isinstance(x, torch.Tensor):
+        return x.detach().clone().to(dtype if x.is_floating_point() else x.dtype).requires_grad_(x.requires_grad)
+    if isinstance(x, dict):
+        return {k: _as(v, dtype) for k, v in x.items()}
+    return type(x)(_as(v, dtype) for v in x) if type(x) in (list, tuple) else x
 
 
 def smaller(program: Program, limit: int = 300) -> Program:
