@@ -45,6 +45,7 @@ def _augmented(x):
     [
         _in_place, _of_gradients, _augmented, lambda x: x * _median(x), lambda x: torch.add(x, _median(x)),
         lambda x: torch.clamp(x, max=_median(x)), lambda x: torch.where(x > _median(x), x, _median(x)),
+        lambda x: x[np.where(x.detach().numpy() > 1)[0]], lambda x: x[np.random.RandomState(0).permutation(len(x)), None],
         lambda x: _median(x) * x.detach(), lambda x: x ** np.int64(x.sum().item()),
         lambda x: (torch.full((2,), _median(x)), torch.tensor(_median(x)), torch.tensor(K32(x.sum().item()))),
     ],
@@ -152,3 +153,10 @@ def test_counters_in_checkpoints_that_the_first_call_makes(block):
         for _ in range(3):
             compiled(torch.ones(2, 3)).sum().backward()
     assert max(module.calls, getattr(module, "steps", 0)) == 6
+
+
+def test_numpys_functions_of_an_argument():
+    compiled = thunder.jit(lambda x, i: x * float(np.interp(i, [0, 8], [0.0, 1.0])), fallback="error")
+    for i in range(2, 7):
+        assert torch.equal(compiled(torch.ones(2), i), torch.full((2,), i / 8))
+    assert thunder.cache_misses(compiled) == 2

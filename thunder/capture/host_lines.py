@@ -27,7 +27,17 @@ from thunder.capture.library import printed_nodes
 from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module
 from thunder.capture.remade import UNCHANGING
 from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of, warn_at
-from thunder.core.proxies import Condition, FloatProxy, IntegerProxy, NumberProxy, Proxy, Size, TensorProxy, proxies_in
+from thunder.core.proxies import (
+    Condition,
+    FloatProxy,
+    IntegerProxy,
+    NumberProxy,
+    Proxy,
+    Size,
+    TensorProxy,
+    is_size,
+    proxies_in,
+)
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import made_number
 from thunder.interpreter import NULL
@@ -349,19 +359,6 @@ def to_numpy(c, p: TensorProxy) -> HostProxy:
     return run(c, _values_of, (p,))
 
 
-def own_arrays(c, result):
-    """Arrays that native code has made for a program which gives them to host code: made anew by each call, as such
-    code may change them."""
-    if type(result) in (tuple, list):
-        return type(result)(own_arrays(c, x) for x in result)
-    outside = (array for array, _ in c.outside.arrays.values())
-    if type(result) is not numpy.ndarray or any(numpy.may_share_memory(result, array) for array in outside):
-        return result
-    content = result.copy()
-    content.flags.writeable = False
-    return run(c, numpy.array, (content,))
-
-
 def of_numpy(c, function, args, kwargs):
     """A function of NumPy's that is given tensors."""
     args = [to_numpy(c, a) if type(a) is TensorProxy else a for a in args]
@@ -403,7 +400,8 @@ def takes(c, function, args, kwargs) -> bool:
     """Whether native code is given such values, and does more with them than to keep them."""
     given = (*args, *kwargs.values())
     if not holds_host_values(c, *given):
-        return False
+        numbers = (v for v in parts_of(*given) if isinstance(v, NumberProxy))
+        return _is_of_numpy(function) and any(not is_size(n) for n in numbers)
     owner = plain_attribute(function, "__self__")
     if isinstance(owner, (list, dict, set, tuple, collections.deque)) or type(function).__name__ == "method_descriptor":
         return False
@@ -452,12 +450,6 @@ def call(c, function, args, kwargs):
     effect = _effect(getattr(example, name))
     pure = isinstance(example, _FIXED) and not effect
     return run(c, call_method, (value, name, *args), kwargs, pure=pure, effect=effect)
-
-
-def as_number(c, value):
-    """A number of NumPy's that a host call gives, as PyTorch takes it: as one of Python's."""
-    found = type(value) is HostProxy and issubclass(value.kind, numpy.generic)
-    return run(c, call_method, (value, "item"), pure=True) if found else value
 
 
 def operate(c, function: Callable, *operands):

@@ -10,7 +10,7 @@ import operator
 import numpy
 import torch
 
-from thunder.capture import containers, host_lines, opaque_values
+from thunder.capture import containers, host_lines, numpy_values, opaque_values
 from thunder.capture.expose import expose
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.native import CONTAINERS, PRIMITIVE
@@ -63,9 +63,13 @@ def getitem(c, o, k):
 
 def _key(c, k):
     """An index of a tensor, with tensors in the place of NumPy's arrays."""
-    if type(k) is numpy.ndarray or type(k) is tuple:
-        return map_structure(lambda x: c.lift(torch.as_tensor(x)) if type(x) is numpy.ndarray else x, k)
+    if type(k) in (numpy.ndarray, tuple, HostProxy):
+        return map_structure(lambda x: _of_array(c, x), k)
     return k
+
+
+def _of_array(c, x):
+    return c.lift(torch.as_tensor(x)) if type(x) is numpy.ndarray else numpy_values.as_index(c, x)
 
 
 def advance(c) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import ask, callbacks, containers, host_lines, items, locks, operations
+from thunder.capture import ask, callbacks, containers, host_lines, items, locks, numpy_values, operations
 from thunder.capture.classes import of_library
 from thunder.capture.expose import as_operand, expose
 from thunder.capture.identities import told_apart
@@ -216,7 +216,7 @@ def call_native(c, f, args, kwargs):
             _name_operands(c, error, args)
             raise
         _note_made(c, f, args, result)
-        result = host_lines.own_arrays(c, result) if c.path.own_arrays else result
+        result = numpy_values.own_arrays(c, result) if c.path.own_arrays else result
         if type(plain_attribute(f, "__self__")) is types.GeneratorType:
             c.follow_settings(f, result)  # of a context manager of PyTorch's that ends
         return callbacks.released(c, f, result, known) if known else result

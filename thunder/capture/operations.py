@@ -12,7 +12,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import callbacks, host_lines, opaque_values
+from thunder.capture import callbacks, host_lines, numpy_values, opaque_values
 from thunder.capture.ask import PRESENT, VALUE
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_operand, expose
@@ -269,8 +269,8 @@ def record(c, function, args, kwargs) -> Any:
         c.synchronize()
         return found
     if not _OF_HOST.isdisjoint(map(type, (*args, *kwargs.values()))) and function not in _OF_DATA:
-        args = [host_lines.as_number(c, a) for a in args]
-        kwargs = {k: host_lines.as_number(c, v) for k, v in kwargs.items()}
+        args = [numpy_values.as_number(c, a) for a in args]
+        kwargs = {k: numpy_values.as_number(c, v) for k, v in kwargs.items()}
     if not _OF_HOST.isdisjoint(map(type, (*args, *kwargs.values()))):
         return host_lines.run(c, function, args, kwargs)
     if function in LAYOUT_QUESTIONS:

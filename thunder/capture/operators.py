@@ -15,7 +15,7 @@ import numpy
 import torch
 
 from thunder import compat
-from thunder.capture import containers, host_lines, items, native_calls, opaque_values, operations
+from thunder.capture import containers, host_lines, items, native_calls, numpy_values, opaque_values, operations
 from thunder.capture.classes import PROXIES
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_text, expose
@@ -51,7 +51,7 @@ _COMPUTED = {TensorProxy, int, float, bool}
 
 
 def native_binary(c, symbol, a, b):
-    b = host_lines.as_number(c, b) if type(a) is TensorProxy else b
+    b = numpy_values.as_number(c, b) if type(a) is TensorProxy else b
     ta, tb = type(a), type(b)
     if ta is HostProxy or tb is HostProxy or _is_numpys(ta, tb):
         return host_lines.operate(c, ARITHMETIC[symbol], a, b)
@@ -153,7 +153,7 @@ def compare(c, symbol, a, b):
 
 
 def native_compare(c, symbol, a, b):
-    b = host_lines.as_number(c, b) if type(a) is TensorProxy else b
+    b = numpy_values.as_number(c, b) if type(a) is TensorProxy else b
     if type(a) is HostProxy or type(b) is HostProxy or _is_numpys(type(a), type(b)):
         return host_lines.operate(c, COMPARISONS[symbol], a, b)
     if type(a) is AnyProxy or type(b) is AnyProxy:
