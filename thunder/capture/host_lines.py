@@ -35,7 +35,6 @@ from thunder.core.proxies import (
     Proxy,
     Size,
     TensorProxy,
-    is_size,
     proxies_in,
 )
 from thunder.core.symbol import current_recorder
@@ -401,7 +400,8 @@ def takes(c, function, args, kwargs) -> bool:
     given = (*args, *kwargs.values())
     if not holds_host_values(c, *given):
         numbers = (v for v in parts_of(*given) if isinstance(v, NumberProxy))
-        return _is_of_numpy(function) and any(not is_size(n) for n in numbers)
+        changing = any(not n.decisions.is_size(name) for n in numbers for name in n.expression.symbols())
+        return _is_of_numpy(function) and changing
     owner = plain_attribute(function, "__self__")
     if isinstance(owner, (list, dict, set, tuple, collections.deque)) or type(function).__name__ == "method_descriptor":
         return False

@@ -51,8 +51,9 @@ _COMPUTED = {TensorProxy, int, float, bool}
 
 
 def native_binary(c, symbol, a, b):
-    b = numpy_values.as_number(c, b) if type(a) is TensorProxy else b
-    ta, tb = type(a), type(b)
+    ta = type(a)
+    b = numpy_values.as_number(c, b) if ta is TensorProxy else b
+    tb = type(b)
     if ta is HostProxy or tb is HostProxy or _is_numpys(ta, tb):
         return host_lines.operate(c, ARITHMETIC[symbol], a, b)
     if ta is str and symbol == "%":
