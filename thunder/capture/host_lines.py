@@ -399,9 +399,8 @@ def takes(c, function, args, kwargs) -> bool:
     """Whether native code is given such values, and does more with them than to keep them."""
     given = (*args, *kwargs.values())
     if not holds_host_values(c, *given):
-        numbers = (v for v in parts_of(*given) if isinstance(v, NumberProxy))
-        changing = any(not n.decisions.is_size(name) for n in numbers for name in n.expression.symbols())
-        return _is_of_numpy(function) and changing
+        numbers = (v for v in parts_of(*given) if isinstance(v, NumberProxy)) if _is_of_numpy(function) else ()
+        return any(not n.decisions.is_size(name) for n in numbers for name in n.expression.symbols())
     owner = plain_attribute(function, "__self__")
     if isinstance(owner, (list, dict, set, tuple, collections.deque)) or type(function).__name__ == "method_descriptor":
         return False
