@@ -156,3 +156,22 @@ def test_the_commands_are_listed():
     done = subprocess.run([sys.executable, "-m", "thunder", "--help"], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0
     assert all(name in done.stdout for name in ("options", "passes", "run", "report", "bench", "explain", "doctor"))
+
+
+OWN = """
+import torch, thunder
+
+model, plain = torch.nn.Linear(4, 2), torch.nn.Linear(2, 1)
+compiled = thunder.jit(model, fallback="error")
+step = thunder.jit(lambda x: plain(x).sum(), fallback="error")
+for _ in range(2):
+    print(f"{step(compiled(torch.ones(3, 4))).item() - plain(model(torch.ones(3, 4))).sum().item():.1f}")
+"""
+
+
+def test_a_script_that_compiles_by_itself(tmp_path, capsys):
+    (tmp_path / "own.py").write_text(OWN)
+    assert command("report", "--output", str(tmp_path / "page.html"), str(tmp_path / "own.py")) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("0.0\n0.0\n") and "Linear: 2 calls, 1 programs" in out
+    assert len(list(tmp_path.glob("page*"))) == 3  # of the script's own module, and of those that it calls in eager

@@ -26,6 +26,8 @@ import torch
 
 import thunder
 from thunder.capture import passes
+from thunder.capture.native_calls import HANDLERS
+from thunder.module import ThunderModule
 from thunder.options import C_COMPILER, CXX_COMPILER, ENVIRONMENT, cache_directory
 from thunder.tests.measuring import compile_with, interleaved, parse_systems, repetitions
 
@@ -150,11 +152,12 @@ class _Row:
     """The calls, programs and times of one module."""
 
     def __init__(self, module: torch.nn.Module, recipe: str):
-        self.name, self.calls, self.programs, self.why = type(module).__name__, 0, 0, ""
+        self.name, self.calls, self.programs, self.why = module.__class__.__name__, 0, 0, ""
         self.seconds = 0.0  # of calls that compiled
         self.last: tuple[tuple, dict, bool] | None = None  # the arguments of the last call, and whether it had grad
         try:
-            self.compiled: Any = thunder.compile(module, recipe=recipe)
+            own = isinstance(module, ThunderModule)  # which the script has compiled
+            self.compiled: Any = module if own else thunder.compile(module, recipe=recipe)
         except NotImplementedError as error:
             self.compiled, self.why = None, str(error)
 
@@ -182,28 +185,38 @@ class _Row:
 def compiled_calls(recipe: str):
     """Inside the block, calls of modules with parameters run compiled programs. Gives a row for each module.
 
-    A call inside of another is a part of that. `Module.__call__` is PyTorch's own while a compiled module runs, so that
-    programs do not see this one.
+    A call inside of another is a part of that. `__call__` is the usual one while a compiled module runs, and where a
+    function that the script compiles itself is captured.
     """
-    usual, rows = torch.nn.Module.__call__, {}
+    usual: dict[type, Any] = {kind: kind.__call__ for kind in (torch.nn.Module, ThunderModule)}
+    rows: dict[int, _Row] = {}
 
     def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if next(module.parameters(), None) is None:
-            return usual(module, *args, **kwargs)
-        torch.nn.Module.__call__ = usual
+        own = isinstance(module, ThunderModule)
+        before = usual[ThunderModule if own else torch.nn.Module]
+        if not own and next(module.parameters(), None) is None:
+            return before(module, *args, **kwargs)
+        _set_calls(usual)
         try:
             row = rows.get(id(module))  # which keeps the module, so that its id stays its own
             if row is None:
                 row = rows[id(module)] = _Row(module, recipe)
-            return usual(module, *args, **kwargs) if row.compiled is None else row(args, kwargs)
+            return before(module, *args, **kwargs) if row.compiled is None else row(args, kwargs)
         finally:
-            torch.nn.Module.__call__ = call
+            _set_calls(dict.fromkeys(usual, call))
 
-    torch.nn.Module.__call__ = call
+    HANDLERS[id(call)] = HANDLERS[id(usual[torch.nn.Module])]
+    _set_calls(dict.fromkeys(usual, call))
     try:
         yield rows
     finally:
-        torch.nn.Module.__call__ = usual
+        _set_calls(usual)
+        del HANDLERS[id(call)]
+
+
+def _set_calls(functions: dict[type, Any]) -> None:
+    for kind, function in functions.items():
+        kind.__call__ = function  # type: ignore[method-assign]
 
 
 def run_script(script: str, arguments: list[str], recipe: str, output: Path | None = None) -> int:

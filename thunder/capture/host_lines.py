@@ -27,7 +27,6 @@ from thunder.capture.library import printed_nodes
 from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module
 from thunder.capture.remade import UNCHANGING
 from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of, warn_at
-from thunder.core.numbers import is_size
 from thunder.core.proxies import (
     Condition,
     FloatProxy,
@@ -400,8 +399,8 @@ def takes(c, function, args, kwargs) -> bool:
     """Whether native code is given such values, and does more with them than to keep them."""
     given = (*args, *kwargs.values())
     if not holds_host_values(c, *given):
-        numbers = (v for v in parts_of(*given) if isinstance(v, NumberProxy))
-        return _is_of_numpy(function) and any(not is_size(n) for n in numbers)
+        numbers = (v for v in parts_of(*given) if isinstance(v, NumberProxy)) if _is_of_numpy(function) else ()
+        return any(not n.decisions.is_size(name) for n in numbers for name in n.expression.symbols())
     owner = plain_attribute(function, "__self__")
     if isinstance(owner, (list, dict, set, tuple, collections.deque)) or type(function).__name__ == "method_descriptor":
         return False

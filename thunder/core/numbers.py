@@ -451,11 +451,6 @@ def converted(x, kind: type):
     return x if x.python_type is kind else application(kind.__name__, x)
 
 
-def is_size(x) -> bool:
-    """Whether a number is computed of sizes of arguments."""
-    return isinstance(x, NumberProxy) and any(map(x.decisions.is_size, x.expression.symbols()))
-
-
 def number_value(x):
     """The value seen at capture, without making it a guard: for messages and estimates only. A data-dependent number
     counts as some."""
