@@ -122,7 +122,7 @@ FLOATS = [((ONES, float(n)), {}) for n in range(12)]
 CELL, SET_CELL = _with_cell()
 MODEL = Model()
 TOLD_APART = {
-    "floats": (lambda x, f: x * len(str(f)), FLOATS),  # of which a text needs the value
+    "floats": (lambda x, f: x * {f: 2.0}[f], FLOATS),  # of which a key needs the value
     "strings by name": (lambda x, mode: x * int(mode), [((ONES,), {"mode": str(n)}) for n in range(12)]),
     "dtypes": (
         lambda x: x + 1,
