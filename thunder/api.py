@@ -74,8 +74,9 @@ def jit(
     dynamic: sizes of arguments stay symbolic in a program, so that it fits other sizes too: True from the first call,
     False never; by default a size does from its second value on, unless an executor that fuses, or a transform, makes a
     program for each size. `thunder.mark_dynamic(tensor, dim)` says it of one dimension.
-    numerics: "close", or "eager" for results and gradients that are eager's bit for bit: only executors and transforms
-    that say they are `exact` are used.
+    numerics: "close", or "eager" for results and gradients that are eager's bit for bit where kernels read the same
+    layouts (a view that was overwritten is read as a new tensor): only executors and transforms that say they are
+    `exact` are used.
     rng: "torch", or "fused": fusion executors may draw random numbers of their own.
     tiers: "wait" (the default), or "background": calls run PyTorch's kernels until the regions of the executor
     inductor, which need not be named, are compiled in another process; then those run, where they are faster. Results
