@@ -70,8 +70,9 @@ def _kinds(function, place: int | str) -> list[str]:
     if isinstance(function, types.FunctionType):
         parameters = inspect.signature(function).parameters
         name = place if isinstance(place, str) else next(itertools.islice(parameters, place, None), "")
-        if name in parameters and (kind := parameters[name].annotation) is not inspect.Parameter.empty:
+        if name in parameters and (kind := parameters[name].annotation) not in _SAY_NOTHING:
             return [kind if isinstance(kind, str) else str(kind)]
+        place = name  # an operation of this name may take others first
     found: list[str] = []
     if isinstance(function, compat.OpOverload):  # which takes tensors for tensors only
         return found
@@ -85,6 +86,10 @@ def _kinds(function, place: int | str) -> list[str]:
         elif place < len(positional) or positional and "[" in positional[-1]:  # whose elements may be given one by one
             found.append(positional[min(place, len(positional) - 1)])
     return found
+
+
+# `BroadcastingList2[int]` of PyTorch's functions is None
+_SAY_NOTHING = (inspect.Parameter.empty, None, types.NoneType)
 
 
 def _written_type(schema, name: str) -> str:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from thunder.core.proxies import (
     METHODS,
     RELATIONS,
+    AnyProxy,
     Condition,
     NumberProxy,
     Proxy,
@@ -308,7 +309,8 @@ def _alike(a, b) -> bool:
     """Whether two results differ in sizes at most."""
     if isinstance(a, TensorProxy) and isinstance(b, TensorProxy):
         return len(a.shape) == len(b.shape) and a.dtype is b.dtype and a.device is b.device
-    return type(a) is type(b) and not isinstance(a, (TensorProxy, NumberProxy)) and (isinstance(a, Proxy) or a == b)
+    unlike = (TensorProxy, NumberProxy, AnyProxy)  # the last stands for a tensor of one size
+    return type(a) is type(b) and not isinstance(a, unlike) and (isinstance(a, Proxy) or a == b)
 
 
 def _merged(i: int, runs: Sequence[_Run], candidates: Sequence[NumberProxy]):
