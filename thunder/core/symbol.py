@@ -315,7 +315,7 @@ class Symbol(Definition):
                 positional.append(renamed[name])
             elif name in self.defaults:
                 positional.append(self.defaults[name])
-            elif self.canonicalize is not None:  # which knows what PyTorch leaves out
+            elif self.canonicalize is not None and not renamed.keys() <= names:  # which knows PyTorch's other names
                 return args, renamed
             else:
                 raise TypeError(f"{self.name}() missing 1 required positional argument: {name!r}")

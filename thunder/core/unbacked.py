@@ -309,8 +309,9 @@ def _alike(a, b) -> bool:
     """Whether two results differ in sizes at most."""
     if isinstance(a, TensorProxy) and isinstance(b, TensorProxy):
         return len(a.shape) == len(b.shape) and a.dtype is b.dtype and a.device is b.device
-    unlike = (TensorProxy, NumberProxy, AnyProxy)  # the last stands for a tensor of one size
-    return type(a) is type(b) and not isinstance(a, unlike) and (isinstance(a, Proxy) or a == b)
+    if isinstance(a, AnyProxy):  # an example is a tensor of one size
+        return isinstance(b, AnyProxy) and a.example is None is b.example
+    return type(a) is type(b) and not isinstance(a, (TensorProxy, NumberProxy)) and (isinstance(a, Proxy) or a == b)
 
 
 def _merged(i: int, runs: Sequence[_Run], candidates: Sequence[NumberProxy]):

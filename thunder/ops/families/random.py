@@ -72,7 +72,7 @@ def _randint_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 @torch_prim(torch.randint, canonicalize=_randint_arguments, tags=_TAGS)
-def randint(low, high, size, *, device, dtype, generator=None):
+def randint(low, high, size, /, *, device, dtype, generator=None):  # whose first argument may be left out
     return _made(size, device, dtype)
 
 
