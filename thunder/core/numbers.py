@@ -412,7 +412,6 @@ def _divmod(a, b):
     return application("floordiv", a, b), application("mod", a, b)
 
 
-NumberProxy.__invert__ = lambda self: application("invert", self)  # type: ignore[attr-defined]
 for _name in "add sub mul truediv floordiv mod divmod pow and or xor lshift rshift".split():
     setattr(NumberProxy, f"__{_name}__", _binary_number(_name, False))
     setattr(NumberProxy, f"__r{_name}__", _binary_number(_name, True))

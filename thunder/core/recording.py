@@ -29,19 +29,23 @@ def user_location() -> tuple | None:
     return recorder.where() if recorder is not None and recorder.where is not None else None
 
 
+def _path_captured() -> Any:
+    """What decides for the program that is captured; None where none is, and inside of an operation."""
+    recorder = RECORDER.get()
+    return None if recorder is None or recorder.typing else recorder.decide
+
+
 def made_by_program(number: Any) -> Any:
     """A number of the arguments as one that an operation of the program makes, which needs no guard. None inside of an
     operation, which is then typed by examples."""
-    recorder = RECORDER.get()
-    captures = recorder is not None and recorder.decide is not None and not recorder.typing
-    return recorder.decide.made(number) if captures else None  # type: ignore[union-attr]
+    path = _path_captured()
+    return None if path is None else path.made(number)
 
 
 def errors_are_handled() -> bool:
     """Whether the program that is captured handles errors where it stands, and goes on."""
-    recorder = RECORDER.get()
-    captures = recorder is not None and recorder.decide is not None and not recorder.typing
-    return captures and recorder.decide.errors_are_handled()  # type: ignore[union-attr]
+    path = _path_captured()
+    return path is not None and path.errors_are_handled()
 
 
 def decided_by_data(kind: str, question: Any) -> Any:
