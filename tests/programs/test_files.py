@@ -11,7 +11,8 @@ import torch
 
 import thunder
 from thunder.errors import ProgramFileError, ProgramFileWarning
-from thunder.programs import files, keep
+from thunder.programs import files, keep, text
+from thunder.programs.describe import digest
 from thunder.programs.text import Damaged
 
 EXECUTED: list[str] = []
@@ -168,7 +169,7 @@ def forged(document: dict) -> list[dict]:
             found.append(changed(document, f"questions/sources/{i}", [0, "call", ["tuple", "cpu"], ""]))
             found.append(changed(document, f"questions/sources/{i}/2", "no_such_name"))
     for part in document:
-        if part not in ("prologue", "epilogue", "connection", "without", "plain", "backward", "metadata"):
+        if part not in ("prologue", "epilogue", "connection", "without", "plain", "backward", "metadata", "codes"):
             found += [changed(document, part, value) for value in (None, [], {}, "text", 3)]
     return found
 
@@ -190,6 +191,29 @@ def test_forged_documents_with_the_right_hash(cache, monkeypatch, watched):
         assert len(found) <= 1 and all(w.category is ProgramFileWarning for w in found)
     files.write(path, document, secret)
     assert run_again(monkeypatch) == (1, [])
+
+
+def test_code_is_that_of_its_text_and_of_who_has_the_key(cache, monkeypatch, tmp_path, watched):
+    path = kept(cache)
+    secret = files.key_of_user()
+    document = files.read(path, secret)
+    codes = document["codes"]
+    assert codes and set(codes) == {digest(document[part]["text"]) for part in ("computation", "backward")}
+    checked = []
+    real = text.check_computation
+    monkeypatch.setattr(text, "check_computation", lambda *given: checked.append(given) or real(*given))
+    assert run_again(monkeypatch) == (1, []) and not checked
+    name = document["computation"]["name"]
+    other = changed(document, "computation/text", BODY.format(name, "torch.os.system('true')"))
+    files.write(path, other, secret)  # its code is that of another text
+    assert run_again(monkeypatch)[0] == 0 and checked
+    own = tmp_path / "own" / "model.program"
+    own.parent.mkdir(mode=0o700)
+    document = files.read(thunder.precompile(MODEL, X, path=own), None)
+    assert "codes" not in document
+    content = json.dumps(document | {"codes": codes}).encode()
+    own.write_bytes(f"thunder program 1 {files._hash(content, None)}\n".encode() + content)
+    assert "codes" not in files.read(own, None)
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners and modes are POSIX's")

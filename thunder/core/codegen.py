@@ -10,6 +10,7 @@ import enum
 import itertools
 import linecache
 import math
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -246,18 +247,22 @@ def line_owners(trace) -> dict[int, Any]:
 _serial = itertools.count()
 
 
-def compile_source(source: str, name: str, context: dict[str, Any]) -> Callable:
+def compile_source(source: str, name: str, context: dict[str, Any], code: types.CodeType | None = None) -> Callable:
     """The function called `name` that `source` defines, with `context` as its globals.
 
-    Its text is in linecache for tracebacks and debuggers for as long as the function lives.
+    Its text is in linecache for tracebacks and debuggers for as long as the function lives. code: what the text was
+    compiled to before.
     """
     filename = f"<thunder {name} {next(_serial)}>"
     space = dict(context)
     # first: a decorator may ask for the text, as Triton's does
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     try:
-        exec(compile(source, filename, "exec"), space)
-        function = space[name]
+        if code is None:
+            exec(compile(source, filename, "exec"), space)
+            function = space[name]
+        else:
+            function = types.FunctionType(code.replace(co_filename=filename), space)
     except BaseException:
         del linecache.cache[filename]
         raise

@@ -132,6 +132,7 @@ class Describer:
     def __init__(self):
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []
+        self._known: dict[int, Any] = {}  # classes and functions are mentioned again and again
         self._rules: dict[type, Callable[[Any], Any]] = {
             float: lambda x: ["float", repr(x)],
             complex: lambda x: ["complex", repr(x)],
@@ -169,11 +170,14 @@ class Describer:
         t = type(x)
         if x is None or t is bool or t is int or t is str:
             return x
+        known = self._known.get(id(x))
+        if known is not None:
+            return known
         rule = self._rules.get(t)
         if rule is not None:
             return rule(x)
         if issubclass(t, type):
-            return self._class(x)
+            return self._keep(x, self._class(x))
         if t in _OF_TORCH:
             return ["torch", str(x).removeprefix("torch.")]
         if t in _DESCRIPTORS:
@@ -198,6 +202,11 @@ class Describer:
             self._kept.append(x)
         return found
 
+    def _keep(self, x: Any, said: list) -> list:
+        self._known[id(x)] = said
+        self._kept.append(x)
+        return said
+
     def _data(self, x: Any) -> Any:
         """What a partial function is given: a dict is what is in it."""
         if type(x) is dict:
@@ -219,7 +228,8 @@ class Describer:
         name = name_of(x)
         kind = "function" if name is not None else "a function"
         named = name or (str(x.__module__), x.__qualname__)
-        return [kind, *named, code_digest(x.__code__), *(() if name is not None else (self.number(x),))]
+        number = () if name is not None else (self.number(x),)
+        return self._keep(x, [kind, *named, code_digest(x.__code__), *number])
 
     def _builtin(self, x: types.BuiltinFunctionType) -> list:
         name = name_of(x)

@@ -63,15 +63,17 @@ def document_of(entry: CacheEntry, options: JitOptions) -> dict:
         epilogue_of(text, objects)
         epilogue = text
     connection, differentiates = entry.connection, entry.connection is not None
+    codes: dict[str, str] = {}
     said = {
         "questions": written_questions(captured._capture, captured._input_sources, objects),
         "prologue": str(entry.prologue),  # for reading: it is written anew
-        "computation": written_text(entry.forward) | {"lines": _lines(captured, entry.forward)},
-        "backward": written_text(entry.backward) if differentiates else None,
+        "computation": written_text(entry.forward, codes) | {"lines": _lines(captured, entry.forward)},
+        "backward": written_text(entry.backward, codes) if differentiates else None,
         "epilogue": epilogue,
         "connection": _connection(connection) if differentiates else None,
-        "plain": written_text(_plain(connection, options)) if differentiates else None,
+        "plain": written_text(_plain(connection, options), {}) if differentiates else None,
         "without": {},
+        "codes": codes,
         "facts": {
             "any_input_requires_grad": captured.any_input_requires_grad,
             "may_fail_over": captured.may_fail_over,
@@ -243,12 +245,12 @@ def entry_of(
     """
     replay = Replay(document["questions"], fn, args, kwargs, overrides)
     prologue, prologue_fn, weak = replay.prologue()
-    computation, backward = document["computation"], document["backward"]
-    forward_fn, backwards = function_of(computation), []
+    computation, backward, codes = document["computation"], document["backward"], document.get("codes")
+    forward_fn, backwards = function_of(computation, codes), []
     if document["connection"] is None:
         run = not_differentiable(forward_fn, modes, document["facts"]["any_input_requires_grad"])
     else:
-        backward_fn = lazily(backward)
+        backward_fn = lazily(backward, codes)
         run = differentiable(_connected(document, forward_fn, backward_fn, modes), modes)
         backwards = [TextTrace("backward", backward["text"], backward_fn)]
     captured: Any = Loaded(document, weak)
@@ -279,7 +281,7 @@ def _connected(document: dict, forward: Callable, backward: Callable, modes: tup
 
     def without(missing: Sequence[int]) -> Callable | None:
         text = document["without"].get(key_of_missing(missing))
-        return None if text is None else apart(function_of(text))
+        return None if text is None else apart(function_of(text, document.get("codes")))
 
     def again(missing: Sequence[int]) -> tuple[Callable, list[int]]:
         return _differentiated(document["plain"], missing, arguments), list(range(arguments))
@@ -290,13 +292,13 @@ def _connected(document: dict, forward: Callable, backward: Callable, modes: tup
     )  # fmt: skip
 
 
-def lazily(said: dict) -> Callable:
-    """The function of a computation's text, which is checked and compiled at its first call."""
+def lazily(said: dict, codes: dict[str, str] | None) -> Callable:
+    """The function of a computation's text, which is made at its first call."""
     made: list[Callable] = []
 
     def run(*inputs):
         if not made:
-            made.append(function_of(said))
+            made.append(function_of(said, codes))
         return made[0](*inputs)
 
     return run

@@ -50,14 +50,17 @@ def wanted(options: JitOptions) -> bool:
 # --------------------------------------------------------------------------------------------------------- metadata
 
 
-def metadata(fn: Any, options: JitOptions, modes: tuple) -> dict[str, Any]:
-    """What a program depends on beyond what it asks, in words. Raises Unspeakable where text cannot say it."""
+def metadata(fn: Any, options: JitOptions, modes: tuple, anywhere: bool = False) -> dict[str, Any]:
+    """What a program depends on beyond what it asks, in words. anywhere: in words that other machines find as well.
+
+    Raises Unspeakable where text cannot say it.
+    """
     return {
         "function": _function(fn),
         "code": _code(fn),
         "modes": _modes(modes),
         "options": _options(options),
-        "versions": dict(versions()),
+        "versions": dict(versions(anywhere)),
         "machine": dict(machine()),
     }
 
@@ -117,24 +120,32 @@ def _check_executor(executor: Any) -> None:
 
 
 @functools.cache
-def versions() -> tuple:
+def versions(anywhere: bool = False) -> tuple:
     return (
-        ("thunder", f"{thunder.__version__} {_sources()}"),
+        ("thunder", f"{thunder.__version__} {_sources(anywhere)}"),
         ("python", f"{platform.python_implementation()} {sys.version}"),
         ("torch", f"{torch.__version__} {torch.version.git_version}"),
         ("numpy", numpy.__version__),
     )
 
 
-def _sources() -> str:
-    """A hash of thunder's own files: while it is worked on, its version stays."""
-    found = hashlib.sha256()
-    for directory, folders, names in os.walk(os.path.dirname(thunder.__file__)):
+def _sources(anywhere: bool) -> str:
+    """A hash of thunder's own files: while it is worked on, its version stays. On one machine it is of their times and
+    sizes, since reading them takes a tenth of a small program's first step."""
+    root = os.path.dirname(thunder.__file__)
+    found = hashlib.sha256(b"" if anywhere else root.encode())
+    for directory, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("__") and name != "tests")
-        for name in sorted(names):
-            if name.endswith(".py"):
-                with open(os.path.join(directory, name), "rb", 0) as file:
-                    found.update(name.encode() + file.read())
+        found.update(directory[len(root) :].encode())
+        for name in sorted(name for name in names if name.endswith(".py")):
+            path = f"{directory}/{name}"
+            if anywhere:
+                with open(path, "rb", 0) as file:
+                    content = file.read()
+            else:
+                stat = os.stat(path)
+                content = b"%d %d" % (stat.st_mtime_ns, stat.st_size)
+            found.update(name.encode() + content)
     return found.hexdigest()[:16]
 
 
@@ -178,7 +189,7 @@ def find(
     """The entry of a program on disk that fits a call; None where there is none. given: documents that the user loaded.
     why: gets, in words, what was wrong with those that were looked at."""
     try:
-        said = metadata(fn, options, modes)
+        said = metadata(fn, options, modes, anywhere=bool(given))
     except Unspeakable as error:
         why.append(f"programs of it cannot be kept: {error}")
         return None
@@ -189,6 +200,7 @@ def find(
             return entry
     if not wanted(options):
         return None
+    said = metadata(fn, options, modes) if given else said
     key, secret = key_of(said), files.key_of_user()
     for path in sorted(files.directory().glob(f"{key}-*{files.SUFFIX}")) if secret is not None else ():
         document = _read(path, secret)
@@ -256,7 +268,7 @@ def keep(entry: CacheEntry, fn: Any, options: JitOptions, modes: tuple) -> None:
 def _add(document: dict, name: str, missing: tuple[int, ...], trace: Any) -> None:
     """Adds the backward for missing cotangents to a program that was written."""
     try:
-        document["without"][key_of_missing(missing)] = written_text(trace)
+        document["without"][key_of_missing(missing)] = written_text(trace, document["codes"])
     except (Unspeakable, Damaged):
         return  # PyTorch differentiates the program in this case
     _store(files.directory() / name, document)
@@ -265,7 +277,7 @@ def _add(document: dict, name: str, missing: tuple[int, ...], trace: Any) -> Non
 def document_for(compiled: Any, modes: tuple, args: tuple, kwargs: dict) -> tuple[dict, CacheEntry]:
     """The document of the program that a compiled function runs at a call, and its entry. Raises Unspeakable, Damaged
     and what capture raises."""
-    said = metadata(compiled.fn, compiled.options, modes)
+    said = metadata(compiled.fn, compiled.options, modes, anywhere=True)
     return compiled.with_open_capture(
         modes, args, kwargs, lambda entry: {"metadata": said, **document_of(entry, compiled.options)}
     )

@@ -285,8 +285,9 @@ class Replay:
             raise Mismatch(f"the call had {was}, has {len(args)} and {list(kwargs)}")
 
     def _ask(self, say: Describer, number: int, question: str, about: list, want: Any) -> None:
-        source = self.source(number)
-        operand = self.source(about[1]) if about[0] == "source" else named(about[1])
+        source, operand = self.source(number), about[1]
+        if operand is not None:
+            operand = self.source(operand) if about[0] == "source" else named(operand)
         try:
             self.value(source)
             if type(operand) is Source:

@@ -8,9 +8,11 @@ functions of thunder's executors, each found by its name. Everything else is ref
 from __future__ import annotations
 
 import ast
+import base64
 import collections
 import functools
 import keyword
+import marshal
 import math
 import re
 import types
@@ -25,7 +27,7 @@ from thunder.core.codegen import Printer, compile_source, function_source
 from thunder.core.trace import Trace
 from thunder.ops.functionalize.inplace import in_grad_mode
 from thunder.ops.registry import inplace_of, lookup
-from thunder.programs.describe import Describer, Unspeakable, name_of, named
+from thunder.programs.describe import Describer, Unspeakable, digest, name_of, named
 
 
 class Damaged(Exception):
@@ -35,14 +37,16 @@ class Damaged(Exception):
 # ---------------------------------------------------------------------------------------------------------- to text
 
 
-def written_text(trace: Trace) -> dict:
-    """The text of a computation, and the names of what it calls."""
+def written_text(trace: Trace, codes: dict[str, str]) -> dict:
+    """The text of a computation, and the names of what it calls. codes: gets what Python compiles the text to, under
+    the digest of the text."""
     printer = Printer(print_depth=1)
     text = function_source(trace, printer, include_decorators=False)
     body = text[text.index("def ") :]
     objects = trace.info.objects | printer.context
     said = {"name": trace.name, "text": body, "objects": {n: written_object(x) for n, x in objects.items()}}
-    function_of(said)  # what cannot be read again is not written
+    function = function_of(said)  # what cannot be read again is not written
+    codes[digest(body)] = base64.b64encode(marshal.dumps(function.__code__)).decode()
     return said
 
 
@@ -78,11 +82,17 @@ _KEYWORDS = {"def", "return", "del", "None", "True", "False", "not", "and", "or"
 _BANNED = {*keyword.kwlist} - _KEYWORDS
 
 
-def function_of(said: dict) -> Callable:
-    """The function of a computation's text. Raises Damaged where the text is none of a computation."""
+def function_of(said: dict, codes: dict[str, str] | None = None) -> Callable:
+    """The function of a computation's text. Raises Damaged where the text is none of a computation.
+
+    codes: what `written_text` filled. They are not looked into: whoever gives some has to trust them.
+    """
     objects = objects_of(said["objects"])
+    space = _LITERALS | _ROOTS | objects | {"__builtins__": {}}
+    if codes is not None and (known_code := codes.get(digest(said["text"]))) is not None:
+        return compile_source(said["text"], said["name"], space, marshal.loads(base64.b64decode(known_code)))
     known = check_computation(said["text"], said["name"], objects)
-    function = compile_source(said["text"], said["name"], _LITERALS | _ROOTS | objects | {"__builtins__": {}})
+    function = compile_source(said["text"], said["name"], space)
     code = function.__code__
     if any(isinstance(x, types.CodeType) for x in code.co_consts) or not known.issuperset(code.co_names):
         raise Damaged("its text is more than the statements of a program")
