@@ -38,7 +38,7 @@ def precompile(fn: Callable, *args: Any, path: str | os.PathLike, **kwargs: Any)
         connection = entry.connection
         if connection is not None:
             for missing in _subsets(sum(bool(r) for r in connection.requires_grad)):
-                document["without"][key_of_missing(missing)] = written_text(connection.variants(missing), {})
+                document["without"][key_of_missing(missing)] = written_text(connection.variants(missing), {}, {})
     except (Unspeakable, Damaged) as error:
         raise ProgramFileError(f"this program cannot be written to {path}: {error}") from None
     files.write(Path(path), document, None)

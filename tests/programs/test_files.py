@@ -169,7 +169,17 @@ def forged(document: dict) -> list[dict]:
             found.append(changed(document, f"questions/sources/{i}", [0, "call", ["tuple", "cpu"], ""]))
             found.append(changed(document, f"questions/sources/{i}/2", "no_such_name"))
     for part in document:
-        if part not in ("prologue", "epilogue", "connection", "without", "plain", "backward", "metadata", "codes"):
+        if part not in (
+            "prologue",
+            "epilogue",
+            "connection",
+            "without",
+            "plain",
+            "backward",
+            "metadata",
+            "codes",
+            "regions",
+        ):
             found += [changed(document, part, value) for value in (None, [], {}, "text", 3)]
     return found
 

@@ -85,6 +85,10 @@ class CacheEntry:
         except Exception as error:  # noqa: BLE001 - whatever the objects there raise now
             return f"a question that the prologue asks raised {type(error).__name__}: {error}"
 
+    def retire(self, why: str) -> None:
+        """From now on it fits no call."""
+        self.prologue_fn = self._questions = lambda fn, args, kwargs: why
+
     def __str__(self) -> str:
         held = "".join(f"# runs while it holds the lock {taken.name}\n" for taken in self.locks)
         traces = self.prologue, self.forward, self.epilogue, self.backward

@@ -20,6 +20,7 @@ from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, has_numbers
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, Names, OpTags
 from thunder.core.utils import has_triton
+from thunder.executors.triton_kernels.by_strides import KeptRegion
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.last_sums import without_last_sums
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
@@ -163,6 +164,12 @@ class TritonFuser(FusionExecutor):
 
     def beside(self, function: Callable, places: frozenset[int], fork: Callable[[int, tuple], int]) -> Callable | None:
         return function.beside(places, fork) if isinstance(function, FusedRegion) else None
+
+    def as_text(self, function: Callable) -> dict | None:
+        return function.as_text() if isinstance(function, FusedRegion) else None
+
+    def from_text(self, said: dict, operations: Callable, unusual: Callable[[], None]) -> KeptRegion:
+        return KeptRegion(said, operations, unusual)
 
 
 class _Plans(TritonFuser):

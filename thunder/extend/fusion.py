@@ -10,7 +10,7 @@ from typing import Any
 from thunder.analysis.aliases import may_view
 from thunder.analysis.flow import producers
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, equal_counts, has_numbers, numbers_in
-from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule
+from thunder.core.regions import FusedFunction, Region, convex_regions, leading_to, region_key, schedule
 from thunder.core.rematerialize import recompute_cheap
 from thunder.core.symbol import BoundSymbol, Names, OpTags, Symbol
 from thunder.core.trace import Trace
@@ -143,6 +143,16 @@ class FusionExecutor(Executor):
         the stream with the handle `fork(device index, (tensors that are read and written there, ...))`; None where no
         kernel finishes such outputs alone."""
         return None
+
+    def as_text(self, function: Callable) -> dict | None:
+        """What JSON can say of a region's function, as far as it has run, for `from_text` in another process; None
+        where it cannot."""
+        return None
+
+    def from_text(self, said: dict, operations: Callable, unusual: Callable[[], None]) -> FusedFunction:
+        """A region's function of another process. operations: runs the region by PyTorch's operations, for calls that
+        differ from those before it was written; unusual: is told of the first."""
+        raise NotImplementedError
 
     def fusion_pass(self, trace: Trace) -> Trace:
         """Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.add(t0, a)`, `return t1`. After: `[t1] = joining0(a, b)`,

@@ -36,6 +36,7 @@ from thunder.options import NUMERICS_OPTIONS, JitOptions
 from thunder.pipeline import lower
 from thunder.programs.describe import Describer, Unspeakable, named
 from thunder.programs.questions import Replay, written_questions
+from thunder.programs.regions import Regions, kept_regions
 from thunder.programs.text import (
     check_computation,
     epilogue_of,
@@ -51,10 +52,16 @@ from thunder.transforms.register_grad import REGISTERED
 # ---------------------------------------------------------------------------------------------------------- to text
 
 
-def document_of(entry: CacheEntry, options: JitOptions) -> dict:
-    """A cache entry whose capture is still open. Raises Unspeakable, in words, for what text cannot say."""
+def document_of(entry: CacheEntry, options: JitOptions, regions: Regions | None) -> dict:
+    """A cache entry whose capture is still open. regions: gets those of the program; None where it may have none.
+
+    Raises Unspeakable, in words, for what text cannot say.
+    """
     captured = entry.captured
-    _refuse(entry)
+    _refuse(entry, regions is not None)
+    if regions is not None:
+        regions.add((entry.forward, entry.backward))
+    functions = {} if regions is None else regions.functions
     epilogue, objects = None, {}
     if entry.epilogue is not None:
         text = _body(entry.epilogue)
@@ -67,13 +74,14 @@ def document_of(entry: CacheEntry, options: JitOptions) -> dict:
     said = {
         "questions": written_questions(captured._capture, captured._input_sources, objects),
         "prologue": str(entry.prologue),  # for reading: it is written anew
-        "computation": written_text(entry.forward, codes) | {"lines": _lines(captured, entry.forward)},
-        "backward": written_text(entry.backward, codes) if differentiates else None,
+        "computation": written_text(entry.forward, codes, functions) | {"lines": _lines(captured, entry.forward)},
+        "backward": written_text(entry.backward, codes, functions) if differentiates else None,
         "epilogue": epilogue,
         "connection": _connection(connection) if differentiates else None,
-        "plain": written_text(_plain(connection, options), {}) if differentiates else None,
+        "plain": written_text(_plain(connection, options), {}, {}) if differentiates else None,
         "without": {},
         "codes": codes,
+        "regions": {} if regions is None else regions.said(),
         "facts": {
             "any_input_requires_grad": captured.any_input_requires_grad,
             "may_fail_over": captured.may_fail_over,
@@ -88,7 +96,7 @@ def key_of_missing(missing: Sequence[int]) -> str:
     return ",".join(map(str, missing))
 
 
-def _refuse(entry: CacheEntry) -> None:
+def _refuse(entry: CacheEntry, regions: bool) -> None:
     captured = entry.captured
     if captured.path:
         raise Unspeakable("it decides by data")
@@ -104,7 +112,7 @@ def _refuse(entry: CacheEntry) -> None:
         raise Unspeakable("derivatives were registered by thunder's register_grad")
     for trace in (entry.forward, entry.backward):
         for b in trace.bound_symbols if trace is not None else ():
-            if b.sym.is_fusion:
+            if b.sym.is_fusion and not regions:
                 raise Unspeakable(f"the region {b.sym.name} of the executor {b.sym.executor.name} is machine code")
 
 
@@ -209,11 +217,11 @@ class Loaded:
         self.parameters = tuple(document["questions"]["parameters"])
         self.computation = TextTrace("computation", document["computation"]["text"], None)
         self.computation_traces = [self.computation]
-        self._weak, self._lines = weak, document["computation"]["lines"]
+        self._weak, self._lines, self.retired = weak, document["computation"]["lines"], False
 
     @property
     def outlived(self) -> bool:
-        return any(reference() is None for reference in self._weak)
+        return self.retired or any(reference() is None for reference in self._weak)
 
     def user_location(self, trace: Trace, traceback: Any) -> tuple | None:
         """The user's line that the failing bound symbol came from, where it still stands there."""
@@ -227,31 +235,43 @@ class Loaded:
         return None
 
 
+_NOTHING: dict[str, dict] = {"codes": {}, "regions": {}}  # of what is trusted
+
+
 def check_texts(document: dict) -> None:
     """Raises Damaged where a text of a document is none of a computation: those that are not asked for as well."""
     for text in (document[part] for part in ("computation", "backward", "plain")):
         if text is not None:
-            function_of(text)
+            function_of(text, _NOTHING)
     for text in document["without"].values():
-        function_of(text)
+        function_of(text, _NOTHING)
 
 
 def entry_of(
-    document: dict, modes: tuple, fn: Any, args: tuple, kwargs: dict, overrides: tuple[dict, ...]
-) -> CacheEntry:
-    """The cache entry that a document says, for a call that it fits.
+    document: dict, modes: tuple, fn: Any, args: tuple, kwargs: dict, overrides: tuple[dict, ...],
+    retired: Callable[[], None],
+) -> CacheEntry:  # fmt: skip
+    """The cache entry that a document says, for a call that it fits. retired: is called when its kernels turn out to be
+    for other calls, and it fits none any more.
 
     Raises Mismatch where the document does not fit the call, Damaged where it is none.
     """
+
+    def retire() -> None:
+        captured.retired = True
+        entry.retire("its kernels are for inputs that lie otherwise in memory, or are gone")
+        retired()
+
     replay = Replay(document["questions"], fn, args, kwargs, overrides)
     prologue, prologue_fn, weak = replay.prologue()
-    computation, backward, codes = document["computation"], document["backward"], document.get("codes")
-    forward_fn, backwards = function_of(computation, codes), []
+    computation, backward = document["computation"], document["backward"]
+    trusted = {"codes": document.get("codes", {}), "regions": kept_regions(document.get("regions", {}), retire)}
+    forward_fn, backwards = function_of(computation, trusted), []
     if document["connection"] is None:
         run = not_differentiable(forward_fn, modes, document["facts"]["any_input_requires_grad"])
     else:
-        backward_fn = lazily(backward, codes)
-        run = differentiable(_connected(document, forward_fn, backward_fn, modes), modes)
+        backward_fn = lazily(backward, trusted)
+        run = differentiable(_connected(document, trusted, forward_fn, backward_fn, modes), modes)
         backwards = [TextTrace("backward", backward["text"], backward_fn)]
     captured: Any = Loaded(document, weak)
     captured.prologue_traces, captured.prologue_fn = [prologue], prologue_fn
@@ -265,7 +285,7 @@ def entry_of(
     return entry
 
 
-def _connected(document: dict, forward: Callable, backward: Callable, modes: tuple) -> Callable:
+def _connected(document: dict, trusted: dict, forward: Callable, backward: Callable, modes: tuple) -> Callable:
     """The forward and the backward of a document, connected to autograd."""
     said = document["connection"]
     kept, saved, numbers = said["inputs"]
@@ -281,7 +301,7 @@ def _connected(document: dict, forward: Callable, backward: Callable, modes: tup
 
     def without(missing: Sequence[int]) -> Callable | None:
         text = document["without"].get(key_of_missing(missing))
-        return None if text is None else apart(function_of(text, document.get("codes")))
+        return None if text is None else apart(function_of(text, trusted))
 
     def again(missing: Sequence[int]) -> tuple[Callable, list[int]]:
         return _differentiated(document["plain"], missing, arguments), list(range(arguments))
@@ -292,13 +312,13 @@ def _connected(document: dict, forward: Callable, backward: Callable, modes: tup
     )  # fmt: skip
 
 
-def lazily(said: dict, codes: dict[str, str] | None) -> Callable:
+def lazily(said: dict, trusted: dict) -> Callable:
     """The function of a computation's text, which is made at its first call."""
     made: list[Callable] = []
 
     def run(*inputs):
         if not made:
-            made.append(function_of(said, codes))
+            made.append(function_of(said, trusted))
         return made[0](*inputs)
 
     return run
@@ -306,7 +326,7 @@ def lazily(said: dict, codes: dict[str, str] | None) -> Callable:
 
 def _differentiated(plain: dict, missing: Sequence[int], arguments: int) -> Callable:
     """The gradients as PyTorch computes them, from the arguments and the cotangents that are not missing."""
-    compute = function_of(plain)
+    compute = function_of(plain, _NOTHING)
 
     def run(*given):
         inputs, cotangents = given[:arguments], given[arguments:]

@@ -87,8 +87,8 @@ def read(path: Path, key: bytes | None) -> dict:
 
 
 def _trusted(document: dict, key: bytes | None) -> dict:
-    """A document without what only who has the key may say: compiled code, which cannot be looked into."""
-    return document if key is not None else {part: said for part, said in document.items() if part != "codes"}
+    """A document without what only who has the key may say, since it cannot be looked into: compiled code, kernels."""
+    return document if key is not None else {k: said for k, said in document.items() if k not in ("codes", "regions")}
 
 
 def read_facts(path: Path, key: bytes | None) -> dict[str, Any]:

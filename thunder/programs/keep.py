@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from thunder.programs import files
 from thunder.programs.describe import Describer, Unspeakable, code_digest, digest
 from thunder.programs.entry import document_of, entry_of, key_of_missing
 from thunder.programs.questions import Mismatch
+from thunder.programs.regions import LATER, Regions
 from thunder.programs.text import Damaged, written_text
 
 KEEP = compile_option(
@@ -203,12 +205,23 @@ def find(
     said = metadata(fn, options, modes) if given else said
     key, secret = key_of(said), files.key_of_user()
     for path in sorted(files.directory().glob(f"{key}-*{files.SUFFIX}")) if secret is not None else ():
-        document = _read(path, secret)
+        document = _read(path, secret) if _version(path) not in _retired else None
         if document is not None and document["metadata"] == said:
             entry = _fitting(document, modes, fn, args, kwargs, overrides, why, path)
             if entry is not None:
                 return entry
     return None
+
+
+_retired: set = set()  # versions of files whose kernels are not those that this process needs
+
+
+def _version(path: Path | None) -> tuple | None:
+    """Names a file as it is now."""
+    try:
+        return None if path is None else (str(path), path.stat().st_mtime_ns)
+    except OSError:
+        return None
 
 
 def _read(path: Path, secret: bytes) -> dict | None:
@@ -237,8 +250,9 @@ def _fitting(
     document: dict, modes: tuple, fn: Any, args: tuple, kwargs: dict, overrides: tuple, why: list[str],
     path: Path | None = None,
 ) -> CacheEntry | None:  # fmt: skip
+    version = _version(path)
     try:
-        return entry_of(document, modes, fn, args, kwargs, overrides)
+        return entry_of(document, modes, fn, args, kwargs, overrides, lambda: _retired.add(version))
     except Mismatch as error:
         why.append(str(error))
     except Exception as error:  # noqa: BLE001 - whatever a file says that no document says
@@ -250,9 +264,10 @@ def keep(entry: CacheEntry, fn: Any, options: JitOptions, modes: tuple) -> None:
     """Writes a program whose capture is still open. What cannot be written, or where it cannot, says a file or a
     warning; the program runs all the same."""
     said: dict[str, Any] = {}
+    regions = Regions(options)
     try:
         said = metadata(fn, options, modes)
-        document = {"metadata": said, **document_of(entry, options)}
+        document = {"metadata": said, **document_of(entry, options, regions)}
     except (Unspeakable, Damaged) as error:
         refused(said or {"function": _function(fn)}, str(error))
         return
@@ -260,18 +275,49 @@ def keep(entry: CacheEntry, fn: Any, options: JitOptions, modes: tuple) -> None:
         refused(said or {"function": _function(fn)}, f"writing it raised {type(error).__name__}: {error}")
         return
     name = f"{key_of(said)}-{digest(json.dumps(document['questions']))[:16]}{files.SUFFIX}"
-    _store(files.directory() / name, document)
+    kept = _Kept(document, files.directory() / name, regions)
+    if regions.functions:
+        LATER.add(kept.write_what_is_new)
+    else:
+        kept.write()
     if entry.connection is not None:
-        entry.connection.variants.notice = lambda missing, trace: _add(document, name, missing, trace)
+        entry.connection.variants.notice = kept.add_backward
 
 
-def _add(document: dict, name: str, missing: tuple[int, ...], trace: Any) -> None:
-    """Adds the backward for missing cotangents to a program that was written."""
-    try:
-        document["without"][key_of_missing(missing)] = written_text(trace, document["codes"])
-    except (Unspeakable, Damaged):
-        return  # PyTorch differentiates the program in this case
-    _store(files.directory() / name, document)
+class _Kept:
+    """A program that is written, and written again when more of it is known. A thread writes it as well."""
+
+    def __init__(self, document: dict, path: Path, regions: Regions):
+        self.document, self.path, self.regions = document, path, regions
+        self._lock, self._written = threading.Lock(), ""
+
+    def write(self) -> None:
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        self.document["regions"] = said = self.regions.said()
+        self._written = json.dumps(said)
+        _store(self.path, self.document)
+
+    def write_what_is_new(self) -> None:
+        with self._lock:
+            if json.dumps(self.regions.said()) != self._written:
+                self._write()
+
+    def add_backward(self, missing: tuple[int, ...], trace: Any) -> None:
+        """Adds the backward for missing cotangents."""
+        with self._lock:
+            try:
+                self.regions.add((trace,))
+                text = written_text(trace, self.document["codes"], self.regions.functions)
+            except (Unspeakable, Damaged):
+                return  # PyTorch differentiates the program in this case
+            self.document["without"][key_of_missing(missing)] = text
+            if self.regions.functions:
+                self._written = ""
+            else:
+                self._write()
 
 
 def document_for(compiled: Any, modes: tuple, args: tuple, kwargs: dict) -> tuple[dict, CacheEntry]:
@@ -279,7 +325,7 @@ def document_for(compiled: Any, modes: tuple, args: tuple, kwargs: dict) -> tupl
     and what capture raises."""
     said = metadata(compiled.fn, compiled.options, modes, anywhere=True)
     return compiled.with_open_capture(
-        modes, args, kwargs, lambda entry: {"metadata": said, **document_of(entry, compiled.options)}
+        modes, args, kwargs, lambda entry: {"metadata": said, **document_of(entry, compiled.options, None)}
     )
 
 

@@ -17,16 +17,19 @@ import math
 import re
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from thunder import compat
+from thunder.capture.sources import MISSING
 from thunder.core.codegen import Printer, compile_source, function_source
+from thunder.core.regions import FusedFunction
 from thunder.core.trace import Trace
 from thunder.ops.functionalize.inplace import in_grad_mode
-from thunder.ops.registry import inplace_of, lookup
+from thunder.ops.registry import LTORCH, PRIMS, inplace_of, lookup
 from thunder.programs.describe import Describer, Unspeakable, digest, name_of, named
 
 
@@ -37,23 +40,30 @@ class Damaged(Exception):
 # ---------------------------------------------------------------------------------------------------------- to text
 
 
-def written_text(trace: Trace, codes: dict[str, str]) -> dict:
-    """The text of a computation, and the names of what it calls. codes: gets what Python compiles the text to, under
-    the digest of the text."""
+def written_text(trace: Trace, codes: dict[str, str], regions: dict[str, Callable]) -> dict:
+    """The text of a computation, and the names of what it calls.
+
+    codes: gets what Python compiles the text to, under the digest of the text. regions: functions of regions by name.
+    """
     printer = Printer(print_depth=1)
     text = function_source(trace, printer, include_decorators=False)
     body = text[text.index("def ") :]
     objects = trace.info.objects | printer.context
-    said = {"name": trace.name, "text": body, "objects": {n: written_object(x) for n, x in objects.items()}}
-    function = function_of(said)  # what cannot be read again is not written
+    said = {"name": trace.name, "text": body, "objects": {n: written_object(x, regions) for n, x in objects.items()}}
+    function = function_of(said, {"codes": {}, "regions": regions})  # what cannot be read again is not written
     codes[digest(body)] = base64.b64encode(marshal.dumps(function.__code__)).decode()
     return said
 
 
-def written_object(x: Any) -> Any:
+def written_object(x: Any, regions: dict[str, Callable] | None = None) -> Any:
     """An object that a computation names, as another process finds it. Raises Unspeakable."""
-    said = ["number", x.item(), str(x.dtype)] if _is_number(x) else Describer()(x)
-    found = named(said)
+    regions = regions or {}
+    for name, function in regions.items():
+        if function is x:
+            return ["region", name]
+    operation = _operations().get(x) if type(x) is types.FunctionType and name_of(x) is None else None
+    said = operation or (["number", x.item(), str(x.dtype)] if _is_number(x) else Describer()(x))
+    found = _found(said, regions)
     if not (found is x or type(found) is type(x) and found == x):
         kind = "the function" if callable(x) else "an object"
         raise Unspeakable(f"a bound symbol names {kind} {getattr(x, '__qualname__', type(x).__qualname__)}")
@@ -64,7 +74,26 @@ def written_object(x: Any) -> Any:
     return said
 
 
+@functools.cache
+def _operations() -> dict[Callable, list]:
+    """Functions that carry out operations and have no name of their own, by the operation's."""
+    tables = {"prims": PRIMS, "ltorch": LTORCH}
+    return {s.fn: ["operation", n, name] for n, t in tables.items() for name, s in t.items() if s.fn is not None}
+
+
 # -------------------------------------------------------------------------------------------------------- from text
+
+
+def _found(said: Any, regions: Mapping[str, Callable]) -> Any:
+    """The object that `written_object` has said; MISSING where there is none."""
+    kind, *parts = said if isinstance(said, list) and said else (None,)
+    if kind == "region" and len(parts) == 1:
+        return regions.get(parts[0], MISSING)
+    if kind == "operation" and len(parts) == 2:
+        symbol = {"prims": PRIMS, "ltorch": LTORCH}.get(parts[0], {}).get(parts[1])
+        return MISSING if symbol is None or symbol.fn is None else symbol.fn
+    return named(said)
+
 
 _ROOTS: dict[str, Any] = {"torch": torch, "Tensor": torch.Tensor, "math": math}
 _LITERALS: dict[str, Any] = {"float": float, "complex": complex, "slice": slice, "set": set}
@@ -82,14 +111,14 @@ _KEYWORDS = {"def", "return", "del", "None", "True", "False", "not", "and", "or"
 _BANNED = {*keyword.kwlist} - _KEYWORDS
 
 
-def function_of(said: dict, codes: dict[str, str] | None = None) -> Callable:
+def function_of(said: dict, trusted: dict[str, Any]) -> Callable:
     """The function of a computation's text. Raises Damaged where the text is none of a computation.
 
-    codes: what `written_text` filled. They are not looked into: whoever gives some has to trust them.
+    trusted: `codes`, as `written_text` has filled them, and functions of `regions`. They are not looked into.
     """
-    objects = objects_of(said["objects"])
+    objects = objects_of(said["objects"], trusted["regions"])
     space = _LITERALS | _ROOTS | objects | {"__builtins__": {}}
-    if codes is not None and (known_code := codes.get(digest(said["text"]))) is not None:
+    if (known_code := trusted["codes"].get(digest(said["text"]))) is not None:
         return compile_source(said["text"], said["name"], space, marshal.loads(base64.b64decode(known_code)))
     known = check_computation(said["text"], said["name"], objects)
     function = compile_source(said["text"], said["name"], space)
@@ -140,17 +169,19 @@ def _check_dotted(word: str) -> None:
         raise Damaged(f"its text names {word}, which is no operation")
 
 
-def objects_of(said: dict[str, Any]) -> dict[str, Any]:
+def objects_of(said: dict[str, Any], regions: Mapping[str, Callable] = MappingProxyType({})) -> dict[str, Any]:
     """The objects that a text names. Raises Damaged for one that is not found."""
     found = {}
     for name, what in said.items():
-        found[name] = x = named(what)
+        found[name] = x = _found(what, regions)
         if not name.isidentifier() or name.startswith("__") or name in _ROOTS or not _may_be_named(x):
             raise Damaged(f"its text names {what!r} {name}, which is no operation of thunder's here")
     return found
 
 
 def _may_be_named(x: Any) -> bool:
+    if isinstance(x, FusedFunction):
+        return True
     if isinstance(x, (types.FunctionType, types.BuiltinFunctionType)):
         return (x.__module__ or "").startswith(_OPERATIONS) or _is_operation(x)
     plain = (int, float, bool, str, complex, bytes, tuple, slice, torch.device, torch.Size, type(None))

@@ -7,15 +7,17 @@ import copy
 import math
 import sys
 from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from thunder import compat
 from thunder.core.codegen import compile_source
 from thunder.core.proxies import TensorProxy
-from thunder.core.regions import FusedFunction, Region
+from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels.autotune import tuned
+from thunder.executors.triton_kernels.by_strides import ByStrides, launch_as_text, own_results
 from thunder.executors.triton_kernels.emit import emit
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
@@ -35,7 +37,7 @@ from thunder.executors.triton_kernels.strides import (
 )
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.executors.triton_kernels.values import Program, Value, in_order, program_of
-from thunder.executors.triton_kernels.variants import ALIGNMENT, Compiled, Interpreted, function_text
+from thunder.executors.triton_kernels.variants import ALIGNMENT, Compiled, Interpreted, Launch, function_text
 from thunder.extend.fusion import TooLarge
 from thunder.ops.layout import padded_strides, run_line
 from thunder.options import TRITON_INTERPRET
@@ -56,7 +58,7 @@ def interpreting() -> bool:
     return bool(runtime.interpret) if runtime is not None else TRITON_INTERPRET.value
 
 
-class FusedRegion(FusedFunction):
+class FusedRegion(ByStrides):
     """A region as a function from its inputs to the list of its outputs, which have PyTorch's strides.
 
     `start` compiles kernels for row-major inputs in the background; those for other strides are compiled at their first
@@ -73,7 +75,9 @@ class FusedRegion(FusedFunction):
     """
 
     def __init__(self, region: Region, device: torch.device, autotune: bool = False, planned: bool = False):
+        super().__init__()
         self.region, self.device = region, device
+        self.launches: dict[tuple, Launch] = {}  # by strides, of functions that were made
         self.over = {}
         self.late: frozenset[int] = frozenset()
         self.fork: Callable[[int, tuple], int] | None = None
@@ -96,9 +100,6 @@ class FusedRegion(FusedFunction):
         self._layouts: dict[tuple, list[tuple]] = {}
         self.schedule = self._scheduled(self._row_major())
         self.schedules = {self._order(self._row_major()): self.schedule}
-        self._variants: dict[tuple, Callable] = {}
-        # whether tensors are like those of the last variant, which is asked in one call, and that variant
-        self._usual: tuple[Callable, Callable] | None = None
         self._unusual: dict[tuple, Callable] = {}
         self._source = ""
         self._expected: Compiled | None = None
@@ -111,6 +112,13 @@ class FusedRegion(FusedFunction):
         if not self._is_started and self.region.numbers and self._expected is None:
             self._sources(self._row_major())  # raises Undecided
         self._is_started = True
+
+    def as_text(self) -> dict[str, Any] | None:
+        """What `KeptRegion` needs, as far as calls have made it; None for a region that takes numbers."""
+        if self.region.numbers:
+            return None
+        launches = [[list(map(list, strides)), launch_as_text(launch)] for strides, launch in self.launches.items()]
+        return {"device": str(self.device), "kernels": self.kernels, "launches": launches}
 
     @property
     def partial_sums(self) -> dict[int, Value]:
@@ -181,7 +189,7 @@ class FusedRegion(FusedFunction):
 
     def _copy(self) -> FusedRegion:
         found = copy.copy(self)
-        found._overwriting, found._variants, found._unusual, found._usual = {}, {}, {}, None
+        found._overwriting, found._variants, found._unusual, found._usual, found.launches = {}, {}, {}, None, {}
         return found
 
     def beside(self, places: frozenset[int], fork: Callable[[int, tuple], int]) -> FusedRegion | None:
@@ -237,25 +245,6 @@ class FusedRegion(FusedFunction):
             padded_strides(v.shape, v.dtype.bytes) if p else strides_of(v.shape)
             for p, v in zip(self.padded, self.program.inputs, strict=False)
         )
-
-    def __call__(self, *args) -> list[torch.Tensor]:
-        """args: the inputs, and after them the sizes that stay symbolic."""
-        usual = self._usual
-        if usual is not None and usual[0](*args):
-            return usual[1](*args)
-        return self._by_strides(*args)
-
-    def _by_strides(self, *args) -> list[torch.Tensor]:
-        tensors, numbers = self._parted(args)
-        if any([t.is_neg() for t in tensors]):  # a negative of its memory's numbers, which kernels do not see
-            return self(*[t.resolve_neg() for t in tensors], *numbers)
-        key = self._strides(tensors, numbers)
-        run = self._variants.get(key)
-        if run is None:
-            run = self._first(key)
-            check = self._check(key, tensors)
-            self._usual = None if check is None else (check, run)
-        return run(*args)
 
     def _parted(self, args: tuple) -> tuple[tuple, tuple]:
         count = len(self.program.inputs)
@@ -320,8 +309,8 @@ class FusedRegion(FusedFunction):
                 variant = Compiled(self, key, tiles=tiles)
         else:
             variant = self._expected if expected else (Interpreted if self.interpreted else Compiled)(self, key)
-        self._variants[key] = run = variant.function()
-        return run
+        launch = self.launches[key] = variant.launch()
+        return launch.function(self)
 
     def unusual(self, *args) -> list[torch.Tensor]:
         """A call with inputs that are not aligned as the kernels expect, or while another device is current."""
@@ -337,12 +326,7 @@ class FusedRegion(FusedFunction):
         values: dict = dict(zip(self.region.inputs, tensors, strict=True))
         for operation in self.region.bound_symbols:
             run_line(operation, values, lambda n: self.numbers.evaluate(n, numbers))
-        results, memory = [], {t.untyped_storage().data_ptr() for t in tensors}
-        for o in self.region.outputs:
-            shared = values[o].untyped_storage().data_ptr() in memory
-            results.append(values[o].clone() if shared else values[o])
-            memory.add(results[-1].untyped_storage().data_ptr())
-        return results
+        return own_results([values[o] for o in self.region.outputs], tensors)
 
     def _unusually(self, args: tuple, wide: bool) -> list[torch.Tensor]:
         tensors, numbers = self._parted(args)

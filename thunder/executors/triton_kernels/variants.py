@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +26,37 @@ ALIGNMENT = 16  # bytes; what the caching allocator gives is, what a view begins
 
 def function_text(name: str, parameters: Sequence[str], lines: Sequence[str]) -> str:
     return "\n    ".join([f"def {name}({', '.join(parameters)}):", *lines]) + "\n"
+
+
+class Launch(NamedTuple):
+    """The text of a variant's function, `launch`, and what it names: types of buffers, and kernels, each as its machine
+    code or, for Triton's interpreter, as name and text."""
+
+    text: str
+    dtypes: dict[str, torch.dtype]
+    kernels: dict[str, Binary | tuple[str, str]]
+
+    def function(self, region: Any) -> Callable:
+        """The function. region: has `device`, `fork`, and what it calls in its place: `unusual`, `wide` and
+        `by_operations`."""
+        device = region.device
+        context: dict[str, Any] = {
+            "allocate": _allocator(device), "math": math, "fork": region.fork, "unusual": region.unusual,
+            "wide": region.wide, "by_operations": region.by_operations,
+            "deterministic": torch.are_deterministic_algorithms_enabled,
+        }  # fmt: skip
+        for name, made in self.kernels.items():
+            if isinstance(made, Binary):
+                context[name] = made.load(index_of(device))
+                names = ("launch_kernel", "current_stream", "current_device", "set_device")
+                context |= {name: getattr(compat, name) for name in names}
+            else:
+                context[name] = compile_source(made[1], made[0], {"__name__": "kernels"})
+        return compile_source(self.text, "launch", context | self.dtypes)
+
+
+def index_of(device: torch.device) -> int:
+    return device.index if device.index is not None else torch.cuda.current_device()
 
 
 class Variant(ABC):
@@ -64,12 +95,12 @@ class Variant(ABC):
         self.inputs = list(self.names.values())
         self.types = {v: to_torch_dtype(v.dtype) for v in program.inputs}
         self.allocations = []
-        self.context: dict = {"allocate": _allocator(region.device), "wide": region.wide, "math": math}
+        self.dtypes: dict[str, torch.dtype] = {}
         for i, (v, s) in enumerate(
             zip((*program.outputs, *temporaries), (*layout, *(strides_of(t.shape) for t in temporaries)), strict=True)
         ):
             self.names[v] = f"out{i}"
-            self.types[v] = self.context[f"dtype{i}"] = to_torch_dtype(stored_type(v, program.outputs))
+            self.types[v] = self.dtypes[f"dtype{i}"] = to_torch_dtype(stored_type(v, program.outputs))
             there, made = self.over.get(v), f"allocate({tuple_text(v.shape)}, {tuple_text(s)}, dtype{i})"
             if v in padded:
                 whole = *v.shape[:-1], s[-2]
@@ -85,12 +116,15 @@ class Variant(ABC):
         self.results = f"[{', '.join(self.names[v] for v in program.outputs)}]"
 
     @abstractmethod
-    def function(self) -> Callable:
-        """A function of the inputs, which may call other functions of the region."""
+    def launch(self) -> Launch:
+        """The function of the inputs, which may call other functions of the region."""
 
-    def _function(self, lines: Sequence[str]) -> Callable:
+    def function(self) -> Callable:
+        return self.launch().function(self.region)
+
+    def _launch(self, lines: Sequence[str], kernels: dict) -> Launch:
         text = function_text("launch", self.parameters, [*self.first, *lines, f"return {self.results}"])
-        return compile_source(text, "launch", self.context)
+        return Launch(text, self.dtypes, kernels)
 
     @property
     def parameters(self) -> list[str]:
@@ -102,9 +136,6 @@ class Variant(ABC):
         lines = self.region.derived(self.strides)
         lines += [f"{name} = {expression}" for name, expression in self.region.numbers.floats()]
         if self.region.adds:
-            self.context |= {
-                "deterministic": torch.are_deterministic_algorithms_enabled, "by_operations": self.region.by_operations
-            }  # fmt: skip
             lines.insert(0, f"if deterministic(): return by_operations({', '.join(self.parameters)})")
         limits = dict.fromkeys(n for s in self.sources for n in s.limits)
         tests = [f"{text(n)} >= {LIMIT}" for n in limits if not any(m != n and at_least(m, n) for m in limits)]
@@ -117,17 +148,17 @@ class Variant(ABC):
 class Interpreted(Variant):
     """Launches by Triton's interpreter."""
 
-    def function(self) -> Callable:
-        lines = [*self.allocations]
+    def launch(self) -> Launch:
+        lines, kernels = [*self.allocations], {}
         for i, (source, whole) in enumerate(zip(self.sources, self.texts, strict=True)):
             if i in self.idle:
                 continue
-            self.context[f"kernel{i}"] = compile_source(whole, source.name, {"__name__": "kernels"})
+            kernels[f"kernel{i}"] = (source.name, whole)
             arguments = [*(self.names[b] for b in source.buffers), *(atom.name for atom in source.sizes)]
             lines.append(
                 f"kernel{i}[({source.grid[0]}, {source.grid[1]})]({', '.join(arguments)}, num_warps={source.warps})"
             )
-        return self._function(lines)
+        return self._launch(lines, kernels)
 
 
 class Compiled(Variant):
@@ -166,10 +197,6 @@ class Compiled(Variant):
             for s, text in zip(self.sources, self.texts, strict=True)
         ]
 
-    @property
-    def _index(self) -> int:
-        return self.region.device.index if self.region.device.index is not None else torch.cuda.current_device()
-
     def launches(self) -> list[Callable[[], None]]:
         """A launch of each kernel, on zeros, which are indices as well: for measuring."""
         tensors = {
@@ -179,7 +206,8 @@ class Compiled(Variant):
 
         def launch(source: Source, made: Binary) -> Callable[[], None]:
             addresses = (*(tensors[b].data_ptr() for b in source.buffers), *[None] * made.scratch)
-            handle, stream = made.load(self._index), compat.current_stream(self._index)
+            index = index_of(self.region.device)
+            handle, stream = made.load(index), compat.current_stream(index)
             return lambda: (
                 compat.launch_kernel(
                     handle,
@@ -197,14 +225,8 @@ class Compiled(Variant):
 
         return [launch(source, made.result()) for source, made in zip(self.sources, self.binaries, strict=True)]
 
-    def function(self) -> Callable:
-        index = self._index
-        self.context |= {
-            "launch_kernel": compat.launch_kernel,
-            "current_stream": compat.current_stream,
-            "current_device": compat.current_device,
-            "unusual": self.region.unusual,
-        }
+    def launch(self) -> Launch:
+        index, kernels = index_of(self.region.device), {}
         lines = [f"a_{name} = {name}.data_ptr()" for name in self.inputs]
         if self.checked:
             pointers = " | ".join(f"a_{name}" for name in self.inputs)
@@ -216,11 +238,10 @@ class Compiled(Variant):
         # a thread that only uses the device by PyTorch may have no context of it yet, and the launcher would take
         # device 0's
         if index:
-            self.context["set_device"] = compat.set_device
             lines.append(f"set_device({index})")
         lines += [*self.allocations, f"stream = current_stream({index})"]
         lines += [f"a_{name} = {name}.data_ptr()" for name in self.names.values() if name not in self.inputs]
-        late, self.context["fork"] = sorted(self.region.late), self.region.fork
+        late = sorted(self.region.late)
         for i in [i for i in range(len(self.sources)) if i not in late and i not in self.idle] + late:
             source, binary = self.sources[i], self.binaries[i].result()
             if late and i == late[0]:
@@ -228,7 +249,7 @@ class Compiled(Variant):
                     f"stream = fork({index}, "
                     f"({', '.join(dict.fromkeys(self.names[b] for k in late for b in self.sources[k].buffers))},))"
                 )
-            self.context[f"kernel{i}"] = binary.load(index)
+            kernels[f"kernel{i}"] = binary
             addresses = [f"a_{self.names[b]}" for b in source.buffers]
             numbers = [atom.name for atom in source.sizes]
             number_kinds = ["d" if isinstance(n, Scalar) else "l" if self.wide else "i" for n in source.sizes]
@@ -238,7 +259,7 @@ class Compiled(Variant):
                 f"launch_kernel(kernel{i}, {source.grid[0]}, {source.grid[1]}, 1, {source.warps}, {binary.shared}, "
                 f"'{kinds}', ({arguments},), stream)"
             )
-        return self._function(lines)
+        return self._launch(lines, kernels)
 
 
 # Triton's names
