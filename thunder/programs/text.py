@@ -201,7 +201,7 @@ def _may_be_private(owner: Any, name: str) -> bool:
 
 
 # where functions stand that carry out operations
-_OPERATIONS = ("thunder.executors.", "thunder.ops.", "thunder.transforms.partition")
+_OPERATIONS = ("thunder.executors.", "thunder.ops.", "thunder.transforms.partition", "thunder.runtime.streams")
 
 
 def _is_aten(x: Any) -> bool:
