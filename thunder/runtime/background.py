@@ -1,10 +1,8 @@
 """Background compilation: one thread of the program, and one process that compiles for it.
 
 Jobs run one after the other, in order, in a daemon thread that the first one starts. A job compiles graphs by
-`elsewhere`, in a process of its own, so that the interpreter of the program stays free. The program then finds the
-results in the caches of the compiler on disk. The process is in its own session, so that Ctrl-C reaches the program
-alone. It ends, with the compilers that it has started, when the program closes its pipe or ends. At exit waiting jobs
-are dropped and the process is killed: nobody waits for a compiler.
+`elsewhere`, in a process of its own (see `processes.py`). The program then finds the results in the caches of the
+compiler on disk. At exit waiting jobs are dropped and the process is killed: nobody waits for a compiler.
 """
 
 from __future__ import annotations
@@ -13,15 +11,11 @@ import atexit
 import collections
 import contextlib
 import os
-import pickle
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from thunder.options import environment_of_children
+from thunder.runtime.processes import CompilerProcess, Died
 
 
 class Ended(Exception):
@@ -35,7 +29,7 @@ class _Background:
         self.condition = threading.Condition()
         self.jobs: collections.deque[Callable[[], None]] = collections.deque()
         self.thread: threading.Thread | None = None
-        self.process: subprocess.Popen | None = None
+        self.process: CompilerProcess | None = None
         self.ended = self.busy = False
         self.owner = os.getpid()
 
@@ -67,24 +61,16 @@ class _Background:
         with self.condition:
             if self.ended:
                 raise Ended("the program ends")
-            self.process = self.process or _started()
+            self.process = self.process or CompilerProcess()
             process = self.process
-        assert process.stdin is not None and process.stdout is not None, "it was started with pipes"
         try:
-            pickle.dump(job, process.stdin)
-            process.stdin.flush()
-            failure = pickle.load(process.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            process.run(job)
+        except Died as error:
             with self.condition:
                 if self.ended:
                     raise Ended("the program ends") from error
                 self.process = None
-            process.kill()
-            code = process.wait()
-            _close(process)
-            raise RuntimeError(f"the process that compiles has ended with {code}") from error
-        if failure is not None:
-            raise RuntimeError(failure)
+            raise RuntimeError(f"the process that compiles has ended with {error}") from error
 
     def idle(self, timeout: float | None) -> bool:
         with self.condition:
@@ -99,35 +85,15 @@ class _Background:
             thread, process = self.thread, self.process
             self.condition.notify_all()
         if process is not None:
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
-            process.wait()
+            process.kill()
         if thread is not None:
             thread.join()
         if process is not None:
-            _close(process)
-
-
-def _started() -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "thunder.runtime.compiler_process"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        env=environment_of_children(),
-    )
+            process.close()
 
 
 _BACKGROUND = _Background()
 _OF_PARENTS: list[_Background] = []
-
-
-def _close(process: subprocess.Popen) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):  # what was not written any more
-                pipe.close()
 
 
 def submit(job: Callable[[], None]) -> None:
@@ -148,13 +114,8 @@ def idle(timeout: float | None = None) -> bool:
 
 
 def _forked() -> None:
-    """The thread and the process are another program's, whose pipe must be open nowhere else when that ends."""
+    """The thread and the process are another program's."""
     global _BACKGROUND
-    if _BACKGROUND.process is not None:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for pipe in (_BACKGROUND.process.stdin, _BACKGROUND.process.stdout):
-            os.dup2(nothing, pipe.fileno())  # type: ignore[union-attr]
-        os.close(nothing)
     _OF_PARENTS.append(_BACKGROUND)
     _BACKGROUND = _Background()
 

@@ -1,7 +1,8 @@
-"""The process that compiles graphs for another one: `python -m thunder.runtime.compiler_process`.
+"""The process that compiles for another one: `python -m thunder.runtime.compiler_process [seconds]`.
 
-It reads pickled jobs from its standard input, calls `job.compile()`, and writes a pickled None, or the words of what
-was raised, to its standard output. It ends, with all that it has started, when its input does.
+It reads pickled jobs from its standard input, calls `job.compile()`, and writes the result, pickled, and the words of
+what was raised or None, to its standard output. It ends, with all that it has started, when its input does, and after
+so many seconds without a job.
 """
 
 from __future__ import annotations
@@ -33,15 +34,19 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
     waiting: queue.Queue[Any] = queue.Queue()
     threading.Thread(target=_read, args=(jobs, waiting), daemon=True).start()
+    idle = float(sys.argv[1]) if len(sys.argv) > 1 else None
     while True:
-        job, failure = waiting.get(), None
+        result = failure = None
         try:
+            job = waiting.get(timeout=idle)
             if isinstance(job, Exception):
                 raise job
-            job.compile()
+            result = job.compile()
+        except queue.Empty:
+            return
         except Exception as error:  # noqa: BLE001  the other process says so
             failure = f"{type(error).__name__}: {error}"
-        pickle.dump(failure, answers)
+        pickle.dump((result, failure), answers)
         answers.flush()
 
 

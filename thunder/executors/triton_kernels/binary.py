@@ -1,5 +1,8 @@
-"""A kernel's machine code: known to this process, on the disk, or compiled by Triton in a pool of threads. Only the
-last needs Triton."""
+"""A kernel's machine code: known to this process, on the disk, or compiled by Triton in a pool of processes. Only the
+last needs Triton.
+
+Triton holds Python's lock for a third of the time that it compiles: threads would keep capture waiting, and each
+other."""
 
 from __future__ import annotations
 
@@ -13,22 +16,13 @@ from typing import NamedTuple
 import torch
 
 from thunder import compat
-from thunder.core.codegen import compile_source
+from thunder.executors.triton_kernels.compiling import Request
 from thunder.runtime import disk_cache
+from thunder.runtime.processes import CompilerProcess, Died
 
 KEPT = 4096  # kernels that a process remembers
-THREADS = 8  # of which each waits most of its time for the assembler
-
-
-class Request(NamedTuple):
-    """All that the machine code of a kernel depends on. arguments: for each one Triton's name of the type, and whether
-    it is a multiple of 16. capability: 90 for 9.0."""
-
-    name: str
-    text: str
-    arguments: tuple[tuple[str, bool], ...]
-    warps: int
-    capability: int
+PROCESSES = 8
+IDLE = 20.0  # seconds, after which a process ends that compiles nothing
 
 
 class Binary(NamedTuple):
@@ -62,7 +56,7 @@ def binary_of(request: Request) -> Future[Binary]:
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), thread_name_prefix="thunder_compile")
+    return ThreadPoolExecutor(min(PROCESSES, os.cpu_count() or 1), thread_name_prefix="thunder_compile")
 
 
 def _after_fork() -> None:
@@ -89,27 +83,25 @@ def _binary(request: Request) -> Binary:
 
 
 def _compile(request: Request) -> tuple[dict, bytes]:
-    """The facts of a Binary but for its path, and the machine code."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    """In the process of this thread of the pool, which may have ended since it was asked last."""
+    known = getattr(_own, "process", None)
+    if known is not None:
+        try:
+            return known.run(request)
+        except Died:
+            pass
+    try:
+        _own.process = CompilerProcess(IDLE)
+    except OSError:  # the machine gives this one no more processes
+        return request.compile()
+    try:
+        return _own.process.run(request)
+    except Died as error:
+        _own.process = None
+        raise RuntimeError(f"the process that compiles the kernel {request.name} has ended with {error}") from None
 
-    # Triton 3.6 asks functions for their modules
-    function = compile_source(request.text, request.name, {"__name__": "kernels"})
-    signature = {name: kind for name, (kind, _) in zip(function.arg_names, request.arguments, strict=True)}
-    attributes = {(i,): [["tt.divisibility", 16]] for i, (_, aligned) in enumerate(request.arguments) if aligned}
-    source = ASTSource(function, signature, {}, attributes)
-    options = {"num_warps": request.warps, "enable_fp_fusion": True}
-    if "tl.device_assert" in request.text:  # Triton leaves assertions out otherwise, and adds some of its own then
-        options |= {"debug": True, "sanitize_overflow": False}
-    made = triton.compile(source, target=GPUTarget("cuda", request.capability, 32), options=options)
-    scratch = [getattr(made.metadata, f"{what}_scratch_size", None) for what in ("global", "profile")]
-    assert not any(scratch), "kernels of ours need no scratch memory"
-    return {
-        "name": made.metadata.name,
-        "shared": made.metadata.shared,
-        "scratch": len(scratch) - scratch.count(None),
-    }, made.asm["cubin"]
+
+_own = threading.local()
 
 
 @functools.cache

@@ -1,0 +1,42 @@
+"""Triton's compiler, for one kernel. A process that compiles imports this module, and neither PyTorch nor the rest of
+thunder."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from thunder.core.codegen import compile_source
+
+
+class Request(NamedTuple):
+    """All that the machine code of a kernel depends on. arguments: for each one Triton's name of the type, and whether
+    it is a multiple of 16. capability: 90 for 9.0."""
+
+    name: str
+    text: str
+    arguments: tuple[tuple[str, bool], ...]
+    warps: int
+    capability: int
+
+    def compile(self) -> tuple[dict, bytes]:
+        """The facts of a Binary but for its path, and the machine code."""
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+
+        # Triton 3.6 asks functions for their modules
+        function = compile_source(self.text, self.name, {"__name__": "kernels"})
+        signature = {name: kind for name, (kind, _) in zip(function.arg_names, self.arguments, strict=True)}
+        attributes = {(i,): [["tt.divisibility", 16]] for i, (_, aligned) in enumerate(self.arguments) if aligned}
+        source = ASTSource(function, signature, {}, attributes)
+        options = {"num_warps": self.warps, "enable_fp_fusion": True}
+        if "tl.device_assert" in self.text:  # Triton leaves assertions out otherwise, and adds some of its own then
+            options |= {"debug": True, "sanitize_overflow": False}
+        made = triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=options)
+        scratch = [getattr(made.metadata, f"{what}_scratch_size", None) for what in ("global", "profile")]
+        assert not any(scratch), "kernels of ours need no scratch memory"
+        return {
+            "name": made.metadata.name,
+            "shared": made.metadata.shared,
+            "scratch": len(scratch) - scratch.count(None),
+        }, made.asm["cubin"]
