@@ -157,7 +157,7 @@ def graphed(calls) -> float:
 def float8(rows: int = 2048, layers=((12288, 4096), (4096, 4096), (11008, 4096), (4096, 11008))) -> None:
     """The three products of a layer (n, k) in bfloat16, in float8 with sums added up in fewer and in more digits, and
     its three roundings."""
-    from thunder.executors.float8_kernels import largest_of, whole
+    from thunder.executors.float8 import largest_of, whole
 
     e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -195,7 +195,7 @@ def float8(rows: int = 2048, layers=((12288, 4096), (4096, 4096), (11008, 4096),
 
 
 def few(counts=(1, 2, 4, 8, 16)) -> None:
-    from thunder.executors.matvec_kernel import few_rows
+    from thunder.executors.matvec import few_rows
 
     for n, k in WEIGHTS:
         weights = [

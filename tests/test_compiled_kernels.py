@@ -126,6 +126,38 @@ print(open(made.path, "rb").read(4))
     assert found.stdout == "b'\\x7fELF'\n", found.stderr
 
 
+def test_handwritten_kernels_compile(directory):
+    """Each for a device, as its executor asks for it; Triton is imported by the processes that compile alone."""
+    text = """
+import sys
+import torch
+torch.cuda.get_device_capability = lambda device: (9, 0)
+from thunder.executors import embedding_gradient, float8, linear_cross_entropy, matvec
+from thunder.executors.triton_kernels import binary
+half, wide, long, short = torch.bfloat16, torch.float32, torch.int64, torch.int32
+of_type = float8._of_type(torch.float8_e4m3fn)
+asked = [
+    (matvec._row, [half] * 6, matvec._settings_of_row((512, 256), 1024, False)),
+    (matvec._rows, [half] * 4, matvec._settings_of_rows(7, 512, 1024, True)),
+    (embedding_gradient._each_row, [half, long, short, half], embedding_gradient._settings_of_rows(99, 4096, -1)),
+    (embedding_gradient._long_rows, [half, long, long, short, half], embedding_gradient._settings_of_long_rows(9, 64, 1)),
+    (linear_cross_entropy._kernel, [half, long, torch.bool, half, wide, wide], ((4,), (999, 1000, True, 1024), 4)),
+    (float8._largest, [half, wide], ((8,), (64, 96, 96, 1, 2, 16, 512), 8)),
+    (float8._write_both, [half, wide, torch.float8_e4m3fn, torch.float8_e4m3fn, wide],
+     ((8,), (64, 96, 96, 1, *of_type, True, 64, 128), 4)),
+    (float8._write_each_row, [half, torch.float8_e4m3fn, wide], ((8,), (96, 96, 1, *of_type, 128), 8)),
+    (float8._write_each_column, [half, torch.float8_e4m3fn, wide], ((8,), (64, 96, 96, 1, *of_type, 32, 128), 8)),
+]
+for kernel, dtypes, settings in asked:
+    kernel.start(dtypes, settings, torch.device("cuda"))
+made = [request.result() for request in binary._requested.values()]
+print(len(made), {open(b.path, "rb").read(4) for b in made}, "triton" in sys.modules)
+"""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(directory.parent / "triton")}
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment)
+    assert found.stdout == "9 {b'\\x7fELF'} False\n", found.stderr
+
+
 def test_a_launch_passes_addresses(driver, compiled):
     function = jit("addresses")
     out = function(X, Y)

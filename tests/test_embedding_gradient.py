@@ -22,7 +22,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.mark.parametrize("width", [40, 200])
 def test_the_kernels(kind, width, dtype, padding):
     """Rows without an index, with a few, and with more than one program sums up, at its beginning and not."""
-    from thunder.executors.embedding_gradient_kernel import summed_by_index
+    from thunder.executors.embedding_gradient import summed_by_index
 
     torch.manual_seed(0)
     count = 50

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy, linear
 import thunder
 from thunder.analysis.cost import FLOPS_PER_BYTE, estimated_time
 from thunder.executors import linear_cross_entropy as module
+from thunder.executors.linear_cross_entropy import over_rows
 
 CPU_OR_GPU = [
     "cpu",
@@ -335,15 +336,13 @@ def test_nothing_to_average():
 @pytest.mark.parametrize("classes", [37, 9000])
 def test_the_kernel_over_rows(triton_interpreter, gradient, classes):
     """Under Triton's interpreter, or on the GPU."""
-    from thunder.executors import linear_cross_entropy_kernel as kernels
-
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     z = torch.randn(4, classes, device=device) * 4
     z[2, 5:] = float("-inf")
     target, keep = torch.tensor([3, 0, 4, 36], device=device), torch.tensor([True, False, True, True], device=device)
     scale, losses, logits = torch.tensor(0.25, device=device), torch.empty(4, device=device), z.clone()
-    kernels.over_rows(logits, target, keep, z.gather(1, target[:, None])[:, 0], scale, losses, gradient)
+    over_rows(logits, target, keep, z.gather(1, target[:, None])[:, 0], scale, losses, gradient)
     leaf = z.double().requires_grad_()
     each = cross_entropy(leaf, torch.where(keep, target, -100), reduction="none")
     torch.testing.assert_close(losses.double(), each.detach(), atol=1e-5, rtol=1e-5)

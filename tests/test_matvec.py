@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 import thunder
 from thunder import compat
 from thunder.errors import OptionError
-from thunder.executors import matvec, repeated_launch
+from thunder.executors import handwritten, matvec
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,7 +25,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
     [(1, torch.float32), *((rows, dtype) for rows in (1, 2, 7, 16) for dtype in (torch.float16, torch.bfloat16))],
 )
 def test_the_kernels(rows, shape, biased, dtype):
-    from thunder.executors.matvec_kernel import few_rows
+    from thunder.executors.matvec import few_rows
 
     if dtype is torch.bfloat16 and rows > 1 and DEVICE == "cpu":
         pytest.skip("tl.dot of Triton's interpreter takes the bits of bfloat16 for integers")
@@ -126,25 +126,34 @@ def test_layers_that_read_one_row_are_one_launch(monkeypatch, sizes):
     assert "linears_of_a_row" not in str(thunder.last_traces(compiled)[-1])
 
 
-@pytest.mark.parametrize("plain", [True, False])
-def test_repeated_launches(monkeypatch, plain):
+def test_a_launch_passes_addresses_and_numbers(monkeypatch):
     """PyTorch's launcher gets the addresses and the numbers that are no constants, and nothing for the memory that a
-    kernel could ask for; kernels with other needs are launched by Triton."""
+    kernel could ask for."""
     launched = []
     monkeypatch.setattr(compat, "launch_kernel", lambda *args: launched.append(args), raising=False)
     monkeypatch.setattr(compat, "set_device", lambda index: launched.append(f"device {index}"), raising=False)
-    metadata = SimpleNamespace(
-        num_ctas=1 if plain else 2, shared=64, global_scratch_size=0, profile_scratch_size=0, launch_pdl=False
-    )
-    compiled = SimpleNamespace(
-        metadata=metadata, function=7, packed_metadata=8, run=lambda *args: launched.append(args),
-        src=SimpleNamespace(signature={"x": "*bf16", "out": "*bf16", "n": "i32", "k": "constexpr", "one": "constexpr"}),
-    )  # fmt: skip
+    made = SimpleNamespace(shared=64, scratch=2, load=lambda device: 7)
     for device in (0, 1):
         launched.clear()
-        repeated_launch._launcher(compiled, 5, 2, (40, 256, 1), 4, device)([16, 32], 3)
-    if plain:
-        assert launched.pop(0) == "device 1"
-        assert launched == [(7, 5, 1, 1, 4, 64, "OOiOO", (16, 32, 40, None, None), 3)]
-    else:
-        assert launched == [(5, 1, 1, 3, 7, 8, None, None, None, 16, 32, 40, 256, 1)]
+        handwritten._launcher(made, (5, 2), 4, (40, 256, 1), ["i", "", ""], device)([16, 32], 3)
+    assert launched.pop(0) == "device 1"
+    assert launched == [(7, 5, 2, 1, 4, 64, "OOiOO", (16, 32, 40, None, None), 3)]
+
+
+def test_what_is_compiled(monkeypatch):
+    """Types, alignment and constants are those that Triton would find in a call."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    kernel = handwritten.Handwritten("matvec_kernel.py", "_some_rows")
+    numbers = 1, 32, 1 << 33, True, False, 16, 64, 128, 5
+    kinds, request = kernel._request([torch.bfloat16] * 4, [True] * 3 + [False], numbers, 4, torch.device("cuda"))
+    assert kinds == ["", "i", *[""] * 7]
+    assert request.arguments == (
+        *[("*bf16", True)] * 3,
+        ("*bf16", False),
+        ("constexpr", False),
+        ("i32", True),
+        *[("constexpr", False)] * 7,
+    )
+    assert dict(request.constants) == {
+        "M": 1, "K": 1 << 33, "biased": True, "even": False, "BM": 16, "BN": 64, "BK": 128, "stages": 5
+    }  # fmt: skip

@@ -15,18 +15,48 @@ import torch
 
 from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import NumberProxy, TensorProxy, element_count
+from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
+from thunder.executors.handwritten import Handwritten, Settings, ceil_div, power_of_2
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops.backward import embedding_backward
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 SMALLEST, NARROWEST = 1 << 27, 1 << 12  # bytes of a table, and of a row
+MOST = 64  # indices that a program for a row sums up; where there are more, others share the columns
 INDICES = range(2048, (1 << 14) + 1)  # how many; of many that are all the same PyTorch sums up parts at a time
 
 
-def _gradient(g: torch.Tensor, indices: torch.Tensor, count: int, padding_idx: int, scale: bool) -> torch.Tensor:
-    from thunder.executors.embedding_gradient_kernel import summed_by_index
+_each_row = Handwritten("embedding_gradient_kernel.py", "_each_row")
+_long_rows = Handwritten("embedding_gradient_kernel.py", "_long_rows")
 
+
+def _gradient(g: torch.Tensor, indices: torch.Tensor, count: int, padding_idx: int, scale: bool) -> torch.Tensor:
     return summed_by_index(g, indices, count, padding_idx)
+
+
+def summed_by_index(g: torch.Tensor, indices: torch.Tensor, count: int, padding: int) -> torch.Tensor:
+    """The sums (count, D) of those rows of g (..., D) that have the same of the indices (...), which are integers from
+    0 to count - 1. The row `padding` is 0."""
+    width = g.shape[-1]
+    rows, order = torch.sort(indices.reshape(-1), stable=True)
+    starts = torch.searchsorted(rows, torch.arange(count + 1, device=rows.device, dtype=rows.dtype), out_int32=True)
+    out = g.new_empty((count, width))
+    g, given = g.contiguous(), rows.numel()
+    key = count, width, padding, given, g.dtype, rows.dtype
+    _each_row(key, (g, order, starts, out), lambda: _settings_of_rows(count, width, padding))
+    _long_rows(key, (g, order, rows, starts, out), lambda: _settings_of_long_rows(given, width, padding))
+    return out
+
+
+def _settings_of_rows(count: int, width: int, padding: int) -> Settings:
+    block = min(4096, power_of_2(width))
+    return (count, ceil_div(width, block)), (width, padding, MOST, 4, block), 4
+
+
+def _settings_of_long_rows(given: int, width: int, padding: int) -> Settings:
+    block = min(32, power_of_2(width))
+    return (ceil_div(given, MOST), ceil_div(width, block)), (width, padding, MOST, 256, block), 4
 
 
 def _checker(g: TensorProxy, indices: TensorProxy, count: int, padding_idx: int, scale: bool) -> bool:
@@ -42,6 +72,17 @@ class EmbeddingGradientExecutor(OperatorExecutor):
     """Takes gradients of embeddings on a GPU."""
 
     capturable = True
+
+    def expect(self, trace: Trace) -> None:
+        """Compiles the kernels in the background."""
+        for b in trace.bound_symbols:
+            if b.sym.executor is self:
+                g, indices, count, padding, _ = b.args
+                dtype, index, device = to_torch_dtype(g.dtype), to_torch_dtype(indices.dtype), to_torch_device(g.device)
+                width, long, short = int(g.shape[-1]), torch.int64, torch.int32
+                _each_row.start((dtype, long, short, dtype), _settings_of_rows(count, width, padding), device)
+                types = dtype, long, index, short, dtype
+                _long_rows.start(types, _settings_of_long_rows(1, width, padding), device)
 
     def unavailable(self) -> str | None:
         return None if has_triton() else "it needs the package triton: install it"

@@ -1,13 +1,7 @@
-"""The Triton kernels of the embedding_gradient executor; a file of its own, since Triton reads its environment when a
-kernel is decorated."""
+"""The Triton kernels of the embedding_gradient executor. The file is text for `handwritten.py`, and not imported."""
 
-from __future__ import annotations
-
-import torch
 import triton
 import triton.language as tl
-
-MOST = 64  # indices that a program for a row sums up; where there are more, others share the columns
 
 
 @triton.jit
@@ -40,23 +34,3 @@ def _long_rows(
     begin, end = tl.load(starts + row), tl.load(starts + row + 1)
     if (end - begin > most) & (first - begin < most) & (row != padding):
         _sum(g, order, begin, end, out, row, width, tl.program_id(1) * block + tl.arange(0, block), tokens, block)
-
-
-def summed_by_index(g: torch.Tensor, indices: torch.Tensor, count: int, padding: int) -> torch.Tensor:
-    """The sums (count, D) of those rows of g (..., D) that have the same of the indices (...), which are integers from
-    0 to count - 1. The row `padding` is 0."""
-    width = g.shape[-1]
-    rows, order = torch.sort(indices.reshape(-1), stable=True)
-    starts = torch.searchsorted(rows, torch.arange(count + 1, device=rows.device, dtype=rows.dtype), out_int32=True)
-    out = g.new_empty((count, width))
-    g = g.contiguous()
-    block = min(4096, triton.next_power_of_2(width))
-    with torch.cuda.device_of(g):
-        _each_row[(count, triton.cdiv(width, block))](
-            g, order, starts, out, width, padding, most=MOST, tokens=4, block=block, num_warps=4
-        )
-        block = min(32, block)
-        _long_rows[(triton.cdiv(rows.numel(), MOST), triton.cdiv(width, block))](
-            g, order, rows, starts, out, width, padding, most=MOST, tokens=256, block=block, num_warps=4
-        )
-    return out

@@ -10,6 +10,8 @@ import torch
 
 from thunder.core.proxies import TensorProxy
 from thunder.core.utils import has_triton
+from thunder.executors.handwritten import Handwritten, Settings, ceil_div, power_of_2
+from thunder.executors.triton_kernels.variants import interpreting
 from thunder.extend import OperatorExecutor, register_executor
 from thunder.ops.families.float8 import largest, quantize
 from thunder.ops.torch_types import to_torch_dtype
@@ -19,23 +21,83 @@ def _takes(x: TensorProxy, *rest) -> bool:
     return has_triton() and x.device.type == "cuda" and 0 not in x.shape and all(isinstance(n, int) for n in x.shape)
 
 
-def _quantize(x: torch.Tensor, amax: torch.Tensor | None, to, transposed: bool) -> tuple[torch.Tensor, ...]:
-    from thunder.executors.float8_kernels import by_rows, whole
+HEIGHT, WIDTH = 64, 128  # of a tile that is written, by 4 warps: a line of the cache, and half of one in the transpose
+SEEN = 16, 512  # of a tile whose largest number is looked for, by 8 warps
+PROGRAMS = 512  # that look for it, at most
+COLUMNS, ROWS = 32, 128  # that a program scales, and sees at a time
+_largest, _write_both, _write_each_row, _write_each_column = (
+    Handwritten("float8_kernels.py", name) for name in ("_largest_of", "_write", "_write_rows", "_write_columns")
+)
 
-    return (
-        by_rows(x, to_torch_dtype(to), transposed) if amax is None else whole(x, amax, to_torch_dtype(to), transposed)
+
+def _of_type(to: torch.dtype) -> tuple:
+    """What kernels are told of a float8 type."""
+    name, digits = {torch.float8_e4m3fn: ("tl.float8e4nv", 3), torch.float8_e5m2: ("tl.float8e5", 2)}[to]
+    return torch.finfo(to).max, name, digits if interpreting() else 0
+
+
+def largest_of(x: torch.Tensor) -> torch.Tensor:
+    """The largest absolute value of a matrix of any strides: float32 ()."""
+    m, k = x.shape
+    amax = x.new_zeros((), dtype=torch.float32)
+
+    def settings() -> Settings:
+        tiles = ceil_div(m, SEEN[0]) * ceil_div(k, SEEN[1])
+        programs = min(PROGRAMS, tiles)
+        return (programs,), (m, k, *x.stride(), ceil_div(tiles, programs), *SEEN), 8
+
+    _largest((m, k, x.stride(), x.dtype), (x, amax), settings)
+    return amax
+
+
+def whole(x: torch.Tensor, amax: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
+    """A matrix (m, k) of any strides with one scale, by its largest absolute value: float8 (m, k), scale (), and with
+    `transposed` float8 (k, m)."""
+    # Triton 3.6 turns such a tile as single bytes, and on an H200 some were wrong
+    if transposed and x.element_size() > 2:
+        return (*whole(x, amax, to, False), whole(x.t(), amax, to, False)[0])
+    m, k = x.shape
+    q, scale = x.new_empty((m, k), dtype=to), x.new_empty((), dtype=torch.float32)
+    columns = x.new_empty((k, m), dtype=to) if transposed else q  # which is not written to then
+
+    def settings() -> Settings:
+        return (
+            (ceil_div(m, HEIGHT) * ceil_div(k, WIDTH),),
+            (m, k, *x.stride(), *_of_type(to), transposed, HEIGHT, WIDTH),
+            4,
+        )
+
+    _write_both((m, k, x.stride(), x.dtype, to, transposed), (x, amax, q, columns, scale), settings)
+    return (q, scale, columns) if transposed else (q, scale)
+
+
+def by_rows(x: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
+    """A matrix (m, k) of any strides with a scale for each row: float8 (m, k), scales (m, 1), and with `transposed` the
+    same of its transpose: (k, m), (k, 1)."""
+    m, k = x.shape
+    strides = x.stride()
+    key = m, k, strides, x.dtype, to
+    q, scale = x.new_empty((m, k), dtype=to), x.new_empty((m, 1), dtype=torch.float32)
+    _write_each_row(key, (x, q, scale), lambda: ((m,), (k, *strides, *_of_type(to), min(4096, power_of_2(k))), 8))
+    if not transposed:
+        return q, scale
+    columns, columns_scale = x.new_empty((k, m), dtype=to), x.new_empty((k, 1), dtype=torch.float32)
+    _write_each_column(
+        key,
+        (x, columns, columns_scale),
+        lambda: ((ceil_div(k, COLUMNS),), (m, k, *strides, *_of_type(to), COLUMNS, ROWS), 8),
     )
+    return q, scale, columns, columns_scale
 
 
-def _find_largest(x: torch.Tensor) -> torch.Tensor:
-    from thunder.executors.float8_kernels import largest_of
-
-    return largest_of(x)
+def _quantize(x: torch.Tensor, amax: torch.Tensor | None, to, transposed: bool) -> tuple[torch.Tensor, ...]:
+    given = x, to_torch_dtype(to), transposed
+    return by_rows(*given) if amax is None else whole(x, amax, *given[1:])
 
 
 float8_ex = OperatorExecutor("float8")
 float8_ex.capturable = True
-for _symbol, _function in ((quantize, _quantize), (largest, _find_largest)):
-    _operation = float8_ex.register_operator(f"{_function.__name__[1:]}_float8", meta=_symbol.meta, fn=_function)
+for _symbol, _name, _function in ((quantize, "quantize", _quantize), (largest, "find_largest", largest_of)):
+    _operation = float8_ex.register_operator(f"{_name}_float8", meta=_symbol.meta, fn=_function)
     float8_ex.register_implementation(_symbol, _operation, checker=_takes)
 register_executor(float8_ex)

@@ -1,22 +1,12 @@
-"""The Triton kernels of the float8 executor; a file of its own, since Triton reads its environment when a kernel is
-decorated.
+"""The Triton kernels of the float8 executor. The file is text for `handwritten.py`, and not imported.
 
 Kernels compute maxima on the bits of absolute values, in whose order NaN is the largest. So a scale is NaN if one of
 its elements is NaN, and so are its products. A tensor of zeros has the scale of the smallest representable maximum.
 """
 
-from __future__ import annotations
-
-import torch
 import triton
 import triton.language as tl
 
-from thunder.executors.repeated_launch import RepeatedLaunch
-
-HEIGHT, WIDTH = 64, 128  # of a tile that is written, by 4 warps: a line of the cache, and half of one in the transpose
-SEEN = 16, 512  # of a tile whose largest number is looked for, by 8 warps
-PROGRAMS = 512  # that look for it, at most
-COLUMNS, ROWS = 32, 128  # that a program scales, and sees at a time
 SMALLEST = tl.constexpr(0x2B8CBCCC)  # the bits of 1e-12
 
 
@@ -89,50 +79,6 @@ def _write(
         )
 
 
-_find_largest, _write_both = RepeatedLaunch(_largest_of), RepeatedLaunch(_write)
-
-
-def _of_type(to: torch.dtype) -> tuple:
-    """What kernels are told of a float8 type."""
-    name, digits = {torch.float8_e4m3fn: (tl.float8e4nv, 3), torch.float8_e5m2: (tl.float8e5, 2)}[to]
-    return torch.finfo(to).max, name, digits if triton.knobs.runtime.interpret else 0
-
-
-def largest_of(x: torch.Tensor) -> torch.Tensor:
-    """The largest absolute value of a matrix of any strides: float32 ()."""
-    m, k = x.shape
-    amax = x.new_zeros((), dtype=torch.float32)
-
-    def settings() -> tuple[int, tuple, int]:
-        tiles = triton.cdiv(m, SEEN[0]) * triton.cdiv(k, SEEN[1])
-        programs = min(PROGRAMS, tiles)
-        return programs, (m, k, *x.stride(), triton.cdiv(tiles, programs), *SEEN), 8
-
-    _find_largest((m, k, x.stride(), x.dtype), (x, amax), settings)
-    return amax
-
-
-def whole(x: torch.Tensor, amax: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
-    """A matrix (m, k) of any strides with one scale, by its largest absolute value: float8 (m, k), scale (), and with
-    `transposed` float8 (k, m)."""
-    # Triton 3.6 turns such a tile as single bytes, and on an H200 some were wrong
-    if transposed and x.element_size() > 2:
-        return (*whole(x, amax, to, False), whole(x.t(), amax, to, False)[0])
-    m, k = x.shape
-    q, scale = x.new_empty((m, k), dtype=to), x.new_empty((), dtype=torch.float32)
-    columns = x.new_empty((k, m), dtype=to) if transposed else q  # which is not written to then
-
-    def settings() -> tuple[int, tuple, int]:
-        return (
-            triton.cdiv(m, HEIGHT) * triton.cdiv(k, WIDTH),
-            (m, k, *x.stride(), *_of_type(to), transposed, HEIGHT, WIDTH),
-            4,
-        )
-
-    _write_both((m, k, x.stride(), x.dtype, to, transposed), (x, amax, q, columns, scale), settings)
-    return (q, scale, columns) if transposed else (q, scale)
-
-
 @triton.jit
 def _write_rows(
     x,
@@ -195,27 +141,3 @@ def _write_columns(
         tl.store(
             columns + column[:, None] * m + row[None, :], tl.trans(a), mask=(column[:, None] < k) & (row[None, :] < m)
         )
-
-
-_write_each_row, _write_each_column = RepeatedLaunch(_write_rows), RepeatedLaunch(_write_columns)
-
-
-def by_rows(x: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
-    """A matrix (m, k) of any strides with a scale for each row: float8 (m, k), scales (m, 1), and with `transposed` the
-    same of its transpose: (k, m), (k, 1)."""
-    m, k = x.shape
-    strides = x.stride()
-    key = m, k, strides, x.dtype, to
-    q, scale = x.new_empty((m, k), dtype=to), x.new_empty((m, 1), dtype=torch.float32)
-    _write_each_row(
-        key, (x, q, scale), lambda: (m, (k, *strides, *_of_type(to), min(4096, triton.next_power_of_2(k))), 8)
-    )
-    if not transposed:
-        return q, scale
-    columns, columns_scale = x.new_empty((k, m), dtype=to), x.new_empty((k, 1), dtype=torch.float32)
-    _write_each_column(
-        key,
-        (x, columns, columns_scale),
-        lambda: (triton.cdiv(k, COLUMNS), (m, k, *strides, *_of_type(to), COLUMNS, ROWS), 8),
-    )
-    return q, scale, columns, columns_scale

@@ -20,8 +20,6 @@ weights nor label smoothing, and not float16, whose gradients would be computed 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -33,6 +31,7 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
+from thunder.executors.handwritten import Handwritten, power_of_2
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
 from thunder.ops.backward import times_cotangent
@@ -94,8 +93,8 @@ def _over_rows(logits, target, keep, scale, losses, gradient: bool) -> None:
         if low < 0 or high >= logits.shape[1]:
             raise IndexError(f"Target {int(low if low < 0 else high)} is out of bounds.")
     chosen = logits.gather(1, index[:, None])[:, 0]  # PyTorch refuses an index that is out of bounds
-    if losses.dtype is torch.float32 and (run := _kernel(logits.device.type)) is not None:
-        run(logits, index, keep, chosen, scale, losses, gradient)
+    if losses.dtype is torch.float32 and logits.device.type == "cuda" and has_triton():
+        over_rows(logits, index, keep, chosen, scale, losses, gradient)
         return
     wide = logits.to(losses.dtype)
     sums = torch.logsumexp(wide, 1)
@@ -108,14 +107,21 @@ def _over_rows(logits, target, keep, scale, losses, gradient: bool) -> None:
             logits.copy_(slope)
 
 
-@functools.cache
-def _kernel(kind: str) -> Callable | None:
-    """The pass over rows as a Triton kernel, for a kind of device; None where Triton is not used."""
-    if not has_triton():
-        return None
-    from thunder.executors import linear_cross_entropy_kernel as kernels
+_kernel = Handwritten("linear_cross_entropy_kernel.py", "_over_rows")
 
-    return kernels.over_rows if kind == "cuda" else None
+
+def over_rows(
+    logits: torch.Tensor, target: torch.Tensor, keep: torch.Tensor, chosen: torch.Tensor, scale: torch.Tensor,
+    losses: torch.Tensor, gradient: bool,
+) -> None:  # fmt: skip
+    """Losses (N,) in float32 of logits (N, C), rows of which lie together; with `gradient` their gradients, times
+    `scale` (), over the logits. Rows not kept are 0."""
+    rows, classes = logits.shape
+    if rows:
+        block, stride = min(2048, power_of_2(classes)), logits.stride(0)
+        tensors = logits, target, keep, chosen, scale, losses
+        settings = (rows,), (classes, stride, gradient, block), 8 if block == 2048 else 4
+        _kernel((rows, classes, stride, gradient, *(t.dtype for t in tensors)), tensors, lambda: settings)
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,5 @@
-"""The Triton kernels of the linear_cross_entropy executor; a file of its own, since Triton reads its environment when a
-kernel is decorated."""
+"""The Triton kernels of the linear_cross_entropy executor. The file is text for `handwritten.py`, and not imported."""
 
-from __future__ import annotations
-
-import torch
 import triton
 import triton.language as tl
 
@@ -46,33 +42,3 @@ def _over_rows(
             z = tl.load(logits + column, mask=column < classes, other=0.0).to(tl.float32)
             slope = tl.exp(z - lse) - tl.where(column == index, 1.0, 0.0)
             tl.store(logits + column, tl.where(kept, slope * factor, 0.0), mask=column < classes)
-
-
-def over_rows(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    keep: torch.Tensor,
-    chosen: torch.Tensor,
-    scale: torch.Tensor,
-    losses: torch.Tensor,
-    gradient: bool,
-) -> None:
-    """Losses (N,) in float32 of logits (N, C), rows of which lie together; with `gradient` their gradients, times
-    `scale` (), over the logits. Rows not kept are 0."""
-    rows, classes = logits.shape
-    block = min(2048, triton.next_power_of_2(classes))
-    if rows:
-        with torch.cuda.device_of(logits):
-            _over_rows[(rows,)](
-                logits,
-                target,
-                keep,
-                chosen,
-                scale,
-                losses,
-                classes,
-                logits.stride(0),
-                gradient=gradient,
-                block=block,
-                num_warps=8 if block == 2048 else 4,
-            )

@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-import shutil
-import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 
+from thunder import compat
 from thunder.analysis.flow import positions
 from thunder.core.devices import Device
 from thunder.core.dtypes import bfloat16, float16, float32
@@ -33,11 +31,12 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
-from thunder.executors.repeated_launch import ALIGNMENT
+from thunder.executors.handwritten import Handwritten, Settings, ceil_div, power_of_2
+from thunder.executors.triton_kernels.variants import ALIGNMENT
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
-from thunder.ops.torch_types import to_torch_device
-from thunder.options import C_COMPILER, compile_option
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
+from thunder.options import compile_option
 
 ROWS = 16  # at most
 TOGETHER = 3  # weights that one launch reads, at most
@@ -49,20 +48,74 @@ MATVEC_ROWS = compile_option(
 )  # fmt: skip
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+_row, _rows = Handwritten("matvec_kernel.py", "_one_row"), Handwritten("matvec_kernel.py", "_some_rows")
+
+
+def few_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x (..., K), at most 16 rows, times the transpose of a weight (N, K), plus a bias (N,): (..., N) in the dtype of
+    all."""
     if not weight.is_contiguous():
         return F.linear(x, weight, bias)
-    from thunder.executors.matvec_kernel import few_rows
+    n, k = weight.shape
+    m, biased = x.numel() // k, bias is not None
+    if m == 1:
+        return _of_row(x, (weight,), bias)
+    x = x.contiguous()
+    out = x.new_empty((*x.shape[:-1], n))
+    tensors = x, weight, out if bias is None else bias, out
+    _rows((m, n, k, x.dtype, biased), tensors, lambda: _settings_of_rows(m, n, k, biased))
+    return out
 
-    return few_rows(x, weight, bias)
 
-
-def _linears(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def linears_of_row(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """x (..., K), one row, times the transposes of weights (N1, K), (N2, K), (N3, K) of even N."""
     if not all([w.is_contiguous() for w in weights]):
         return tuple(F.linear(x, w) for w in weights)
-    from thunder.executors.matvec_kernel import one_row
+    return _of_row(x, weights).split_with_sizes([w.shape[0] for w in weights], -1)  # no function of Python, as `split`
 
-    return one_row(x, weights).split_with_sizes([w.shape[0] for w in weights], -1)  # no function of Python, as `split`
+
+def _of_row(x: torch.Tensor, weights: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> torch.Tensor:
+    """(..., N1 + N2 + N3), of dense weights, plus a bias."""
+    sizes = tuple([w.shape[0] for w in weights])
+    k, biased = x.shape[-1], bias is not None
+    x = x if x.is_contiguous() else x.contiguous()
+    out = _empty_row(x, sum(sizes))
+    tensors = x, *weights, *[weights[0]] * (TOGETHER - len(weights)), out if bias is None else bias, out
+    _row((sizes, k, x.dtype, biased), tensors, lambda: _settings_of_row(sizes, k, biased))
+    return out
+
+
+def _empty_row(x: torch.Tensor, n: int) -> torch.Tensor:
+    """For n columns of the result of a dense row x."""
+    shape = *x.shape[:-1], n
+    if x.device.type != "cuda" or x.get_device() != compat.current_device():
+        return x.new_empty(shape)
+    return compat.empty_strided_cuda(shape, (*[n] * (len(shape) - 1), 1), x.dtype)
+
+
+def _settings_of_row(sizes: tuple[int, ...], k: int, biased: bool) -> Settings:
+    n = sum(sizes)
+    columns, inner, warps, _ = _blocks(1, n, k)
+    known = len(sizes), biased, n % columns == 0 and k % inner == 0
+    return (ceil_div(n, columns),), (sizes[0], sum(sizes[:2]), n, k, *known, columns, inner), warps
+
+
+def _settings_of_rows(m: int, n: int, k: int, biased: bool) -> Settings:
+    columns, inner, warps, stages = _blocks(m, n, k)
+    known = biased, n % columns == 0 and k % inner == 0
+    return (ceil_div(n, columns),), (m, n, k, *known, ROWS, columns, inner, stages), warps
+
+
+def _blocks(m: int, n: int, k: int) -> tuple[int, int, int, int]:
+    """(columns of a program, elements of a row at a time, warps, stages), as measured on an H200 for bfloat16 weights
+    of 8 to 250 MiB."""
+    if m > 1:
+        return 32 if 8192 <= n < 16384 else 64, 128, 4, 5
+    if k <= 4096:
+        inner = power_of_2(k)
+        return 1, inner, max(1, inner // 512), 1
+    inner = max(1024, power_of_2(ceil_div(k, 32)))  # the loop is unrolled at most 32 times
+    return 2, inner, min(16, inner // 256), 1
 
 
 class MatvecExecutor(OperatorExecutor):
@@ -74,12 +127,12 @@ class MatvecExecutor(OperatorExecutor):
         super().__init__(name, **options)
         self.rows, self.usable = rows, usable
         self.few_rows_linear = self.register_operator(
-            "few_rows_linear", like=lambda x, weight, bias=None: LTORCH["linear"](x, weight, bias), fn=_linear,
+            "few_rows_linear", like=lambda x, weight, bias=None: LTORCH["linear"](x, weight, bias), fn=few_rows,
             tags=(OpTags.MATMUL_OP,)
         )  # fmt: skip
         self.linears_of_a_row = self.register_operator(
-            "linears_of_a_row", like=lambda x, *weights: tuple(LTORCH["linear"](x, w) for w in weights), fn=_linears,
-            tags=(OpTags.MATMUL_OP,)
+            "linears_of_a_row", like=lambda x, *weights: tuple(LTORCH["linear"](x, w) for w in weights),
+            fn=linears_of_row, tags=(OpTags.MATMUL_OP,),
         )  # fmt: skip
         self.register_implementation(LTORCH["linear"], self.few_rows_linear, checker=self._checker)
 
@@ -121,6 +174,22 @@ class MatvecExecutor(OperatorExecutor):
 
         return rewrite(trace, rule)
 
+    def expect(self, trace: Trace) -> None:
+        for b in trace.bound_symbols:
+            if b.sym.executor is self:
+                weights = [a for a in b.args[1:] if isinstance(a, TensorProxy)]
+                self._start(b.args[0], weights, b.sym.name == "linears_of_a_row")
+
+    def _start(self, x: TensorProxy, weights: list[TensorProxy], together: bool) -> None:
+        """Compiles the kernel of an operation in the background."""
+        dtype, device, k = to_torch_dtype(x.dtype), to_torch_device(x.device), int(x.shape[-1])
+        m, biased = math.prod(x.shape[:-1]), not together and len(weights) > 1
+        sizes = tuple(w.shape[0] for w in (weights if together else weights[:1]))
+        if m == 1:
+            _row.start([dtype] * (TOGETHER + 3), _settings_of_row(sizes, k, biased), device)
+        else:
+            _rows.start([dtype] * 4, _settings_of_rows(m, sizes[0], k, biased), device)
+
     def _joins(self, x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
         return (
             bias is None
@@ -130,11 +199,7 @@ class MatvecExecutor(OperatorExecutor):
         )
 
     def unavailable(self) -> str | None:
-        return (
-            None
-            if _can_launch()
-            else "it needs the package triton, and what Triton launches kernels with: a C compiler and Python's headers"
-        )
+        return None if has_triton() else "it needs the package triton: install it"
 
     def _checker(self, x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
         if (
@@ -154,20 +219,10 @@ class MatvecExecutor(OperatorExecutor):
 
 
 @functools.cache
-def _can_launch() -> bool:
-    compiler = C_COMPILER.value or shutil.which("gcc") or shutil.which("clang")
-    return (
-        has_triton()
-        and compiler is not None
-        and os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
-    )
-
-
-@functools.cache
 def _usable(device: Device) -> bool:
     """Whether a GPU has as much shared memory as the measured ones: A100, H100 and later ones."""
     return (
-        _can_launch()
+        has_triton()
         and torch.cuda.get_device_properties(to_torch_device(device)).shared_memory_per_block_optin >= 1 << 17
     )
 
@@ -184,4 +239,4 @@ def _made(rows: int, usable: Callable[[Device], bool]) -> MatvecExecutor:
 
 matvec_ex = _made(1, _usable)
 register_executor(matvec_ex)
-add_default_executor_of_gpus(matvec_ex, here=torch.version.cuda is not None and _can_launch())
+add_default_executor_of_gpus(matvec_ex, here=torch.version.cuda is not None and has_triton())

@@ -1,16 +1,7 @@
-"""The Triton kernels of the matvec executor; a file of its own, since Triton reads its environment when a kernel is
-decorated."""
+"""The Triton kernels of the matvec executor. The file is text for `handwritten.py`, and not imported."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-import torch
 import triton
 import triton.language as tl
-
-from thunder import compat
-from thunder.executors.repeated_launch import RepeatedLaunch
 
 
 @triton.jit
@@ -93,64 +84,3 @@ def _some_rows(
     if biased:
         total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     tl.store(out + m[None, :] * N + n[:, None], total, mask=(m[None, :] < M) & (n[:, None] < N))
-
-
-_row, _rows = RepeatedLaunch(_one_row), RepeatedLaunch(_some_rows)
-
-
-def few_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x (..., K), at most 16 rows, times the transpose of a dense weight (N, K), plus a bias (N,): (..., N) in the
-    dtype of all."""
-    n, k = weight.shape
-    m = x.numel() // k
-    if m == 1:
-        return one_row(x, (weight,), bias)
-    x = x.contiguous()
-    out = x.new_empty((*x.shape[:-1], n))
-
-    def settings() -> tuple[int, tuple, int]:
-        columns, inner, warps, stages = _blocks(m, n, k)
-        known = bias is not None, n % columns == 0 and k % inner == 0
-        return triton.cdiv(n, columns), (m, n, k, *known, 16, columns, inner, stages), warps
-
-    _rows((m, n, k, x.dtype, bias is not None), (x, weight, out if bias is None else bias, out), settings)
-    return out
-
-
-def one_row(x: torch.Tensor, weights: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x (..., K), one row, times the transposes of dense weights (N1, K), (N2, K), (N3, K), of even N where there are
-    several, plus a bias: (..., N1 + N2 + N3) in the dtype of all."""
-    sizes = tuple([w.shape[0] for w in weights])
-    n, k = sum(sizes), x.shape[-1]
-    x = x if x.is_contiguous() else x.contiguous()
-    out = _empty_row(x, n)
-
-    def settings() -> tuple[int, tuple, int]:
-        columns, inner, warps, _ = _blocks(1, n, k)
-        starts = sizes[0], sum(sizes[:2])
-        known = len(sizes), bias is not None, n % columns == 0 and k % inner == 0
-        return triton.cdiv(n, columns), (*starts, n, k, *known, columns, inner), warps
-
-    given = x, *weights, *[weights[0]] * (3 - len(weights)), out if bias is None else bias, out
-    _row((sizes, k, x.dtype, bias is not None), given, settings)
-    return out
-
-
-def _empty_row(x: torch.Tensor, n: int) -> torch.Tensor:
-    """For n columns of the result of a dense row x."""
-    shape = *x.shape[:-1], n
-    if x.device.type != "cuda" or x.get_device() != compat.current_device():
-        return x.new_empty(shape)
-    return compat.empty_strided_cuda(shape, (*[n] * (len(shape) - 1), 1), x.dtype)
-
-
-def _blocks(m: int, n: int, k: int) -> tuple[int, int, int, int]:
-    """(columns of a program, elements of a row at a time, warps, stages), as measured on an H200 for bfloat16 weights
-    of 8 to 250 MiB."""
-    if m > 1:
-        return 32 if 8192 <= n < 16384 else 64, 128, 4, 5
-    if k <= 4096:
-        inner = triton.next_power_of_2(k)
-        return 1, inner, max(1, inner // 512), 1
-    inner = max(1024, triton.next_power_of_2(triton.cdiv(k, 32)))  # the loop is unrolled at most 32 times
-    return 2, inner, min(16, inner // 256), 1

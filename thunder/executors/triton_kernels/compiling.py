@@ -10,13 +10,14 @@ from thunder.core.codegen import compile_source
 
 class Request(NamedTuple):
     """All that the machine code of a kernel depends on. arguments: for each one Triton's name of the type, and whether
-    it is a multiple of 16. capability: 90 for 9.0."""
+    it is a multiple of 16. capability: 90 for 9.0. constants: by the name of the argument; `tl.int8` is Triton's."""
 
     name: str
     text: str
     arguments: tuple[tuple[str, bool], ...]
     warps: int
     capability: int
+    constants: tuple[tuple[str, int | float | str], ...] = ()
 
     def compile(self) -> tuple[dict, bytes]:
         """The facts of a Binary but for its path, and the machine code."""
@@ -28,7 +29,9 @@ class Request(NamedTuple):
         function = compile_source(self.text, self.name, {"__name__": "kernels"})
         signature = {name: kind for name, (kind, _) in zip(function.arg_names, self.arguments, strict=True)}
         attributes = {(i,): [["tt.divisibility", 16]] for i, (_, aligned) in enumerate(self.arguments) if aligned}
-        source = ASTSource(function, signature, {}, attributes)
+        tl = triton.language
+        constants = {n: getattr(tl, v.removeprefix("tl.")) if type(v) is str else v for n, v in self.constants}
+        source = ASTSource(function, signature, constants, attributes)
         options = {"num_warps": self.warps, "enable_fp_fusion": True}
         if "tl.device_assert" in self.text:  # Triton leaves assertions out otherwise, and adds some of its own then
             options |= {"debug": True, "sanitize_overflow": False}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -37,10 +36,16 @@ from thunder.executors.triton_kernels.strides import (
 )
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.executors.triton_kernels.values import Program, Value, in_order, program_of
-from thunder.executors.triton_kernels.variants import ALIGNMENT, Compiled, Interpreted, Launch, function_text
+from thunder.executors.triton_kernels.variants import (
+    ALIGNMENT,
+    Compiled,
+    Interpreted,
+    Launch,
+    function_text,
+    interpreting,
+)
 from thunder.extend.fusion import TooLarge
 from thunder.ops.layout import padded_strides, run_line
-from thunder.options import TRITON_INTERPRET
 
 GUESSES = 2  # of how an input's strides follow from sizes, before they are numbers that kernels are given
 PLANNED = 132, 228 << 10  # multiprocessors of an H100 or H200, and bytes of shared memory that each has
@@ -49,13 +54,6 @@ PLANNED = 132, 228 << 10  # multiprocessors of an H100 or H200, and bytes of sha
 def _facts(device: torch.device) -> tuple[int, int]:
     found = torch.cuda.get_device_properties(device)
     return found.multi_processor_count, found.shared_memory_per_multiprocessor
-
-
-def interpreting() -> bool:
-    """Whether Triton's interpreter runs kernels, on tensors of any device."""
-    # importing Triton takes as long as compiling a kernel; a thread may be half way through it
-    runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)
-    return bool(runtime.interpret) if runtime is not None else TRITON_INTERPRET.value
 
 
 class FusedRegion(ByStrides):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,8 +21,16 @@ from thunder.executors.triton_kernels.sizes import at_least, text, tuple_text
 from thunder.executors.triton_kernels.source import HEADER, Source
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.ops.torch_types import to_torch_dtype
+from thunder.options import TRITON_INTERPRET
 
 ALIGNMENT = 16  # bytes; what the caching allocator gives is, what a view begins at may not be
+
+
+def interpreting() -> bool:
+    """Whether Triton's interpreter runs kernels, on tensors of any device."""
+    # importing Triton takes as long as compiling a kernel; a thread may be half way through it
+    runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)
+    return bool(runtime.interpret) if runtime is not None else TRITON_INTERPRET.value
 
 
 def function_text(name: str, parameters: Sequence[str], lines: Sequence[str]) -> str:
@@ -187,7 +196,7 @@ class Compiled(Variant):
                     s.name,
                     text,
                     (
-                        *((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers),
+                        *((f"*{POINTERS[self.types[b]]}", begins.get(b, True)) for b in s.buffers),
                         *(("fp64" if isinstance(n, Scalar) else self.number, False) for n in s.sizes),
                     ),
                     s.warps,
@@ -263,9 +272,10 @@ class Compiled(Variant):
 
 
 # Triton's names
-_TYPES = {
+POINTERS = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
     torch.bool: "i1", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
+    torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
 }  # fmt: skip
 
 
