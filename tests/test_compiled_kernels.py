@@ -126,6 +126,40 @@ print(open(made.path, "rb").read(4))
     assert found.stdout == "b'\\x7fELF'\n", found.stderr
 
 
+def test_processes_wait_for_kernels_end_and_are_replaced(directory, monkeypatch):
+    """One that has ended while nothing was compiled is no failure; one that ends each time is, in words."""
+    made = []
+
+    class Process:
+        def __init__(self, dies):
+            self.dies, self.asked = dies, 0
+            made.append(self)
+
+        def run(self, request):
+            self.asked += 1
+            if self.asked == self.dies:
+                raise binary.Died(-9)
+            return {"name": request.name, "shared": 0, "scratch": 0}, b"code"
+
+    monkeypatch.setattr(binary, "_waiting", binary.queue.LifoQueue())
+    monkeypatch.setattr(binary, "_new_process", lambda: Process(dies=2))
+    for number in range(4):
+        facts, code = binary._compile(binary.Request(f"kernel{number}", "", (), 4, 90))
+        assert (facts["name"], code) == (f"kernel{number}", b"code")
+    assert [p.asked for p in made] == [2, 2, 2, 1]
+    monkeypatch.setattr(binary, "_new_process", lambda: Process(dies=1))
+    made[-1].dies = 2
+    with pytest.raises(RuntimeError, match="compiles the kernel k has ended with -9"):
+        binary._compile(binary.Request("k", "", (), 4, 90))
+
+    def none_left():
+        raise BlockingIOError("too many processes")
+
+    monkeypatch.setattr(binary, "_new_process", none_left)
+    monkeypatch.setattr(binary.Request, "compile", lambda self: ("here", self.name))
+    assert binary._compile(binary.Request("k", "", (), 4, 90)) == ("here", "k")
+
+
 def test_handwritten_kernels_compile(directory):
     """Each for a device, as its executor asks for it; Triton is imported by the processes that compile alone."""
     text = """

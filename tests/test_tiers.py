@@ -22,7 +22,7 @@ from thunder.errors import OptionError
 from thunder.executors import inductor
 from thunder.extend.fusion import FusionExecutor, fusible
 from thunder.ops.layout import run_line
-from thunder.runtime import background
+from thunder.runtime import background, processes
 
 ROOT = str(Path(thunder.__file__).parent.parent)
 WAIT = 300  # seconds, after which something hangs
@@ -394,3 +394,21 @@ def test_a_compiler_that_dies_is_an_error_and_started_again(tmp_path, monkeypatc
         background._BACKGROUND.end()
     with pytest.raises(background.Ended):
         background.elsewhere(Fine())
+
+
+def test_a_process_that_waits_for_long_ends(tmp_path, monkeypatch):
+    (tmp_path / "answering_jobs.py").write_text("class Answers:\n def compile(self): return 42\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from answering_jobs import Answers  # type: ignore[import-not-found]
+
+    process = processes.CompilerProcess(0.2, ("answering_jobs",))
+    try:
+        assert process.run(Answers()) == 42
+        limit = time.monotonic() + WAIT
+        while process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.05)
+        with pytest.raises(processes.Died, match="0"):
+            process.run(Answers())
+    finally:
+        process.kill()
+        process.close()

@@ -1,12 +1,13 @@
-"""The process that compiles for another one: `python -m thunder.runtime.compiler_process [seconds]`.
+"""The process that compiles for another one: `python -m thunder.runtime.compiler_process seconds [module ...]`.
 
 It reads pickled jobs from its standard input, calls `job.compile()`, and writes the result, pickled, and the words of
 what was raised or None, to its standard output. It ends, with all that it has started, when its input does, and after
-so many seconds without a job.
+so many seconds without a job, if any. Modules are imported before the first job comes.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import queue
@@ -34,7 +35,9 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
     waiting: queue.Queue[Any] = queue.Queue()
     threading.Thread(target=_read, args=(jobs, waiting), daemon=True).start()
-    idle = float(sys.argv[1]) if len(sys.argv) > 1 else None
+    idle = float(sys.argv[1]) or None
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
     while True:
         result = failure = None
         try:
@@ -43,7 +46,7 @@ def main() -> None:
                 raise job
             result = job.compile()
         except queue.Empty:
-            return
+            os._exit(0)  # the thread that reads holds what an orderly end would wait for
         except Exception as error:  # noqa: BLE001  the other process says so
             failure = f"{type(error).__name__}: {error}"
         pickle.dump((result, failure), answers)

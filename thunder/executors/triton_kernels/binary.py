@@ -6,9 +6,11 @@ other."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
+import queue
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -55,15 +57,36 @@ def binary_of(request: Request) -> Future[Binary]:
 
 
 @functools.cache
+def start_processes() -> None:
+    """Starts them, once in a program: they take half a second to import Triton, in which a program is captured."""
+    for _ in range(_count()):
+        _pool().submit(_start)
+
+
+def _start() -> None:
+    with contextlib.suppress(OSError):
+        _waiting.put(_new_process())
+
+
+def _new_process() -> CompilerProcess:
+    return CompilerProcess(IDLE, ("triton.compiler", "thunder.executors.triton_kernels.compiling"))
+
+
+def _count() -> int:
+    return min(PROCESSES, os.cpu_count() or 1)
+
+
+@functools.cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(PROCESSES, os.cpu_count() or 1), thread_name_prefix="thunder_compile")
+    return ThreadPoolExecutor(_count(), thread_name_prefix="thunder_compile")
 
 
 def _after_fork() -> None:
     """A child has none of its parent's threads."""
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _waiting
+    _lock, _waiting = threading.Lock(), queue.LifoQueue()
     _pool.cache_clear()
+    start_processes.cache_clear()
     for request in [r for r, made in _requested.items() if not made.done()]:
         del _requested[request]
 
@@ -83,25 +106,28 @@ def _binary(request: Request) -> Binary:
 
 
 def _compile(request: Request) -> tuple[dict, bytes]:
-    """In the process of this thread of the pool, which may have ended since it was asked last."""
-    known = getattr(_own, "process", None)
-    if known is not None:
+    """In a process that waits, which may have ended since it compiled last, or in a new one."""
+    while True:
         try:
-            return known.run(request)
-        except Died:
-            pass
-    try:
-        _own.process = CompilerProcess(IDLE)
-    except OSError:  # the machine gives this one no more processes
-        return request.compile()
-    try:
-        return _own.process.run(request)
-    except Died as error:
-        _own.process = None
-        raise RuntimeError(f"the process that compiles the kernel {request.name} has ended with {error}") from None
+            process, is_new = _waiting.get_nowait(), False
+        except queue.Empty:
+            try:
+                process, is_new = _new_process(), True
+            except OSError:  # the machine gives this one no more processes
+                return request.compile()
+        try:
+            return process.run(request)
+        except Died as error:
+            process = None
+            if is_new:
+                what = f"the process that compiles the kernel {request.name}"
+                raise RuntimeError(f"{what} has ended with {error}") from None
+        finally:
+            if process is not None:
+                _waiting.put(process)
 
 
-_own = threading.local()
+_waiting: queue.LifoQueue[CompilerProcess] = queue.LifoQueue()  # processes
 
 
 @functools.cache
