@@ -142,20 +142,20 @@ def test_processes_wait_for_kernels_end_and_are_replaced(directory, monkeypatch)
             return {"name": request.name, "shared": 0, "scratch": 0}, b"code"
 
     monkeypatch.setattr(binary, "_waiting", binary.queue.LifoQueue())
-    monkeypatch.setattr(binary, "_new_process", lambda: Process(dies=2))
+    monkeypatch.setattr(binary, "CompilerProcess", lambda idle: Process(dies=2))
     for number in range(4):
         facts, code = binary._compile(binary.Request(f"kernel{number}", "", (), 4, 90))
         assert (facts["name"], code) == (f"kernel{number}", b"code")
     assert [p.asked for p in made] == [2, 2, 2, 1]
-    monkeypatch.setattr(binary, "_new_process", lambda: Process(dies=1))
+    monkeypatch.setattr(binary, "CompilerProcess", lambda idle: Process(dies=1))
     made[-1].dies = 2
     with pytest.raises(RuntimeError, match="compiles the kernel k has ended with -9"):
         binary._compile(binary.Request("k", "", (), 4, 90))
 
-    def none_left():
+    def none_left(idle):
         raise BlockingIOError("too many processes")
 
-    monkeypatch.setattr(binary, "_new_process", none_left)
+    monkeypatch.setattr(binary, "CompilerProcess", none_left)
     monkeypatch.setattr(binary.Request, "compile", lambda self: ("here", self.name))
     assert binary._compile(binary.Request("k", "", (), 4, 90)) == ("here", "k")
 

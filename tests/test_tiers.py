@@ -401,7 +401,7 @@ def test_a_process_that_waits_for_long_ends(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     from answering_jobs import Answers  # type: ignore[import-not-found]
 
-    process = processes.CompilerProcess(0.2, ("answering_jobs",))
+    process = processes.CompilerProcess(0.2)
     try:
         assert process.run(Answers()) == 42
         limit = time.monotonic() + WAIT

@@ -77,8 +77,6 @@ class Compilation(NamedTuple):
         """changing: see `changing_numbers`."""
         stats, clock, options = self.stats, time.perf_counter_ns, self.options
         start = clock()
-        for executor in options.executors:
-            executor.prepare()
         if options.debug.show_interpreter_progress:
             print(f"Begin interpretation of {self.name}", file=sys.stderr)
         captured = self._capture(changing)

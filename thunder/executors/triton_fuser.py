@@ -20,7 +20,6 @@ from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, has_numbers
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, Names, OpTags
 from thunder.core.utils import has_triton
-from thunder.executors.triton_kernels.binary import start_processes
 from thunder.executors.triton_kernels.by_strides import KeptRegion
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.last_sums import without_last_sums
@@ -80,10 +79,6 @@ class TritonFuser(FusionExecutor):
         if not torch.cuda.is_available() and not interpreting():
             return "there is no GPU; TRITON_INTERPRET=1 lets Triton's interpreter run kernels on the CPU, slowly"
         return None
-
-    def prepare(self) -> None:
-        if torch.cuda.is_initialized() and not interpreting():
-            start_processes()
 
     def runs_on(self, kinds: set[str]) -> bool:
         return any(map(_runs_on, kinds))

@@ -140,9 +140,6 @@ class Executor:
         is."""
         return trace
 
-    def prepare(self) -> None:
-        """Told when the capture of a program begins."""
-
     def expect(self, trace: Trace) -> None:
         """Told of each program that was compiled with this executor, before it runs for the first time."""
 

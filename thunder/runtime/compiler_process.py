@@ -1,13 +1,12 @@
-"""The process that compiles for another one: `python -m thunder.runtime.compiler_process seconds [module ...]`.
+"""The process that compiles for another one: `python -m thunder.runtime.compiler_process seconds`.
 
 It reads pickled jobs from its standard input, calls `job.compile()`, and writes the result, pickled, and the words of
 what was raised or None, to its standard output. It ends, with all that it has started, when its input does, and after
-so many seconds without a job, if any. Modules are imported before the first job comes.
+so many seconds without a job, if any.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
 import queue
@@ -36,8 +35,6 @@ def main() -> None:
     waiting: queue.Queue[Any] = queue.Queue()
     threading.Thread(target=_read, args=(jobs, waiting), daemon=True).start()
     idle = float(sys.argv[1]) or None
-    for module in sys.argv[2:]:
-        importlib.import_module(module)
     while True:
         result = failure = None
         try:

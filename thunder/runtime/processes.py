@@ -26,11 +26,10 @@ class Died(Exception):
 class CompilerProcess:
     """Runs jobs one after the other, for one thread at a time."""
 
-    def __init__(self, idle: float | None = None, imports: tuple[str, ...] = ()):
-        """idle: seconds without a job after which it ends by itself. imports: what it imports before the first."""
-        arguments = [str(idle or 0), *imports]
+    def __init__(self, idle: float | None = None):
+        """idle: seconds without a job after which it ends by itself."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "thunder.runtime.compiler_process", *arguments],
+            [sys.executable, "-m", "thunder.runtime.compiler_process", str(idle or 0)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
             env=environment_of_children(),
         )  # fmt: skip

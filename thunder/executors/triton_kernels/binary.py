@@ -1,12 +1,10 @@
 """A kernel's machine code: known to this process, on the disk, or compiled by Triton in a pool of processes. Only the
 last needs Triton.
 
-Triton holds Python's lock for a third of the time that it compiles: threads would keep capture waiting, and each
-other."""
+Triton holds Python's lock for part of the time that it compiles: threads would keep capture waiting, and each other."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.metadata
 import os
@@ -57,28 +55,8 @@ def binary_of(request: Request) -> Future[Binary]:
 
 
 @functools.cache
-def start_processes() -> None:
-    """Starts them, once in a program: they take half a second to import Triton, in which a program is captured."""
-    for _ in range(_count()):
-        _pool().submit(_start)
-
-
-def _start() -> None:
-    with contextlib.suppress(OSError):
-        _waiting.put(_new_process())
-
-
-def _new_process() -> CompilerProcess:
-    return CompilerProcess(IDLE, ("triton.compiler", "thunder.executors.triton_kernels.compiling"))
-
-
-def _count() -> int:
-    return min(PROCESSES, os.cpu_count() or 1)
-
-
-@functools.cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_count(), thread_name_prefix="thunder_compile")
+    return ThreadPoolExecutor(min(PROCESSES, os.cpu_count() or 1), thread_name_prefix="thunder_compile")
 
 
 def _after_fork() -> None:
@@ -86,7 +64,6 @@ def _after_fork() -> None:
     global _lock, _waiting
     _lock, _waiting = threading.Lock(), queue.LifoQueue()
     _pool.cache_clear()
-    start_processes.cache_clear()
     for request in [r for r, made in _requested.items() if not made.done()]:
         del _requested[request]
 
@@ -112,7 +89,7 @@ def _compile(request: Request) -> tuple[dict, bytes]:
             process, is_new = _waiting.get_nowait(), False
         except queue.Empty:
             try:
-                process, is_new = _new_process(), True
+                process, is_new = CompilerProcess(IDLE), True
             except OSError:  # the machine gives this one no more processes
                 return request.compile()
         try:
