@@ -57,8 +57,9 @@ class Handwritten:
             self._known[key] = launch
 
     def start(self, dtypes: Sequence[torch.dtype], settings: Settings, device: torch.device) -> None:
-        """Compiles it in the background for tensors of these types."""
-        if not interpreting():
+        """Compiles it in the background for tensors of these types. Nothing where there is no GPU: a program that is
+        only looked at may be one for GPUs."""
+        if torch.cuda.is_available() and not interpreting():
             _, numbers, warps = settings
             binary_of(self._request(dtypes, [True] * len(dtypes), numbers, warps, device)[1])
 
