@@ -263,7 +263,10 @@ def lower_with_derivatives(
     forward = joint[:-1] + _expected(_run(joint[-1], steps[place:], lowering), lowering)
     cut = joint[-1].info.cut
     assert cut is not None, "the pass that gives the cut makes one"
-    info = cut.backward.info.replace(cut=cut, saved_as=forward[-1].output[1], padded=forward[-1].info.padded)
+    of_forward = forward[-1].info
+    info = cut.backward.info.replace(
+        cut=cut, saved_as=forward[-1].output[1], padded=of_forward.padded, disposable=of_forward.disposable
+    )
     start = cut.backward.replace(provenance=joint[-1].provenance, info=info)
     backward = _expected(_run(start, steps[place:], lowering), lowering)
     cut = next((t.info.cut for t in reversed(backward) if t.info.cut is not None), cut)
