@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from thunder.core.dtypes import FLOAT, float32
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, primitive
 from thunder.ops import backward
@@ -201,6 +202,22 @@ def gather_backward(g, dim, index, shape):
 @primitive(lambda g, dim, index, shape: like(g, tuple(shape)), tags=(OpTags.REDUCTION_OP,))
 def index_select_backward(g, dim, index, shape):
     return g.new_zeros(shape).index_add_(dim, index, g)
+
+
+@backward.index_backward.decomposed_by
+def _(g, shape, indices, distinct=False):
+    """The sum at the places of one index tensor, added up in float32 without the sort that gives PyTorch an order."""
+    places = [d for d, i in enumerate(indices) if i is not None]
+    if distinct or len(places) > 1 or g.dtype.category != FLOAT:
+        return None
+    (dim,) = places
+    index, rank = indices[dim], len(indices[dim].shape)
+    if rank != 1:
+        index, g = reshape(index, (-1,)), reshape(g, (*shape[:dim], -1, *shape[dim + 1 :]))
+    index = LTORCH["where"](index < 0, index + shape[dim], index)
+    if g.dtype.bytes >= 4:
+        return index_select_backward(g, dim, index, shape)
+    return LTORCH["to"](index_select_backward(LTORCH["to"](g, float32), dim, index, shape), g.dtype)
 
 
 @gather.vjp
