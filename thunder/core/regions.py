@@ -118,6 +118,8 @@ NEAR = 8
 FAR = 64  # bound on the groups that the search for a join looks back on
 MOST = 128  # bound on the operations of groups that join: a longer kernel takes too long to compile
 SMALL = 1 << 16  # elements; a kernel over fewer takes less time than its launch
+LARGE = 1 << 24  # bytes; a kernel that moves more gains by what it shares with another, if that is a part of
+SHARE = 1 / 8  # these bytes, and nothing by a common launch
 
 
 def convex_regions(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
@@ -228,6 +230,10 @@ def _tensors(operations: Sequence[BoundSymbol]) -> set[Any]:
     }
 
 
+def _bytes(value: Any) -> int:
+    return element_count(value) * value.dtype.bytes
+
+
 def _small_space(operations: Sequence[BoundSymbol]) -> set[Any]:
     """The element count and device that all results share, if the count is small. A CPU launches no kernels."""
     spaces = {
@@ -261,6 +267,12 @@ def _join_sharing(
     def reads(group: int, others: set[int]) -> bool:
         return not others.isdisjoint([_current(into, group_of[i]) for i in made_by[group]])
 
+    def gains(group: int, other: int) -> bool:
+        """Not where both are large, and share next to nothing: one would wait for the other with what it reads."""
+        moved = [_tensors([operations[i] for i in members[g]]) for g in (group, other)]
+        least = min(sum(map(_bytes, m)) for m in moved)
+        return least < LARGE or sum(map(_bytes, moved[0] & moved[1])) >= SHARE * least
+
     def is_near(group: int, other: int, between: Sequence[int]) -> bool:
         return (
             sum(unfused[g] for g in between) <= NEAR
@@ -283,7 +295,7 @@ def _join_sharing(
         keys = shared([operations[i] for i in own]) if taken[group] else ()
         for other in sorted({_current(into, latest[k]) for k in keys if k in latest}, reverse=True):
             at = place_of(other)
-            if at is None or not is_near(group, other, between := placed[at + 1 :]):
+            if at is None or not is_near(group, other, between := placed[at + 1 :]) or not gains(group, other):
                 continue
             consumers = consumers_of(other, between)
             if consumers and reads(group, consumers):

@@ -16,7 +16,8 @@ from thunder.core.symbol import BoundSymbol, Names, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
 from thunder.extend import Executor, Implementation, operation_id
-from thunder.extend.launches import Piece, share_launches
+from thunder.extend.launches import share_launches
+from thunder.extend.memory_order import Piece, in_memory_order
 
 KEPT = 1024  # compiled regions that an executor remembers
 
@@ -173,7 +174,9 @@ class FusionExecutor(Executor):
         def cut(core: Region) -> list[Region]:
             return self.cut_last(core, trace.names) if self.should_fuse(core) else []
 
-        waiting = share_launches(items, shares, cut, trace.output_proxies)[::-1]
+        outside = {*trace.args, *(trace.info.cut.forward.args if trace.info.cut is not None else ())}
+        items = in_memory_order(items, trace.output_proxies, outside)
+        waiting = share_launches(items, shares, cut, trace.output_proxies, outside)[::-1]
         counter = itertools.count()
         while waiting:
             item = waiting.pop()
