@@ -9,7 +9,7 @@ import thunder
 from thunder.core import regions
 from thunder.executors.triton_fuser import TritonFuser
 from thunder.executors.triton_kernels import schedule
-from thunder.extend import launches
+from thunder.extend import launches, memory_order
 from thunder.extend.memory_order import Needs
 from thunder.transforms.del_last_used import python_del
 
@@ -161,6 +161,7 @@ def test_what_comes_early_or_waits_does_not_raise_the_peak(monkeypatch, no_small
             x = (x @ w.float()).cumsum(0)
         return x @ wide
 
+    monkeypatch.setattr(memory_order, "LITTLE", 0)
     ws = [torch.randn(32, 32, device=DEVICE).bfloat16() for _ in range(6)]
     x = torch.randn(4, 32, device=DEVICE)
     narrow, wide = (torch.randn(32, n, device=DEVICE) for n in (1, 8 * 32 * 32))

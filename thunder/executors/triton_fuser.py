@@ -108,8 +108,8 @@ class TritonFuser(FusionExecutor):
         return not _reduces(operation) and not _is_dear(operation)
 
     def should_fuse(self, region: Region) -> bool:
-        """Not for one operation, unless PyTorch has no fast kernel for it. Several operations that only move data have to
-        move fewer bytes as one."""
+        """Not for one operation, unless PyTorch has no fast kernel for it. Several operations that only move data have
+        to move fewer bytes as one."""
         found = computing(region)
         if len(found) > 1 or any(operation.sym in _ALONE for operation in found):
             return True

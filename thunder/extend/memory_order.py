@@ -21,6 +21,7 @@ from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags
 
 SWEEPS = 4  # over the program, in turns from its end and from its begin
 LEAST = 256  # a change of places saves at least this share of the peak
+LITTLE = 1 << 20  # bytes of a peak that may be reached in any case
 
 
 class Piece(NamedTuple):
@@ -70,7 +71,7 @@ class Needs:
     def room(self, units: Sequence[Unit]) -> list[int]:
         """The bytes that are missing to the peak at each place."""
         occupied = self.occupied(units)
-        peak = max(occupied, default=0)
+        peak = max(LITTLE, *occupied)
         return [peak - n for n in occupied]
 
     def read(self, unit: Unit) -> list[TensorProxy]:
