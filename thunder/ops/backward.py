@@ -229,6 +229,13 @@ def _(g, x, beta, threshold):
     return op("where")(x * beta > threshold, g, g * (z / (z + 1.0)))
 
 
+@log_sigmoid_backward.decomposed_by
+def _(g, x, exponentials):
+    z = op("exp")(-op("abs")(x))
+    z = z / (1.0 + z)
+    return op("where")(x < 0, g * (1.0 - z), g * z)
+
+
 @slice_backward.decomposed_by
 def _(g, sizes, dim, start, end, step):
     if step != 1:
