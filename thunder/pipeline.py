@@ -17,6 +17,7 @@ from thunder.extend.passes import OPERATIONS, RUNS, Lowering, Pass, PassList
 from thunder.ops import LTORCH
 from thunder.ops.backward import index_backward
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
+from thunder.transforms.accumulated_products import accumulated_products
 from thunder.transforms.aligned_products import aligned_products
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
@@ -177,6 +178,9 @@ PASSES = PassList((
          meaning="communicate parameters and gradients of one bucket together"),
     Pass("Join Parts", lambda trace, _: joined_parts(trace), needs=(OPERATIONS, CUT),
          meaning="join the gradients of slices that do not overlap, instead of adding them"),
+    Pass("Accumulate Products", lambda trace, lowering: accumulated_products(trace, lowering.fuses),
+         needs=(OPERATIONS, CUT), when=lambda _, lowering: bool(lowering.fusers) and not _is_exact(lowering),
+         meaning="add products of backwards to sums of products, in place"),
     Pass("Transform for execution", lambda trace, lowering: dispatch(trace, lowering.executors),
          needs=(OPERATIONS, CUT), gives=FUSIBLE, ends=OPERATIONS,
          meaning="give each operation to the first executor that takes it"),

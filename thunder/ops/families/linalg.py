@@ -508,6 +508,9 @@ declare(kron, vdot, differentiate_decomposition=True)
 declare(*(LTORCH[name] for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm")), owns_result=True)
 
 
+addmm.accumulates = True
+
+
 declare(linear, aligned=aligned.linear)
 declare(matmul, mm, bmm, aligned=aligned.matmul)
 declare(addmm, aligned=aligned.addmm)
