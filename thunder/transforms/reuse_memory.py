@@ -107,7 +107,9 @@ def _own_or_copy(saved: torch.Tensor) -> torch.Tensor:
     return saved.clone() if is_read_again(saved) else saved
 
 
-_unless_read_again = Symbol("unless_read_again", lambda saved: like(saved), is_prim=True, fn=_own_or_copy)
+_unless_read_again = Symbol(
+    "unless_read_again", lambda saved: like(saved), is_prim=True, tags=(OpTags.VIEW,), fn=_own_or_copy
+)
 
 
 def _is_backward(trace: Trace) -> bool:
