@@ -171,12 +171,14 @@ class FusionExecutor(Executor):
         def shares(core: Region) -> bool:
             return self.shares_launch(core, producer)
 
-        def cut(core: Region) -> list[Region]:
+        def shorter(core: Region) -> list[Region]:
             return self.cut_last(core, trace.names) if self.should_fuse(core) else []
 
-        outside = {*trace.args, *(trace.info.cut.forward.args if trace.info.cut is not None else ())}
+        cut = trace.info.cut
+        arguments = (*trace.args, *(cut.forward.args if cut is not None else ()))
+        outside = {a for a in arguments if isinstance(a, TensorProxy)}
         items = in_memory_order(items, trace.output_proxies, outside)
-        waiting = share_launches(items, shares, cut, trace.output_proxies, outside)[::-1]
+        waiting = share_launches(items, shares, shorter, trace.output_proxies, outside)[::-1]
         counter = itertools.count()
         while waiting:
             item = waiting.pop()

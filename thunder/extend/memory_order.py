@@ -43,7 +43,7 @@ class Needs:
         self.outside = outside
         self.ends = {id(u): ends(u) for u in units}
         self.bases = alias_bases([b for u in units for b in _views(u)], maybe=True)
-        self.returned = {self.bases[o] for o in output}
+        self.returned = {self.bases[o] for o in output if isinstance(o, TensorProxy)}
         self.readers: dict[Proxy, set[int]] = {}  # by value, the units (by id) that read it or views of it
         self.made: dict[int, list[TensorProxy]] = {}
         for unit in units:
