@@ -55,7 +55,8 @@ class Needs:
             ]
 
     def occupied(self, units: Sequence[Unit]) -> list[int]:
-        """The bytes in memory at each place. What a region makes may lie where a value was that dies with it."""
+        """The bytes in memory at each place. What a region or an elementwise operation makes may lie where a value was
+        that dies with it."""
         place = {id(u): i for i, u in enumerate(units)}
         found, now = [], 0
         for i, unit in enumerate(units):
@@ -63,7 +64,7 @@ class Needs:
             now += sum(map(nbytes, made))
             sizes = collections.Counter((v.dtype, nbytes(v)) for v in dying)
             over = sizes & collections.Counter((v.dtype, nbytes(v)) for v in made)
-            found.append(now - (0 if isinstance(unit, BoundSymbol) else sum(n * k for (_, n), k in over.items())))
+            found.append(now - (sum(n * k for (_, n), k in over.items()) if _overwrites(unit) else 0))
             unread = [v for v in made if v not in self.readers and v not in self.returned]
             now -= sum(map(nbytes, (*dying, *unread)))
         return found
@@ -121,6 +122,11 @@ def stays(unit: Unit) -> bool:
     if not isinstance(unit, BoundSymbol):
         return False
     return unit.sym.python_printer is not None or not unit.sym.tags.isdisjoint((*EFFECTS, OpTags.RANDOM_OP))
+
+
+def _overwrites(unit: Unit) -> bool:
+    """Whether results may be written over inputs (see `transforms.reuse_memory`)."""
+    return not isinstance(unit, BoundSymbol) or unit.sym.elementwise and unit.sym.in_place is not None
 
 
 def ends(unit: Unit) -> tuple[set[Proxy], set[Proxy]]:
