@@ -19,9 +19,9 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags
 
-SWEEPS = 4  # over the program, in turns from its end and from its begin
+FAR = 64  # places that a unit moves at most
+LITTLE = 1 << 20  # bytes; a peak of fewer is counted as of as many
 LEAST = 256  # a change of places saves at least this share of the peak
-LITTLE = 1 << 20  # bytes of a peak that may be reached in any case
 
 
 class Piece(NamedTuple):
@@ -101,20 +101,49 @@ def in_memory_order(
     units: Sequence[BoundSymbol | Piece], output: Sequence[Proxy], outside: Container[Proxy]
 ) -> list[BoundSymbol | Piece]:
     """The units in an order in which they can run, and need less memory."""
-    found, needs = list(units), Needs(units, output, outside)
-    least = max(needs.occupied(units), default=0) // LEAST
-    place = {id(u): i for i, u in enumerate(found)}
-    for sweep in range(SWEEPS):
-        places = range(len(found) - 1)
-        for i in reversed(places) if sweep % 2 == 0 else places:
-            first, second = found[i], found[i + 1]
-            if not needs.independent(first, second):
-                continue
-            (a, a_freed), (b, b_freed) = needs.grows(first, second, place), needs.grows(second, first, place)
-            if max(a, a - a_freed + b) - max(b, b - b_freed + a) > least:
-                found[i], found[i + 1] = second, first
-                place[id(second)], place[id(first)] = i, i + 1
-    return found
+    order = _Order(units, Needs(units, output, outside))
+    for i in reversed(range(len(units))):  # what makes values moves to their uses
+        order.move(i, 1)
+    for i in range(len(units)):  # what frees values moves to the last of what it reads
+        order.move(i, -1)
+    return order.units
+
+
+class _Order:
+    """The units in the order that they have now."""
+
+    def __init__(self, units: Sequence[BoundSymbol | Piece], needs: Needs):
+        self.units, self.needs = list(units), needs
+        self.place = {id(u): i for i, u in enumerate(units)}
+        self.least = max(LITTLE, *needs.occupied(units)) // LEAST
+
+    def move(self, start: int, step: int) -> None:
+        """Moves a unit by steps that do not need more memory, to behind the last one that needs less."""
+        i = best = start
+        while 0 <= i + step < len(self.units) and abs(i - start) < FAR:
+            first = min(i, i + step)
+            saved = self.saved(first)
+            if saved is None or saved < 0:
+                break
+            self.swap(first)
+            i += step
+            best = i if saved > self.least else best
+        while i != best:
+            self.swap(min(i, i - step))
+            i -= step
+
+    def saved(self, i: int) -> int | None:
+        """The bytes that two neighbours need less the other way round; None where one must come before the other."""
+        first, second = self.units[i : i + 2]
+        if not self.needs.independent(first, second):
+            return None
+        a, a_freed = self.needs.grows(first, second, self.place)
+        b, b_freed = self.needs.grows(second, first, self.place)
+        return max(a, a - a_freed + b) - max(b, b - b_freed + a)
+
+    def swap(self, i: int) -> None:
+        self.units[i : i + 2] = self.units[i : i + 2][::-1]
+        self.place |= {id(self.units[i]): i, id(self.units[i + 1]): i + 1}
 
 
 def stays(unit: Unit) -> bool:
