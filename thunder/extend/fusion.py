@@ -174,9 +174,7 @@ class FusionExecutor(Executor):
         def shorter(core: Region) -> list[Region]:
             return self.cut_last(core, trace.names) if self.should_fuse(core) else []
 
-        cut = trace.info.cut
-        arguments = (*trace.args, *(cut.forward.args if cut is not None else ()))
-        outside = {a for a in arguments if isinstance(a, TensorProxy)}
+        outside = _outside(trace)
         items = in_memory_order(items, trace.output_proxies, outside)
         waiting = share_launches(items, shares, shorter, trace.output_proxies, outside)[::-1]
         counter = itertools.count()
@@ -237,6 +235,16 @@ class FusionExecutor(Executor):
             found = self._compiled[key] = make()
             self.compilations += 1
         return found
+
+
+def _outside(trace: Trace) -> set[Proxy]:
+    """The values in memory that the program neither allocates nor frees: arguments, those of the forward too, and what
+    is written over them."""
+    info = trace.info
+    arguments = [*trace.args, *(info.cut.forward.args if info.cut is not None else ())]
+    found: set[Proxy] = {a for a in arguments if isinstance(a, TensorProxy)}
+    names = {a.name for a in found}
+    return found | {o for b in trace.bound_symbols for o in b.outputs if info.written.get(o.name) in names}
 
 
 def run_by(operation: BoundSymbol, function: Callable, header: str, *tags: OpTags) -> BoundSymbol:
