@@ -44,12 +44,12 @@ class Needs:
         self.ends = {id(u): ends(u) for u in units}
         self.bases = alias_bases([b for u in units for b in _views(u)], maybe=True)
         self.returned = {self.bases[o] for o in output if isinstance(o, TensorProxy)}
-        self.readers: dict[Proxy, set[int]] = {}  # by value, the units (by id) that read it or views of it
+        self.uses: dict[Proxy, set[int]] = {}  # by value, the units (by id) that read it or views of it
         self.made: dict[int, list[TensorProxy]] = {}
         for unit in units:
             inputs, outputs = self.ends[id(unit)]
             for base in map(self.bases.__getitem__, inputs):
-                self.readers.setdefault(base, set()).add(id(unit))
+                self.uses.setdefault(base, set()).add(id(unit))
             self.made[id(unit)] = [
                 o for o in outputs if isinstance(o, TensorProxy) and o not in self.bases and o not in outside
             ]
@@ -65,7 +65,7 @@ class Needs:
             sizes = collections.Counter((v.dtype, nbytes(v)) for v in dying)
             over = sizes & collections.Counter((v.dtype, nbytes(v)) for v in made)
             found.append(now - (sum(n * k for (_, n), k in over.items()) if _overwrites(unit) else 0))
-            unread = [v for v in made if v not in self.readers and v not in self.returned]
+            unread = [v for v in made if v not in self.uses and v not in self.returned]
             now -= sum(map(nbytes, (*dying, *unread)))
         return found
 
@@ -84,12 +84,12 @@ class Needs:
         ]
 
     def last(self, value: Proxy, place: Mapping[int, int]) -> int:
-        return max(place[u] for u in self.readers[value])
+        return max(place[u] for u in self.uses[value])
 
     def grows(self, unit: Unit, other: Unit, place: Mapping[int, int]) -> tuple[int, int]:
         """The bytes that a unit makes, and those that it frees whichever of it and a neighbour is first."""
         end = max(place[id(unit)], place[id(other)])
-        freed = [v for v in self.read(unit) if id(other) not in self.readers[v] and self.last(v, place) <= end]
+        freed = [v for v in self.read(unit) if id(other) not in self.uses[v] and self.last(v, place) <= end]
         return sum(map(nbytes, self.made[id(unit)])), sum(map(nbytes, freed))
 
     def independent(self, first: Unit, second: Unit) -> bool:

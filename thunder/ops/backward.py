@@ -119,8 +119,8 @@ def _rows(x: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_read_again(saved: torch.Tensor) -> bool:
-    """Whether a saved value that only a backward reads has a reader after this run: of a kept graph, of hooks, or of a
-    CUDA graph that is recorded and runs again."""
+    """Whether a saved value that only a backward uses is used after this run as well: its graph is kept, hooks hold it,
+    or a CUDA graph that is recorded runs again."""
     return compat.keeps_graph() or saved.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
