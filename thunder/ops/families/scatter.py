@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from thunder.core.dtypes import FLOAT, float32
@@ -211,9 +213,10 @@ def _(g, shape, indices, distinct=False):
     if distinct or len(places) > 1 or g.dtype.category != FLOAT:
         return None
     (dim,) = places
-    index, rank = indices[dim], len(indices[dim].shape)
-    if rank != 1:
-        index, g = reshape(index, (-1,)), reshape(g, (*shape[:dim], -1, *shape[dim + 1 :]))
+    index = indices[dim]
+    if len(index.shape) != 1:
+        count = math.prod(index.shape)
+        index, g = reshape(index, (count,)), reshape(g, (*shape[:dim], count, *shape[dim + 1 :]))
     index = LTORCH["where"](index < 0, index + shape[dim], index)
     if g.dtype.bytes >= 4:
         return index_select_backward(g, dim, index, shape)
