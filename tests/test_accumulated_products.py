@@ -54,3 +54,17 @@ def test_without_a_fuser_nothing_changes():
     compiled = thunder.jit(looped, executors=["torch"])
     got, want = gradients(compiled, torch.float32), gradients(looped, torch.float32)
     assert all(map(torch.equal, got[0], want[0])) and operations(compiled, "addmm_") == []
+
+
+def test_the_product_that_is_computed_last_is_added():
+    """Whichever term of the sum it is: the operands of the first need not wait for it."""
+
+    def f(x, w):
+        y = torch.nn.functional.linear(x, w).cumsum(0)
+        return torch.cat((torch.nn.functional.linear(y, w).cumsum(0), y))
+
+    compiled, _ = with_fuser(f)
+    torch.testing.assert_close(gradients(compiled, torch.float64), gradients(f, torch.float64))
+    trace = thunder.last_backward_traces(compiled)[-1]
+    names = [b.sym.name for b in trace.bound_symbols if b.sym.name in ("mm", "addmm_")]
+    assert names[-1] == "addmm_" and names.count("addmm_") == 1

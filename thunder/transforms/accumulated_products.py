@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from thunder.analysis.flow import producers, uses
+from thunder.analysis.flow import positions, producers, uses
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol
@@ -29,27 +29,22 @@ def accumulated_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> 
     if not additions:
         return trace
     producer, used = producers(trace), uses(trace.bound_symbols, trace.output_proxies)
-    read_by_kernels = {i for b in trace.bound_symbols if b.output not in additions and fuses(b) for i in b.inputs}
-    of_sums = {i for b in additions.values() for i in b.inputs}
-
-    def product(value: Proxy, like: TensorProxy) -> BoundSymbol | None:
-        """The product that computes a term."""
-        b = producer.get(value)
-        same = isinstance(value, TensorProxy) and (value.dtype, value.shape) == (like.dtype, like.shape)
-        return b if same and b is not None and b.sym is LTORCH["mm"] and used[value] == 1 else None
-
+    place = positions(trace.bound_symbols)
+    added = set(additions.values())
+    read_by_kernels = {i for b in trace.bound_symbols if b not in added and fuses(b) for i in b.inputs}
     sums: dict[Proxy, BoundSymbol] = {}  # by sum of products alone, the product that is added last
-    for value, b in additions.items():
-        terms = [x for x in b.args[:2] if isinstance(x, TensorProxy)]
-        if len(terms) < 2 or len(b.args) > 2 or b.kwargs.get("alpha", 1) != 1:
+    goes_on: dict[Proxy, Proxy] = {}  # by sum or first product, what it is a term of
+    for total, b in additions.items():
+        terms = [x for x in b.args if isinstance(x, TensorProxy) and x in producer and used[x] == 1]
+        if len(terms) < 2 or b.kwargs or any((x.dtype, x.shape) != (total.dtype, total.shape) for x in terms):
             continue
-        last = product(terms[1], value)
-        if last is not None and (product(terms[0], value) is not None or terms[0] in sums and used[terms[0]] == 1):
-            sums[value] = last
-    goes_on = {b.args[0]: total for total, b in additions.items() if isinstance(b.args[0], Proxy)}
-    for value in reversed(list(sums)):  # what a kernel reads, it adds up
-        if value in read_by_kernels or value in of_sums and goes_on.get(value) not in sums:
-            del sums[value]
+        first, last = sorted(terms, key=place.__getitem__)
+        if producer[last].sym is LTORCH["mm"] and (first in sums or producer[first].sym is LTORCH["mm"]):
+            sums[total], goes_on[first] = producer[last], total
+    of_sums = {i for b in added for i in b.inputs}
+    for total in reversed(list(sums)):  # what a kernel reads, it adds up
+        if total in read_by_kernels or total in of_sums and goes_on.get(total) not in sums:
+            del sums[total]
     if not sums:
         return trace
     gone = set(sums.values())
@@ -57,7 +52,8 @@ def accumulated_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> 
     def rule(b: BoundSymbol, out: Rewriter) -> None:
         last = sums.get(b.output) if b.sym is LTORCH["add"] else None
         if last is not None:
-            out.trace(lambda total, *_, **__: LTORCH["addmm"](total, *last.args), b)
+            first = next(x for x in b.args if producer[x] is not last)
+            out.trace(lambda *_: LTORCH["addmm"](first, *last.args), b)
         elif b not in gone:
             out.write(b)
 
