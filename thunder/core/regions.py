@@ -230,6 +230,14 @@ def _tensors(operations: Sequence[BoundSymbol]) -> set[Any]:
     }
 
 
+def _gain(group: Sequence[BoundSymbol], other: Sequence[BoundSymbol]) -> bool:
+    """Whether groups gain by joining. Not where both are large, and share next to nothing: one would wait for the other
+    with what it reads."""
+    moved = _tensors(group), _tensors(other)
+    least = min(sum(map(_bytes, m)) for m in moved)
+    return least < LARGE or sum(map(_bytes, moved[0] & moved[1])) >= SHARE * least
+
+
 def _bytes(value: Any) -> int:
     return element_count(value) * value.dtype.bytes
 
@@ -267,12 +275,6 @@ def _join_sharing(
     def reads(group: int, others: set[int]) -> bool:
         return not others.isdisjoint([_current(into, group_of[i]) for i in made_by[group]])
 
-    def gains(group: int, other: int) -> bool:
-        """Not where both are large, and share next to nothing: one would wait for the other with what it reads."""
-        moved = [_tensors([operations[i] for i in members[g]]) for g in (group, other)]
-        least = min(sum(map(_bytes, m)) for m in moved)
-        return least < LARGE or sum(map(_bytes, moved[0] & moved[1])) >= SHARE * least
-
     def is_near(group: int, other: int, between: Sequence[int]) -> bool:
         return (
             sum(unfused[g] for g in between) <= NEAR
@@ -295,7 +297,9 @@ def _join_sharing(
         keys = shared([operations[i] for i in own]) if taken[group] else ()
         for other in sorted({_current(into, latest[k]) for k in keys if k in latest}, reverse=True):
             at = place_of(other)
-            if at is None or not is_near(group, other, between := placed[at + 1 :]) or not gains(group, other):
+            if at is None or not is_near(group, other, between := placed[at + 1 :]):
+                continue
+            if not _gain([operations[i] for i in members[group]], [operations[i] for i in members[other]]):
                 continue
             consumers = consumers_of(other, between)
             if consumers and reads(group, consumers):

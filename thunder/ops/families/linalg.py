@@ -508,12 +508,9 @@ declare(kron, vdot, differentiate_decomposition=True)
 declare(*(LTORCH[name] for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm")), owns_result=True)
 
 
-addmm.accumulates = True
-
-
 declare(linear, aligned=aligned.linear)
 declare(matmul, mm, bmm, aligned=aligned.matmul)
-declare(addmm, aligned=aligned.addmm)
+declare(addmm, aligned=aligned.addmm, accumulates=True)
 declare(linear, matmul, mm, bmm, addmm, times_cotangent, takes_rows_apart=True)
 declare(*(LTORCH[name] for name in ("addmm", "addmv", "addbmm", "baddbmm")), factors=(1, 2))
 
