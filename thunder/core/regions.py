@@ -118,8 +118,8 @@ NEAR = 8
 FAR = 64  # bound on the groups that the search for a join looks back on
 MOST = 128  # bound on the operations of groups that join: a longer kernel takes too long to compile
 SMALL = 1 << 16  # elements; a kernel over fewer takes less time than its launch
-LARGE = 1 << 24  # bytes; a kernel that moves more gains by what it shares with another, if that is a part of
-SHARE = 1 / 8  # these bytes, and nothing by a common launch
+LARGE = 1 << 24  # bytes that a group moves, from which on a common launch is no gain
+SHARE = 1 / 8  # of the bytes of the smaller of two large groups: the least that they share
 
 
 def convex_regions(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
