@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import math
 import os
@@ -137,6 +138,7 @@ def exact_of(row: Row, device: str) -> list[torch.Tensor] | None:
 
 def peak_of(step: Callable, device: str) -> float:
     """Bytes that a step allocates at most beyond what is there before it."""
+    gc.collect()  # what is freed in the step would count against it
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

@@ -13,6 +13,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 import thunder
 from thunder.executors.triton_fuser import TritonFuser
 from thunder.executors.triton_kernels import variants
+from thunder.transforms import reuse_memory
 from thunder.transforms.base import Transform
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -299,3 +300,81 @@ def test_what_a_lone_operation_reads_or_makes_is_saved(function):
             ]
         )
     torch.testing.assert_close(*sides)
+
+
+@pytest.fixture
+def any_size(monkeypatch):
+    """Saved values of a test are small."""
+    monkeypatch.setattr(reuse_memory, "SMALLEST", 1)
+
+
+def gated(x, w, v):
+    """A backward may write over both products, which only it reads."""
+    return (F.silu(x @ w) * torch.sin(x @ v)) @ w
+
+
+def differentiated(run, **kept):
+    leaves = [t.clone().requires_grad_() for t in (X, W, V)]
+    y = run(*leaves)
+    return [torch.autograd.grad(y.sum(), leaves, **kept) for _ in range(1 + bool(kept))]
+
+
+def test_saved_values_are_written_over(any_size, allocated):
+    compiled = thunder.jit(gated, executors=[TritonFuser("disposable")])
+    torch.testing.assert_close(differentiated(compiled), differentiated(gated))
+    backward = thunder.last_backward_traces(compiled)[-1]
+    taken = {b.args[0].name for b in backward.bound_symbols if b.sym.name == "unless_read_again"}
+    products = {b.output.name for b in thunder.last_traces(compiled)[-1].bound_symbols if b.sym.name == "matmul"}
+    assert len(taken) == 1 and taken < products, "the other result is written over a gradient"
+    assert len(written_over(compiled, backward=True)) == 1
+    text = str(backward).splitlines()
+    for name in taken:  # neither name holds the memory any longer
+        new = next(line.split()[0] for line in text if f"unless_read_again({name})" in line)
+        assert any(
+            line.strip().startswith("del ") and {name, new} <= set(line.replace(",", "").split()) for line in text
+        )
+
+
+def test_a_kept_graph_has_its_saved_values(any_size):
+    compiled = thunder.jit(gated, executors=[TritonFuser("kept graph")])
+    first, second = differentiated(compiled, retain_graph=True)
+    assert all(map(torch.equal, first, second))
+    torch.testing.assert_close([first], differentiated(gated))
+
+
+def test_hooks_keep_what_they_return(any_size):
+    compiled, packed = thunder.jit(gated, executors=[TritonFuser("hooks")]), []
+
+    def pack(t):
+        packed.append((t, t.clone()))
+        return len(packed) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda place: packed[place][0]):
+        got = differentiated(compiled)
+    assert packed and all(torch.equal(t, before) for t, before in packed)
+    torch.testing.assert_close(got, differentiated(gated))
+
+
+SHARED = {
+    "returned": lambda x, w, v: (torch.sin(h := x @ w) @ v, h),
+    "a view is returned": lambda x, w, v: (torch.sin(h := x @ w) @ v, h[1:]),
+    "an argument": lambda x, w, v: torch.sin(x) @ v,
+    "a view is saved too": lambda x, w, v: torch.sin(h := x @ w) @ v + (h.t() @ x).sum(),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_others_share_is_not_written_over(name, any_size):
+    compiled = thunder.jit(SHARED[name], executors=[TritonFuser("shared")])
+    sides = []
+    for run in (SHARED[name], compiled):
+        leaves = [t.double().requires_grad_() for t in (X, W, V)]
+        results = run(*leaves)
+        results = results if isinstance(results, tuple) else (results,)
+        before = [r.detach().clone() for r in results]
+        gradients = torch.autograd.grad(sum(r.sum() for r in results), leaves, allow_unused=True)
+        assert all(map(torch.equal, before, results)) and torch.equal(leaves[0], X.double())
+        sides.append([*before, *(g for g in gradients if g is not None)])
+    torch.testing.assert_close(*sides)
+    backward = str(thunder.last_backward_traces(compiled)[-1])
+    assert "unless_read_again" not in backward or name == "a view is saved too"

@@ -9,7 +9,9 @@ import thunder
 from thunder.core import regions
 from thunder.executors.triton_fuser import TritonFuser
 from thunder.executors.triton_kernels import schedule
-from thunder.extend import launches
+from thunder.extend import launches, memory_order
+from thunder.extend.memory_order import Needs
+from thunder.transforms.del_last_used import python_del
 
 from .test_triton_fuser import DEVICE, check_close, fusions, others
 from .test_triton_numbers import trained, with_fuser
@@ -131,7 +133,7 @@ def test_one_input_of_two_parts_is_not_written_over():
         torch.testing.assert_close(s, own)
 
 
-def test_bytes_that_wait_are_bounded(monkeypatch, no_small_regions):
+def test_arguments_are_bounded(monkeypatch, no_small_regions):
     def f(xs, ws):
         return [(torch.sin(x @ w) + 1) * 2 for x, w in zip(xs, ws, strict=True)]
 
@@ -139,12 +141,53 @@ def test_bytes_that_wait_are_bounded(monkeypatch, no_small_regions):
     assert count_of(f, xs, ws) == 1
     monkeypatch.setattr(launches, "ARGUMENTS", 4)
     assert count_of(f, xs, ws) == 3
-    monkeypatch.setattr(launches, "KEPT", 3 * 8 * 8 * 4)  # of products that wait
-    assert count_of(f, xs, ws) == 3
-    monkeypatch.setattr(launches, "ARGUMENTS", 400)
-    assert count_of(f, xs, ws) == 2
-    monkeypatch.setattr(launches, "KEPT", 0)
-    assert count_of(f, xs, ws) == 6
+
+
+def needed(f, *args) -> tuple[int, int]:
+    """The launches of a program, and the bytes that the model of memory says it needs at most."""
+    compiled, launched = with_fuser(f)[0], count_of(f, *args)
+    compiled(*args)
+    trace = thunder.last_traces(compiled)[-1]
+    units = [b for b in trace.bound_symbols if b.sym is not python_del]
+    return launched, max(Needs(units, trace.output_proxies, set(trace.args)).occupied(units))
+
+
+def test_what_comes_early_or_waits_does_not_raise_the_peak(monkeypatch, no_small_regions):
+    """All casts in one launch would raise the peak of a program of wide products; where another place has the peak,
+    they share one."""
+
+    def casts(x, ws, wide):
+        for w in ws:
+            x = (x @ w.float()).cumsum(0)
+        return x @ wide
+
+    monkeypatch.setattr(memory_order, "LITTLE", 0)
+    ws = [torch.randn(32, 32, device=DEVICE).bfloat16() for _ in range(6)]
+    x = torch.randn(4, 32, device=DEVICE)
+    narrow, wide = (torch.randn(32, n, device=DEVICE) for n in (1, 8 * 32 * 32))
+    alone, shared = needed(casts, x, ws, narrow), needed(casts, x, ws, wide)
+    monkeypatch.setattr(launches, "ARGUMENTS", 0)
+    assert needed(casts, x, ws, narrow)[1] == alone[1]
+    assert (alone[0], shared[0]) == (0, 1), "a lone cast is PyTorch's"
+
+
+def test_neighbours_change_places_for_memory():
+    """The gradient of a weight frees the layer's input before that of the input takes as much."""
+
+    def f(x, w):
+        return x.cumsum(1) @ w
+
+    x, w = torch.randn(64, 512, device=DEVICE, requires_grad=True), torch.randn(512, 8, device=DEVICE)
+    w.requires_grad_()
+    compiled, _ = with_fuser(f)
+    g, e = (torch.autograd.grad(run(x, w).sum(), (x, w)) for run in (compiled, f))
+    torch.testing.assert_close(g, e)
+    of = [
+        b.output.shape
+        for b in thunder.last_backward_traces(compiled)[-1].bound_symbols
+        if "product" in b.sym.name or b.sym.name == "mm"
+    ]
+    assert of == [(512, 8), (64, 512)]
 
 
 def test_regions_that_are_too_large_are_launched_apart(monkeypatch):

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import thunder
 from thunder import TensorProxy
+from thunder.core.symbol import OpTags
 from thunder.core.transforms import get_grad, put_grads
 from thunder.errors import CaptureError
 from thunder.extend import OperatorExecutor
@@ -992,6 +993,25 @@ def scaled_gradients_with_an_overflow(compile):
         optimizer.zero_grad()
         seen.append(scaler.get_scale())
     return seen, weights(module)
+
+
+def test_gradients_are_unscaled_in_place():
+    """Variables of the scaler's code name the flag that the kernel writes beside them."""
+    module = nn.Linear(4, 2)
+    optimizer, scaler = torch.optim.SGD(module.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def step(x):
+        optimizer.zero_grad()
+        scaler.scale(square(module(x))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    compiled = thunder.jit(step, fallback="error")
+    for i in range(3):
+        compiled(data(i, 3, 4))
+    trace = thunder.last_traces(compiled)[-1]
+    (unscaling,) = [b for b in trace.bound_symbols if "unscale" in b.sym.name]
+    assert OpTags.IN_PLACE in unscaling.sym.tags
 
 
 @program

@@ -219,15 +219,39 @@ def test_what_pytorch_rounds_at_each_addition_is_left_to_it(dtype):
 
 
 def test_what_pytorch_adds_in_order_is_left_to_it():
-    """`index_put(accumulate=True)`, and so the gradient of a key of index tensors, sorts on a GPU."""
+    """`index_put(accumulate=True)` sorts on a GPU."""
     x, source, i = some((9, 16)), some((33, 16)), places(9, (33,))
     program = lambda x, s, i: x.index_put((i,), s.relu(), accumulate=True) * 2  # noqa: E731
     compiled = thunder.jit(program, executors=[TritonFuser("indexing")])
     assert torch.equal(compiled(x, source, i), program(x, source, i)) and "index_put" in others(compiled)
-    x.requires_grad_()
-    compiled = thunder.jit(lambda x, s, i: (x[i] * s).exp().sum(), executors=[TritonFuser("indexing")])
-    compiled(x, source, i).backward()
-    assert "index_backward" in others(compiled, backward=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("key", ["first", "second, of two dimensions"])
+def test_gradients_of_index_tensors(dtype, key):
+    """They are added up without a sort, in float32, and alone too; under deterministic algorithms as PyTorch does."""
+    x, i = some((9, 16)).to(dtype), places(9, (33,))
+    program = lambda x, i: x[i]  # noqa: E731
+    if key != "first":
+        x, i, program = some((3, 9, 5)).to(dtype), places(9, (4, 8)), lambda x, i: x[:, i]
+    compiled = thunder.jit(program, executors=[TritonFuser("indexing")])
+
+    def gradient(run, x):
+        x = x.detach().requires_grad_()
+        y = run(x, i)
+        g = torch.arange(y.numel(), device=DEVICE).cos().view(y.shape).to(dtype)
+        return torch.autograd.grad(y, x, g.to(y.dtype))[0]
+
+    exact = gradient(program, x.double())
+    for deterministic in (False, True):
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            got, want = gradient(compiled, x), gradient(program, x)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        rounding = torch.finfo(dtype).eps * exact.abs().max()
+        assert (got.double() - exact).abs().max() <= max((want.double() - exact).abs().max(), rounding)
+    assert others(compiled, backward=True) == []
 
 
 def test_deterministic_algorithms_are_pytorchs(monkeypatch):

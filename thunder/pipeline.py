@@ -17,6 +17,7 @@ from thunder.extend.passes import OPERATIONS, RUNS, Lowering, Pass, PassList
 from thunder.ops import LTORCH
 from thunder.ops.backward import index_backward
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
+from thunder.transforms.accumulated_products import accumulated_products
 from thunder.transforms.aligned_products import aligned_products
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
@@ -177,6 +178,9 @@ PASSES = PassList((
          meaning="communicate parameters and gradients of one bucket together"),
     Pass("Join Parts", lambda trace, _: joined_parts(trace), needs=(OPERATIONS, CUT),
          meaning="join the gradients of slices that do not overlap, instead of adding them"),
+    Pass("Accumulate Products", lambda trace, lowering: accumulated_products(trace, lowering.fuses),
+         needs=(OPERATIONS, CUT), when=lambda _, lowering: bool(lowering.fusers) and not _is_exact(lowering),
+         meaning="add products of backwards to sums of products, in place"),
     Pass("Transform for execution", lambda trace, lowering: dispatch(trace, lowering.executors),
          needs=(OPERATIONS, CUT), gives=FUSIBLE, ends=OPERATIONS,
          meaning="give each operation to the first executor that takes it"),
@@ -263,7 +267,10 @@ def lower_with_derivatives(
     forward = joint[:-1] + _expected(_run(joint[-1], steps[place:], lowering), lowering)
     cut = joint[-1].info.cut
     assert cut is not None, "the pass that gives the cut makes one"
-    info = cut.backward.info.replace(cut=cut, saved_as=forward[-1].output[1], padded=forward[-1].info.padded)
+    of_forward = forward[-1].info
+    info = cut.backward.info.replace(
+        cut=cut, saved_as=forward[-1].output[1], padded=of_forward.padded, disposable=of_forward.disposable
+    )
     start = cut.backward.replace(provenance=joint[-1].provenance, info=info)
     backward = _expected(_run(start, steps[place:], lowering), lowering)
     cut = next((t.info.cut for t in reversed(backward) if t.info.cut is not None), cut)

@@ -145,11 +145,12 @@ class Capture(Host):
     # ------------------------------------------------------------------------------------------------ the recorder
 
     def name_value(self, value, name: str) -> None:
-        """The first variable that a result is stored in gives it its name, where that is free."""
-        names = self.recorder.context.names
+        """The first variable that a result is stored in gives it its name, where that is free. What was written keeps
+        its name, by which passes know it."""
+        names, memory = self.recorder.context.names, self.recorder.memory
         is_unnamed = value.name[:1] == "t" and value.name[1:].isdigit()
         is_free = name.isidentifier() and name not in names.taken  # names in code that pytest writes are no identifiers
-        if is_unnamed and is_free and value not in self.recorder.memory.current:
+        if is_unnamed and is_free and value not in memory.current and value.name not in memory.versions:
             names.taken.add(name)
             value.name = name
 

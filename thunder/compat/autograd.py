@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -15,8 +17,22 @@ def saved_tensors_hooks() -> tuple | None:
 
 
 def keeps_graph() -> bool:
-    """Whether the backward that runs now was asked to keep its graph; True where PyTorch does not say."""
-    return compat.graph_is_kept()
+    """Whether what is saved for the backward that runs now is read again: its graph is kept, or hooks for saved tensors
+    may have kept the tensors that they returned. True where PyTorch does not say."""
+    return getattr(_hooks, "returned", False) or compat.graph_is_kept()
+
+
+@contextlib.contextmanager
+def saved_by_hooks() -> Iterator[None]:
+    """Around a backward of which hooks for saved tensors returned what was saved."""
+    before, _hooks.returned = getattr(_hooks, "returned", False), True
+    try:
+        yield
+    finally:
+        _hooks.returned = before
+
+
+_hooks = threading.local()
 
 
 def gradients(outputs: Sequence, cotangents: Sequence, inputs: Sequence, keep_graph: bool, create_graph: bool) -> tuple:

@@ -118,6 +118,8 @@ NEAR = 8
 FAR = 64  # bound on the groups that the search for a join looks back on
 MOST = 128  # bound on the operations of groups that join: a longer kernel takes too long to compile
 SMALL = 1 << 16  # elements; a kernel over fewer takes less time than its launch
+LARGE = 1 << 24  # bytes that a group moves, from which on a common launch is no gain
+SHARE = 1 / 8  # of the bytes of the smaller of two large groups: the least that they share
 
 
 def convex_regions(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
@@ -228,6 +230,18 @@ def _tensors(operations: Sequence[BoundSymbol]) -> set[Any]:
     }
 
 
+def _gain(group: Sequence[BoundSymbol], other: Sequence[BoundSymbol]) -> bool:
+    """Whether groups gain by joining. Not where both are large, and share next to nothing: one would wait for the other
+    with what it reads."""
+    moved = _tensors(group), _tensors(other)
+    least = min(sum(map(_bytes, m)) for m in moved)
+    return least < LARGE or sum(map(_bytes, moved[0] & moved[1])) >= SHARE * least
+
+
+def _bytes(value: Any) -> int:
+    return element_count(value) * value.dtype.bytes
+
+
 def _small_space(operations: Sequence[BoundSymbol]) -> set[Any]:
     """The element count and device that all results share, if the count is small. A CPU launches no kernels."""
     spaces = {
@@ -284,6 +298,8 @@ def _join_sharing(
         for other in sorted({_current(into, latest[k]) for k in keys if k in latest}, reverse=True):
             at = place_of(other)
             if at is None or not is_near(group, other, between := placed[at + 1 :]):
+                continue
+            if not _gain([operations[i] for i in members[group]], [operations[i] for i in members[other]]):
                 continue
             consumers = consumers_of(other, between)
             if consumers and reads(group, consumers):

@@ -36,7 +36,7 @@ class TraceInfo:
     by backward, the values of its forward that it recomputes. cut: the forward and the backward of a joint trace.
     saved_as: of a backward, the saved tensors and other saved values of the forward that runs. missing: the missing
     cotangents of a backward. fusible: bound symbols that fusion executors may take. padded: matrices with padded rows
-    in memory.
+    in memory. disposable: saved values of a forward in memory that only its backward reads.
     """
 
     objects: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -53,6 +53,7 @@ class TraceInfo:
     missing: Set[Proxy] = frozenset()
     fusible: Set[BoundSymbol] = frozenset()
     padded: Set[Proxy] = frozenset()
+    disposable: Set[Proxy] = frozenset()
 
     def replace(self, **changes) -> TraceInfo:
         """A copy with some of the fields changed."""

@@ -30,6 +30,7 @@ from thunder.executors.triton_kernels.values import is_map, primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import FusionExecutor, TooLarge, Unfused, computing, fusible
 from thunder.ops import PRIMS
+from thunder.ops.backward import index_backward
 from thunder.ops.families.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import compile_option
@@ -102,8 +103,8 @@ class TritonFuser(FusionExecutor):
         return not _reduces(operation) and not _is_dear(operation)
 
     def should_fuse(self, region: Region) -> bool:
-        """Not for one operation, unless PyTorch has no kernel for it. Several operations that only move data have to
-        move fewer bytes as one."""
+        """Not for one operation, unless PyTorch has no fast kernel for it. Several operations that only move data have
+        to move fewer bytes as one."""
         found = computing(region)
         if len(found) > 1 or any(operation.sym in _ALONE for operation in found):
             return True
@@ -182,7 +183,7 @@ class _Plans(TritonFuser):
         return FusedRegion(region, device, planned=True)
 
 
-_ALONE = {uniform_philox, PRIMS["sum_of_partials"]}  # that PyTorch has no kernel for
+_ALONE = {uniform_philox, PRIMS["sum_of_partials"], index_backward}  # that PyTorch has no kernel for, or sorts for
 
 
 def _in_primitives(operation: BoundSymbol) -> bool:

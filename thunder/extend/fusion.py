@@ -16,7 +16,8 @@ from thunder.core.symbol import BoundSymbol, Names, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
 from thunder.extend import Executor, Implementation, operation_id
-from thunder.extend.launches import Piece, share_launches
+from thunder.extend.launches import share_launches
+from thunder.extend.memory_order import Piece, in_memory_order
 
 KEPT = 1024  # compiled regions that an executor remembers
 
@@ -170,10 +171,12 @@ class FusionExecutor(Executor):
         def shares(core: Region) -> bool:
             return self.shares_launch(core, producer)
 
-        def cut(core: Region) -> list[Region]:
+        def shorter(core: Region) -> list[Region]:
             return self.cut_last(core, trace.names) if self.should_fuse(core) else []
 
-        waiting = share_launches(items, shares, cut, trace.output_proxies)[::-1]
+        outside = _outside(trace)
+        items = in_memory_order(items, trace.output_proxies, outside)
+        waiting = share_launches(items, shares, shorter, trace.output_proxies, outside)[::-1]
         counter = itertools.count()
         while waiting:
             item = waiting.pop()
@@ -232,6 +235,16 @@ class FusionExecutor(Executor):
             found = self._compiled[key] = make()
             self.compilations += 1
         return found
+
+
+def _outside(trace: Trace) -> set[Proxy]:
+    """The values in memory that the program neither allocates nor frees: arguments, those of the forward too, and what
+    is written over them."""
+    info = trace.info
+    arguments = [*trace.args, *(info.cut.forward.args if info.cut is not None else ())]
+    found: set[Proxy] = {a for a in arguments if isinstance(a, TensorProxy)}
+    names = {a.name for a in found}
+    return found | {o for b in trace.bound_symbols for o in b.outputs if info.written.get(o.name) in names}
 
 
 def run_by(operation: BoundSymbol, function: Callable, header: str, *tags: OpTags) -> BoundSymbol:

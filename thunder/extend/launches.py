@@ -6,31 +6,22 @@ two parts, `[t2, t3] = f_and_f(p0, g0, p1, g1, v1)`.
 A kernel of few elements takes a device less time than its launch. Two linear passes over a program join regions: the
 first delays a region until its results have a use (updates of parameters), the second moves regions forward to the last
 definition of their operands (casts of weights). None moves across an effect. Both extend lifetimes, of operands or
-results, by a bounded number of bytes.
+results, up to the peak of the program's memory without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple
 
 from thunder.analysis.cost import nbytes, tensors_in
 from thunder.core.proxies import Proxy, TensorProxy, numbers_in
 from thunder.core.regions import Region
 from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags
+from thunder.extend.memory_order import Needs, Piece, ends
 
-KEPT = 1 << 25  # bytes that live longer because regions of one launch wait, or come early
 ARGUMENTS = 400  # of a launch: CUDA gives those of a kernel 4 KiB
 DIFFERENT = 128  # operations of regions that are not alike: a longer kernel takes too long to compile
-
-
-class Piece(NamedTuple):
-    """A region of the program; core: the region for a fuser; before, after: operations around it that make views."""
-
-    region: Region
-    core: Region
-    before: tuple[BoundSymbol, ...]
-    after: tuple[BoundSymbol, ...]
 
 
 def share_launches(
@@ -38,6 +29,7 @@ def share_launches(
     shares: Callable[[Region], bool],
     cut: Callable[[Region], list[Region]],
     output: Sequence[Proxy],
+    outside: Container[Proxy],
 ) -> list[BoundSymbol | list[Piece]]:
     """The operations and regions of a program in an order in which they can run, those in one list that are launched
     together. shares: whether a region may be. cut: a region without its last steps, and these, which may be."""
@@ -50,7 +42,7 @@ def share_launches(
     open_to = {id(x.core) for x in cuts if isinstance(x, Piece) and shares(x.core)}
     if len(open_to) < 2:
         return [[x] if isinstance(x, Piece) else x for x in items]
-    return _rejoined(_shared(cuts, open_to, output), whole)
+    return _rejoined(_shared(cuts, open_to, output, outside), whole)
 
 
 def _apart(piece: Piece, cores: Sequence[Region]) -> list[Piece]:
@@ -93,7 +85,7 @@ def _rejoined(
 
 
 def _shared(
-    items: Sequence[BoundSymbol | Piece], open_to: set[int], output: Sequence[Proxy]
+    items: Sequence[BoundSymbol | Piece], open_to: set[int], output: Sequence[Proxy], outside: Container[Proxy]
 ) -> list[BoundSymbol | list[Piece]]:
     """The regions that may be are put into lists."""
     chosen: Sequence[BoundSymbol | list[Piece]] = [[x] if isinstance(x, Piece) else x for x in items]
@@ -107,7 +99,8 @@ def _shared(
         if isinstance(x, Piece)
     }
     for waits in (True, False):
-        chosen = _gathered(chosen if waits else chosen[::-1], open_to, dying, waits)
+        room = Needs(chosen, output, outside).room(chosen)
+        chosen = _gathered(*((chosen, room) if waits else (chosen[::-1], room[::-1])), open_to, dying, waits)
     return list(chosen[::-1])
 
 
@@ -127,17 +120,17 @@ def _fit(units: Sequence[_Unit]) -> bool:
     kinds = {kind: count for u in units for kind, count in u.kinds.items()}
     return (
         len({kind[0] for kind in kinds}) == 1
-        and sum(u.kept for u in units) <= KEPT
         and sum(u.arguments for u in units) <= ARGUMENTS
         and sum(kinds.values()) <= DIFFERENT
     )
 
 
 def _gathered(
-    units: Sequence[BoundSymbol | list[Piece]], open_to: set[int], dying: dict[int, int], waits: bool
-) -> list[BoundSymbol | list[Piece]]:
+    units: Sequence[BoundSymbol | list[Piece]], room: Sequence[int], open_to: set[int], dying: dict[int, int],
+    waits: bool,
+) -> list[BoundSymbol | list[Piece]]:  # fmt: skip
     """Joins regions to the next one, in the order of `units`: of a program, or, where `waits` is False, of one that is
-    read backwards."""
+    read backwards. room: the bytes that are free at each place."""
     made: list[BoundSymbol | list[Piece]] = []
     waiting: list[_Unit] = []
 
@@ -145,18 +138,20 @@ def _gathered(
         if chosen:
             made.append([p for u in (chosen if waits else chosen[::-1]) for p in u.pieces])
 
-    for unit in units:
+    for unit, free in zip(units, room, strict=True):
         pieces = unit if isinstance(unit, list) else []
-        inputs, outputs = _ends(unit)
-        ends = inputs if waits else outputs
-        if _is_barrier(unit) or not all(u.names.isdisjoint(ends) for u in waiting):
+        inputs, outputs = ends(unit)
+        known = inputs if waits else outputs
+        blocked = _is_barrier(unit) or not all(u.names.isdisjoint(known) for u in waiting)
+        if blocked or sum(u.kept for u in waiting) > free:
             launch(waiting)
             waiting = []
         if not pieces or not all(id(p.core) in open_to for p in pieces):
             made.append(unit)
             continue
-        # results that come later may be written over what is there anyway: they do not count against what they read
-        kept = sum(dying[id(p.core)] for p in pieces) if waits else sum(map(nbytes, tensors_in(outputs)))
+        # what is read stays, but for what is made in its place, or the other way round
+        stays, comes = sum(dying[id(p.core)] for p in pieces), sum(map(nbytes, tensors_in(outputs)))
+        kept = max(0, stays - comes if waits else comes - stays)
         names, arguments = outputs if waits else inputs, sum(map(_arguments, pieces))
         new = _Unit(pieces, names, kept, arguments, dict(map(_kind, pieces)))
         if waiting and not _fit([*waiting, new]):
@@ -165,14 +160,6 @@ def _gathered(
         waiting.append(new)
     launch(waiting)
     return made
-
-
-def _ends(unit: BoundSymbol | list[Piece]) -> tuple[set[Proxy], set[Proxy]]:
-    """The inputs and the outputs of an operation or of regions."""
-    if not isinstance(unit, list):
-        return set(unit.inputs), set(unit.outputs)
-    inputs = {i for p in unit for b in p.region.bound_symbols for i in b.inputs}
-    return inputs, {o for p in unit for o in p.region.outputs}
 
 
 def _is_barrier(unit: BoundSymbol | list[Piece]) -> bool:

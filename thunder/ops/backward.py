@@ -118,13 +118,17 @@ def _rows(x: torch.Tensor) -> torch.Tensor | None:
     return x.flatten(0, -2)
 
 
-# a saved gradient for a cotangent of 1, for another one: written over where autograd keeps no graph that would read it
-# again. Nothing else may read it
+def is_read_again(saved: torch.Tensor) -> bool:
+    """Whether a saved value that only a backward uses is used after this run as well: its graph is kept, hooks hold it,
+    or a CUDA graph that is recorded runs again."""
+    return compat.keeps_graph() or saved.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+# a saved gradient for a cotangent of 1, for another one: written over where it is not read again
 @primitive(lambda gradient, cotangent: like(gradient))
 def times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-    """What a CUDA graph runs again does not write over what is saved either. On a GPU, where looking at the cotangent
-    would wait for it, a kernel looks."""
-    if compat.keeps_graph() or gradient.is_cuda and torch.cuda.is_current_stream_capturing():
+    """On a GPU, where looking at the cotangent would wait for it, a kernel looks."""
+    if is_read_again(gradient):
         return (
             gradient * cotangent
             if is_dense(gradient)
@@ -223,6 +227,13 @@ def _(g, x, low, high):
 def _(g, x, beta, threshold):
     z = op("exp")(x * beta)
     return op("where")(x * beta > threshold, g, g * (z / (z + 1.0)))
+
+
+@log_sigmoid_backward.decomposed_by
+def _(g, x, exponentials):
+    z = op("exp")(-op("abs")(x))
+    z = z / (1.0 + z)
+    return op("where")(x < 0, g * (1.0 - z), g * z)
 
 
 @slice_backward.decomposed_by

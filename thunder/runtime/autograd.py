@@ -33,7 +33,8 @@ class ThunderFunction(torch.autograd.Function):
     def forward(ctx, given, *inputs):
         program, ctx.generators, outputs, (tensors, others) = given
         ctx.joins = ctx.watched = ()
-        if compat.saved_tensors_hooks() is not None:
+        ctx.hooked = compat.saved_tensors_hooks() is not None
+        if ctx.hooked:
             tensors, others, ctx.joins = _apart(tensors, others)
         ctx.program, ctx.others = program, others
         ctx.kept, ctx.numbers = program.take_kept(inputs), program.take_numbers(inputs)
@@ -69,7 +70,8 @@ class ThunderFunction(torch.autograd.Function):
             given[i] = _written_out(given[i])
         saved = [list(tensors), others_saved]
         del tensors, others_saved, kept
-        return (None, *run(saved, given))
+        with compat.saved_by_hooks() if ctx.hooked else contextlib.nullcontext():
+            return (None, *run(saved, given))
 
 
 def _check_unobserved(result: torch.Tensor | None, place: int, has_others: bool) -> None:

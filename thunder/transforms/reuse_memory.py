@@ -7,36 +7,45 @@ torch.tanh(t1)`, `t3 = torch.nn.functional.linear(t2, v)`. After: the same, with
 
 A value is written over only if nothing else can share its memory: a product or a fused kernel of the same program has
 written it, only products and fused kernels have read it or its views, and the program neither returns nor saves it.
-`FusionExecutor.writing_over` says whether a kernel reads each element before it writes there, and nowhere else. The
-pass runs behind the transforms of the user, whose reads count, and therefore apart from `reinplace`, whose in-place
-operations CUDA graphs record. Memory inside of a CUDA graph is left alone: its pool reuses it.
+`FusionExecutor.writing_over` says whether a kernel reads each element before it writes there, and nowhere else. A large
+saved value that only the backward reads is written over there: `t4 = unless_read_again(t0)`, `[t5] =
+TritonFusion1(t4, g)`, where `t4` is `t0`, or a copy where autograd keeps the graph. The pass runs behind the transforms
+of the user, whose reads count, and therefore apart from `reinplace`, whose in-place operations CUDA graphs record.
+Memory inside of a CUDA graph is left alone: its pool reuses it.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+import torch
 
 from thunder.analysis.aliases import alias_bases
-from thunder.analysis.cost import original_of
+from thunder.analysis.cost import nbytes, original_of
 from thunder.analysis.lifetimes import last_uses
-from thunder.core.proxies import Proxy, TensorProxy
-from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.proxies import Proxy, TensorProxy, like
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
 from thunder.extend.fusion import FusionExecutor, written_over
+from thunder.ops.backward import is_read_again
 from thunder.ops.families.parts import add_part, rearranges
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.phases import phase_of
 from thunder.transforms.reinplace import in_place_form, may_hold, run_in_place
 
+SMALLEST = 1 << 20  # bytes of a saved value that is worth writing over
+
 
 def reuse_memory(trace: Trace, fused: bool) -> Trace:
     """The trace whose operations write over inputs that die with them: accumulations of gradients, fusions, and, where
     a fusion executor is used (`fused`), elementwise operations."""
-    backward = TraceTag.BACKWARD in trace.tags
+    backward = _is_backward(trace)
     if not fused and not any(_adds_gradients(b) or backward and b.sym.accumulates for b in trace.bound_symbols):
         return trace
     state, padded = _Lifetimes(trace), trace.info.padded
+    saved = _Saved(trace)
+    state.owned |= dict.fromkeys(saved.large, True)
     operations: list[BoundSymbol] = []
     for i, operation in enumerate(trace.bound_symbols):
         fuser, own = _fuser(operation), operation.sym.owns_result
@@ -44,19 +53,67 @@ def reuse_memory(trace: Trace, fused: bool) -> Trace:
         accumulates = _adds_gradients(operation) or backward and operation.sym.accumulates
         if fuser is not None:
             found = state.dying(i, operation)
-            operation, own = written_over(operation, found)[0] if found else operation, True
+            operation, over = written_over(operation, found) if found else (operation, {})
+            operation, own = saved.taken(operation, [operation.inputs[n] for n in over.values()], operations), True
         elif (accumulates or fused and operation.sym.elementwise) and (function := _in_place_function(operation)):
             home = state.home(i, operation, rearranged=accumulates)
             # a linear layer returns a view of a base that nobody else has; an output of the forward must be no view
             if (
                 home is not None
+                and (home not in saved.large or home is operation.args[0])
                 and (backward or not state.owned[home] or not state.leaves(operation))
                 and (home not in padded or operation.output in padded)
             ):
-                operation, own, hidden = run_in_place(operation, function), True, state.owned[home]
-        operations.append(operation)
+                hidden, own = state.owned[home], True
+                operation = saved.taken(run_in_place(operation, function), [home], operations)
+        operations.append(saved.deleted(operation))
         state.after(operation, own, hidden)
-    return trace.replace(bound_symbols=operations)
+    disposable = state.disposable(trace) if TraceTag.AUGMENTED_FORWARD in trace.tags else frozenset()
+    return trace.replace(bound_symbols=operations, info=trace.info.replace(disposable=disposable))
+
+
+class _Saved:
+    """The saved values that a backward may write over. large: those that are worth asking whether a graph is kept."""
+
+    def __init__(self, trace: Trace):
+        self.names = trace.names
+        self.large = {p for p in trace.info.disposable if nbytes(p) >= SMALLEST} if _is_backward(trace) else set()
+        self._instead: dict[Proxy, TensorProxy] = {}  # by a value that is written over, what is
+
+    def taken(self, operation: BoundSymbol, over: Iterable[Proxy], before: list[BoundSymbol]) -> BoundSymbol:
+        """An operation that writes over values. Saved ones are copied right before it, where they are read again."""
+        chosen: dict[Proxy, TensorProxy] = {}
+        for value in dict.fromkeys(over):
+            if isinstance(value, TensorProxy) and value in self.large:
+                chosen[value] = value.replace(name=self.names.make())
+                before.append(_unless_read_again.bind(value, output=chosen[value], context=operation.context))
+        if not chosen:
+            return operation
+        self._instead |= chosen
+        swapped = operation.swap(chosen)
+        swapped.header = operation.header
+        return swapped
+
+    def deleted(self, operation: BoundSymbol) -> BoundSymbol:
+        """The operation; what stands for a value is deleted together with it."""
+        new = [self._instead[p] for p in operation.args if p in self._instead] if operation.sym is python_del else []
+        if not new:
+            return operation
+        dead = (*operation.args, *new)
+        return BoundSymbol(python_del, dead, {}, None, inputs=dead, outputs=())
+
+
+def _own_or_copy(saved: torch.Tensor) -> torch.Tensor:
+    return saved.clone() if is_read_again(saved) else saved
+
+
+_unless_read_again = Symbol(
+    "unless_read_again", lambda saved: like(saved), is_prim=True, tags=(OpTags.VIEW,), fn=_own_or_copy
+)
+
+
+def _is_backward(trace: Trace) -> bool:
+    return TraceTag.BACKWARD in trace.tags
 
 
 def _adds_gradients(operation: BoundSymbol) -> bool:
@@ -88,6 +145,12 @@ class _Lifetimes:
             home = b.args[0]
         reads = sum(self.bases[p] is home for p in operation.inputs)
         return home if home in self.owned and self.last[home] == i and reads == 1 else None
+
+    def disposable(self, trace: Trace) -> frozenset[Proxy]:
+        """The saved values of a forward in memory that no other value shares."""
+        outputs, (saved, _) = trace.output
+        shared = collections.Counter(self.bases[p] for p in (*dict.fromkeys(saved), *outputs))
+        return frozenset(p for p in saved if p in self.owned and shared[p] == 1)
 
     def leaves(self, operation: BoundSymbol) -> bool:
         return self.last.get(operation.outputs[0]) == self.end

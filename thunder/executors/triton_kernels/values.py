@@ -31,6 +31,7 @@ from thunder.executors.triton_kernels.index import Index, within
 from thunder.executors.triton_kernels.numbers import Numbers
 from thunder.executors.triton_kernels.sizes import Extent, at_least
 from thunder.extend.fusion import of_integers
+from thunder.ops.families.data import half_gradient
 from thunder.ops.families.indexing import indexed
 
 _TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8", "int16", "int32", "int64"}
@@ -263,7 +264,7 @@ def _lower(operation: BoundSymbol, values: _Values) -> None:
             and v.dtype.bytes == 2
             and v.dtype.category == FLOAT
             and v.operands[0].dtype.name == "float32"
-            and _computes(operation)
+            and (_computes(operation) or operation.sym is half_gradient)
         ):
             # rounded where it is stored, as elementwise results are: the program does not convert
             values[out] = Value("reshape", v.operands, v.shape, v.dtype, (v.shape,))

@@ -7,7 +7,7 @@ import torch
 from thunder.core.devices import to_device
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import OpTags
+from thunder.core.symbol import OpTags, primitive
 from thunder.ops.backward import gradient_of_first
 from thunder.ops.registry import PRIMS, alias, composite, prim, torch_prim
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -172,10 +172,24 @@ def data(a):
     return detach_prim(a)
 
 
-gradient_of_first(
-    to,
-    lambda g, y, a, *, device=None, dtype=None, copy=False, memory_format=None: to(g, dtype=a.dtype, device=a.device),
-)
+# a gradient in the half precision of a value that the program has cast to float32. A kernel that goes on with it does
+# not round it: no program asks for that
+@primitive(lambda g, dtype: like(g, dtype=dtype))
+def half_gradient(g, dtype):
+    return g.to(to_torch_dtype(dtype))
+
+
+half_gradient.decomposed_by(convert_element_type)
+
+
+def _cast_back(g, y, a, *, device=None, dtype=None, copy=False, memory_format=None):
+    if a.dtype.name in ("bfloat16", "float16") and g.dtype.name == "float32" and g.device is a.device:
+        return half_gradient(g, a.dtype)
+    return to(g, dtype=a.dtype, device=a.device)
+
+
+gradient_of_first(to, _cast_back)
+gradient_of_first(half_gradient, lambda g, y, a, dtype: to(g, dtype=a.dtype))
 
 
 gradient_of_first(contiguous, lambda g, y, a, *, memory_format=torch.contiguous_format: g)

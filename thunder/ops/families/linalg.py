@@ -510,7 +510,7 @@ declare(*(LTORCH[name] for name in ("linear", "matmul", "mm", "bmm", "addmm", "b
 
 declare(linear, aligned=aligned.linear)
 declare(matmul, mm, bmm, aligned=aligned.matmul)
-declare(addmm, aligned=aligned.addmm)
+declare(addmm, aligned=aligned.addmm, accumulates=True)
 declare(linear, matmul, mm, bmm, addmm, times_cotangent, takes_rows_apart=True)
 declare(*(LTORCH[name] for name in ("addmm", "addmv", "addbmm", "baddbmm")), factors=(1, 2))
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
+from thunder.core.dtypes import FLOAT, float32
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, primitive
 from thunder.ops import backward
@@ -201,6 +204,23 @@ def gather_backward(g, dim, index, shape):
 @primitive(lambda g, dim, index, shape: like(g, tuple(shape)), tags=(OpTags.REDUCTION_OP,))
 def index_select_backward(g, dim, index, shape):
     return g.new_zeros(shape).index_add_(dim, index, g)
+
+
+@backward.index_backward.decomposed_by
+def _(g, shape, indices, distinct=False):
+    """The sum at the places of one index tensor, added up in float32 without the sort that gives PyTorch an order."""
+    places = [d for d, i in enumerate(indices) if i is not None]
+    if distinct or len(places) > 1 or g.dtype.category != FLOAT:
+        return None
+    (dim,) = places
+    index = indices[dim]
+    if len(index.shape) != 1:
+        count = math.prod(index.shape)
+        index, g = reshape(index, (count,)), reshape(g, (*shape[:dim], count, *shape[dim + 1 :]))
+    index = LTORCH["where"](index < 0, index + shape[dim], index)
+    if g.dtype.bytes >= 4:
+        return index_select_backward(g, dim, index, shape)
+    return LTORCH["to"](index_select_backward(LTORCH["to"](g, float32), dim, index, shape), g.dtype)
 
 
 @gather.vjp
