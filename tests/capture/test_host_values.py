@@ -1,5 +1,6 @@
 """Values of host calls where programs use them: in operations, as keys, in exceptions, as seeds."""
 
+import collections
 import math
 import random
 import warnings
@@ -160,3 +161,36 @@ def test_numpys_functions_of_an_argument():
     for i in range(2, 7):
         assert torch.equal(compiled(torch.ones(2), i), torch.full((2,), i / 8))
     assert thunder.cache_misses(compiled) == 2
+
+
+def _with_default(d, x, i):
+    key = f"k{i % 3}"
+    return d.setdefault(key, x), d.get((key, 1), 7)
+
+
+def _counted(d, x, i):
+    key = f"k{i % 3}"
+    d[key] = d.get(key, 0) + 1
+    if (key, 0) in d:
+        del d[(key, 0)]
+    return x * d.pop("k2", 1)
+
+
+def _in_sets(d, x, i):
+    key = f"k{i % 3}"
+    found = set(k for k in (key, "k0"))  # noqa: C401 - native code iterates over the generator
+    found.update([key, "k2"])
+    found.discard(key)
+    return x * len(found), frozenset(["k0"]).union((key,)), {"k0"}.isdisjoint([key]), sorted(set(map(str, [key, "k1"])))
+
+
+@pytest.mark.parametrize("program", [_with_default, _counted, _in_sets])
+@pytest.mark.parametrize("make", [dict, collections.Counter, lambda: collections.defaultdict(list)])
+def test_texts_as_keys(program, make):
+    """A text that the program makes is a key by its value, wherever native code hashes it."""
+    tables = [make() | {("k1", 0): 3} for _ in range(2)]
+    compiled = thunder.jit(program, fallback="error")
+    for i in range(8):
+        x = torch.full((2,), i + 1.0)
+        ours, want = (f(table, x, i) for f, table in zip((compiled, program), tables, strict=True))
+        assert str(ours) == str(want) and str(tables[0]) == str(tables[1])

@@ -35,6 +35,7 @@ from thunder.core.proxies import (
     Proxy,
     Size,
     TensorProxy,
+    map_structure,
     proxies_in,
 )
 from thunder.core.symbol import current_recorder
@@ -459,7 +460,9 @@ def operate(c, function: Callable, *operands):
 
 
 def settled(c, value):
-    """The value itself where only a value will do (a name, a key): the program is for this one."""
+    """The value itself where only a value will do (a name, a key, also in a tuple): the program is for this one."""
+    if isinstance(value, tuple):
+        return map_structure(lambda x: settled(c, x), value)
     if type(value) is not HostProxy:
         return value
     if value.kind not in (str, bytes):

@@ -35,6 +35,7 @@ def getitem(c, o, k):
     t = type(o)
     if c.reading is not None:
         c.reading.look_at(c, o)
+    k = host_lines.settled(c, k) if isinstance(o, dict) else k
     if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(o, dict) and _hashable(k):
             return containers.dict_item(c, o, k)
@@ -47,9 +48,7 @@ def getitem(c, o, k):
         return c.operation("__getitem__", o, _key(c, k))
     if t is AnyProxy:
         return opaque_values.apply(c, operator.getitem, (o, k), {})
-    if type(k) is HostProxy and isinstance(o, dict):
-        k = host_lines.settled(c, k)
-    elif t is HostProxy or type(k) is HostProxy:
+    if t is HostProxy or type(k) is HostProxy:
         return host_lines.operate(c, operator.getitem, o, k)
     check_watched(c, o, "__getitem__", f"an item of a {t.__name__}")
     if type(k) not in PRIMITIVE:
@@ -115,7 +114,7 @@ def setitem(c, o, k, v) -> None:
     if type(o) is HostProxy:
         host_lines.run(c, operator.setitem, (o, k, v))
         return
-    k = host_lines.settled(c, k)
+    k = host_lines.settled(c, k) if isinstance(o, dict) else k
     refuse_array(c, o)
     if c.containers.lazy and id(o) in c.containers.lazy and not isinstance(o, dict):
         containers.materialize(c, o)
@@ -131,6 +130,7 @@ def setitem(c, o, k, v) -> None:
 def contains(c, o, v) -> bool:
     if c.reading is not None:
         c.reading.look_at(c, o)
+    v = host_lines.settled(c, v) if isinstance(o, (dict, set, frozenset)) else v
     if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(o, dict) and _hashable(v):
             return containers.has_key(c, o, v)

@@ -105,6 +105,7 @@ def call_builtin(c, f, args, kwargs):
     if found is not NULL:
         return found
     _note_factory(c, f, (s, *args))
+    args = _with_keys(c, f, s, args)
     if c.containers.lazy and (found := _of_lazy(c, f, s, args)) is not NULL:
         return found
     if (found := standins.run(c, f, args, kwargs)) is not NULL:
@@ -113,6 +114,25 @@ def call_builtin(c, f, args, kwargs):
     if c.containers.attribute_dicts:
         containers.write_attributes(c, s)
     return result
+
+
+def _with_keys(c, f, s, args) -> list:
+    """The arguments of a method of a dict or a set, with the values of texts that it hashes."""
+    first = 1 if s is None else 0  # dict.get(d, k)
+    owner = s if first == 0 else args[0] if args else None
+    if not isinstance(owner, (dict, set, frozenset)):
+        return args
+    if isinstance(owner, dict) or f.__name__ in _OF_ELEMENT:
+        return [host_lines.settled(c, a) if i == first else a for i, a in enumerate(args)]
+    return [a if i < first else _hashed(c, a) for i, a in enumerate(args)]
+
+
+_OF_ELEMENT = ("add", "discard", "remove", "__contains__")
+
+
+def _hashed(c, a):
+    """An iterable of elements of a set, with the values of texts among them."""
+    return [host_lines.settled(c, x) for x in c.steps(a)] if isinstance(a, (list, tuple, Iterator)) else iterable(c, a)
 
 
 def _by_receiver(c, f, s, args, kwargs):
@@ -150,6 +170,8 @@ def stepping(c, f, s, args) -> list:
         several = f in (min, max) and len(args) > 1
         last = {functools.reduce: 2, sum: 1, sorted: 1, min: 1, max: 1}.get(f, len(args)) if not several else 0
         called, _ = standins.CALLING.get(id(f), (None, ""))
+        if f in (set, frozenset):
+            return [_hashed(c, a) for a in args]
         return [iterable(c, a) if i < last and i != called else a for i, a in enumerate(args)]
     if s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
         return [pairs(c, a) if isinstance(s, dict) else iterable(c, a) for a in args]

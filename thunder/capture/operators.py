@@ -203,7 +203,7 @@ def native_delitem(c, o, k):
         host_lines.run(c, operator.delitem, (o, k))
         return
     c.materialize(o)
-    del o[k]
+    del o[host_lines.settled(c, k) if isinstance(o, dict) else k]
     containers.write_attributes(c, o)
 
 
