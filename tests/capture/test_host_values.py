@@ -1,6 +1,7 @@
 """Values of host calls where programs use them: in operations, as keys, in exceptions, as seeds."""
 
 import collections
+import dataclasses
 import math
 import random
 import warnings
@@ -184,7 +185,24 @@ def _in_sets(d, x, i):
     return x * len(found), frozenset(["k0"]).union((key,)), {"k0"}.isdisjoint([key]), sorted(set(map(str, [key, "k1"])))
 
 
-@pytest.mark.parametrize("program", [_with_default, _counted, _in_sets])
+@dataclasses.dataclass(frozen=True)
+class _Name:
+    name: str
+
+
+def _in_keys(d, x, i):
+    d[_Name(f"k{i % 3}")] = i
+    return x * d.get(_Name("k0"), 9), hash(f"k{i % 3}") == hash("k0")
+
+
+def _of_exceptions(d, x, i):
+    """The texts of exceptions that hold values of data."""
+    total = x.sum().item()
+    found = KeyError(f"k{i}"), ValueError(total, i), RuntimeError(total), KeyError(i, total), LookupError()
+    return [text for e in found for text in (str(e), repr(e), f"{e}, {e!r}")]
+
+
+@pytest.mark.parametrize("program", [_with_default, _counted, _in_sets, _in_keys, _of_exceptions])
 @pytest.mark.parametrize("make", [dict, collections.Counter, lambda: collections.defaultdict(list)])
 def test_texts_as_keys(program, make):
     """A text that the program makes is a key by its value, wherever native code hashes it."""

@@ -277,7 +277,7 @@ def _instance_check(c, f, args, kwargs):
 
 
 def _hash(c, f, args, kwargs):
-    return PROTOCOL_CALLS[id(f)](c, f, [hashable(c, a) for a in args], kwargs)
+    return PROTOCOL_CALLS[id(f)](c, f, [host_lines.settled(c, hashable(c, a)) for a in args], kwargs)
 
 
 def _chained(c, f, args, kwargs):

@@ -262,11 +262,22 @@ def native_text(c, function, value, *spec):
     if type(value) in PLAIN and all(type(s) is str for s in spec):
         return function(value, *spec)
     expose(c, value)
-    if isinstance(value, BaseException) and function is str and len(value.args) == 1 and type(value) is not KeyError:
-        return c.call(str, [value.args[0]], {})
+    if isinstance(value, BaseException) and (found := _text_of_exception(c, function, value)) is not None:
+        return found
     if operations.is_unknown_text(c, value, *spec):
         return host_lines.text(c, function, value, *spec)
     return native_calls.call_native(c, function, [as_text(c, value), *spec], {})
+
+
+def _text_of_exception(c, function, value: BaseException):
+    """What BaseException and KeyError make of the arguments of an exception; None where other native code does it."""
+    kind, args, one = type(value), value.args, len(value.args) == 1
+    if function is str and kind.__str__ in (BaseException.__str__, KeyError.__str__):
+        inner = repr if one and kind.__str__ is KeyError.__str__ else str
+        return c.call(inner, [args[0] if one else args], {}) if args else ""
+    if function is repr and kind.__repr__ is BaseException.__repr__ and args:
+        return c.join([kind.__name__, *(("(", c.call(repr, [args[0]], {}), ")") if one else (c.call(repr, [args], {}),))])
+    return None
 
 
 def native_isinstance(c, o, cls):
