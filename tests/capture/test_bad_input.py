@@ -53,10 +53,11 @@ def refused(says: str, *args):
 # values of tensors
 
 
-@refused("a numpy array from outside is written to", X, numpy.zeros(3))
+@refused("a numpy array is written to whose memory a tensor shares", X, numpy.zeros(3))
 def numpy_array_written_to(x, t):
+    y = torch.from_numpy(t) * 2
     t[0] += 1  # here
-    return x * 2
+    return x, y
 
 
 @refused("sys.stdout is assigned, which the library's own code reads")

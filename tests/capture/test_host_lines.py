@@ -461,7 +461,9 @@ def test_tensors_are_saved_and_read(tmp_path):
 WRITTEN = {
     "tensor": lambda x: (lambda a: x.add_(1).sum() + float(a[0]))(x.numpy()),
     "array": lambda x: (lambda a: a.fill(1.0) or x.sum())(x.numpy()),
-    "array, left": lambda x: x.numpy(),
+    "array behind its tensor": lambda x: (lambda a, t: (t + 1, a.fill(2.0), t + 1))(
+        *(lambda a: (a, torch.from_numpy(a)))(np.array(x.numpy()))
+    )[2],
     "made of one": lambda x: torch.from_numpy(np.exp(x.numpy())).add_(1),
 }
 

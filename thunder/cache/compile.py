@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -64,17 +65,17 @@ class Compilation(NamedTuple):
     def run(self) -> CacheEntry:
         # a compilation makes many objects that stay; looking through them again and again is a third of its time
         with without_collection():
-            changing = changing_numbers(self.stats.interpreter_cache)
-            numbers = any(changing.values())
-            try:
-                return self._run_with(changing)
-            except Exception:  # noqa: BLE001 - without symbolic numbers it succeeds, or raises its own error
-                if not numbers:
-                    raise
-            return self._run_with({place: None for place, values in changing.items() if values is None})
+            changing = changing_values(self.stats.interpreter_cache)
+            written: dict[str, set | None] = {place: None for place, values in changing.items() if values is None}
+            numbers = {place: values for place, values in changing.items() if values and _are_numbers(values)} | written
+            for held, fewer in ((changing, numbers), (numbers, written)):
+                if len(held) > len(fewer):
+                    with contextlib.suppress(Exception):  # with fewer it succeeds, or raises its own error
+                        return self._run_with(held)
+            return self._run_with(written)
 
     def _run_with(self, changing: dict[str, set | None]) -> CacheEntry:
-        """changing: see `changing_numbers`."""
+        """changing: see `changing_values`."""
         stats, clock, options = self.stats, time.perf_counter_ns, self.options
         start = clock()
         if options.debug.show_interpreter_progress:
@@ -114,13 +115,17 @@ class Compilation(NamedTuple):
             raise ProgramFails(failure) from failure
 
 
-def changing_numbers(entries: Sequence[CacheEntry]) -> dict[str, set | None]:
-    """Places whose numbers stay symbolic, and the values for which they do not.
+def changing_values(entries: Sequence[CacheEntry]) -> dict[str, set | None]:
+    """Places whose values are inputs of the program, and the values for which they are not.
 
-    They are those that earlier captures saw written (None), and those of other numbers, with the values they had.
+    They are those that earlier captures saw written (None), and those of others, with the values they had.
     """
     seen: dict[str, set] = {}
     for entry in entries:
-        for place, value in entry.captured.constant_numbers.items():
+        for place, value in entry.captured.constants.items():
             seen.setdefault(place, set()).add(value)
     return {**seen, **{place: None for entry in entries for place in entry.captured.effects}}
+
+
+def _are_numbers(values: set) -> bool:
+    return all(type(value) in (int, float) for value in values)

@@ -22,13 +22,13 @@ import thunder.compat.cuda
 import thunder.compat.distributed
 import thunder.compat.modes  # noqa: F401 - the first call would import these four
 from thunder import compat
+from thunder.capture.changing import constants, read_numbers
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
 from thunder.capture.library import rebuilt_hooks
 from thunder.capture.library.functional import Transformed
 from thunder.capture.locations import place
 from thunder.capture.locks import taken_locks
-from thunder.capture.numbers import constant_numbers, read_numbers
 from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
@@ -67,7 +67,7 @@ class Captured:
         rebuilt_hooks.finish(c, (result, output))
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
-        self.constant_numbers = constant_numbers(c)
+        self.constants = constants(c)
         self.effects = frozenset(source.describe(c.parameters) for source in c.writes.written)
         self._computation(c, output)
         # the program may handle an error of an operation, or have written before it, and the error comes when the
@@ -107,7 +107,7 @@ class Captured:
         operations = c.recorder.bound_symbols
         used = c.tensors.used = {p for operation in operations for p in operation.inputs} | set(proxies_in(output, []))
         made = {o for operation in operations for o in operation.outputs}
-        if any(type(p) is TensorProxy and p not in made and p not in c.tensors.real for p in used):
+        if any(type(p) is TensorProxy and p not in c.tensors.real for p in used - made):
             c.refuse(
                 "a tensor of a function under grad, vjp, jvp or vmap is used outside of it, where it is known no "
                 "more: the function stored it",
@@ -115,11 +115,12 @@ class Captured:
             )
         symbols = set()
         if c.numbers.proxies:
-            for number in numbers_in([output, *((operation.args, operation.kwargs) for operation in operations)], []):
-                symbols |= number.expression.symbols()
+            numbers = numbers_in([output, *((operation.args, operation.kwargs) for operation in operations)], [])
+            symbols.update(*(number.expression.symbols() for number in numbers))
         tensors = [p for p in c.tensors.real if p in used]
         numbers = [n for n in c.numbers.proxies.values() if n.name in symbols]
-        others = {p: source for p, source in c.tensors.opaque.values() if p in used}
+        of_host = ((p, source) for source, p in c.outside.host_values.items())
+        others = {p: source for p, source in (*c.tensors.opaque.values(), *of_host) if p in used}
         inputs = [*tensors, *others, *numbers]
         placements = c.tensors.placements
         self._placements: dict[Proxy, Placement] = {p: placements[p] for p in tensors if p in placements}
@@ -251,7 +252,11 @@ def capture(request: Request) -> Captured:
             return _with_symbolic_counters(c, _read(c))
         except BaseException as error:
             release(error)
-            if c.path.needs_own_arrays and not own_arrays:
+            if c.outside.written_arrays.difference(request.changing) and request.options.numbers_may_change:
+                ways.insert(0, (compiling, decides))
+                changing = {**request.changing, **dict.fromkeys(c.outside.written_arrays)}
+                request = replace(request, changing=changing)
+            elif c.path.needs_own_arrays and not own_arrays:
                 ways.insert(0, (compiling, decides))
                 own_arrays = True
             elif c.path.logged_when_asked != len(c.path.log):  # the host code that ran is that of this answer

@@ -15,7 +15,6 @@ import sys
 import types
 
 from thunder.capture.native import PRIMITIVE, native_module
-from thunder.core.host_calls import HostProxy
 from thunder.interpreter import decode, standins
 from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute
 
@@ -191,9 +190,6 @@ def check_hashed(c, keys, others=()) -> None:
     its questions; where it might do something besides, the call is refused."""
     found = [k for k in parts_of(*keys, *others) if called_in(c, type(k)) and _hashed_in_python(c, k)]
     for k in found:
-        for name, value in plain_attribute(k, "__dict__", {}).items():
-            if type(value) is HostProxy:  # whose value is hashed, and compared
-                k.__dict__[name] = c.path.host_value(value)
         c.call(hash, [k], {})
     alike = collections.defaultdict(list)
     for k in (*keys, *others) if found else ():

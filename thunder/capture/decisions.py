@@ -11,11 +11,14 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy
 import torch
 
 from thunder import compat
+from thunder.capture.ask import VALUE, ask
 from thunder.capture.examples import is_tried
 from thunder.capture.locks import check_host_call
+from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy, Log, host_call, logged, taken_from_log
 from thunder.core.paths import Decision, check_decision, check_value
 from thunder.core.proxies import (
@@ -61,8 +64,12 @@ class Path:
         self.own_arrays, self.needs_own_arrays, self.own_calls = own_arrays, False, 0
         self.own: set[HostProxy] = set()  # results of host calls that begin with such arrays alone
         self.watched: list[tuple[TensorProxy, TensorProxy]] = []
+        self.values_of: dict[HostProxy, TensorProxy] = {}  # arrays with the values of tensors
+        self.arrays: list[Any] = []  # NumPy's, whose memory tensors of the program share
         self._settled: dict[HostProxy, Any] = {}
-        self._numbers: dict[HostProxy, list[NumberProxy]] = {}  # of the arguments, of which a text is made
+        # what a text is made of: numbers of the arguments, and sources of values from outside (see `changing`)
+        self._made_of: dict[HostProxy, list[NumberProxy | Source]] = {}
+        self._sources: dict[HostProxy, Source] = {}  # of values from outside
         self._values = _Values(c, self.log)
 
     def truth(self, condition: Condition) -> bool | None:
@@ -112,15 +119,28 @@ class Path:
         if not pure or type(made) is not HostProxy or made.kind is not str:
             return
         texts, numbers = proxies_in(given, []), numbers_in(given, [])
-        if all(text in self._numbers for text in texts):  # data-dependent numbers are among these
-            self._numbers[made] = [*numbers, *(n for text in texts for n in self._numbers[text])]
+        if all(text in self._made_of for text in texts):  # data-dependent numbers are among these
+            self._made_of[made] = [*numbers, *(n for text in texts for n in self._made_of[text])]
+
+    def comes_from(self, value: HostProxy, source: Source) -> None:
+        """A value of the host stands for one from outside."""
+        self._sources[value] = source
+        if not issubclass(value.kind, numpy.ndarray):  # whose content changes
+            self._made_of[value] = [source]
+
+    def is_of_arguments(self, value: HostProxy) -> bool:
+        """Whether the arguments alone say what a value of the host is, so that the prologue can ask for it."""
+        return value in self._made_of
+
+    def source_of(self, value: HostProxy) -> Source | None:
+        return self._sources.get(value)
 
     def host_value(self, proxy: HostProxy) -> Any:
-        """The text that the program goes on with."""
-        if proxy in self._numbers:
+        """The value that the program goes on with."""
+        if proxy in self._made_of and proxy not in self._settled:
             self._settled[proxy] = self.value_of(proxy)
-            for number in self._numbers.pop(proxy):
-                number.concrete()
+            for known in self._made_of[proxy]:
+                ask(self.c, known, VALUE) if isinstance(known, Source) else known.concrete()
         if proxy not in self._settled:
             where, question = self.c.user_location(), f"the value of {proxy.name}"
             answer = self._expected(question, where)

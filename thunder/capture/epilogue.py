@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.capture import afterwards, containers, host_lines, operations
+from thunder.capture import afterwards, arrays, containers, operations
 from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
@@ -27,6 +27,7 @@ from thunder.capture.objects import cached_outside
 from thunder.capture.remade import UNCHANGING, goes_on, is_filled, is_global, made_of, native_new
 from thunder.capture.sources import MISSING, held
 from thunder.capture.statements import check_symbol, written
+from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
@@ -43,7 +44,8 @@ _FIXED = (
 def is_plain(c, value, seen: set[int]) -> bool:
     """Whether a result can be written as a literal: new tuples, lists and dicts, each once, of proxies and literals."""
     t = type(value)
-    host_lines.check_leaves(c, value)
+    if t is HostProxy and arrays.array_that_leaves(c, value) is not None:
+        return False
     if t is TensorProxy or isinstance(value, (AnyProxy, NumberProxy)) or t in _LITERAL:
         return True
     if t not in (tuple, list, dict) or id(value) in c.sources:
@@ -178,7 +180,8 @@ class EpilogueWriter:
         return None
 
     def _proxy(self, value) -> str:
-        host_lines.check_leaves(self.c, value)
+        if type(value) is HostProxy and (tensor := arrays.array_that_leaves(self.c, value)) is not None:
+            return self.built.get(id(value)) or self.variable(value, f"{self.build(tensor)}.numpy()")
         if isinstance(value, TensorProxy):
             # the parameter itself, of which the program makes another tensor
             if value in self.c.tensors.placements and self.c.tensors.placements[value].is_whole:

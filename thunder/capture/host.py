@@ -317,8 +317,9 @@ class Capture(Host):
     asks_in_python = operators.asks_in_python
 
     def hashed(self, keys, others=()):
-        if any(type(k) is HostProxy for k in keys):
-            keys = [host_lines.settled(self, k) for k in keys]
+        settled = [k if type(k) in PRIMITIVE else host_lines.settled(self, k) for k in keys]
+        if any(k is not found for k, found in zip(keys, settled, strict=True)):
+            keys = settled
         callbacks.check_hashed(self, keys, keys_of(others))
         if self.sources:
             for i, k in enumerate(keys):

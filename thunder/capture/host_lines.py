@@ -21,6 +21,7 @@ import numpy
 import torch
 
 from thunder import compat
+from thunder.capture import arrays, changing
 from thunder.capture.examples import is_tried
 from thunder.capture.expose import expose
 from thunder.capture.library import printed_nodes
@@ -75,17 +76,18 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
 
     Returns a number, a tensor, None, or a HostProxy. Raises CaptureError where it cannot stand in a program.
     """
-    function = _tensor_of if function is torch.from_numpy else function
+    kwargs = kwargs or {}
+    if (known := _of_outside(c, function, args, kwargs, effect)) is not NULL:
+        return known
+    function = arrays.tensor_of if function is torch.from_numpy else function
     name = plain_attribute(function, "__qualname__", type(function).__qualname__)
-    if current_recorder() is not c.recorder or c.outer_recorders:
-        c.refuse(f"{name}() runs on the host inside of a transform of functions", "call it outside of the transform")
-    if effect and c.recorder.context.checkpoint and torch.is_grad_enabled():
-        c.refuse(f"{name}() is called in a checkpoint, whose backward calls it again", "call it outside of that")
     called = _called(function, args)
     reads = _only_reads(called) and not _gives_back(c, called, args)
+    effect = effect or arrays.effect_of_writes(c, called, args, kwargs, reads)
+    _check_place(c, name, effect)
     _check_owner(c, function, name, args)
     args = tuple(_given(c, a, reads) for a in args)
-    kwargs = {k: _given(c, v, reads) for k, v in (kwargs or {}).items()}
+    kwargs = {k: _given(c, v, reads) for k, v in kwargs.items()}
     kind = _known_kind(function, args, kwargs)
     pure = pure and (kind is None or issubclass(kind, _FIXED))
     own = not effect and c.path.is_own((function, args, kwargs))
@@ -113,6 +115,24 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
         c.path.knows(out, value)
     _share(c, out, (args, kwargs))
     return result
+
+
+def _of_outside(c, function: Callable, args, kwargs: dict, effect: str):
+    """The result of a call that needs no host call: the tensor of an array from outside, or a call that decides by a
+    text from outside, whose value the prologue asks for. NULL for others."""
+    if function is torch.from_numpy:
+        found = changing.tensor_of(c, args[0])
+        return NULL if found is None else found
+    if effect or function in _OF_TEXT or not any(changing.is_text(c, a) for a in parts_of(args, kwargs)):
+        return NULL
+    return c.call(function, *map_structure(lambda a: settled(c, a), ([*args], kwargs)))
+
+
+def _check_place(c, name: str, effect: str) -> None:
+    if current_recorder() is not c.recorder or c.outer_recorders:
+        c.refuse(f"{name}() runs on the host inside of a transform of functions", "call it outside of the transform")
+    if effect and c.recorder.context.checkpoint and torch.is_grad_enabled():
+        c.refuse(f"{name}() is called in a checkpoint, whose backward calls it again", "call it outside of that")
 
 
 def _run_now(c, name: str, index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str):
@@ -194,13 +214,14 @@ def _share(c, out, given) -> None:
                 c.recorder.memory.share(out, p)
             elif type(p) is HostProxy:
                 c.path.watch(out)
+                c.path.arrays += [p.example] if isinstance(p.example, numpy.ndarray) else []
 
 
 # code that does not change the containers that it is given
 _CHOOSING = {f.__func__ for f in (random.choice, random.choices, random.sample)}
 _READING = {
-    print, format, repr, str, ascii, list, len, torch.save, pickle.dumps, bisect.bisect_left, bisect.bisect_right,
-    heapq.nsmallest, heapq.nlargest, array.array, *_CHOOSING,
+    print, format, repr, str, ascii, list, len, getattr, torch.save, pickle.dumps, bisect.bisect_left,
+    bisect.bisect_right, heapq.nsmallest, heapq.nlargest, array.array, *_CHOOSING, torch.tensor, torch.as_tensor, torch.asarray,
 }  # fmt: skip
 _READING_MODULES = (
     "json", "math", "statistics", "numpy", "pprint", "textwrap", "re", "_operator", "logging", "thunder",
@@ -248,7 +269,7 @@ def _given(c, value, reads: bool):
     if isinstance(value, torch.Tensor):
         return c.lift(value)
     if t is numpy.ndarray and value.flags.writeable and id(value) not in c.outside.arrays:
-        return _refuse_array(c)
+        return arrays.refuse_given(c, value)
     if t in (list, tuple, dict, set, collections.OrderedDict) and (reads or t is tuple):
         expose(c, value)
         if t is collections.OrderedDict:  # as state dicts are, with their attributes
@@ -277,10 +298,8 @@ def _is_of_program(c, value) -> bool:
     return users or callable(value) or id(value) in c.sources and impure(value) is None
 
 
-def _refuse_array(c):
-    """Host code may change an array that capture has made once for all calls: see `own_arrays`."""
-    c.path.needs_own_arrays = True
-    c.refuse("code that runs on the host is given a NumPy array, which it may change or keep", "make it inside")
+# which make a text, or hand one on
+_OF_TEXT = {print, format, str, repr, ascii, str.join, operator.add, operator.mod, operator.iadd}
 
 
 def _ordered(items: tuple, attributes: tuple) -> collections.OrderedDict:
@@ -339,24 +358,15 @@ def holds_host_values(c, *values, numbers: bool = True) -> bool:
     )
 
 
-def _values_of(tensor: torch.Tensor) -> numpy.ndarray:
-    """A tensor's values. Nobody writes to them: the tensor's memory is not theirs."""
-    found = tensor.detach().clone().numpy()
-    found.flags.writeable = False
-    return found
-
-
-def _tensor_of(array: numpy.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
 def to_numpy(c, p: TensorProxy) -> HostProxy:
     """`p.numpy()`: values, for programs that write neither to them nor later to the tensor, whose memory they share."""
     if p.requires_grad:
         with compat.DisableTorchFunction():
             fake(p).requires_grad_().numpy()  # PyTorch refuses
     c.path.watch(p)
-    return run(c, _values_of, (p,))
+    values = run(c, arrays.values_of, (p,))
+    c.path.values_of[values] = p
+    return values
 
 
 def of_numpy(c, function, args, kwargs):
@@ -367,12 +377,6 @@ def of_numpy(c, function, args, kwargs):
 
 def _is_of_numpy(function) -> bool:
     return (plain_attribute(function, "__module__") or "").startswith("numpy") and not isinstance(function, numpy.ufunc)
-
-
-def check_leaves(c, value) -> None:
-    """Values of a tensor that leave the program would have to share its memory."""
-    if type(value) is HostProxy and value.kind is numpy.ndarray and not value.example.flags.writeable:
-        c.refuse("a numpy array that shares a tensor's memory leaves the program", "return the tensor")
 
 
 def _is_foreign(function) -> bool:
@@ -433,6 +437,8 @@ def text(c, function, *args, **kwargs):
 
 def attribute(c, value: HostProxy, name: str):
     """`value.name`: a method is called later."""
+    if (known := changing.attribute(c, value, name)) is not None:
+        return known
     found = getattr(value.example, name)
     if name == "__class__":
         return value.kind
@@ -464,8 +470,11 @@ def settled(c, value):
     if isinstance(value, tuple):
         return map_structure(lambda x: settled(c, x), value)
     if type(value) is not HostProxy:
+        for name, x in plain_attribute(value, "__dict__", {}).items() if id(value) not in c.sources else ():
+            if type(x) is HostProxy:  # of a key that hashes its attributes
+                value.__dict__[name] = settled(c, x)
         return value
-    if value.kind not in (str, bytes):
+    if value.kind not in changing.TEXTS and not c.path.is_of_arguments(value):
         c.refuse(f"a {value.kind.__name__} that a host call gives is a key", "use a text or a number")
     return c.path.host_value(value)
 

@@ -10,7 +10,7 @@ import operator
 import numpy
 import torch
 
-from thunder.capture import containers, host_lines, numpy_values, opaque_values
+from thunder.capture import arrays, containers, host_lines, numpy_values, opaque_values
 from thunder.capture.expose import expose
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.native import CONTAINERS, PRIMITIVE
@@ -79,34 +79,6 @@ def advance(c) -> None:
     c.sharp(f"{reason}, and stays advanced only for the call that captured the program")
 
 
-def refuse_array(c, o) -> None:
-    """Refuse a write to an array from outside, or to a view of one."""
-    while isinstance(o, numpy.ndarray):
-        if id(o) in c.outside.arrays:
-            _refuse_write(c)
-        o = o.base
-
-
-def check_arrays(c) -> None:
-    """Refuse writes of native code to arrays from outside, and undo them."""
-    for array, copy in c.outside.arrays.values():
-        if not (array.shape == copy.shape and array.dtype == copy.dtype and _same_bytes(array, copy)):
-            if array.shape == copy.shape:
-                numpy.copyto(array, copy)
-            _refuse_write(c)
-
-
-def _same_bytes(a, b) -> bool:
-    return all(map(operator.is_, a.flat, b.flat)) if a.dtype.hasobject else a.tobytes() == b.tobytes()
-
-
-def _refuse_write(c):
-    c.refuse(
-        "a numpy array from outside is written to",
-        "pass a tensor (torch.from_numpy shares the memory), or write to a copy of the array",
-    )
-
-
 def setitem(c, o, k, v) -> None:
     if type(o) is TensorProxy:
         c.operation("__setitem__", o, _key(c, k), v)
@@ -115,11 +87,11 @@ def setitem(c, o, k, v) -> None:
         host_lines.run(c, operator.setitem, (o, k, v))
         return
     k = host_lines.settled(c, k) if isinstance(o, dict) else k
-    refuse_array(c, o)
+    arrays.refuse_array(c, o)
     if c.containers.lazy and id(o) in c.containers.lazy and not isinstance(o, dict):
         containers.materialize(c, o)
-    if isinstance(o, dict) and id(o) not in c.containers.lazy:
-        c.hashed((k,), o)
+    if isinstance(o, dict):
+        c.hashed((k,), () if id(o) in c.containers.lazy else o)
     if type(k) is slice and isinstance(o, list):
         if type(v) in CONTAINERS or c.slot(type(v), "__iter__") or c.slot(type(v), "__getitem__"):
             v = [x for x in c.steps(v)]  # which asks for no length

@@ -14,7 +14,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import ask, callbacks, containers, host_lines, items, locks, numpy_values, operations
+from thunder.capture import arrays, ask, callbacks, containers, host_lines, items, locks, numpy_values, operations
 from thunder.capture.classes import of_library
 from thunder.capture.expose import as_operand, expose
 from thunder.capture.identities import told_apart
@@ -228,6 +228,9 @@ def call_native(c, f, args, kwargs):
         callbacks.check_class(c, f, args)
     known: dict = {}
     args, kwargs = _expose_to(c, f, args, kwargs, known)
+    # values in containers from outside are seen now
+    if (c.outside.host_values or c.numbers.proxies) and (found := host_lines.native(c, f, args, kwargs)) is not NULL:
+        return found
     if _asks_for_types(f):
         args = [map_structure(concrete, a) if type(a) is tuple else concrete(a) for a in args]
         kwargs = {k: concrete(a) for k, a in kwargs.items()}
@@ -270,7 +273,7 @@ def _note_made(c, f, args, result) -> None:
         c.fresh.add(id(result))
         c.keep[id(result)] = result
     if c.outside.arrays:
-        items.check_arrays(c)
+        arrays.check_arrays(c)
 
 
 def _name_operands(c, error: TypeError, args) -> None:

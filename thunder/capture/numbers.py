@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from thunder.capture.ask import TYPE, VALUE, ask
@@ -40,37 +39,6 @@ def size(c, n: int, source: Source, tensor) -> int | NumberProxy:
     return n if values is None or n in values else number(c, n, source)
 
 
-def _held_sizes(c) -> dict[str, int]:
-    """Sizes of arguments that the program holds for one value of and that are symbolic once they were another."""
-    options = c.request.options
-    if options.dynamic is not None or any(getattr(t, "needs_sizes", False) for t in options.transforms):
-        return {}
-    kinds = {p.device.type for p in c.tensors.real}
-    if any(e.needs_sizes and e.runs_on(kinds) for e in options.executors):
-        return {}
-    return {
-        source.child("size", i).describe(c.parameters): n
-        for source, sizes in c.tensors.shapes.items()
-        if source.root.key in ("args", "kwargs")
-        for i, n in enumerate(sizes)
-        if n is not None and n >= 2
-    }
-
-
-def constant_numbers(c) -> dict[str, int | float]:
-    """The numbers that the program holds for one value of and that stay symbolic once they were another, by their
-    paths: a temperature, a count of steps; under `cache="constant values"` floats of objects alone (the learning rate
-    of an optimizer)."""
-
-    def may_change(source: Source, value) -> bool:
-        argument = source.root.key in ("args", "kwargs")
-        asked = c.request.options.numbers_may_change or type(value) is float and not argument
-        return asked and type(value) in (int, float) and value == value
-
-    found = {s.describe(c.parameters): v for s, v in _held_numbers(c) if may_change(s, v)}
-    return found | _held_sizes(c)
-
-
 def parts_of_plain(value: Any, source: Source) -> list[tuple[Source, Any]]:
     """The parts of a tuple or a slice, or the value itself, with their sources."""
     if isinstance(value, tuple):
@@ -78,18 +46,6 @@ def parts_of_plain(value: Any, source: Source) -> list[tuple[Source, Any]]:
     if type(value) is slice:
         return [(source.attr(n), getattr(value, n)) for n in ("start", "stop", "step")]
     return [(source, value)]
-
-
-def _held_numbers(c) -> Iterator[tuple[Source, Any]]:
-    """The plain values that the program holds for one value of, by themselves or in tuples and slices."""
-    for (source, question, _), value in c.observed.items():
-        if question is VALUE:
-            yield from parts_of_plain(value, source)
-
-
-def read_numbers(c) -> set[str]:
-    """The paths of the numbers that the program holds for one value of."""
-    return {s.describe(c.parameters) for s, v in _held_numbers(c) if type(v) in (int, float)}
 
 
 def number(c, value, source: Source) -> NumberProxy:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import numpy
 import torch
 
-from thunder.capture import host_lines
+from thunder.capture import changing, host_lines
 from thunder.core.host_calls import HostProxy, call_method
+from thunder.core.proxies import map_structure
 
 
 def as_number(c, value):
     """A number of NumPy's that a host call gives, as PyTorch takes it: as one of Python's."""
-    found = type(value) is HostProxy and issubclass(value.kind, numpy.generic)
-    return host_lines.run(c, call_method, (value, "item"), pure=True) if found else value
+    if not (type(value) is HostProxy and issubclass(value.kind, numpy.generic)):
+        return value
+    known = changing.number_of(c, value)
+    return known if known is not None else host_lines.run(c, call_method, (value, "item"), pure=True)
 
 
 def as_index(c, value):
     """An array or a number of NumPy's that a host call gives, as an index of a tensor."""
-    is_array = type(value) is HostProxy and value.kind is numpy.ndarray
-    return host_lines.run(c, torch.from_numpy, (value,)) if is_array else as_number(c, value)
+    if not (type(value) is HostProxy and value.kind is numpy.ndarray):
+        return as_number(c, value)
+    return host_lines.run(c, torch.from_numpy, (value,))
 
 
 def own_arrays(c, result):
@@ -26,9 +30,18 @@ def own_arrays(c, result):
     code may change them."""
     if type(result) in (tuple, list):
         return type(result)(own_arrays(c, x) for x in result)
-    outside = (array for array, _ in c.outside.arrays.values())
+    outside = (array for array, *_ in c.outside.arrays.values())
     if type(result) is not numpy.ndarray or any(numpy.may_share_memory(result, array) for array in outside):
         return result
     content = result.copy()
     content.flags.writeable = False
     return host_lines.run(c, numpy.array, (content,))
+
+
+def as_operands(c, args, kwargs, typed: bool) -> tuple:
+    """The arguments of a function of PyTorch's, with numbers in the place of NumPy's. typed: it makes a tensor of data,
+    and gets a tensor in the place of an array from outside."""
+    if not typed:
+        return map_structure(lambda a: as_number(c, a), list(args)), map_structure(lambda a: as_number(c, a), kwargs)
+    found = changing.tensor_of(c, args[0]) if args else None
+    return (args, kwargs) if found is None else ([found, *args[1:]], {"device": torch.get_default_device(), **kwargs})

@@ -165,7 +165,8 @@ def call_method(c, method, args, kwargs):
         dim = args[0] if args else kwargs.get("dim")
         return shape if dim is None else shape[dim]
     function = METHODS.get(n)
-    if function is None or c.tensors.holds_opaque or "requires_grad" in kwargs:
+    of_host = host_lines.holds_host_values(c, *args, *kwargs.values(), numbers=False)
+    if function is None or c.tensors.holds_opaque or "requires_grad" in kwargs or of_host:
         function = getattr(torch.Tensor, n)
         return record(c, function, [p, *args], kwargs)
     c.synchronize()
@@ -250,7 +251,6 @@ def _lifted(c, v, typed: bool):
     return v.item() if isinstance(v, numpy.generic) and not typed else map_structure(c.lift, v)
 
 
-_OF_HOST = {HostProxy, host_lines.HostMethod}
 # functions that make tensors of their arguments
 _OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
 
@@ -268,11 +268,6 @@ def record(c, function, args, kwargs) -> Any:
         found = function(*args, **kwargs)
         c.synchronize()
         return found
-    if not _OF_HOST.isdisjoint(map(type, (*args, *kwargs.values()))) and function not in _OF_DATA:
-        args = [numpy_values.as_number(c, a) for a in args]
-        kwargs = {k: numpy_values.as_number(c, v) for k, v in kwargs.items()}
-    if not _OF_HOST.isdisjoint(map(type, (*args, *kwargs.values()))):
-        return host_lines.run(c, function, args, kwargs)
     if function in LAYOUT_QUESTIONS:
         return answer(c, function, args, kwargs)
     c.synchronize()
@@ -280,6 +275,10 @@ def record(c, function, args, kwargs) -> Any:
         return leaves.leaf(c, record(c, function, args, {k: v for k, v in kwargs.items() if k != "requires_grad"}))
     typed = function in _OF_DATA
     args, kwargs = all_lifted(c, args, typed=typed), all_lifted(c, kwargs, typed=typed)
+    if host_lines.holds_host_values(c, *args, *kwargs.values(), numbers=False):
+        args, kwargs = numpy_values.as_operands(c, args, kwargs, typed)
+        if host_lines.holds_host_values(c, *args, *kwargs.values(), numbers=False):
+            return host_lines.run(c, function, args, kwargs)
     if not typed:
         args, kwargs = with_numbers(function, args, kwargs)
     if opaque_values.involved(c, (args, kwargs)):

@@ -15,7 +15,16 @@ import numpy
 import torch
 
 from thunder import compat
-from thunder.capture import containers, host_lines, items, native_calls, numpy_values, opaque_values, operations
+from thunder.capture import (
+    arrays,
+    containers,
+    host_lines,
+    items,
+    native_calls,
+    numpy_values,
+    opaque_values,
+    operations,
+)
 from thunder.capture.classes import PROXIES
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_text, expose
@@ -43,7 +52,7 @@ def binary(c, symbol, a, b):
         c.materialize(a)
     c.materialize(b)
     if symbol.endswith("="):
-        items.refuse_array(c, a)
+        arrays.refuse_array(c, a)
     return operators.binary(c, symbol, a, b)
 
 
@@ -51,7 +60,7 @@ _COMPUTED = {TensorProxy, int, float, bool}
 
 
 def native_binary(c, symbol, a, b):
-    b = numpy_values.as_number(c, b) if type(a) is TensorProxy else b
+    a, b = _with_number(c, a, b)
     ta, tb = type(a), type(b)
     if ta is HostProxy or tb is HostProxy or _is_numpys(ta, tb):
         return host_lines.operate(c, ARITHMETIC[symbol], a, b)
@@ -70,6 +79,13 @@ def native_binary(c, symbol, a, b):
     if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
         return operations.size((*a, *b))
     return Host.native_binary(c, symbol, a, b)
+
+
+def _with_number(c, a, b) -> tuple:
+    """The operands of an operator, with the number that a number of NumPy's is for a tensor beside it."""
+    if type(a) is TensorProxy:
+        return a, numpy_values.as_number(c, b)
+    return (numpy_values.as_number(c, a), b) if type(b) is TensorProxy else (a, b)
 
 
 def _is_numpys(ta: type, tb: type) -> bool:
@@ -153,7 +169,7 @@ def compare(c, symbol, a, b):
 
 
 def native_compare(c, symbol, a, b):
-    b = numpy_values.as_number(c, b) if type(a) is TensorProxy else b
+    a, b = _with_number(c, a, b)
     if type(a) is HostProxy or type(b) is HostProxy or _is_numpys(type(a), type(b)):
         return host_lines.operate(c, COMPARISONS[symbol], a, b)
     if type(a) is AnyProxy or type(b) is AnyProxy:
@@ -276,7 +292,8 @@ def _text_of_exception(c, function, value: BaseException):
         inner = repr if one and kind.__str__ is KeyError.__str__ else str
         return c.call(inner, [args[0] if one else args], {}) if args else ""
     if function is repr and kind.__repr__ is BaseException.__repr__ and args:
-        return c.join([kind.__name__, *(("(", c.call(repr, [args[0]], {}), ")") if one else (c.call(repr, [args], {}),))])
+        inside = ("(", c.call(repr, [args[0]], {}), ")") if one else (c.call(repr, [args], {}),)
+        return c.join([kind.__name__, *inside])
     return None
 
 

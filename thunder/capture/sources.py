@@ -7,6 +7,8 @@ import gc
 import re
 from typing import Any
 
+import torch
+
 from thunder.interpreter.attributes import plain_attribute
 
 _PRIVATE_STEPS = {"_lc_original", "__self__", "_parameters", "_buffers", "_modules", "__dict__"}
@@ -59,7 +61,19 @@ def cell(function, index: int):
         return MISSING
 
 
-STEPS = {"item": item, "find": find, "cell": cell, "call": called, "held": held}  # how such a step is taken
+def of_array(array, _=None):
+    """The tensor that shares the memory of an array."""
+    return torch.from_numpy(array)
+
+
+STEPS = {
+    "item": item,
+    "find": find,
+    "cell": cell,
+    "call": called,
+    "held": held,
+    "tensor": of_array,
+}  # how such a step is taken
 
 
 class Source:
@@ -67,9 +81,9 @@ class Source:
 
     step: "root" (key: "fn", "args" or "kwargs"), "const" (key: the name of a pinned object), "attr" (an attribute),
     "find" (an attribute that no code of the user's answers), "item", "keyed" (an item whose key is the tensor at
-    another source), "held" (the mapping behind a mappingproxy), "cell" (key: index in the closure), "call" (key: a
-    method's name and arguments), or "size" (key: a dimension of a tensor). label: how a root or constant is called
-    when a person reads about it.
+    another source), "held" (the mapping behind a mappingproxy), "tensor" (that of an array), "cell" (key: index in the
+    closure), "call" (key: a method's name and arguments), or "size" (key: a dimension of a tensor). label: how a root
+    or constant is called when a person reads about it.
     """
 
     __slots__ = ("base", "root", "step", "key", "label", "_children")
@@ -133,7 +147,7 @@ class Source:
         """A path with this step, behind the text of the steps before."""
         step, key, base = self.step, self.key, self.base
         inside = base.base is not None and base.key in _PRIVATE_STEPS
-        if step == "attr" and key in _PRIVATE_STEPS or step == "held":
+        if step == "attr" and key in _PRIVATE_STEPS or step in ("held", "tensor"):
             return text
         if step in ("attr", "find") or step == "item" and inside:
             return f"{text}.{key}" if text else str(key)

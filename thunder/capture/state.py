@@ -13,7 +13,7 @@ import numpy
 import torch
 
 from thunder.capture.sources import Source
-from thunder.core.host_calls import Log
+from thunder.core.host_calls import HostProxy, Log
 from thunder.core.paths import Decision
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbolic import Decisions
@@ -58,8 +58,11 @@ class Outside:
     hooks: list[dict] = field(default_factory=list)  # of modules, and of all modules, where there are none
     namespaces: set[int] = field(default_factory=set)  # ids of globals that were read by `globals()`
     iterators: dict[int, Any] = field(default_factory=dict)
-    # arrays whose memory tensors share -> the array and a copy
-    arrays: dict[int, tuple[numpy.ndarray, numpy.ndarray]] = field(default_factory=dict)
+    # arrays whose content is asked for -> the array, a copy, and where it is
+    arrays: dict[int, tuple[numpy.ndarray, numpy.ndarray, Source]] = field(default_factory=dict)
+    # paths of those that the program writes to: it is captured again, with values of the host in their places
+    written_arrays: set[str] = field(default_factory=set)
+    host_values: dict[Source, HostProxy] = field(default_factory=dict)  # those that are inputs: see `changing`
     ids: dict[int, tuple] = field(default_factory=dict)  # that the program was told -> (source, its value)
     met: set[int] = field(default_factory=set)  # of these ids those that met ids from outside
     passing: set[int] = field(default_factory=set)  # ids of objects that the program holds weakly only

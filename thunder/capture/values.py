@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import torch
 
-from thunder.capture import containers, tensors
+from thunder.capture import changing, containers, tensors
 from thunder.capture.ask import CONTENT, ELEMENTS, IDENTITY, KEYS, LENGTH, SAME, TYPE, VALUE, ask, is_data
 from thunder.capture.native import (
     BUFFERS,
@@ -68,10 +68,21 @@ def read(c, value, source: Source):
 
 def _slice(c, value: slice, source: Source):
     parts = parts_of_plain(value, source)
-    if all(type(x) in PRIMITIVE and not is_symbolic(c, x, s) for s, x in parts):
+    if all(_is_constant(c, x, s) for s, x in parts):
         return ask(c, source, VALUE)
     ask(c, source, TYPE)
     return slice(*(read(c, x, s) for s, x in parts))
+
+
+def _is_constant(c, value, source: Source) -> bool:
+    """Whether a part of a tuple or a slice is a number or a text that the program holds one value of."""
+    if type(value) not in PRIMITIVE or is_symbolic(c, value, source):
+        return False
+    return type(value) not in changing.TEXTS or not changing.changes(c, value, source)
+
+
+def _text(c, value, source: Source):
+    return changing.read(c, value, source) if changing.changes(c, value, source) else ask(c, source, VALUE)
 
 
 def _method(c, value: types.MethodType, source: Source):
@@ -109,8 +120,10 @@ def _array(c, value: numpy.ndarray, source: Source):
             if read(c, value[i], source.item(i)) is not value[i]:
                 path = source.describe(c.parameters)
                 c.refuse(f"{path} is a NumPy array that holds containers or tensors", "pass a list of them")
+    elif changing.changes(c, value, source):
+        return changing.read(c, value, source)
     ask(c, source, CONTENT)
-    c.outside.arrays[id(value)] = value, value.copy()
+    c.outside.arrays[id(value)] = value, value.copy(), source
     return value
 
 
@@ -124,6 +137,8 @@ _RULES |= dict.fromkeys(DICT_VIEWS, _view)
 
 def _other(c, value, t: type, source: Source):
     """A value that is neither a primitive, a tensor, a container nor a module."""
+    if issubclass(t, IMMUTABLE) and changing.changes(c, value, source):
+        return changing.read(c, value, source)
     if issubclass(t, IMMUTABLE) or plain_base(t) is not None and not issubclass(t, ENUM):
         ask(c, source, VALUE)
         if not issubclass(t, IMMUTABLE):
@@ -164,7 +179,7 @@ def _tuple(c, value: tuple, source: Source):
         ask(c, source, CONTENT)
         return containers.data(c, value, source)
     items = parts_of_plain(value, source)
-    if all(type(x) in PRIMITIVE and not is_symbolic(c, x, s) for s, x in items):
+    if all(_is_constant(c, x, s) for s, x in items):
         ask(c, source, VALUE)
         if type(value).__dictoffset__:  # its attributes are read
             ask(c, source, TYPE)
@@ -182,4 +197,4 @@ def _tuple(c, value: tuple, source: Source):
     return (Size if type(value) is torch.Size else type(value))(children)
 
 
-_PARTED = {slice: _slice, torch.Size: _tuple}
+_PARTED = {slice: _slice, torch.Size: _tuple, str: _text, bytes: _text}

@@ -85,7 +85,7 @@ def document_of(entry: CacheEntry, options: JitOptions, regions: Regions | None)
         "facts": {
             "any_input_requires_grad": captured.any_input_requires_grad,
             "may_fail_over": captured.may_fail_over,
-            "constant_numbers": captured.constant_numbers,
+            "constants": captured.constants,
             "effects": sorted(captured.effects),
         },
     }
@@ -212,7 +212,7 @@ class Loaded:
     def __init__(self, document: dict, weak: list):
         facts = document["facts"]
         self.may_fail_over: bool = facts["may_fail_over"]
-        self.constant_numbers: dict = facts["constant_numbers"]
+        self.constants: dict = facts["constants"]
         self.effects = frozenset(facts["effects"])
         self.parameters = tuple(document["questions"]["parameters"])
         self.computation = TextTrace("computation", document["computation"]["text"], None)

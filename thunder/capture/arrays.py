@@ -1,0 +1,105 @@
+"""NumPy's arrays in programs: writes to them, and the memory that they share with tensors."""
+
+from __future__ import annotations
+
+import operator
+
+import numpy
+import torch
+
+from thunder.capture.sources import Source
+from thunder.core.host_calls import HostProxy
+from thunder.core.proxies import TensorProxy
+from thunder.interpreter.attributes import plain_attribute
+from thunder.interpreter.tables import ARITHMETIC
+
+
+def values_of(tensor: torch.Tensor) -> numpy.ndarray:
+    """A tensor's values. Nobody writes to them: the tensor's memory is not theirs."""
+    found = tensor.detach().clone().numpy()
+    found.flags.writeable = False
+    return found
+
+
+def tensor_of(array: numpy.ndarray) -> torch.Tensor:
+    """The tensor that shares the memory of an array; of a copy where nobody may write to that."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def array_that_leaves(c, value) -> TensorProxy | None:
+    """The tensor whose `.numpy()` a value is that leaves the program: made of the tensor once more, the two share
+    memory."""
+    if value in c.path.values_of:
+        return c.path.values_of[value]
+    if type(value) is HostProxy and value.kind is numpy.ndarray and not value.example.flags.writeable:
+        c.refuse("a view of a tensor's numpy array leaves the program", "return a copy of it, or the tensor")
+    return None
+
+
+def _written(c, function, args, kwargs: dict, reads: bool) -> list[numpy.ndarray]:
+    """The arrays that a host call may write to. Raises CaptureError where the program has a tensor of one: operations
+    on tensors have no order among host calls."""
+    if reads and "out" not in kwargs and not _writes(function):
+        return []
+    values = [v.example for v in (*args, *kwargs.values()) if type(v) is HostProxy]
+    found = [v for v in values if isinstance(v, numpy.ndarray)]
+    if any(numpy.may_share_memory(array, other) for array in found for other in c.path.arrays):
+        c.refuse("a numpy array is written to whose memory a tensor shares", "make the tensor of a copy of it")
+    return found
+
+
+def effect_of_writes(c, function, args, kwargs: dict, reads: bool) -> str:
+    """The effect of a host call that others see: that it writes to an array from outside, or to a view of one. reads:
+    it changes no container that it is given."""
+    outside = [v.example for v in c.outside.host_values.values() if isinstance(v.example, numpy.ndarray)]
+    written = _written(c, function, args, kwargs, reads)
+    return "outside" * any(numpy.may_share_memory(array, other) for array in written for other in outside)
+
+
+def _writes(function) -> bool:
+    return id(function) in _WRITING or plain_attribute(function, "__name__", "") in _WRITING_NAMES
+
+
+_WRITING = {id(operator.setitem), *(id(f) for symbol, f in ARITHMETIC.items() if symbol.endswith("="))}
+# of NumPy's functions and methods
+_WRITING_NAMES = {
+    "fill", "sort", "partition", "put", "itemset", "resize", "setfield", "byteswap", "copyto", "place", "putmask",
+    "put_along_axis", "fill_diagonal", "shuffle", "at", "__setitem__",
+}  # fmt: skip
+
+
+def refuse_array(c, o) -> None:
+    """Refuse a write to an array whose content was asked for, or to a view of one: the program is captured again, with
+    a value of the host in its place."""
+    while isinstance(o, numpy.ndarray):
+        if id(o) in c.outside.arrays:
+            _refuse_write(c, c.outside.arrays[id(o)][2])
+        o = o.base
+
+
+def refuse_given(c, array) -> None:
+    """Host code may change an array that capture has made once for all calls: see `own_arrays`."""
+    refuse_array(c, array)
+    c.path.needs_own_arrays = True
+    c.refuse("code that runs on the host is given a NumPy array, which it may change or keep", "make it inside")
+
+
+def check_arrays(c) -> None:
+    """Refuse writes of native code to such arrays, and undo them."""
+    for array, copy, source in c.outside.arrays.values():
+        if not (array.shape == copy.shape and array.dtype == copy.dtype and _same_bytes(array, copy)):
+            if array.shape == copy.shape:
+                numpy.copyto(array, copy)
+            _refuse_write(c, source)
+
+
+def _same_bytes(a, b) -> bool:
+    return all(map(operator.is_, a.flat, b.flat)) if a.dtype.hasobject else a.tobytes() == b.tobytes()
+
+
+def _refuse_write(c, source: Source):
+    c.outside.written_arrays.add(source.describe(c.parameters))
+    c.refuse(
+        "a numpy array from outside is written to",
+        "pass a tensor (torch.from_numpy shares the memory), or write to a copy of the array",
+    )

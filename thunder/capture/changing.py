@@ -1,0 +1,155 @@
+"""Texts, NumPy's numbers and arrays from outside that change from call to call: values of the host.
+
+As numbers do (`numbers`), they have one value once, which the prologue asks for. From the second one on they are inputs
+of the program: code on the host gets them, PyTorch gets the number or the tensor that they are. Where a text decides
+something, the prologue asks for it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import torch
+
+from thunder import compat
+from thunder.capture.ask import CONTENT, SAME, TYPE, VALUE, ask
+from thunder.capture.native import IMMUTABLE
+from thunder.capture.numbers import number, parts_of_plain
+from thunder.capture.sources import Source
+from thunder.core.host_calls import HostProxy
+
+TEXTS = (str, bytes)
+
+
+def changes(c, value, source: Source) -> bool:
+    """Whether a value of the host had another value before."""
+    if not c.request.changing:
+        return False
+    values = c.request.changing.get(source.describe(c.parameters), _NONE)
+    return values is None or value_key(value) not in values and values is not _NONE
+
+
+_NONE: frozenset = frozenset()
+
+
+def value_key(value) -> Any:
+    """What tells values apart, as a number or a text."""
+    if isinstance(value, numpy.ndarray):
+        return f"{value.dtype.str} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+    return repr(value) if isinstance(value, IMMUTABLE) else value
+
+
+def is_of_host(value) -> bool:
+    return type(value) in TEXTS or isinstance(value, (numpy.ndarray, *IMMUTABLE))
+
+
+def read(c, value, source: Source) -> HostProxy:
+    """The value of the host that stands for a value from outside."""
+    found = c.outside.host_values.get(source)
+    if found is None and isinstance(value, numpy.ndarray):
+        for other, found in c.outside.host_values.items():
+            if found.example is value:
+                ask(c, source, SAME, other)
+                return found
+        found = None
+    if found is None:
+        found = HostProxy(c.recorder.context.names.make("h"), type(value), lambda: value)
+        c.outside.host_values[source] = found
+        c.path.comes_from(found, source)
+        c.keep[id(value)] = value
+        ask(c, source, TYPE)
+    return found
+
+
+def is_text(c, value) -> bool:
+    """Whether a value stands for a text from outside."""
+    return type(value) is HostProxy and value.kind in TEXTS and c.path.source_of(value) is not None
+
+
+def number_of(c, value: HostProxy):
+    """The number of Python's that a number of NumPy's from outside is; None for other values."""
+    source = c.path.source_of(value)
+    if source is None or not isinstance(value.example, numpy.generic):
+        return None
+    found = value.example.item()
+    if type(found) is int or type(found) is float and found != 0 and found - found == 0:
+        return number(c, found, source.call("item"))
+    return c.path.host_value(value).item()  # equality does not say all about it
+
+
+def tensor_of(c, value):
+    """The tensor that shares the memory of an array from outside; None for other values."""
+    source = c.path.source_of(value) if type(value) is HostProxy else None
+    if source is None or not isinstance(value.example, numpy.ndarray):
+        return None
+    place = source.child("tensor", None)
+    if place not in c.values:
+        with compat.DisableTorchFunction():
+            c.values[place] = torch.from_numpy(value.example)
+    found = c.read(c.values[place], place)
+    c.path.watch(found)
+    c.path.arrays.append(value.example)
+    return found
+
+
+def attribute(c, value: HostProxy, name: str):
+    """A property of an array from outside that all of its values have; None for others."""
+    source = c.path.source_of(value)
+    if source is None or name not in _PROPERTIES or not isinstance(value.example, numpy.ndarray):
+        return None
+    return c.read(getattr(value.example, name), source.attr(name))
+
+
+_PROPERTIES = ("shape", "ndim", "size", "dtype", "itemsize", "nbytes")
+
+# ------------------------------------------------------------------------------------------------- of which one is held
+
+
+def _held_sizes(c) -> dict[str, int]:
+    """Sizes of arguments that the program holds for one value of and that are symbolic once they were another."""
+    options = c.request.options
+    if options.dynamic is not None or any(getattr(t, "needs_sizes", False) for t in options.transforms):
+        return {}
+    kinds = {p.device.type for p in c.tensors.real}
+    if any(e.needs_sizes and e.runs_on(kinds) for e in options.executors):
+        return {}
+    return {
+        source.child("size", i).describe(c.parameters): n
+        for source, sizes in c.tensors.shapes.items()
+        if source.root.key in ("args", "kwargs")
+        for i, n in enumerate(sizes)
+        if n is not None and n >= 2
+    }
+
+
+def constants(c) -> dict[str, Any]:
+    """The values that the program holds one of and that are inputs once they were another, by their paths: a
+    temperature, a count of steps, a name; under `cache="constant values"` floats of objects alone (the learning rate of
+    an optimizer). Values of the host stand as their `value_key`."""
+
+    def may_change(source: Source, value) -> bool:
+        argument = source.root.key in ("args", "kwargs")
+        asked = c.request.options.numbers_may_change or type(value) is float and not argument
+        if type(value) in (int, float):
+            return asked and value == value
+        return c.request.options.numbers_may_change and is_of_host(value)
+
+    found = {s.describe(c.parameters): value_key(v) for s, v in _held_values(c) if may_change(s, v)}
+    return found | _held_sizes(c)
+
+
+def _held_values(c) -> Iterator[tuple[Source, Any]]:
+    """The plain values that the program holds for one value of, by themselves or in tuples and slices."""
+    for (source, question, _), value in c.observed.items():
+        if question is VALUE:
+            yield from parts_of_plain(value, source)
+        elif question is CONTENT and isinstance(array := c.values.get(source), numpy.ndarray):
+            yield source, array
+
+
+def read_numbers(c) -> set[str]:
+    """The paths of the numbers that the program holds for one value of."""
+    return {s.describe(c.parameters) for s, v in _held_values(c) if type(v) in (int, float)}
