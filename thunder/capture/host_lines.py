@@ -221,7 +221,8 @@ def _share(c, out, given) -> None:
 _CHOOSING = {f.__func__ for f in (random.choice, random.choices, random.sample)}
 _READING = {
     print, format, repr, str, ascii, list, len, getattr, torch.save, pickle.dumps, bisect.bisect_left,
-    bisect.bisect_right, heapq.nsmallest, heapq.nlargest, array.array, *_CHOOSING, torch.tensor, torch.as_tensor, torch.asarray,
+    bisect.bisect_right, heapq.nsmallest, heapq.nlargest, array.array, *_CHOOSING,
+    torch.tensor, torch.as_tensor, torch.asarray,
 }  # fmt: skip
 _READING_MODULES = (
     "json", "math", "statistics", "numpy", "pprint", "textwrap", "re", "_operator", "logging", "thunder",
