@@ -6,6 +6,7 @@ import math
 import types
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 
@@ -323,3 +324,77 @@ def test_gradients_of_ragged_lists():
         for x in xs:
             assert torch.equal(x.grad, 2 * x.detach())
     assert thunder.cache_misses(compiled) <= 4
+
+
+def _items(x, i, table):
+    return x * table["rates"][i] + table["sigmas"][i - 1] * table["named"][i]["scale"] - table["rates"][-i]
+
+
+def _item_or_none(x, i, table):
+    try:
+        return x if table["maybe"][i] is None else x * table["maybe"][i]
+    except IndexError:
+        return x - 1
+
+
+def _written_items(x, i, table):
+    table["tensors"][i].add_(x)
+    table["lists"][i % 2].append(i)
+    return table["tensors"][i] * 2 + table["tensors"][i + 1] + len(table["lists"][0])
+
+
+def _array_item(x, i, table):
+    return x * table["array"][i] + float(table["array"][i - 1])
+
+
+@pytest.mark.parametrize(
+    "f, programs", [(_items, 3), (_item_or_none, 5), (_written_items, 4), (_array_item, 2)], ids=lambda f: str(f)
+)
+def test_items_under_a_number_that_changes(f, programs):
+    """A list of rates, a dict by steps: the item is an input, whichever it is."""
+
+    def tables():
+        return {
+            "rates": [0.1 * i for i in range(20)], "sigmas": {i: 1.5 * i for i in range(20)},
+            "named": [{"scale": 0.5 + i} for i in range(20)], "maybe": [None if i % 3 else i * 0.5 for i in range(8)],
+            "tensors": [torch.full((3, 4), i * 1.0) for i in range(20)], "lists": [[], []],
+            "array": np.linspace(1, 2, 20),
+        }  # fmt: skip
+
+    ours, eagers = tables(), tables()
+    compiled = thunder.jit(f, fallback="error")
+    for i in range(3, 12):
+        torch.testing.assert_close(compiled(X, i, ours), f(X, i, eagers), rtol=0, atol=0)
+    assert ours["lists"] == eagers["lists"]
+    torch.testing.assert_close(ours["tensors"], eagers["tensors"], rtol=0, atol=0)
+    assert thunder.cache_misses(compiled) <= programs
+
+
+@pytest.mark.parametrize("make, programs", [(list, 3), (lambda: collections.deque(maxlen=6), 4)])
+def test_lengths_that_change(make, programs):
+    """Of a list that the program adds to, and does not read."""
+
+    def f(x, seen):
+        seen.append(float(x.sum()))
+        return x * len(seen) if len(seen) > 4 else x + len(seen)
+
+    ours, eagers = make(), make()
+    compiled = thunder.jit(f, fallback="error")
+    for i in range(12):
+        assert torch.equal(compiled(X + i, ours), f(X + i, eagers)) and ours == eagers
+    assert thunder.cache_misses(compiled) <= programs
+
+
+def test_leaves_of_changing_sizes():
+    """Gradient penalties: the program makes a leaf with a symbolic size."""
+
+    def f(x, n):
+        mixed = (torch.ones(n, 4) * x[0]).requires_grad_(True)
+        (found,) = torch.autograd.grad((mixed**2).sum(), mixed)
+        return found
+
+    compiled = thunder.jit(f, fallback="error")
+    asked = thunder.jit(lambda x, n: f(x, n).t().requires_grad_().stride(), fallback="error")
+    for n in range(3, 9):
+        assert torch.equal(compiled(X, n), f(X, n)) and asked(X, n) == (1, 4)
+    assert thunder.cache_misses(compiled) <= 2

@@ -186,3 +186,25 @@ def test_numbers_by_data_before_a_question_about_memory():
         ours = m.clone()
         torch.testing.assert_close(compiled(a, ours), turned_behind_a_number_by_data(a, m))
         torch.testing.assert_close(ours, m)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: (x.t().contiguous().stride(), (x * 2).t().contiguous().stride()),
+        lambda x: x.t().contiguous()[:, :5].is_contiguous(), lambda x: (x.t().contiguous())[1].storage_offset(),
+        lambda x: (x.unsqueeze(0) * 1).stride(0), lambda x: (x.t() * 1).t().reshape(-1).stride(),
+    ],
+)  # fmt: skip
+def test_answers_hold_for_the_sizes_of_a_call(ask):
+    compiled = thunder.jit(ask, fallback="error")
+    for n in (3, 4, 5, 6, 7, 5):
+        assert compiled(torch.ones(n, 2)) == ask(torch.ones(n, 2))
+
+
+def test_whether_an_input_is_contiguous_holds_for_all_sizes():
+    compiled = thunder.jit(lambda x: x * 2 if x.is_contiguous() else x.contiguous() * 3, fallback="error")
+    for n in range(3, 9):
+        assert torch.equal(compiled(torch.ones(n, 2 * n)), torch.full((n, 2 * n), 2.0))
+        assert torch.equal(compiled(torch.ones(2 * n, n).t()), torch.full((n, 2 * n), 3.0))
+    assert thunder.cache_misses(compiled) <= 4

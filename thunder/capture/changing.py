@@ -15,19 +15,21 @@ import numpy
 import torch
 
 from thunder import compat
-from thunder.capture.ask import CONTENT, SAME, TYPE, VALUE, ask
+from thunder.capture.ask import CONTENT, LENGTH, SAME, TYPE, VALUE, ask
 from thunder.capture.native import IMMUTABLE
 from thunder.capture.numbers import number, parts_of_plain
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
+from thunder.core.proxies import map_structure
+from thunder.interpreter.attributes import plain_attribute
 
 TEXTS = (str, bytes)
 
 
 def changes(c, value, source: Source) -> bool:
     """Whether a value of the host had another value before."""
-    if not c.request.changing:
-        return False
+    if not c.request.changing or source.step == "at":
+        return source.step == "at"
     values = c.request.changing.get(source.describe(c.parameters), _NONE)
     return values is None or value_key(value) not in values and values is not _NONE
 
@@ -69,6 +71,20 @@ def is_text(c, value) -> bool:
     return type(value) is HostProxy and value.kind in TEXTS and c.path.source_of(value) is not None
 
 
+def settled(c, value):
+    """The value itself where only a value will do (a name, a key, also in a tuple): the program is for this one."""
+    if isinstance(value, tuple):
+        return map_structure(lambda x: settled(c, x), value)
+    if type(value) is not HostProxy:
+        for name, x in plain_attribute(value, "__dict__", {}).items() if id(value) not in c.sources else ():
+            if type(x) is HostProxy:  # of a key that hashes its attributes
+                value.__dict__[name] = settled(c, x)
+        return value
+    if value.kind not in TEXTS and not c.path.is_of_arguments(value):
+        c.refuse(f"a {value.kind.__name__} that a host call gives is a key", "use a text or a number")
+    return c.path.host_value(value)
+
+
 def number_of(c, value: HostProxy):
     """The number of Python's that a number of NumPy's from outside is; None for other values."""
     source = c.path.source_of(value)
@@ -87,7 +103,7 @@ def tensor_of(c, value):
         return None
     place = source.child("tensor", None)
     if place not in c.values:
-        with compat.DisableTorchFunction():
+        with compat.DisableTorchFunction(), torch.inference_mode(False):
             c.values[place] = torch.from_numpy(value.example)
     found = c.read(c.values[place], place)
     c.path.watch(found)
@@ -146,6 +162,8 @@ def _held_values(c) -> Iterator[tuple[Source, Any]]:
     for (source, question, _), value in c.observed.items():
         if question is VALUE:
             yield from parts_of_plain(value, source)
+        elif question is LENGTH:
+            yield source.child("len", None), value
         elif question is CONTENT and isinstance(array := c.values.get(source), numpy.ndarray):
             yield source, array
 

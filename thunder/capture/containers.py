@@ -18,9 +18,11 @@ import torch
 from thunder.capture.ask import CONTENT, ELEMENTS, HOLDS, KEYS, LENGTH, PRESENT, SAME, TYPE, content, is_data
 from thunder.capture.identities import real_id, told_apart
 from thunder.capture.native import BUFFERS, CONTAINERS, IDENTICAL, PRIMITIVE, container_base, slots
+from thunder.capture.numbers import is_symbolic, number, source_of
 from thunder.capture.sources import MISSING, Source
 from thunder.capture.state import AttributeDict, Look
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import NumberProxy, TensorProxy, extreme
+from thunder.interpreter import NULL
 from thunder.interpreter.attributes import plain_attribute, type_attribute
 
 MUTABLE = (list, dict, set, collections.deque)
@@ -155,9 +157,15 @@ def data(c, value, source: Source):
 # ---------------------------------------------------------------- single items
 
 
-def length(c, s) -> int:
-    """The length of a list that nobody has looked at as a whole; the snapshot holds the program's own items."""
-    return c.ask(c.containers.lazy[id(s)].source, LENGTH) + len(s)
+def length(c, s) -> Any:
+    """The length of a list or a deque that nobody has looked at as a whole; the snapshot holds the program's own
+    items."""
+    look = c.containers.lazy[id(s)]
+    place = look.source.child("len", None)
+    n = len(look.original)
+    known: Any = number(c, n, place) if is_symbolic(c, n, place) else c.ask(look.source, LENGTH)
+    n = known + len(s)
+    return n if getattr(s, "maxlen", None) is None else extreme("min", n, s.maxlen)
 
 
 def list_item(c, s, k: int):
@@ -240,6 +248,23 @@ def entry(c, source: Source, k) -> tuple:
             "key it by something else: a name, or the tensor from outside",
         )
     return real, source.child("keyed", found)
+
+
+def item_at(c, s, k: NumberProxy):
+    """The item under a number that stays symbolic, of a list or a dict that nobody has looked at as a whole; NULL where
+    the program has written to it."""
+    look = c.containers.lazy[id(s)]
+    if k.unbacked or k.python_type is not int or len(s) or not isinstance(s, (list, dict)) or _hides_missing(s):
+        return NULL
+    place = look.source.child("at", source_of(c, k))
+    found = c.reach(place)
+    if found is MISSING:
+        raise KeyError(k.concrete()) if isinstance(s, dict) else IndexError("list index out of range")
+    return found
+
+
+def _hides_missing(s) -> bool:
+    return isinstance(s, collections.defaultdict) or hasattr(type(s), "__missing__")
 
 
 # ---------------------------------------------------------------- changes

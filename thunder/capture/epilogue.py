@@ -25,7 +25,7 @@ from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
 from thunder.capture.remade import UNCHANGING, goes_on, is_filled, is_global, made_of, native_new
-from thunder.capture.sources import MISSING, held
+from thunder.capture.sources import MISSING, STEPS, held
 from thunder.capture.statements import check_symbol, written
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy, map_structure
@@ -107,8 +107,14 @@ class EpilogueWriter:
             return f"{b}.{source.key[0]}({', '.join(map(self.literal, source.key[1:]))})"
         if source.step == "held":
             return f"{self.pin(held)}({b})"
-        if source.step == "keyed":
+        if source.step in ("keyed", "at"):
             return f"{b}[{self.path(source.key)}]"
+        if source.step == "size":
+            return f"{b}.shape[{source.key}]"
+        if source.step in ("len", "tensor"):
+            return f"{self.pin(STEPS[source.step])}({b})"
+        if source.step == "number":
+            return source.key.text(self.path)
         if source.step == "cell":
             return f"{b}.__closure__[{source.key}].cell_contents"
         return f"{b}[{self.literal(source.key)}]"

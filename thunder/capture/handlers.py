@@ -18,7 +18,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import containers, host_lines, objects
+from thunder.capture import changing, containers, host_lines, objects
 from thunder.capture.ask import FILLED
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.identities import hashable, id_of
@@ -277,7 +277,7 @@ def _instance_check(c, f, args, kwargs):
 
 
 def _hash(c, f, args, kwargs):
-    return PROTOCOL_CALLS[id(f)](c, f, [host_lines.settled(c, hashable(c, a)) for a in args], kwargs)
+    return PROTOCOL_CALLS[id(f)](c, f, [changing.settled(c, hashable(c, a)) for a in args], kwargs)
 
 
 def _chained(c, f, args, kwargs):
@@ -331,7 +331,7 @@ def _by_name(handler):
     """getattr and its like: a name is a text that is known now."""
 
     def run(c, f, args, kwargs):
-        return handler(c, f, [*args[:1], *(host_lines.settled(c, a) for a in args[1:2]), *args[2:]], kwargs)
+        return handler(c, f, [*args[:1], *(changing.settled(c, a) for a in args[1:2]), *args[2:]], kwargs)
 
     return run
 

@@ -24,6 +24,7 @@ from thunder import compat
 from thunder.capture import (
     callbacks,
     calls,
+    changing,
     classes,
     containers,
     handlers,
@@ -317,7 +318,7 @@ class Capture(Host):
     asks_in_python = operators.asks_in_python
 
     def hashed(self, keys, others=()):
-        settled = [k if type(k) in PRIMITIVE else host_lines.settled(self, k) for k in keys]
+        settled = [k if type(k) in PRIMITIVE else changing.settled(self, k) for k in keys]
         if any(k is not found for k, found in zip(keys, settled, strict=True)):
             keys = settled
         callbacks.check_hashed(self, keys, keys_of(others))

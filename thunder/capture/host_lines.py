@@ -125,7 +125,7 @@ def _of_outside(c, function: Callable, args, kwargs: dict, effect: str):
         return NULL if found is None else found
     if effect or function in _OF_TEXT or not any(changing.is_text(c, a) for a in parts_of(args, kwargs)):
         return NULL
-    return c.call(function, *map_structure(lambda a: settled(c, a), ([*args], kwargs)))
+    return c.call(function, *map_structure(lambda a: changing.settled(c, a), ([*args], kwargs)))
 
 
 def _check_place(c, name: str, effect: str) -> None:
@@ -464,20 +464,6 @@ def operate(c, function: Callable, *operands):
     first = operands[0]
     fixed = not isinstance(first, HostProxy) or issubclass(first.kind, (*_FIXED, tuple))
     return run(c, function, operands, pure=fixed)
-
-
-def settled(c, value):
-    """The value itself where only a value will do (a name, a key, also in a tuple): the program is for this one."""
-    if isinstance(value, tuple):
-        return map_structure(lambda x: settled(c, x), value)
-    if type(value) is not HostProxy:
-        for name, x in plain_attribute(value, "__dict__", {}).items() if id(value) not in c.sources else ():
-            if type(x) is HostProxy:  # of a key that hashes its attributes
-                value.__dict__[name] = settled(c, x)
-        return value
-    if value.kind not in changing.TEXTS and not c.path.is_of_arguments(value):
-        c.refuse(f"a {value.kind.__name__} that a host call gives is a key", "use a text or a number")
-    return c.path.host_value(value)
 
 
 def truth(c, value: HostProxy) -> bool:

@@ -10,13 +10,14 @@ import operator
 import numpy
 import torch
 
-from thunder.capture import arrays, containers, host_lines, numpy_values, opaque_values
+from thunder.capture import arrays, changing, containers, host_lines, numpy_values, opaque_values
 from thunder.capture.expose import expose
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.native import CONTAINERS, PRIMITIVE
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
+from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, map_structure
+from thunder.interpreter import NULL
 from thunder.options import SHARP_EDGES_OPTIONS
 
 # of mappings written in Python
@@ -35,8 +36,10 @@ def getitem(c, o, k):
     t = type(o)
     if c.reading is not None:
         c.reading.look_at(c, o)
-    k = host_lines.settled(c, k) if isinstance(o, dict) else k
+    k = changing.settled(c, k) if isinstance(o, dict) else k
     if c.containers.lazy and id(o) in c.containers.lazy:
+        if isinstance(k, NumberProxy) and (found := containers.item_at(c, o, k)) is not NULL:
+            return found
         if isinstance(o, dict) and _hashable(k):
             return containers.dict_item(c, o, k)
         if type(k) is int and isinstance(o, list) and not o:
@@ -48,7 +51,8 @@ def getitem(c, o, k):
         return c.operation("__getitem__", o, _key(c, k))
     if t is AnyProxy:
         return opaque_values.apply(c, operator.getitem, (o, k), {})
-    if t is HostProxy or type(k) is HostProxy:
+    of_array = t is numpy.ndarray and id(o) in c.outside.arrays and isinstance(k, NumberProxy)
+    if t is HostProxy or type(k) is HostProxy or of_array:
         return host_lines.operate(c, operator.getitem, o, k)
     check_watched(c, o, "__getitem__", f"an item of a {t.__name__}")
     if type(k) not in PRIMITIVE:
@@ -57,7 +61,7 @@ def getitem(c, o, k):
         told_apart(c, k, o)
         if type(k) is Id and k not in o:
             k = real_id(c, k)
-    return o[k]
+    return o[k]  # pyright: ignore
 
 
 def _key(c, k):
@@ -86,7 +90,7 @@ def setitem(c, o, k, v) -> None:
     if type(o) is HostProxy:
         host_lines.run(c, operator.setitem, (o, k, v))
         return
-    k = host_lines.settled(c, k) if isinstance(o, dict) else k
+    k = changing.settled(c, k) if isinstance(o, dict) else k
     arrays.refuse_array(c, o)
     if c.containers.lazy and id(o) in c.containers.lazy and not isinstance(o, dict):
         containers.materialize(c, o)
@@ -102,7 +106,7 @@ def setitem(c, o, k, v) -> None:
 def contains(c, o, v) -> bool:
     if c.reading is not None:
         c.reading.look_at(c, o)
-    v = host_lines.settled(c, v) if isinstance(o, (dict, set, frozenset)) else v
+    v = changing.settled(c, v) if isinstance(o, (dict, set, frozenset)) else v
     if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(o, dict) and _hashable(v):
             return containers.has_key(c, o, v)

@@ -14,7 +14,18 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import arrays, ask, callbacks, containers, host_lines, items, locks, numpy_values, operations
+from thunder.capture import (
+    arrays,
+    ask,
+    callbacks,
+    changing,
+    containers,
+    host_lines,
+    items,
+    locks,
+    numpy_values,
+    operations,
+)
 from thunder.capture.classes import of_library
 from thunder.capture.expose import as_operand, expose
 from thunder.capture.identities import told_apart
@@ -123,7 +134,7 @@ def _with_keys(c, f, s, args) -> list:
     if not isinstance(owner, (dict, set, frozenset)):
         return args
     if isinstance(owner, dict) or f.__name__ in _OF_ELEMENT:
-        return [host_lines.settled(c, a) if i == first else a for i, a in enumerate(args)]
+        return [changing.settled(c, a) if i == first else a for i, a in enumerate(args)]
     return [a if i < first else _hashed(c, a) for i, a in enumerate(args)]
 
 
@@ -132,7 +143,7 @@ _OF_ELEMENT = ("add", "discard", "remove", "__contains__")
 
 def _hashed(c, a):
     """An iterable of elements of a set, with the values of texts among them."""
-    return [host_lines.settled(c, x) for x in c.steps(a)] if isinstance(a, (list, tuple, Iterator)) else iterable(c, a)
+    return [changing.settled(c, x) for x in c.steps(a)] if isinstance(a, (list, tuple, Iterator)) else iterable(c, a)
 
 
 def _by_receiver(c, f, s, args, kwargs):

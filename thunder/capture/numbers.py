@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from thunder.capture.ask import TYPE, VALUE, ask
-from thunder.capture.sources import Source
+from thunder.capture.ask import TYPE, VALUE, ask, value_at
+from thunder.capture.sources import Computation, Source
 from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy
 from thunder.core.symbolic import constant, symbol
 
@@ -22,6 +22,8 @@ def is_symbolic(c, value, source: Source) -> bool:
         return False
     if c.numbers.symbolic and source.root.key in ("args", "kwargs"):
         return not (t is int and value in (0, 1))
+    if source.step == "at":  # another one is another item
+        return True
     values = c.request.changing.get(source.describe(c.parameters), value) if c.request.changing else value
     return values is None or type(values) is set and value not in values
 
@@ -46,6 +48,23 @@ def parts_of_plain(value: Any, source: Source) -> list[tuple[Source, Any]]:
     if type(value) is slice:
         return [(source.attr(n), getattr(value, n)) for n in ("start", "stop", "step")]
     return [(source, value)]
+
+
+def source_of(c, n: NumberProxy) -> Source:
+    """The source of a number that is computed of numbers from outside alone."""
+    sources = tuple((name, c.numbers.sources[name]) for name in sorted(n.expression.symbols()))
+    (name, found), *_ = sources
+    if n.expression != symbol(name):
+        found = found.child("number", Computation(n.expression, sources))
+    value_at(c, found)
+    return found
+
+
+def number_at(c, source: Source) -> NumberProxy:
+    """The number at such a source."""
+    if source.step != "number":
+        return c.numbers.proxies[source]
+    return IntegerProxy(c.recorder.context.names.make("i"), c.numbers.decisions, source.key.expression)
 
 
 def number(c, value, source: Source) -> NumberProxy:

@@ -8,6 +8,7 @@ before them (a container is about to be read) and in the place of native code. F
 from __future__ import annotations
 
 import builtins
+import collections
 import operator
 import types
 
@@ -17,6 +18,7 @@ import torch
 from thunder import compat
 from thunder.capture import (
     arrays,
+    changing,
     containers,
     host_lines,
     items,
@@ -219,7 +221,7 @@ def native_delitem(c, o, k):
         host_lines.run(c, operator.delitem, (o, k))
         return
     c.materialize(o)
-    del o[host_lines.settled(c, k) if isinstance(o, dict) else k]
+    del o[changing.settled(c, k) if isinstance(o, dict) else k]
     containers.write_attributes(c, o)
 
 
@@ -237,7 +239,7 @@ def native_next(c, iterator):
 def native_len(c, o):
     if type(o) is HostProxy:
         return host_lines.operate(c, len, o)
-    if c.containers.lazy and id(o) in c.containers.lazy and isinstance(o, list) and not o:
+    if c.containers.lazy and id(o) in c.containers.lazy and isinstance(o, (list, collections.deque)):
         return containers.length(c, o)
     c.materialize(o)
     if type(o) is TensorProxy:

@@ -154,6 +154,8 @@ class PrologueWriter:
             return f"getattr({b}, {key!r}, MISSING)"
         if source.step == "size":
             return f"{b}.shape[{key}]"
+        if source.step in ("number", "made", "at"):
+            return self._of_numbers(source)
         kind = self.type_of(base)
         if source.step == "keyed":
             k = self.variable(key)
@@ -164,6 +166,16 @@ class PrologueWriter:
             if kind in (list, tuple) and key in range(self.capture.observed.get((base, ask.LENGTH, None), 0)):
                 return f"{b}[{key}]"
         return f"{STEPS[source.step].__name__}({b}, {self.literal(key)})"
+
+    def _of_numbers(self, source: Source) -> str:
+        """The expression of a value that is found by numbers from outside."""
+        key, b = source.key, self.variable(source.base)
+        if source.step == "number":
+            self.objects |= {computed.name: computed for computed in key.expression.computed()}
+            return key.text(self.variable)
+        if source.step == "made":
+            return f"{b}(({', '.join(self.variable(n) if type(n) is Source else str(n) for n in key)},))"
+        return f"item({b}, {self.variable(key)})"
 
     def type_of(self, source: Source) -> type | None:
         if source.base is None:

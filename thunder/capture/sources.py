@@ -3,14 +3,18 @@ pinned object."""
 
 from __future__ import annotations
 
+import collections
 import gc
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
+from thunder.core.symbolic import Expression
 from thunder.interpreter.attributes import plain_attribute
 
+_NAMED = ("number", "made", "len", "tensor")  # variables are called so
 _PRIVATE_STEPS = {"_lc_original", "__self__", "_parameters", "_buffers", "_modules", "__dict__"}
 
 
@@ -61,6 +65,12 @@ def cell(function, index: int):
         return MISSING
 
 
+def length_of(container, _=None) -> int:
+    """`len` of a builtin container, or of one of a subclass."""
+    base: Any = next(b for b in (list, dict, set, collections.deque) if isinstance(container, b))
+    return base.__len__(container)
+
+
 def of_array(array, _=None):
     """The tensor that shares the memory of an array."""
     return torch.from_numpy(array)
@@ -73,7 +83,22 @@ STEPS = {
     "call": called,
     "held": held,
     "tensor": of_array,
+    "len": length_of,
 }  # how such a step is taken
+
+
+class Computation(NamedTuple):
+    """A number that is computed of numbers from outside. sources: of the symbols in the expression, by their names."""
+
+    expression: Expression
+    sources: tuple[tuple[str, Source], ...]
+
+    def evaluate(self, values: dict[Source, Any]):
+        return self.expression.evaluate({name: values[source] for name, source in self.sources})
+
+    def text(self, names: Callable[[Source], str]) -> str:
+        """The expression with other names for its symbols."""
+        return str(self.expression.renamed({name: names(source) for name, source in self.sources}))
 
 
 class Source:
@@ -82,8 +107,10 @@ class Source:
     step: "root" (key: "fn", "args" or "kwargs"), "const" (key: the name of a pinned object), "attr" (an attribute),
     "find" (an attribute that no code of the user's answers), "item", "keyed" (an item whose key is the tensor at
     another source), "held" (the mapping behind a mappingproxy), "tensor" (that of an array), "cell" (key: index in the
-    closure), "call" (key: a method's name and arguments), or "size" (key: a dimension of a tensor). label: how a root
-    or constant is called when a person reads about it.
+    closure), "call" (key: a method's name and arguments), "size" (key: a dimension of a tensor), "len", "at" (an item
+    whose key is the number at another source), "number" (key: a `Computation`, of the base among others), or "made"
+    (what the base makes of a shape, of ints and sources of numbers). label: how a root or constant is called when a
+    person reads about it.
     """
 
     __slots__ = ("base", "root", "step", "key", "label", "_children")
@@ -100,8 +127,12 @@ class Source:
             return getattr(base, self.key, MISSING)
         if self.step == "size":
             return base.shape[self.key]
-        if self.step == "keyed":
+        if self.step in ("keyed", "at"):
             return item(base, values[self.key])
+        if self.step == "number":
+            return self.key.evaluate(values)
+        if self.step == "made":
+            return base(tuple(values[n] if type(n) is Source else n for n in self.key))
         return STEPS[self.step](base, self.key)
 
     def child(self, step: str, key, label: str = "") -> Source:
@@ -147,7 +178,7 @@ class Source:
         """A path with this step, behind the text of the steps before."""
         step, key, base = self.step, self.key, self.base
         inside = base.base is not None and base.key in _PRIVATE_STEPS
-        if step == "attr" and key in _PRIVATE_STEPS or step in ("held", "tensor"):
+        if step == "attr" and key in _PRIVATE_STEPS or step in ("held", "tensor", "made"):
             return text
         if step in ("attr", "find") or step == "item" and inside:
             return f"{text}.{key}" if text else str(key)
@@ -161,7 +192,11 @@ class Source:
             return f"closure variable {self.label or key}"
         if step == "size":
             return f"{text}.shape[{key}]"
-        return f"{text}[{key.describe(parameters)}]" if step == "keyed" else f"{text}[{key!r}]"
+        if step == "len":
+            return f"len({text})"
+        if step == "number":
+            return key.text(lambda source: source.describe(parameters))
+        return f"{text}[{key.describe(parameters)}]" if step in ("keyed", "at") else f"{text}[{key!r}]"
 
     def name(self, parameters: tuple[str, ...] = ()) -> str:
         """A variable name for the value: the parameter's own, `t_<position>_<path>` below an object, `t_<path>` below
@@ -171,7 +206,7 @@ class Source:
             keys = [self.root.label, *(str(s.key) for s in steps[1:])]
         else:
             keys = [
-                s.key.name(parameters) if s.step == "keyed" else str(s.key)
+                s.key.name(parameters) if s.step in ("keyed", "at") else s.step if s.step in _NAMED else str(s.key)
                 for s in steps
                 if not (s.step == "attr" and s.key in _PRIVATE_STEPS)
             ]

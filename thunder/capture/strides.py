@@ -15,7 +15,15 @@ import torch
 
 from thunder import compat
 from thunder.capture.ask import VALUE
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, number_value
+from thunder.core.proxies import (
+    NumberProxy,
+    Proxy,
+    TensorProxy,
+    UnbackedNumber,
+    concrete,
+    map_structure,
+    number_value,
+)
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.layout import run_line
@@ -41,6 +49,10 @@ def answer(c, function, args, kwargs):
             return _address(c, c.recorder.latest(value))
         if function is torch.Tensor.is_set_to:
             return _same_view(c, value, args[1])
+        holder = c.recorder.memory.holder(value)
+        itself = holder in c.tensors.real and holder not in c.recorder.memory.formed
+        if function is torch.Tensor.is_contiguous and itself and not (args[1:] or kwargs):
+            return c.ask(c.tensors.real[holder][1].call("is_contiguous"), VALUE)
         value = layout(c, value, function is torch.Tensor.storage_offset, function in _OF_BITS)
     with compat.DisableTorchFunction():
         return function(value, *args[1:], **kwargs)
@@ -83,11 +95,16 @@ def _same_view(c, a: TensorProxy, b) -> bool:
     return True
 
 
-def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = False) -> torch.Tensor:
+def layout(
+    c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = False, known: dict | None = None
+) -> torch.Tensor:
     """A fake tensor with the strides, and the offset or the bits where those matter, that `wanted` has in the program.
 
-    Views of one memory have fake tensors with one storage.
+    Views of one memory have fake tensors with one storage. The program holds the sizes that lead to it for constants,
+    but where the answer goes into `known`: nothing is decided by it then.
     """
+    decides = known is None
+    layouts = c.tensors.layouts if known is None else known
     memory = c.recorder.memory
     wanted = memory.holder(wanted)
     c.tensors.fake_mode = c.tensors.fake_mode or compat.FakeTensorMode(allow_non_fake_inputs=True)
@@ -103,27 +120,29 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
     ):
-        for operation in _slice(c, value, c.tensors.layouts):
+        for operation in _slice(c, value, layouts):
             if isinstance(operation, BoundSymbol):
-                run_line(operation, c.tensors.layouts, _number)
+                run_line(operation, layouts, _number if decides else number_value)
             else:
-                _input(c, operation, with_offset, with_bits)
-        found: dict[Proxy, object] = {base: c.tensors.layouts[value]}
+                if decides:
+                    map_structure(concrete, operation.shape)
+                _input(c, operation, layouts, with_offset, with_bits)
+        found: dict[Proxy, object] = {base: layouts[value]}
         for view in reversed(views):  # a value of the trace has the name of the first view that it was
             operation, shown = memory.view_of[view]
             run_line(operation.swap({p: shown for p in operation.inputs if memory.holder(p) is shown}), found)
     return cast(torch.Tensor, found[wanted])
 
 
-def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
+def _input(c, proxy: TensorProxy, layouts: dict, with_offset: bool, with_bits: bool) -> None:
     if proxy in c.tensors.cotangents:
         c.tensors.cotangents[proxy] = True
-        c.tensors.layouts[proxy] = _dense(proxy, to_torch_dtype(proxy.dtype))
+        layouts[proxy] = _dense(proxy, to_torch_dtype(proxy.dtype))
         return
     real, source = c.tensors.real[proxy]
     placement = c.tensors.placements.get(proxy)
     if placement is not None and (placement.shards or placement.slice) is not None:  # gathered anew by each call
-        c.tensors.layouts[proxy] = _dense(proxy, placement.dtype)
+        layouts[proxy] = _dense(proxy, placement.dtype)
         return
     for name in (
         "stride",
@@ -131,11 +150,11 @@ def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
         *(("is_conj", "is_neg") if with_bits else ()),
     ):
         c.ask(source.call(name), VALUE)
-    if proxy not in c.tensors.layouts:
+    if proxy not in layouts:
         with warnings.catch_warnings():  # it looks for gradients of tensors that are no leaves
             warnings.simplefilter("ignore")
             fake = c.tensors.fake_mode.from_tensor(real)
-        c.tensors.layouts[proxy] = fake if c.request.options.device is None else fake.to(to_torch_device(proxy.device))
+        layouts[proxy] = fake if c.request.options.device is None else fake.to(to_torch_device(proxy.device))
 
 
 def _dense(proxy: TensorProxy, dtype: torch.dtype | None) -> torch.Tensor:

@@ -11,7 +11,7 @@ from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.capture import opaque_values
 from thunder.capture.ask import HISTORY, SAME, SHARED, VIEWS, ask
-from thunder.capture.numbers import MARK, size
+from thunder.capture.numbers import MARK, number_at, size
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, map_structure
 from thunder.core.symbol import recording
@@ -50,6 +50,9 @@ def _new_proxy(c, value: torch.Tensor, source: Source, is_argument: bool) -> Ten
     guarded = shape
     if is_argument and (c.numbers.symbolic_sizes or c.request.changing or hasattr(value, MARK)):
         shape = tuple(size(c, n, source.child("size", i), value) for i, n in enumerate(shape))
+        guarded = tuple(n if type(n) is int else None for n in shape)
+    if source.step == "made":
+        shape = tuple(number_at(c, n) if type(n) is Source else n for n in source.key)
         guarded = tuple(n if type(n) is int else None for n in shape)
     names, dtype = c.recorder.context.names, from_tensor_dtype(value.dtype)
     placement = placement_of(value)

@@ -24,7 +24,7 @@ from thunder.capture.groups import settings_changed
 from thunder.capture.handlers import HOOKS
 from thunder.capture.host import rooted_modules
 from thunder.capture.prologue import PrologueWriter
-from thunder.capture.sources import MISSING, Source
+from thunder.capture.sources import MISSING, STEPS, Source
 from thunder.core.symbolic import Decisions
 from thunder.programs.describe import Describer, Unspeakable, find_named, named
 
@@ -356,6 +356,8 @@ class Replay:
             return Source(None, "const", name, label)
         if step == "keyed":
             return self.source(_number(base)).child("keyed", self.source(key), label)
+        if step not in (*STEPS, "attr", "size"):
+            raise Mismatch(f"a step {step!r}")
         return self.source(_number(base)).child(step, named(key), label)
 
     def constant(self, number: int) -> Any:

@@ -7,9 +7,11 @@ import functools
 
 import torch
 
-from thunder import compat
+from thunder.capture.ask import value_at
+from thunder.capture.numbers import source_of
+from thunder.capture.sources import Source
 from thunder.capture.tensors import is_leaf
-from thunder.core.proxies import TensorProxy, like, number_value
+from thunder.core.proxies import NumberProxy, TensorProxy, like, number_value
 from thunder.ops.functionalize.inplace import copy_
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -17,19 +19,38 @@ from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 def leaf(c, values: TensorProxy, kind: type = torch.Tensor, requires_grad: bool = True) -> TensorProxy:
     """A new leaf with these values. The prologue makes it at each call, so that autograd knows it as it knows
     arguments; the program fills it."""
-    shape, layout = tuple(map(number_value, values.shape)), c.recorder.memory.layout
     options = {"dtype": to_torch_dtype(values.dtype), "device": to_torch_device(values.device)}
-    strides = layout(values).stride() if layout is not None else torch.empty(shape, device="meta").stride()
-    make = functools.partial(_make, kind, shape, strides, requires_grad, **options)
-    with compat.DisableTorchFunction():
-        made = make()
-    proxy = c.read(made, c.const(make, "leaf").call("__call__"))
+    source = _made_of_numbers(c, values, kind, requires_grad, options)
+    if source is None:
+        shape, layout = tuple(map(number_value, values.shape)), c.recorder.memory.layout
+        strides = layout(values).stride() if layout is not None else torch.empty(shape, device="meta").stride()
+        make = functools.partial(_make, kind, shape, strides, requires_grad, **options)
+        source = c.const(make, "leaf").call("__call__")
+    proxy = c.read(value_at(c, source), source)
     c.tensors.leaves.add(proxy)
     with torch.no_grad():
         c.synchronize()
         copy_(proxy, values)
     c.synchronize()
     return proxy
+
+
+def _made_of_numbers(c, values: TensorProxy, kind: type, requires_grad: bool, options: dict) -> Source | None:
+    """The source of a leaf with a symbolic size; None where all are constants, or the strides are others than those of
+    new tensors."""
+    layout, symbolic = c.recorder.memory.layout, [n for n in values.shape if isinstance(n, NumberProxy)]
+    if not symbolic or any(n.unbacked for n in symbolic):
+        return None
+    if layout is not None and not layout(values, known={}).is_contiguous():
+        return None
+    make = functools.partial(_make_contiguous, kind, requires_grad, options)
+    return c.const(make, "leaf").child(
+        "made", tuple(source_of(c, n) if isinstance(n, NumberProxy) else n for n in values.shape)
+    )
+
+
+def _make_contiguous(kind: type, requires_grad: bool, options: dict, shape: tuple) -> torch.Tensor:
+    return _make(kind, shape, torch.empty(shape, device="meta").stride(), requires_grad, **options)
 
 
 def _make(kind: type, shape: tuple, strides: tuple, requires_grad: bool, **options) -> torch.Tensor:
