@@ -14,6 +14,16 @@ from thunder.interpreter.attributes import plain_attribute
 from thunder.interpreter.tables import ARITHMETIC
 
 
+def any_size(c, name: str, value) -> list[int]:
+    """The dimensions of a tensor that a host call gives which had another size before: their sizes are read from the
+    result. name: of the function."""
+    where = c.user_location()
+    places = {f"{name}() at {where and where[:2]}, dimension {i}": n for i, n in enumerate(value.shape)}
+    c.path.sizes |= places
+    before = [c.request.changing.get(place) for place in places]
+    return [i for i, (n, values) in enumerate(zip(value.shape, before, strict=True)) if values and n not in values]
+
+
 def values_of(tensor: torch.Tensor) -> numpy.ndarray:
     """A tensor's values. Nobody writes to them: the tensor's memory is not theirs."""
     found = tensor.detach().clone().numpy()
@@ -71,10 +81,9 @@ _WRITING_NAMES = {
 def refuse_array(c, o) -> None:
     """Refuse a write to an array whose content was asked for, or to a view of one: the program is captured again, with
     a value of the host in its place."""
-    while isinstance(o, numpy.ndarray):
-        if id(o) in c.outside.arrays:
-            _refuse_write(c, c.outside.arrays[id(o)][2])
-        o = o.base
+    for array, _, source in c.outside.arrays.values() if isinstance(o, numpy.ndarray) else ():
+        if o is array or numpy.may_share_memory(o, array):
+            _refuse_write(c, source)
 
 
 def refuse_given(c, array) -> None:

@@ -154,7 +154,7 @@ def constants(c) -> dict[str, Any]:
         return c.request.options.numbers_may_change and is_of_host(value)
 
     found = {s.describe(c.parameters): value_key(v) for s, v in _held_values(c) if may_change(s, v)}
-    return found | _held_sizes(c)
+    return found | _held_sizes(c) | (c.path.sizes if c.request.options.dynamic is None else {})
 
 
 def _held_values(c) -> Iterator[tuple[Source, Any]]:

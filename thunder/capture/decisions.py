@@ -65,6 +65,7 @@ class Path:
         self.own: set[HostProxy] = set()  # results of host calls that begin with such arrays alone
         self.watched: list[tuple[TensorProxy, TensorProxy]] = []
         self.values_of: dict[HostProxy, TensorProxy] = {}  # arrays with the values of tensors
+        self.sizes: dict[str, int] = {}  # of tensors that host calls give, see `arrays.any_size`
         self.arrays: list[Any] = []  # NumPy's, whose memory tensors of the program share
         self._settled: dict[HostProxy, Any] = {}
         # what a text is made of: numbers of the arguments, and sources of values from outside (see `changing`)

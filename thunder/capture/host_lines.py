@@ -40,7 +40,7 @@ from thunder.core.proxies import (
     proxies_in,
 )
 from thunder.core.symbol import current_recorder
-from thunder.core.unbacked import made_number
+from thunder.core.unbacked import fresh_size, made_number
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import BUILTINS, parts_of, plain_attribute
 from thunder.interpreter.tables import ARITHMETIC
@@ -92,23 +92,24 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     pure = pure and (kind is None or issubclass(kind, _FIXED))
     own = not effect and c.path.is_own((function, args, kwargs))
     index = None if pure else c.path.next_host_call(own)
-    value = None
+    value, any_size = None, []
     if kind is None:
         value = _run_now(c, name, index, function, args, kwargs, effect)
         kind = type(value)
         if pure and not issubclass(kind, _FIXED):  # others may be changed, and are one object on all paths
             pure, index = False, c.path.next_host_call(own)
             c.path.log[index] = value
-        decision = c.path.take_kind(name, kind_of(value))
+        any_size = arrays.any_size(c, name, value) if issubclass(kind, torch.Tensor) else []
+        decision = c.path.take_kind(name, kind_of(value, any_size))
     else:
         decision = None
     if index is not None:
         c.path.count_host_call(own)
-    out, result = _typed(c, name, kind, value, (args, kwargs))
+    out, result = _typed(c, name, kind, value, (args, kwargs), any_size)
     if own and type(result) is HostProxy:
         c.path.own.add(result)
     c.path.note_text(result, pure, (args, kwargs))
-    described = kind_of(value) if decision is not None else kind.__qualname__
+    described = kind.__qualname__ if decision is None else str(kind_of(value, any_size))
     call = (index, function, args, kwargs, described, decision, *([effect] if effect else ()))
     host_call.record(c.recorder, call, {}, out)
     if decision is not None and isinstance(out, Proxy):
@@ -183,8 +184,8 @@ def _known_kind(function, args: tuple, kwargs: dict) -> type | None:
 _NUMBERS = {int, float, bool, str, IntegerProxy, FloatProxy}
 
 
-def _typed(c, name: str, kind: type, value, given) -> tuple[Any, Any]:
-    """The output of the bound symbol, and the value for the program."""
+def _typed(c, name: str, kind: type, value, given, any_size: list[int]) -> tuple[Any, Any]:
+    """The output of the bound symbol, and the value for the program. any_size: see `arrays.any_size`."""
     if kind is type(None):
         return None, None
     connected = c.recorder.context.grad_enabled and any(
@@ -198,7 +199,8 @@ def _typed(c, name: str, kind: type, value, given) -> tuple[Any, Any]:
         if kind is not torch.Tensor or value.layout is not torch.strided or value.is_nested or value.requires_grad:
             c.refuse(f"{name}() gives a {kind.__name__} that no trace describes", "make it outside and pass it in")
         out = TensorProxy(
-            shape=tuple(value.shape), dtype=from_tensor_dtype(value.dtype), device=from_tensor_device(value.device),
+            shape=tuple(fresh_size() if i in any_size else n for i, n in enumerate(value.shape)),
+            dtype=from_tensor_dtype(value.dtype), device=from_tensor_device(value.device),
             requires_grad=False,
         )  # fmt: skip
         return out, out

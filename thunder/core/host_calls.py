@@ -14,11 +14,12 @@ path and runs host calls too; the program that it records begins with their log.
 from __future__ import annotations
 
 import random
+import re
 import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -185,12 +186,26 @@ def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: d
     return value
 
 
-def kind_of(value: Any) -> str:
-    """The type of a host call's value that a program is compiled for, in words, with the metadata of a tensor."""
+class Kind(str):
+    """The type of a host call's value that a program is compiled for, in words, with the metadata of a tensor: "?" is
+    any size."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        pattern = re.escape(self).replace(r"\?", r"(\d+|\?)")
+        return isinstance(other, str) and re.fullmatch(pattern, other) is not None
+
+    __hash__ = str.__hash__
+
+
+def kind_of(value: Any, any_size: Collection[int] = ()) -> Kind:
+    """any_size: dimensions of a tensor whose size may be any."""
     t = type(value)
     if hasattr(t, "requires_grad") and hasattr(t, "stride"):
-        return f"{t.__qualname__} {value.dtype} {list(value.shape)} {value.device} {value.requires_grad}"
-    return t.__qualname__
+        shape = ", ".join("?" if i in any_size else str(n) for i, n in enumerate(value.shape))
+        return Kind(f"{t.__qualname__} {value.dtype} [{shape}] {value.device} {value.requires_grad}")
+    return Kind(t.__qualname__)
 
 
 def call_method(value: Any, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -208,7 +223,7 @@ def _run(
 ) -> Any:
     value = taken_from_log(index, function, args, kwargs, effect)
     found = kind_of(value)
-    if found != kind:
+    if not (str.__eq__(found, kind) or Kind(kind) == found):
         if decision is None:
             raise RuntimeError(f"{function.__name__}() gave a {found}, where a {kind} was expected")
         raise OtherPath(decision, found)
