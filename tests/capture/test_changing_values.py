@@ -179,3 +179,30 @@ def test_other_values():
     day = datetime.date(2026, 1, 1)
     calls = [(day + datetime.timedelta(i),) for i in range(5)]
     compared(lambda x, d: (x, d.isoformat(), f"{d}", d, d > day), calls, 2)
+
+
+def _of_views(x, a, i):
+    b = a[i % 4]
+    b += 1
+    column = a.T[1]
+    return x * torch.from_numpy(a.copy()).sum(), float(column.sum()), np.sqrt(a).max()
+
+
+def _filled_by_random(x, a, i):
+    a[:2] = np.random.random(3)
+    a.sort(axis=0)
+    return x * float(np.sqrt(i)) + np.random.random(), float(a.sum())
+
+
+@pytest.mark.parametrize("program", [_of_views, _filled_by_random])
+def test_host_code_of_calls_that_are_captured_twice(program):
+    """It runs once for the user, whatever each reading of the program takes for host code."""
+    test_writes_to_arrays(program)
+
+
+def test_sizes_of_host_results():
+    def f(x, a):
+        return x[np.random.permutation(len(a))] + torch.from_numpy(a * 2), torch.as_tensor((a - a.mean()) / a.std())
+
+    draw = np.random.default_rng(0).standard_normal
+    compared(f, [(draw(3 + i),) for i in range(9)], 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
@@ -70,8 +69,12 @@ class Compilation(NamedTuple):
             numbers = {place: values for place, values in changing.items() if values and _are_numbers(values)} | written
             for held, fewer in ((changing, numbers), (numbers, written)):
                 if len(held) > len(fewer):
-                    with contextlib.suppress(Exception):  # with fewer it succeeds, or raises its own error
+                    before = None if self.log is None else self.log.mark()
+                    try:
                         return self._run_with(held)
+                    except Exception:  # noqa: BLE001 - with fewer it succeeds, or raises its own error
+                        if before is not None:
+                            self.log.rewind(before)  # type: ignore[union-attr]
             return self._run_with(written)
 
     def _run_with(self, changing: dict[str, set | None]) -> CacheEntry:

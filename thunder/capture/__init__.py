@@ -247,7 +247,7 @@ def capture(request: Request) -> Captured:
     own_arrays = False
     while True:
         compiling, decides = ways.pop(0)
-        c = Capture(request, compiling, decides, own_arrays)
+        c, before = Capture(request, compiling, decides, own_arrays), request.log.mark()
         try:
             return _with_symbolic_counters(c, _read(c))
         except BaseException as error:
@@ -256,6 +256,7 @@ def capture(request: Request) -> Captured:
                 ways.insert(0, (compiling, decides))
                 changing = {**request.changing, **dict.fromkeys(c.outside.written_arrays)}
                 request = replace(request, changing=changing)
+                request.log.rewind(before)
             elif c.path.needs_own_arrays and not own_arrays:
                 ways.insert(0, (compiling, decides))
                 own_arrays = True

@@ -53,6 +53,8 @@ def _written(c, function, args, kwargs: dict, reads: bool) -> list[numpy.ndarray
         return []
     values = [v.example for v in (*args, *kwargs.values()) if type(v) is HostProxy]
     found = [v for v in values if isinstance(v, numpy.ndarray)]
+    for array in found:
+        refuse_array(c, array)
     if any(numpy.may_share_memory(array, other) for array in found for other in c.path.arrays):
         c.refuse("a numpy array is written to whose memory a tensor shares", "make the tensor of a copy of it")
     return found
@@ -61,9 +63,15 @@ def _written(c, function, args, kwargs: dict, reads: bool) -> list[numpy.ndarray
 def effect_of_writes(c, function, args, kwargs: dict, reads: bool) -> str:
     """The effect of a host call that others see: that it writes to an array from outside, or to a view of one. reads:
     it changes no container that it is given."""
-    outside = [v.example for v in c.outside.host_values.values() if isinstance(v.example, numpy.ndarray)]
     written = _written(c, function, args, kwargs, reads)
-    return "outside" * any(numpy.may_share_memory(array, other) for array in written for other in outside)
+    outside = [
+        source
+        for source, value in c.outside.host_values.items()
+        if isinstance(value.example, numpy.ndarray)
+        and any(numpy.may_share_memory(array, value.example) for array in written)
+    ]
+    c.writes.written.update(outside)
+    return "outside" * bool(outside)
 
 
 def _writes(function) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import concurrent.futures
 import functools
 import inspect
@@ -180,6 +181,21 @@ def _described(kind: str, original, source, key, value) -> tuple | None:
         return None
     sized = isinstance(value, (list, set, dict))
     return kind, id(original), key, len(value) if sized else concrete(value) if _is_number(value) else None
+
+
+def _bisect(c, f, args, kwargs):
+    """The place of a symbolic number in a list, by which the program decides: schedules with milestones ask for it."""
+    if kwargs or len(args) != 2 or not isinstance(args[1], NumberProxy) or args[1].unbacked:
+        return call_builtin(c, f, args, kwargs)
+    elements, x = [e for e in c.steps(args[0])], args[1]
+    low, high = 0, len(elements)
+    while low < high:
+        middle = (low + high) // 2
+        right = (
+            c.compare(">=", x, elements[middle]) if f is bisect.bisect_right else c.compare(">", x, elements[middle])
+        )
+        low, high = (middle + 1, high) if c.truth(right) else (low, middle)
+    return low
 
 
 def _is_number(value) -> bool:
@@ -383,7 +399,8 @@ def install() -> None:
         torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k),
             torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
         os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
-        min: _extreme, max: _extreme, **{f: _of_numbers for f in MATH.values() if id(f) not in PROTOCOL_CALLS},
+        min: _extreme, max: _extreme, bisect.bisect_left: _bisect, bisect.bisect_right: _bisect,
+        **{f: _of_numbers for f in MATH.values() if id(f) not in PROTOCOL_CALLS},
         # a compiled program has no such ranges
         torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],
         torch.autograd.profiler.record_function.__exit__: _constant(None),

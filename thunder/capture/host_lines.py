@@ -98,7 +98,7 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
         kind = type(value)
         if pure and not issubclass(kind, _FIXED):  # others may be changed, and are one object on all paths
             pure, index = False, c.path.next_host_call(own)
-            c.path.log[index] = value
+            c.path.log.keep(index, function, args, value)
         any_size = arrays.any_size(c, name, value) if issubclass(kind, torch.Tensor) else []
         decision = c.path.take_kind(name, kind_of(value, any_size))
     else:
@@ -407,8 +407,10 @@ def takes(c, function, args, kwargs) -> bool:
     """Whether native code is given such values, and does more with them than to keep them."""
     given = (*args, *kwargs.values())
     if not holds_host_values(c, *given):
-        numbers = (v for v in parts_of(*given) if isinstance(v, NumberProxy)) if _is_of_numpy(function) else ()
-        return any(not n.decisions.is_size(name) for n in numbers for name in n.expression.symbols())
+        ufunc = isinstance(function, numpy.ufunc)
+        of_numpy = ufunc or _is_of_numpy(function)
+        numbers = (v for v in parts_of(*given) if isinstance(v, NumberProxy)) if of_numpy else ()
+        return any(ufunc or not n.decisions.is_size(name) for n in numbers for name in n.expression.symbols())
     owner = plain_attribute(function, "__self__")
     if isinstance(owner, (list, dict, set, tuple, collections.deque)) or type(function).__name__ == "method_descriptor":
         return False

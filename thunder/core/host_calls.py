@@ -21,7 +21,7 @@ import types
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -62,15 +62,27 @@ class HostProxy(AnyProxy):
         raise AssertionError("a host call gives the value")
 
 
-class Log(dict[int, Any]):
-    """The results of the numbered host calls of one call. effects: the visible effects so far, in words."""
+class Mark(NamedTuple):
+    """What a log was at a time. effects, states: how many."""
 
-    __slots__ = ("effects", "_states")
+    results: dict[int, Any]
+    called: dict[int, tuple]
+    effects: int
+    states: int
+
+
+class Log(dict[int, Any]):
+    """The results of the numbered host calls of one call. effects: the visible effects so far, in words. called: the
+    functions, and names of methods, by number."""
+
+    __slots__ = ("effects", "called", "_states")
 
     def __init__(self):
         super().__init__()
         self.effects: list[str] = []
-        self._states: dict[int, tuple[Callable, Any]] = {}  # of generators: what sets a state, and the state
+        self.called: dict[int, tuple] = {}
+        # of generators, since each mark: what sets a state, and the state
+        self._states: list[dict[int, tuple[Callable, Any]]] = [{}]
 
     def note(self, effect: str, function: Callable, args: tuple) -> None:
         """A host call is about to run. effect: "random" where it draws from Python's or NumPy's generators, or from the
@@ -79,14 +91,35 @@ class Log(dict[int, Any]):
             self.effects.append(function.__name__)
             return
         for generator in (random, numpy.random, getattr(function, "__self__", None), *args[:1]):
-            if id(generator) not in self._states and (state := _state_of(generator)) is not None:
-                self._states[id(generator)] = state
+            if id(generator) not in self._states[-1] and (state := _state_of(generator)) is not None:
+                self._states[-1][id(generator)] = state
+
+    def keep(self, index: int, function: Callable, args: tuple, value: Any) -> None:
+        """The result of host call number `index`."""
+        self[index], self.called[index] = value, _called(function, args)
+
+    def mark(self) -> Mark:
+        """The log as it is now."""
+        self._states.append({})
+        return Mark(dict(self), dict(self.called), len(self.effects), len(self._states) - 1)
+
+    def rewind(self, mark: Mark) -> None:
+        """Makes the log what it was, so that host code runs again, unless others have seen some."""
+        if len(self.effects) == mark.effects:
+            self._set_back(mark.states)
+            self.clear()
+            self.update(mark.results)
+            self.called = mark.called
 
     def undo(self) -> None:
         """Sets the generators back to their states before this call."""
-        for restore, state in self._states.values():
-            restore(state)
-        self._states = {}
+        self._set_back(0)
+        self._states = [{}]
+
+    def _set_back(self, first: int) -> None:
+        while len(self._states) > first:
+            for restore, state in self._states.pop().values():
+                restore(state)
 
 
 def _state_of(generator: Any) -> tuple[Callable, Any] | None:
@@ -170,8 +203,11 @@ def with_log(program: Callable, decides: bool) -> Callable:
 def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str = "") -> Any:
     """The result of host call number `index`: from the log, or of running it now. effect: see `Log.note`."""
     results = _LOG.results
-    if results is not None and index in results:
-        return results[index]  # type: ignore[index]
+    called = _called(function, args)
+    if results is not None and index is not None and index in results:
+        if results.called.get(index, called) != called:  # another reading of the program made it
+            raise CaptureError(f"{function.__name__}() runs on the host, and something else did so in its place before")
+        return results[index]
     before = 0 if results is None else len(results.effects)
     if results is not None and effect:
         results.note(effect, function, args)
@@ -182,8 +218,12 @@ def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: d
             del results.effects[before:]
         raise
     if results is not None and index is not None:
-        results[index] = value
+        results.keep(index, function, args, value)
     return value
+
+
+def _called(function: Callable, args: tuple) -> tuple:
+    return function, args[1] if function is call_method or function is getattr else None
 
 
 class Kind(str):

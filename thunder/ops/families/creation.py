@@ -398,7 +398,11 @@ tril, triu = _triangle("tril", True), _triangle("triu", False)
 
 
 def _indices_count(row: int, col: int, offset: int) -> int:
-    return sum(min(max(i + offset + 1, 0), col) for i in range(row))
+    """The elements on and below a diagonal: rows from the first one that has any grow by one up to the last one that
+    is not full."""
+    first = min(max(-offset, 0), row)
+    last = max(min(max(col - offset, 0), row), first)
+    return (first + last + 2 * offset + 1) * (last - first) // 2 + (row - last) * col
 
 
 def _indices_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:

@@ -7,7 +7,7 @@ import math
 import torch
 
 from thunder import compat
-from thunder.core.proxies import concrete, like
+from thunder.core.proxies import like
 from thunder.ops import backward, opaque
 from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.joining import cat
@@ -129,8 +129,8 @@ def combinations(a, r=2, with_replacement=False):
     require(r >= 0)
     if r == 0:
         return like(a, (0,))
-    n = concrete(a.shape[0])
-    return like(a, (math.comb(n + r - 1, r) if with_replacement else math.comb(n, r), r))
+    n = a.shape[0] + (r - 1 if with_replacement else 0)
+    return like(a, (math.prod(n - i for i in range(r)) // math.factorial(r), r))
 
 
 declare(cartesian_prod, differentiate_decomposition=True)
