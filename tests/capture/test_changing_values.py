@@ -196,7 +196,7 @@ def _filled_by_random(x, a, i):
 
 @pytest.mark.parametrize("program", [_of_views, _filled_by_random])
 def test_host_code_of_calls_that_are_captured_twice(program):
-    """It runs once for the user, whatever each reading of the program takes for host code."""
+    """It runs once for the user, whatever each capture of the program takes for host code."""
     test_writes_to_arrays(program)
 
 

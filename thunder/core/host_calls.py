@@ -205,7 +205,7 @@ def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: d
     results = _LOG.results
     called = _called(function, args)
     if results is not None and index is not None and index in results:
-        if results.called.get(index, called) != called:  # another reading of the program made it
+        if results.called.get(index, called) != called:  # another capture of the program
             raise CaptureError(f"{function.__name__}() runs on the host, and something else did so in its place before")
         return results[index]
     before = 0 if results is None else len(results.effects)
