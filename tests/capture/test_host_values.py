@@ -182,7 +182,12 @@ def _in_sets(d, x, i):
     found = set(k for k in (key, "k0"))  # noqa: C401 - native code iterates over the generator
     found.update([key, "k2"])
     found.discard(key)
-    return x * len(found), sorted(frozenset(["k0"]).union((key,))), {"k0"}.isdisjoint([key]), sorted(set(map(str, [key, "k1"])))
+    return (
+        x * len(found),
+        sorted(frozenset(["k0"]).union((key,))),
+        {"k0"}.isdisjoint([key]),
+        sorted(set(map(str, [key, "k1"]))),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

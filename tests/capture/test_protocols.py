@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import gc
 import operator
+import threading
 import types
 
 import pytest
@@ -701,3 +702,39 @@ def test_error_that_native_code_handles_keeps_no_locals():
         assert thunder.jit(program)() == [] and len(closed) == 1
     finally:
         gc.enable()
+
+
+def test_native_methods_apply_to_objects_of_their_kind():
+    class Kind:
+        pass
+
+    def program(x):
+        found = []
+        for write in (
+            lambda: object.__setattr__(Kind, "a", 2), lambda: object.__delattr__(Kind, "a"),
+            lambda: type.__setattr__(Kind, "b", x), lambda: object.__setattr__(Kind(), "a", 2),
+        ):  # fmt: skip
+            try:
+                found.append(write())
+            except TypeError as error:
+                found.append(str(error))
+        return found
+
+    want = program(1)
+    del Kind.b
+    assert thunder.jit(program)(1) == want and Kind.b == 1 and not hasattr(Kind, "a")
+
+
+def test_attributes_of_a_thread_are_written():
+    local = threading.local()
+    local.scale = 1.0
+
+    def program(x):
+        local.scale = local.scale * 2
+        return x * local.scale, getattr(local, "other", 3)
+
+    compiled = thunder.jit(program, fallback="error")
+    for i in range(3):
+        got, other = compiled(torch.ones(2))
+        assert torch.equal(got, torch.full((2,), 2.0 ** (i + 1))) and local.scale == 2.0 ** (i + 1) and other == 3
+    assert len(compiled.programs) == 1

@@ -7,6 +7,7 @@ own writes (the overlay), then from the outside object, which is asked. Function
 from __future__ import annotations
 
 import functools
+import threading
 import types
 from typing import Any
 
@@ -311,7 +312,8 @@ def own_store(c, o, n, v) -> None:
             f"{o.__name__}.{n} is assigned, which the library's own code reads",
             "assign it outside of the compiled function",
         )
-    if type_attribute(type(o), "__dict__") is NULL and type_attribute(type(o), n) is NULL:
+    has_attributes = type_attribute(type(o), "__dict__") is not NULL or isinstance(o, threading.local)
+    if not has_attributes and type_attribute(type(o), n) is NULL:
         object.__setattr__(o, n, v)  # raises
     if id(o) not in c.sources:
         c.know(o, c.const(o))

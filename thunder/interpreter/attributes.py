@@ -298,11 +298,23 @@ def _get(host, function, args, kwargs):
     return bind(host, found, value, rest[0] if rest and rest[0] is not None else type(value), "")
 
 
+def _of_kind(kind: type, name: str, perform):
+    """`kind.__setattr__` and the like, called by name: another native class's own one raises."""
+    native = getattr(kind, name)
+
+    def run(host, value, *args):
+        if native_method(type(value), name) is not native:
+            native(value, *args)  # raises
+        perform(host, value, *args)
+
+    return run
+
+
 _KINDS = (object, type, types.ModuleType, types.MethodType, BaseException, types.SimpleNamespace, functools.partial)
 CALLS = {
     **{kind.__getattribute__: _explicit(READERS.get(kind.__getattribute__, instance_attribute)) for kind in _KINDS},
-    **{kind.__setattr__: of(3, named=True)(set_attribute) for kind in _KINDS},
-    **{kind.__delattr__: of(2, named=True)(remove_attribute) for kind in _KINDS},
+    **{kind.__setattr__: of(3, named=True)(_of_kind(kind, "__setattr__", set_attribute)) for kind in _KINDS},
+    **{kind.__delattr__: of(2, named=True)(_of_kind(kind, "__delattr__", remove_attribute)) for kind in _KINDS},
     property.__get__: _get,
     FUNCTION.__get__: _get,
 }
