@@ -206,3 +206,15 @@ def test_sizes_of_host_results():
 
     draw = np.random.default_rng(0).standard_normal
     compared(f, [(draw(3 + i),) for i in range(9)], 3)
+
+
+def test_arrays_of_all_kinds():
+    def frozen(i):
+        array = np.array([i, 1.5])
+        array.setflags(write=False)
+        return array
+
+    compared(lambda x, a: (x * torch.as_tensor(a), float(a)), [(np.array(i + 0.5),) for i in range(4)], 2)
+    compared(lambda x, a: (list(a), a.shape), [(np.array([f"n{i}", "b"]),) for i in range(4)], 2)
+    compared(lambda x, a: torch.tensor(a) * x.sum(), [(frozen(i),) for i in range(4)], 2)
+    compared(lambda x, a, b: (torch.from_numpy(a) + torch.from_numpy(b), a is b), [(a, a) for a in map(np.arange, (3, 4, 5))], 3)

@@ -738,3 +738,25 @@ def test_attributes_of_a_thread_are_written():
         got, other = compiled(torch.ones(2))
         assert torch.equal(got, torch.full((2,), 2.0 ** (i + 1))) and local.scale == 2.0 ** (i + 1) and other == 3
     assert len(compiled.programs) == 1
+
+
+@pytest.mark.parametrize("name", ["__gt__", "__lt__", "__ge__"])
+def test_reflected_methods_of_elements_that_are_compared(name):
+    seen = []
+
+    class Plain:
+        pass
+
+    Compared = type("Compared", (), {name: lambda self, other: seen.append(name) or True})
+    pairs = ([Plain()], [Compared()]), ((Plain(), 1), (Compared(), 1)), ([Compared()], [Plain()])
+
+    def program(i):
+        a, b = pairs[i]
+        try:
+            return a < b
+        except TypeError:
+            return None
+
+    compiled = thunder.jit(program)
+    for i in (0, 1, 2, 0, 1, 2):
+        assert compiled(i) == program(i) and len(seen) % 2 == 0

@@ -31,11 +31,6 @@ def values_of(tensor: torch.Tensor) -> numpy.ndarray:
     return found
 
 
-def tensor_of(array: numpy.ndarray) -> torch.Tensor:
-    """The tensor that shares the memory of an array; of a copy where nobody may write to that."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
 def array_that_leaves(c, value) -> TensorProxy | None:
     """The tensor whose `.numpy()` a value is that leaves the program: made of the tensor once more, the two share
     memory."""
@@ -49,6 +44,7 @@ def array_that_leaves(c, value) -> TensorProxy | None:
 def _written(c, function, args, kwargs: dict, reads: bool) -> list[numpy.ndarray]:
     """The arrays that a host call may write to. Raises CaptureError where the program has a tensor of one: operations
     on tensors have no order among host calls."""
+    reads = reads or plain_attribute(function, "__module__") == "builtins"
     if reads and "out" not in kwargs and not _writes(function):
         return []
     values = [v.example for v in (*args, *kwargs.values()) if type(v) is HostProxy]

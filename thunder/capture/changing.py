@@ -104,7 +104,7 @@ def tensor_of(c, value):
     place = source.child("tensor", None)
     if place not in c.values:
         with compat.DisableTorchFunction(), torch.inference_mode(False):
-            c.values[place] = torch.from_numpy(value.example)
+            c.values[place] = place.fetch(value.example, c.values)
     found = c.read(c.values[place], place)
     c.path.watch(found)
     c.path.arrays.append(value.example)

@@ -27,6 +27,7 @@ from thunder.capture.expose import expose
 from thunder.capture.library import printed_nodes
 from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module
 from thunder.capture.remade import UNCHANGING
+from thunder.capture.sources import tensor_of
 from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of, warn_at
 from thunder.core.proxies import (
     Condition,
@@ -79,7 +80,7 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     kwargs = kwargs or {}
     if (known := _of_outside(c, function, args, kwargs, effect)) is not NULL:
         return known
-    function = arrays.tensor_of if function is torch.from_numpy else function
+    function = tensor_of if function is torch.from_numpy else function
     name = plain_attribute(function, "__qualname__", type(function).__qualname__)
     called = _called(function, args)
     reads = _only_reads(called) and not _gives_back(c, called, args)

@@ -42,6 +42,7 @@ from thunder.capture.native import (
 from thunder.capture.operations import all_lifted, record
 from thunder.capture.sources import MISSING
 from thunder.capture.watched import check_watched
+from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure, settled
 from thunder.interpreter import NULL, Host, standins, text
 from thunder.interpreter.attributes import BUILTINS, plain_attribute
@@ -203,7 +204,8 @@ def iterated(c, a):
 
 def iterable(c, a):
     t = type(a)
-    if t is not TensorProxy and (c.slot(t, "__iter__") or not isinstance(a, dict) and c.slot(t, "__getitem__")):
+    steps = c.slot(t, "__iter__") or not isinstance(a, dict) and c.slot(t, "__getitem__")
+    if t is HostProxy or t is not TensorProxy and steps:
         return c.steps(a)
     if id(a) in c.outside.iterators or type(a) is set:
         return c.iterate(a)

@@ -71,9 +71,9 @@ def length_of(container, _=None) -> int:
     return base.__len__(container)
 
 
-def of_array(array, _=None):
-    """The tensor that shares the memory of an array."""
-    return torch.from_numpy(array)
+def tensor_of(array, _=None) -> torch.Tensor:
+    """The tensor that shares the memory of an array; of a copy where nobody may write to that."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 STEPS = {
@@ -82,7 +82,7 @@ STEPS = {
     "cell": cell,
     "call": called,
     "held": held,
-    "tensor": of_array,
+    "tensor": tensor_of,
     "len": length_of,
 }  # how such a step is taken
 

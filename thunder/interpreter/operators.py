@@ -167,10 +167,8 @@ def _by_items(host, symbol, a, b) -> bool:
         return False
     items: Any = dict.values if base is dict else base.__iter__
     inside = set(map(type, (*items(a), *items(b)))) - PLAIN
-    return any(
-        issubclass(t, _CONTAINERS) or in_python(host.lookup(t, "__eq__")) or in_python(host.lookup(t, name))
-        for t in inside
-    )
+    names = "__eq__", name, COMPARE_METHOD[REFLECTED[symbol]]
+    return any(issubclass(t, _CONTAINERS) or any(in_python(host.lookup(t, n)) for n in names) for t in inside)
 
 
 def compare_items(host, symbol, a, b):
