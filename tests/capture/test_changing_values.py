@@ -217,4 +217,8 @@ def test_arrays_of_all_kinds():
     compared(lambda x, a: (x * torch.as_tensor(a), float(a)), [(np.array(i + 0.5),) for i in range(4)], 2)
     compared(lambda x, a: (list(a), a.shape), [(np.array([f"n{i}", "b"]),) for i in range(4)], 2)
     compared(lambda x, a: torch.tensor(a) * x.sum(), [(frozen(i),) for i in range(4)], 2)
-    compared(lambda x, a, b: (torch.from_numpy(a) + torch.from_numpy(b), a is b), [(a, a) for a in map(np.arange, (3, 4, 5))], 3)
+    compared(
+        lambda x, a, b: (torch.from_numpy(a) + torch.from_numpy(b), a is b),
+        [(a, a) for a in map(np.arange, (3, 4, 5))],
+        3,
+    )
