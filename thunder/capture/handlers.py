@@ -30,6 +30,7 @@ from thunder.capture.library import (
     hooks,
     host_functions,
     leaves,
+    levels,
     torch_func,
 )
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, iterable, iterated
@@ -413,7 +414,7 @@ def install() -> None:
             "run_engine": backward.run_engine,
             "assert": _checks, "check": _checks, "check_is_size": _check_is_size,
         }),
-        **torch_func.HANDLERS, **host_functions.handlers(),
+        **torch_func.HANDLERS, **levels.HANDLERS, **host_functions.handlers(),
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})
     KEEP.extend(table)
