@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import thunder
 from tests.test_functional_transforms import Composition, Torch, draw
 from thunder.dynamo import ThunderCompiler, thunderfx
 from thunder.errors import FallbackWarning, OptionError
@@ -182,7 +183,6 @@ def test_backwards_between_breaks_give_dynamo_no_graphs_of_thunders_own_code():
 def test_compositions_of_torch_func_in_graphs(seed):
     """Graphs enter and leave the levels of torch.func by calls of their own."""
     composition = Composition(seed)
-    composition.plan = [(kind, how) for kind, how in composition.plan if kind != "jvp"] or [("grad", True)]
     f, compiler = composition.build(Torch), ThunderCompiler(fallback="error")
     for require in (False, True):
         torch._dynamo.reset()
@@ -203,6 +203,9 @@ TRANSFORMED = {
     "one result twice": lambda x: (lambda v, p: p((v[0], v[1].cos())))(*torch.func.vjp(lambda a: (a.exp(),) * 2, x)),
     "auxiliary results": lambda x: torch.func.grad(lambda a: (a.sin().sum(), a.cos()), has_aux=True)(x),
     "an argument without use": lambda x: torch.func.grad(lambda a, b: a.sin().sum(), argnums=(0, 1))(x, x),
+    "tangents of several results": lambda x: torch.func.jvp(lambda a, b: (a @ b, a.sin(), b), (x, x), (x.cos(), x)),
+    "tangents and auxiliary results": lambda x: torch.func.jvp(lambda a: (a.sin(), a), (x,), (x,), has_aux=True),
+    "Hessians": lambda x: torch.func.hessian(lambda a: (a @ a.T).sin().sum())(x),
     "no_grad inside": lambda x: torch.func.grad(lambda a: (a.sin() - torch.no_grad()(lambda: a.square())()).sum())(x),
     "no_grad around": lambda x: torch.no_grad()(lambda: torch.func.grad(lambda a: a.sin().sum())(x))(),
     "Jacobians": lambda x: torch.func.jacrev(torch.func.jacrev(lambda a: (a @ a.T).sin().sum()))(x),
@@ -222,13 +225,15 @@ def test_transforms_of_torch_func_in_graphs(name):
     assert all(graph.programs for graph in compiler.subgraphs) and compiler.subgraphs
 
 
-def test_forward_mode_in_graphs_runs_as_it_is():
-    """Refused before a level of PyTorch's is entered, so that the graph itself runs at its own level."""
+def test_levels_that_are_refused_leave_pytorch_at_its_own():
+    """Refused before PyTorch enters a level: the graph itself runs at the one that Dynamo has seen."""
 
     def f(x):
-        return torch.func.jvp(torch.sin, (x,), (x.cos(),))[1]
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, x.cos())
+            return torch.autograd.forward_ad.unpack_dual(dual.sin()).tangent
 
     x = torch.randn(4)
     with pytest.warns(FallbackWarning, match="torch.func.jvp"):
-        found = torch.compile(f, backend=ThunderCompiler(fallback="eager"))(x)
+        found = thunder.jit(f, fallback="eager")(x)
     torch.testing.assert_close(found, f(x))

@@ -121,7 +121,9 @@ FUNCTORCH_LEVELS = {
     "allow_inplace": "torch._C._functorch.set_inplace_requires_grad_allowed",
     "enter_jvp": "torch._C._functorch._jvp_increment_nesting",
     "enter_functionalize": "torch._C._functorch._func_increment_nesting",
-    "enter_dual": "torch._C._enter_dual_level",
+    "leave_jvp": "torch._C._functorch._jvp_decrement_nesting",
+    "enter_dual": "torch._C._enter_dual_level", "leave_dual": "torch._C._exit_dual_level",
+    "make_dual": "torch._VF._make_dual", "unpack_dual": "torch._VF._unpack_dual",
 }  # fmt: skip
 
 PRIVATE: Sequence[Private] = (

@@ -1,5 +1,5 @@
 """Levels of torch.func that are entered and left by calls of their own, as in the graphs that Dynamo makes of `vmap`,
-`grad`, `vjp` and `jacrev`.
+`grad`, `vjp`, `jvp` and Jacobians.
 
     level = _vmap_increment_nesting(4, "error")
     a = _add_batch_dim(x, 0, level)              # an argument of the level
@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch.autograd import forward_ad
+
 from thunder import compat
 from thunder.capture.library.functional import flatten, fresh
 from thunder.capture.library.vmap import placed
@@ -23,7 +25,7 @@ from thunder.core.symbol import Recorder, recording
 from thunder.ops import LTORCH
 from thunder.transforms.batching import batched
 from thunder.transforms.levels import Level, write
-from thunder.transforms.pullback import Pullback
+from thunder.transforms.pullback import Pullback, pushforward
 
 
 class _Entered:
@@ -90,15 +92,13 @@ class _Mapped(_Entered):
         return value if value is None else placed(value, self.table, dim, self.size)
 
 
-class Differentiating(_Entered):
-    """A level of reverse-mode differentiation. It is linearized when the program around takes its first result, or a
-    gradient; this may come after the level was left, as in `vjp`."""
+class _Differentiated(_Entered):
+    """A level of differentiation. It is linearized when the program around takes its first result or derivative."""
 
     def __init__(self, c):
         super().__init__(c)
         self.arguments: dict[Proxy, Proxy] = {}  # and what they are in the program around
-        self.pullback: Pullback | None = None
-        c.differentiated.append(self)
+        self.level: Level | None = None
 
     def add(self, c, x) -> TensorProxy:
         outer, made = self.argument(c, x)
@@ -106,14 +106,29 @@ class Differentiating(_Entered):
         return made
 
     def take(self, c, new, value, then=None):
-        if self.pullback is None:
+        if self.level is None:
             found = dict.fromkeys((*self.arguments, *(o for operation in new for o in operation.outputs)))
             differentiable = [x for x in found if isinstance(x, TensorProxy) and x.requires_grad]
-            level = Level(list(self.arguments), new, differentiable)
-            self.pullback = Pullback(level, list(self.arguments.values()), c.request.options.executors, c.recorder)
+            self.level = Level(list(self.arguments), new, differentiable)
+            self.linearize(c, self.level, list(self.arguments.values()), c.request.options.executors, c.recorder)
         else:  # cotangents, and zeros where there is no gradient
-            write(c.recorder, new, self.pullback.table)
-        return then() if then else self.pullback.table.get(value, value)
+            write(c.recorder, new, self.arguments)
+        return then() if then else self.arguments.get(value, value)
+
+    def linearize(self, c, *arguments: Any) -> None:
+        """Write the level to the program around, with what its derivatives read."""
+        raise NotImplementedError
+
+
+class _Reverse(_Differentiated):
+    """A level of reverse-mode differentiation. Gradients may be asked for after it was left, as in `vjp`."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        c.differentiated.append(self)
+
+    def linearize(self, c, *arguments):
+        self.pullback = Pullback(*arguments)
 
     def gradients(self, c, outputs: Sequence, inputs: Sequence, cotangents: Sequence | None) -> tuple:
         """The gradient of each input, for cotangents of ones by default, as values of the program around."""
@@ -123,16 +138,43 @@ class Differentiating(_Entered):
         return self.pull(c, outputs, inputs, cotangents)
 
     def pull(self, c, outputs, inputs, cotangents) -> tuple:
-        pullback = self.pullback
-        assert pullback is not None, "a level gives gradients when its operations are written"
         given: dict[Proxy, Any] = {}
         with recording(c.recorder):
-            cotangents = cotangents or [LTORCH["ones_like"](pullback.table.get(o, o)) for o in outputs]
+            cotangents = cotangents or [LTORCH["ones_like"](self.arguments.get(o, o)) for o in outputs]
             for o, g in zip(outputs, cotangents, strict=True):
                 given[o] = LTORCH["add"](given[o], g) if o in given else g
-            found = pullback([given.get(o) for o in pullback.level.outputs], c.recorder, inputs)
-            around = [pullback.table.get(x, x) for x in inputs]
+            found = self.pullback([given.get(o) for o in self.pullback.level.outputs], c.recorder, inputs)
+            around = [self.arguments.get(x, x) for x in inputs]
             return tuple(LTORCH["zeros_like"](x) if g is None else g for g, x in zip(found, around, strict=True))
+
+
+class _Forward(_Differentiated):
+    """A level of forward-mode differentiation. Its arguments may come with tangents, its results give theirs."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        self.given: dict[Proxy, Any] = {}
+        self.tangents: dict[Proxy, Any] = {}
+
+    def dual(self, c, x, tangent) -> TensorProxy:
+        made = self.add(c, x)
+        made.requires_grad = True
+        (self.given[made],), _ = flatten(c, tangent)
+        return made
+
+    def linearize(self, c, level, arguments, *rest):
+        found = pushforward(level, arguments, [self.given.get(a) for a in level.arguments], *rest)
+        self.tangents = dict(zip(level.outputs, found, strict=True))
+
+    def tangent(self, c, value: TensorProxy) -> TensorProxy:
+        """The tangent of a value of the level, in the program around: zeros where it has none."""
+
+        def found():
+            known = self.tangents.get(value)
+            with recording(c.recorder):
+                return LTORCH["zeros_like"](self.arguments.get(value, value)) if known is None else known
+
+        return self.outside(c, None, found)
 
 
 # ----------------------------------------------------------------------------------------------------------- handlers
@@ -188,24 +230,47 @@ def _gradients(c, f, args, kwargs):
     return tuple(LTORCH["zeros_like"](x) for x in inputs)
 
 
+def _forward(c) -> _Forward:
+    """The innermost level, which is one of `jvp`."""
+    level = c.levels[-1] if c.levels else None
+    if not isinstance(level, _Forward):
+        c.refuse("a program enters a level of torch.autograd.forward_ad", "call torch.func.jvp")
+    return level
+
+
+def _enter_dual(c, f, args, kwargs):
+    _forward(c)
+    return 0
+
+
+def _make_dual(c, f, args, kwargs):
+    return _forward(c).dual(c, *args)
+
+
+def _unpack_dual(c, f, args, kwargs):
+    value = c.recorder.latest(args[0])
+    return forward_ad.UnpackedDualTensor(value, _forward(c).tangent(c, value))
+
+
 def _nothing(c, f, args, kwargs):
     """Levels of the program's do not exist for PyTorch, which checks nothing for them."""
 
 
 def _refused(c, f, args, kwargs):
     c.refuse(
-        f"{f.__name__} enters a level of torch.func.jvp or functionalize, as Dynamo's graphs do",
-        "compile the function by thunder.jit, which captures torch.func.jvp",
+        f"{f.__name__} enters a level of torch.func.functionalize, as Dynamo's graphs do",
+        "leave functionalize out: thunder makes programs without writes itself",
     )
 
 
 HANDLERS = {
     function: handler
     for name, handler in {
-        "enter_vmap": _entering(_Mapped), "enter_grad": _entering(Differentiating), "leave_vmap": _leave,
-        "leave_grad": _leave, "add_batch": _add, "wrap": _add, "remove_batch": _remove_batch, "unwrap": _unwrap,
-        "require_grad": _require_grad, "gradients": _gradients, "allow_inplace": _nothing,
-        "enter_jvp": _refused, "enter_functionalize": _refused, "enter_dual": _refused,
+        "enter_vmap": _entering(_Mapped), "enter_grad": _entering(_Reverse), "enter_jvp": _entering(_Forward),
+        "leave_vmap": _leave, "leave_grad": _leave, "leave_jvp": _leave, "add_batch": _add, "wrap": _add,
+        "remove_batch": _remove_batch, "unwrap": _unwrap, "require_grad": _require_grad, "gradients": _gradients,
+        "make_dual": _make_dual, "unpack_dual": _unpack_dual, "enter_dual": _enter_dual, "leave_dual": _nothing,
+        "allow_inplace": _nothing, "enter_functionalize": _refused,
     }.items()
     if (function := compat.functorch_implementations().get(name)) is not None
-}  # fmt: skip
+} | dict.fromkeys((forward_ad.enter_dual_level, forward_ad.dual_level.__enter__), _enter_dual)  # fmt: skip
