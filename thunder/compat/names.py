@@ -146,6 +146,8 @@ PRIVATE: Sequence[Private] = (
         "they see kernels of executors", _constant(0)),
     Private("dispatch_mode", "torch._C._get_dispatch_mode", "seeing make_fx and FakeTensorMode around a call", "they "
         "see kernels of executors", _constant(None)),
+    Private("TorchDispatchMode", "torch.utils._python_dispatch.TorchDispatchMode", "seeing writes to sparse and nested "
+        "tensors", "operations on these raise"),
     Private("DispatchModeKey", "torch._C._TorchDispatchModeKey", "seeing make_fx and FakeTensorMode around a call",
         "they see kernels of executors"),
     Private("tracing_state", "torch._C._get_tracing_state", "seeing torch.jit.trace around a call", "it records "
