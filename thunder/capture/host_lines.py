@@ -23,7 +23,7 @@ import torch
 from thunder import compat
 from thunder.capture import arrays, changing
 from thunder.capture.examples import is_tried
-from thunder.capture.expose import expose
+from thunder.capture.expose import expose, keeps
 from thunder.capture.library import printed_nodes
 from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module
 from thunder.capture.remade import UNCHANGING
@@ -285,7 +285,7 @@ def _given(c, value, reads: bool):
         return run(c, getattr, (value.proxy, value.name), pure=True)
     if t in (list, dict, set):
         c.refuse("code that runs on the host is given a container, which it may change", "give it a copy, made inside")
-    if _is_of_program(c, value):
+    if _is_of_program(c, value) or keeps((value,), (Proxy, NumberProxy)):
         c.refuse(
             f"code that runs on the host is given a {t.__name__}, which the program may have written to",
             "give it tensors, numbers and text",

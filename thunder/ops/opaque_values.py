@@ -93,7 +93,7 @@ def _watching() -> type:
 
 
 def unwritten(name: str, values: list):
-    """A block in which operations raise CaptureError before they write to one of these tensors, which are the user's."""
+    """A block in which operations raise CaptureError before they write to one of these tensors of the user's."""
     return _watching()(name, values)
 
 
