@@ -97,7 +97,7 @@ class _Differentiated(_Entered):
 
     def __init__(self, c):
         super().__init__(c)
-        self.arguments: dict[Proxy, Proxy] = {}  # and what they are in the program around
+        self.arguments: dict[Any, Any] = {}  # and what they are in the program around
         self.level: Level | None = None
 
     def add(self, c, x) -> TensorProxy:
@@ -233,9 +233,9 @@ def _gradients(c, f, args, kwargs):
 def _forward(c) -> _Forward:
     """The innermost level, which is one of `jvp`."""
     level = c.levels[-1] if c.levels else None
-    if not isinstance(level, _Forward):
-        c.refuse("a program enters a level of torch.autograd.forward_ad", "call torch.func.jvp")
-    return level
+    if isinstance(level, _Forward):
+        return level
+    return c.refuse("a program enters a level of torch.autograd.forward_ad", "call torch.func.jvp")
 
 
 def _enter_dual(c, f, args, kwargs):
@@ -249,7 +249,8 @@ def _make_dual(c, f, args, kwargs):
 
 def _unpack_dual(c, f, args, kwargs):
     value = c.recorder.latest(args[0])
-    return forward_ad.UnpackedDualTensor(value, _forward(c).tangent(c, value))
+    dual: Any = value, _forward(c).tangent(c, value)
+    return forward_ad.UnpackedDualTensor(*dual)
 
 
 def _nothing(c, f, args, kwargs):
