@@ -222,6 +222,25 @@ def test_texts_as_keys(program, make):
         assert str(ours) == str(want) and str(tables[0]) == str(tables[1])
 
 
+class Numbered(Exception):
+    def __init__(self, n):
+        super().__init__(f"error {n}")
+
+
+def test_an_exception_of_the_users_with_a_text_of_a_number_that_changes():
+    def f(x, n):
+        try:
+            raise Numbered(n)
+        except Numbered as error:
+            return x + n, error.args, str(error)
+
+    compiled = thunder.jit(f)
+    for n in (2, 3, 4, 5):
+        x, args, text = compiled(torch.ones(1), n)
+        assert (x.item(), args, text) == (1 + n, (f"error {n}",), f"error {n}")
+    assert len(compiled.programs) == 2
+
+
 OBJECTS = {  # what keeps a tensor, by libraries and C types
     "namespace": lambda t: types.SimpleNamespace(a=t),
     "deque": lambda t: collections.deque([t]),

@@ -83,6 +83,8 @@ def _module_call(c, f, args, kwargs):
     d = m.__dict__
     if d.get("_compiled_call_impl") is not None:
         c.refuse("a module that torch.compile compiled is called inside", "compile with one of the two")
+    if not d.keys() >= set(HOOKS):  # nn.Module's own __init__ was not called: PyTorch's error
+        return c.enter(compat.call_module, args, kwargs)
     tables = [d[n] for n in HOOKS]
     if any(tables) or any(_hooks_of_all()) or any(map(c.containers.snapshots.get, map(id, tables))):
         if any(tables[2:]) or any(_hooks_of_all()[2:]):

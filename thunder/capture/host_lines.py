@@ -415,6 +415,8 @@ def takes(c, function, args, kwargs) -> bool:
     owner = plain_attribute(function, "__self__")
     if isinstance(owner, (list, dict, set, tuple, collections.deque)) or type(function).__name__ == "method_descriptor":
         return False
+    if type(function) is types.MethodWrapperType and _makes_container(function, owner):  # super().__init__(...)
+        return False
     module = (plain_attribute(function, "__module__") or type(owner).__module__).split(".")[0]
     if module == "builtins":
         return not (isinstance(function, type) or function in _KEEPING or _makes_container(function, owner))
