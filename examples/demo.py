@@ -1,6 +1,7 @@
 """A byte-level GPT reads Python's own standard library, and learns it: compiled by thunder, beside eager PyTorch and
 torch.compile.
 
+    pip install thunder-compiler[plots]
     python examples/demo.py
 
 Forward, under torch.no_grad(), on the CPU: the deviation from eager, seconds of the first call, microseconds of a warm

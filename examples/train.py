@@ -1,6 +1,7 @@
 """Trains a byte-level GPT on Python's own standard library, twice from one seed: in eager PyTorch and compiled by
 thunder.
 
+    pip install thunder-compiler[plots]
     python examples/train.py
 
 Both systems see the same batches and take turns step by step, so that their times can be compared. Prints both loss

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import thunder
+from tests.test_functional_transforms import Composition, Torch, draw
 from thunder.dynamo import ThunderCompiler, thunderfx
-from thunder.errors import OptionError
+from thunder.errors import FallbackWarning, OptionError
 
 pytestmark = [  # of what Dynamo itself does
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
@@ -175,3 +177,63 @@ def test_backwards_between_breaks_give_dynamo_no_graphs_of_thunders_own_code():
     compiler = ThunderCompiler(fallback="error")
     torch.testing.assert_close(torch.compile(f, backend=compiler)(x, w), f(x, w))
     assert len(compiler.subgraphs) == graphs.frame_count
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_compositions_of_torch_func_in_graphs(seed):
+    """Graphs enter and leave the levels of torch.func by calls of their own."""
+    composition = Composition(seed)
+    f, compiler = composition.build(Torch), ThunderCompiler(fallback="error")
+    for require in (False, True):
+        torch._dynamo.reset()
+        x = draw(*composition.shape, seed=seed).requires_grad_(require)
+        ours, expected = torch.compile(f, backend=compiler)(x), f(x)
+        assert ours.requires_grad == expected.requires_grad
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+        if ours.requires_grad:
+            found, wanted = (torch.autograd.grad(y.square().sum(), x) for y in (ours, expected))
+            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    assert all(graph.programs for graph in compiler.subgraphs)
+
+
+TRANSFORMED = {
+    "several results at several places": lambda x: torch.func.vmap(lambda a: (a.sin(), a.sum()), out_dims=(1, 0))(x),
+    "a result that is an argument, and one of outside": lambda x: torch.func.vmap(lambda a: (a, x.sum()))(x),
+    "parts of a batch": lambda x: torch.func.vmap(torch.sin, chunk_size=2)(x),
+    "one result twice": lambda x: (lambda v, p: p((v[0], v[1].cos())))(*torch.func.vjp(lambda a: (a.exp(),) * 2, x)),
+    "auxiliary results": lambda x: torch.func.grad(lambda a: (a.sin().sum(), a.cos()), has_aux=True)(x),
+    "an argument without use": lambda x: torch.func.grad(lambda a, b: a.sin().sum(), argnums=(0, 1))(x, x),
+    "tangents of several results": lambda x: torch.func.jvp(lambda a, b: (a @ b, a.sin(), b), (x, x), (x.cos(), x)),
+    "tangents and auxiliary results": lambda x: torch.func.jvp(lambda a: (a.sin(), a), (x,), (x,), has_aux=True),
+    "Hessians": lambda x: torch.func.hessian(lambda a: (a @ a.T).sin().sum())(x),
+    "no_grad inside": lambda x: torch.func.grad(lambda a: (a.sin() - torch.no_grad()(lambda: a.square())()).sum())(x),
+    "no_grad around": lambda x: torch.no_grad()(lambda: torch.func.grad(lambda a: a.sin().sum())(x))(),
+    "Jacobians": lambda x: torch.func.jacrev(torch.func.jacrev(lambda a: (a @ a.T).sin().sum()))(x),
+    "random numbers": lambda x: torch.func.vmap(lambda a: a * torch.rand(4), randomness="different")(x),
+    "writes": lambda x: torch.func.vmap(lambda a: a.clone().mul_(2).add_(a))(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transforms_of_torch_func_in_graphs(name):
+    f, compiler = TRANSFORMED[name], ThunderCompiler(fallback="error")
+    x, found = torch.randn(4, 4), []
+    for run in (torch.compile(f, backend=compiler), f):
+        torch.manual_seed(1)
+        found.append(run(x))
+    torch.testing.assert_close(*found)
+    assert all(graph.programs for graph in compiler.subgraphs) and compiler.subgraphs
+
+
+def test_levels_that_are_refused_leave_pytorch_at_its_own():
+    """Refused before PyTorch enters a level: the graph itself runs at the one that Dynamo has seen."""
+
+    def f(x):
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, x.cos())
+            return torch.autograd.forward_ad.unpack_dual(dual.sin()).tangent
+
+    x = torch.randn(4)
+    with pytest.warns(FallbackWarning, match="torch.func.jvp"):
+        found = thunder.jit(f, fallback="eager")(x)
+    torch.testing.assert_close(found, f(x))

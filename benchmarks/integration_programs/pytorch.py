@@ -321,6 +321,7 @@ def stages(compiled: Compile) -> Any:
 
 # --- several processes
 def worker(rank: int, folder: str, model: nn.Module, kept: dict[str, Any]) -> None:
+    torch.set_num_threads(1)  # a fork has none of the threads that OpenMP waits for
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     try:
         parallel = nn.parallel.DistributedDataParallel(model, **kept)

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import functools
 import types
 import weakref
 from typing import Any
@@ -709,6 +710,24 @@ def dict_key_of_another_type(s, x):
 def default_dict(s, x):
     s["a"].append(x * 2)
     return x
+
+
+@on(lambda: collections.defaultdict(int), misses=3)
+def default_dict_of_another_kind(s, x):
+    s.default_factory = list
+    s["a"].append(x * 2)
+    return x, s.default_factory, s.copy()["b"]
+
+
+@on(lambda: [functools.partial(max, key=abs), slice(1, 2), ValueError(1), collections.deque([1], maxlen=2)])
+def read_only_attributes(s, x):
+    found = []
+    for place, name in enumerate(("keywords", "start", "args", "maxlen")):
+        try:
+            setattr(s[place], name, (1,))
+        except AttributeError as error:
+            found.append(str(error))
+    return x, found, s[2].args
 
 
 @on(lambda: collections.defaultdict(int), misses=3)

@@ -352,3 +352,17 @@ def test_a_gradient_between_results_is_refused_where_somebody_looks_at_it(look):
     x.grad = None
     compiled(x, w)[1].backward()
     assert x.grad.tolist() == [8.0, 8.0]
+
+
+def test_a_module_without_the_init_of_modules_raises_as_eager():
+    class Bare(torch.nn.Module):
+        def __init__(self):
+            pass
+
+    def f(x):
+        try:
+            return Bare()(x)
+        except Exception as error:  # noqa: BLE001  which one is the question
+            return type(error).__name__
+
+    assert thunder.jit(f)(torch.ones(1)) == f(torch.ones(1)) == "AttributeError"

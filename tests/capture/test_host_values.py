@@ -2,8 +2,11 @@
 
 import collections
 import dataclasses
+import functools
+import inspect
 import math
 import random
+import types
 import warnings
 
 import numpy as np
@@ -217,3 +220,62 @@ def test_texts_as_keys(program, make):
         x = torch.full((2,), i + 1.0)
         ours, want = (f(table, x, i) for f, table in zip((compiled, program), tables, strict=True))
         assert str(ours) == str(want) and str(tables[0]) == str(tables[1])
+
+
+class Numbered(Exception):
+    def __init__(self, n):
+        super().__init__(f"error {n}")
+
+
+def test_an_exception_of_the_users_with_a_text_of_a_number_that_changes():
+    def f(x, n):
+        try:
+            raise Numbered(n)
+        except Numbered as error:
+            return x + n, error.args, str(error)
+
+    compiled = thunder.jit(f)
+    for n in (2, 3, 4, 5):
+        x, args, text = compiled(torch.ones(1), n)
+        assert (x.item(), args, text) == (1 + n, (f"error {n}",), f"error {n}")
+    assert len(compiled.programs) == 2
+
+
+OBJECTS = {  # what keeps a tensor, by libraries and C types
+    "namespace": lambda t: types.SimpleNamespace(a=t),
+    "deque": lambda t: collections.deque([t]),
+    "slice": lambda t: slice(t, None),
+    "partial": lambda t: functools.partial(math.sqrt, t).args,
+    "exception": lambda t: [ValueError(t)],
+    "counter": lambda t: collections.Counter({"a": t}),
+    "chain map": lambda t: collections.ChainMap({"a": t}),
+    "dict of the user's": lambda t: collections.UserDict({"a": t}),
+    "signature": lambda t: inspect.signature(lambda v=1, w=t: v),
+    "bound arguments": lambda t: inspect.signature(lambda v, w=1: v).bind(t),
+    "a deque of exceptions": lambda t: collections.deque([ValueError(t)]),
+}
+TEXTS = {"str": str, "repr": repr, "format": "{}".format, "percent": lambda x: "%s" % (x,)}
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")  # C types: the original runs
+def test_texts_of_objects_that_keep_tensors(kind):
+    make = OBJECTS[kind]
+    for name, text in TEXTS.items():
+        compiled = thunder.jit(lambda t, text=text: text(make(t * 2)), fallback="eager")
+        for k in (1, 2):
+            x = torch.full((2,), float(k))
+            assert compiled(x) == text(make(x * 2)), name
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+def test_prints_of_objects_that_keep_tensors(kind, capsys):
+    make = OBJECTS[kind]
+    compiled = thunder.jit(lambda t: print(make(t * 2)), fallback="eager")
+    for k in (1, 2):
+        x = torch.full((2,), float(k))
+        compiled(x)
+        ours = capsys.readouterr().out
+        print(make(x * 2))
+        assert ours == capsys.readouterr().out

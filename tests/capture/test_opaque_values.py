@@ -106,6 +106,7 @@ PROGRAMS = {
     "jagged": (lambda x: x * 2 + 1, torch.nested.nested_tensor(PARTS, layout=torch.jagged)),
     "subclass": (lambda x: torch.sin(x) * 2, made(3).as_subclass(Tagged)),
     "own_rules": (lambda x: torch.add(x, 3.0), made(3).as_subclass(Doubling)),
+    "out": (lambda x, y, o: (torch.mm(x, y, out=o), o + 1), ROWS, made(3, 3), torch.zeros(3, 3)),
     "wrapper": (lambda x, y: ((x * 2 + 1).sum() * y, x.exp()), Pair(made(2), made(3)[:2]), made(4)),
 }
 
@@ -189,3 +190,28 @@ def test_operators_in_place_are_refused():
         thunder.jit(f, fallback="error")(sparse, sparse)
     n = thunder.jit(lambda n, x: (n := n * x).to_dense())(2, sparse)
     assert torch.equal(n, 2 * torch.eye(3))
+
+
+WRITES = {  # to a tensor from outside: where, and by which call
+    "out=": (lambda x, y, o: torch.sparse.sampled_addmm(x, y, y, out=o), lambda: [ROWS, made(3, 3), ROWS * 2]),
+    "out= of one's own": (lambda x: torch.mul(x, 3, out=x), lambda: [torch.eye(3).to_sparse()]),
+    "inplace=True": (lambda x: torch.nn.functional.elu(x, inplace=True), lambda: [-made(3).as_subclass(Tagged)]),
+    "a list": (lambda x: torch._foreach_mul_([x], 2), lambda: [torch.eye(3).to_sparse()]),
+    "out= beside one": (lambda x, o: torch.add(x, 1, out=o), lambda: [made(3).as_subclass(Tagged), torch.zeros(3)]),
+    "several out=": (
+        lambda x, *o: torch.sort(x, out=o),
+        lambda: [made(3).as_subclass(Tagged), torch.zeros(3), torch.zeros(3, dtype=torch.long)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_are_refused_before_they_happen(name):
+    """Capture runs such operations on the tensors of the call itself."""
+    program, make = WRITES[name]
+    ours, expected = make(), make()
+    with pytest.warns(thunder.errors.FallbackWarning, match="writes"):
+        thunder.jit(program, fallback="eager")(*ours)
+    program(*expected)
+    for x, y in zip(ours, expected, strict=True):
+        assert torch.equal(*(torch.Tensor.to_dense(t).as_subclass(torch.Tensor) for t in (x, y)))

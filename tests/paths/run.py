@@ -1,4 +1,4 @@
-"""Print the paths that each program of the corpus is compiled to: `python -m tests.paths.run --corpus --host`.
+"""Print the paths that each program of the corpus is compiled to: `python -m tests.paths.run`.
 
 The exit status says whether any was wrong. `tests.properties.run --paths 5000` runs generated programs.
 """
@@ -34,12 +34,13 @@ def corpus(table: dict) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--corpus", action="store_true")
-    parser.add_argument("--host", action="store_true", help="programs that run host code as well")
+    parser.add_argument("--corpus", action="store_true", help="programs without host code; by default both")
+    parser.add_argument("--host", action="store_true", help="programs with host code")
     given = parser.parse_args()
+    everything = not (given.corpus or given.host)
     warnings.simplefilter("ignore")
-    wrong = corpus(PROGRAMS) if given.corpus else 0
-    wrong += corpus(HOST) if given.host else 0
+    wrong = corpus(PROGRAMS) if given.corpus or everything else 0
+    wrong += corpus(HOST) if given.host or everything else 0
     return int(wrong > 0)
 
 

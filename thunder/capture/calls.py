@@ -15,6 +15,7 @@ from thunder import compat
 from thunder.capture import callbacks, host_lines
 from thunder.capture.ask import KEYS
 from thunder.capture.construct import construct_object, reduced
+from thunder.capture.expose import keeps
 from thunder.capture.library import higher_order, torch_func
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, PRIMITIVE, impure, native_module
@@ -22,7 +23,7 @@ from thunder.capture.native_calls import BY_NAME, BY_TYPE, HANDLERS, IDENTITY_CA
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import TensorProxy, map_structure, settled
+from thunder.core.proxies import NumberProxy, TensorProxy, map_structure, settled
 from thunder.core.symbol import Symbol
 from thunder.interpreter import NULL, text
 from thunder.interpreter.attributes import NATIVE_METHODS, type_attribute
@@ -202,6 +203,7 @@ BY_TYPE |= torch_func.KINDS
 BY_TYPE[staticmethod] = lambda c, f, args, kwargs: call(c, f.__func__, args, kwargs)
 
 
+_TEXTS = ("__repr__", "__str__", "__format__")  # of a library's class that is written in Python
 # functions that look at who calls them are interpreted
 _FRAMES = frozenset(("_getframe", "_getframemodulename", "currentframe"))
 
@@ -222,6 +224,7 @@ def _call_function(c, f, args, kwargs):
         if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
             return call(c, f.__wrapped__, args, kwargs)
         seen = reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)
+        seen = seen or f.__name__ in _TEXTS and keeps(tuple(args), (TensorProxy, NumberProxy))
         if impure(f) is not None or not (seen or _FRAMES.intersection(f.__code__.co_names)):
             return call_native(c, f, args, kwargs)
     elif id(f) in c.keep or id(f) in c.fresh:

@@ -7,6 +7,7 @@ from outside are read.
 from __future__ import annotations
 
 import copy
+import gc
 import types
 from collections import deque
 
@@ -29,6 +30,7 @@ from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import NULL, standins, text
 from thunder.interpreter.attributes import parts_of, plain_attribute, type_attribute
+from thunder.interpreter.instructions import PLAIN
 
 MOST = 10_000  # objects that one call may look at
 # native code calls them, or asks torch about them
@@ -172,3 +174,28 @@ def as_text(c, value):
         parts = [as_operand(c, x) for x in value]
         return parts if type(value) is list else tuple.__new__(type(value), parts)
     return concrete(value)
+
+
+_WALKED = 1000  # objects; larger ones that are no containers are a library's: loggers, files
+_APART = (type, types.ModuleType, types.FunctionType, types.CodeType, torch.Tensor)  # their texts show nothing inside
+
+
+def _shows_nothing(kind: type) -> bool:
+    """Whether texts of a class's objects say where they are, and no more."""
+    return kind.__repr__ is object.__repr__ and kind.__str__ is object.__str__
+
+
+def keeps(values: tuple, kinds) -> bool:
+    """Whether objects of C types and of libraries, as a deque, a namespace or a signature, keep values of these
+    kinds."""
+    pending, seen = [v for v in values if type(v) not in PLAIN], set()
+    while pending and len(seen) < _WALKED:
+        value = pending.pop(0)
+        if isinstance(value, kinds):
+            return True
+        if id(value) in seen or isinstance(value, _APART) or _shows_nothing(type(value)):
+            continue
+        seen.add(id(value))
+        inside = value.args if isinstance(value, BaseException) else gc.get_referents(value)  # and no traceback
+        pending += [x for x in inside if type(x) not in PLAIN]
+    return False

@@ -30,6 +30,7 @@ from thunder.capture.library import (
     hooks,
     host_functions,
     leaves,
+    levels,
     torch_func,
 )
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, iterable, iterated
@@ -82,6 +83,8 @@ def _module_call(c, f, args, kwargs):
     d = m.__dict__
     if d.get("_compiled_call_impl") is not None:
         c.refuse("a module that torch.compile compiled is called inside", "compile with one of the two")
+    if not d.keys() >= set(HOOKS):  # nn.Module's own __init__ was not called: PyTorch's error
+        return c.enter(compat.call_module, args, kwargs)
     tables = [d[n] for n in HOOKS]
     if any(tables) or any(_hooks_of_all()) or any(map(c.containers.snapshots.get, map(id, tables))):
         if any(tables[2:]) or any(_hooks_of_all()[2:]):
@@ -413,7 +416,7 @@ def install() -> None:
             "run_engine": backward.run_engine,
             "assert": _checks, "check": _checks, "check_is_size": _check_is_size,
         }),
-        **torch_func.HANDLERS, **host_functions.handlers(),
+        **torch_func.HANDLERS, **levels.HANDLERS, **host_functions.handlers(),
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})
     KEEP.extend(table)

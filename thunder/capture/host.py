@@ -97,6 +97,8 @@ class Capture(Host):
         self.path = self.recorder.decide = Path(self, request.path, request.log, decides, own_arrays)
         self.recorder.is_leaf = functools.partial(tensors.keeps_casts, self)
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
+        self.levels: list = []  # of torch.func that the program has entered and not left
+        self.differentiated: list = []  # those of `grad` that it has entered
         # of functions in modules that few programs import
         late = triton_kernels.launchers() | collectives.handlers() | higher_order.handlers()
         self.handlers = {id(f): h for f, h in late.items()}

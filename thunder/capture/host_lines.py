@@ -23,7 +23,7 @@ import torch
 from thunder import compat
 from thunder.capture import arrays, changing
 from thunder.capture.examples import is_tried
-from thunder.capture.expose import expose
+from thunder.capture.expose import expose, keeps
 from thunder.capture.library import printed_nodes
 from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module
 from thunder.capture.remade import UNCHANGING
@@ -285,7 +285,7 @@ def _given(c, value, reads: bool):
         return run(c, getattr, (value.proxy, value.name), pure=True)
     if t in (list, dict, set):
         c.refuse("code that runs on the host is given a container, which it may change", "give it a copy, made inside")
-    if _is_of_program(c, value):
+    if _is_of_program(c, value) or keeps((value,), (Proxy, NumberProxy)):
         c.refuse(
             f"code that runs on the host is given a {t.__name__}, which the program may have written to",
             "give it tensors, numbers and text",
@@ -414,6 +414,8 @@ def takes(c, function, args, kwargs) -> bool:
         return any(ufunc or not n.decisions.is_size(name) for n in numbers for name in n.expression.symbols())
     owner = plain_attribute(function, "__self__")
     if isinstance(owner, (list, dict, set, tuple, collections.deque)) or type(function).__name__ == "method_descriptor":
+        return False
+    if type(function) is types.MethodWrapperType and _makes_container(function, owner):  # super().__init__(...)
         return False
     module = (plain_attribute(function, "__module__") or type(owner).__module__).split(".")[0]
     if module == "builtins":

@@ -179,6 +179,8 @@ def _attribute_function(t: type):
 
 
 def _of_builtin(c, o, n):
+    if c.writes.overlay and (id(o), n) in c.writes.overlay:
+        return _overlaid(c, o, n)
     value, source = getattr(o, n), c.sources.get(id(o))
     return value if source is None or n not in ("maxlen", "default_factory") else c.read(value, source.attr(n))
 
@@ -282,6 +284,15 @@ def native_set(c, found, o, n, v) -> None:
         own_store(c, o, n, v)
 
 
+def _check_writable(found, o) -> None:
+    """Raises where an attribute of a C type is read-only, which nothing but a write tells: it is given what it has."""
+    try:
+        now = found.__get__(o, type(o))
+    except AttributeError:  # a slot without a value
+        return
+    found.__set__(o, now)
+
+
 def own_store(c, o, n, v) -> None:
     """An attribute write: real on objects of this capture, an effect on objects that came from outside."""
     if issubclass(type(o), type):
@@ -315,14 +326,16 @@ def own_store(c, o, n, v) -> None:
     has_attributes = type_attribute(type(o), "__dict__") is not NULL or isinstance(o, threading.local)
     if not has_attributes and type_attribute(type(o), n) is NULL:
         object.__setattr__(o, n, v)  # raises
+    found = type_attribute(type(o), n)
+    native = type(found) in (types.MemberDescriptorType, types.GetSetDescriptorType)
+    if native:
+        _check_writable(found, o)
     if id(o) not in c.sources:
         c.know(o, c.const(o))
     c.writes.overlay[id(o), n] = v
-    found = type_attribute(type(o), n)
-    hidden = hasattr(type(found), "__set__") and type(found) not in (
-        types.MemberDescriptorType,
-        types.GetSetDescriptorType,
-    )
+    if native and id(o) in c.containers.looks:  # native code reads the default_factory of what stands for it
+        found.__set__(o, v)
+    hidden = hasattr(type(found), "__set__") and not native
     c.writes.effects[id(o), n] = ("entry" if hidden else "attr", o, n)
     copy = c.containers.attribute_dicts_of.get(id(o))
     if copy is not None and type(found) is not types.MemberDescriptorType:

@@ -10,9 +10,10 @@ from thunder import compat
 from thunder.capture.ask import KIND, SAME
 from thunder.capture.methods import TensorMethod
 from thunder.capture.sources import MISSING, Source
-from thunder.core.proxies import AnyProxy
+from thunder.core.proxies import AnyProxy, TensorProxy
 from thunder.ops import opaque
-from thunder.ops.opaque_values import from_unusual, holds_unusual
+from thunder.ops.functionalize.inplace import write_out
+from thunder.ops.opaque_values import from_unusual, holds_unusual, refuse_write
 
 SIGNS = {"-": torch.neg, "~": torch.bitwise_not, "+": torch.positive}
 # attributes that are the same for each call of a program
@@ -64,6 +65,11 @@ def note(c, result):
 
 def apply(c, function: Callable, args, kwargs):
     """A call with such a tensor among its arguments: one opaque operation."""
+    out = kwargs.get("out")
+    if type(out) is TensorProxy:
+        kwargs = {k: v for k, v in kwargs.items() if k != "out"}
+        result = apply(c, function, args, kwargs)
+        return write_out(function, out, result, args, kwargs) if type(result) is TensorProxy else refuse_write("out=")
     c.synchronize()
     result = opaque.symbol_for(function)(*args, **kwargs)
     from_unusual(result)

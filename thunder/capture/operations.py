@@ -15,7 +15,7 @@ from thunder import compat
 from thunder.capture import callbacks, host_lines, numpy_values, opaque_values
 from thunder.capture.ask import PRESENT, VALUE
 from thunder.capture.examples import checked
-from thunder.capture.expose import as_operand, expose
+from thunder.capture.expose import as_operand, expose, keeps
 from thunder.capture.library import backward, gradients, hooks, leaves
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module, plain_base
@@ -334,7 +334,11 @@ _STANDING_FOR = {Condition: bool, Size: torch.Size, sequences.Items: type(iter(_
 def is_unknown_text(c, *values) -> bool:
     """Whether the text of one of the values is known only when the program runs."""
     unknown = (TensorProxy, NumberProxy) if not c.outer_recorders else TensorProxy
-    return any(isinstance(v, unknown) for v in parts_of(*values)) or host_lines.holds_host_values(c, *values)
+    return (
+        any(isinstance(v, unknown) for v in parts_of(*values))
+        or host_lines.holds_host_values(c, *values)
+        or keeps(values, unknown)
+    )
 
 
 def formatted_text(c, text: str, values):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from thunder import compat
+from thunder.compat.names import FUNCTORCH_LEVELS
 
 
 def is_batch(value) -> bool:
@@ -31,7 +32,8 @@ def unwrap_of(tensor: torch.Tensor) -> Callable | None:
 
 
 def functorch_implementations() -> dict:
-    """The functions behind torch.func's transforms, by the transform's name, where this PyTorch has them: calls of them
-    are read. Without, they are refused."""
-    found = {name: getattr(compat, f"functorch_{name}") for name in ("grad", "grad_and_value", "vjp", "jvp", "vmap")}
+    """The functions behind torch.func's transforms, by the transform's name, and those that enter and leave its levels,
+    where this PyTorch has them: calls of them are captured. Without, they are refused."""
+    names = ("grad", "grad_and_value", "vjp", "jvp", "vmap", *FUNCTORCH_LEVELS)
+    found = {name: getattr(compat, f"functorch_{name}") for name in names}
     return {name: function for name, function in found.items() if function is not None}

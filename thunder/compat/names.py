@@ -109,6 +109,23 @@ _TYPING = "typing of operations that have no rule of their own"
 _MODULE = "torch.nn.modules.module"
 _CALLS = "these programs raise"
 
+FUNCTORCH_LEVELS = {
+    "enter_vmap": "torch._C._functorch._vmap_increment_nesting",
+    "leave_vmap": "torch._C._functorch._vmap_decrement_nesting",
+    "add_batch": "torch._C._functorch._add_batch_dim", "remove_batch": "torch._C._functorch._remove_batch_dim",
+    "enter_grad": "torch._C._functorch._grad_increment_nesting",
+    "leave_grad": "torch._C._functorch._grad_decrement_nesting",
+    "wrap": "torch._C._functorch._wrap_for_grad", "unwrap": "torch._C._functorch._unwrap_for_grad",
+    "require_grad": "torch._functorch.eager_transforms._set_tensor_requires_grad",
+    "gradients": "torch._functorch.eager_transforms._autograd_grad",
+    "allow_inplace": "torch._C._functorch.set_inplace_requires_grad_allowed",
+    "enter_jvp": "torch._C._functorch._jvp_increment_nesting",
+    "enter_functionalize": "torch._C._functorch._func_increment_nesting",
+    "leave_jvp": "torch._C._functorch._jvp_decrement_nesting",
+    "enter_dual": "torch._C._enter_dual_level", "leave_dual": "torch._C._exit_dual_level",
+    "make_dual": "torch._VF._make_dual", "unpack_dual": "torch._VF._unpack_dual",
+}  # fmt: skip
+
 PRIVATE: Sequence[Private] = (
     # --- modes
     Private("DisableTorchFunction", "torch._C.DisableTorchFunction", "questions to tensors that torch-function modes "
@@ -129,6 +146,8 @@ PRIVATE: Sequence[Private] = (
         "they see kernels of executors", _constant(0)),
     Private("dispatch_mode", "torch._C._get_dispatch_mode", "seeing make_fx and FakeTensorMode around a call", "they "
         "see kernels of executors", _constant(None)),
+    Private("TorchDispatchMode", "torch.utils._python_dispatch.TorchDispatchMode", "seeing writes to sparse and nested "
+        "tensors", "operations on these raise"),
     Private("DispatchModeKey", "torch._C._TorchDispatchModeKey", "seeing make_fx and FakeTensorMode around a call",
         "they see kernels of executors"),
     Private("tracing_state", "torch._C._get_tracing_state", "seeing torch.jit.trace around a call", "it records "
@@ -212,6 +231,11 @@ PRIVATE: Sequence[Private] = (
             "vjp": "eager_transforms._vjp_with_argnums",
             "jvp": "eager_transforms._jvp_with_argnums", "vmap": "vmap.vmap_impl",
         }.items()
+    ),
+    *(
+        Private(f"functorch_{name}", path, "torch.func inside of Dynamo's graphs", "these graphs run as they are",
+            lambda: None)
+        for name, path in FUNCTORCH_LEVELS.items()
     ),
     Private("tree_flatten", "torch.utils._pytree.tree_flatten", "vmap and torch.func inside of programs",
         "these raise"),

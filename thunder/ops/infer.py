@@ -27,7 +27,15 @@ from thunder.core.proxies import (
 from thunder.core.symbol import current_recorder, user_location
 from thunder.core.unbacked import fresh_size, varying
 from thunder.errors import CaptureError, DataDependentError, ThunderError
-from thunder.ops.opaque_values import CONSTRUCTORS, fix_shared, holds_unusual, is_unusual, refuse
+from thunder.ops.opaque_values import (
+    CONSTRUCTORS,
+    fix_shared,
+    holds_unusual,
+    is_unusual,
+    refuse,
+    refuse_write,
+    unwritten,
+)
 from thunder.ops.promotion import same_device
 from thunder.ops.shape_rules import Unfit
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
@@ -231,10 +239,7 @@ def _typed_on_zeros(function: Callable, name: str, args: tuple, kwargs: dict) ->
     """
     given = proxies_in(kwargs, proxies_in(args, []))
     if name.endswith("_") and not name.endswith("__"):
-        refuse(
-            f"{name} writes to a sparse or nested tensor, or to one of a subclass with its own rules",
-            "use the form that returns a new tensor",
-        )
+        refuse_write(name)
     recorder = current_recorder()
     differentiable = (
         recorder is not None
@@ -251,7 +256,8 @@ def _typed_on_zeros(function: Callable, name: str, args: tuple, kwargs: dict) ->
 
     with compat.without_function_modes(), torch.no_grad():
         examples = map_structure(zeros, (args, kwargs))
-        out = function(*examples[0], **examples[1])
+        with unwritten(name, leaves(examples)):
+            out = function(*examples[0], **examples[1])
 
         def typed(x):
             if not isinstance(x, torch.Tensor):

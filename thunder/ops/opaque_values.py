@@ -8,6 +8,7 @@ come out differently when the program runs; the operation `check_sizes` behind i
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -68,6 +69,39 @@ def fix_shared(memory, results, examples: list, known: dict[int, Proxy]) -> None
                         "a tensor that shares memory with a sparse or nested tensor, or with one of a subclass with "
                         "its own rules, is written to"
                     )
+
+
+@functools.cache
+def _watching() -> type:
+    class Watching(compat.TorchDispatchMode):
+        def __init__(self, name: str, values: list):
+            super().__init__()
+            tensors = [x for x in values if isinstance(x, torch.Tensor)]
+            self.name, self.watched = name, {id(x) for x in tensors}.union(*map(_storages, tensors))
+
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            kwargs = kwargs or {}
+            for place, argument in enumerate(operation._schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    written = args[place] if place < len(args) else kwargs.get(argument.name)
+                    for x in written if isinstance(written, (tuple, list)) else (written,):
+                        if isinstance(x, torch.Tensor) and not self.watched.isdisjoint({id(x), *_storages(x)}):
+                            refuse_write(self.name)
+            return operation(*args, **kwargs)
+
+    return Watching
+
+
+def unwritten(name: str, values: list):
+    """A block in which operations raise CaptureError before they write to one of these tensors of the user's."""
+    return _watching()(name, values)
+
+
+def refuse_write(name: str):
+    refuse(
+        f"{name} writes to a sparse or nested tensor, to one of a subclass with its own rules, or beside such a one",
+        "use the form that returns a new tensor",
+    )
 
 
 def _storages(x: torch.Tensor) -> set[int]:

@@ -73,7 +73,7 @@ class VMap(Transformed):
             }
             table = batched(operations, moved, size, self.randomness, c.recorder)
             results = [
-                _placed(x, table, d, size)
+                placed(x, table, d, size)
                 for x, d in zip(leaves, _dims_of(self.out_dims, out_spec, "out_dims"), strict=True)
             ]
         return compat.tree_unflatten(results, out_spec)
@@ -109,7 +109,7 @@ def _batch_size(outer: Sequence, dims: Sequence) -> tuple[Any, list]:
     return size, places
 
 
-def _placed(value: TensorProxy, table: dict, dim: int | None, size) -> TensorProxy:
+def placed(value: TensorProxy, table: dict, dim: int | None, size) -> TensorProxy:
     """A result with its mapped dimension at `dim`."""
     found = table.get(value, value)
     mapped = value in table and found.shape != value.shape

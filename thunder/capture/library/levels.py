@@ -1,0 +1,277 @@
+"""Levels of torch.func that are entered and left by calls of their own, as in the graphs that Dynamo makes of `vmap`,
+`grad`, `vjp`, `jvp` and Jacobians.
+
+    level = _vmap_increment_nesting(4, "error")
+    a = _add_batch_dim(x, 0, level)              # an argument of the level
+    b = _remove_batch_dim(a.sin(), level, 4, 0)  # a result of it, for the program around
+    _vmap_decrement_nesting()
+
+Operations between are recorded apart. They are written to the program around, transformed, when it takes a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.autograd import forward_ad
+
+from thunder import compat
+from thunder.capture.library.functional import flatten, fresh
+from thunder.capture.library.vmap import placed
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.recording import RECORDER
+from thunder.core.symbol import Recorder, recording
+from thunder.ops import LTORCH
+from thunder.transforms.batching import batched
+from thunder.transforms.levels import Level, write
+from thunder.transforms.pullback import Pullback, pushforward
+
+
+class _Entered:
+    """A level that was entered. outer: the recorder of the program around it."""
+
+    def __init__(self, c):
+        self.outer: Recorder = c.recorder
+        self.inner = Recorder(self.outer.context, self.outer.location, self.outer.where)
+        self.inner.memory, self.written = self.outer.memory, 0
+        self.into(c, self.inner)
+        c.outer_recorders.append(self.outer)
+        c.levels.append(self)
+
+    def into(self, c, recorder: Recorder) -> None:
+        """Operations are recorded in `recorder` from now on. No block ends with it: a capture that fails ends inside,
+        and the block around the whole of it restores what was there before."""
+        c.recorder = recorder
+        RECORDER.set(recorder)
+
+    def argument(self, c, x, dim: int | None = None) -> tuple[TensorProxy, TensorProxy]:
+        """A value of the program around, and its proxy inside of the level, without dimension `dim`."""
+        (value,), _ = flatten(c, x)
+        made = fresh(c, value, grad=False, shape=dim if dim is None else value.shape[:dim] + value.shape[dim + 1 :])
+        self.inner.memory.fixed[made] = "a function under grad, vjp, jvp or vmap writes to its argument"
+        return value, made
+
+    def outside(self, c, value: Any, *placement: Any) -> Any:
+        """A value of the level as the program around has it."""
+        value = c.recorder.latest(value)
+        self.into(c, self.outer)
+        try:
+            new, self.written = self.inner.bound_symbols[self.written :], len(self.inner.bound_symbols)
+            return self.take(c, new, value, *placement)
+        finally:
+            self.into(c, self.inner)
+
+    def take(self, c, new: Sequence, value: Any, *placement: Any) -> Any:
+        """The value in the program around, which gets the new operations first."""
+        raise NotImplementedError
+
+    def leave(self, c) -> None:
+        self.outside(c, None, None)
+        c.levels.pop()
+        self.into(c, c.outer_recorders.pop())
+
+
+class _Mapped(_Entered):
+    """A level of vmap."""
+
+    def __init__(self, c, size, randomness: str):
+        super().__init__(c)
+        self.size, self.randomness = size, randomness
+        self.table: dict[Proxy, Proxy] = {}
+
+    def add(self, c, x, dim: int) -> TensorProxy:
+        outer, made = self.argument(c, x, dim)
+        self.into(c, self.outer)
+        self.table[made] = outer if dim == 0 else LTORCH["movedim"](outer, dim, 0)
+        self.into(c, self.inner)
+        return made
+
+    def take(self, c, new, value, dim=None):
+        self.table = batched(new, self.table, self.size, self.randomness, c.recorder)
+        return value if value is None else placed(value, self.table, dim, self.size)
+
+
+class _Differentiated(_Entered):
+    """A level of differentiation. It is linearized when the program around takes its first result or derivative."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        self.arguments: dict[Any, Any] = {}  # and what they are in the program around
+        self.level: Level | None = None
+
+    def add(self, c, x) -> TensorProxy:
+        outer, made = self.argument(c, x)
+        self.arguments[made] = outer
+        return made
+
+    def take(self, c, new, value, then=None):
+        if self.level is None:
+            found = dict.fromkeys((*self.arguments, *(o for operation in new for o in operation.outputs)))
+            differentiable = [x for x in found if isinstance(x, TensorProxy) and x.requires_grad]
+            self.level = Level(list(self.arguments), new, differentiable)
+            self.linearize(c, self.level, list(self.arguments.values()), c.request.options.executors, c.recorder)
+        else:  # cotangents, and zeros where there is no gradient
+            write(c.recorder, new, self.arguments)
+        return then() if then else self.arguments.get(value, value)
+
+    def linearize(self, c, *arguments: Any) -> None:
+        """Write the level to the program around, with what its derivatives read."""
+        raise NotImplementedError
+
+
+class _Reverse(_Differentiated):
+    """A level of reverse-mode differentiation. Gradients may be asked for after it was left, as in `vjp`."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        c.differentiated.append(self)
+
+    def linearize(self, c, *arguments):
+        self.pullback = Pullback(*arguments)
+
+    def gradients(self, c, outputs: Sequence, inputs: Sequence, cotangents: Sequence | None) -> tuple:
+        """The gradient of each input, for cotangents of ones by default, as values of the program around."""
+        if self in c.levels:
+            cotangents = cotangents and [self.outside(c, g) for g in cotangents]
+            return self.outside(c, None, lambda: self.pull(c, outputs, inputs, cotangents))
+        return self.pull(c, outputs, inputs, cotangents)
+
+    def pull(self, c, outputs, inputs, cotangents) -> tuple:
+        given: dict[Proxy, Any] = {}
+        with recording(c.recorder):
+            cotangents = cotangents or [LTORCH["ones_like"](self.arguments.get(o, o)) for o in outputs]
+            for o, g in zip(outputs, cotangents, strict=True):
+                given[o] = LTORCH["add"](given[o], g) if o in given else g
+            found = self.pullback([given.get(o) for o in self.pullback.level.outputs], c.recorder, inputs)
+            around = [self.arguments.get(x, x) for x in inputs]
+            return tuple(LTORCH["zeros_like"](x) if g is None else g for g, x in zip(found, around, strict=True))
+
+
+class _Forward(_Differentiated):
+    """A level of forward-mode differentiation. Its arguments may come with tangents, its results give theirs."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        self.given: dict[Proxy, Any] = {}
+        self.tangents: dict[Proxy, Any] = {}
+
+    def dual(self, c, x, tangent) -> TensorProxy:
+        made = self.add(c, x)
+        made.requires_grad = True
+        (self.given[made],), _ = flatten(c, tangent)
+        return made
+
+    def linearize(self, c, level, arguments, *rest):
+        found = pushforward(level, arguments, [self.given.get(a) for a in level.arguments], *rest)
+        self.tangents = dict(zip(level.outputs, found, strict=True))
+
+    def tangent(self, c, value: TensorProxy) -> TensorProxy:
+        """The tangent of a value of the level, in the program around: zeros where it has none."""
+
+        def found():
+            known = self.tangents.get(value)
+            with recording(c.recorder):
+                return LTORCH["zeros_like"](self.arguments.get(value, value)) if known is None else known
+
+        return self.outside(c, None, found)
+
+
+# ----------------------------------------------------------------------------------------------------------- handlers
+
+
+def _entering(kind: Callable) -> Callable:
+    def enter(c, f, args, kwargs):
+        kind(c, *args, **kwargs)
+        return len(c.levels)
+
+    return enter
+
+
+def _leave(c, f, args, kwargs):
+    c.levels[-1].leave(c)
+    return len(c.levels) + 1
+
+
+def _innermost(c, level: int):
+    if level != len(c.levels):
+        c.refuse("values of a level of torch.func are used in another one", "call torch.func's transforms themselves")
+    return c.levels[-1]
+
+
+def _add(c, f, args, kwargs):
+    x, *dim, level = args
+    return _innermost(c, level).add(c, x, *dim)
+
+
+def _remove_batch(c, f, args, kwargs):
+    x, level, _, dim = args
+    return _innermost(c, level).outside(c, x, dim)
+
+
+def _unwrap(c, f, args, kwargs):
+    x, level = args
+    return _innermost(c, level).outside(c, x)
+
+
+def _require_grad(c, f, args, kwargs):
+    (x,) = args
+    x.requires_grad = x.dtype.category >= 2  # an argument of the innermost level
+    return x
+
+
+def _gradients(c, f, args, kwargs):
+    outputs, inputs, *rest = args
+    cotangents = rest[0] if rest else kwargs.get("grad_outputs")
+    outputs, inputs = ([c.recorder.latest(x) for x in values] for values in (outputs, inputs))
+    for level in reversed(c.differentiated):
+        if any(o in level.arguments or level.inner.producer(o) is not None for o in outputs):
+            return level.gradients(c, outputs, inputs, cotangents)
+    return tuple(LTORCH["zeros_like"](x) for x in inputs)
+
+
+def _forward(c) -> _Forward:
+    """The innermost level, which is one of `jvp`."""
+    level = c.levels[-1] if c.levels else None
+    if isinstance(level, _Forward):
+        return level
+    return c.refuse("a program enters a level of torch.autograd.forward_ad", "call torch.func.jvp")
+
+
+def _enter_dual(c, f, args, kwargs):
+    _forward(c)
+    return 0
+
+
+def _make_dual(c, f, args, kwargs):
+    return _forward(c).dual(c, *args)
+
+
+def _unpack_dual(c, f, args, kwargs):
+    value = c.recorder.latest(args[0])
+    dual: Any = value, _forward(c).tangent(c, value)
+    return forward_ad.UnpackedDualTensor(*dual)
+
+
+def _nothing(c, f, args, kwargs):
+    """Levels of the program's do not exist for PyTorch, which checks nothing for them."""
+
+
+def _refused(c, f, args, kwargs):
+    c.refuse(
+        f"{f.__name__} enters a level of torch.func.functionalize, as Dynamo's graphs do",
+        "leave functionalize out: thunder makes programs without writes itself",
+    )
+
+
+HANDLERS = {
+    function: handler
+    for name, handler in {
+        "enter_vmap": _entering(_Mapped), "enter_grad": _entering(_Reverse), "enter_jvp": _entering(_Forward),
+        "leave_vmap": _leave, "leave_grad": _leave, "leave_jvp": _leave, "add_batch": _add, "wrap": _add,
+        "remove_batch": _remove_batch, "unwrap": _unwrap, "require_grad": _require_grad, "gradients": _gradients,
+        "make_dual": _make_dual, "unpack_dual": _unpack_dual, "enter_dual": _enter_dual, "leave_dual": _nothing,
+        "allow_inplace": _nothing, "enter_functionalize": _refused,
+    }.items()
+    if (function := compat.functorch_implementations().get(name)) is not None
+} | dict.fromkeys((forward_ad.enter_dual_level, forward_ad.dual_level.__enter__), _enter_dual)  # fmt: skip
