@@ -253,6 +253,15 @@ def _small_space(operations: Sequence[BoundSymbol]) -> set[Any]:
     return spaces if len(spaces) == 1 and all(n <= SMALL and device.type != "cpu" for n, device in spaces) else set()
 
 
+def _place_of(group: int, placed: Sequence[int]) -> int | None:
+    """Where a group stands among the last ones; None where it is too far away."""
+    return next((n for n in range(len(placed) - 1, max(-1, len(placed) - FAR), -1) if placed[n] == group), None)
+
+
+def _is_near(between: Sequence[int], unfused: Sequence[int], has_effect: Sequence[bool]) -> bool:
+    return sum(unfused[g] for g in between) <= NEAR and not any(has_effect[g] for g in between)
+
+
 def _join_sharing(
     operations: Sequence[BoundSymbol], ordered: Sequence[list[int]], taken: Sequence[bool], producer: dict[Proxy, int],
         shared: Callable[[Sequence[BoundSymbol]], set]
@@ -275,15 +284,9 @@ def _join_sharing(
     def reads(group: int, others: set[int]) -> bool:
         return not others.isdisjoint([_current(into, group_of[i]) for i in made_by[group]])
 
-    def is_near(group: int, other: int, between: Sequence[int]) -> bool:
-        return (
-            sum(unfused[g] for g in between) <= NEAR
-            and not any(has_effect[g] for g in between)
-            and len(members[group]) + len(members[other]) <= MOST
-        )
-
-    def place_of(group: int) -> int | None:
-        return next((n for n in range(len(placed) - 1, max(-1, len(placed) - FAR), -1) if placed[n] == group), None)
+    def may_join(group: int, other: int, between: Sequence[int]) -> bool:
+        ours, theirs = ([operations[i] for i in members[g]] for g in (group, other))
+        return _is_near(between, unfused, has_effect) and len(ours) + len(theirs) <= MOST and _gain(ours, theirs)
 
     def consumers_of(group: int, among: Sequence[int]) -> set[int]:
         found = {group}
@@ -296,10 +299,8 @@ def _join_sharing(
         after: list[int] = []  # groups that move behind the joined one
         keys = shared([operations[i] for i in own]) if taken[group] else ()
         for other in sorted({_current(into, latest[k]) for k in keys if k in latest}, reverse=True):
-            at = place_of(other)
-            if at is None or not is_near(group, other, between := placed[at + 1 :]):
-                continue
-            if not _gain([operations[i] for i in members[group]], [operations[i] for i in members[other]]):
+            at = _place_of(other, placed)
+            if at is None or not may_join(group, other, between := placed[at + 1 :]):
                 continue
             consumers = consumers_of(other, between)
             if consumers and reads(group, consumers):

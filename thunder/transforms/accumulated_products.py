@@ -9,7 +9,7 @@ and have as many in memory. Where a fused kernel reads the sum, it may as well a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from thunder.analysis.flow import positions, producers, uses
 from thunder.core.proxies import Proxy, TensorProxy
@@ -28,19 +28,9 @@ def accumulated_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> 
     additions = {b.output: b for b in trace.bound_symbols if b.sym is LTORCH["add"] and phase_of(b) > 0}
     if not additions:
         return trace
-    producer, used = producers(trace), uses(trace.bound_symbols, trace.output_proxies)
-    place = positions(trace.bound_symbols)
-    added = set(additions.values())
+    producer, added = producers(trace), set(additions.values())
+    sums, goes_on = _sums_of_products(trace, additions, producer)
     read_by_kernels = {i for b in trace.bound_symbols if b not in added and fuses(b) for i in b.inputs}
-    sums: dict[Proxy, BoundSymbol] = {}  # by sum of products alone, the product that is added last
-    goes_on: dict[Proxy, Proxy] = {}  # by sum or first product, what it is a term of
-    for total, b in additions.items():
-        terms = [x for x in b.args if isinstance(x, TensorProxy) and x in producer and used[x] == 1]
-        if len(terms) < 2 or b.kwargs or any((x.dtype, x.shape) != (total.dtype, total.shape) for x in terms):
-            continue
-        first, last = sorted(terms, key=place.__getitem__)
-        if producer[last].sym is LTORCH["mm"] and (first in sums or producer[first].sym is LTORCH["mm"]):
-            sums[total], goes_on[first] = producer[last], total
     of_sums = {i for b in added for i in b.inputs}
     for total in reversed(list(sums)):  # what a kernel reads, it adds up
         if total in read_by_kernels or total in of_sums and goes_on.get(total) not in sums:
@@ -58,3 +48,20 @@ def accumulated_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> 
             out.write(b)
 
     return rewrite(trace, rule)
+
+
+def _sums_of_products(
+    trace: Trace, additions: dict[Proxy, BoundSymbol], producer: Mapping[Proxy, BoundSymbol]
+) -> tuple[dict[Proxy, BoundSymbol], dict[Proxy, Proxy]]:
+    """By sum of products alone, the product that is added last; by sum or first product, what it is a term of."""
+    used, place = uses(trace.bound_symbols, trace.output_proxies), positions(trace.bound_symbols)
+    sums: dict[Proxy, BoundSymbol] = {}
+    goes_on: dict[Proxy, Proxy] = {}
+    for total, b in additions.items():
+        terms = [x for x in b.args if isinstance(x, TensorProxy) and x in producer and used[x] == 1]
+        if len(terms) < 2 or b.kwargs or any((x.dtype, x.shape) != (total.dtype, total.shape) for x in terms):
+            continue
+        first, last = sorted(terms, key=place.__getitem__)
+        if producer[last].sym is LTORCH["mm"] and (first in sums or producer[first].sym is LTORCH["mm"]):
+            sums[total], goes_on[first] = producer[last], total
+    return sums, goes_on
