@@ -347,9 +347,7 @@ def _array_item(x, i, table):
     return x * table["array"][i] + float(table["array"][i - 1])
 
 
-@pytest.mark.parametrize(
-    "f, programs", [(_items, 3), (_item_or_none, 5), (_written_items, 4), (_array_item, 2)], ids=lambda f: str(f)
-)
+@pytest.mark.parametrize("f, programs", [(_items, 3), (_item_or_none, 5), (_written_items, 4), (_array_item, 2)])
 def test_items_under_a_number_that_changes(f, programs):
     """A list of rates, a dict by steps: the item is an input, whichever it is."""
 
