@@ -8,6 +8,7 @@ import thunder
 from thunder.errors import ProgramFileError
 from thunder.executors.triton_kernels.by_strides import KeptRegion
 from thunder.programs import regions
+from thunder.transforms import reuse_memory
 
 pytest.importorskip("triton", reason="the fuser needs triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -132,3 +133,25 @@ def test_programs_of_other_kinds(what, cache, later):
         later.write()
     assert thunder.compile_stats(compiled).loaded == 1, thunder.compile_stats(compiled).not_loaded
     assert all(map(torch.equal, *results))
+
+
+def test_saved_values_that_a_backward_writes_over(cache, later, monkeypatch):
+    """Loaded as well, a graph that is kept may be differentiated again."""
+    monkeypatch.setattr(reuse_memory, "SMALLEST", 1)
+
+    def gated(x, w, v):
+        return (F.silu(x @ w) * torch.sin(x @ v)) @ w
+
+    leaves = [torch.randn(16, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
+
+    def twice(run):
+        y = run(*leaves).sum()
+        return [torch.autograd.grad(y, leaves, retain_graph=again) for again in (True, False)]
+
+    want = twice(gated)
+    for loaded in (0, 1):
+        compiled = thunder.jit(gated, **OPTIONS)
+        torch.testing.assert_close(twice(compiled), want)
+        later.write()
+        assert "unless_read_again" in str(thunder.last_backward_traces(compiled)[-1])
+        assert thunder.compile_stats(compiled).loaded == loaded

@@ -201,7 +201,10 @@ def _may_be_private(owner: Any, name: str) -> bool:
 
 
 # where functions stand that carry out operations
-_OPERATIONS = ("thunder.executors.", "thunder.ops.", "thunder.transforms.partition", "thunder.runtime.streams")
+_OPERATIONS = (
+    "thunder.executors.", "thunder.ops.", "thunder.transforms.partition", "thunder.transforms.reuse_memory",
+    "thunder.runtime.streams",
+)  # fmt: skip
 
 
 def _is_aten(x: Any) -> bool:
