@@ -55,12 +55,12 @@ class Launch(NamedTuple):
             "deterministic": torch.are_deterministic_algorithms_enabled,
         }  # fmt: skip
         for name, made in self.kernels.items():
-            if isinstance(made, Binary):
+            if type(made) is tuple:
+                context[name] = compile_source(made[1], made[0], {"__name__": "kernels"})
+            else:
                 context[name] = made.load(index_of(device))
                 names = ("launch_kernel", "current_stream", "current_device", "set_device")
                 context |= {name: getattr(compat, name) for name in names}
-            else:
-                context[name] = compile_source(made[1], made[0], {"__name__": "kernels"})
         return compile_source(self.text, "launch", context | self.dtypes)
 
 
