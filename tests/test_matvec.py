@@ -135,7 +135,7 @@ def test_a_launch_passes_addresses_and_numbers(monkeypatch):
     made = SimpleNamespace(shared=64, scratch=2, load=lambda device: 7)
     for device in (0, 1):
         launched.clear()
-        handwritten._launcher(made, (5, 2), 4, (40, 256, 1), ["i", "", ""], device)([16, 32], 3)
+        handwritten._launcher(made, (5, 2), 4, 2, (40, 256, 1), ["i", "", ""], device)([16, 32], 3)
     assert launched.pop(0) == "device 1"
     assert launched == [(7, 5, 2, 1, 4, 64, "OOiOO", (16, 32, 40, None, None), 3)]
 

@@ -7,6 +7,7 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -537,3 +538,16 @@ def test_functions_in_closures_and_local_classes(again):
         found, stats = again(model, x)
         assert stats.loaded == 1, stats.not_loaded
         assert torch.equal(found, model(x))
+
+
+@pytest.mark.parametrize("value", [b"abc", "abc", np.float32(2), np.arange(3)[1], Path("a"), 2.5], ids=repr)
+def test_values_that_may_change_are_written(cache, again, value):
+    """The program runs and is kept, whatever the kind of a value that it holds."""
+
+    def program(x, value):
+        return x * len(str(value))
+
+    x = torch.ones(3)
+    for loaded in (0, 1):
+        result, stats = again(program, x, value)
+        assert torch.equal(result, program(x, value)) and stats.loaded == loaded

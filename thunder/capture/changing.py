@@ -41,7 +41,7 @@ def value_key(value) -> Any:
     """What tells values apart, as a number or a text."""
     if isinstance(value, numpy.ndarray):
         return f"{value.dtype.str} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
-    return repr(value) if isinstance(value, IMMUTABLE) else value
+    return repr(value) if isinstance(value, (bytes, *IMMUTABLE)) else value
 
 
 def is_of_host(value) -> bool:

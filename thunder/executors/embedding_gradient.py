@@ -17,9 +17,11 @@ from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import NumberProxy, TensorProxy, element_count
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
-from thunder.executors.handwritten import Handwritten, Settings, ceil_div, power_of_2
+from thunder.executors.handwritten import Handwritten, Settings
+from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops.backward import embedding_backward
+from thunder.ops.shape_rules import ceil_div
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 SMALLEST, NARROWEST = 1 << 27, 1 << 12  # bytes of a table, and of a row
@@ -50,12 +52,12 @@ def summed_by_index(g: torch.Tensor, indices: torch.Tensor, count: int, padding:
 
 
 def _settings_of_rows(count: int, width: int, padding: int) -> Settings:
-    block = min(4096, power_of_2(width))
+    block = min(4096, power_of_two(width))
     return (count, ceil_div(width, block)), (width, padding, MOST, 4, block), 4
 
 
 def _settings_of_long_rows(given: int, width: int, padding: int) -> Settings:
-    block = min(32, power_of_2(width))
+    block = min(32, power_of_two(width))
     return (ceil_div(given, MOST), ceil_div(width, block)), (width, padding, MOST, 256, block), 4
 
 

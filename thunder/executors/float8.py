@@ -10,10 +10,12 @@ import torch
 
 from thunder.core.proxies import TensorProxy
 from thunder.core.utils import has_triton
-from thunder.executors.handwritten import Handwritten, Settings, ceil_div, power_of_2
+from thunder.executors.handwritten import Handwritten, Settings
+from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.executors.triton_kernels.variants import interpreting
 from thunder.extend import OperatorExecutor, register_executor
 from thunder.ops.families.float8 import largest, quantize
+from thunder.ops.shape_rules import ceil_div
 from thunder.ops.torch_types import to_torch_dtype
 
 
@@ -78,7 +80,7 @@ def by_rows(x: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.T
     strides = x.stride()
     key = m, k, strides, x.dtype, to
     q, scale = x.new_empty((m, k), dtype=to), x.new_empty((m, 1), dtype=torch.float32)
-    _write_each_row(key, (x, q, scale), lambda: ((m,), (k, *strides, *_of_type(to), min(4096, power_of_2(k))), 8))
+    _write_each_row(key, (x, q, scale), lambda: ((m,), (k, *strides, *_of_type(to), min(4096, power_of_two(k))), 8))
     if not transposed:
         return q, scale
     columns, columns_scale = x.new_empty((k, m), dtype=to), x.new_empty((k, 1), dtype=torch.float32)

@@ -51,7 +51,7 @@ class Handwritten:
         aligned = [not address % ALIGNMENT for address in addresses]
         kinds, request = self._request([t.dtype for t in tensors], aligned, numbers, warps, tensors[0].device)
         with torch.cuda.device_of(tensors[0]):
-            launch = _launcher(binary_of(request).result(), grid, warps, numbers, kinds, device)
+            launch = _launcher(binary_of(request).result(), grid, warps, len(tensors), numbers, kinds, device)
             launch(addresses, compat.current_stream(device))
         if all(aligned):
             self._known[key] = launch
@@ -84,15 +84,6 @@ class Handwritten:
         return compile_source(_kernels(self.file)[0], self.name, {"__name__": "kernels"})
 
 
-def ceil_div(n: int, block: int) -> int:
-    return -(-n // block)
-
-
-def power_of_2(n: int) -> int:
-    """The smallest that is not below n."""
-    return 1 << (n - 1).bit_length()
-
-
 _TYPES = {"i": "i32", "l": "i64", "": "constexpr"}
 
 
@@ -112,18 +103,17 @@ def _kernels(file: str) -> tuple[str, dict[str, list[tuple[str, bool]]]]:
 
 
 def _launcher(
-    made: Binary, grid: tuple[int, ...], warps: int, numbers: tuple, kinds: list[str], device: int
+    made: Binary, grid: tuple[int, ...], warps: int, tensors: int, numbers: tuple, kinds: list[str], device: int
 ) -> Callable[[Sequence[int], int], None]:
     """A function of addresses and a stream."""
     rest = *(n for n, kind in zip(numbers, kinds, strict=True) if kind), *[None] * made.scratch
     launch_kernel, function, shared = compat.launch_kernel, made.load(device), made.shared
-    before, after = "".join(kinds), "O" * made.scratch
+    text = "O" * tensors + "".join(kinds) + "O" * made.scratch
     x, y = (*grid, 1)[:2]
 
     def launch(addresses: Sequence[int], stream: int) -> None:
         if device:  # PyTorch's launcher takes device 0 in a thread that has no context yet
             compat.set_device(device)
-        text = f"{'O' * len(addresses)}{before}{after}"
         launch_kernel(function, x, y, 1, warps, shared, text, (*addresses, *rest), stream)
 
     return launch

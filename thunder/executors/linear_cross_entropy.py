@@ -31,7 +31,8 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
-from thunder.executors.handwritten import Handwritten, power_of_2
+from thunder.executors.handwritten import Handwritten
+from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
 from thunder.ops.backward import times_cotangent
@@ -118,7 +119,7 @@ def over_rows(
     `scale` (), over the logits. Rows not kept are 0."""
     rows, classes = logits.shape
     if rows:
-        block, stride = min(2048, power_of_2(classes)), logits.stride(0)
+        block, stride = min(2048, power_of_two(classes)), logits.stride(0)
         tensors = logits, target, keep, chosen, scale, losses
         settings = (rows,), (classes, stride, gradient, block), 8 if block == 2048 else 4
         _kernel((rows, classes, stride, gradient, *(t.dtype for t in tensors)), tensors, lambda: settings)

@@ -31,10 +31,12 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
-from thunder.executors.handwritten import Handwritten, Settings, ceil_div, power_of_2
+from thunder.executors.handwritten import Handwritten, Settings
+from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.executors.triton_kernels.variants import ALIGNMENT
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
+from thunder.ops.shape_rules import ceil_div
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import compile_option
 
@@ -112,9 +114,9 @@ def _blocks(m: int, n: int, k: int) -> tuple[int, int, int, int]:
     if m > 1:
         return 32 if 8192 <= n < 16384 else 64, 128, 4, 5
     if k <= 4096:
-        inner = power_of_2(k)
+        inner = power_of_two(k)
         return 1, inner, max(1, inner // 512), 1
-    inner = max(1024, power_of_2(ceil_div(k, 32)))  # the loop is unrolled at most 32 times
+    inner = max(1024, power_of_two(ceil_div(k, 32)))  # the loop is unrolled at most 32 times
     return 2, inner, min(16, inner // 256), 1
 
 

@@ -52,16 +52,14 @@ from thunder.transforms.register_grad import REGISTERED
 # ---------------------------------------------------------------------------------------------------------- to text
 
 
-def document_of(entry: CacheEntry, options: JitOptions, regions: Regions | None) -> dict:
-    """A cache entry whose capture is still open. regions: gets those of the program; None where it may have none.
+def document_of(entry: CacheEntry, options: JitOptions, regions: Regions) -> dict:
+    """A cache entry whose capture is still open. regions: gets those of the program.
 
     Raises Unspeakable, in words, for what text cannot say.
     """
     captured = entry.captured
-    _refuse(entry, regions is not None)
-    if regions is not None:
-        regions.add((entry.forward, entry.backward))
-    functions = {} if regions is None else regions.functions
+    _refuse(entry)
+    regions.add((entry.forward, entry.backward))
     epilogue, objects = None, {}
     if entry.epilogue is not None:
         text = _body(entry.epilogue)
@@ -74,14 +72,15 @@ def document_of(entry: CacheEntry, options: JitOptions, regions: Regions | None)
     said = {
         "questions": written_questions(captured._capture, captured._input_sources, objects),
         "prologue": str(entry.prologue),  # for reading: it is written anew
-        "computation": written_text(entry.forward, codes, functions) | {"lines": _lines(captured, entry.forward)},
-        "backward": written_text(entry.backward, codes, functions) if differentiates else None,
+        "computation": written_text(entry.forward, codes, regions.functions)
+        | {"lines": _lines(captured, entry.forward)},
+        "backward": written_text(entry.backward, codes, regions.functions) if differentiates else None,
         "epilogue": epilogue,
         "connection": _connection(connection) if differentiates else None,
         "plain": written_text(_plain(connection, options), {}, {}) if differentiates else None,
         "without": {},
         "codes": codes,
-        "regions": {} if regions is None else regions.said(),
+        "regions": regions.said(),
         "facts": {
             "any_input_requires_grad": captured.any_input_requires_grad,
             "may_fail_over": captured.may_fail_over,
@@ -96,7 +95,7 @@ def key_of_missing(missing: Sequence[int]) -> str:
     return ",".join(map(str, missing))
 
 
-def _refuse(entry: CacheEntry, regions: bool) -> None:
+def _refuse(entry: CacheEntry) -> None:
     captured = entry.captured
     if captured.path:
         raise Unspeakable("it decides by data")
@@ -110,10 +109,6 @@ def _refuse(entry: CacheEntry, regions: bool) -> None:
         raise Unspeakable("its regions are compiled in the background")
     if REGISTERED:
         raise Unspeakable("derivatives were registered by thunder's register_grad")
-    for trace in (entry.forward, entry.backward):
-        for b in trace.bound_symbols if trace is not None else ():
-            if b.sym.is_fusion and not regions:
-                raise Unspeakable(f"the region {b.sym.name} of the executor {b.sym.executor.name} is machine code")
 
 
 def _body(trace: Trace) -> str:
@@ -235,16 +230,13 @@ class Loaded:
         return None
 
 
-_NOTHING: dict[str, dict] = {"codes": {}, "regions": {}}  # of what is trusted
-
-
 def check_texts(document: dict) -> None:
     """Raises Damaged where a text of a document is none of a computation: those that are not asked for as well."""
     for text in (document[part] for part in ("computation", "backward", "plain")):
         if text is not None:
-            function_of(text, _NOTHING)
+            function_of(text)
     for text in document["without"].values():
-        function_of(text, _NOTHING)
+        function_of(text)
 
 
 def entry_of(
@@ -326,7 +318,7 @@ def lazily(said: dict, trusted: dict) -> Callable:
 
 def _differentiated(plain: dict, missing: Sequence[int], arguments: int) -> Callable:
     """The gradients as PyTorch computes them, from the arguments and the cotangents that are not missing."""
-    compute = function_of(plain, _NOTHING)
+    compute = function_of(plain)
 
     def run(*given):
         inputs, cotangents = given[:arguments], given[arguments:]

@@ -250,9 +250,8 @@ def _fitting(
     document: dict, modes: tuple, fn: Any, args: tuple, kwargs: dict, overrides: tuple, why: list[str],
     path: Path | None = None,
 ) -> CacheEntry | None:  # fmt: skip
-    version = _version(path)
     try:
-        return entry_of(document, modes, fn, args, kwargs, overrides, lambda: _retired.add(version))
+        return entry_of(document, modes, fn, args, kwargs, overrides, lambda: _retired.add(_version(path)))
     except Mismatch as error:
         why.append(str(error))
     except Exception as error:  # noqa: BLE001 - whatever a file says that no document says
@@ -324,8 +323,9 @@ def document_for(compiled: Any, modes: tuple, args: tuple, kwargs: dict) -> tupl
     """The document of the program that a compiled function runs at a call, and its entry. Raises Unspeakable, Damaged
     and what capture raises."""
     said = metadata(compiled.fn, compiled.options, modes, anywhere=True)
+    none = Regions(compiled.options, allowed=False)
     return compiled.with_open_capture(
-        modes, args, kwargs, lambda entry: {"metadata": said, **document_of(entry, compiled.options, None)}
+        modes, args, kwargs, lambda entry: {"metadata": said, **document_of(entry, compiled.options, none)}
     )
 
 

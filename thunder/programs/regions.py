@@ -28,9 +28,10 @@ FIRST, LAST = 1.0, 64.0  # seconds until a program is written, and after which n
 
 
 class Regions:
-    """The regions of a program that is written."""
+    """The regions of a program that is written. allowed: whether it may have some."""
 
-    def __init__(self, options: JitOptions):
+    def __init__(self, options: JitOptions, allowed: bool = True):
+        self._allowed = allowed
         self._options = dataclasses.replace(
             options, executors=tuple(get_always_executors()), transforms=(), numerics=NUMERICS_OPTIONS.CLOSE
         )
@@ -46,7 +47,8 @@ class Regions:
 
     def _add(self, b: BoundSymbol, trace: Trace) -> None:
         executor, function = b.sym.executor, b.sym.fn
-        if not isinstance(executor, FusionExecutor) or executor.as_text(function) is None:
+        kept = self._allowed and isinstance(executor, FusionExecutor) and executor.as_text(function) is not None
+        if not kept:
             raise Unspeakable(f"the region {b.sym.name} of the executor {b.sym.executor.name} is machine code")
         program = trace.replace(
             name="operations", args=b.inputs, bound_symbols=b.subsymbols, output=b.outputs, info=TraceInfo()
@@ -76,7 +78,7 @@ def _kept(said: dict, unusual: Callable[[], None]) -> FusedFunction:
 
     def operations(*inputs):
         if not made:
-            made.append(function_of(said["operations"], {"regions": {}, "codes": {}}))
+            made.append(function_of(said["operations"]))
         return made[0](*inputs)
 
     return executor.from_text(said, operations, unusual)

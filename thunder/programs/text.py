@@ -111,7 +111,10 @@ _KEYWORDS = {"def", "return", "del", "None", "True", "False", "not", "and", "or"
 _BANNED = {*keyword.kwlist} - _KEYWORDS
 
 
-def function_of(said: dict, trusted: dict[str, Any]) -> Callable:
+NOTHING: Mapping[str, Mapping] = MappingProxyType({"codes": MappingProxyType({}), "regions": MappingProxyType({})})
+
+
+def function_of(said: dict, trusted: Mapping[str, Mapping] = NOTHING) -> Callable:
     """The function of a computation's text. Raises Damaged where the text is none of a computation.
 
     trusted: `codes`, as `written_text` has filled them, and functions of `regions`. They are not looked into.

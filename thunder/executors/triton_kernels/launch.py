@@ -115,7 +115,7 @@ class FusedRegion(ByStrides):
         """What `KeptRegion` needs, as far as calls have made it; None for a region that takes numbers."""
         if self.region.numbers:
             return None
-        launches = [[list(map(list, strides)), launch_as_text(launch)] for strides, launch in self.launches.items()]
+        launches = [[list(map(list, strides)), launch_as_text(launch)] for strides, launch in [*self.launches.items()]]
         return {"device": str(self.device), "kernels": self.kernels, "launches": launches}
 
     @property
