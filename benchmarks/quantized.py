@@ -1,13 +1,14 @@
 """Decoding with weights in few bits: bytes of the weights, milliseconds of a token and tokens per second.
 
     python benchmarks/quantized.py [--layers 32] [--batches 1 16] [--rounds 20] [--small]
-        [--systems eager torch.compile "torch.compile, int8" thunder int8 int4 nf4]
+        [--systems eager torch.compile "torch.compile, int8" "torchao, int8" "torchao, int4" thunder int8 int4 nf4]
 
 A model of Llama-2-7B's sizes with random weights in bfloat16 (`--small`: small sizes in float32, for a CPU), without
 grad: one token of each sequence, without a cache of keys, which weighs the same in all systems. On a GPU each system
 records CUDA graphs (torch.compile: mode="reduce-overhead"), so that the device is measured; eager launches. The systems
 take turns. "torch.compile, int8": linear layers that convert the weight and scale the result, as weight-only layers are
-written for torch.compile. `error`: the norm of the difference of logits to eager's bfloat16, relative.
+written for torch.compile. torchao's layers of bits in groups of 64 are compiled by torch.compile as well; where torchao
+is not installed, these rows say so. `error`: the norm of the difference of logits to eager's bfloat16, relative.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from thunder.tests.measuring import interleaved, median, paired_ratio, repetitio
 from thunder.transforms.cudagraph import CUDAGraphTransform
 
 FORMATS: dict[str, Callable] = {"int8": Int8Weights, "int4": Int4Weights, "nf4": NF4Weights}
-SYSTEMS = "eager", "torch.compile", "torch.compile, int8", "thunder", *FORMATS
+SYSTEMS = "eager", "torch.compile", "torch.compile, int8", "torchao, int8", "torchao, int4", "thunder", *FORMATS
 ROUND_SECONDS = 0.05
 
 
@@ -53,18 +54,39 @@ def with_int8_layers(model: nn.Module) -> nn.Module:
     return model
 
 
+def with_layers_of_torchao(model: nn.Module, bits: str) -> nn.Module:
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+
+    model = copy.deepcopy(model)
+    if bits == "int8":
+        quantize_(model, Int8WeightOnlyConfig())
+    else:
+        quantize_(model, Int4WeightOnlyConfig(group_size=64, int4_packing_format="tile_packed_to_4d"))
+    return model
+
+
 def compiled(system: str, model: nn.Module, device: str) -> nn.Module | Callable:
     if system == "eager":
         return model
-    if system.startswith("torch.compile"):
-        held = with_int8_layers(model) if system.endswith("int8") else model
+    library, _, bits = system.partition(", ")
+    if library != "thunder" and system not in FORMATS:
+        held = (
+            with_layers_of_torchao(model, bits) if library == "torchao" else with_int8_layers(model) if bits else model
+        )
         return torch.compile(held, mode="reduce-overhead" if device == "cuda" else None)
     formats = [FORMATS[system]()] if system in FORMATS else []
     return thunder.jit(model, transforms=[*formats, *([CUDAGraphTransform()] if device == "cuda" else [])])
 
 
 def size_of(model: nn.Module) -> int:
-    return sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    """Bytes; of a tensor's subclass, those of the tensors that it wraps."""
+    return sum(map(_bytes, (*model.parameters(), *model.buffers())))
+
+
+def _bytes(t: torch.Tensor) -> int:
+    if not hasattr(t, "__tensor_flatten__"):
+        return t.nbytes
+    return sum(_bytes(getattr(t, name)) for name in t.__tensor_flatten__()[0])
 
 
 def main() -> None:
@@ -88,9 +110,15 @@ def main() -> None:
             wanted = model(tokens).double()
             calls, facts = {}, {}
             for system in chosen.systems:
-                run = compiled(system, model, chosen.device)
-                for _ in range(4):  # compiles, and records
-                    out = run(tokens)
+                try:
+                    run = compiled(system, model, chosen.device)
+                    for _ in range(4):  # compiles, and records
+                        out = run(tokens)
+                except Exception as e:
+                    if not system.startswith("torchao"):
+                        raise
+                    print(f"batch {batch:3}  {system:20} {type(e).__name__}: {str(e).splitlines()[0]}", flush=True)
+                    continue
                 facts[system] = size_of(run), ((out.double() - wanted).norm() / wanted.norm()).item()
                 calls[system] = lambda run=run, tokens=tokens: (run(tokens), synchronize())
             repeat = repetitions(next(iter(calls.values())), ROUND_SECONDS)

@@ -185,12 +185,12 @@ def test_the_transform_brings_its_executor():
     layer = nn.Linear(32, 16)
     assert "float8" not in names(thunder.jit(layer))
     assert names(thunder.jit(layer, transforms=[Float8Transform()], executors=["torchcompile"])) == [
+        "float8",
         "torchcompile",
         "torch",
         "python",
-        "float8",
     ]
-    assert names(thunder.add_transform(thunder.jit(layer), transform=Float8Transform()))[-1] == "float8"
+    assert names(thunder.add_transform(thunder.jit(layer), transform=Float8Transform()))[0] == "float8"
 
 
 def test_options():

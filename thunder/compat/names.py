@@ -291,6 +291,8 @@ PRIVATE: Sequence[Private] = (
         Private(name.strip("_"), f"torch.{name}", f"programs that call torch.{name}", _CALLS)
         for name in ("_assert", "_check", "_check_is_size", "_int_mm", "_scaled_mm")
     ),
+    Private("weight_int8pack_mm", "torch._weight_int8pack_mm", "layers of few rows on weights of int8, on CPUs",
+        "they raise"),
     Private("log_api_usage_once", "torch._C._log_api_usage_once", "programs that call it", "they raise"),
     Private("foreach_add", "torch._foreach_add", "optimizers with foreach=True", "these raise"),
     Private("foreach_copy", "torch._foreach_copy_", "copies into the inputs of CUDA graphs", "CUDA graphs raise"),

@@ -337,7 +337,7 @@ def _load() -> None:
 
 _OWN = (
     "torchex pythonex inductor triton_fuser cross_entropy linear_cross_entropy embedding_gradient apexex matvec "
-    "sdpaex float8"
+    "sdpaex float8 few_bits"
 )
 
 

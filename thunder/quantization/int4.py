@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from thunder.ops.families.few_bits import Encoding
 from thunder.quantization.weights import QuantizedWeights, check_run, pack, unpack, why_no_runs
 
 
@@ -20,6 +21,7 @@ class Int4Weights(QuantizedWeights):
         check_run(self, "group", group)
         super().__init__(filter=filter)
         self.group = group
+        self.encoding = Encoding(halves=2, group=group, least=True)
 
     def __repr__(self) -> str:
         return f"Int4Weights(group={self.group})"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thunder.core.proxies import TensorProxy
+from thunder.ops.families.few_bits import Encoding
 from thunder.ops.families.quantization import int_mm
 from thunder.quantization.weights import ScaledRows
 
@@ -31,6 +32,8 @@ class Int8Weights(ScaledRows):
     summed exactly in int32. On GPUs that takes 17 rows or more, which are known, and sizes divisible by 8; other layers
     make their weight.
     """
+
+    encoding = Encoding()
 
     def __init__(self, *, dynamic: bool = False, filter: Callable[[torch.nn.Module, str], bool] | None = None):
         super().__init__(filter=filter)

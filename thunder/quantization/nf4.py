@@ -11,6 +11,7 @@ import torch
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.ops import LTORCH
+from thunder.ops.families.few_bits import Encoding
 from thunder.quantization.weights import QuantizedWeights, check_run, pack, unpack, why_no_runs
 
 # appendix E of the paper
@@ -56,6 +57,7 @@ class NF4Weights(QuantizedWeights):
         super().__init__(filter=filter)
         self.block, self.double = block, double
         self.parts = ("absmax", "absmax_scale", "absmax_least") if double else ("absmax",)
+        self.encoding = Encoding(halves=2, group=block, values=NF4, double=bool(double))
 
     def __repr__(self) -> str:
         return f"NF4Weights(block={self.block}, double={self.double})"

@@ -7,7 +7,8 @@ Before: `computation(x, t_fc_weight)`, `t0 = linear(x, t_fc_weight, None)`. Afte
     t0 = linear(x, t_fc_weight, None)
 
 `dequantize` stands right before the first use, and is a composite of operations that fusion executors take. A backward
-dequantizes again, so that nothing of full size is saved.
+dequantizes again, so that nothing of full size is saved. For few rows, as in decoding, kernels of the few_bits executor
+multiply what is held, by the format's `encoding`.
 
 Formats that multiply in few bits (`Int8Weights(dynamic=True)`, `Float8Weights`) round a layer's input as well:
 
@@ -16,54 +17,20 @@ Formats that multiply in few bits (`Int8Weights(dynamic=True)`, `Float8Weights`)
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from thunder.core.proxies import Proxy, TensorProxy, like
-from thunder.core.symbol import BoundSymbol, Context, OpTags, Symbol
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol, Context
 from thunder.core.trace import Trace
 from thunder.errors import OptionError, warn_user
 from thunder.ops import LTORCH
-from thunder.ops.backward import sum_to
+from thunder.ops.families.few_bits import Encoding, dequantize, quantized_linear
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_dtype
 from thunder.transforms.base import Transform, connected, with_parameter
-
-
-def _typed(parts: tuple, format: QuantizedWeights, shape: tuple, dtype: torch.dtype) -> TensorProxy:
-    return TensorProxy(shape=shape, dtype=from_tensor_dtype(dtype), device=parts[0].device)
-
-
-dequantize = Symbol(
-    "dequantize", _typed, module="ltorch",
-    decomposition=lambda parts, format, shape, dtype: format.dequantize(*parts).to(dtype),
-)  # fmt: skip
-dequantize.regathers = lambda operation: True
-
-
-def _quantized_linear(x, bias, parts: tuple, format: QuantizedWeights, shape: tuple, dtype: torch.dtype):
-    rows = x if len(x.shape) == 2 else LTORCH["reshape"](x, (math.prod(x.shape[:-1]), shape[1]))
-    out = format.product(rows, *parts).to(dtype)
-    out = out if len(x.shape) == 2 else LTORCH["reshape"](out, (*x.shape[:-1], shape[0]))
-    return out if bias is None else out + bias.to(dtype)
-
-
-quantized_linear = Symbol(
-    "quantized_linear",
-    lambda x, bias, parts, format, shape, dtype: like(x, (*x.shape[:-1], shape[0]), from_tensor_dtype(dtype)),
-    module="ltorch", decomposition=_quantized_linear, tags=(OpTags.MATMUL_OP,),
-)  # fmt: skip
-
-
-@quantized_linear.vjp
-def _(x, bias, parts, format, shape, dtype):
-    """Rounding the input passes gradients on as they are, and the weight has none."""
-    g = yield quantized_linear(x, bias, parts, format, shape, dtype)
-    gx = (g @ dequantize(parts, format, shape, dtype)).to(to_torch_dtype(x.dtype))
-    return gx, None if bias is None else sum_to(g, bias.shape).to(to_torch_dtype(bias.dtype))
 
 
 def check_run(format: QuantizedWeights, name: str, run: int) -> None:
@@ -85,6 +52,8 @@ class QuantizedWeights(Transform):
     """
 
     parts: tuple[str, ...] = ()  # what there is of a weight besides that which takes its place
+    executors: tuple[str, ...] = ("few_bits",)
+    encoding: Encoding | None = None  # for kernels that read what is held; with None, a weight is made before its use
 
     def __init__(self, *, filter: Callable[[torch.nn.Module, str], bool] | None = None):
         if filter is not None and not callable(filter):

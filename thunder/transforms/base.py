@@ -115,10 +115,10 @@ def check_transforms(transforms: Sequence) -> tuple:
 
 
 def with_executors_of(transforms: Sequence, executors: Sequence[Executor]) -> tuple[Executor, ...]:
-    """Executors, and those that transforms bring."""
-    return add_executor_lists(
-        executors, resolve_executors([name for t in transforms for name in getattr(t, "executors", ())])
-    )
+    """Executors, behind those that transforms bring for operations of their own."""
+    names = [name for t in transforms for name in getattr(t, "executors", ())]
+    brought = [e for e in resolve_executors(names) if e.name in names]
+    return add_executor_lists(brought, executors)
 
 
 def transform_traces(

@@ -1,0 +1,206 @@
+"""The few_bits executor: linear layers of few rows on weights of few bits, by kernels that read once what is held of a
+weight, and make none of full size.
+
+Before: `t_fc_weight = dequantize(parts, format, ...)`, `t0 = torch.nn.functional.linear(x, t_fc_weight)` with x of
+(1, 1, 4096). After: `t0 = few_bits_linear(x, None, parts, format)`.
+
+The transforms of `thunder.quantization` add it. It takes layers without gradients of up to 32 rows on a GPU, and of
+int8 on a CPU; what kernels need to know of a format is its `encoding`. One row is multiplied element by element,
+several as products of tiles, for which the weight's numbers are rounded to the dtype of the input. Sums are of float32;
+where few columns leave a GPU idle, several programs share a row, and a second kernel adds up their sums in one order.
+So all runs give equal results.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from thunder import compat
+from thunder.core.dtypes import bfloat16, float16, float32
+from thunder.core.proxies import NumberProxy, TensorProxy, like
+from thunder.core.rewrite import Rewriter, rewrite
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.trace import Trace
+from thunder.core.utils import has_triton
+from thunder.executors.handwritten import Handwritten, Settings
+from thunder.executors.triton_kernels.tiles import power_of_two
+from thunder.executors.triton_kernels.variants import interpreting
+from thunder.extend import OperatorExecutor, register_executor
+from thunder.ops import LTORCH
+from thunder.ops.families.few_bits import Encoding, dequantize
+from thunder.ops.shape_rules import ceil_div
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
+
+CPU_ROWS, CPU_ROWS_FLOAT32 = 16, 4  # at most; PyTorch's kernel takes longer than making the weight for more
+ROWS = 32  # at most; with more, tensor cores are faster on a weight that was made
+PROGRAMS = 512  # that keep a GPU busy: rows are split where columns make fewer
+SUMMED = 512  # elements of a program that adds up splits
+RUN = 16  # bytes that a thread reads at a time
+_row, _rows, _sums = (Handwritten("few_bits_kernel.py", name) for name in ("_one_row", "_some_rows", "_added"))
+
+
+def few_bits_linear(
+    x: torch.Tensor, bias: torch.Tensor | None, parts: tuple[torch.Tensor, ...], format: Any
+) -> torch.Tensor:
+    """x (..., K), at most 32 rows, times the transpose of a weight (N, K) of which `parts` are held, plus a bias (N,):
+    (..., N)."""
+    x, held, scale, *rest = [t.contiguous() for t in (x, *parts)]
+    k, encoding, biased = x.shape[-1], format.encoding, bias is not None
+    m, n = x.numel() // k, held.shape[0]
+    out = x.new_empty((*x.shape[:-1], n))
+    bias = bias.contiguous() if biased else out
+    inputs = x, held, scale, *(*rest, scale, scale)[:2], _table(encoding.values, x.device) if encoding.values else scale
+    key = m, n, k, encoding, biased, *[t.dtype for t in (*inputs, bias, out)]
+    if m == 1:
+        _row(key, (*inputs, bias, out), lambda: _settings_of_row(n, k, encoding, biased))
+    elif (splits := _tiles(m, n, k, encoding).splits) == 1:
+        _rows(key, (*inputs, bias, out), lambda: _settings_of_rows(m, n, k, encoding, biased))
+    else:
+        sums = x.new_empty((splits, m, n), dtype=torch.float32)
+        _rows(key, (*inputs, bias, sums), lambda: _settings_of_rows(m, n, k, encoding, False))
+        _sums(key, (sums, bias, out), lambda: _settings_of_sums(m, n, splits, biased))
+    return out
+
+
+@functools.cache
+def _table(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)
+
+
+class _Tiles(NamedTuple):
+    """columns: of a program. inner: bytes of a row at a time. splits: programs that share a row."""
+
+    columns: int
+    inner: int
+    splits: int
+    stages: int
+    warps: int
+
+
+@functools.cache
+def _tiles(m: int, n: int, k: int, encoding: Encoding) -> _Tiles:
+    """As measured on an H100 and an H200 for weights of 4096 x 4096 to 12288 x 4096 and 4096 x 11008."""
+    width = power_of_two(k // encoding.halves)
+    if m == 1:
+        return _Tiles(*((2, min(2048, width)) if encoding.halves == 1 else (4, min(1024, width))), 1, 1, 8)
+    columns, inner, stages, warps = (64, 128, 1, 4) if encoding.values else (32, 256 // encoding.halves, 3, 2)
+    splits = 1
+    while splits < 8 and ceil_div(n, columns) * splits < PROGRAMS and 2 * splits * inner <= width:
+        splits *= 2
+    return _Tiles(columns, inner, splits, stages, warps)
+
+
+def _constants(k: int, encoding: Encoding, biased: bool) -> tuple:
+    e = encoding
+    return k, e.halves, e.group, bool(e.values), e.double, e.least, biased
+
+
+def _settings_of_row(n: int, k: int, encoding: Encoding, biased: bool) -> Settings:
+    tiles = _tiles(1, n, k, encoding)
+    numbers = n, *_constants(k, encoding, biased), tiles.columns, tiles.inner, RUN
+    return (ceil_div(n, tiles.columns),), numbers, tiles.warps
+
+
+def _settings_of_rows(m: int, n: int, k: int, encoding: Encoding, biased: bool) -> Settings:
+    columns, inner, splits, stages, warps = _tiles(m, n, k, encoding)
+    groups = max(1, inner // encoding.group) if encoding.group else 1
+    tile = max(16, power_of_two(m)), columns, inner, groups, splits, stages
+    return (ceil_div(n, columns), splits), (m, n, *_constants(k, encoding, biased), *tile), warps
+
+
+def _settings_of_sums(m: int, n: int, splits: int, biased: bool) -> Settings:
+    return (ceil_div(m * n, SUMMED),), (m * n, n, splits, biased, SUMMED), 4
+
+
+def int8_linear_cpu(
+    x: torch.Tensor, bias: torch.Tensor | None, parts: tuple[torch.Tensor, ...], format: Any
+) -> torch.Tensor:
+    """The same on a CPU, by PyTorch's kernel for weights of int8, which rounds scales to the dtype of x."""
+    held, scale = parts
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    out = compat.weight_int8pack_mm(rows, held, scale.flatten().to(x.dtype)).view(*x.shape[:-1], held.shape[0])
+    return out if bias is None else out + bias
+
+
+class FewBitsExecutor(OperatorExecutor):
+    capturable = True
+
+    def __init__(self, name: str, **options):
+        super().__init__(name, **options)
+        self.few_bits_linear, self.int8_linear_cpu = (
+            self.register_operator(
+                function.__name__, fn=function, tags=(OpTags.MATMUL_OP,),
+                meta=lambda x, bias, parts, format: like(x, (*x.shape[:-1], parts[0].shape[0])),
+            )
+            for function in (few_bits_linear, int8_linear_cpu)
+        )  # fmt: skip
+
+    def combined(self, trace: Trace) -> Trace:
+        """Layers on what is held of their weights; a weight whose layers are all taken becomes dead code."""
+        weights: dict[TensorProxy, BoundSymbol] = {}  # and what is cast of them, with what makes them
+        for operation in trace.bound_symbols:
+            if operation.sym is dequantize:
+                weights[operation.output] = operation
+            elif operation.sym is LTORCH["to"] and operation.args[0] in weights:  # of autocast
+                weights[operation.output] = weights[operation.args[0]]
+
+        def chosen(operation: BoundSymbol) -> Symbol | None:
+            if operation.sym is not LTORCH["linear"] or operation.output.requires_grad:
+                return None
+            made = weights.get(operation.args[1])
+            return None if made is None else self._takes(operation.args[0], *made.args[1:3])
+
+        def rule(operation: BoundSymbol, out: Rewriter) -> None:
+            if (symbol := chosen(operation)) is None:
+                out.write(operation)
+                return
+            x, weight, *bias = operation.args
+            given = x, bias[0] if bias else None, *weights[weight].args[:2]
+            out.trace(lambda *_: symbol(*given), operation, operation.output)
+
+        return rewrite(trace, rule) if any(map(chosen, trace.bound_symbols)) else trace
+
+    def _takes(self, x: TensorProxy, format: Any, shape: tuple[int, int]) -> Symbol | None:
+        """What multiplies rows x with a weight of this shape; None where the weight is made."""
+        e: Encoding | None = format.encoding
+        if e is None or any(isinstance(n, NumberProxy) for n in x.shape):
+            return None
+        rows, short = math.prod(x.shape[:-1]), x.dtype in (bfloat16, float16)
+        if x.device.type == "cpu" and e == Encoding() and (short or x.dtype is float32):
+            if 0 < rows <= (CPU_ROWS if short else CPU_ROWS_FLOAT32):
+                return self.int8_linear_cpu
+        if not has_triton() or not (x.device.type == "cuda" or interpreting()) or not 0 < rows <= ROWS:
+            return None
+        width = shape[1] // e.halves
+        if width % RUN or e.group % RUN or (e.group and width % e.group):  # a run lies in one group
+            return None
+        if rows > 1:  # a group is as wide as a tile, or a part of it
+            return self.few_bits_linear if short and e.group in (0, power_of_two(e.group)) else None
+        return self.few_bits_linear if short or x.dtype is float32 else None
+
+    def expect(self, trace: Trace) -> None:
+        """Compiles kernels in the background."""
+        for operation in trace.bound_symbols:
+            if operation.sym is self.few_bits_linear:
+                x, bias, parts, format = operation.args
+                encoding, biased, device = format.encoding, bias is not None, to_torch_device(x.device)
+                m, n, k = math.prod(x.shape[:-1]), parts[0].shape[0], x.shape[-1]
+                out, held, scale, *rest = [to_torch_dtype(t.dtype) for t in (x, *parts)]
+                bias = to_torch_dtype(bias.dtype) if biased else out
+                table = torch.float32 if encoding.values else scale
+                inputs = out, held, scale, *(*rest, scale, scale)[:2], table, bias
+                if m == 1:
+                    _row.start([*inputs, out], _settings_of_row(n, k, encoding, biased), device)
+                elif (splits := _tiles(m, n, k, encoding).splits) == 1:
+                    _rows.start([*inputs, out], _settings_of_rows(m, n, k, encoding, biased), device)
+                else:
+                    _rows.start([*inputs, torch.float32], _settings_of_rows(m, n, k, encoding, False), device)
+                    _sums.start([torch.float32, bias, out], _settings_of_sums(m, n, splits, biased), device)
+
+
+few_bits_ex = FewBitsExecutor("few_bits")
+register_executor(few_bits_ex)
