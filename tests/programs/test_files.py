@@ -147,6 +147,13 @@ FUNCTIONS = [
 ]  # fmt: skip
 
 
+ONE, UNKNOWN, CALLED = [[[], 1]], [[["n9"], 1]], [[[["system", [[[], 1]]]], 1]]
+NUMBERS = [
+    [ONE, ">", [[[], 3]], True], [UNKNOWN, ">", ONE, True], [CALLED, "==", ONE, True], [ONE, "~", ONE, True], ["x"],
+    [[[[["floordiv", ONE, []]], 1]], "==", ONE, True], [[[[["floordiv", ONE]], 1]], "==", ONE, False],
+]  # fmt: skip
+
+
 def forged(document: dict) -> list[dict]:
     """Documents that a writer with the user's key, or a mistake of ours, could make: what they say is not run."""
     name = document["computation"]["name"]
@@ -168,6 +175,8 @@ def forged(document: dict) -> list[dict]:
         if step in ("attr", "item") and isinstance(key, str):
             found.append(changed(document, f"questions/sources/{i}", [0, "call", ["tuple", "cpu"], ""]))
             found.append(changed(document, f"questions/sources/{i}/2", "no_such_name"))
+    for relation in NUMBERS:
+        found.append(changed(document, "questions/relations", [relation]))
     for part in document:
         if part not in (
             "prologue",

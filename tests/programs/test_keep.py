@@ -362,6 +362,45 @@ def test_what_looks_at_bound_symbols_says_that_there_are_none(again):
             look(compiled, x)
 
 
+# ------------------------------------------------------------------------------------ sizes and numbers that change
+
+
+class Lengths(torch.nn.Module):
+    """Sizes in results, slices and decisions; numbers as factors, in functions of the host and as places."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = torch.nn.Embedding(20, 8), torch.nn.Linear(8, 3)
+        self.scales = [1.0, 0.5, 0.25, 2.0, 3.0]
+
+    def forward(self, ids, scale, step):
+        n = ids.shape[1]
+        y = self.out(self.table(ids)) * min(scale, 1.5) * self.scales[step]
+        if n > 20:
+            y = y[:, : n // 2]
+        return y.flatten(0, 1), 2 * n + step, torch.zeros(n, step + 2)
+
+
+def test_sizes_and_numbers_stay_symbolic(cache):
+    model = Lengths()
+
+    def steps(*calls):
+        compiled = thunder.jit(model, keep_programs=True)
+        for n, scale, step in calls:
+            given = torch.randint(0, 20, (2, n)), scale, step
+            found, wanted = compiled(*given), model(*given)
+            torch.testing.assert_close(found, wanted)
+            gradients = [torch.autograd.grad(out[0].square().sum(), [*model.parameters()]) for out in (found, wanted)]
+            torch.testing.assert_close(*gradients)
+        return thunder.compile_stats(compiled)
+
+    assert steps((3, 0.5, 2), (5, 0.7, 3), (9, 0.9, 4)).loaded == 0
+    later = steps((7, 0.3, 3), (4, 1.25, 2), (13, 0.6, 4))  # others than those that were seen
+    assert later.loaded == 1 and later.interpreted_instructions == 0
+    assert steps((30, 0.3, 2)).loaded == 0, "another side of n > 20"
+    assert steps((30, 0.3, 2), (8, 0.4, 3)).loaded == 2
+
+
 # ------------------------------------------------------------------------------------------------- what is not kept
 
 
@@ -371,10 +410,6 @@ class Draws(torch.nn.Module):
         return x + 1
 
 
-def symbolic(x, n):
-    return x * n
-
-
 def by_data(x):
     return x + 1 if x.sum() > 0 else x - 1
 
@@ -382,7 +417,6 @@ def by_data(x):
 REFUSED = {
     "host call": (Draws(), (torch.ones(2),), {}, "on the host"),
     "decision": (by_data, (torch.ones(2),), {}, "decides by data"),
-    "symbolic": (symbolic, (torch.ones(2), 3), {"cache": "symbolic values"}, "symbolic"),
     "transform": (scaled, (torch.ones(2),), {"transforms": [thunder.Transform()]}, "transforms"),
 }
 

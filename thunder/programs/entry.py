@@ -77,7 +77,7 @@ def document_of(entry: CacheEntry, options: JitOptions, regions: Regions) -> dic
         "backward": written_text(entry.backward, codes, regions.functions) if differentiates else None,
         "epilogue": epilogue,
         "connection": _connection(connection) if differentiates else None,
-        "plain": written_text(_plain(connection, options), {}, {}) if differentiates else None,
+        "plain": _plain(connection, options, captured.decisions) if differentiates else None,
         "without": {},
         "codes": codes,
         "regions": regions.said(),
@@ -149,9 +149,9 @@ class _Detaching(Printer):
         return [*super().line(b, indent, commented), *(f"{o.name} = torch.detach({o.name})" for o in stopped)]
 
 
-def _plain(given: Connection, options: JitOptions) -> Trace:
+def _plain(given: Connection, options: JitOptions, decisions: Decisions) -> dict:
     """The outputs that require grad, computed from the arguments by PyTorch's functions alone, so that PyTorch can
-    differentiate it: for derivatives that the document does not hold."""
+    differentiate it, as text: for derivatives that the document does not hold."""
     computation = given.computation
     kept = [b.copied() for b in computation.bound_symbols if not writes_back(b)]
     for b in kept:
@@ -161,7 +161,11 @@ def _plain(given: Connection, options: JitOptions) -> Trace:
     program = dce(computation.replace(name="plain", bound_symbols=kept, output=outputs, info=TraceInfo()))
     executors = tuple(get_always_executors())
     alone = dataclasses.replace(options, executors=executors, transforms=(), numerics=NUMERICS_OPTIONS.CLOSE)
-    return lower(program, alone, executors)[-1]
+    with decisions.anew({}) as more:
+        said = written_text(lower(program, alone, executors)[-1], {}, {})
+    if more:
+        raise Unspeakable("its derivatives decide by sizes")
+    return said
 
 
 # -------------------------------------------------------------------------------------------------------- from text
@@ -263,7 +267,9 @@ def entry_of(
         run = not_differentiable(forward_fn, modes, document["facts"]["any_input_requires_grad"])
     else:
         backward_fn = lazily(backward, trusted)
-        run = differentiable(_connected(document, trusted, forward_fn, backward_fn, modes), modes)
+        run = differentiable(
+            _connected(document, trusted, forward_fn, backward_fn, modes, replay.numbers.decisions), modes
+        )
         backwards = [TextTrace("backward", backward["text"], backward_fn)]
     captured: Any = Loaded(document, weak)
     captured.prologue_traces, captured.prologue_fn = [prologue], prologue_fn
@@ -277,7 +283,9 @@ def entry_of(
     return entry
 
 
-def _connected(document: dict, trusted: dict, forward: Callable, backward: Callable, modes: tuple) -> Callable:
+def _connected(
+    document: dict, trusted: dict, forward: Callable, backward: Callable, modes: tuple, decisions: Decisions
+) -> Callable:
     """The forward and the backward of a document, connected to autograd."""
     said = document["connection"]
     kept, saved, numbers = said["inputs"]
@@ -300,7 +308,7 @@ def _connected(document: dict, trusted: dict, forward: Callable, backward: Calla
 
     return connect(
         connection, forward, backward, modes, make_without=without, make_batched=lambda missing: None,
-        make_again=again, decisions=Decisions(),
+        make_again=again, decisions=decisions,
     )  # fmt: skip
 
 

@@ -279,7 +279,7 @@ def keep(entry: CacheEntry, fn: Any, options: JitOptions, modes: tuple) -> None:
         LATER.add(kept.write_what_is_new)
     else:
         kept.write()
-    if entry.connection is not None:
+    if entry.connection is not None and not entry.connection.names:  # with numbers it may be for some sizes only
         entry.connection.variants.notice = kept.add_backward
 
 

@@ -13,6 +13,7 @@ import contextvars
 import functools
 import types
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,8 +25,8 @@ from thunder.capture.groups import settings_changed
 from thunder.capture.handlers import HOOKS
 from thunder.capture.host import rooted_modules
 from thunder.capture.prologue import PrologueWriter
-from thunder.capture.sources import MISSING, STEPS, Source
-from thunder.core.symbolic import Decisions
+from thunder.capture.sources import MISSING, STEPS, Computation, Source
+from thunder.core.symbolic import APPLICATIONS, RELATIONS, Decisions, Expression, hold
 from thunder.programs.describe import Describer, Unspeakable, find_named, named
 
 QUESTIONS: dict[str, Question] = {q.name: q for q in vars(ask).values() if isinstance(q, Question)}
@@ -84,14 +85,21 @@ class _Writer:
         if source.base is None:
             return [None, "root", key, source.label]
         base = self.source(source.base)
-        if source.step == "keyed":
-            return [base, "keyed", self.source(key), source.label]
+        if source.step in ("keyed", "at"):
+            return [base, source.step, self.source(key), source.label]
+        if source.step == "number":
+            return [base, "number", [said_expression(key.expression), self.names(key.sources)], source.label]
+        if source.step == "made":
+            raise Unspeakable(f"{source.describe(self.c.parameters)}, which is made of symbolic sizes")
         if source.step == "call":
             check_call(self.c.values.get(source.base, MISSING), source.describe(self.c.parameters))
         said = Describer()(key)
         if source.step != "call" and not _is_key(key, said):
             raise Unspeakable(f"{source.describe(self.c.parameters)}: a key of type {type(key).__name__}")
         return [base, source.step, said, source.label]
+
+    def names(self, sources: Iterable[tuple[str, Source]]) -> list[list]:
+        return [[name, self.source(source)] for name, source in sources]
 
     def _constant(self, name: str) -> int:
         found = self._constants.get(name)
@@ -219,12 +227,15 @@ def written_questions(c: Any, input_sources: list[Source], objects: dict[str, An
         "parameters": list(c.parameters), "arguments": len(c.request.args), "keywords": list(c.request.kwargs),
         "sources": write.rows, "constants": write.constants, "asked": asked, "tensors": tensors, "real": real,
         "distinct": distinct, "pinned": pinned, "inputs": inputs, "objects": places,
+        "numbers": write.names(c.numbers.sources.items()),
+        "relations": [
+            [said_expression(a), relation, said_expression(b), outcome]
+            for (a, relation, b), outcome in c.numbers.decisions.relations.items()
+        ],
     }  # fmt: skip
 
 
 def _refuse_what_is_left_out(c: Any) -> None:
-    if c.numbers.proxies or c.numbers.decisions.relations:
-        raise Unspeakable("sizes or numbers stay symbolic in it")
     if c.tensors.opaque or c.tensors.holds_opaque:
         raise Unspeakable("it takes sparse or nested tensors, or tensors of a subclass with rules of its own")
     if c.tensors.replaced or any(c.request.overrides):
@@ -235,7 +246,32 @@ def _refuse_what_is_left_out(c: Any) -> None:
         raise Unspeakable("sharp edges froze values in it")
 
 
+def said_expression(e: Expression) -> list:
+    """An expression as JSON says it. Raises Unspeakable for numbers that operations compute."""
+    return [[[a if isinstance(a, str) else _said_application(*a) for a in mono], c] for mono, c in e.terms.items()]
+
+
+def _said_application(name: Any, *operands: Expression) -> list:
+    if not isinstance(name, str):
+        raise Unspeakable("a number that operations compute decides in it")
+    return [name, *map(said_expression, operands)]
+
+
 # -------------------------------------------------------------------------------------------------------- from text
+
+
+def expression_of(said: list) -> Expression:
+    """The expression that `said_expression` says. Raises Mismatch for an unknown function."""
+    return Expression({tuple(map(_atom, mono)): c for mono, c in said})
+
+
+def _atom(said: Any) -> Any:
+    if isinstance(said, str):
+        return said
+    name, *operands = said
+    if name not in APPLICATIONS:
+        raise Mismatch(f"a number that {name!r} computes")
+    return (name, *map(expression_of, operands))
 
 
 class _Part(types.SimpleNamespace):
@@ -269,6 +305,7 @@ class Replay:
         for row in self.said["asked"]:
             self._ask(say, *row)
         self._look_at_tensors(say)
+        self._numbers()
         with compat.DisableTorchFunction():
             writer = PrologueWriter(self, [self.source(i) for i in self.said["inputs"]])
             trace, function = writer.write()
@@ -308,16 +345,36 @@ class Replay:
             tensor = self.value(source)
             if not isinstance(tensor, torch.Tensor):
                 raise Mismatch(f"{source.describe(self.parameters)} was a tensor, is {type(tensor).__name__}")
-            now = described_tensor(say, tensor, tuple(tensor.shape))
+            symbolic = {i for i, n in enumerate(named(want[1]) or ()) if n is None}  # any size fits there
+            shape = tuple(None if i in symbolic else n for i, n in enumerate(tensor.shape))
+            now = described_tensor(say, tensor, shape)
             if now != want:
                 was = f"the tensor {_short(want)}, is {_short(now)}"
                 raise Mismatch(f"{source.describe(self.parameters)} was {was}")
-            self.tensors.shapes[source] = tuple(tensor.shape)
+            self.tensors.shapes[source] = shape
         for i, (number, mutated) in enumerate(self.said["real"]):
             self.tensors.real[i] = (None, self.source(number))
             self.tensors.used.add(i)
             if mutated:
                 self.tensors.mutated.add(i)
+
+    def _numbers(self) -> None:
+        """The numbers that stay symbolic, and the relations that the program was decided by."""
+        sources = self.numbers.sources = {name: self.source(n) for name, n in self.said["numbers"]}
+        decisions = self.numbers.decisions = Decisions({name: self.value(s) for name, s in sources.items()})
+        for a, relation, b, outcome in self.said["relations"]:
+            if relation not in RELATIONS:
+                raise Mismatch(f"a relation {relation!r}")
+            key = expression_of(a), relation, expression_of(b)
+            try:
+                fits = hold({key: outcome}, decisions.values)
+            except (TypeError, ValueError, ArithmeticError):  # as where the prologue's check raises
+                fits = False
+            if not fits:
+                found = ", ".join(f"{s.describe(self.parameters)} is {self.values[s]!r}" for s in sources.values())
+                raise Mismatch(f"{key[0]} {relation} {key[2]} was {outcome}, and {found}")
+            decisions.relations[key] = outcome
+        decisions.close()
 
     # what PrologueWriter asks of a capture
     def guarded_tensor(self, source: Source) -> torch.Tensor:
@@ -335,8 +392,11 @@ class Replay:
                 check_call(owner, source.describe(self.parameters))
             except Unspeakable as error:
                 raise Mismatch(str(error)) from None
-        if source.step == "keyed":
+        if source.step in ("keyed", "at"):
             self.value(source.key)
+        elif source.step == "number":
+            for _, number in source.key.sources:
+                self.value(number)
         return ask.value_at(self, source)
 
     def source(self, number: int) -> Source:
@@ -354,8 +414,12 @@ class Replay:
             name = f"K{key}"
             self.outside.constants[name] = self.constant(key)
             return Source(None, "const", name, label)
-        if step == "keyed":
-            return self.source(_number(base)).child("keyed", self.source(key), label)
+        if step in ("keyed", "at"):
+            return self.source(_number(base)).child(step, self.source(key), label)
+        if step == "number":
+            expression, names = key
+            computed = Computation(expression_of(expression), tuple((name, self.source(n)) for name, n in names))
+            return self.source(_number(base)).child(step, computed, label)
         if step not in (*STEPS, "attr", "size"):
             raise Mismatch(f"a step {step!r}")
         return self.source(_number(base)).child(step, named(key), label)

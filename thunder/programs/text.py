@@ -96,7 +96,10 @@ def _found(said: Any, regions: Mapping[str, Callable]) -> Any:
 
 
 _ROOTS: dict[str, Any] = {"torch": torch, "Tensor": torch.Tensor, "math": math}
-_LITERALS: dict[str, Any] = {"float": float, "complex": complex, "slice": slice, "set": set}
+_LITERALS: dict[str, Any] = {
+    f.__name__: f
+    for f in (float, complex, slice, set, int, abs, max, min, round)  # the latter of symbolic numbers
+}
 _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 _QUOTED = r"""b?'(?:[^'\\\n]|\\.)*'|b?"(?:[^"\\\n]|\\.)*"|\#[^\n]*"""
 _NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
