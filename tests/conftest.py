@@ -51,6 +51,14 @@ def pytest_collection_finish(session):
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def freeze():
+    """What a file has imported and compiled stays too."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_sessionfinish(session):
     gc.unfreeze()
 

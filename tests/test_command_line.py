@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from argparse import ArgumentParser
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests import fresh
 from thunder.command_line import add_commands, compiled_calls, doctor
 
 SCRIPT = """
@@ -66,7 +65,7 @@ def command(*arguments: str) -> int:
 
 
 def test_run_prints_what_the_script_prints_and_a_report(script, capsys):
-    eager = subprocess.run([sys.executable, script, "a", "--b"], capture_output=True, text=True, check=True).stdout
+    eager = fresh.run(script, "a", "--b").stdout
     path, argv, call = sys.path[:], sys.argv, torch.nn.Module.__call__
     assert command("run", script, "a", "--b") == 0
     printed, _, report = capsys.readouterr().out.partition("\n\nthunder: ")
@@ -152,8 +151,7 @@ def test_doctor_notices_a_wrong_result(capsys, monkeypatch):
 
 
 def test_the_commands_are_listed():
-    root = Path(__file__).resolve().parents[1]
-    done = subprocess.run([sys.executable, "-m", "thunder", "--help"], cwd=root, capture_output=True, text=True)
+    done = fresh.run("-m", "thunder", "--help")
     assert done.returncode == 0
     assert all(name in done.stdout for name in ("options", "passes", "run", "report", "bench", "explain", "doctor"))
 

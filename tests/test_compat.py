@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import thunder
+from tests import fresh
 from tests.private_names import ROOT, offenders, private_names
 from thunder import compat
 from thunder.compat import names
@@ -123,9 +124,7 @@ def test_a_pytorch_without_some_names_runs_what_does_not_need_them():
 
 
 def test_main_prints_what_is_missing():
-    printed = subprocess.run(
-        [sys.executable, "-m", "thunder"], capture_output=True, text=True, cwd=ROOT, check=True
-    ).stdout
+    printed = fresh.run("-m", "thunder").stdout
     assert "private names of PyTorch: " in printed and all(row.path in printed for row in missing())
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import thunder
+from tests import fresh
 from thunder import compat
 from thunder.executors import triton_fuser
 from thunder.executors.triton_kernels import autotune, binary, launch
@@ -104,7 +105,7 @@ made = binary.binary_of(binary.Request("kernel", {KERNEL!r}, (("*fp32", True),),
 print(made.name, open(made.path, "rb").read(4))
 """
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(directory.parent / "triton")}
-    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment)
+    found = fresh.run("-c", text, env=environment)
     assert found.stdout == "kernel b'\\x7fELF'\n", found.stderr
     assert len(list(directory.glob("*.bin"))) == 1
 
@@ -122,7 +123,7 @@ made = binary.binary_of(binary.Request("kernel", text, (("*fp32", True), ("*i64"
 print(open(made.path, "rb").read(4))
 """
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(directory.parent / "triton")}
-    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment)
+    found = fresh.run("-c", text, env=environment)
     assert found.stdout == "b'\\x7fELF'\n", found.stderr
 
 
@@ -189,7 +190,7 @@ made = [request.result() for request in binary._requested.values()]
 print(len(made), {open(b.path, "rb").read(4) for b in made}, "triton" in sys.modules)
 """
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(directory.parent / "triton")}
-    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment)
+    found = fresh.run("-c", text, env=environment)
     assert found.stdout == "9 {b'\\x7fELF'} False\n", found.stderr
 
 
@@ -235,7 +236,7 @@ for request in {requests!r}:
 """
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(directory.parent / "triton")}
     environment |= {"THUNDER_CACHE_DIR": str(directory.parent / "other")}
-    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment)
+    found = fresh.run("-c", text, env=environment)
     assert found.stdout == "b'\\x7fELF'\n" * len(requests), found.stderr
 
 
@@ -378,13 +379,7 @@ def test_without_triton_in_the_process(directory):
         "import sys, thunder.executors.triton_kernels.launch as l; l.interpreting(); print([m for m in "
         "sys.modules if m == 'triton'])"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", text],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"TRITON_INTERPRET": "0"},
-    )
+    found = fresh.run("-c", text, env=os.environ | {"TRITON_INTERPRET": "0"})
     assert found.stdout == "[]\n"
 
 
@@ -457,8 +452,8 @@ for i in range(200):
     found = disk_cache.load("key")
     assert found is None or found[0]["who"] in "ab" and len(set(found[1].read_bytes())) == 1
 """
-    running = [subprocess.Popen([sys.executable, "-c", text, who], stderr=subprocess.PIPE) for who in "ab"]
-    assert [p.communicate()[1].decode()[-500:] for p in running] == ["", ""]
+    running = [fresh.Program("-c", text, who) for who in "ab"]
+    assert [program.result().stderr[-500:] for program in running] == ["", ""]
     disk_cache.store("key", {"who": "c"}, b"c")
     assert disk_cache.load("key")[0] == {"who": "c"}
     assert sorted(p.name for p in directory.iterdir()) == ["key.bin", "key.json"], (

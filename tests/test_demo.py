@@ -2,8 +2,11 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from tests import fresh
 
 EXAMPLES = str(Path(__file__).resolve().parents[1] / "examples")
 pytest.importorskip("tqdm", reason="the extra `plots` brings the progress bar that examples/train.py shows")
@@ -14,6 +17,9 @@ def train(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import train
 
+    # what measures memory in processes of its own
+    run = SimpleNamespace(PIPE=None, run=lambda command, env, **_: fresh.run(*command[1:], env=env))
+    monkeypatch.setattr(train, "subprocess", run)
     yield train
     sys.modules.pop("train", None)
 

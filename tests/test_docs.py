@@ -11,11 +11,13 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+
+from tests import fresh
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -24,8 +26,6 @@ PAGES = sorted(
     for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
     if "```python" in p.read_text()
 )
-THEIRS = "ignore:TypedStorage is deprecated"  # by torch.distributed.checkpoint before torch 2.11
-CHILD = [sys.executable, "-W", "error::UserWarning", "-W", "error::RuntimeWarning", "-W", THEIRS, __file__]
 
 
 def examples(text):
@@ -54,13 +54,8 @@ def run(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_run_and_print_what_they_show(page):
     path, checker = ROOT / page, doctest.OutputChecker()
-    done = subprocess.run(
-        [*CHILD, page, "--json"],
-        cwd=ROOT,
-        env={"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        capture_output=True,
-        text=True,
-    )
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = fresh.run(__file__, page, "--json", cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
     shown, printed = 0, json.loads(done.stdout.splitlines()[-1])  # Gloo of torch 2.9 prints before
     for (line, _, want), got in zip(examples(path.read_text()), printed, strict=True):
@@ -94,15 +89,13 @@ def test_every_page_is_in_the_site():
 
 def test_the_page_of_the_api_is_current():
     # in a process of its own: tests register options, which a docstring lists
-    command = [sys.executable, str(ROOT / "tests/api_page.py"), "-"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert printed == (ROOT / "docs/api.md").read_text(), "run python tests/api_page.py"
+    done = fresh.run(ROOT / "tests/api_page.py", "-")
+    assert done.stdout == (ROOT / "docs/api.md").read_text(), f"run python tests/api_page.py\n{done.stderr}"
 
 
 def test_the_page_of_options_names_each_one():
     # in a process of its own: tests register options
-    command = [sys.executable, "-m", "thunder", "options"]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    printed = fresh.run("-m", "thunder", "options", cwd=ROOT).stdout
     page = (ROOT / "docs/options.md").read_text()
     names = re.findall(r"^  (\w+): ", printed.split("\nthunder.DebugOptions")[0], re.MULTILINE)
     names += re.findall(r"^  (\w+): ", printed.split("\nthe environment")[1], re.MULTILINE)
@@ -126,6 +119,9 @@ def test_a_wrong_page_is_noticed(tmp_path):
 
 
 if __name__ == "__main__":
+    for category in (UserWarning, RuntimeWarning):
+        warnings.simplefilter("error", category)
+    warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch.distributed.checkpoint before torch 2.11
     found = run(Path(sys.argv[1]))
     print(
         json.dumps(found)

@@ -4,9 +4,9 @@ is all there is of it.
 
 import os
 import re
-import subprocess
 import sys
 
+from tests import fresh
 from tests.test_docs import ROOT, examples
 
 DEFINES = re.compile(r"(?:@.*\n(?=@|def))*(?:def|class) .*\n(?:(?:[ )].*)?\n)*", re.MULTILINE)
@@ -22,13 +22,8 @@ def write(path, page, names, *also):
 
 
 def run(tmp_path, *arguments):
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env={"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path), *sys.path]), "THUNDER_FALLBACK": "error"},
-        capture_output=True,
-        text=True,
-    )
+    path = os.pathsep.join([str(ROOT), str(tmp_path), *sys.path])
+    done = fresh.run(*arguments, cwd=ROOT, env={"PYTHONPATH": path, "THUNDER_FALLBACK": "error"})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

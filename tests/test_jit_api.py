@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 import thunder
 import thunder.examine
 import thunder.functional
+from tests import fresh
 from thunder import compat
 from thunder.errors import (
     CaptureError,
@@ -559,7 +560,7 @@ def test_examine(capsys):
 
 
 def test_python_m_thunder():
-    run = subprocess.run([sys.executable, "-m", "thunder"], capture_output=True, text=True, check=True)
+    run = fresh.run("-m", "thunder")
     assert f"thunder {thunder.__version__}, Python 3." in run.stdout and f"torch {torch.__version__}" in run.stdout
     assert "devices: cpu" in run.stdout and "executor torch" in run.stdout and "executor python" in run.stdout
 
@@ -1303,6 +1304,5 @@ def test_a_misspelt_option_names_the_near_one(mistake, near):
 
 
 def test_a_misspelt_name_of_the_package_names_the_near_one():
-    script = [sys.executable, "-c", "import thunder; thunder.last_trace"]
-    said = subprocess.run(script, capture_output=True, text=True).stderr
+    said = fresh.run("-c", "import thunder; thunder.last_trace").stderr
     assert said.rstrip().endswith("has no attribute 'last_trace'. Did you mean: 'last_traces'?")

@@ -1,14 +1,13 @@
 """How results of fused regions are laid out in memory: the rules against PyTorch itself."""
 
 import itertools
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import thunder
+from tests import fresh
 from thunder import compat
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
@@ -244,5 +243,5 @@ trace = thunder.trace()(rotate, torch.ones(2, 4, 3, 6).transpose(1, 2), torch.on
 print(layout_of(Region(trace.bound_symbols, set(trace.output_proxies)), [(72, 6, 18, 1), (6, 1)]))
 print([m for m in sys.modules if m.startswith("torch._dynamo.variables")])
 """
-    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    found = fresh.run("-c", text)
     assert found.stdout.splitlines()[1:] == ["[]"], found.stderr

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 import torch
 
 import thunder
+from tests import fresh
 from thunder.compat import lightning
 from thunder.core.trace import tracectx
 from thunder.options import COMPILE_OPTIONS
@@ -81,7 +80,7 @@ def test_what_the_page_says_is_there(name, option, here):
 def test_the_table_is_loaded_when_it_is_asked_for():
     asked = "import sys, thunder; thunder.jit; a = 'thunder.compat.lightning' in sys.modules; thunder.grad; print(a)"
     code = f"{asked}; print('thunder.compat.lightning' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = fresh.run("-c", code)
     assert done.stdout.split() == ["False", "True"]
     assert "Plugin" not in thunder.__all__
     assert len(Path(lightning.__file__).read_text().splitlines()) <= 200

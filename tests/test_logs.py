@@ -1,13 +1,13 @@
 """`THUNDER_LOGS`, and what traces and counters print."""
 
 import logging
-import subprocess
 import sys
 
 import pytest
 import torch
 
 import thunder
+from tests import fresh
 from thunder.cache.logs import configure
 from thunder.errors import OptionError
 
@@ -21,7 +21,7 @@ f(torch.ones(2, 3), 2)
 
 def run(topics):
     environment = {"THUNDER_LOGS": topics, "PYTHONPATH": ":".join(filter(None, sys.path))}
-    return subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    return fresh.run("-c", PROGRAM, env=environment)
 
 
 def test_the_environment_says_what_is_logged():

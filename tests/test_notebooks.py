@@ -4,11 +4,12 @@ import ast
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import fresh
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -39,13 +40,7 @@ def test_runs_from_top_to_bottom(notebook, tmp_path):
         "TRITON_INTERPRET": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    done = subprocess.run(
-        [sys.executable, __file__, str(notebook), str(tmp_path)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = fresh.run(__file__, notebook, tmp_path, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 

@@ -98,15 +98,16 @@ def test_a_wheel_in_an_empty_environment(tmp_path):
     (packages,) = environment.glob("**/site-packages")
     (packages / "torch.pth").write_text(str(Path(torch.__file__).parents[1]))
     code = """
-import torch, thunder
+import runpy, sys, torch, thunder
 compiled = thunder.compile(torch.nn.Linear(2, 2), recipe="inference")
 assert compiled(torch.ones(1, 2)).shape == (1, 2)
 print(thunder.__file__)
+sys.argv = ["thunder", "doctor"]
+runpy.run_module("thunder", run_name="__main__")
 """
-    for command in (["-c", code], ["-m", "thunder", "doctor"]):
-        done = subprocess.run([python, *command], cwd=tmp_path / "made", env=quiet, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert str(packages) in done.stdout or "a small training step: equals eager" in done.stdout
+    done = subprocess.run([python, "-c", code], cwd=tmp_path / "made", env=quiet, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert str(packages) in done.stdout and "a small training step: equals eager" in done.stdout
     here = {p.relative_to(ROOT / "thunder") for p in (ROOT / "thunder").rglob("*") if "__pycache__" not in p.parts}
     there = {p.relative_to(packages / "thunder") for p in (packages / "thunder").rglob("*") if p.parts}
     assert {p for p in here - there if (ROOT / "thunder" / p).is_file()} == set()
@@ -117,16 +118,16 @@ def test_the_public_api_in_a_users_type_checker(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     settings = {"extraPaths": [str(ROOT)], "typeCheckingMode": "standard", "pythonVersion": "3.11"}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "program.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    found = json.loads(done.stdout)["generalDiagnostics"]
+    (tmp_path / "wrong.py").write_text("import thunder\nthunder.nothing\nthunder.verify()\n")
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson"]
+    done = subprocess.run([*command, "program.py", "wrong.py"], cwd=tmp_path, capture_output=True, text=True)
+    everything = json.loads(done.stdout)["generalDiagnostics"]
+    found = [x for x in everything if Path(x["file"]).name == "program.py"]
     said = [f"{x['range']['start']['line']}: {x['message']}" for x in found if x["severity"] != "information"]
     assert said == []
     types = [re.search(r'is "(.*)"', x["message"])[1] for x in found if x["severity"] == "information"]
     assert types == ["Traces", "dtype", "Literal[FSDPType.ZERO3]"]
-    (tmp_path / "program.py").write_text("import thunder\nthunder.nothing\nthunder.verify()\n")
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert json.loads(done.stdout)["summary"]["errorCount"] == 2, "it sees the types"
+    assert len(everything) - len(found) == 2, "it sees the types"
 
 
 def test_the_workflow_runs_what_there_is():

@@ -2,14 +2,13 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import thunder
+from tests import fresh
 from thunder.core.proxies import TensorProxy
 from thunder.core.rewrite import rewrite
 from thunder.errors import OptionError
@@ -163,7 +162,7 @@ def test_lists_are_pickled_and_copied():
 
 
 def test_the_command_prints_the_table():
-    done = subprocess.run([sys.executable, "-m", "thunder", "passes"], capture_output=True, text=True, check=True)
+    done = fresh.run("-m", "thunder", "passes")
     rows = done.stdout.splitlines()
     assert rows[0].split() == ["pass", "needs", "gives", "ends", "meaning"]
     assert [row.partition("  ")[0] for row in rows[1:]] == [p.name for p in thunder.passes()]

@@ -199,6 +199,8 @@ def test_random_regions_on_other_sizes(first):
         counts = []
         for more in (0, 2, 9):
             region = region.resized(more)
+            if more and DEVICE == "cpu" and sum(x.numel() for x in region.inputs) > 10_000:
+                break  # the interpreter may take seconds for it
             inputs = region.placed(DEVICE)
             sides = compiled(*inputs), region(inputs), region.exact(region.inputs)
             for number, deviation in enumerate(judge(*([x.cpu() for x in side] for side in sides))):

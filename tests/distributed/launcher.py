@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
+
+from tests import fresh
 
 _serial = itertools.count()
 
@@ -22,11 +23,7 @@ class Ranks:
         self.size = size
         self.answers: dict[int, object] = {}  # of the ranks that gave one, by rank, of the last call
         self.folder = tempfile.TemporaryDirectory()
-        # a child of this process would share its threads' locks; the server imports once for all
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["torch", "thunder.api", "thunder.distributed.data_parallel", "tests.distributed.training"]
-        )
+        context = fresh.context()
         store = os.path.join(self.folder.name, f"store{next(_serial)}")
         self.pipes, self.processes = [], []
         for rank in range(size):

@@ -1,6 +1,5 @@
 """Checkpoints: saved on some ranks, loaded on others, or on one without a process group."""
 
-import multiprocessing
 import os
 import signal
 import time
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 import thunder
+from tests import fresh
 from tests.distributed.training import batches
 from thunder.distributed import FSDPType, checkpoint, ddp, fsdp
 
@@ -165,7 +165,7 @@ def _writes_slowly(folder, started):
 
 
 def test_an_interrupted_save_leaves_the_old_checkpoint(tmp_path):
-    context = multiprocessing.get_context("spawn")
+    context = fresh.context()
     started = context.Event()
     process = context.Process(target=_writes_slowly, args=(tmp_path / "state", started))
     process.start()

@@ -4,16 +4,19 @@ number of processes to the same loss."""
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from tests import fresh
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_fsdp.py"
 SIZES = ["--steps", "20", "--layers", "1", "--width", "32", "--time", "16", "--batch", "4", "--every", "5"]
 
 
-def start(processes: int, *options: str) -> subprocess.Popen:
+def under_torchrun(processes: int, *options: str) -> subprocess.Popen:
     command = [
         sys.executable,
         "-m",
@@ -34,9 +37,23 @@ def start(processes: int, *options: str) -> subprocess.Popen:
     )
 
 
-def last_loss(process: subprocess.Popen) -> float:
-    out, err = process.communicate(timeout=120)
-    assert not process.returncode, err[-3000:]
+def start(processes: int, *options: str) -> list[fresh.Program]:
+    """As torchrun starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    size, environment = str(processes), os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    return [
+        fresh.Program(EXAMPLE, *SIZES, *options, env=environment | {"RANK": rank, "LOCAL_RANK": rank})
+        for rank in map(str, range(processes))
+    ]
+
+
+def last_loss(programs: list[fresh.Program]) -> float:
+    ended = [program.result(timeout=120) for program in programs]
+    assert not any(done.returncode for done in ended), "\n".join(done.stderr[-3000:] for done in ended)
+    out = ended[0].stdout
     assert re.search(r"rank 0: [\d.]+ MiB of parameters, [\d.]+ of optimizer state, peak \d+ MiB", out)
     return float(re.search(r"last loss ([\d.]+)", out)[1])
 
@@ -50,7 +67,7 @@ def workers(process: subprocess.Popen) -> list[int]:
 
 def test_ends_when_a_process_is_killed(tmp_path):
     folder = tmp_path / "state"
-    process = start(2, "--checkpoint", str(folder), "--steps", "6000")  # the later option counts
+    process = under_torchrun(2, "--checkpoint", str(folder), "--steps", "6000")  # the later option counts
     until = time.monotonic() + 90
     while not (folder / ".metadata").exists():
         assert process.poll() is None, process.communicate()[1][-3000:]

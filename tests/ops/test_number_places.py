@@ -104,7 +104,7 @@ def compared(info, sample, place, grad: bool) -> str:
 def test_a_tensor_of_an_integer_is_that_integer(info):
     floats = dtype_of(info).is_floating_point and info.supports_autograd
     seen, found = set(), []
-    for n, sample in enumerate(info.sample_inputs("cpu", dtype_of(info), requires_grad=floats)):
+    for n, sample in enumerate(info.sample_inputs_func(info, "cpu", dtype_of(info), floats)):
         if n == SAMPLES:
             break
         for place in numbers_in(sample):

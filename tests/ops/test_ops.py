@@ -310,9 +310,9 @@ def test_promotion_is_pytorchs(function):
     def program(a, b):
         return torch.where(condition, a, b) if function is torch.where else function(a, b)
 
-    compiled = thunder.jit(program)
     pairs = 0
     for a in values:
+        compiled = thunder.jit(program)
         for b in values:
             if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor):
                 continue

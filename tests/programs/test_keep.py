@@ -2,9 +2,9 @@
 
 import dataclasses
 import signal
-import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import thunder
+from tests import fresh
 from thunder.errors import ThunderError
 from thunder.options import environment_of_children
 from thunder.programs import files, keep
@@ -456,6 +457,7 @@ PROGRAM = """
 import sys, collections
 import torch
 import thunder
+from tests import fresh
 from thunder.capture import host
 
 class Model(torch.nn.Module):
@@ -485,36 +487,34 @@ print(len(captures), thunder.compile_stats(compiled).loaded, same)
 """
 
 
-def started(path: Path, **more) -> subprocess.Popen:
+def started(path: Path, before: Callable | None = None) -> fresh.Program:
     path.write_text(PROGRAM)
-    return subprocess.Popen(
-        [sys.executable, str(path)], env=environment_of_children() | {"OMP_NUM_THREADS": "1"}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more,
-    )  # fmt: skip
+    return fresh.Program(path, env=environment_of_children() | {"OMP_NUM_THREADS": "1"}, before=before)
 
 
-def said(process: subprocess.Popen) -> tuple[str, str]:
-    out, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    return out.strip(), errors
+def said(program: fresh.Program) -> tuple[str, str]:
+    done = program.result()
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip(), done.stderr
+
+
+def full() -> None:
+    """The disk of this process."""
+    import resource
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # what is printed is less, a program is more
 
 
 def test_a_second_process_does_not_capture(cache, tmp_path):
     """Also where nothing can be written any more: a full disk, and a directory that is read-only."""
     path = tmp_path / "model.py"
-
-    def full():
-        import resource
-
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-
-    out, errors = said(started(path, preexec_fn=full))
+    out, errors = said(started(path, before=full))
     assert out == "1 0 True" and errors.count("ProgramFileWarning: programs are not kept") == 1
     assert not [*cache.glob("*")]
     assert said(started(path)) == ("1 0 True", "")
     cache.chmod(0o500)
-    assert said(started(path, preexec_fn=full)) == ("0 1 True", "")
+    assert said(started(path, before=full)) == ("0 1 True", "")
 
 
 def test_eight_processes_at_once(cache, tmp_path):
