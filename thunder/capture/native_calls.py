@@ -232,8 +232,7 @@ def _of_lazy(c, f, s, args):
 def call_native(c, f, args, kwargs):
     if c.reading is not None:
         c.reading.call(c, f)
-    if c.outside.iterators and any(id(a) in c.outside.iterators for a in args):
-        items.advance(c)
+    items.given(c, *args)
     if (found := host_lines.native(c, f, args, kwargs)) is not NULL:
         return found
     args, kwargs = standins.with_functions(c, f, args, kwargs)

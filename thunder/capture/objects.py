@@ -305,11 +305,7 @@ def own_store(c, o, n, v) -> None:
                 f"attribute {n!r} of a {type(o).__name__} from outside is set, which is not watched for changes",
                 "set it outside of the compiled function",
             )
-        if issubclass(type(o), torch.nn.Module) and type(v) is TensorProxy:
-            o.__dict__[n] = v
-        elif issubclass(type(o), torch.nn.Module):
-            torch.nn.Module.__setattr__(o, n, v)
-        elif issubclass(type(o), (type, types.FunctionType)):
+        if issubclass(type(o), (type, types.FunctionType)):
             native_method(type(o), "__setattr__")(o, n, v)
         else:
             object.__setattr__(o, n, v)

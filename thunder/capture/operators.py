@@ -72,10 +72,16 @@ def native_binary(c, symbol, a, b):
         if symbol.endswith("=") and ta in (AnyProxy, TensorProxy):
             c.refuse(f"{symbol} with a tensor that is sparse, nested or of a subclass", f"write a = a {symbol[:-1]} b")
         return opaque_values.apply(c, ARITHMETIC[symbol], operations.all_lifted(c, (a, b)), {})
+    if symbol.endswith("="):
+        items.given(c, b)
+        if tb is TensorProxy and isinstance(a, _GROWING.get(symbol, ())):
+            return Host.native_binary(c, symbol, a, c.steps(b))
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         if symbol in ("*", "*=") and isinstance(a if tb is TensorProxy else b, sequences.INDEXED):
             return ARITHMETIC[symbol](*(operator.index(x) if type(x) is TensorProxy else x for x in (a, b)))
         if _is_no_operand(c, a, b, symbol):
+            if symbol in ("/", "/=") and tb is TensorProxy:
+                return _divided(c, symbol, a, b)
             return _as_python_does(ARITHMETIC[symbol], a, b)
         return _recorded(c, ARITHMETIC[symbol], a, b)
     if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
@@ -99,7 +105,7 @@ def _is_no_operand(c, a, b, symbol: str) -> bool:
     """Whether PyTorch's operators do not know the other operand of a tensor, so that Python goes on and raises."""
     check_override(c, a, b)
     tensor, other = (a, b) if isinstance(a, PROXIES) else (b, a)
-    if isinstance(other, _OPERANDS) or type(other) is list and other is a and symbol == "+=":
+    if isinstance(other, _OPERANDS):
         return False
     if c.slot(type(other), "__getattr__") is not None:
         c.refuse(
@@ -108,6 +114,15 @@ def _is_no_operand(c, a, b, symbol: str) -> bool:
     return type(tensor) is TensorProxy
 
 
+def _divided(c, symbol, a, b):
+    """An object divided by a tensor: PyTorch's own method, which is written in Python, may call `a.__rmul__`."""
+    found = c.enter(torch.Tensor.__rtruediv__, [b, a], {})
+    if found is NotImplemented:
+        raise TypeError(f"unsupported operand type(s) for {symbol}: '{type(a).__name__}' and 'Tensor'")
+    return found
+
+
+_GROWING = {"+=": (list, collections.deque), "|=": dict}  # these iterate over the other operand
 _OPERANDS = (int, float, complex, torch.Tensor, numpy.generic, numpy.ndarray, *PROXIES)
 
 
@@ -226,8 +241,7 @@ def native_delitem(c, o, k):
 
 
 def native_next(c, iterator):
-    if id(iterator) in c.outside.iterators:
-        items.advance(c)
+    items.given(c, iterator)
     if type(iterator) is not types.GeneratorType:
         return builtins.next(iterator)
     try:
