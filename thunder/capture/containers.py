@@ -18,7 +18,8 @@ import torch
 from thunder.capture.ask import CONTENT, ELEMENTS, HOLDS, KEYS, LENGTH, PRESENT, SAME, TYPE, content, is_data
 from thunder.capture.identities import real_id, told_apart
 from thunder.capture.native import BUFFERS, CONTAINERS, IDENTICAL, PRIMITIVE, container_base, slots
-from thunder.capture.numbers import is_symbolic, number, source_of
+from thunder.capture.numbers import length as known_length
+from thunder.capture.numbers import source_of
 from thunder.capture.sources import MISSING, Source
 from thunder.capture.state import AttributeDict, Look
 from thunder.core.proxies import NumberProxy, TensorProxy, extreme
@@ -161,10 +162,7 @@ def length(c, s) -> Any:
     """The length of a list or a deque that nobody has looked at as a whole; the snapshot holds the program's own
     items."""
     look = c.containers.lazy[id(s)]
-    place = look.source.child("len", None)
-    n = len(look.original)
-    known: Any = number(c, n, place) if is_symbolic(c, n, place) else c.ask(look.source, LENGTH)
-    n = known + len(s)
+    n = known_length(c, len(look.original), look.source) + len(s)
     return n if getattr(s, "maxlen", None) is None else extreme("min", n, s.maxlen)
 
 

@@ -77,16 +77,23 @@ def native_binary(c, symbol, a, b):
         if tb is TensorProxy and isinstance(a, _GROWING.get(symbol, ())):
             return Host.native_binary(c, symbol, a, c.steps(b))
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        if symbol in ("*", "*=") and isinstance(a if tb is TensorProxy else b, sequences.INDEXED):
-            return ARITHMETIC[symbol](*(operator.index(x) if type(x) is TensorProxy else x for x in (a, b)))
-        if _is_no_operand(c, a, b, symbol):
-            if symbol in ("/", "/=") and tb is TensorProxy:
-                return _divided(c, symbol, a, b)
-            return _as_python_does(ARITHMETIC[symbol], a, b)
-        return _recorded(c, ARITHMETIC[symbol], a, b)
+        return _of_tensors(c, symbol, a, b)
     if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
         return operations.size((*a, *b))
     return Host.native_binary(c, symbol, a, b)
+
+
+def _of_tensors(c, symbol, a, b):
+    if symbol in ("*", "*=") and isinstance(a if type(b) is TensorProxy else b, sequences.INDEXED):
+        return ARITHMETIC[symbol](*(operator.index(x) if type(x) is TensorProxy else x for x in (a, b)))
+    if not _is_no_operand(c, a, b, symbol):
+        return _recorded(c, ARITHMETIC[symbol], a, b)
+    if symbol not in ("/", "/=") or type(b) is not TensorProxy:
+        return _as_python_does(ARITHMETIC[symbol], a, b)
+    found = c.enter(torch.Tensor.__rtruediv__, [b, a], {})  # written in Python: it may call `a.__rmul__`
+    if found is NotImplemented:
+        raise TypeError(f"unsupported operand type(s) for {symbol}: '{type(a).__name__}' and 'Tensor'")
+    return found
 
 
 def _with_number(c, a, b) -> tuple:
@@ -112,14 +119,6 @@ def _is_no_operand(c, a, b, symbol: str) -> bool:
             f"PyTorch asks a {type(other).__name__}, which has a __getattr__, for more than is seen", "call it outside"
         )
     return type(tensor) is TensorProxy
-
-
-def _divided(c, symbol, a, b):
-    """An object divided by a tensor: PyTorch's own method, which is written in Python, may call `a.__rmul__`."""
-    found = c.enter(torch.Tensor.__rtruediv__, [b, a], {})
-    if found is NotImplemented:
-        raise TypeError(f"unsupported operand type(s) for {symbol}: '{type(a).__name__}' and 'Tensor'")
-    return found
 
 
 _GROWING = {"+=": (list, collections.deque), "|=": dict}  # these iterate over the other operand
