@@ -100,6 +100,8 @@ def setitem(c, o, k, v) -> None:
         containers.materialize(c, o)
     if isinstance(o, dict):
         c.hashed((k,), () if id(o) in c.containers.lazy else o)
+        if c.containers.lazy and containers.write_late(c, o, k, v):
+            return
     if type(k) is slice and isinstance(o, list):
         if type(v) in CONTAINERS or c.slot(type(v), "__iter__") or c.slot(type(v), "__getitem__"):
             v = [x for x in c.steps(v)]  # which asks for no length

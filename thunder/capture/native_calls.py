@@ -219,6 +219,7 @@ def _of_lazy(c, f, s, args):
     owner, n = args[0] if s is None and args else s, f.__name__
     if owner is None or id(owner) not in c.containers.lazy:
         return NULL
+    containers.settle(c, owner)
     is_dict = isinstance(s, dict)
     if is_dict and n == "get" and args:
         return containers.dict_item(c, s, args[0], args[1] if len(args) > 1 else None)

@@ -236,6 +236,8 @@ class PrologueWriter:
 
     def _returning_inputs(self) -> tuple[Trace, Callable]:
         inputs = tuple(Text(self._input(s)) for s in self.input_sources)
+        for source in self.capture.tensors.required.values():  # also where nothing computes with the tensor
+            self.variable(source)
         self._read_together()
         return written("prologue", "fn, args, kwargs", self.statements, inputs, self.names, self.objects)
 
