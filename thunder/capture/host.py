@@ -116,6 +116,7 @@ class Capture(Host):
         self.outside = Outside(rooted_modules(request.fn))
         self.tensors = Tensors(replaced_tensors(request.fn, request.overrides))
         self.numbers = Numbers.of(options)
+        self.numbers.decisions.where = self.own_location
         self.containers, self.writes, self.known, self.locks = Containers(), Writes(), Known(), Locks()
         self.sharp_edges: list[str] = []
         self.in_cached_call = 0
