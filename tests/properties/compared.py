@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import collections
 import contextlib
+import copyreg
 import dataclasses
 import enum
 import functools
@@ -260,6 +261,8 @@ class Side:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exec(compile(source, filename, "exec"), self.space)
+            for made in [v for v in self.space.values() if isinstance(v, type) and v.__module__ == MODULE]:
+                copyreg._slotnames(made)  # kept in the class by the first copy of an object, and seen by `dir`
         self.given = {k for k, v in self.space.items() if isinstance(v, types.ModuleType) and not k.startswith("m")}
         self.original = set(self.space) - self.given
         self.names = [k for k in self.space if k not in self.given and not k.startswith("_") and self._own(k)]

@@ -164,7 +164,8 @@ def length(c, s) -> Any:
     items."""
     look = c.containers.lazy[id(s)]
     n = known_length(c, len(look.original), look.source) + len(s)
-    return n if getattr(s, "maxlen", None) is None else extreme("min", n, s.maxlen)
+    limit = s.maxlen if isinstance(s, collections.deque) else None
+    return n if limit is None else extreme("min", n, limit)
 
 
 def list_item(c, s, k: int):

@@ -310,7 +310,7 @@ class Capture(Host):
 
     binary, native_binary = operators.binary, operators.native_binary
     unary, native_unary = operators.unary, operators.native_unary
-    compare, native_compare = operators.compare, operators.native_compare
+    compare, native_compare, computes = operators.compare, operators.native_compare, operators.computes
     native_index, converted, type_name = operators.native_index, operators.converted, operators.type_name
     getitem, native_getitem = operators.getitem, items.getitem
     native_setitem, native_delitem = items.setitem, operators.native_delitem

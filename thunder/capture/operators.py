@@ -50,6 +50,8 @@ from thunder.ops.torch_types import to_torch_dtype
 def binary(c, symbol, a, b):
     if type(a) in _COMPUTED and type(b) in _COMPUTED:  # a tensor and another or a number have no special methods
         return _recorded(c, ARITHMETIC[symbol], a, b)
+    if type(a) is TensorProxy and symbol not in ("@", "@=") and computes(c, a, b):
+        return native_binary(c, symbol, a, b)
     if not (symbol == "+=" and type(a) is list):  # which appends, and looks at nothing
         c.materialize(a)
     c.materialize(b)
@@ -59,6 +61,14 @@ def binary(c, symbol, a, b):
 
 
 _COMPUTED = {TensorProxy, int, float, bool}
+
+
+def computes(c, a, b) -> bool:
+    """Whether a tensor's own method takes the other operand: a number, also of the user's class, or what says so."""
+    if type(a) is not TensorProxy and type(b) is not TensorProxy:
+        return False
+    other = b if type(a) is TensorProxy else a
+    return isinstance(other, (int, float, complex)) and type(other) is not Id or _overrides(other)
 
 
 def native_binary(c, symbol, a, b):
@@ -128,9 +138,14 @@ _OPERANDS = (int, float, complex, torch.Tensor, numpy.generic, numpy.ndarray, *P
 def check_override(c, *operands) -> None:
     """Refuse an object of the user's that PyTorch's operators would ask, by its `__torch_function__`."""
     for x in operands:
-        if type(x) not in PRIMITIVE and type_attribute(type(x), "__torch_function__") is not NULL:
-            if not isinstance(x, (torch.Tensor, *PROXIES)):
-                c.refuse(f"a {type(x).__name__} goes into an operation", "give it tensors and numbers")
+        if _overrides(x):
+            c.refuse(f"a {type(x).__name__} goes into an operation", "give it tensors and numbers")
+
+
+def _overrides(x) -> bool:
+    if type(x) in PRIMITIVE or isinstance(x, (torch.Tensor, *PROXIES)):
+        return False
+    return type_attribute(type(x), "__torch_function__") is not NULL
 
 
 def _as_python_does(function, a, b):
@@ -151,7 +166,11 @@ def _recorded(c, function, a, b):
 
 
 def _operand(c, v):
-    """An operand beside a tensor, where PyTorch takes a bool of numpy's for a float."""
+    """An operand beside a tensor, where PyTorch takes a bool of numpy's for a float, and numbers of the user's classes
+    for their values."""
+    if type(v) not in PRIMITIVE and type(v) is not Id:
+        base = next((t for t in (int, float, complex) if isinstance(v, t)), None)
+        v = v if base is None else getattr(base, f"__{base.__name__}__")(v)
     return float(v) if isinstance(v, numpy.bool_) else operations.lifted(c, v)
 
 
@@ -176,6 +195,8 @@ def compare(c, symbol, a, b):
         c.reading.look_at(c, b)
     if type(a) is Id and type(b) is Id:
         told_apart(c, a, (b,))
+    elif type(a) is TensorProxy and computes(c, a, b):
+        return native_compare(c, symbol, a, b)
     elif c.outside.ids:
         a, b = real_id(c, a), real_id(c, b)
     for x in (a, b):
@@ -282,7 +303,8 @@ def native_truth(c, o):
 def unpack(c, value, before, after=None):
     known = c.lookup(type(value), "__iter__") is not NULL or c.lookup(type(value), "__getitem__") is not NULL
     if type(value) in (TensorProxy, HostProxy) or known and (c.containers.lazy or id(value) in c.outside.iterators):
-        value = [x for x in c.steps(value)]  # unpacking asks for no length
+        steps = (x for x in c.steps(value))  # unpacking asks for no length
+        value = [*steps] if type(value) in CONTAINERS else steps  # of which it asks for one element too many
     return Host.unpack(c, value, before, after)
 
 

@@ -29,7 +29,7 @@ from thunder.capture.statements import check_symbol, written
 from thunder.core.codegen import Text
 from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 
 CACHED = 32  # tables that are not worth looking at before they are read
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -214,7 +214,7 @@ class PrologueWriter:
         if source.step != "attr" or source.key == "__dict__":
             return False
         owner = self.capture.values.get(source.base)
-        if isinstance(owner, type) or source.key not in getattr(owner, "__dict__", ()):
+        if isinstance(owner, type) or source.key not in plain_attribute(owner, "__dict__", ()):
             return False
         return not hasattr(type(type_attribute(type(owner), source.key)), "__set__")
 
