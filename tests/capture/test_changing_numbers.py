@@ -368,6 +368,51 @@ def test_items_under_a_number_that_changes(f, programs):
     assert thunder.cache_misses(compiled) <= programs
 
 
+def _history(x, i, table):
+    table["all"][i] = x * 2
+    table["all"][i + 1], table["all"][0] = i, x.sum()
+    return x
+
+
+def _last_item(x, i, table):
+    table["last"], table[2 * i], table[i] = i, x, x + 1
+    return x
+
+
+def _added_up(x, i, table):
+    table[i % 4] = table[i % 4] + x.sum()
+    return x * i
+
+
+def _counted(x, i, table):
+    table.steps[table.n] = float(x.sum())
+    table.n += 1
+    return x * table.n
+
+
+def _read_again(x, i, table):
+    table[i] = i
+    return x * table[i] + len(table)
+
+
+@pytest.mark.parametrize(
+    "f, make, programs",
+    [
+        (_history, lambda: {"all": {}}, 2), (_last_item, dict, 2),
+        (_last_item, lambda: collections.OrderedDict({6: 1, 5: 2}), 2), (_added_up, lambda: {i: X for i in range(4)}, 2),
+        (_counted, lambda: types.SimpleNamespace(steps={}, n=0), 2), (_read_again, dict, 8),
+    ],
+)  # fmt: skip
+def test_items_written_under_a_number_that_changes(f, make, programs):
+    """The key is an input. Where the program reads the dict behind it, it decides by the key."""
+    ours, eagers = make(), make()
+    compiled = thunder.jit(f, fallback="error")
+    for i in range(3, 11):
+        assert torch.equal(compiled(X + i, i, ours), f(X + i, i, eagers))
+        assert str(ours) == str(eagers)  # in this order
+    assert thunder.cache_misses(compiled) <= programs
+
+
 @pytest.mark.parametrize("make, programs", [(list, 3), (lambda: collections.deque(maxlen=6), 4)])
 def test_lengths_that_change(make, programs):
     """Of a list that the program adds to, and does not read."""

@@ -164,6 +164,43 @@ def test_texts(name, capsys):
     assert len(capsys.readouterr().out.splitlines()) == (12 if name == "printed" else 0)
 
 
+# What is asked of a text is a number or a truth: a program for each answer that decides, in the order of the texts.
+ANSWERS = {
+    "length": (lambda x, s: x + len(s), ["a", "bb", "ccc", "dddd", "eeeee"], 2),
+    "length of bytes": (lambda x, s: x + len(s), [b"a", b"bb", b"ccc", b"dddd"], 2),
+    "another text of one length": (lambda x, s: x + len(s), ["aa", "ab", "ac", "ad"], 2),
+    "compared": (lambda x, s: x * 2 if s == "train" or "eval" == s else x, ["train", "a", "b", "eval", "c", "eval"], 3),
+    "in order": (lambda x, s: x * 2 if "k" < s else x, ["a", "m", "b", "n", "z", "c"], 3),
+    "searched": (lambda x, s: x * s.count("a") if "a" in s else x, ["a", "aa", "xax", "aaaa", "b", "c"], 4),
+    "start": (lambda x, s: x * 2 if s.startswith(("l", "k")) or s.isdigit() else x, ["a", "b", "5", "c", "6"], 5),
+    "place": (lambda x, s: x[s.find("a") :], ["---a", "--a", "----a", "-----a"], 3),
+    "of another kind": (lambda x, s: (x, s == 3, s != b"a", 3 == s), ["a", "b"], 2),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_what_is_asked_of_a_text(name):
+    body, texts, programs = ANSWERS[name]
+    compared(body, [(s,) for s in texts], programs)
+
+
+def test_an_error_of_a_text():
+    """What a method raises is raised, also where the program handles it."""
+
+    def f(x, s):
+        try:
+            return x * s.index("a")
+        except ValueError as error:
+            return x, str(error)
+
+    compared(f, [("aa",), ("ba",), ("b",), ("bba",), ("c",)], 5)
+
+
+def test_a_scale_of_numpys_and_a_text_in_a_dict():
+    calls = [({"scale": F32(i + 0.5), "name": f"step{i}"}, i) for i in range(1, 7)]
+    compared(lambda x, d, i: (x[i] * d["scale"] + len(d["name"]), d["name"]), calls, 2)
+
+
 def test_a_text_that_decides_does_not_hold_numbers():
     """Numbers beside it stay symbolic, also where the program cannot be captured with the text."""
 

@@ -7,8 +7,10 @@ is needed; `script` prints it as a file that runs by itself.
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextlib
+import copyreg
 import dataclasses
 import enum
 import functools
@@ -249,14 +251,18 @@ def _free_frames(error: BaseException | None) -> None:
 class Side:
     """One of the two worlds that a program runs in."""
 
-    def __init__(self, source: str, filename: str):
+    def __init__(self, source: str, filename: str, names: dict[str, Callable] | None = None):
         self.module = types.ModuleType(MODULE)
         sys.modules[MODULE] = self.module
         self.space = vars(self.module)
+        if names:
+            self.space["__builtins__"] = vars(builtins) | names
         torch.manual_seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exec(compile(source, filename, "exec"), self.space)
+            for made in [v for v in self.space.values() if isinstance(v, type) and v.__module__ == MODULE]:
+                copyreg._slotnames(made)  # kept in the class by the first copy of an object, and seen by `dir`
         self.given = {k for k, v in self.space.items() if isinstance(v, types.ModuleType) and not k.startswith("m")}
         self.original = set(self.space) - self.given
         self.names = [k for k in self.space if k not in self.given and not k.startswith("_") and self._own(k)]
@@ -340,26 +346,40 @@ def restored(seconds: float = 20.0):
 def run(program: Program, jit: Callable | None = None) -> list[Verdict]:
     """A verdict for each call. A call that is refused is made by CPython instead, and the program goes on."""
     verdicts = _in_file(program, jit or functools.partial(thunder.jit, numerics="eager"))
-    if verdicts[-1].kind == "wrong" and _in_file(program, lambda f: f)[-1].kind == "wrong":
+    if verdicts[-1].kind == "wrong" and any(
+        _in_file(program, lambda f: f, names)[-1].kind == "wrong" for names in ({}, _ELSEWHERE)
+    ):
         verdicts[-1] = Verdict("unstable", verdicts[-1].words)  # it differs from run to run by itself
     return verdicts
 
 
-def _in_file(program: Program, jit: Callable) -> list[Verdict]:
+_FAR = 1 << 44  # also in float32
+
+
+def _hash_elsewhere(value: Any) -> int:
+    found = hash(value)
+    return found + _FAR if found in (id(value), object.__hash__(value)) else found
+
+
+# builtins of a world whose objects lie at other addresses
+_ELSEWHERE = {"id": lambda value: id(value) + _FAR, "hash": _hash_elsewhere}
+
+
+def _in_file(program: Program, jit: Callable, names: dict[str, Callable] | None = None) -> list[Verdict]:
     """Run a program that tracebacks, `inspect` and the interpreter find the source of."""
     filename = f"<generated {next(_ids)}>"
     linecache.cache[filename] = (len(program.source), None, program.source.splitlines(True), filename)
     try:
         with restored():
-            return _run(program, filename, jit)
+            return _run(program, filename, jit, names)
     except Hang:
         return [Verdict("wrong", "hangs")]
     finally:
         linecache.cache.pop(filename, None)
 
 
-def _run(program: Program, filename: str, jit: Callable) -> list[Verdict]:
-    theirs, ours = Side(program.source, filename), Side(program.source, filename)
+def _run(program: Program, filename: str, jit: Callable, names: dict[str, Callable] | None) -> list[Verdict]:
+    theirs, ours = Side(program.source, filename), Side(program.source, filename, names)
     compiled = jit(ours.space["f"])
     verdicts: list[Verdict] = []
     known: list[list[str]] = []  # states that a call was compiled for

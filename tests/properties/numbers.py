@@ -1,5 +1,6 @@
-"""Programs of numbers that change from call to call: ints and floats of arguments, sizes, and integers of data, beside
-each other, in arithmetic, sizes, branches and errors that the program handles."""
+"""Programs of numbers that change from call to call: ints and floats of arguments, sizes, integers of data, and what is
+asked of a text, beside each other, in arithmetic, sizes, branches, keys of a dict and errors that the program handles.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +24,17 @@ _TENSORS = (
     "torch.nn.functional.pad({x}, (abs({i}) % 6, abs({j}) % 3))", "{x}.roll({i}, 1)",
     "{x} + torch.arange({x}.shape[1]) * {n}", "{x} * 2 if {n} > {m} else {x} - 1", "{x}.clamp(-abs({n}), abs({n}))",
     "torch.cat([{x}[:, {x}.sum(0) > {n}], {x}[:, :2]], 1)", "filled({x}, abs({i}) % {x}.shape[1], {n})",
-    "over({x}, {i} - 4)",
+    "over({x}, {i} - 4)", "{x} * {n} if s.startswith('ab') else {x}", "{x} - {n} if 'c' in s and s < 'abc' else {x}",
+)  # fmt: skip
+# of the dict that all calls write to
+_ITEMS = (
+    "TABLE[{i}] = {n}", "TABLE[{i}] = {n}", "TABLE[{i}] = {x}", "TABLE['last'] = {n}", "TABLE[{i}], TABLE[{j}] = {n}, {m}",
+    "TABLE[{i}] = TABLE.get({j})", "TABLE[{i}] = {j} in TABLE", "TABLE[{i}] = len(TABLE)", "TABLE[3] = {n}",
+    "TABLE.pop({i}, None)", "TABLE[{i}] = list(TABLE)", "TABLE.setdefault({i}, {n})", "TABLE.update({{{i}: {n}}})",
 )  # fmt: skip
 _HEAD = """import math
 import torch
+TABLE = {0: 1.5, 3: 2, "first": 4}
 def filled(x, i, n):
     x = x.clone()
     x[:, i:] = n
@@ -42,8 +50,8 @@ class _Writer:
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
-        self.numbers = ["k", "t", "x.shape[1]", "at[0].item()", "2", "0.5"]
-        self.integers = ["k", "x.shape[1]", "int(at[1])", "3"]
+        self.numbers = ["k", "t", "x.shape[1]", "at[0].item()", "len(s)", "2", "0.5"]
+        self.integers = ["k", "x.shape[1]", "int(at[1])", "len(s)", "s.find('c')", "s.count('b')", "3"]
         self.tensors = ["x"]
 
     def number(self, depth: int, integer: bool = False) -> str:
@@ -64,6 +72,8 @@ class _Writer:
         numbers = {n: self.number(2) for n in "nm"}
         integers = {i: self.number(1, integer=True) for i in "ij"}
         x, y = self.random.choice(self.tensors), self.random.choice(self.tensors)
+        if kind < 0.4:
+            return self.random.choice(_ITEMS).format(x=x, **numbers, **integers)
         self.tensors.append(name)
         return f"{name} = {self.random.choice(_TENSORS).format(x=x, y=y, **numbers, **integers)}"
 
@@ -78,8 +88,10 @@ def generate(seed: int) -> Program:
         result = f"x.grad, {result}"
     given = [
         f"[torch.rand(2, {4 + i}, generator=torch.Generator().manual_seed({i})) - 0.3, {3 + 2 * i - 9 * (i == 4)}, "
-        f"{0.3 + 0.4 * i:.1f}, torch.tensor([{3 * i % 6}, {5 * i % 7}])]"
+        f"{0.3 + 0.4 * i:.1f}, torch.tensor([{3 * i % 6}, {5 * i % 7}]), {'ab' * (i % 4) + 'c' * (i % 3)!r}]"
         for i in range(CALLS)
     ]
     body = "".join(f"    {line}\n" for line in [*lines, f"return {result}"])
-    return Program(f"{_HEAD}ARGS = {given[0]}\ndef f(x, k, t, at):\n{body}", tuple(f"ARGS[:] = {g}" for g in given[1:]))
+    return Program(
+        f"{_HEAD}ARGS = {given[0]}\ndef f(x, k, t, at, s):\n{body}", tuple(f"ARGS[:] = {g}" for g in given[1:])
+    )

@@ -65,3 +65,12 @@ def test_needless_recompilations_are_counted():
     assert not any(v.needless for v in verdicts)
     verdicts = run(Program(source, ("ARGS[1]['a'] = 3",), frozenset([0])))  # a claim that is not true
     assert verdicts[1].needless and "a['a']" in verdicts[1].words
+
+
+def test_programs_that_depend_on_addresses_are_unstable():
+    """Also where the addresses of two worlds lie too near for a float to show it."""
+    source = "import torch\nARGS = [torch.ones(2)]\ndef f(t): return t + hash(f)\n"
+    verdicts = run(Program(source), jit=lambda f: lambda t: f(t) * 2)
+    assert [v.kind for v in verdicts] == ["unstable"]
+    verdicts = run(Program(source.replace("hash(f)", "hash('f')")), jit=lambda f: lambda t: f(t) * 2)
+    assert [v.kind for v in verdicts] == ["wrong"]

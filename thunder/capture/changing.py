@@ -8,6 +8,7 @@ something, the prologue asks for it again.
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,12 +16,13 @@ import numpy
 import torch
 
 from thunder import compat
-from thunder.capture.ask import CONTENT, LENGTH, SAME, TYPE, VALUE, ask
+from thunder.capture.ask import CONTENT, LENGTH, SAME, TYPE, VALUE, ask, value_at
 from thunder.capture.native import IMMUTABLE
-from thunder.capture.numbers import number, parts_of_plain
+from thunder.capture.numbers import length, number, parts_of_plain, primitive
 from thunder.capture.sources import Source
-from thunder.core.host_calls import HostProxy
+from thunder.core.host_calls import HostProxy, call_method
 from thunder.core.proxies import map_structure
+from thunder.interpreter import NULL
 from thunder.interpreter.attributes import plain_attribute
 
 TEXTS = (str, bytes)
@@ -69,6 +71,37 @@ def read(c, value, source: Source) -> HostProxy:
 def is_text(c, value) -> bool:
     """Whether a value stands for a text from outside."""
     return type(value) is HostProxy and value.kind in TEXTS and c.path.source_of(value) is not None
+
+
+def answer(c, function, args: tuple, kwargs: dict):
+    """The number or the truth that an operator or a method gives of a text from outside and constants: the prologue
+    asks for it, and the text may be another. NULL where there is none."""
+    name = _METHODS.get(function)
+    if name is not None and not is_text(c, args[0]):
+        name, args = _REFLECTED.get(name), args[::-1]
+    elif function is call_method:
+        name, args = args[1], (args[0], *args[2:])
+    if name is None or kwargs or not is_text(c, args[0]) or not all(type(a) in (*TEXTS, int) for a in args[1:]):
+        return NULL
+    source = c.path.source_of(args[0])
+    if name == "__len__":
+        return length(c, len(args[0].example), source)
+    place = source.call(name, *args[1:])
+    try:
+        found = value_at(c, place)
+    except Exception:  # noqa: BLE001 - the program raises it, of the text itself
+        return NULL
+    return primitive(c, found, place) if type(found) in (int, bool) else NULL
+
+
+_METHODS = {
+    len: "__len__", operator.eq: "__eq__", operator.ne: "__ne__", operator.lt: "__lt__", operator.le: "__le__",
+    operator.gt: "__gt__", operator.ge: "__ge__", operator.contains: "__contains__",
+}  # fmt: skip
+_REFLECTED = {
+    "__eq__": "__eq__", "__ne__": "__ne__", "__lt__": "__gt__", "__le__": "__ge__", "__gt__": "__lt__",
+    "__ge__": "__le__",
+}  # fmt: skip
 
 
 def settled(c, value):
@@ -153,7 +186,9 @@ def constants(c) -> dict[str, Any]:
             return asked and value == value
         return c.request.options.numbers_may_change and is_of_host(value)
 
-    found = {s.describe(c.parameters): value_key(v) for s, v in _held_values(c) if may_change(s, v)}
+    held = [(s, v) for s, v in _held_values(c) if may_change(s, v)]
+    held += [(s.child("len", None), len(v)) for s, v in held if type(v) in TEXTS]
+    found = {s.describe(c.parameters): value_key(v) for s, v in held}
     return found | _held_sizes(c) | (c.path.sizes if c.request.options.dynamic is None else {})
 
 

@@ -18,10 +18,11 @@ import torch
 from thunder.capture.ask import CONTENT, ELEMENTS, HOLDS, KEYS, LENGTH, PRESENT, SAME, TYPE, content, is_data
 from thunder.capture.identities import real_id, told_apart
 from thunder.capture.native import BUFFERS, CONTAINERS, IDENTICAL, PRIMITIVE, container_base, slots
-from thunder.capture.numbers import is_symbolic, number, source_of
+from thunder.capture.numbers import length as known_length
+from thunder.capture.numbers import source_of
 from thunder.capture.sources import MISSING, Source
 from thunder.capture.state import AttributeDict, Look
-from thunder.core.proxies import NumberProxy, TensorProxy, extreme
+from thunder.core.proxies import NumberProxy, TensorProxy, concrete, extreme
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import plain_attribute, type_attribute
 
@@ -83,6 +84,7 @@ def _empty(c, value, source: Source):
 
 def materialize(c, s) -> None:
     """Somebody looks at all of a snapshot."""
+    settle(c, s)
     look = c.containers.lazy.pop(id(s))
     source, value = look.source, look.original
     base = container_base(type(value))
@@ -161,11 +163,9 @@ def length(c, s) -> Any:
     """The length of a list or a deque that nobody has looked at as a whole; the snapshot holds the program's own
     items."""
     look = c.containers.lazy[id(s)]
-    place = look.source.child("len", None)
-    n = len(look.original)
-    known: Any = number(c, n, place) if is_symbolic(c, n, place) else c.ask(look.source, LENGTH)
-    n = known + len(s)
-    return n if getattr(s, "maxlen", None) is None else extreme("min", n, s.maxlen)
+    n = known_length(c, len(look.original), look.source) + len(s)
+    limit = s.maxlen if isinstance(s, collections.deque) else None
+    return n if limit is None else extreme("min", n, limit)
 
 
 def list_item(c, s, k: int):
@@ -181,10 +181,10 @@ def list_item(c, s, k: int):
 
 def dict_item(c, s, k, *default):
     """One key of a dict that nobody has read as a whole: that key is asked, no other."""
+    settle(c, s)
     if dict.__contains__(s, k):
         return dict.__getitem__(s, k)
-    k = real_id(c, k)
-    look = c.containers.lazy[id(s)]
+    k, look = real_id(c, k), c.containers.lazy[id(s)]
     outside, item = entry(c, look.source, k)
     if dict.__contains__(look.original, outside):
         child = c.read(dict.__getitem__(look.original, outside), item)
@@ -204,6 +204,7 @@ def dict_item(c, s, k, *default):
 
 def has_key(c, s, k) -> bool:
     """`k in s`, of a dict that nobody has read as a whole."""
+    settle(c, s)
     if k in s:
         return True
     return c.ask(entry(c, c.containers.lazy[id(s)].source, k)[1], PRESENT)
@@ -254,13 +255,34 @@ def item_at(c, s, k: NumberProxy):
     """The item under a number that stays symbolic, of a list or a dict that nobody has looked at as a whole; NULL where
     the program has written to it."""
     look = c.containers.lazy[id(s)]
-    if k.unbacked or k.python_type is not int or len(s) or not isinstance(s, (list, dict)) or _hides_missing(s):
+    if not _is_place(k) or len(s) or look.late or not isinstance(s, (list, dict)) or _hides_missing(s):
         return NULL
     place = look.source.child("at", source_of(c, k))
     found = c.reach(place)
     if found is MISSING:
         raise KeyError(k.concrete()) if isinstance(s, dict) else IndexError("list index out of range")
     return found
+
+
+def write_late(c, s, k, v) -> bool:
+    """Write an item behind, or under, a number that stays symbolic to a dict that nobody has read as a whole."""
+    look = c.containers.lazy.get(id(s)) if isinstance(s, dict) else None
+    if look is None or not (look.late or _is_place(k)):
+        return False
+    look.late.append((k, v))
+    return True
+
+
+def settle(c, s) -> None:
+    """A dict is read: what was written under numbers stands under their values."""
+    look = c.containers.lazy[id(s)]
+    for k, v in look.late:
+        container_base(type(s)).__setitem__(s, concrete(k), v)
+    look.late = []
+
+
+def _is_place(k) -> bool:
+    return isinstance(k, NumberProxy) and not k.unbacked and k.python_type is int
 
 
 def _hides_missing(s) -> bool:
@@ -315,7 +337,8 @@ def changes(c) -> list[tuple]:
         if id(original) in c.outside.namespaces:
             c.refuse("globals() is written to", "assign the global by its name (global x; x = ...)")
         if kind == "item":
-            c.writes.written.add(entry(c, source, k)[1])
+            place = source.child("at", source_of(c, k)) if _is_place(k) else entry(c, source, k)[1]
+            c.writes.written.add(place)
         elif kind == "replace":
             c.writes.written.update(source.item(i) for i in range(len(original)))
     return found
@@ -323,7 +346,7 @@ def changes(c) -> list[tuple]:
 
 def state(c) -> tuple[dict, dict]:
     """The program's writes to the outside so far, for `written_since`."""
-    snapshots = {sid: _elements(c.keep[sid]) for sid in c.containers.looks}
+    snapshots = {sid: _elements(c.keep[sid], look) for sid, look in c.containers.looks.items()}
     return {key: id(value) for key, value in c.writes.overlay.items()}, snapshots
 
 
@@ -333,13 +356,14 @@ def written_since(c, before: tuple[dict, dict]) -> bool:
     if {key: id(value) for key, value in c.writes.overlay.items()} != overlay:
         return True
     return any(
-        _elements(c.keep[sid]) != snapshots[sid] if sid in snapshots else bool(_changes(c.keep[sid], look))
+        _elements(c.keep[sid], look) != snapshots[sid] if sid in snapshots else bool(_changes(c.keep[sid], look))
         for sid, look in c.containers.looks.items()
     )
 
 
-def _elements(s) -> list:
-    return [id(v) for pair in s.items() for v in pair] if isinstance(s, dict) else [id(v) for v in s]
+def _elements(s, look: Look) -> list:
+    pairs = [*s.items(), *look.late] if isinstance(s, dict) else [(v,) for v in s]
+    return [id(v) for pair in pairs for v in pair]
 
 
 def is_changed(c, s) -> bool:
@@ -356,6 +380,7 @@ def _changes(s, look: Look) -> list[tuple]:
     if isinstance(s, dict) and was is None:  # only written to, or single keys read
         now, mine = container_base(type(s)).items(s), look.items
         found = [("item", original, source, k, v) for k, v in now if k not in mine or mine[k] is not v]
+        found += [("item", original, source, k, v) for k, v in look.late]
         return found + [("delitem", original, source, k, None) for k in mine if not dict.__contains__(s, k)]
     if isinstance(s, dict):
         return _changed_dict(dict(container_base(type(s)).items(s)), was, original, source)

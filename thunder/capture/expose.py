@@ -122,7 +122,9 @@ def attributes(c, o, source) -> list:
         c.ask(source.attr("__dict__"), KEYS)
         children += [c.reach(source.attr(n)) for n, x in list(own.items()) if _can_be_asked(c, x, source, n)]
     names = [*slots(type(o)), *_members(type(o))]
-    children += [found for n in names if (found := c.reach(source.attr(n))) is not MISSING]
+    filled = ((n, plain_attribute(o, n, MISSING) is not MISSING) for n in names)  # else `__getattr__` would answer
+    places = [source.attr(n) if is_filled else source.find(n) for n, is_filled in filled]
+    children += [found for place in places if (found := c.reach(place)) is not MISSING]
     if any(i == id(o) for i, _ in c.writes.overlay) or any(containers.is_changed(c, x) for x in children):
         path = source.describe(c.parameters)
         reason = f"{path}, which the program has written to, goes to code that thunder does not read"

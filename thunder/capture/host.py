@@ -116,6 +116,7 @@ class Capture(Host):
         self.outside = Outside(rooted_modules(request.fn))
         self.tensors = Tensors(replaced_tensors(request.fn, request.overrides))
         self.numbers = Numbers.of(options)
+        self.numbers.decisions.where = self.own_location
         self.containers, self.writes, self.known, self.locks = Containers(), Writes(), Known(), Locks()
         self.sharp_edges: list[str] = []
         self.in_cached_call = 0
@@ -309,7 +310,7 @@ class Capture(Host):
 
     binary, native_binary = operators.binary, operators.native_binary
     unary, native_unary = operators.unary, operators.native_unary
-    compare, native_compare = operators.compare, operators.native_compare
+    compare, native_compare, computes = operators.compare, operators.native_compare, operators.computes
     native_index, converted, type_name = operators.native_index, operators.converted, operators.type_name
     getitem, native_getitem = operators.getitem, items.getitem
     native_setitem, native_delitem = items.setitem, operators.native_delitem

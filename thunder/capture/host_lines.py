@@ -125,6 +125,8 @@ def _of_outside(c, function: Callable, args, kwargs: dict, effect: str):
     if function is torch.from_numpy:
         found = changing.tensor_of(c, args[0])
         return NULL if found is None else found
+    if not effect and (found := changing.answer(c, function, args, kwargs)) is not NULL:
+        return found
     if effect or function in _OF_TEXT or not any(changing.is_text(c, a) for a in parts_of(args, kwargs)):
         return NULL
     return c.call(function, *map_structure(lambda a: changing.settled(c, a), ([*args], kwargs)))

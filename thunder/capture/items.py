@@ -75,8 +75,11 @@ def _of_array(c, x):
     return c.lift(torch.as_tensor(x)) if type(x) is numpy.ndarray else numpy_values.as_index(c, x)
 
 
-def advance(c) -> None:
-    """An iterator from outside is about to be advanced, which no later call would repeat."""
+def given(c, *operands) -> None:
+    """Native code iterates over operands: it would advance an iterator from outside, which no later call would
+    repeat."""
+    if not (c.outside.iterators and any(id(o) in c.outside.iterators for o in operands)):
+        return
     reason = "an iterator from outside is advanced"
     if c.request.options.sharp_edges is SHARP_EDGES_OPTIONS.WARN:
         c.refuse(reason, "pass a list, or advance it outside of the compiled function")
@@ -92,10 +95,13 @@ def setitem(c, o, k, v) -> None:
         return
     k = changing.settled(c, k) if isinstance(o, dict) else k
     arrays.refuse_array(c, o)
+    given(c, v)
     if c.containers.lazy and id(o) in c.containers.lazy and not isinstance(o, dict):
         containers.materialize(c, o)
     if isinstance(o, dict):
         c.hashed((k,), () if id(o) in c.containers.lazy else o)
+        if c.containers.lazy and containers.write_late(c, o, k, v):
+            return
     if type(k) is slice and isinstance(o, list):
         if type(v) in CONTAINERS or c.slot(type(v), "__iter__") or c.slot(type(v), "__getitem__"):
             v = [x for x in c.steps(v)]  # which asks for no length
@@ -120,6 +126,7 @@ def contains(c, o, v) -> bool:
     if isinstance(o, (dict, set, frozenset)):
         c.hashed((v,), o)
     else:
+        given(c, o)
         check_watched(c, o, "__contains__", f"a search in a {type(o).__name__}")
         expose(c, o, v)
     if isinstance(o, (list, tuple, dict, set, frozenset, collections.deque)):
@@ -131,8 +138,7 @@ def contains(c, o, v) -> bool:
 
 def iterate(c, o):
     c.materialize(o)
-    if id(o) in c.outside.iterators:
-        advance(c)
+    given(c, o)
     t = type(o)
     if t is TensorProxy:
         return iter(o)

@@ -46,6 +46,7 @@ from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure, settled
 from thunder.interpreter import NULL, Host, standins, text
 from thunder.interpreter.attributes import BUILTINS, plain_attribute
+from thunder.interpreter.sequences import iterates_in_python
 from thunder.interpreter.tracebacks import swallow
 from thunder.ops import inplace_of, lookup
 
@@ -184,7 +185,12 @@ def stepping(c, f, s, args) -> list:
         called, _ = standins.CALLING.get(id(f), (None, ""))
         if f in (set, frozenset):
             return [_hashed(c, a) for a in args]
-        return [iterable(c, a) if i < last and i != called else a for i, a in enumerate(args)]
+        try:
+            return [iterable(c, a) if i < last and i != called else a for i, a in enumerate(args)]
+        except TypeError as error:
+            if f is functools.reduce:
+                raise TypeError("reduce() arg 2 must support iteration") from error
+            raise
     if s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
         return [pairs(c, a) if isinstance(s, dict) else iterable(c, a) for a in args]
     return args
@@ -204,8 +210,7 @@ def iterated(c, a):
 
 def iterable(c, a):
     t = type(a)
-    steps = c.slot(t, "__iter__") or not isinstance(a, dict) and c.slot(t, "__getitem__")
-    if t is HostProxy or t is not TensorProxy and steps:
+    if t is HostProxy or t is not TensorProxy and iterates_in_python(c, a):
         return c.steps(a)
     if id(a) in c.outside.iterators or type(a) is set:
         return c.iterate(a)
@@ -219,6 +224,7 @@ def _of_lazy(c, f, s, args):
     owner, n = args[0] if s is None and args else s, f.__name__
     if owner is None or id(owner) not in c.containers.lazy:
         return NULL
+    containers.settle(c, owner)
     is_dict = isinstance(s, dict)
     if is_dict and n == "get" and args:
         return containers.dict_item(c, s, args[0], args[1] if len(args) > 1 else None)
@@ -232,8 +238,7 @@ def _of_lazy(c, f, s, args):
 def call_native(c, f, args, kwargs):
     if c.reading is not None:
         c.reading.call(c, f)
-    if c.outside.iterators and any(id(a) in c.outside.iterators for a in args):
-        items.advance(c)
+    items.given(c, *args)
     if (found := host_lines.native(c, f, args, kwargs)) is not NULL:
         return found
     args, kwargs = standins.with_functions(c, f, args, kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from thunder.capture.ask import TYPE, VALUE, ask, value_at
+from thunder.capture.ask import LENGTH, TYPE, VALUE, ask, value_at
 from thunder.capture.sources import Computation, Source
 from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy
 from thunder.core.symbolic import constant, symbol
@@ -26,6 +26,12 @@ def is_symbolic(c, value, source: Source) -> bool:
         return True
     values = c.request.changing.get(source.describe(c.parameters), value) if c.request.changing else value
     return values is None or type(values) is set and value not in values
+
+
+def length(c, n: int, source: Source):
+    """The length of the container or the text at a source."""
+    place = source.child("len", None)
+    return number(c, n, place) if is_symbolic(c, n, place) else ask(c, source, LENGTH)
 
 
 MARK = "_thunder_dynamic"  # the attribute that `thunder.mark_dynamic` sets

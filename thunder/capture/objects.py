@@ -22,7 +22,7 @@ from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import NULL, attributes
-from thunder.interpreter.attributes import HEAP_TYPE, call_special, native_method, type_attribute
+from thunder.interpreter.attributes import HEAP_TYPE, call_special, in_python, native_method, type_attribute
 
 # ---------------------------------------------------------------- objects
 
@@ -243,6 +243,9 @@ def of_torch_module(c, m, n: str):
 
 def names(c, o):
     """`dir(o)`: with the program's writes and without its deletions; classes of the user's are asked for theirs."""
+    method = c.lookup(type(o), "__dir__")
+    if in_python(method):
+        return sorted([*c.steps(call_special(c, method, o, [], "__dir__"))])
     kinds = (o if issubclass(type(o), type) else type(o)).__mro__
     for kind in kinds:
         if id(kind) not in c.fresh and not of_library(kind):
@@ -293,23 +296,23 @@ def _check_writable(found, o) -> None:
     found.__set__(o, now)
 
 
+def _is_own(c, o) -> bool:
+    """Whether an object is the program's own. Classes, modules and functions that nobody asked about are not."""
+    shared = issubclass(type(o), (type, types.ModuleType, types.FunctionType)) and id(o) not in c.fresh
+    return id(o) not in c.sources and not shared
+
+
 def own_store(c, o, n, v) -> None:
     """An attribute write: real on objects of this capture, an effect on objects that came from outside."""
     if issubclass(type(o), type):
         c.known.looked_up.clear()
-    if id(o) not in c.sources and not (
-        issubclass(type(o), (type, types.ModuleType, types.FunctionType)) and id(o) not in c.fresh
-    ):
+    if _is_own(c, o):
         if id(o) in c.outside.origins:
             c.refuse(
                 f"attribute {n!r} of a {type(o).__name__} from outside is set, which is not watched for changes",
                 "set it outside of the compiled function",
             )
-        if issubclass(type(o), torch.nn.Module) and type(v) is TensorProxy:
-            o.__dict__[n] = v
-        elif issubclass(type(o), torch.nn.Module):
-            torch.nn.Module.__setattr__(o, n, v)
-        elif issubclass(type(o), (type, types.FunctionType)):
+        if issubclass(type(o), (type, types.FunctionType)):
             native_method(type(o), "__setattr__")(o, n, v)
         else:
             object.__setattr__(o, n, v)
@@ -363,9 +366,11 @@ def native_delete(c, found, o, n) -> None:
 def own_delete(c, o, n) -> None:
     if issubclass(type(o), type):
         c.known.looked_up.clear()
-    if id(o) not in c.sources:
+    if _is_own(c, o) or issubclass(type(o), type) and not o.__flags__ & HEAP_TYPE:
         native_method(type(o), "__delattr__")(o, n)
         return
+    if id(o) not in c.sources:
+        c.know(o, c.const(o))
     if issubclass(type(o), type):
         if own_of_class(c, o, n) is NULL:
             raise AttributeError(f"type object {o.__name__!r} has no attribute {n!r}", name=n, obj=o)

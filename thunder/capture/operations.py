@@ -35,7 +35,7 @@ from thunder.core.proxies import (
 )
 from thunder.errors import SharpEdgeError, SharpEdgeWarning, with_section
 from thunder.interpreter import NULL, sequences
-from thunder.interpreter.attributes import in_python, parts_of, plain_attribute, type_attribute
+from thunder.interpreter.attributes import BUILTINS, in_python, parts_of, plain_attribute, type_attribute
 from thunder.ops import lookup
 from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -190,11 +190,13 @@ def all_lifted(c, values, *, typed: bool = False) -> Any:
 def _means_nothing(c, v, t: type) -> bool:
     """Whether a value is an object of the user's of which PyTorch can make neither a number nor a tensor, or by asking
     special methods in Python."""
-    if native_module(t.__module__) or callable(v) or plain_base(t) is not None:
+    if native_module(t.__module__) or plain_base(t) is not None:
         return False
     if any(in_python(type_attribute(t, f"__{name}__")) for name in ("index", "float", "int", "getitem", "array")):
         return True
-    return all(type_attribute(t, f"__{name}__") is NULL for name in ("getitem", "array", "index", "float"))
+    names = ("getitem", "array", "index", "float")
+    function = isinstance(v, (type, types.FunctionType, types.MethodType, *BUILTINS))
+    return not function and all(type_attribute(t, f"__{name}__") is NULL for name in names)
 
 
 def _elements(c, v, t: type) -> list | None:

@@ -50,6 +50,8 @@ from thunder.ops.torch_types import to_torch_dtype
 def binary(c, symbol, a, b):
     if type(a) in _COMPUTED and type(b) in _COMPUTED:  # a tensor and another or a number have no special methods
         return _recorded(c, ARITHMETIC[symbol], a, b)
+    if type(a) is TensorProxy and symbol not in ("@", "@=") and computes(c, a, b):
+        return native_binary(c, symbol, a, b)
     if not (symbol == "+=" and type(a) is list):  # which appends, and looks at nothing
         c.materialize(a)
     c.materialize(b)
@@ -59,6 +61,14 @@ def binary(c, symbol, a, b):
 
 
 _COMPUTED = {TensorProxy, int, float, bool}
+
+
+def computes(c, a, b) -> bool:
+    """Whether a tensor's own method takes the other operand: a number, also of the user's class, or what says so."""
+    if type(a) is not TensorProxy and type(b) is not TensorProxy:
+        return False
+    other = b if type(a) is TensorProxy else a
+    return isinstance(other, (int, float, complex)) and type(other) is not Id or _overrides(other)
 
 
 def native_binary(c, symbol, a, b):
@@ -72,15 +82,28 @@ def native_binary(c, symbol, a, b):
         if symbol.endswith("=") and ta in (AnyProxy, TensorProxy):
             c.refuse(f"{symbol} with a tensor that is sparse, nested or of a subclass", f"write a = a {symbol[:-1]} b")
         return opaque_values.apply(c, ARITHMETIC[symbol], operations.all_lifted(c, (a, b)), {})
+    if symbol.endswith("="):
+        items.given(c, b)
+        if tb is TensorProxy and isinstance(a, _GROWING.get(symbol, ())):
+            return Host.native_binary(c, symbol, a, c.steps(b))
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        if symbol in ("*", "*=") and isinstance(a if tb is TensorProxy else b, sequences.INDEXED):
-            return ARITHMETIC[symbol](*(operator.index(x) if type(x) is TensorProxy else x for x in (a, b)))
-        if _is_no_operand(c, a, b, symbol):
-            return _as_python_does(ARITHMETIC[symbol], a, b)
-        return _recorded(c, ARITHMETIC[symbol], a, b)
+        return _of_tensors(c, symbol, a, b)
     if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
         return operations.size((*a, *b))
     return Host.native_binary(c, symbol, a, b)
+
+
+def _of_tensors(c, symbol, a, b):
+    if symbol in ("*", "*=") and isinstance(a if type(b) is TensorProxy else b, sequences.INDEXED):
+        return ARITHMETIC[symbol](*(operator.index(x) if type(x) is TensorProxy else x for x in (a, b)))
+    if not _is_no_operand(c, a, b, symbol):
+        return _recorded(c, ARITHMETIC[symbol], a, b)
+    if symbol not in ("/", "/=") or type(b) is not TensorProxy:
+        return _as_python_does(ARITHMETIC[symbol], a, b)
+    found = c.enter(torch.Tensor.__rtruediv__, [b, a], {})  # written in Python: it may call `a.__rmul__`
+    if found is NotImplemented:
+        raise TypeError(f"unsupported operand type(s) for {symbol}: '{type(a).__name__}' and 'Tensor'")
+    return found
 
 
 def _with_number(c, a, b) -> tuple:
@@ -99,7 +122,7 @@ def _is_no_operand(c, a, b, symbol: str) -> bool:
     """Whether PyTorch's operators do not know the other operand of a tensor, so that Python goes on and raises."""
     check_override(c, a, b)
     tensor, other = (a, b) if isinstance(a, PROXIES) else (b, a)
-    if isinstance(other, _OPERANDS) or type(other) is list and other is a and symbol == "+=":
+    if isinstance(other, _OPERANDS):
         return False
     if c.slot(type(other), "__getattr__") is not None:
         c.refuse(
@@ -108,15 +131,21 @@ def _is_no_operand(c, a, b, symbol: str) -> bool:
     return type(tensor) is TensorProxy
 
 
+_GROWING = {"+=": (list, collections.deque), "|=": dict}  # these iterate over the other operand
 _OPERANDS = (int, float, complex, torch.Tensor, numpy.generic, numpy.ndarray, *PROXIES)
 
 
 def check_override(c, *operands) -> None:
     """Refuse an object of the user's that PyTorch's operators would ask, by its `__torch_function__`."""
     for x in operands:
-        if type(x) not in PRIMITIVE and type_attribute(type(x), "__torch_function__") is not NULL:
-            if not isinstance(x, (torch.Tensor, *PROXIES)):
-                c.refuse(f"a {type(x).__name__} goes into an operation", "give it tensors and numbers")
+        if _overrides(x):
+            c.refuse(f"a {type(x).__name__} goes into an operation", "give it tensors and numbers")
+
+
+def _overrides(x) -> bool:
+    if type(x) in PRIMITIVE or isinstance(x, (torch.Tensor, *PROXIES)):
+        return False
+    return type_attribute(type(x), "__torch_function__") is not NULL
 
 
 def _as_python_does(function, a, b):
@@ -137,7 +166,11 @@ def _recorded(c, function, a, b):
 
 
 def _operand(c, v):
-    """An operand beside a tensor, where PyTorch takes a bool of numpy's for a float."""
+    """An operand beside a tensor, where PyTorch takes a bool of numpy's for a float, and numbers of the user's classes
+    for their values."""
+    if type(v) not in PRIMITIVE and type(v) is not Id:
+        base = next((t for t in (int, float, complex) if isinstance(v, t)), None)
+        v = v if base is None else getattr(base, f"__{base.__name__}__")(v)
     return float(v) if isinstance(v, numpy.bool_) else operations.lifted(c, v)
 
 
@@ -162,6 +195,8 @@ def compare(c, symbol, a, b):
         c.reading.look_at(c, b)
     if type(a) is Id and type(b) is Id:
         told_apart(c, a, (b,))
+    elif type(a) is TensorProxy and computes(c, a, b):
+        return native_compare(c, symbol, a, b)
     elif c.outside.ids:
         a, b = real_id(c, a), real_id(c, b)
     for x in (a, b):
@@ -226,8 +261,7 @@ def native_delitem(c, o, k):
 
 
 def native_next(c, iterator):
-    if id(iterator) in c.outside.iterators:
-        items.advance(c)
+    items.given(c, iterator)
     if type(iterator) is not types.GeneratorType:
         return builtins.next(iterator)
     try:
@@ -269,7 +303,8 @@ def native_truth(c, o):
 def unpack(c, value, before, after=None):
     known = c.lookup(type(value), "__iter__") is not NULL or c.lookup(type(value), "__getitem__") is not NULL
     if type(value) in (TensorProxy, HostProxy) or known and (c.containers.lazy or id(value) in c.outside.iterators):
-        value = [x for x in c.steps(value)]  # unpacking asks for no length
+        steps = (x for x in c.steps(value))  # unpacking asks for no length
+        value = [*steps] if type(value) in CONTAINERS else steps  # of which it asks for one element too many
     return Host.unpack(c, value, before, after)
 
 

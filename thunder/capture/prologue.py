@@ -8,6 +8,7 @@ compiled one, globals, classes) are checked in one pass over (table, key, expect
 from __future__ import annotations
 
 import math
+import os
 import re
 import types
 import weakref
@@ -21,13 +22,14 @@ from thunder.capture import ask, passes
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, VALUE, Question, say, was_is
 from thunder.capture.checks import Apart, Rows, Tensors, attribute, by_owner, get, metadata
 from thunder.capture.groups import Groups
+from thunder.capture.locations import place
 from thunder.capture.native import CONTAINERS
 from thunder.capture.sources import MISSING, STEPS, Source
 from thunder.capture.statements import check_symbol, written
 from thunder.core.codegen import Text
 from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 
 CACHED = 32  # tables that are not worth looking at before they are read
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -212,7 +214,7 @@ class PrologueWriter:
         if source.step != "attr" or source.key == "__dict__":
             return False
         owner = self.capture.values.get(source.base)
-        if isinstance(owner, type) or source.key not in getattr(owner, "__dict__", ()):
+        if isinstance(owner, type) or source.key not in plain_attribute(owner, "__dict__", ()):
             return False
         return not hasattr(type(type_attribute(type(owner), source.key)), "__set__")
 
@@ -236,6 +238,8 @@ class PrologueWriter:
 
     def _returning_inputs(self) -> tuple[Trace, Callable]:
         inputs = tuple(Text(self._input(s)) for s in self.input_sources)
+        for source in self.capture.tensors.required.values():  # also where nothing computes with the tensor
+            self.variable(source)
         self._read_together()
         return written("prologue", "fn, args, kwargs", self.statements, inputs, self.names, self.objects)
 
@@ -402,7 +406,8 @@ class PrologueWriter:
 
     def _numbers(self) -> None:
         """Relations between symbolic numbers that the program decided by."""
-        for (a, relation, b), outcome in self.capture.numbers.decisions.relations.items():
+        decisions = self.capture.numbers.decisions
+        for (a, relation, b), outcome in decisions.relations.items():
             table = {n: self.variable(self.capture.numbers.sources[n]) for n in sorted(a.symbols() | b.symbols())}
             self.objects |= {computed.name: computed for computed in a.computed() | b.computed()}
             text = f"{_renamed(a, table)} {relation} {_renamed(b, table)}"
@@ -411,7 +416,11 @@ class PrologueWriter:
                 f"was_is({self.describe(self.capture.numbers.sources[n])!r}, '{self._hint(n)}', {v})"
                 for n, v in table.items()
             )
-            self.miss("relation", f"not ({text})" if outcome else text, f"{held!r} + {values}")
+            reason = f"{held!r} + {values}"
+            if (location := decisions.places.get((a, relation, b))) is not None:
+                filename, line, _, source = place(location)
+                reason += f" + {f' ({os.path.basename(filename)}:{line}: {source.strip()})'!r}"
+            self.miss("relation", f"not ({text})" if outcome else text, reason)
 
     def _hint(self, name: str):
         return self.capture.numbers.decisions.values[name]

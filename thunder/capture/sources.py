@@ -66,8 +66,8 @@ def cell(function, index: int):
 
 
 def length_of(container, _=None) -> int:
-    """`len` of a builtin container, or of one of a subclass."""
-    base: Any = next(b for b in (list, dict, set, collections.deque) if isinstance(container, b))
+    """`len` of a builtin container or a text, or of one of a subclass."""
+    base: Any = next(b for b in (list, dict, set, collections.deque, str, bytes) if isinstance(container, b))
     return base.__len__(container)
 
 
@@ -187,7 +187,8 @@ class Source:
         if step == "item" and text == "global":
             return f"global {key}"
         if step == "call":
-            return f"{text}.{key[0]}()" if key[0] != "__call__" else f"{text}()"
+            given = f"({', '.join(map(repr, key[1:]))})"
+            return f"{text}.{key[0]}{given}" if key[0] != "__call__" else f"{text}{given}"
         if step == "cell":
             return f"closure variable {self.label or key}"
         if step == "size":

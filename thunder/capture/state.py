@@ -123,14 +123,14 @@ class Look:
     """The part of a container from outside that the program has seen.
 
     items: values at single keys or indices that were read before the whole. was: the elements, once the whole was
-    read.
+    read. late: items of a dict that were written last, from the first one on whose key is a number that stays symbolic.
     """
 
-    __slots__ = ("original", "source", "items", "was")
+    __slots__ = ("original", "source", "items", "was", "late")
 
     def __init__(self, original, source: Source):
         self.original: Any = original
-        self.source, self.items = source, {}
+        self.source, self.items, self.late = source, {}, []
         self.was: Any = None
 
 

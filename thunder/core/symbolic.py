@@ -14,6 +14,7 @@ import operator
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 RELATIONS: dict[str, Callable] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -230,14 +231,16 @@ class Decisions:
     values: those of the input symbols, at capture.
     relations: (a, relation, b) -> whether it holds, in the order they were decided. A program fits other values where
     the same relations hold. Once `close`d, the decisions are checked by a program that is written: a new one is an
-    error.
+    error. places: where the program stood when it decided, as `where` said.
     """
 
-    __slots__ = ("values", "relations", "closed", "_of_sizes", "_lock")
+    __slots__ = ("values", "relations", "closed", "places", "where", "_of_sizes", "_lock")
 
     def __init__(self, values: dict[str, int | float] | None = None):
         self.values = values or {}
         self.relations: dict[tuple, bool] = {}
+        self.places: dict[tuple, Any] = {}
+        self.where: Callable[[], Any] | None = None
         self.closed = False
         self._of_sizes = Facts()
         self._lock = threading.RLock()
@@ -272,6 +275,7 @@ class Decisions:
         if (a, relation, b) not in self.relations:
             assert not self.closed, f"{a} {relation} {b} is decided after the checks of the program were written"
             self.relations[a, relation, b] = outcome
+            self.places[a, relation, b] = self.where() if self.where is not None else None
         return outcome
 
     def require(self, e: Expression) -> None:
@@ -292,7 +296,7 @@ class Decisions:
         return found
 
     def close(self) -> None:
-        self.closed = True
+        self.closed, self.where, self.places = True, None, {}
 
     @contextlib.contextmanager
     def anew(self, values: dict[str, int | float]) -> Iterator[dict[tuple, bool]]:

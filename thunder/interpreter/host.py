@@ -235,7 +235,7 @@ class Host:
 
     def unpack(self, value, before, after=None):
         """The items of `value` in reverse: `before` of them, or with a rest and `after` more. Errors as in CPython."""
-        if in_python(self.lookup(type(value), "__iter__")) or in_python(self.lookup(type(value), "__getitem__")):
+        if sequences.iterates_in_python(self, value):
             value = self.steps(value)
         return unpacker(before, after)(value)
 
@@ -315,9 +315,13 @@ class Host:
         return function(made(), *more)
 
     def native_binary(self, symbol, a, b) -> Any:
-        if symbol == "+=" and type(a) is list and in_python(self.lookup(type(b), "__iter__")):
+        if symbol == "+=" and isinstance(a, list) and sequences.iterates_in_python(self, b):
             b = self.steps(b)
         return ARITHMETIC[symbol](a, b)
+
+    def computes(self, a, b) -> bool:
+        """Whether operands without special methods compute with each other natively."""
+        return False
 
     def native_compare(self, symbol, a, b) -> Any:
         return COMPARISONS[symbol](a, b)

@@ -50,7 +50,7 @@ def binary(host, symbol, a, b):
                 return result if result is not NotImplemented else host.native_binary(symbol, a, host.steps(b))
             return host.native_binary(symbol, a, b)
     if plain == "*":
-        a, b = _factor(host, a, b), _factor(host, b, a)
+        a, b = _factor(host, a, b, "__mul__"), _factor(host, b, a, "__rmul__")
     shown = {"**": "** or pow()"}.get(symbol, symbol)
     return by_methods(host, name, a, b, shown, lambda: host.native_binary(symbol, a, b))
 
@@ -68,12 +68,12 @@ def _after_in_place(host, name, plain, a, b):
     return by_methods(host, name, a, b, f"{plain}=", natively)
 
 
-def _factor(host, value, sequence):
-    """The factor of a sequence; its `__index__` where that is the only method that it has for it."""
+def _factor(host, value, sequence, name):
+    """The factor of a sequence; its `__index__` where it has no method of the name."""
     kind = type(value)
     if not isinstance(sequence, SEQUENCES) or in_python(host.lookup(type(sequence), "__mul__")):
         return value
-    if any(host.lookup(kind, f"__{n}__") is not NULL for n in ("mul", "rmul")):
+    if host.lookup(kind, name) is not NULL:
         return value
     return index(host, value) if in_python(host.lookup(kind, "__index__")) else value
 
@@ -90,7 +90,14 @@ def by_methods(host, name, a, b, shown, natively):
         steps.append((right, b, a, reflected))
         if derives(kind_b, kind_a) and right is not host.lookup(kind_a, reflected):
             steps.reverse()
-        elif isinstance(a, SEQUENCES) and not in_python(left) and name in ("add", "mul"):
+        elif (
+            isinstance(a, SEQUENCES)
+            and not in_python(left)
+            and name in ("add", "mul")
+            and not in_python(
+                host.lookup(kind_a, reflected)  # which makes its class one of numbers
+            )
+        ):
             steps.reverse()
             if name == "mul" and host.lookup(kind_b, "__index__") is NULL:
                 steps[1] = (_no_multiple, a, b, forward)
@@ -102,6 +109,8 @@ def by_methods(host, name, a, b, shown, natively):
         result = method(x, y) if method is _no_multiple else call_special(host, method, x, [y], called)
         if result is not NotImplemented:
             return result
+    if host.computes(a, b):
+        return natively()
     raise TypeError(f"unsupported operand type(s) for {shown}: '{host.type_name(a)}' and '{host.type_name(b)}'")
 
 
@@ -134,6 +143,8 @@ def compare(host, symbol, a, b):
         result = _compare_one(host, x, name, y)
         if result is not NotImplemented:
             return result
+    if host.computes(a, b):
+        return host.native_compare(symbol, a, b)
     if symbol in ("==", "!="):
         return host.same(a, b) is (symbol == "==")
     raise TypeError(f"{symbol!r} not supported between instances of '{host.type_name(a)}' and '{host.type_name(b)}'")

@@ -78,10 +78,12 @@ def contains(host, value, item):
         except TypeError:
             return item in type(kind.__name__, (), {})()  # raises
         return found_in(host, iterator, item)
-    if isinstance(value, (list, tuple)) and any(
-        in_python(host.lookup(t, "__eq__")) for t in {type(item), *map(type, value)} - PLAIN
+    base = next((base for base in (list, tuple) if isinstance(value, base)), None)
+    if base is not None and any(
+        in_python(host.lookup(t, "__eq__")) for t in {type(item), *map(type, base.__iter__(value))} - PLAIN
     ):
-        return found_in(host, host.native_iter(value), item)
+        own = host.lookup(kind, "__iter__") is not base.__iter__  # which native code does not ask
+        return found_in(host, base.__iter__(value) if own else host.native_iter(value), item)
     return host.native_contains(value, item)
 
 
@@ -170,6 +172,8 @@ class Steps:
                 return length(self.host, self.value)
             except TypeError as error:
                 swallow(error)
+        elif self.host.lookup(kind, "__len__") is not NULL:
+            return NotImplemented
         method = self.host.lookup(kind, "__length_hint__")
         if not in_python(method):
             return NotImplemented
@@ -183,6 +187,15 @@ class Steps:
 
 
 NATIVE_ITERATORS = {Items, Steps}  # of the interpreter's own
+
+
+def iterates_in_python(host, value) -> bool:
+    """Whether code of the user's gives the elements of a value, or says how many there are."""
+    kind = type(value)
+    method = host.lookup(kind, "__iter__")
+    if in_python(method) or method is NULL and in_python(host.lookup(kind, "__getitem__")):
+        return True
+    return any(in_python(host.lookup(kind, name)) for name in ("__len__", "__length_hint__"))
 
 
 def steps(host, value):

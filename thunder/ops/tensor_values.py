@@ -142,11 +142,18 @@ def _as_index(a):
     return operator.index(concrete(item(a)))
 
 
+def _contains(a: TensorProxy, value) -> bool:
+    if not isinstance(value, (TensorProxy, NumberProxy, int, float, complex)):
+        kind = type(value)
+        raise RuntimeError(f"Tensor.__contains__ only supports Tensor or scalar, but you passed in a {kind}.")
+    return bool(LTORCH["any"](LTORCH["eq"](a, value)))
+
+
 _READ_NUMBER = {
     "__bool__": lambda a: bool(is_nonzero(a)),
     **{f"__{t.__name__}__": _of_item(t) for t in (int, float, complex)},
     "__index__": _as_index,
-    "__contains__": lambda a, value: bool(LTORCH["any"](LTORCH["eq"](a, value))),
+    "__contains__": _contains,
 }
 _BRANCH = (
     "use torch.where or torch.cond-like arithmetic in place of the branch, or compute the condition outside "
