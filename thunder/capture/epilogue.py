@@ -21,6 +21,7 @@ import torch
 from thunder import compat
 from thunder.capture import afterwards, arrays, containers, operations
 from thunder.capture.identities import Id
+from thunder.capture.library import assigned_data
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
@@ -192,8 +193,9 @@ class EpilogueWriter:
             # the parameter itself, of which the program makes another tensor
             if value in self.c.tensors.placements and self.c.tensors.placements[value].is_whole:
                 return self.path(self.c.tensors.real[value][1])
-            if (holder := self.c.recorder.memory.holder(value)) in self.c.tensors.frozen:
-                return self.frozen(holder)
+            holder = self.c.recorder.memory.holder(value)
+            if holder in self.c.tensors.frozen or holder in self.c.tensors.rebound:
+                return self.itself(holder)
             first = len(self.c.recorder.bound_symbols)
             value = latest(self.c, value)
             afterwards.make_views(self, first)
@@ -201,9 +203,9 @@ class EpilogueWriter:
                 return self.afterwards(value)
         return self.value(value)
 
-    def frozen(self, leaf: TensorProxy) -> str:
-        """The name of a leaf that the program leaves without grad: the tensor itself."""
-        return self.value(leaf) if leaf in self.c.tensors.leaves else self.path(self.c.tensors.real[leaf][1])
+    def itself(self, p: TensorProxy) -> str:
+        """The name of a tensor from outside, or of a leaf of the program's own, whatever values it has in the end."""
+        return self.value(p) if p in self.c.tensors.leaves else self.path(self.c.tensors.real[p][1])
 
     def afterwards(self, value: TensorProxy) -> str:
         """The name of a tensor that is written to after the computation, or of a view of one."""
@@ -378,19 +380,19 @@ class EpilogueWriter:
         writes = []
         of_leaves = []
         for key, (kind, o, n) in list(c.writes.effects.items()):
-            if kind == "grad" and o in c.tensors.leaves:
-                of_leaves.append((key, o, n))
+            if kind in ("grad", "data") and o in c.tensors.leaves:
+                of_leaves.append((kind, key, o, n))
             else:
                 writes.append(self._write(kind, o, n, c.writes.overlay[key]))
         for kind, original, source, k, v in containers.changes(c):
             writes.append(self._write_container(kind, original, self.path(source), k, v))
-        for key, o, n in of_leaves:  # of a leaf that stays inside, the gradient is dead
-            if id(c.recorder.latest(o)) in self.values:
-                writes.append(self._write("grad", o, n, c.writes.overlay[key]))
+        for kind, key, o, n in of_leaves:  # of a leaf that stays inside, the gradient is dead
+            if id(o) in self.values or id(c.recorder.latest(o)) in self.values:
+                writes.append(self._write(kind, o, n, c.writes.overlay[key]))
         self.lines += [w for w in writes if w]
         for p in c.tensors.frozen:
             if p not in c.tensors.leaves or id(p) in self.values:
-                self.lines.append(f"{self.frozen(p)}.requires_grad_(False)")
+                self.lines.append(f"{self.itself(p)}.requires_grad_(False)")
         if left := c.writes.left:
             values = ", ".join(f"{name!r}: {self.literal(value)}" for name, value in left.items())
             self.lines.append(f"{self.pin(compat.set_settings)}({{{values}}})")
@@ -403,6 +405,8 @@ class EpilogueWriter:
             return f"{self.path(self.c.sources[id(o)])}.__dict__[{n!r}] = {self.build(v)}"
         if kind == "context":
             return f"{self.pin(o)}.set({self.build(v)})"
+        if kind == "data":
+            return f"{self.itself(o)}.data = {self.value(assigned_data.shown(self.c, latest(self.c, o)))}"
         if kind == "grad":
             path = self.path(self.c.tensors.real[o][1]) if o in self.c.tensors.placements else self.build(o)
             return f"{path}.grad = {self.build(v)}"

@@ -9,13 +9,14 @@ The Python part of PyTorch's own functions, which checks arguments, is interpret
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.capture.ask import hooked
-from thunder.capture.library import hooks
+from thunder.capture.library import assigned_data, checkpoints, hooks
 from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.regions import leading_to
@@ -83,12 +84,15 @@ class Engine:
         self.freed: dict[Derivative, None] = {}
         self.used: set[Derivative] = set()
         self.backwards = 0
+        # tensors that a checkpoint writes to, as its backward knows them -> see `checkpoints`
+        self.repeated: dict[TensorProxy, Any] = {}
+        self.inside: dict[TensorProxy, object] = {}  # values in such checkpoints -> the checkpoint
         self._gone: set = set()  # results of the freed derivatives' operations
         self._left: dict[TensorProxy, bool] = {}  # results of the program -> whether their graphs are freed
 
     def free(self, steps: Iterable[Derivative]) -> None:
         for step in steps:
-            if _saves(step):
+            if step.saves:
                 self.freed[step] = None
                 self._gone.update(o for operation in step.forward for o in operation.outputs)
 
@@ -120,12 +124,6 @@ class Engine:
         for value in (*self._gone, *(v for v, gone in self._left.items() if gone)):
             if isinstance(value, TensorProxy):
                 value.requires_grad = False
-
-
-def _saves(step: Derivative) -> bool:
-    """Whether a derivative reads tensors of the forward."""
-    made = {o for operation in step.backward for o in operation.outputs} | {placeholder for _, placeholder in step.gets}
-    return any(isinstance(i, TensorProxy) and i not in made for operation in step.backward for i in operation.inputs)
 
 
 def call_backward(c, f, args, kwargs):
@@ -252,7 +250,7 @@ class _Pulled:
             if p in c.tensors.real:
                 _check_leaf(c, p)
         found = [self.grads.get(hooks.node(c, p)) for p in wanted]
-        operations = leading_to(self.operations, found)
+        operations = checkpoints.reached(self.operations, leading_to(self.operations, found))
         _check_unmodified(c, operations)
         table: dict = {}
         if self.again:
@@ -263,6 +261,9 @@ class _Pulled:
             operation = operation.swap(given) if given else operation
             if operation.sym is hooks.call_hook:
                 given[operation.output] = hooks.run(c, operation, self.create_graph)
+                continue
+            if operation.sym.id == "run_again":
+                checkpoints.run(c, operation)
                 continue
             c.recorder.bound_symbols.append(operation)
             if OpTags.VIEW in operation.sym.tags:
@@ -314,6 +315,7 @@ def _check_unmodified(c, operations: Sequence[BoundSymbol]) -> None:
     memory = c.recorder.memory
     if not memory.active:
         return
+    assigned_data.check_read(c, operations)
     bases = alias_bases(c.recorder.bound_symbols)
     for operation in operations:
         unread = operation.sym.statistics  # positions of arguments that gradients do not depend on

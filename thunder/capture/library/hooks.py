@@ -55,7 +55,7 @@ hooked = Symbol(
     "hooked", lambda value, hook, values: like(value), module="ltorch", id="hooked", is_prim=True,
     tags=(OpTags.VIEW,), fn=lambda value, hook, values: value.view_as(value),
 )  # fmt: skip
-hooked.grad_rule = _derivative
+hooked.grad_rule, hooked.shows = _derivative, 0
 
 call_hook = Symbol(
     "call_hook", lambda gradient, hook, values: like(gradient), module="ltorch", id="call_hook", is_prim=True,
