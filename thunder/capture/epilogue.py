@@ -23,6 +23,7 @@ from thunder.capture import afterwards, arrays, containers, operations
 from thunder.capture.identities import Id
 from thunder.capture.library import assigned_data
 from thunder.capture.library.backward import freed
+from thunder.capture.library.outside_hooks import OutsideHandle
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
 from thunder.capture.remade import UNCHANGING, goes_on, is_filled, is_global, made_of, native_new
@@ -74,7 +75,8 @@ class EpilogueWriter:
         self.built: dict[int, str] = {}
         self.originals = {id(s): c.sources[id(s)] for s in c.containers.snapshots.values()}
         writes = c.writes.effects or c.writes.left or c.tensors.written_after or c.tensors.frozen
-        self.writes = bool(writes or containers.changes(c))
+        outside = c.engine.outside_hooks or c.engine.outside_retained
+        self.writes = bool(writes or outside or containers.changes(c))
         self.reached: dict[Any, str] = {}  # source -> the variable of its value before the first write
 
     def pin(self, value, name: str = "") -> str:
@@ -162,6 +164,9 @@ class EpilogueWriter:
         return self._other(value, t)
 
     def _other(self, value, t: type) -> str:
+        if t is OutsideHandle and not value.is_removed:
+            self.hooks()
+            return self.built[id(value)]
         if t is contextvars.Token:
             self.c.refuse("a token of a context variable leaves the compiled function", "set and reset it on one side")
         if cached_outside(self.c, value):
@@ -393,9 +398,23 @@ class EpilogueWriter:
         for p in c.tensors.frozen:
             if p not in c.tensors.leaves or id(p) in self.values:
                 self.lines.append(f"{self.itself(p)}.requires_grad_(False)")
+        self.hooks()
+        for p in c.engine.outside_retained:
+            self.lines.append(f"{self.itself(p)}.retain_grad()")
         if left := c.writes.left:
             values = ", ".join(f"{name!r}: {self.literal(value)}" for name, value in left.items())
             self.lines.append(f"{self.pin(compat.set_settings)}({{{values}}})")
+
+    def hooks(self) -> None:
+        """Registers the hooks that the program leaves on tensors from outside, in its order."""
+        for handle in self.c.engine.outside_hooks:
+            p = handle.tensor
+            if (
+                id(handle) not in self.built
+                and not handle.is_removed
+                and (p not in self.c.tensors.leaves or id(p) in self.values)
+            ):
+                self.variable(handle, f"{self.itself(p)}.{handle.kind}({self.build(handle.function)})")
 
     def _write(self, kind: str, o, n, v) -> str:
         if kind == "attr":

@@ -31,6 +31,7 @@ from thunder.capture.library import (
     host_functions,
     leaves,
     levels,
+    outside_hooks,
     torch_func,
 )
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, iterable, iterated
@@ -305,6 +306,8 @@ def install() -> None:
         object.__reduce_ex__: reduced, type.__instancecheck__: _instance_check,
         torch.utils.checkpoint.checkpoint: checkpoints.call,
         hooks.Handle.remove: hooks.remove, hooks.Handle.__exit__: hooks.remove,
+        outside_hooks.OutsideHandle.remove: outside_hooks.remove,
+        outside_hooks.OutsideHandle.__exit__: outside_hooks.remove,
         torch.compile: _torch_compile, vars(itertools.chain)["from_iterable"]: _chained,
         itertools.accumulate: _accumulate, itertools.compress: _compress,
         weakref.finalize.__init__: _outside_of_programs("a finalizer is registered"),

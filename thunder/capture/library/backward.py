@@ -16,7 +16,7 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.capture.ask import hooked
-from thunder.capture.library import assigned_data, checkpoints, hooks
+from thunder.capture.library import assigned_data, checkpoints, hooks, outside_hooks
 from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.regions import leading_to
@@ -86,6 +86,9 @@ class Engine:
         self.backwards = 0
         # tensors that a checkpoint writes to, as its backward knows them -> see `checkpoints`
         self.repeated: dict[TensorProxy, Any] = {}
+        self.outside_hooks: list[Any] = []  # handles of hooks of tensors from outside that the program registers
+        self.outside_retained: dict[TensorProxy, None] = {}  # arguments that it calls retain_grad() of
+        self.changed_by_hooks: list[tuple] = []  # (tensor, what its hook has changed), of the backward that runs
         self.inside: dict[TensorProxy, object] = {}  # values in such checkpoints -> the checkpoint
         self._gone: set = set()  # results of the freed derivatives' operations
         self._left: dict[TensorProxy, bool] = {}  # results of the program -> whether their graphs are freed
@@ -291,6 +294,7 @@ def _check_leaf(c, p: TensorProxy) -> None:
     real, source = c.tensors.real[p]
     with compat.DisableTorchFunction():
         is_leaf, has_hooks = real.is_leaf, hooked(real)
+    is_split = p in c.tensors.placements and not c.tensors.placements[p].is_whole
     name = source.describe(c.parameters)
     if not is_leaf:
         c.refuse(
@@ -302,12 +306,13 @@ def _check_leaf(c, p: TensorProxy) -> None:
             f"a backward inside of it reaches {name}, of which the ranks compute with a part each",
             "call backward outside of the compiled function",
         )
-    if has_hooks:
+    if has_hooks and is_split:
         c.refuse(
-            f"a backward inside of it reaches {name}, which has hooks",
+            f"a backward inside of it reaches {name}, which has hooks, and of which the ranks hold a part each",
             "remove the hooks, or call backward outside of the compiled function",
         )
-    c.engine.hooked[p] = None
+    if not has_hooks:
+        c.engine.hooked[p] = None
 
 
 def _check_unmodified(c, operations: Sequence[BoundSymbol]) -> None:
@@ -333,6 +338,15 @@ def _check_unmodified(c, operations: Sequence[BoundSymbol]) -> None:
                 )
 
 
+def _hooked(c, pulled: _Pulled, tensors: Sequence[TensorProxy], found: Sequence) -> list:
+    """Gradients as the hooks of leaves leave them."""
+    c.engine.changed_by_hooks.clear()
+    return [
+        g if g is None or p not in c.tensors.real else outside_hooks.called_before(c, p, g, pulled.create_graph)
+        for p, g in zip(tensors, found, strict=True)
+    ]
+
+
 def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool) -> list:
     """The result of torch.autograd.grad."""
     wanted = [_variable(c, p) for p in inputs]
@@ -343,7 +357,7 @@ def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool
             "torch.autograd.grad inside of it asks for the gradient of a parameter that the ranks hold a part of each",
             "call loss.backward(), or torch.autograd.grad outside",
         )
-    found = pulled.write(wanted)
+    found = _hooked(c, pulled, wanted, pulled.write(wanted))
     found = [_synchronized(c, pulled, p, g) for p, g in zip(wanted, found, strict=True)]
     if not unused_is_fine and any(g is None for g in found):
         _raise_unused(found)
@@ -382,7 +396,7 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
     retained = {t: value for value, t in c.engine.retained.items() if hooks.node(c, value) in pulled.grads}
     c.engine.ran.update(retained.values())
     tensors = list(dict.fromkeys(p for p in (*wanted, *retained.values()) if hooks.node(c, p) in pulled.grads))
-    found = pulled.write(tensors)
+    found = _hooked(c, pulled, tensors, pulled.write(tensors))
     bases, taken = alias_bases(pulled.written), set()
     made = {o for operation in pulled.written for o in operation.outputs}
     before = torch.is_grad_enabled()
@@ -406,6 +420,8 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
                 write_gradient(c, p, LTORCH["add"](known, g))
             else:
                 METHODS.call("__iadd__", known, g)
+            if p in c.tensors.real:
+                outside_hooks.call_after(c, p)
     finally:
         compat.set_grad_enabled(before)
         c.synchronize()
