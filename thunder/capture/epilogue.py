@@ -21,7 +21,6 @@ import torch
 from thunder import compat
 from thunder.capture import afterwards, arrays, containers, operations
 from thunder.capture.identities import Id
-from thunder.capture.library import assigned_data
 from thunder.capture.library.backward import freed
 from thunder.capture.library.outside_hooks import OutsideHandle
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
@@ -29,6 +28,7 @@ from thunder.capture.objects import cached_outside
 from thunder.capture.remade import UNCHANGING, goes_on, is_filled, is_global, made_of, native_new
 from thunder.capture.sources import MISSING, STEPS, held
 from thunder.capture.statements import check_symbol, written
+from thunder.capture.tensors import without_history
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, Names, recording
@@ -425,7 +425,7 @@ class EpilogueWriter:
         if kind == "context":
             return f"{self.pin(o)}.set({self.build(v)})"
         if kind == "data":
-            return f"{self.itself(o)}.data = {self.value(assigned_data.shown(self.c, latest(self.c, o)))}"
+            return f"{self.itself(o)}.data = {self.value(without_history(self.c, latest(self.c, o)))}"
         if kind == "grad":
             path = self.path(self.c.tensors.real[o][1]) if o in self.c.tensors.placements else self.build(o)
             return f"{path}.grad = {self.build(v)}"

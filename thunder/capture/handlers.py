@@ -16,6 +16,7 @@ import weakref
 
 import torch
 import torch.utils.checkpoint
+from torch.utils.hooks import BackwardHook
 
 from thunder import compat
 from thunder.capture import changing, host_lines, objects
@@ -31,6 +32,7 @@ from thunder.capture.library import (
     host_functions,
     leaves,
     levels,
+    module_hooks,
     outside_hooks,
     torch_func,
 )
@@ -88,11 +90,6 @@ def _module_call(c, f, args, kwargs):
         return c.enter(compat.call_module, args, kwargs)
     tables = [d[n] for n in HOOKS]
     if any(tables) or any(_hooks_of_all()) or any(map(c.containers.snapshots.get, map(id, tables))):
-        if any(tables[2:]) or any(_hooks_of_all()[2:]):
-            c.refuse(
-                "a module with full backward hooks is called",
-                "remove the hooks, or register hooks on the compiled module's outputs",
-            )
         _guard_hooks(c, m)
         return c.enter(compat.call_module, args, kwargs)
     _watch_hooks(c, m)
@@ -306,6 +303,8 @@ def install() -> None:
         object.__reduce_ex__: reduced, type.__instancecheck__: _instance_check,
         torch.utils.checkpoint.checkpoint: checkpoints.call,
         hooks.Handle.remove: hooks.remove, hooks.Handle.__exit__: hooks.remove,
+        BackwardHook.setup_input_hook: module_hooks.set_up_inputs,
+        BackwardHook.setup_output_hook: module_hooks.set_up_outputs,
         outside_hooks.OutsideHandle.remove: outside_hooks.remove,
         outside_hooks.OutsideHandle.__exit__: outside_hooks.remove,
         torch.compile: _torch_compile, vars(itertools.chain)["from_iterable"]: _chained,

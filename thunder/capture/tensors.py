@@ -253,13 +253,20 @@ def write_back(c) -> None:
                     if other in c.tensors.real:
                         inplace.also_written.record(c.recorder, (other,), {}, None)
             if base in showed:
-                target = LTORCH["detach"].record(c.recorder, (target,), {}, like(target))
+                target = without_history(c, target)
             memory.written_back(base, target)
             if base not in showed:
                 c.tensors.reshaped[target] = base
         memory.settle()
         for base in c.tensors.written_after:
             _stands_for_itself(c, base)
+
+
+def without_history(c, value: TensorProxy) -> TensorProxy:
+    """A value as another tensor takes it over, whatever it has been since."""
+    made = like(value)
+    LTORCH["detach"].record(c.recorder, (value,), {}, made)
+    return made
 
 
 def _write_after(c, base: TensorProxy, value: TensorProxy) -> None:

@@ -6,11 +6,10 @@ from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.capture.library import leaves
 from thunder.capture.tensors import is_leaf
-from thunder.core.proxies import TensorProxy, like, proxies_in
+from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.core.symbol import OpTags
 from thunder.ops.functionalize.memory import holding
 from thunder.ops.infer import fake
-from thunder.ops.registry import LTORCH
 
 
 def assign(c, p: TensorProxy, value) -> None:
@@ -79,11 +78,6 @@ def _another_leaf(c, p: TensorProxy, now: TensorProxy) -> None:
             "set them before it is used",
         )
     memory.stand_for(p, leaves.leaf(c, now, type(c.tensors.real[p][0])))
-
-
-def shown(c, value: TensorProxy) -> TensorProxy:
-    """A value without its history, as another tensor takes it over."""
-    return LTORCH["detach"].record(c.recorder, (value,), {}, like(value))
 
 
 _REASON = "a gradient needs the data that a tensor had before others were set", "call backward before"

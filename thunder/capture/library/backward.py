@@ -16,7 +16,7 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.capture.ask import hooked
-from thunder.capture.library import assigned_data, checkpoints, hooks, outside_hooks
+from thunder.capture.library import assigned_data, checkpoints, hooks, module_hooks, outside_hooks
 from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.regions import leading_to
@@ -86,6 +86,8 @@ class Engine:
         self.backwards = 0
         # tensors that a checkpoint writes to, as its backward knows them -> see `checkpoints`
         self.repeated: dict[TensorProxy, Any] = {}
+        # by the id of PyTorch's object for a call of a module with hooks, the token: see `module_hooks`
+        self.entered: dict[int, TensorProxy | None] = {}
         self.outside_hooks: list[Any] = []  # handles of hooks of tensors from outside that the program registers
         self.outside_retained: dict[TensorProxy, None] = {}  # arguments that it calls retain_grad() of
         self.changed_by_hooks: list[tuple] = []  # (tensor, what its hook has changed), of the backward that runs
@@ -264,6 +266,11 @@ class _Pulled:
             operation = operation.swap(given) if given else operation
             if operation.sym is hooks.call_hook:
                 given[operation.output] = hooks.run(c, operation, self.create_graph)
+                continue
+            if operation.sym in module_hooks.CALLS:
+                found_now = module_hooks.run(c, operation, self.create_graph)
+                found_now = found_now if isinstance(found_now, tuple) else (found_now,)
+                given |= dict(zip(operation.outputs, map(c.recorder.latest, found_now), strict=True))
                 continue
             if operation.sym.id == "run_again":
                 checkpoints.run(c, operation)
