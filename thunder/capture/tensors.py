@@ -253,7 +253,7 @@ def write_back(c) -> None:
                     if other in c.tensors.real:
                         inplace.also_written.record(c.recorder, (other,), {}, None)
             if base in showed:
-                target = without_history(c, target)
+                target = without_history(c, showed[base])
             memory.written_back(base, target)
             if base not in showed:
                 c.tensors.reshaped[target] = base
