@@ -208,6 +208,44 @@ def clipped(jit):
     return [(step(x()), state(m)) for _ in range(3)]
 
 
+def retained_results(jit):
+    """What comes through other results counts, too."""
+    m, kept = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)), {}
+
+    def f(x):
+        kept["hidden"] = hidden = m[1](m[0](x))
+        hidden.retain_grad()
+        scores = m[2](hidden)
+        scores.retain_grad()
+        return hidden, scores, (hidden * hidden).sum()
+
+    f, seen = jit(f), []
+    for wanted in (lambda h, s, y: s.sum(), lambda h, s, y: h.sum() + y, lambda h, s, y: h.exp().sum() + s.mean() + y):
+        hidden, scores, y = f(x())
+        loss = wanted(hidden, scores, y)
+        loss.backward(retain_graph=True)
+        seen.append((hidden.grad.clone(), None if scores.grad is None else scores.grad.clone(), state(m)))
+        loss.backward()
+        seen.append((hidden.grad, kept["hidden"] is hidden, hidden.retains_grad, state(m)))
+    return seen
+
+
+def retained_and_forgotten(jit):
+    w = parameter()
+
+    def f(x):
+        hidden = x * w
+        hidden.retain_grad()
+        return (hidden * hidden).sum(), hidden.exp()
+
+    f, seen = jit(f), []
+    for _ in range(2):
+        y, _ = f(x())
+        y.backward()
+        seen.append(w.grad.clone())
+    return seen
+
+
 def errors(jit):
     w, v = torch.ones(2), parameter()
 
@@ -231,6 +269,7 @@ def errors(jit):
 RUNS = [
     inside, outside, handles, a_list_of_the_program, arguments, registered_before, after_accumulation,
     optimizers_in_backward, registered_by_the_first_call, leaves_of_the_program, clipped, errors,
+    retained_results, retained_and_forgotten,
 ]  # fmt: skip
 
 

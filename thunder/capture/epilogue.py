@@ -21,6 +21,7 @@ import torch
 from thunder import compat
 from thunder.capture import afterwards, arrays, containers, operations
 from thunder.capture.identities import Id
+from thunder.capture.library import hooks
 from thunder.capture.library.backward import freed
 from thunder.capture.library.outside_hooks import OutsideHandle
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
@@ -34,6 +35,7 @@ from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, 
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, plain_attribute
+from thunder.runtime.retained import retain
 
 _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torch.device)
 
@@ -75,7 +77,7 @@ class EpilogueWriter:
         self.built: dict[int, str] = {}
         self.originals = {id(s): c.sources[id(s)] for s in c.containers.snapshots.values()}
         writes = c.writes.effects or c.writes.left or c.tensors.written_after or c.tensors.frozen
-        outside = c.engine.outside_hooks or c.engine.outside_retained
+        outside = c.engine.outside_hooks or c.engine.outside_retained or c.engine.retained
         self.writes = bool(writes or outside or containers.changes(c))
         self.reached: dict[Any, str] = {}  # source -> the variable of its value before the first write
 
@@ -399,6 +401,12 @@ class EpilogueWriter:
             if p not in c.tensors.leaves or id(p) in self.values:
                 self.lines.append(f"{self.itself(p)}.requires_grad_(False)")
         self.hooks()
+        for value, p in c.engine.retained.items():
+            leaves = id(value) in self.values and latest(c, p) is value
+            if value not in c.engine.ran and leaves and c.recorder.memory.base(p) not in c.tensors.written_after:
+                c.engine.ran.add(value)
+                cell = hooks.retain_outside(c, value)
+                self.lines.append(f"{self.pin(retain)}({self.value(value)}, {self.value(cell)})")
         for p in c.engine.outside_retained:
             self.lines.append(f"{self.itself(p)}.retain_grad()")
         if left := c.writes.left:
