@@ -27,10 +27,9 @@ BY_THE_ORIGINAL = frozenset(
     """
     generator_result generator_result_inner generator_method coroutine_result asyncio_inside async_gen thread_inside
     pool_inside fn_ste_vmap fn_inplace fn_needs_input_grad grad_outputs_batched flex_attention_block
-    checkpoint_bn checkpoint_bn_reentrant grad_fn_name view_as_complex_argument set_data_view swap_tensors
-    ck_counter ck_list ck_print ck_bn_inner_step hook_on_leaf_inside retain_grad_inside
-    retain_grad_stored module_backward_hook_inside module_backward_hook_outside
-    pickle_module_inside torch_save_inside data_to data_assigned module_to_inside
+    grad_fn_name view_as_complex_argument swap_tensors
+    ck_counter ck_list ck_print
+    pickle_module_inside torch_save_inside data_to module_to_inside
     module_half_inside version_counters torch_function_wrapper subclass_made_inside function_mode lossy_saved
     default_dtype generator_argument manual_seed_inside saved_tensor_hooks sparse_built sparse_coalesce
     heap_beam tbptt pgd_loop inplace_ops_all iterator_argument

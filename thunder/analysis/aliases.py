@@ -25,11 +25,14 @@ def may_view(bound_symbol: BoundSymbol) -> bool:
 
 
 def is_view(bound_symbol: BoundSymbol) -> bool:
-    """Whether the outputs of an operation share memory with its only tensor, whatever the strides are."""
-    return may_view(bound_symbol) and not bound_symbol.sym.may_copy and _only_tensor(bound_symbol) is not None
+    """Whether the outputs of an operation share memory with one tensor, whatever the strides are."""
+    return may_view(bound_symbol) and not bound_symbol.sym.may_copy and _shown_by(bound_symbol) is not None
 
 
-def _only_tensor(bound_symbol: BoundSymbol) -> TensorProxy | None:
+def _shown_by(bound_symbol: BoundSymbol) -> TensorProxy | None:
+    """The tensor whose memory the results of a VIEW operation show; None where that is not known."""
+    if (place := bound_symbol.sym.shows) is not None:
+        return bound_symbol.args[place]
     tensors = [i for i in bound_symbol.inputs if isinstance(i, TensorProxy)]
     return tensors[0] if len(tensors) == 1 else None
 
@@ -39,6 +42,6 @@ def alias_bases(bound_symbols: Iterable[BoundSymbol], *, maybe: bool = False, co
     `copies`, names of those that are known to be copies."""
     found, holds = Bases(), may_view if maybe else is_view
     for b in bound_symbols:
-        if holds(b) and (source := _only_tensor(b)) is not None:
+        if holds(b) and (source := _shown_by(b)) is not None:
             found |= dict.fromkeys([o for o in b.outputs if o.name not in copies], found[source])
     return found

@@ -123,8 +123,8 @@ class Connection:
 
     result: the text of `result(inputs, outputs)`, the structure that the program returns; objects: by name, those in
     it. own: places of outputs that are detached from their bases; shown: the same of saved tensors.
-    requires_grad: of each output. inputs, random, dense, derived, names: see `connected`. fuses: whether kernels know
-    the types they were made for.
+    requires_grad: of each output. inputs, random, dense, derived, names, tensors: see `connected`. fuses: whether
+    kernels know the types they were made for.
 
     variants: the backward for the case that no cotangents come for some outputs. computation, cut: the captured
     program and its joint trace.
@@ -144,6 +144,7 @@ class Connection:
     variants: Variants
     computation: Trace
     cut: ForwardBackward
+    tensors: Sequence[str] = ()
 
 
 class Variants:
@@ -277,7 +278,7 @@ def _connect(
         [a.name for a in computation.args if not isinstance(a, TensorProxy)],
         any(isinstance(e, FusionExecutor) for e in executors),
         Variants(lambda missing: lower_backward_without(cut, missing, options, executors)[-1]),
-        computation, cut,
+        computation, cut, _told(computation, cut),
     )  # fmt: skip
     apart = apart_from_autocast(connection)
     run = connect(
@@ -288,6 +289,12 @@ def _connect(
         decisions=next((a.decisions for a in computation.args if isinstance(a, NumberProxy)), Decisions()),
     )  # fmt: skip
     return forward, backward, run, connection
+
+
+def _told(computation: Trace, cut: ForwardBackward) -> list[str]:
+    """Names of the tensors among the arguments, where the backward asks which of them autograd wants gradients of."""
+    asks = any(b.sym.asks_autograd for b in cut.backward.bound_symbols)
+    return [a.name for a in computation.args if isinstance(a, TensorProxy)] if asks else []
 
 
 def apart_from_autocast(connection: Connection) -> Callable[[Callable], Callable]:
@@ -315,6 +322,7 @@ def connect(
         derived=given.derived,
         decisions=decisions,
         names=given.names,
+        tensors=given.tensors,
     )
 
 

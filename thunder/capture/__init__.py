@@ -25,7 +25,7 @@ from thunder import compat
 from thunder.capture.changing import constants, read_numbers
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
-from thunder.capture.library import rebuilt_hooks
+from thunder.capture.library import assigned_data, checkpoints, rebuilt_hooks
 from thunder.capture.library.functional import Transformed
 from thunder.capture.locations import place
 from thunder.capture.locks import taken_locks
@@ -65,6 +65,8 @@ class Captured:
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
         rebuilt_hooks.finish(c, (result, output))
+        assigned_data.check_saved(c, output)
+        checkpoints.check_left(c, output)
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
         self.constants = constants(c)

@@ -21,17 +21,21 @@ import torch
 from thunder import compat
 from thunder.capture import afterwards, arrays, containers, operations
 from thunder.capture.identities import Id
+from thunder.capture.library import hooks
 from thunder.capture.library.backward import freed
+from thunder.capture.library.outside_hooks import OutsideHandle
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
 from thunder.capture.remade import UNCHANGING, goes_on, is_filled, is_global, made_of, native_new
 from thunder.capture.sources import MISSING, STEPS, held
 from thunder.capture.statements import check_symbol, written
+from thunder.capture.tensors import without_history
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, plain_attribute
+from thunder.runtime.retained import retain
 
 _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torch.device)
 
@@ -73,7 +77,8 @@ class EpilogueWriter:
         self.built: dict[int, str] = {}
         self.originals = {id(s): c.sources[id(s)] for s in c.containers.snapshots.values()}
         writes = c.writes.effects or c.writes.left or c.tensors.written_after or c.tensors.frozen
-        self.writes = bool(writes or containers.changes(c))
+        outside = c.engine.outside_hooks or c.engine.outside_retained or c.engine.retained
+        self.writes = bool(writes or outside or containers.changes(c))
         self.reached: dict[Any, str] = {}  # source -> the variable of its value before the first write
 
     def pin(self, value, name: str = "") -> str:
@@ -161,6 +166,9 @@ class EpilogueWriter:
         return self._other(value, t)
 
     def _other(self, value, t: type) -> str:
+        if t is OutsideHandle and not value.is_removed:
+            self.hooks()
+            return self.built[id(value)]
         if t is contextvars.Token:
             self.c.refuse("a token of a context variable leaves the compiled function", "set and reset it on one side")
         if cached_outside(self.c, value):
@@ -192,8 +200,9 @@ class EpilogueWriter:
             # the parameter itself, of which the program makes another tensor
             if value in self.c.tensors.placements and self.c.tensors.placements[value].is_whole:
                 return self.path(self.c.tensors.real[value][1])
-            if (holder := self.c.recorder.memory.holder(value)) in self.c.tensors.frozen:
-                return self.frozen(holder)
+            holder = self.c.recorder.memory.holder(value)
+            if holder in self.c.tensors.frozen or holder in self.c.tensors.rebound:
+                return self.itself(holder)
             first = len(self.c.recorder.bound_symbols)
             value = latest(self.c, value)
             afterwards.make_views(self, first)
@@ -201,9 +210,9 @@ class EpilogueWriter:
                 return self.afterwards(value)
         return self.value(value)
 
-    def frozen(self, leaf: TensorProxy) -> str:
-        """The name of a leaf that the program leaves without grad: the tensor itself."""
-        return self.value(leaf) if leaf in self.c.tensors.leaves else self.path(self.c.tensors.real[leaf][1])
+    def itself(self, p: TensorProxy) -> str:
+        """The name of a tensor from outside, or of a leaf of the program's own, whatever values it has in the end."""
+        return self.value(p) if p in self.c.tensors.leaves else self.path(self.c.tensors.real[p][1])
 
     def afterwards(self, value: TensorProxy) -> str:
         """The name of a tensor that is written to after the computation, or of a view of one."""
@@ -378,22 +387,42 @@ class EpilogueWriter:
         writes = []
         of_leaves = []
         for key, (kind, o, n) in list(c.writes.effects.items()):
-            if kind == "grad" and o in c.tensors.leaves:
-                of_leaves.append((key, o, n))
+            if kind in ("grad", "data") and o in c.tensors.leaves:
+                of_leaves.append((kind, key, o, n))
             else:
                 writes.append(self._write(kind, o, n, c.writes.overlay[key]))
         for kind, original, source, k, v in containers.changes(c):
             writes.append(self._write_container(kind, original, self.path(source), k, v))
-        for key, o, n in of_leaves:  # of a leaf that stays inside, the gradient is dead
-            if id(c.recorder.latest(o)) in self.values:
-                writes.append(self._write("grad", o, n, c.writes.overlay[key]))
+        for kind, key, o, n in of_leaves:  # of a leaf that stays inside, the gradient is dead
+            if id(o) in self.values or id(c.recorder.latest(o)) in self.values:
+                writes.append(self._write(kind, o, n, c.writes.overlay[key]))
         self.lines += [w for w in writes if w]
         for p in c.tensors.frozen:
             if p not in c.tensors.leaves or id(p) in self.values:
-                self.lines.append(f"{self.frozen(p)}.requires_grad_(False)")
+                self.lines.append(f"{self.itself(p)}.requires_grad_(False)")
+        self.hooks()
+        for value, p in c.engine.retained.items():
+            leaves = id(value) in self.values and latest(c, p) is value
+            if value not in c.engine.ran and leaves and c.recorder.memory.base(p) not in c.tensors.written_after:
+                c.engine.ran.add(value)
+                cell = hooks.retain_outside(c, value)
+                self.lines.append(f"{self.pin(retain)}({self.value(value)}, {self.value(cell)})")
+        for p in c.engine.outside_retained:
+            self.lines.append(f"{self.itself(p)}.retain_grad()")
         if left := c.writes.left:
             values = ", ".join(f"{name!r}: {self.literal(value)}" for name, value in left.items())
             self.lines.append(f"{self.pin(compat.set_settings)}({{{values}}})")
+
+    def hooks(self) -> None:
+        """Registers the hooks that the program leaves on tensors from outside, in its order."""
+        for handle in self.c.engine.outside_hooks:
+            p = handle.tensor
+            if (
+                id(handle) not in self.built
+                and not handle.is_removed
+                and (p not in self.c.tensors.leaves or id(p) in self.values)
+            ):
+                self.variable(handle, f"{self.itself(p)}.{handle.kind}({self.build(handle.function)})")
 
     def _write(self, kind: str, o, n, v) -> str:
         if kind == "attr":
@@ -403,6 +432,8 @@ class EpilogueWriter:
             return f"{self.path(self.c.sources[id(o)])}.__dict__[{n!r}] = {self.build(v)}"
         if kind == "context":
             return f"{self.pin(o)}.set({self.build(v)})"
+        if kind == "data":
+            return f"{self.itself(o)}.data = {self.value(without_history(self.c, latest(self.c, o)))}"
         if kind == "grad":
             path = self.path(self.c.tensors.real[o][1]) if o in self.c.tensors.placements else self.build(o)
             return f"{path}.grad = {self.build(v)}"

@@ -6,7 +6,6 @@ import asyncio
 import bisect
 import concurrent.futures
 import functools
-import inspect
 import itertools
 import math
 import operator
@@ -17,27 +16,31 @@ import weakref
 
 import torch
 import torch.utils.checkpoint
+from torch.utils.hooks import BackwardHook
 
 from thunder import compat
-from thunder.capture import changing, containers, host_lines, objects
+from thunder.capture import changing, host_lines, objects
 from thunder.capture.ask import FILLED
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.identities import hashable, id_of
 from thunder.capture.library import (
     autograd_function,
     backward,
+    checkpoints,
     higher_order,
     hooks,
     host_functions,
     leaves,
     levels,
+    module_hooks,
+    outside_hooks,
     torch_func,
 )
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, iterable, iterated
 from thunder.capture.operations import SPECIAL_METHODS, record, type_of
 from thunder.core.host_calls import HostProxy
 from thunder.core.numbers import application
-from thunder.core.proxies import Condition, NumberProxy, TensorProxy, concrete, converted, extreme, proxies_in
+from thunder.core.proxies import Condition, NumberProxy, TensorProxy, converted, extreme
 from thunder.core.symbolic import MATH
 from thunder.core.unbacked import assume
 from thunder.extend.debugging import breakpoint_line
@@ -87,11 +90,6 @@ def _module_call(c, f, args, kwargs):
         return c.enter(compat.call_module, args, kwargs)
     tables = [d[n] for n in HOOKS]
     if any(tables) or any(_hooks_of_all()) or any(map(c.containers.snapshots.get, map(id, tables))):
-        if any(tables[2:]) or any(_hooks_of_all()[2:]):
-            c.refuse(
-                "a module with full backward hooks is called",
-                "remove the hooks, or register hooks on the compiled module's outputs",
-            )
         _guard_hooks(c, m)
         return c.enter(compat.call_module, args, kwargs)
     _watch_hooks(c, m)
@@ -116,74 +114,11 @@ def _guard_hooks(c, m) -> None:
         c.materialize(c.load_attr(m, n))
 
 
-def _checkpoint(c, f, args, kwargs):
-    """Operations inside are marked: the backward recomputes their results, which are not saved."""
-    if kwargs.get("use_reentrant") is not False:  # PyTorch's Python checks the rest, and applies CheckpointFunction
-        return c.enter(inspect.unwrap(f), args, kwargs)
-    options = set(inspect.signature(torch.utils.checkpoint.checkpoint).parameters) - {"function", "args", "kwargs"} | {
-        "preserve_rng_state"
-    }
-    return _recomputed(c, args[0], args[1:], {k: v for k, v in kwargs.items() if k not in options})
-
-
 def _apply_function(c, f, args, kwargs):
     """`autograd.Function.apply`."""
     if args[0] is torch.utils.checkpoint.CheckpointFunction:
-        return _reentrant_checkpoint(c, args[1], args[3:])  # between them stands preserve_rng_state
+        return checkpoints.reentrant(c, args[1], args[3:])  # between them stands preserve_rng_state
     return autograd_function.apply(c, f, args, kwargs)
-
-
-def _reentrant_checkpoint(c, function, args):
-    """`torch.utils.checkpoint(use_reentrant=True)`. It is one autograd function of its arguments: where none of them
-    requires grad nothing inside has a gradient, and where one does every result has."""
-    c.enter(torch.utils.checkpoint.check_backward_validity, (args,), {})
-    if not torch.is_grad_enabled() or not any(type(a) is TensorProxy and a.requires_grad for a in args):
-        return c.enter(torch.no_grad()(function), args, {})
-    result = _recomputed(c, function, args, {})
-    for value in result if isinstance(result, tuple) else (result,):
-        tensors = proxies_in(value, [])
-        if any(t is not value for t in tensors) or any(
-            not t.requires_grad and t.dtype.category >= 2 for t in tensors if type(t) is TensorProxy
-        ):
-            c.refuse(
-                "torch.utils.checkpoint with use_reentrant=True gives tensors in a structure, or tensors without a "
-                "gradient, which get another one there",
-                "pass use_reentrant=False",
-            )
-    return result
-
-
-def _recomputed(c, function, args, kwargs):
-    recorder, outer, before = c.recorder, c.recorder.context.checkpoint, _repeatable(c)
-    recorder.context = recorder.context.replace(checkpoint=(*outer, object()))
-    try:
-        result = c.call(function, args, kwargs)
-    finally:
-        recorder.context = recorder.context.replace(checkpoint=outer)
-    if any(type(p) is TensorProxy and p.requires_grad for p in proxies_in(result, [])) and _repeatable(c) != before:
-        c.refuse(
-            "what runs in a checkpoint writes to a tensor, or counts (batch norm in training does, in its running "
-            "statistics), which eager PyTorch does once more in the backward",
-            "leave it out of the checkpoint",
-        )
-    return result
-
-
-def _repeatable(c) -> tuple:
-    """What a checkpoint that runs again in the backward would do again, and which would not come out the same: writes
-    to tensors, to numbers that the program has read, and to containers of numbers or of a number of elements."""
-    tensors = [(id(base), id(c.recorder.memory.latest(base))) for base in c.tensors.mutated]
-    numbers = [(key, concrete(v)) for key, v in c.writes.overlay.items() if _is_number(v) and _was_read(c, *key)]
-    changed = [_described(*change) for change in containers.changes(c)]
-    return tensors, numbers, [change for change in changed if change is not None]
-
-
-def _described(kind: str, original, source, key, value) -> tuple | None:
-    """A change of a container from outside, to compare; None for an entry that would be the same the second time."""
-    if kind == "item" and not _is_number(value):
-        return None
-    sized = isinstance(value, (list, set, dict))
-    return kind, id(original), key, len(value) if sized else concrete(value) if _is_number(value) else None
 
 
 def _bisect(c, f, args, kwargs):
@@ -203,15 +138,6 @@ def _bisect(c, f, args, kwargs):
 
 def _is_number(value) -> bool:
     return type(value) in (int, float, bool) or isinstance(value, NumberProxy)
-
-
-def _was_read(c, owner: int, name) -> bool:
-    """Whether the program has looked for an attribute that it writes, also where its class has the value."""
-    source = c.sources.get(owner)
-    if source is None or name is None:
-        return False
-    places = (source, source.attr("__dict__"))
-    return source.attr(name) in c.values or any(s.key == name and s.base in places for s, _, _ in c.observed)
 
 
 def _leave_autocast(c, f, args, kwargs):
@@ -375,8 +301,12 @@ def install() -> None:
         M.__getattr__: lambda c, f, a, k: objects.of_torch_module(c, *a),
         M.__setattr__: _module_setattr,
         object.__reduce_ex__: reduced, type.__instancecheck__: _instance_check,
-        torch.utils.checkpoint.checkpoint: _checkpoint,
+        torch.utils.checkpoint.checkpoint: checkpoints.call,
         hooks.Handle.remove: hooks.remove, hooks.Handle.__exit__: hooks.remove,
+        BackwardHook.setup_input_hook: module_hooks.set_up_inputs,
+        BackwardHook.setup_output_hook: module_hooks.set_up_outputs,
+        outside_hooks.OutsideHandle.remove: outside_hooks.remove,
+        outside_hooks.OutsideHandle.__exit__: outside_hooks.remove,
         torch.compile: _torch_compile, vars(itertools.chain)["from_iterable"]: _chained,
         itertools.accumulate: _accumulate, itertools.compress: _compress,
         weakref.finalize.__init__: _outside_of_programs("a finalizer is registered"),

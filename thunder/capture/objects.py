@@ -16,7 +16,7 @@ import torch
 from thunder.capture import containers, host_lines, opaque_values, reads
 from thunder.capture.ask import IDENTITY, KEYS, PRESENT, TYPE
 from thunder.capture.classes import DELETED, UNKNOWN, entry, is_fixed, lookup, of_library, owner_of
-from thunder.capture.library import gradients
+from thunder.capture.library import assigned_data, gradients
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, IDENTICAL, PRIMITIVE, is_tracked, native_module
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
@@ -271,6 +271,8 @@ def store_attr(c, o, n, v) -> None:
         attributes.store_attr(c, o, n, v)
     elif n == "grad":
         gradients.write_gradient(c, o, v)
+    elif n == "data":
+        assigned_data.assign(c, o, v)
     elif n == "requires_grad":
         c.call(torch.Tensor.requires_grad_, [o, v], {})
     else:

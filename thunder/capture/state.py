@@ -89,6 +89,8 @@ class Tensors:
     required: dict[TensorProxy, Source] = field(default_factory=dict)
     # leaves from outside that the program calls requires_grad_(False) of -> what they were, and what they are meanwhile
     frozen: dict[TensorProxy, tuple[TensorProxy, TensorProxy]] = field(default_factory=dict)
+    # those whose `.data` the program sets -> what stands for the memory that they come with
+    rebound: dict[TensorProxy, TensorProxy] = field(default_factory=dict)
     mutated: dict[TensorProxy, None] = field(default_factory=dict)  # those that the program writes to
     # of these those that are written to after the computation -> the value
     written_after: dict[TensorProxy, TensorProxy] = field(default_factory=dict)

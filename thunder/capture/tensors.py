@@ -13,7 +13,7 @@ from thunder.capture import opaque_values
 from thunder.capture.ask import HISTORY, SAME, SHARED, VIEWS, ask
 from thunder.capture.numbers import MARK, number_at, size
 from thunder.capture.sources import Source
-from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, map_structure
+from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, like, map_structure
 from thunder.core.symbol import recording
 from thunder.distributed.placement import placement_of
 from thunder.ops.functionalize import inplace
@@ -36,8 +36,12 @@ def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
         with compat.DisableTorchFunction():  # questions to the real tensor here are not part of the program
             if is_unusual(value):
                 return opaque_values.read(c, value, source)
-            if any(c.tensors.real[p][0] is value for p in c.tensors.required):
-                c.refuse("requires_grad_() is called of a tensor that is two arguments", "pass it once")
+            for changed, what in (
+                (c.tensors.required, "requires_grad_() is called"),
+                (c.tensors.rebound, "data are set"),
+            ):
+                if any(c.tensors.real[p][0] is value for p in changed):
+                    c.refuse(f"{what} of a tensor that is two arguments", "pass it once")
             found = c.tensors.proxies[key] = _new_proxy(c, value, source, is_argument)
         c.keep[id(value)] = value
     elif c.tensors.real[found][1] is not source:
@@ -168,7 +172,13 @@ def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> No
     real, source = c.tensors.real[base]
     memory = c.recorder.memory
     with compat.DisableTorchFunction():
-        if other is base or _memory_of(real) != _memory_of(tensor) or not tensor.numel() or other in memory.view_of:
+        if (
+            other is base
+            or other in c.tensors.rebound
+            or _memory_of(real) != _memory_of(tensor)
+            or not tensor.numel()
+            or other in memory.view_of
+        ):
             return
         mine = others = None
         if real.dtype is tensor.dtype:
@@ -214,14 +224,21 @@ def write_back(c) -> None:
     if not memory.active:
         return
     memory.end()
+    showed = {inner: p for p, inner in c.tensors.rebound.items()}
     with recording(c.recorder):
         for base in list(c.tensors.mutated):
-            value, target = memory.latest(base), base
+            value, target = memory.latest(base), showed.get(base, base)
             if value is base:
                 if base in memory.counted:  # a view of it changed its shape
                     inplace.count_write.record(c.recorder, (base,), {}, None)
                 continue
             if value.requires_grad and (base in c.tensors.joined or not base.requires_grad):
+                if base in showed:
+                    c.refuse(
+                        f"the data of {target.name} are set, and its old memory is overwritten with a value that "
+                        "requires grad",
+                        "write to a clone",
+                    )
                 _write_after(c, base, value)
                 continue
             for symbol, arguments in memory.rearranged.get(base, ()):
@@ -235,11 +252,21 @@ def write_back(c) -> None:
                 for other in memory.below(base) if copy is inplace.write_back else ():
                     if other in c.tensors.real:
                         inplace.also_written.record(c.recorder, (other,), {}, None)
+            if base in showed:
+                target = without_history(c, showed[base])
             memory.written_back(base, target)
-            c.tensors.reshaped[target] = base
+            if base not in showed:
+                c.tensors.reshaped[target] = base
         memory.settle()
         for base in c.tensors.written_after:
             _stands_for_itself(c, base)
+
+
+def without_history(c, value: TensorProxy) -> TensorProxy:
+    """A value as another tensor takes it over, whatever it has been since."""
+    made = like(value)
+    LTORCH["detach"].record(c.recorder, (value,), {}, made)
+    return made
 
 
 def _write_after(c, base: TensorProxy, value: TensorProxy) -> None:

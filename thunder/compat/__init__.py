@@ -32,7 +32,7 @@ _home, __dir__ = names_from(
         "thunder.compat.cuda": ("load_kernel", "attention_backends", "attention_among"),
         "thunder.compat.batch_checks": ("tensor_batch_check", "native_batch_check"),
         "thunder.compat.autograd": ("saved_tensors_hooks", "keeps_graph", "saved_by_hooks", "gradients",
-        "applying"),
+        "applying", "will_run"),
         "thunder.compat.functorch": ("is_batch", "in_forward_mode", "in_functorch", "unwrap_of",
         "functorch_implementations"),
         "thunder.compat.fake_tensors": ("fake_mode_of_sizes", "quiet_fake_tensors"),

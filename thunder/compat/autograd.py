@@ -22,6 +22,16 @@ def keeps_graph() -> bool:
     return getattr(_hooks, "returned", False) or compat.graph_is_kept()
 
 
+def will_run(edge: tuple) -> bool:
+    """Whether the backward that runs now gives a gradient to an edge, one of `ctx.next_functions`."""
+    if edge[0] is None:
+        return False
+    try:
+        return compat.will_execute(edge[0])
+    except RuntimeError:  # PyTorch refuses to answer for a leaf that torch.autograd.grad asks for
+        return True
+
+
 @contextlib.contextmanager
 def saved_by_hooks() -> Iterator[None]:
     """Around a backward of which hooks for saved tensors returned what was saved."""

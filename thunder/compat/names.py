@@ -195,6 +195,9 @@ PRIVATE: Sequence[Private] = (
         "saved value", "they see packed ones", _constant(None)),
     Private("graph_is_kept", "torch._C._autograd._get_current_graph_task_keep_graph", "freeing saved values early",
         "memory in backwards", _constant(True)),
+    Private("will_execute", "torch._C._will_engine_execute_node", "torch.autograd.grad of some inputs, where a "
+        "checkpoint writes to tensors", "these are written to again whichever inputs are wanted",
+        _constant(lambda node: True)),
     Private("make_gradients", "torch.autograd._make_grads", "backward() inside of programs", "backward() inside of "
         "programs raises"),
     Private("run_engine", "torch.autograd.graph._engine_run_backward", "backward() inside of programs", "backward() "

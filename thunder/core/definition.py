@@ -99,6 +99,8 @@ class Definition:
     # --- aliases and mutation
     may_view: Callable[..., bool] | None = None
     """(*args, **kwargs): whether the results of a VIEW operation may share memory with its first tensor."""
+    shows: int | None = None
+    """The place of the argument whose memory the result of a VIEW operation shows, where it has several tensors."""
     may_copy: bool = False
     """A VIEW operation that copies where the strides do not allow a view."""
     view_inverse: Callable | None = None
@@ -121,6 +123,8 @@ class Definition:
     """(kind of device, args, kwargs): whether autocast casts the arguments; without it, always."""
 
     # --- execution
+    asks_autograd: bool = False
+    """Its effect depends on the inputs that autograd wants gradients of (`runtime.wanted`)."""
     synchronises: bool | Callable[[Any], bool] = False
     """PyTorch's kernel waits for the device: it looks at data or copies it to or from the host; or a function of the
     bound symbol."""

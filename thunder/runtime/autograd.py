@@ -19,7 +19,9 @@ import torch
 from thunder import compat
 from thunder.core.symbolic import Decisions, hold
 from thunder.ops.families.random import generator_of
+from thunder.runtime.retained import is_observed
 from thunder.runtime.saved import SavedTogether
+from thunder.runtime.wanted import backward_of
 
 
 class ThunderFunction(torch.autograd.Function):
@@ -70,14 +72,17 @@ class ThunderFunction(torch.autograd.Function):
             given[i] = _written_out(given[i])
         saved = [list(tensors), others_saved]
         del tensors, others_saved, kept
-        with compat.saved_by_hooks() if ctx.hooked else contextlib.nullcontext():
+        with (
+            compat.saved_by_hooks() if ctx.hooked else contextlib.nullcontext(),
+            backward_of(ctx, program.tensors) if program.tensors else contextlib.nullcontext(),
+        ):
             return (None, *run(saved, given))
 
 
 def _check_unobserved(result: torch.Tensor | None, place: int, has_others: bool) -> None:
     """Raise where the gradient of a result is looked at, and other results that are computed from it have cotangents:
     results of one call have one node, so that it would lack what these add to it."""
-    if has_others and result is not None and (result.retains_grad or result._backward_hooks):
+    if has_others and result is not None and is_observed(result):
         raise RuntimeError(
             f"retain_grad() or a hook on result {place} of a compiled function, of shape {list(result.shape)}: other "
             "results of the same call are computed from it, and their share of its gradient is not known outside of "
@@ -166,14 +171,14 @@ class _Program:
     __slots__ = (
         "backward", "make_without", "make_batched", "make_again", "made", "lock", "differentiable",
         "not_differentiable", "inputs", "take_kept", "take_numbers", "random", "dense", "derived",
-        "decisions", "names",
+        "decisions", "names", "tensors",
     )  # fmt: skip
 
     def __init__(
         self, backward: Callable, make_without: Callable, make_batched: Callable, make_again: Callable,
         requires_grad: list[bool | None], inputs: Sequence,
         random: Sequence | None, dense: Sequence[int], derived: Sequence[Sequence[int]], decisions: Decisions,
-        names: Sequence[str],
+        names: Sequence[str], tensors: Sequence[str],
     ):  # fmt: skip
         self.backward, self.make_without, self.make_batched, self.make_again = (
             backward,
@@ -181,7 +186,7 @@ class _Program:
             make_batched,
             make_again,
         )
-        self.decisions, self.names = decisions, names
+        self.decisions, self.names, self.tensors = decisions, names, tensors
         self.made: dict[tuple, list] = {}  # later programs, with the relations of each
         self.lock = threading.Lock()
         self.differentiable = [i for i, r in enumerate(requires_grad) if r]
@@ -226,7 +231,7 @@ def connected(
     forward: Callable, backward: Callable, rebuild: Callable, requires_grad: list[bool | None], *,
         make_without: Callable, make_batched: Callable, make_again: Callable,
     inputs: Sequence, random: Sequence | None, dense: Sequence[int], derived: Sequence[Sequence[int]],
-    decisions: Decisions, names: Sequence[str],
+    decisions: Decisions, names: Sequence[str], tensors: Sequence[str] = (),
 ) -> Callable:  # fmt: skip
     """A function from the inputs of a program to its result, connected to autograd.
 
@@ -255,6 +260,7 @@ def connected(
         derived,
         decisions,
         names,
+        tensors,
     )
     apply = compat.applying(ThunderFunction)
 

@@ -82,6 +82,12 @@ class Derivative:
     def __init__(self, forward: list[BoundSymbol], backward: list[BoundSymbol], gets: list, puts: list):
         self.forward, self.backward, self.gets, self.puts = forward, backward, gets, puts
 
+    @property
+    def saves(self) -> bool:
+        """Whether it reads tensors of the forward."""
+        made = {o for b in self.backward for o in b.outputs} | {placeholder for _, placeholder in self.gets}
+        return any(isinstance(i, TensorProxy) and i not in made for b in self.backward for i in b.inputs)
+
 
 def _run_generator(rule: Callable, operation: BoundSymbol):
     """Runs a generator rule by calls of get_grad and put_grads."""

@@ -9,13 +9,14 @@ The Python part of PyTorch's own functions, which checks arguments, is interpret
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.capture.ask import hooked
-from thunder.capture.library import hooks
+from thunder.capture.library import assigned_data, checkpoints, hooks, module_hooks, outside_hooks
 from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.regions import leading_to
@@ -83,12 +84,20 @@ class Engine:
         self.freed: dict[Derivative, None] = {}
         self.used: set[Derivative] = set()
         self.backwards = 0
+        # tensors that a checkpoint writes to, as its backward knows them -> see `checkpoints`
+        self.repeated: dict[TensorProxy, Any] = {}
+        # by the id of PyTorch's object for a call of a module with hooks, the token: see `module_hooks`
+        self.entered: dict[int, TensorProxy | None] = {}
+        self.outside_hooks: list[Any] = []  # handles of hooks of tensors from outside that the program registers
+        self.outside_retained: dict[TensorProxy, None] = {}  # arguments that it calls retain_grad() of
+        self.changed_by_hooks: list[tuple] = []  # (tensor, what its hook has changed), of the backward that runs
+        self.inside: dict[TensorProxy, object] = {}  # values in such checkpoints -> the checkpoint
         self._gone: set = set()  # results of the freed derivatives' operations
         self._left: dict[TensorProxy, bool] = {}  # results of the program -> whether their graphs are freed
 
     def free(self, steps: Iterable[Derivative]) -> None:
         for step in steps:
-            if _saves(step):
+            if step.saves:
                 self.freed[step] = None
                 self._gone.update(o for operation in step.forward for o in operation.outputs)
 
@@ -120,12 +129,6 @@ class Engine:
         for value in (*self._gone, *(v for v, gone in self._left.items() if gone)):
             if isinstance(value, TensorProxy):
                 value.requires_grad = False
-
-
-def _saves(step: Derivative) -> bool:
-    """Whether a derivative reads tensors of the forward."""
-    made = {o for operation in step.backward for o in operation.outputs} | {placeholder for _, placeholder in step.gets}
-    return any(isinstance(i, TensorProxy) and i not in made for operation in step.backward for i in operation.inputs)
 
 
 def call_backward(c, f, args, kwargs):
@@ -252,7 +255,7 @@ class _Pulled:
             if p in c.tensors.real:
                 _check_leaf(c, p)
         found = [self.grads.get(hooks.node(c, p)) for p in wanted]
-        operations = leading_to(self.operations, found)
+        operations = checkpoints.reached(self.operations, leading_to(self.operations, found))
         _check_unmodified(c, operations)
         table: dict = {}
         if self.again:
@@ -263,6 +266,14 @@ class _Pulled:
             operation = operation.swap(given) if given else operation
             if operation.sym is hooks.call_hook:
                 given[operation.output] = hooks.run(c, operation, self.create_graph)
+                continue
+            if operation.sym in module_hooks.CALLS:
+                found_now = module_hooks.run(c, operation, self.create_graph)
+                found_now = found_now if isinstance(found_now, tuple) else (found_now,)
+                given |= dict(zip(operation.outputs, map(c.recorder.latest, found_now), strict=True))
+                continue
+            if operation.sym.id == "run_again":
+                checkpoints.run(c, operation)
                 continue
             c.recorder.bound_symbols.append(operation)
             if OpTags.VIEW in operation.sym.tags:
@@ -290,6 +301,7 @@ def _check_leaf(c, p: TensorProxy) -> None:
     real, source = c.tensors.real[p]
     with compat.DisableTorchFunction():
         is_leaf, has_hooks = real.is_leaf, hooked(real)
+    is_split = p in c.tensors.placements and not c.tensors.placements[p].is_whole
     name = source.describe(c.parameters)
     if not is_leaf:
         c.refuse(
@@ -301,12 +313,13 @@ def _check_leaf(c, p: TensorProxy) -> None:
             f"a backward inside of it reaches {name}, of which the ranks compute with a part each",
             "call backward outside of the compiled function",
         )
-    if has_hooks:
+    if has_hooks and is_split:
         c.refuse(
-            f"a backward inside of it reaches {name}, which has hooks",
+            f"a backward inside of it reaches {name}, which has hooks, and of which the ranks hold a part each",
             "remove the hooks, or call backward outside of the compiled function",
         )
-    c.engine.hooked[p] = None
+    if not has_hooks:
+        c.engine.hooked[p] = None
 
 
 def _check_unmodified(c, operations: Sequence[BoundSymbol]) -> None:
@@ -314,6 +327,7 @@ def _check_unmodified(c, operations: Sequence[BoundSymbol]) -> None:
     memory = c.recorder.memory
     if not memory.active:
         return
+    assigned_data.check_read(c, operations)
     bases = alias_bases(c.recorder.bound_symbols)
     for operation in operations:
         unread = operation.sym.statistics  # positions of arguments that gradients do not depend on
@@ -331,6 +345,15 @@ def _check_unmodified(c, operations: Sequence[BoundSymbol]) -> None:
                 )
 
 
+def _hooked(c, pulled: _Pulled, tensors: Sequence[TensorProxy], found: Sequence) -> list:
+    """Gradients as the hooks of leaves leave them."""
+    c.engine.changed_by_hooks.clear()
+    return [
+        g if g is None or p not in c.tensors.real else outside_hooks.called_before(c, p, g, pulled.create_graph)
+        for p, g in zip(tensors, found, strict=True)
+    ]
+
+
 def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool) -> list:
     """The result of torch.autograd.grad."""
     wanted = [_variable(c, p) for p in inputs]
@@ -341,7 +364,7 @@ def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool
             "torch.autograd.grad inside of it asks for the gradient of a parameter that the ranks hold a part of each",
             "call loss.backward(), or torch.autograd.grad outside",
         )
-    found = pulled.write(wanted)
+    found = _hooked(c, pulled, wanted, pulled.write(wanted))
     found = [_synchronized(c, pulled, p, g) for p, g in zip(wanted, found, strict=True)]
     if not unused_is_fine and any(g is None for g in found):
         _raise_unused(found)
@@ -380,7 +403,7 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
     retained = {t: value for value, t in c.engine.retained.items() if hooks.node(c, value) in pulled.grads}
     c.engine.ran.update(retained.values())
     tensors = list(dict.fromkeys(p for p in (*wanted, *retained.values()) if hooks.node(c, p) in pulled.grads))
-    found = pulled.write(tensors)
+    found = _hooked(c, pulled, tensors, pulled.write(tensors))
     bases, taken = alias_bases(pulled.written), set()
     made = {o for operation in pulled.written for o in operation.outputs}
     before = torch.is_grad_enabled()
@@ -404,6 +427,8 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
                 write_gradient(c, p, LTORCH["add"](known, g))
             else:
                 METHODS.call("__iadd__", known, g)
+            if p in c.tensors.real:
+                outside_hooks.call_after(c, p)
     finally:
         compat.set_grad_enabled(before)
         c.synchronize()

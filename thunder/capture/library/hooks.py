@@ -16,12 +16,15 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from thunder import compat
-from thunder.capture.tensors import is_leaf
+from thunder.capture.library import outside_hooks
+from thunder.capture.remade import is_filled  # noqa: F401
+from thunder.capture.tensors import has_new_history, is_leaf
 from thunder.core.codegen import OBJECT_NAMES
-from thunder.core.proxies import TensorProxy, like
+from thunder.core.proxies import AnyProxy, TensorProxy, like
 from thunder.core.rewrite import renamed_value
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.interpreter.attributes import plain_attribute
+from thunder.runtime import retained
 
 
 class Hook:
@@ -55,13 +58,55 @@ hooked = Symbol(
     "hooked", lambda value, hook, values: like(value), module="ltorch", id="hooked", is_prim=True,
     tags=(OpTags.VIEW,), fn=lambda value, hook, values: value.view_as(value),
 )  # fmt: skip
-hooked.grad_rule = _derivative
+hooked.grad_rule, hooked.shows = _derivative, 0
 
 call_hook = Symbol(
     "call_hook", lambda gradient, hook, values: like(gradient), module="ltorch", id="call_hook", is_prim=True,
     tags=(OpTags.DONT_DCE,), fn=lambda gradient, hook, values: hook(gradient, values),
 )  # fmt: skip
 call_hook.once_differentiable = "a hook of a tensor, which runs as it is, is no operation"
+
+
+new_cell = Symbol("new_cell", lambda: AnyProxy(""), module="ltorch", id="new_cell", is_prim=True, fn=retained.Cell)
+
+retaining = Symbol(
+    "retaining", lambda value, cell: like(value), module="ltorch", id="retaining", is_prim=True, tags=(OpTags.VIEW,),
+    fn=lambda value, cell: value.view_as(value),
+)  # fmt: skip
+
+add_share = Symbol(
+    "add_share", lambda gradient, cell: like(gradient), module="ltorch", id="add_share", is_prim=True,
+    tags=(OpTags.DONT_DCE,), fn=retained.add,
+)  # fmt: skip
+add_share.once_differentiable = "a result retains its gradient, which is no operation"
+
+
+def _shared(value, cell):
+    gradient = yield value
+    return (add_share(gradient, cell),)
+
+
+retaining.grad_rule, retaining.shows = _shared, 0
+
+
+def retain_outside(c, value: TensorProxy) -> AnyProxy:
+    """A result whose gradient the backward outside leaves in `.grad`: operations that read it pass `retaining`. Returns
+    the cell that the epilogue puts the result in."""
+    operations, names = c.recorder.bound_symbols, c.recorder.context.names
+    place, context = c.recorder.place(value), c.recorder.context.afterwards
+    if place is None or value in c.engine.heads or c.outer_recorders:
+        c.refuse(
+            "retain_grad of a result that has hooks, or that is an argument, is called, and the backward runs outside",
+            "call retain_grad() on the result",
+        )
+    cell, inner = AnyProxy(names.make("cell")), renamed_value(value, names.make())
+    marks = [
+        new_cell.bind(output=cell, context=context),
+        retaining.bind(value, cell, output=inner, context=context),
+    ]
+    behind = [operation.swap({value: inner}) for operation in operations[place + 1 :]]
+    c.recorder.rewrite([*operations[: place + 1], *marks, *behind])
+    return cell
 
 
 def node(c, value: TensorProxy) -> TensorProxy:
@@ -75,14 +120,14 @@ def register(c, f, args, kwargs) -> RemovableHandle:
     value = c.recorder.latest(given["self"])
     if not value.requires_grad:
         raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
-    if is_leaf(c, given["self"]):
-        c.refuse("a hook is registered on a leaf", "register it outside of the compiled function")
+    if (holder := c.recorder.memory.holder(given["self"])) in c.tensors.real and not has_new_history(c, holder):
+        return outside_hooks.register(c, holder, "register_hook", given["hook"])
     operations = c.recorder.bound_symbols
     head = node(c, value)
     place = c.recorder.place(head)
     if c.outer_recorders or place is None or operations[place] in c.engine.known:
         return c.refuse(
-            "a hook is registered on an argument, inside of a transform of functions, or after a backward",
+            "a hook is registered on an overwritten argument, inside of a transform of functions, or after a backward",
             "register it outside of the compiled function, or earlier",
         )
     below = renamed_value(head, c.recorder.context.names.make())
@@ -133,18 +178,26 @@ def retain(c, f, args, kwargs) -> None:
     value = c.recorder.latest(args[0])
     if not value.requires_grad:
         raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
-    if not is_leaf(c, args[0]):
+    holder = c.recorder.memory.holder(args[0])
+    if holder in c.tensors.real and not has_new_history(c, holder):
+        outside_hooks.retain(c, holder)
+    elif not is_leaf(c, args[0]):
         c.engine.retained[value] = args[0]
 
 
 def run(c, operation: BoundSymbol, create_graph: bool) -> TensorProxy:
     """The result of a hook in a backward inside of the program, where it is interpreted."""
     gradient, hook, _ = operation.args
+    return called(c, hook.function, gradient, create_graph)
+
+
+def called(c, function: Callable, gradient: TensorProxy, create_graph: bool) -> TensorProxy:
+    """The result of a hook, which is interpreted, for a gradient."""
     before = torch.is_grad_enabled()
     compat.set_grad_enabled(create_graph)
     c.synchronize()
     try:
-        found = c.call(hook.function, [gradient], {})
+        found = c.call(function, [gradient], {})
     finally:
         compat.set_grad_enabled(before)
         c.synchronize()
@@ -152,5 +205,5 @@ def run(c, operation: BoundSymbol, create_graph: bool) -> TensorProxy:
         return c.recorder.latest(gradient)
     found = c.recorder.latest(found)
     if type(found) is not TensorProxy or tuple(found.shape) != tuple(gradient.shape):
-        raise RuntimeError(f"hook {hook.name!r} has changed the size of value")
+        raise RuntimeError(f"hook {Hook(function).name!r} has changed the size of value")
     return found

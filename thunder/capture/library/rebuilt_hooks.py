@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from thunder.capture.ask import IDENTITY, value_at
 from thunder.capture.epilogue import EpilogueWriter
-from thunder.capture.library.hooks import hooked
+from thunder.capture.library.hooks import Hook, hooked
+from thunder.capture.library.module_hooks import entered, left
 from thunder.core.proxies import TensorProxy, proxies_in
 
 
@@ -17,10 +18,10 @@ def finish(c, results) -> None:
     """Hooks that no backward of the program has run go to the backward outside. Raises CaptureError where one holds
     something that the next call has another of. results: what leaves the program, as its result or stored in an
     object."""
-    left = set(map(id, proxies_in(results, []))) if c.engine.retained else ()
+    leaving = set(map(id, proxies_in(results, []))) if c.engine.retained else ()
     for value, tensor in c.engine.retained.items():
         overwrites = c.recorder.memory.base(tensor) in c.tensors.written_after
-        leaves = any(id(p) in left for p in (tensor, value, c.recorder.latest(tensor)))
+        leaves = any(id(p) in leaving for p in (tensor, value, c.recorder.latest(tensor)))
         if value not in c.engine.ran and (leaves or overwrites):
             c.refuse(
                 f"retain_grad of a tensor that it {'overwrites' if overwrites else 'returns or stores'} is called, and "
@@ -30,8 +31,23 @@ def finish(c, results) -> None:
     for i, operation in enumerate(c.recorder.bound_symbols):
         if operation.sym is hooked:
             value, hook, _ = operation.args
-            hook.rebuilt, values = _HookWriter(c).function(hook.function)
+            values = _rebuild(c, hook)
             c.recorder.bound_symbols[i] = operation.replace(args=(value, hook, values))
+        elif operation.sym in (entered, left):
+            args = list(operation.args)
+            for place in (j for j, x in enumerate(args) if _are_hooks(x)):
+                args[place + 1] = tuple(map(functools.partial(_rebuild, c), args[place]))
+            c.recorder.bound_symbols[i] = operation.replace(args=tuple(args))
+
+
+def _are_hooks(x) -> bool:
+    return isinstance(x, tuple) and bool(x) and all(type(h) is Hook for h in x)
+
+
+def _rebuild(c, hook: Hook) -> tuple:
+    """Sets what makes a hook of the values of one call. Returns these values."""
+    hook.rebuilt, values = _HookWriter(c).function(hook.function)
+    return values
 
 
 class _HookWriter(EpilogueWriter):

@@ -65,6 +65,8 @@ class Memory:
         self.apart: dict[Proxy, TensorProxy] = {}
         self.leaving: dict[Proxy, TensorProxy] = {}  # what shares memory in PyTorch -> which of it leaves the program
         self.shared: dict[Proxy, list[TensorProxy]] = {}  # values that share memory in a way that is not known
+        self.rebound: set[Proxy] = set()  # what shows other memory than it was made with
+        self.superseded: list[TensorProxy] = []  # values with a history that tensors had before
         self.followed: set[Proxy] = set()  # views that were read under grad since their base requires grad
         self.intact: set[Proxy] = set()  # views that nothing was written to since they were made, at the end
         self._deriving = False
@@ -197,7 +199,7 @@ class Memory:
         target = self.holder(target)
         self._decide(self.base(target))
         base = self.base(target)
-        if self._lacks_history(target):
+        if self._lacks_history(target) or self._shows_rebound_leaf(target):
             raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
         if base in self.fixed:
             raise CaptureError(self.fixed[base], location=user_location(), remedy=REMEDY)
@@ -217,6 +219,17 @@ class Memory:
             return False
         seen = operation.context is not None and operation.context.grad_enabled  # None: which of the two is the view?
         return seen and self.current.get(base := self.base(viewed), base).requires_grad and not self._detaching(x)
+
+    def _shows_rebound_leaf(self, x: TensorProxy) -> bool:
+        """Whether a leaf that requires grad, and whose `.data` were set, is overwritten under grad."""
+        recorder = current_recorder()
+        if recorder is None or not recorder.context.grad_enabled:
+            return False
+        while x in self.view_of and x not in self.rebound:
+            operation, x = self.view_of[x]
+            if is_unseen(operation):
+                return False
+        return x in self.rebound and x.requires_grad and recorder.is_leaf is not None and recorder.is_leaf(x)
 
     def joins_history(self, target: TensorProxy) -> None:
         """`target` is about to become a result that autograd knows. Raises PyTorch's errors for views that can not."""
@@ -491,6 +504,66 @@ class Memory:
         self._outdate(inner, None)
         self.reform(x, value)
 
+    # --- other memory
+    def shows_whole(self, value: TensorProxy, x: TensorProxy) -> bool:
+        """Whether `value` is `x`, or shows it as it is."""
+        value = self.holder(value)
+        while value is not x and value in self.view_of and self.view_of[value][0].sym.name in ("detach", "data"):
+            value = self.view_of[value][1]
+        return value is x
+
+    def may_rebind(self, x: TensorProxy) -> bool:
+        """Whether `x` may show other memory: it is no other name of an argument, and has the shape that it came in."""
+        named = x in self.view_of and self.view_of[x][0].context is None
+        others = any(self.view_of[v][0].context is None for v in self.views.get(x, ()))
+        return not (named or others or x in self.shared or x in self.rearranged or self.base(x) in self.fixed)
+
+    def rebind(self, x: TensorProxy, value: TensorProxy) -> TensorProxy:
+        """`x` shows the memory of `value` from now on, with the history that it had. Returns what stands for the memory
+        that it showed, which views that were made of it go on to show."""
+        x, value = self.holder(x), self.holder(value)
+        context, before = current_recorder().context, self.latest(x)
+        self.active = True
+        self._decide(self.base(x))
+        old, inner = self._same_elements(before), like(before)
+        inner.name, inner.requires_grad = context.names.make(), x.requires_grad
+        if before.requires_grad:
+            self.superseded.append(before)
+        if x in self.view_of:
+            operation, viewed = self.view_of.pop(x)
+            self.views[viewed] = [v for v in self.views[viewed] if v is not x]
+            self._add_view(inner, operation.swap({x: inner}), viewed)
+        for view in self.views.pop(x, ()):
+            operation, _ = self.view_of[view]
+            self._add_view(view, operation.swap({p: inner for p in operation.inputs if self.holder(p) is x}), inner)
+        for marks in (self.counted, self.filled):
+            if x in marks:
+                marks.add(inner)
+        self.formed.setdefault(inner, self.formed.pop(x, x))
+        if (history := self.histories.pop(x, None)) is not None:
+            self.histories[inner] = history
+        self.current.pop(x, None)
+        self.current[inner], self.owner[old] = old, inner
+        self.rebound.add(x)
+        self._add_view(x, LTORCH["detach"].bind(value, output=x, context=context), value)
+        if before.requires_grad:
+            self.histories[x] = before
+        self.stale.add(x)
+        self.formed[x] = self.latest(x)
+        return inner
+
+    def _same_elements(self, x: TensorProxy) -> TensorProxy:
+        """Another name in the trace for a value."""
+        self._deriving = True  # it is no view of the program's
+        try:
+            shown = LTORCH["detach"](x)
+            if x.requires_grad:
+                with grad_enabled(True):
+                    shown = holding.record(current_recorder(), (x, shown), {}, like(shown))
+        finally:
+            self._deriving = False
+        return shown
+
     # --- the end
     def written_back(self, base: TensorProxy, value: TensorProxy) -> None:
         """What came from outside has its last value in its own memory now: from here on it stands for itself, or for
@@ -546,6 +619,13 @@ holding = Symbol(
 
 @holding.vjp
 def _(old, new):
+    if (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
+        raise CaptureError(
+            "the data of a tensor that requires grad are set to another shape, dtype or device, and a gradient is "
+            "asked for",
+            location=user_location(),
+            remedy="do it outside of the compiled function, or under torch.no_grad()",
+        )
     g = yield holding(old, new)  # not `new` alone: a later derivative passes here as well
     return g, None
 

@@ -1,0 +1,351 @@
+"""`tensor.data = value` and what is made of it (`module.to`, `half`, `double`), beside eager."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.capture.runs import refused, same_as_eager, state
+
+
+def x():
+    return torch.randn(3, 4)
+
+
+def steps_of_gradients(jit):
+    """An optimizer written by hand."""
+    m = nn.Linear(4, 4)
+
+    def step(x):
+        loss = m(x).pow(2).sum()
+        loss.backward()
+        for p in m.parameters():
+            p.data = p.data - 0.1 * p.grad
+            p.grad = None
+        return loss.detach()
+
+    step = jit(step)
+    return [(step(x()), state(m)) for _ in range(3)]
+
+
+def perturbed_and_restored(jit):
+    """Sharpness-aware minimization: the old memory comes back as it was."""
+    m = nn.Linear(4, 4)
+
+    def step(x):
+        old = [p.data for p in m.parameters()]
+        for p in m.parameters():
+            p.data = p.data + 0.1
+        loss = m(x).sum()
+        loss.backward()
+        for p, o in zip(m.parameters(), old):
+            p.data = o
+        return loss.detach()
+
+    step, places = jit(step), [p.data_ptr() for p in m.parameters()]
+    return [(step(x()), state(m), places == [p.data_ptr() for p in m.parameters()]) for _ in range(3)]
+
+
+def moving_average(jit):
+    m, average = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def step(x):
+        for p, q in zip(m.parameters(), average.parameters()):
+            q.data = 0.9 * q.data + 0.1 * p.data
+        return average(x)
+
+    step = jit(step)
+    return [(step(x()), state(average)) for _ in range(3)]
+
+
+def clamped_weights(jit):
+    m = nn.Linear(4, 4)
+
+    def f(x):
+        for p in m.parameters():
+            p.data = torch.clamp(p.data, -0.1, 0.1)
+        return m(x)
+
+    f, seen = jit(f), []
+    for _ in range(3):
+        y = f(x())
+        y.sum().backward()
+        seen.append((y, state(m)))
+    return seen
+
+
+def buffers(jit):
+    m = nn.BatchNorm1d(4)
+
+    def f(x):
+        m.running_mean.data = m.running_mean.data + x.mean(0)
+        return x + m.running_mean
+
+    f = jit(f)
+    return [(f(x()), state(m)) for _ in range(3)]
+
+
+def arguments(jit):
+    """A write to one is a write to the other from then on, and views show what they showed."""
+
+    def f(a, b):
+        v = a[0]
+        a.data = b
+        a.mul_(3)
+        return a + b, v + 1
+
+    f, seen = jit(f), []
+    for _ in range(3):
+        a, b = x(), x()
+        seen.append((f(a, b), a, b, a.data_ptr() == b.data_ptr()))
+    return seen
+
+
+def swapped(jit):
+    a, b = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+
+    def f(x):
+        a.data, b.data = b.data, a.data
+        return x * a + b
+
+    f = jit(f)
+    return [(f(x()), a.clone(), b.clone()) for _ in range(3)]
+
+
+def old_memory_written(jit):
+    w = nn.Parameter(torch.randn(4))
+
+    def f(x):
+        w.data.add_(1)
+        v = w.data
+        w.data = w.data * 2
+        v.mul_(3)
+        return w * x, v
+
+    f, seen = jit(f), []
+    for _ in range(3):
+        before = w.data
+        y, v = f(x())
+        y.sum().backward()
+        seen.append((y, v.clone(), w.clone(), before, w.grad.clone(), v.data_ptr() == before.data_ptr()))
+    return seen
+
+
+def new_memory_written(jit):
+    w = nn.Parameter(torch.randn(3, 4))
+
+    def f(x):
+        v = x * 2
+        w.data = v
+        v.add_(1)
+        r = w * 1
+        with torch.no_grad():
+            w.mul_(2)
+        return r, v, w
+
+    f, seen = jit(f), []
+    for _ in range(3):
+        r, v, same = f(x())
+        seen.append((r, v.clone(), same is w, v.data_ptr() == w.data_ptr()))
+    return seen
+
+
+def temporaries(jit):
+    def f(x, w):
+        t, empty = x * w, torch.empty(0)
+        t.data = t.data + 1
+        empty.data = x
+        return (t * t).sum() + empty.sum(), empty.shape
+
+    f, seen = jit(f), []
+    for _ in range(3):
+        w = torch.randn(4, requires_grad=True)
+        y, shape = f(x(), w)
+        y.backward()
+        seen.append((y, w.grad, tuple(shape)))
+    return seen
+
+
+def transposed(jit):
+    w = nn.Parameter(torch.randn(4, 4))
+
+    def f(x):
+        w.data = w.data.t()
+        return (x @ w).detach()
+
+    f = jit(f)
+    return [(f(x()), w.clone(), w.stride()) for _ in range(3)]
+
+
+def stored(jit):
+    w, kept = nn.Parameter(torch.randn(4)), {}
+
+    def f(x):
+        w.data = x[0] * 2
+        kept["w"], kept["data"] = w, w.data
+
+    f, seen = jit(f), []
+    for _ in range(3):
+        f(x())
+        seen.append((kept["w"] is w, kept["data"], w.clone(), kept["data"].data_ptr() == w.data_ptr()))
+    return seen
+
+
+def decided_between(jit):
+    w = nn.Parameter(torch.randn(4))
+
+    def f(x):
+        w.data = w.data + x[0]
+        if w.sum() > 0:
+            w.data = w.data * 0.5
+        return w * 1
+
+    f = jit(f)
+    return [(f(x()), w.clone()) for _ in range(6)]
+
+
+def gradients(jit):
+    m = nn.Linear(4, 4)
+
+    def f(x):
+        m(x).pow(2).sum().backward()
+        for p in m.parameters():
+            p.grad.data = p.grad.data * 0.5
+
+    f = jit(f)
+    return [(f(x()), state(m)) for _ in range(3)]
+
+
+def errors(jit):
+    w = nn.Parameter(torch.randn(4))
+
+    def f(x):
+        said = []
+        for value in (3, torch.ones(4, dtype=torch.long)):
+            try:
+                w.data = value
+            except (TypeError, RuntimeError) as error:
+                said.append(str(error)[:30])
+        w.data = x[0]
+        try:
+            w.add_(1)
+        except RuntimeError as error:
+            said.append(str(error)[:30])
+        return said
+
+    return [jit(f)(x())]
+
+
+def half_and_back(jit):
+    m = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+
+    def f(x):
+        with torch.no_grad():
+            m.half()
+            y = m(x.half())
+            m.float()
+            return y
+
+    f = jit(f)
+    return [(f(x()), state(m)) for _ in range(3)]
+
+
+def to_double(jit):
+    m = nn.Linear(4, 4)
+
+    def f(x):
+        with torch.no_grad():
+            return m.double()(x.double())
+
+    f = jit(f)
+    return [(f(x()), state(m)) for _ in range(3)]
+
+
+def modules_made_inside(jit):
+    def f(x):
+        torch.manual_seed(0)
+        m = nn.Linear(4, 4).double()
+        m(x.double()).sum().backward()
+        return m.weight.grad
+
+    f = jit(f)
+    return [f(x()) for _ in range(3)]
+
+
+def where_it_is(jit):
+    m = nn.Linear(4, 4)
+
+    def f(x):
+        return m.to("cpu").to(torch.float32)(x)
+
+    f, seen = jit(f), []
+    for _ in range(3):
+        y = f(x())
+        y.sum().backward()
+        seen.append((y, state(m)))
+    return seen
+
+
+RUNS = [
+    steps_of_gradients, perturbed_and_restored, moving_average, clamped_weights, buffers, arguments, swapped,
+    old_memory_written, new_memory_written, temporaries, transposed, stored, decided_between, gradients, errors,
+    half_and_back, to_double, modules_made_inside, where_it_is,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
+def test_the_tensor_shows_the_new_data(run):
+    same_as_eager(run)
+
+
+def another_dtype_under_grad(jit):
+    """Eager PyTorch gives the gradient in the new dtype."""
+    m = nn.Linear(4, 4)
+
+    def f(x):
+        return m.double()(x.double())
+
+    f, seen = jit(f), []
+    for _ in range(3):
+        y = f(x())
+        y.sum().backward()
+        seen.append((y, state(m)))
+    return seen
+
+
+def data_of_the_forward(jit):
+    """What eager PyTorch's backward reads, the old data or the new, depends on the kernels' saved values."""
+    w = nn.Parameter(torch.randn(4, 4))
+
+    def f(x):
+        y = torch.nn.functional.linear(x, w)
+        w.data = w.data * 0
+        return y
+
+    f, seen = jit(f), []
+    for _ in range(3):
+        w.data, given = torch.ones(4, 4), x().requires_grad_()
+        f(given).sum().backward()
+        seen.append((given.grad, w.grad.clone()))
+    return seen
+
+
+def passed_twice(jit):
+    def f(a, b):
+        a.data = a * 2
+        return a + b
+
+    f, given = jit(f), x()
+    return [f(given, given), given]
+
+
+@pytest.mark.parametrize(
+    "run, reason",
+    [
+        (another_dtype_under_grad, "to another shape, dtype or device"),
+        (data_of_the_forward, "data that a tensor had before"),
+        (passed_twice, "passed twice"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_refused_in_words(run, reason):
+    refused(run, reason)

@@ -1,0 +1,170 @@
+"""Full backward hooks of modules and backward pre-hooks, beside eager."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.capture.runs import refused, same_as_eager, state
+
+
+def x(requires_grad=True):
+    return torch.randn(3, 4, requires_grad=requires_grad)
+
+
+def network():
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 4))
+
+
+def noted(m, seen):
+    """Hooks on all modules, in the order that they run."""
+    for name, module in m.named_modules():
+        module.register_full_backward_hook(
+            lambda module, inputs, outputs, name=name: seen.append((name, inputs[0].clone(), outputs[0].clone()))
+        )
+
+
+def seen_outside(jit):
+    m, seen = network(), []
+    noted(m, seen)
+    f = jit(m)
+    for _ in range(3):
+        given = x()
+        f(given).pow(2).sum().backward()
+        seen.append((given.grad, state(m)))
+    return seen
+
+
+def seen_inside(jit):
+    m, seen = network(), []
+    noted(m, seen)
+
+    def step(x):
+        m(x).pow(2).sum().backward()
+
+    step = jit(step)
+    for _ in range(3):
+        given = x()
+        step(given)
+        seen.append((given.grad, state(m)))
+    return seen
+
+
+def changed(where):
+    def run(jit):
+        m = network()
+        m[0].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 2 + outputs[0].mean(),))
+        m[2].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0].clamp(-0.1, 0.1),))
+        m[2].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] + 1,))
+        m[2].register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * 3,))
+        m[1].register_full_backward_pre_hook(lambda module, outputs: None)
+
+        def loss(x):
+            found = m(x).pow(2).sum()
+            if where == "inside":
+                found.backward()
+            return found.detach() if where == "inside" else found
+
+        loss, seen = jit(loss), []
+        for _ in range(3):
+            given = x()
+            found = loss(given)
+            if where == "outside":
+                found.backward()
+            seen.append((found, given.grad, state(m)))
+        return seen
+
+    return run
+
+
+def registered_inside(jit):
+    m, seen = network(), []
+
+    def f(x, by):
+        handle = m[2].register_full_backward_hook(lambda module, inputs, outputs: seen.append(outputs[0] * by))
+        found = m(x).sum()
+        handle.remove()
+        return found
+
+    f = jit(f)
+    for i in range(3):
+        f(x(), torch.tensor(float(i))).backward()
+        seen.append(state(m))
+    return seen
+
+
+def two_forwards_first(jit):
+    m, seen = network(), []
+    noted(m[0], seen)
+    f = jit(m)
+    a, b = x(), x()
+    (f(a).sum() + 2 * f(b).sum()).backward()
+    return [*sorted(seen, key=lambda found: float(found[2].sum())), a.grad, b.grad]
+
+
+def without_grad(jit):
+    m, seen = network(), []
+    noted(m, seen)
+    f = jit(m)
+    with torch.no_grad():
+        return [f(x()), f(x()), len(seen)]
+
+
+def attributions(jit):
+    """The gradient at a layer, weighted (Grad-CAM)."""
+    m = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+    kept = {}
+    m[1].register_forward_hook(lambda module, inputs, output: kept.update(output=output.detach()))
+    m[1].register_full_backward_hook(lambda module, inputs, outputs: kept.update(gradient=outputs[0]))
+
+    def explain(x):
+        m(x)[:, 0].sum().backward()
+        return (kept["gradient"].mean((2, 3), keepdim=True) * kept["output"]).sum(1).relu()
+
+    explain = jit(explain)
+    return [explain(torch.randn(2, 1, 4, 4, requires_grad=True)) for _ in range(3)]
+
+
+RUNS = [
+    seen_outside, seen_inside, changed("outside"), changed("inside"), registered_inside, two_forwards_first,
+    without_grad, attributions,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
+def test_hooks(run):
+    same_as_eager(run)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_no_input_requires_grad():
+    def run(jit):
+        m, seen = network(), []
+        m.register_full_backward_hook(lambda module, inputs, outputs: seen.append((len(inputs), outputs[0].clone())))
+        f = jit(m)
+        for _ in range(3):
+            f(x(False)).pow(2).sum().backward()
+        return [*seen, state(m)]
+
+    same_as_eager(run)
+
+
+def test_the_wrong_number_raises():
+    m = nn.Linear(4, 4)
+    m.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0], inputs[0]))
+    import thunder
+
+    for f in (m, thunder.jit(m, fallback="error")):
+        with pytest.raises(RuntimeError, match="got 2, but expected 1"):
+            f(x()).sum().backward()
+
+
+def several_tensors(jit):
+    m, seen = nn.Bilinear(4, 4, 2), []
+    m.register_full_backward_hook(lambda module, inputs, outputs: seen.append([g.clone() for g in inputs]))
+    f = jit(m)
+    f(x(), x()).sum().backward()
+    return seen
+
+
+def test_several_tensors_are_refused():
+    refused(several_tensors, "several tensors")

@@ -1,0 +1,118 @@
+"""`tensor.data = value`: the tensor shows other memory from then on, also outside, where the epilogue assigns it."""
+
+from __future__ import annotations
+
+from thunder import compat
+from thunder.analysis.aliases import alias_bases
+from thunder.capture.library import leaves
+from thunder.capture.tensors import is_leaf
+from thunder.core.proxies import TensorProxy, proxies_in
+from thunder.core.symbol import OpTags
+from thunder.ops.functionalize.memory import holding
+from thunder.ops.infer import fake
+
+
+def assign(c, p: TensorProxy, value) -> None:
+    """`p.data = value`. Raises PyTorch's errors where the value does not fit."""
+    memory = c.recorder.memory
+    p, value = memory.holder(p), c.lift(value)
+    c.synchronize()
+    before, now = memory.latest(p), c.recorder.latest(value)
+    if type(now) is not TensorProxy or before.requires_grad and now.dtype.category < 2:
+        with compat.DisableTorchFunction():
+            fake(before).requires_grad_(before.requires_grad).data = fake(now) if type(now) is TensorProxy else value
+        c.refuse("the data of a tensor are set to what is no dense tensor", "give it a dense one")
+    if memory.shows_whole(value, p):
+        return
+    _check(c, p)
+    alike = (before.shape, before.dtype, before.device) == (now.shape, now.dtype, now.device)
+    if p in c.tensors.leaves and before.requires_grad and not alike:
+        _another_leaf(c, p, now)
+        return
+    inner = memory.rebind(p, value)
+    if p not in c.tensors.real:
+        return
+    if p not in c.tensors.rebound:
+        c.tensors.rebound[p] = inner
+        c.tensors.real[inner] = c.tensors.real[p]
+        if p in c.tensors.mutated:
+            c.tensors.mutated = {inner if base is p else base: None for base in c.tensors.mutated}
+    real, _ = c.tensors.real[p]
+    c.writes.effects.setdefault((id(real), "data"), ("data", p, "data"))
+    c.writes.overlay[id(real), "data"] = p
+
+
+def _check(c, p: TensorProxy) -> None:
+    """Refuses what is not followed."""
+    memory = c.recorder.memory
+    of_transform = c.outer_recorders or p in c.tensors.placements
+    real, source = c.tensors.real.get(p, (None, None))
+    twice = source is not None and sum(other is real for other, _ in c.tensors.real.values()) > 1 + (
+        p in c.tensors.rebound
+    )
+    if of_transform or source in c.tensors.replaced_sources:
+        c.refuse(
+            "the data of a tensor are set that a transform or another rank has a part in",
+            "set them outside of the compiled function",
+        )
+    if twice or p in c.tensors.required or p in c.tensors.frozen or p in c.tensors.joined or not memory.may_rebind(p):
+        c.refuse(
+            "the data of a tensor are set that was passed twice, shows another argument, or changed its shape or "
+            "whether it requires grad inside of it",
+            "set them outside of the compiled function",
+        )
+
+
+def _another_leaf(c, p: TensorProxy, now: TensorProxy) -> None:
+    """A leaf of the program's own, of another dtype or shape: a leaf like that in its place."""
+    memory = c.recorder.memory
+    used = any(
+        memory.holder(i) is p and any(type(o) is TensorProxy and o.requires_grad for o in operation.outputs)
+        for operation in c.recorder.bound_symbols
+        for i in operation.inputs
+        if operation.sym is not holding and type(i) is TensorProxy
+    )
+    if used or not memory.is_apart(p) or not is_leaf(c, p):
+        c.refuse(
+            "the data of a leaf that was used before are set to another dtype or shape",
+            "set them before it is used",
+        )
+    memory.stand_for(p, leaves.leaf(c, now, type(c.tensors.real[p][0])))
+
+
+_REASON = "a gradient needs the data that a tensor had before others were set", "call backward before"
+
+
+def superseded(c) -> set:
+    """The memory of what tensors showed before their data were set. Eager PyTorch's backward finds the new data in a
+    tensor that it kept, and the old data in a view of one."""
+    bases = alias_bases(c.recorder.bound_symbols)
+    return {bases[value] for value in c.recorder.memory.superseded}
+
+
+def check_saved(c, results) -> None:
+    """Refuses results whose gradient may need superseded values."""
+    if not c.recorder.memory.superseded:
+        return
+    gone, bases = superseded(c), alias_bases(c.recorder.bound_symbols)
+    pending = [p for p in proxies_in(results, []) if not c.engine.is_freed(c, p)]
+    seen: set = set()
+    while pending:
+        value = pending.pop()
+        operation = c.recorder.producer(value) if isinstance(value, TensorProxy) and value.requires_grad else None
+        if operation is None or operation in seen:
+            continue
+        seen.add(operation)
+        if operation.sym is not holding and OpTags.VIEW not in operation.sym.tags:
+            if any(isinstance(i, TensorProxy) and bases[i] in gone for i in operation.inputs):
+                c.refuse(*_REASON)
+        pending += operation.inputs
+
+
+def check_read(c, operations) -> None:
+    """Refuses a backward inside of the program that reads superseded values."""
+    if not c.recorder.memory.superseded:
+        return
+    gone, bases = superseded(c), alias_bases(c.recorder.bound_symbols)
+    if any(isinstance(i, TensorProxy) and bases[i] in gone for operation in operations for i in operation.inputs):
+        c.refuse(*_REASON)

@@ -1,0 +1,131 @@
+"""Hooks of tensors from outside: those that a program registers, and those that its own backward finds.
+
+A backward inside of the program calls them, interpreted, with the whole gradient. Those that are registered in the end
+stay on the tensors, where the epilogue puts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.hooks import RemovableHandle
+
+from thunder import compat
+from thunder.capture import containers
+from thunder.capture.library import hooks
+from thunder.capture.library.gradients import first_proxy
+from thunder.core.proxies import TensorProxy
+
+_TABLES = {"register_hook": "_backward_hooks", "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks"}
+
+
+class OutsideHandle(RemovableHandle):
+    """The result of a registration inside of a program. The epilogue makes the tensor's own of it."""
+
+    def __init__(self, tensor: TensorProxy, kind: str, function: Callable):
+        self.tensor, self.kind, self.function, self.is_removed = tensor, kind, function, False
+
+    def remove(self) -> None:
+        self.is_removed = True
+
+    def __exit__(self, *error) -> None:
+        self.remove()
+
+
+def register(c, p: TensorProxy, kind: str, function: Callable) -> OutsideHandle:
+    """`p.register_hook(function)`, or another kind of registration."""
+    placement = c.tensors.placements.get(p)
+    if c.outer_recorders or placement is not None and not placement.is_whole or p in c.tensors.frozen:
+        c.refuse(
+            "a hook is registered on a frozen tensor, inside of a transform, or on a tensor that ranks hold parts of",
+            "register it outside of the compiled function",
+        )
+    handle = OutsideHandle(p, kind, function)
+    c.engine.outside_hooks.append(handle)
+    return handle
+
+
+def register_late(c, f, args, kwargs) -> OutsideHandle:
+    """`Tensor.register_post_accumulate_grad_hook`."""
+    given = dict(zip(("self", "hook"), args)) | kwargs
+    p, value = c.recorder.memory.holder(given["self"]), c.recorder.latest(given["self"])
+    if not value.requires_grad:
+        raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+    if not hooks.is_leaf(c, p):
+        raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
+    return register(c, p, "register_post_accumulate_grad_hook", given["hook"])
+
+
+def remove(c, f, args, kwargs) -> None:
+    """`remove` of the handle."""
+    args[0].is_removed = True
+
+
+def retain(c, p: TensorProxy) -> None:
+    """`retain_grad()` of an argument, which is a tensor of the graph outside. On a leaf it does nothing."""
+    with compat.DisableTorchFunction():
+        if not c.tensors.real[p][0].is_leaf:
+            c.engine.outside_retained[p] = None
+
+
+def called_before(c, p: TensorProxy, gradient: TensorProxy, create_graph: bool) -> TensorProxy:
+    """The gradient of a leaf, as the hooks leave it."""
+    for function in _functions(c, p, "register_hook"):
+        with _Watched(c, p):
+            gradient = hooks.called(c, function, gradient, create_graph)
+    return gradient
+
+
+def call_after(c, p: TensorProxy) -> None:
+    """Call the hooks that want to know that the gradient has been accumulated."""
+    for function in _functions(c, p, "register_post_accumulate_grad_hook"):
+        with _Watched(c, p):
+            c.call(function, [p], {})
+
+
+def _functions(c, p: TensorProxy, kind: str) -> list[Callable]:
+    real, source = c.tensors.real[p]
+    with compat.DisableTorchFunction():
+        table = getattr(real, _TABLES[kind])
+    before = [] if not table else list(c.steps(c.call(dict.values, [c.read(table, source.attr(_TABLES[kind]))], {})))
+    registered = (h for h in c.engine.outside_hooks if h.kind == kind and not h.is_removed)
+    return before + [h.function for h in registered if first_proxy(c, h.tensor) is p]
+
+
+class _Watched:
+    """Around the call of a hook. Hooks of several tensors run in an order that the engine chooses: those that change
+    the same objects, or run code on the host, are refused."""
+
+    def __init__(self, c, p: TensorProxy):
+        self.c, self.p = c, p
+
+    def __enter__(self) -> None:
+        self.before = self._changes()
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if kind is not None:
+            return
+        changed = {key for key, value in self._changes().items() if self.before.get(key) != value}
+        others = set().union(*(keys for p, keys in self.c.engine.changed_by_hooks if p is not self.p))
+        if changed & others:
+            self.c.refuse(
+                "hooks of several tensors change the same object in a backward inside of it, in an order that is not "
+                "known",
+                "call backward outside of the compiled function",
+            )
+        self.c.engine.changed_by_hooks.append((self.p, changed))
+
+    def _changes(self) -> dict[Any, Any]:
+        c = self.c
+        found: dict[Any, Any] = {key: id(value) for key, value in c.writes.overlay.items()}
+        for kind, original, _, key, value in containers.changes(c):
+            found[kind, id(original), id(key)] = len(value) if isinstance(value, (list, dict, set)) else id(value)
+        found["host"] = len(c.path.log)
+        for hook in c.engine.outside_hooks:
+            for cell in getattr(hook.function, "__closure__", None) or ():
+                inner = cell.cell_contents if hooks.is_filled(cell) else None
+                found[id(cell)] = id(inner)
+                if isinstance(inner, (list, dict, set)):
+                    found[id(inner)] = len(inner)
+        return found
