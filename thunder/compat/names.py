@@ -97,9 +97,11 @@ def _constant(value: Any) -> Callable:
     return lambda: lambda *args: value
 
 
-def _aten(name: str, needed_for: str, lost: str = "a program that needs this kernel raises", **options) -> Private:
+def _aten(name: str, needed_for: str, **options) -> Private:
     """A kernel that only the dispatcher names."""
-    return Private(f"aten{name}", f"torch.ops.aten.{name}", needed_for, lost, **options)
+    return Private(
+        f"aten{name}", f"torch.ops.aten.{name}", needed_for, "a program that needs this kernel raises", **options
+    )
 
 
 NOTHING_RUNS = "no program is compiled"

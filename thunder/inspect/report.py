@@ -94,7 +94,7 @@ def _page(compiled: Compiled, entry: CacheEntry, measured: Profile | None) -> st
         "guards": ("Guards", _guards(compiled, entry)),
         "decisions": ("Decisions", _decisions(compiled)),
         "host": ("On the host", _host(entry, costs, measured)),
-        "communication": ("Communication", _communication(costs, measured)),
+        "communication": ("Communication", _communication(costs)),
     }
     body = [f"<h1>{escape(name)}</h1>", f"<p>thunder {thunder.__version__}, torch {escape(torch.__version__)}, "
             f"Python {platform.python_version()}, {escape(_device(entry))}</p>"]  # fmt: skip
@@ -388,7 +388,7 @@ def _host(entry: CacheEntry, costs: Sequence[Cost], measured: Profile | None) ->
     yield from _table("host_calls", ("kind", "what", "ms", "bytes read", "the user's line"), rows, ROWS)
 
 
-def _communication(costs: Sequence[Cost], measured: Profile | None) -> Iterator[str]:
+def _communication(costs: Sequence[Cost]) -> Iterator[str]:
     rows = []
     for cost in costs:
         group = next((a for a in leaves(cost.bound_symbol.args) if isinstance(a, dist.ProcessGroup)), None)

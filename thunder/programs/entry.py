@@ -140,15 +140,6 @@ def _connection(given: Connection) -> dict:
     }  # fmt: skip
 
 
-class _Detaching(Printer):
-    """Prints a program that PyTorch differentiates: what the user computed without grad is detached."""
-
-    def line(self, b, indent: int = 0, commented: bool = False) -> list[str]:
-        stops = any(isinstance(i, TensorProxy) and i.requires_grad for i in b.inputs)
-        stopped = [o for o in b.outputs if stops and isinstance(o, TensorProxy) and not o.requires_grad]
-        return [*super().line(b, indent, commented), *(f"{o.name} = torch.detach({o.name})" for o in stopped)]
-
-
 def _plain(given: Connection, options: JitOptions, decisions: Decisions) -> dict:
     """The outputs that require grad, computed from the arguments by PyTorch's functions alone, so that PyTorch can
     differentiate it, as text: for derivatives that the document does not hold."""

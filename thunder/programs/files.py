@@ -17,7 +17,6 @@ import os
 import stat
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from thunder.options import cache_directory
 from thunder.programs.text import Damaged
@@ -89,14 +88,6 @@ def read(path: Path, key: bytes | None) -> dict:
 def _trusted(document: dict, key: bytes | None) -> dict:
     """A document without what only who has the key may say, since it cannot be looked into: compiled code, kernels."""
     return document if key is not None else {k: said for k, said in document.items() if k not in ("codes", "regions")}
-
-
-def read_facts(path: Path, key: bytes | None) -> dict[str, Any]:
-    """What a file says about its program: versions, options, function."""
-    found = read(path, key).get("metadata")
-    if not isinstance(found, dict):
-        raise Damaged("it does not say what it was made for")
-    return found
 
 
 def _hash(content: bytes, key: bytes | None) -> str:

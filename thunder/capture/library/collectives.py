@@ -40,7 +40,7 @@ class Work:
     def wait(self, timeout=None) -> bool:
         """Write the collective's results to the program's tensors, once."""
         for target, future in self._pairs:
-            overwrite(target, wait(future), "a collective")
+            overwrite(target, wait(future))
         self._pairs = []
         return True
 

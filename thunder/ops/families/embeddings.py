@@ -87,7 +87,7 @@ embedding_renorm.in_place = InPlaceForm(torch.embedding_renorm_, {0: 0})
 def _renormalize(weight, indices, max_norm, norm_type) -> None:
     """As PyTorch does: without grad."""
     with torch.no_grad(), grad_enabled(False):
-        overwrite(weight, embedding_renorm(weight, indices, max_norm, norm_type), "embedding_renorm")
+        overwrite(weight, embedding_renorm(weight, indices, max_norm, norm_type))
 
 
 @alias(F.embedding, over=embedding)
@@ -100,7 +100,7 @@ def _embedding(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_
 
 @alias(torch.embedding_renorm_)
 def _embedding_renorm_alias(weight, indices, max_norm, norm_type):
-    return overwrite(weight, embedding_renorm(weight, indices, max_norm, norm_type), "embedding_renorm")
+    return overwrite(weight, embedding_renorm(weight, indices, max_norm, norm_type))
 
 
 @alias(torch.embedding)

@@ -139,7 +139,7 @@ def place(a: TensorProxy, key) -> Place:
             dim += rest
             used = len(shape)  # a second Ellipsis stands for nothing
         elif type(k) is int:
-            entries.append(("int", _int_entry(k, shape[dim], dim)))
+            entries.append(("int", _int_entry(k, shape[dim])))
             dim += 1
         elif isinstance(k, bool):
             entries.append(("bool", k))
@@ -147,7 +147,7 @@ def place(a: TensorProxy, key) -> Place:
         elif isinstance(k, (TensorProxy, Sequence)) and not isinstance(k, str):
             dim = _advanced_entry(k, shape, dim, entries, out, advanced)
         else:
-            entries.append(("int", _int_entry(k, shape[dim], dim)))
+            entries.append(("int", _int_entry(k, shape[dim])))
             dim += 1
     for i in range(dim, len(shape)):
         entries.append(("slice", 0, shape[i], 1))
@@ -157,7 +157,7 @@ def place(a: TensorProxy, key) -> Place:
     return Place(entries, tuple(out))
 
 
-def _int_entry(k, n, dim: int):
+def _int_entry(k, n):
     if type(k) is not int and not isinstance(k, NumberProxy):
         try:
             k = operator.index(k)

@@ -168,7 +168,7 @@ def kl_div(a, target, size_average=None, reduce=None, reduction="mean", log_targ
 # classes
 
 
-def _check_classes(a, target, weight) -> None:
+def _check_classes(a, weight) -> None:
     require(a.shape)
     classes = a.shape[1] if len(a.shape) > 1 else a.shape[0]
     require(weight is None or weight.shape == (classes,))
@@ -180,7 +180,7 @@ def _index_shape(a) -> tuple:
 
 
 def _nll_meta(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
-    _check_classes(a, target, weight)
+    _check_classes(a, weight)
     require(target.shape == _index_shape(a))
     require(target.dtype.name in ("int64", "uint8"))
     return like(a, target.shape if _reduction(reduction, size_average, reduce) == "none" else ())
@@ -212,7 +212,7 @@ def _is_index_target(a, target) -> bool:
 def _cross_entropy_meta(
     a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0
 ):
-    _check_classes(a, target, weight)
+    _check_classes(a, weight)
     how = _reduction(reduction, size_average, reduce)
     if not _is_index_target(a, target):
         return like(a, _index_shape(a) if how == "none" else ())

@@ -32,7 +32,7 @@ def failed(error: RuntimeError, what: str, group) -> CollectiveError:
     others = [r for r in dist.get_process_group_ranks(group) if r != me]
     try:
         said = _answers(me, what, others)
-        reasons = [_reason(r, said.get(r)) for r in others if r not in said]
+        reasons = [_reason(r) for r in others if r not in said]
         # who waits for the one that ended does not answer either
         reasons = [r for r in reasons if "ended" in r] or reasons
         reasons = reasons or [f"rank {r} failed in {at}" for r, at in said.items()]
@@ -63,7 +63,7 @@ def _answers(me: int, what: str, others: list[int]) -> dict[int, str]:
         time.sleep(0.05)
 
 
-def _reason(rank: int, said: str | None) -> str:
+def _reason(rank: int) -> str:
     return f"rank {rank} has ended" if _ended(rank) else f"rank {rank} says nothing: it hangs, or is at something else"
 
 

@@ -434,8 +434,8 @@ def _native_batch_norm(a, weight, bias, running_mean, running_var, training, mom
     out, mean, rstd, new_mean, new_var = native_batch_norm_functional(
         a, running_mean, running_var, weight, bias, momentum, eps
     )
-    overwrite(running_mean, new_mean, "running_mean")
-    overwrite(running_var, new_var, "running_var")
+    overwrite(running_mean, new_mean)
+    overwrite(running_var, new_var)
     return out, mean, rstd
 
 

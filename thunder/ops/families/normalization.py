@@ -273,8 +273,8 @@ def _batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, 
     if not isinstance(momentum, NumberProxy) and momentum == 0.0:
         return batch_norm(a, None, None, weight, bias, True, momentum, eps)
     out, mean, var = batch_norm_update(a, running_mean, running_var, weight, bias, momentum, eps)
-    inplace.overwrite(running_mean, mean, "running_mean")
-    inplace.overwrite(running_var, var, "running_var")
+    inplace.overwrite(running_mean, mean)
+    inplace.overwrite(running_var, var)
     return out
 
 
@@ -345,8 +345,8 @@ def _instance_norm(
     if not use_input_stats or running_mean is None:
         return instance_norm(a, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
     out, mean, var = instance_norm_update(a, running_mean, running_var, weight, bias, momentum, eps)
-    inplace.overwrite(running_mean, mean, "running_mean")
-    inplace.overwrite(running_var, var, "running_var")
+    inplace.overwrite(running_mean, mean)
+    inplace.overwrite(running_var, var)
     return out
 
 

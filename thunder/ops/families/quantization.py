@@ -77,8 +77,6 @@ def _(a, scale, zero_point, axis, quant_min, quant_max):
 # ---------------------------------------------------------------------------------------------------------------- with
 # an observer
 
-_OBSERVED = ("running_min", "running_max", "scale", "zero_point")
-
 
 def _run_observer(a, observer_on, fake_quant_on, running_min, running_max, scale, zero_point, *options):
     state = [t.clone() for t in (running_min, running_max, scale, zero_point)]
@@ -121,8 +119,8 @@ def _observing(a, observer_on, fake_quant_on, running_min, running_max, scale, z
     out, *new = fused_moving_avg_obs_fake_quant(
         a, observer_on, fake_quant_on, running_min, running_max, scale, zero_point, *options, **named
     )
-    for target, value, name in zip((running_min, running_max, scale, zero_point), new, _OBSERVED, strict=True):
-        overwrite(target, value, name)
+    for target, value in zip((running_min, running_max, scale, zero_point), new, strict=True):
+        overwrite(target, value)
     return out
 
 

@@ -142,7 +142,7 @@ def _fill(name: str) -> None:
 
     def method(a, *args, **kwargs):
         check_overlap(function, a, (a, *args), kwargs)
-        return overwrite(a, symbol(a, *args, **kwargs), name.rstrip("_"))
+        return overwrite(a, symbol(a, *args, **kwargs))
 
     method.__name__ = name
     alias(function)(method)
@@ -239,7 +239,7 @@ def _dropout(name: str, *functions) -> None:
         if not inplace:
             return symbol(a, p, True)
         check_overlap(functions[0], a, (a, p), {"inplace": True})
-        return overwrite(a, symbol(a, p, True), name)
+        return overwrite(a, symbol(a, p, True))
 
     call.__name__ = name
     alias(*functions)(call)
@@ -265,7 +265,7 @@ def _native_dropout(name: str) -> None:
 
     def overwriting_call(input, p, train):
         check_overlap(function, input, (input, p, train), {})
-        return overwrite(input, call(input, p, train), name)
+        return overwrite(input, call(input, p, train))
 
     function = getattr(torch, f"{name}_")
     alias(getattr(torch, name))(call)

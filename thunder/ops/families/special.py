@@ -49,7 +49,7 @@ def polygamma_method(a, n):
 @alias(torch.Tensor.polygamma_)
 def polygamma_(a, n):
     check_overlap(torch.Tensor.polygamma_, a, (a, n), {})
-    return overwrite(a, LTORCH["polygamma"](n, a), "polygamma")
+    return overwrite(a, LTORCH["polygamma"](n, a))
 
 
 @composite(torch.isclose, torch.Tensor.isclose, tags=(OpTags.DETACHED,))

@@ -60,7 +60,7 @@ def _gather(name: str) -> None:
         mean_, invstd_, *new = symbol(a, mean, invstd, running_mean, running_var, momentum, eps, counts)
         for target, value in zip((running_mean, running_var), new, strict=True):
             if target is not None:
-                overwrite(target, value, name)
+                overwrite(target, value)
         return mean_, invstd_
 
 
@@ -86,5 +86,5 @@ def _batch_norm_update_stats(a, running_mean, running_var, momentum):
     mean, var, *new = batch_norm_update_stats(a, running_mean, running_var, momentum)
     for target, value in zip((running_mean, running_var), new, strict=True):
         if target is not None:
-            overwrite(target, value, "batch_norm_update_stats")
+            overwrite(target, value)
     return mean, var

@@ -29,14 +29,14 @@ def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     target = args[0]
     if isinstance(target, (tuple, list)):
         for each, value in zip(target, symbol(*args, **kwargs), strict=True):
-            overwrite(each, value, symbol.name)
+            overwrite(each, value)
         return target
     if symbol.undo is not None:
         return _rearrange(symbol, *(symbol._by_position(args, kwargs) if kwargs else (args, {})))
     if (check := symbol.check_in_place) is not None:
         check(*args, **kwargs)
     check_overlap(symbol.in_place and symbol.in_place.function, target, args, kwargs)
-    return overwrite(target, symbol(*args, **kwargs), symbol.name)
+    return overwrite(target, symbol(*args, **kwargs))
 
 
 def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
@@ -99,7 +99,7 @@ def swapaxes_(a, *args, **kwargs):
     return write(LTORCH["transpose"], (a, *args, *kwargs.values()), {})
 
 
-def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy:
+def overwrite(target: TensorProxy, value: TensorProxy) -> TensorProxy:
     """Makes `target`, and everything that shares memory with it, hold `value`, in target's own dtype.
 
     Raises RuntimeError where the shapes or types do not fit, as PyTorch does, CaptureError where what is written to can
@@ -244,7 +244,7 @@ def write_out(function, out, result, args: tuple, kwargs: dict):
                 f"{name}(out=...) would change the shape of its argument from {tuple(recorder.latest(target).shape)} "
                 f"to {tuple(value.shape)}"
             )
-        overwrite(target, value, name)
+        overwrite(target, value)
     if name in _RETURNS_NONE:
         return None
     return _as_returned(type(result), out)
@@ -308,7 +308,7 @@ def write_unknown(function, args: tuple, kwargs: dict, call: Callable):
             scale = {"value": mine.pop()} if one.__name__ in ("addcmul_", "addcdiv_") and len(mine) > 2 else {}
             call(one, (target, *mine), kwargs | scale)
     else:
-        overwrite(targets, call(_on_a_copy(function), args, kwargs), name)
+        overwrite(targets, call(_on_a_copy(function), args, kwargs))
     return targets
 
 
@@ -356,7 +356,7 @@ for _dunder, _name in {
 def setitem(a: TensorProxy, key, value) -> None:
     """`a[key] = value`."""
     check_overlap(operator.setitem, a, (a, key, value), {})
-    overwrite(a, LTORCH["setitem"](a, key, value), "setitem")
+    overwrite(a, LTORCH["setitem"](a, key, value))
 
 
 METHODS["__setitem__"] = setitem
@@ -387,7 +387,7 @@ def _(a, src):
 def copy_(a: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
     """`a.copy_(src)`: src in a's shape, type and place."""
     check_overlap(torch.Tensor.copy_, a, (a, src), {})
-    return overwrite(a, copied_into(a, src), "copy")
+    return overwrite(a, copied_into(a, src))
 
 
 @torch_prim(torch.fill)

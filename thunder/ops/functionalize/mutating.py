@@ -76,7 +76,7 @@ def call_mutating(
     symbol.in_place = InPlaceForm(in_place, overwritten)
     for target, value in zip(targets, new, strict=True):
         value.requires_grad = target.requires_grad
-        overwrite(target, value, name)
+        overwrite(target, value)
     return result
 
 
