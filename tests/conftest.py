@@ -45,10 +45,15 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [i for i in items if id(i) in chosen]
 
 
-def pytest_collection_finish(session):
+def pytest_collection(session):
     """Keep the garbage collector from walking over all modules and tests, again and again: they stay."""
+    gc.disable()
+
+
+def pytest_collection_finish(session):
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")
