@@ -43,10 +43,7 @@ def checked(c, function, args, kwargs, run):
 
 def is_tried(c) -> bool:
     """Whether a frame of the program handles exceptions where it stands."""
-    for frame in c.stack_of_frames:
-        if frame.record.catches and frame.record.handles(frame.ip):
-            return True
-    return False
+    return any(frame.record.catches and frame.record.handles(frame.ip) for frame in c.stack_of_frames)
 
 
 def _known_error(c, function, args, kwargs) -> Exception | None:

@@ -119,9 +119,7 @@ def _conv(rank: int) -> Symbol:
         out = convolution(a, weight, bias, pair(stride, rank), before, pair(dilation, rank), False, (0,) * rank, groups)
         return squeeze(out, 0) if single else out
 
-    symbol = composite(getattr(torch, name), name=name, meta=meta, autocast="lower", tags=_TAGS)(decomposition)
-
-    return symbol
+    return composite(getattr(torch, name), name=name, meta=meta, autocast="lower", tags=_TAGS)(decomposition)
 
 
 conv1d, conv2d, conv3d = map(_conv, (1, 2, 3))
@@ -172,9 +170,7 @@ def _conv_transpose(rank: int) -> Symbol:
         )
         return squeeze(out, 0) if single else out
 
-    symbol = composite(getattr(torch, name), name=name, meta=meta, autocast="lower", tags=_TAGS)(decomposition)
-
-    return symbol
+    return composite(getattr(torch, name), name=name, meta=meta, autocast="lower", tags=_TAGS)(decomposition)
 
 
 conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_conv_transpose, (1, 2, 3))

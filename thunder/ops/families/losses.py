@@ -52,8 +52,7 @@ def pointwise(
     defaults = dict(options)
 
     def spread(args: tuple, kwargs: dict) -> dict:
-        values = {**defaults, **dict(zip(order, args, strict=False)), **kwargs}
-        return values
+        return {**defaults, **dict(zip(order, args, strict=False)), **kwargs}
 
     def meta(a, target, *args, **kwargs):
         values = spread(args, kwargs)

@@ -51,9 +51,7 @@ def _avg_pool(rank: int, function, **options):
     def without_stride(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return ((*args[:2], args[1], *args[3:]) if len(args) > 2 and args[2] is None else args), kwargs
 
-    symbol = torch_prim(function, name=name, tags=_TAGS, canonicalize=without_stride, **options)(meta)
-
-    return symbol
+    return torch_prim(function, name=name, tags=_TAGS, canonicalize=without_stride, **options)(meta)
 
 
 avg_pool1d = _avg_pool(1, torch.avg_pool1d)
@@ -104,9 +102,7 @@ def _adaptive_avg_pool(rank: int, function, **options):
     def meta(a, output_size):
         return like(a, _adaptive_shape(a, output_size, rank))
 
-    symbol = torch_prim(function, name=name, tags=_TAGS, **options)(meta)
-
-    return symbol
+    return torch_prim(function, name=name, tags=_TAGS, **options)(meta)
 
 
 adaptive_avg_pool1d = _adaptive_avg_pool(1, torch.adaptive_avg_pool1d)
