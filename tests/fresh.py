@@ -78,7 +78,7 @@ def _main(arguments: list[str], cwd: str, environment: dict[str, str], printed: 
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     kind = arguments[0]
     sys.argv = arguments[1:] if kind in ("-c", "-m") else arguments
-    first = cwd if kind in ("-c", "-m") else os.path.dirname(os.path.abspath(kind))
+    first = {"-c": "", "-m": cwd}.get(kind, os.path.dirname(os.path.abspath(kind)))
     sys.path[:] = [first, *environment.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
     try:
         if kind == "-c":
