@@ -232,6 +232,38 @@ def test_derivatives_that_are_not_in_the_file(again):
     assert stats.loaded == 1
 
 
+def stopped(x):
+    """Values that are computed without grad between others: as operations, as views, as one of several results."""
+    with torch.no_grad():
+        scale = x.detach().exp().sum(-1, keepdim=True)
+        top, places = x.topk(2)
+        seen = x[:, 1:]
+    y = x.sin() * scale + x.gather(1, places).sum()
+    return y + top.mean() * x.cos() + seen.sum() * x, x.argmax(-1), x.detach() * 2
+
+
+@pytest.mark.parametrize("fn", [stopped, checked, helped, several, random_numbers], ids=lambda fn: fn.__name__)
+def test_second_derivatives_of_what_is_loaded(fn, again):
+    def derivatives(run):
+        torch.manual_seed(0)
+        given = [torch.randn(3, 3, requires_grad=True) for _ in range(2 if fn is several else 1)]
+        torch.manual_seed(1)
+        leaves = torch.utils._pytree.tree_leaves(run(fn, *given))
+        differentiable = [t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad]
+        flags = [t.requires_grad for t in leaves if isinstance(t, torch.Tensor)]
+        loss = sum(t.square().sum() for t in differentiable)
+        first = torch.autograd.grad(loss, given, create_graph=True)
+        second = torch.autograd.grad(sum(g.sin().sum() for g in first), given, allow_unused=True)
+        return [flags, *first, *second]
+
+    wanted = derivatives(lambda fn, *given: fn(*given))
+    for loaded in (0, 1):
+        seen = []
+        found = derivatives(lambda fn, *given: (seen.append(again(fn, *given)), seen[0][0])[1])  # noqa: B023
+        assert seen[0][1].loaded == loaded, seen[0][1].not_loaded
+        torch.testing.assert_close(found, wanted)
+
+
 def test_effects_are_repeated(again):
     for loaded in (0, 1):
         model = Counter()

@@ -25,7 +25,7 @@ from thunder.cache.entry import (
 )
 from thunder.core.codegen import Printer, function_source, line_owners
 from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import Names
+from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.symbolic import Decisions
 from thunder.core.trace import Trace, TraceInfo
 from thunder.errors import ThunderError
@@ -149,6 +149,7 @@ def _plain(given: Connection, options: JitOptions, decisions: Decisions) -> dict
         if LTORCH.get(b.sym.name) is not b.sym and PRIMS.get(b.sym.name) is not b.sym:
             raise Unspeakable(f"the operation {b.sym.name} has a derivative of its own")
     outputs = tuple(o for o in given.cut.outputs if o.requires_grad)
+    kept = _detaching(kept, computation.names)
     program = dce(computation.replace(name="plain", bound_symbols=kept, output=outputs, info=TraceInfo()))
     executors = tuple(get_always_executors())
     alone = dataclasses.replace(options, executors=executors, transforms=(), numerics=NUMERICS_OPTIONS.CLOSE)
@@ -157,6 +158,22 @@ def _plain(given: Connection, options: JitOptions, decisions: Decisions) -> dict
     if more:
         raise Unspeakable("its derivatives decide by sizes")
     return said
+
+
+def _detaching(operations: Sequence[BoundSymbol], names: Names) -> list[BoundSymbol]:
+    """Operations for PyTorch to differentiate: what the user computed without grad is detached."""
+    detach, made = LTORCH["detach"], []
+    for b in operations:
+        stops = b.sym is not detach and any(isinstance(i, TensorProxy) and i.requires_grad for i in b.inputs)
+        stopped = {
+            o: o.replace(name=names.make("t"), requires_grad=True)
+            for o in b.outputs
+            if stops and isinstance(o, TensorProxy) and not o.requires_grad and not b.has_input(o)
+            if o.dtype.category >= 2  # others have no gradients
+        }
+        made.append(b.swap(stopped))
+        made += [detach.bind(new, output=o, context=b.context) for o, new in stopped.items()]
+    return made
 
 
 # -------------------------------------------------------------------------------------------------------- from text
