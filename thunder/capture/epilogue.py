@@ -26,7 +26,7 @@ from thunder.capture.library.backward import freed
 from thunder.capture.library.outside_hooks import OutsideHandle
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
-from thunder.capture.remade import UNCHANGING, goes_on, is_filled, is_global, made_of, native_new
+from thunder.capture.remade import GENERATORS, UNCHANGING, call_of, goes_on, is_filled, is_global, made_of, native_new
 from thunder.capture.sources import MISSING, STEPS, held
 from thunder.capture.statements import check_symbol, written
 from thunder.capture.tensors import without_history
@@ -152,18 +152,29 @@ class EpilogueWriter:
             return f"{self.pin(types.MethodType)}({self.build(value.__func__)}, {self.build(value.__self__)})"
         if isinstance(value, (list, dict, set, frozenset, collections.deque)):
             return self._container(value, t)
-        if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or goes_on(value):
-            remedy = "return a list or a tuple: list(...) of it"
-            if isinstance(value, (types.CoroutineType, types.AsyncGeneratorType)):
-                remedy = "compile the functions that it calls, and await it outside"
-            if isinstance(value, types.CoroutineType):
-                value.close()  # nobody will await it
-            c.refuse(f"a {operations.type_of(c, value).__name__} leaves the compiled function", remedy)
+        if isinstance(value, GENERATORS) or goes_on(value):
+            return self._going_on(value)
         if (again := self._about_outside(value, t)) is not None:
             return again
         if isinstance(value, types.FunctionType):
             return self._function(value) if id(value) in c.fresh else self.pin(value)
         return self._other(value, t)
+
+    def _going_on(self, value) -> str:
+        """A generator or coroutine that has not been started is that of the same call outside, which runs as in eager
+        mode."""
+        c, remedy = self.c, "return a list or a tuple: list(...) of it"
+        call = call_of(value) if isinstance(value, GENERATORS) else None
+        if isinstance(value, types.CoroutineType):
+            value.close()  # nobody will await it
+        if isinstance(value, (types.CoroutineType, types.AsyncGeneratorType)):
+            remedy = "compile the functions that it calls, and await it outside"
+        compiled = c.request.fn.forward if isinstance(c.request.fn, torch.nn.Module) else c.request.fn
+        if call is None or call[0].__code__ is getattr(compiled, "__code__", None):
+            c.refuse(f"a {operations.type_of(c, value).__name__} leaves the compiled function", remedy)
+        function, arguments, keywords = call
+        given = [*map(self.build, arguments), *(f"{name}={self.build(v)}" for name, v in keywords.items())]
+        return self.variable(value, f"{self.build(function)}({', '.join(given)})")
 
     def _other(self, value, t: type) -> str:
         if t is OutsideHandle and not value.is_removed:
