@@ -171,7 +171,7 @@ class EpilogueWriter:
             remedy = "compile the functions that it calls, and await it outside"
         compiled = c.request.fn.forward if isinstance(c.request.fn, torch.nn.Module) else c.request.fn
         if call is None or call[0].__code__ is getattr(compiled, "__code__", None):
-            c.refuse(f"a {operations.type_of(c, value).__name__} leaves the compiled function", remedy)
+            return c.refuse(f"a {operations.type_of(c, value).__name__} leaves the compiled function", remedy)
         function, arguments, keywords = call
         given = [*map(self.build, arguments), *(f"{name}={self.build(v)}" for name, v in keywords.items())]
         return self.variable(value, f"{self.build(function)}({', '.join(given)})")

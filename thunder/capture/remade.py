@@ -11,6 +11,7 @@ import re
 import struct
 import types
 import weakref
+from typing import Any
 
 import numpy
 
@@ -67,7 +68,7 @@ def call_of(value) -> tuple[types.FunctionType, list, dict] | None:
         return None
     function, code = interpreted.fn, interpreted.fn.__code__
     names, count = code.co_varnames, code.co_argcount
-    values = {
+    values: dict[str, Any] = {
         name: held.cell_contents if type(held) is types.CellType and name in code.co_cellvars else held
         for name, held in interpreted.locals.items()
     }
