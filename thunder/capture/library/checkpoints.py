@@ -144,7 +144,7 @@ present.statistics = (0,)
 
 def again(gradient: torch.Tensor, inputs: tuple[str, ...], count: int, *tensors: torch.Tensor) -> None:
     """Write the second half of `tensors` to the first half, where autograd wants the gradient of one of the inputs.
-    Each result of a checkpoint has such a line, and all of them write the same."""
+    Each result of a checkpoint has such an operation, and all write the same."""
     if wants(inputs):
         for target, value in zip(tensors[:count], tensors[count:], strict=True):
             target.data.copy_(value)
@@ -189,6 +189,7 @@ class _Repeated:
         made = {o for operation in self.region for o in operation.outputs}
         self.results = list(dict.fromkeys(r for r in map(memory.latest, results) if r in made))
         if not self.results:
+            self._note(self.region)
             return
         self._check(values, stops_early)
         names, context = c.recorder.context.names, c.recorder.context
@@ -211,8 +212,12 @@ class _Repeated:
         self.now, self.values = dict(zip(now, written, strict=True)), values
         c.recorder.rewrite([*c.recorder.bound_symbols[:start], *first, *region, *ends])
         c.engine.repeated |= dict.fromkeys(targets, self)
-        inside = (o for operation in region for o in operation.outputs)
-        c.engine.inside |= {o: context.checkpoint[-1] for o in inside if isinstance(o, TensorProxy) and o.requires_grad}
+        self._note(region)
+
+    def _note(self, region: Sequence[BoundSymbol]) -> None:
+        """The values of these operations stay in the checkpoint: see `check_left`."""
+        token, made = self.c.recorder.context.checkpoint[-1], (o for operation in region for o in operation.outputs)
+        self.c.engine.inside |= {o: token for o in made if isinstance(o, TensorProxy) and o.requires_grad}
 
     def _inputs(self) -> tuple[str, ...]:
         """Names of the program's inputs that the gradient goes to."""
@@ -229,7 +234,8 @@ class _Repeated:
         for b, value in zip(self.written, values, strict=True):
             plain = b not in memory.view_of and not memory.views.get(b) and b not in memory.rearranged
             no_grad = not b.requires_grad and not value.requires_grad
-            if not plain or not no_grad or b in c.tensors.placements or b in c.tensors.rebound or c.outer_recorders:
+            moved = b in c.tensors.rebound or b in c.tensors.rebound.values()
+            if not plain or not no_grad or b in c.tensors.placements or moved or c.outer_recorders:
                 _refuse(c, "writes to a view, a parameter, or a tensor that ranks share")
         made = {o for operation in self.region for o in operation.outputs}
         if any(operation in c.engine.known for operation in self.region) or not made.isdisjoint(c.engine.heads):
@@ -237,7 +243,7 @@ class _Repeated:
         self._check_reads()
         if stops_early:
             places = {o: i for i, operation in enumerate(self.region) for o in operation.outputs}
-            last = max(places[value] for value in values)
+            last = max(places.get(value, 0) for value in values)
             if not any(_keeps(c, operation) for operation in reversed(self.region[last:])):
                 c.refuse(
                     "what runs in a checkpoint writes to a tensor after all that the backward needs, where eager "
@@ -292,7 +298,7 @@ def run(c, operation: BoundSymbol) -> None:
     with torch.no_grad():
         c.synchronize()
         for b, value in zip(region.written, region.values, strict=True):
-            memory.write(b, table[value])
+            memory.write(b, table.get(value, value))
     c.synchronize()
 
 
