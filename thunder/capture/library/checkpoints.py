@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -116,16 +117,18 @@ def _counters(c, keys: list, before: dict) -> Counters:
     found = []
     for key in keys:
         kind, owner, name = c.writes.effects.get(key, ("", None, None))
-        source = c.sources[key[0]].attr(name) if kind == "attr" else None
+        if kind != "attr":
+            return _refuse(c, "changes a number")
+        source = c.sources[key[0]].attr(name)
         was = before.get(key, c.numbers.proxies.get(source))
-        step = None
-        if isinstance(was, NumberProxy) and not was.unbacked:
-            step = c.writes.overlay[key] - was
-            step = step if not isinstance(step, NumberProxy) else None if step.expression.symbols() else step.concrete()
-        elif kind == "attr":
+        if not isinstance(was, NumberProxy) or was.unbacked:
             c.outside.written_arrays.add(source.describe(c.parameters))
-        if type(step) not in (int, float):
-            _refuse(c, "changes a number")
+            return _refuse(c, "changes a number")
+        step = c.writes.overlay[key] - was
+        if isinstance(step, NumberProxy):
+            if step.expression.symbols():
+                return _refuse(c, "changes a number")
+            step = step.concrete()
         c.ask(c.sources[key[0]], IDENTITY)
         found.append(Counter(owner, name, step, c.writes.places[key]))
         found[-1].symbols = was.expression.symbols()
@@ -153,8 +156,8 @@ def _is_new(before: tuple, after: tuple, base: TensorProxy) -> bool:
     return dict(before[0]).get(id(base)) != dict(after[0]).get(id(base))
 
 
-def _refuse(c, what: str) -> None:
-    c.refuse(
+def _refuse(c, what: str) -> Any:
+    return c.refuse(
         f"what runs in a checkpoint {what}, which eager PyTorch does once more in the backward",
         "leave it out of the checkpoint",
     )
