@@ -21,9 +21,8 @@ import torch
 from thunder import compat
 from thunder.capture import afterwards, arrays, containers, operations
 from thunder.capture.identities import Id
-from thunder.capture.library import hooks
+from thunder.capture.library import outside_hooks
 from thunder.capture.library.backward import freed
-from thunder.capture.library.outside_hooks import OutsideHandle
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
 from thunder.capture.remade import GENERATORS, UNCHANGING, call_of, goes_on, is_filled, is_global, made_of, native_new
@@ -35,7 +34,6 @@ from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, 
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, plain_attribute
-from thunder.runtime.retained import retain
 
 _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torch.device)
 
@@ -177,8 +175,8 @@ class EpilogueWriter:
         return self.variable(value, f"{self.build(function)}({', '.join(given)})")
 
     def _other(self, value, t: type) -> str:
-        if t is OutsideHandle and not value.is_removed:
-            self.hooks()
+        if t is outside_hooks.OutsideHandle and not value.is_removed:
+            outside_hooks.write_registered(self)
             return self.built[id(value)]
         if t is contextvars.Token:
             self.c.refuse("a token of a context variable leaves the compiled function", "set and reset it on one side")
@@ -411,29 +409,10 @@ class EpilogueWriter:
         for p in c.tensors.frozen:
             if p not in c.tensors.leaves or id(p) in self.values:
                 self.lines.append(f"{self.itself(p)}.requires_grad_(False)")
-        self.hooks()
-        for value, p in c.engine.retained.items():
-            leaves = id(value) in self.values and latest(c, p) is value
-            if value not in c.engine.ran and leaves and c.recorder.memory.base(p) not in c.tensors.written_after:
-                c.engine.ran.add(value)
-                cell = hooks.retain_outside(c, value)
-                self.lines.append(f"{self.pin(retain)}({self.value(value)}, {self.value(cell)})")
-        for p in c.engine.outside_retained:
-            self.lines.append(f"{self.itself(p)}.retain_grad()")
+        outside_hooks.write(self)
         if left := c.writes.left:
             values = ", ".join(f"{name!r}: {self.literal(value)}" for name, value in left.items())
             self.lines.append(f"{self.pin(compat.set_settings)}({{{values}}})")
-
-    def hooks(self) -> None:
-        """Registers the hooks that the program leaves on tensors from outside, in its order."""
-        for handle in self.c.engine.outside_hooks:
-            p = handle.tensor
-            if (
-                id(handle) not in self.built
-                and not handle.is_removed
-                and (p not in self.c.tensors.leaves or id(p) in self.values)
-            ):
-                self.variable(handle, f"{self.itself(p)}.{handle.kind}({self.build(handle.function)})")
 
     def _write(self, kind: str, o, n, v) -> str:
         if kind == "attr":
