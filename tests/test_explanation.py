@@ -51,7 +51,9 @@ def test_why_the_original_runs(fallback):
 
     def program(x):
         calls.append(x)
-        return (x * i for i in range(2))
+        made = (x * i for i in range(2))
+        next(made)
+        return made
 
     (found,) = thunder.explain(thunder.jit(program, fallback=fallback), torch.ones(2)).found
     assert found.kind == "fallback" and "a generator leaves" in found.what and found.where[2].endswith("program")

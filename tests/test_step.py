@@ -796,21 +796,14 @@ def test_what_is_not_captured_is_said():
     def outside(x):
         x.sum().backward()
 
-    handle = module[0].weight.register_hook(lambda g: g)
-    for f, x, words in [
-        (hooks, data(0, 5, 3), "has hooks"), (outside, data(0, 3).requires_grad_() * 2, "itself a result of "
-            "operations outside"),
-    ]:  # fmt: skip
-        with pytest.raises(CaptureError, match=words) as error:
-            thunder.jit(f)(x)
-        assert error.value.location[0] == __file__
-        assert all(p.grad is None for p in module.parameters())
-    handle.remove()
+    with pytest.raises(CaptureError, match="itself a result of operations outside") as error:
+        thunder.jit(outside)(data(0, 3).requires_grad_() * 2)
+    assert error.value.location[0] == __file__
     compiled, called = thunder.jit(hooks), []
     compiled(data(0, 5, 3))
     module[0].weight.register_hook(called.append)
-    with pytest.raises(CaptureError, match="has hooks"):  # and not the program that was made before there was a hook
-        compiled(data(0, 5, 3))
+    compiled(data(0, 5, 3))  # not by the program that was made before there was a hook
+    assert len(called) == 1
 
 
 @pytest.mark.parametrize(

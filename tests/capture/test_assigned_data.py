@@ -285,10 +285,61 @@ def where_it_is(jit):
     return seen
 
 
+def flattened(jit):
+    """Parameters that are views of one vector from then on."""
+    m = nn.Linear(4, 4)
+
+    def f(x):
+        vector = torch.nn.utils.parameters_to_vector(m.parameters()).detach()
+        torch.nn.utils.vector_to_parameters(vector * 0.5, m.parameters())
+        return m(x), vector
+
+    f, seen = jit(f), []
+    for _ in range(3):
+        y, vector = f(x())
+        y.sum().backward()
+        seen.append((y, vector, state(m), m.weight.untyped_storage().nbytes()))
+    return seen
+
+
+def another_memory_format(jit):
+    m = nn.Conv2d(2, 3, 3)
+
+    def f(x):
+        return m.to(memory_format=torch.channels_last)(x)
+
+    f, seen = jit(f), []
+    for _ in range(3):
+        y = f(torch.randn(1, 2, 5, 5))
+        y.sum().backward()
+        seen.append((y, state(m), m.weight.stride()))
+    return seen
+
+
+def casts_that_autocast_keeps(jit):
+    """Eager PyTorch's do not know that a leaf was written to."""
+    m = nn.Linear(4, 4)
+
+    def f(x, sets):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = m(x)
+            with torch.no_grad():
+                for p in m.parameters():
+                    if sets:
+                        p.data = p.data * 2
+                    else:
+                        p.mul_(2)
+            return y.detach(), m(x).detach()
+
+    f = jit(f)
+    return [(f(x(), sets), state(m)) for sets in (True, False)]
+
+
 RUNS = [
     steps_of_gradients, perturbed_and_restored, moving_average, clamped_weights, buffers, arguments, swapped,
     old_memory_written, new_memory_written, temporaries, transposed, stored, decided_between, gradients, errors,
-    half_and_back, to_double, modules_made_inside, where_it_is,
+    half_and_back, to_double, modules_made_inside, where_it_is, flattened,
+    another_memory_format, casts_that_autocast_keeps,
 ]  # fmt: skip
 
 

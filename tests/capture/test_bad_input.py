@@ -103,15 +103,14 @@ def torch_compile_inside(x):
 
 @refused("a generator leaves")
 def generator_as_a_result(x):
-    return (x * i for i in range(2))
+    made = (x * i for i in range(2))
+    next(made)
+    return made
 
 
 @refused("a coroutine leaves")
-def coroutine_as_a_result(x):
-    async def doubled():
-        return x * 2
-
-    return doubled()
+async def coroutine_as_a_result(x):
+    return x * 2
 
 
 @refused("forward is TorchScript's")
@@ -131,7 +130,9 @@ def map_as_a_result(x):
 
 @refused("a generator leaves")
 def generator_inside_a_result(x):
-    return {"a": [(x * i for i in range(2))]}
+    made = (x * i for i in range(2))
+    next(made)
+    return {"a": [made]}
 
 
 @refused("view of a dict", {"a": X}.values())

@@ -21,12 +21,11 @@ import torch
 from thunder import compat
 from thunder.capture import afterwards, arrays, containers, operations
 from thunder.capture.identities import Id
-from thunder.capture.library import hooks
+from thunder.capture.library import outside_hooks
 from thunder.capture.library.backward import freed
-from thunder.capture.library.outside_hooks import OutsideHandle
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
-from thunder.capture.remade import UNCHANGING, goes_on, is_filled, is_global, made_of, native_new
+from thunder.capture.remade import GENERATORS, UNCHANGING, call_of, goes_on, is_filled, is_global, made_of, native_new
 from thunder.capture.sources import MISSING, STEPS, held
 from thunder.capture.statements import check_symbol, written
 from thunder.capture.tensors import without_history
@@ -35,7 +34,6 @@ from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, 
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, plain_attribute
-from thunder.runtime.retained import retain
 
 _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torch.device)
 
@@ -152,22 +150,33 @@ class EpilogueWriter:
             return f"{self.pin(types.MethodType)}({self.build(value.__func__)}, {self.build(value.__self__)})"
         if isinstance(value, (list, dict, set, frozenset, collections.deque)):
             return self._container(value, t)
-        if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or goes_on(value):
-            remedy = "return a list or a tuple: list(...) of it"
-            if isinstance(value, (types.CoroutineType, types.AsyncGeneratorType)):
-                remedy = "compile the functions that it calls, and await it outside"
-            if isinstance(value, types.CoroutineType):
-                value.close()  # nobody will await it
-            c.refuse(f"a {operations.type_of(c, value).__name__} leaves the compiled function", remedy)
+        if isinstance(value, GENERATORS) or goes_on(value):
+            return self._going_on(value)
         if (again := self._about_outside(value, t)) is not None:
             return again
         if isinstance(value, types.FunctionType):
             return self._function(value) if id(value) in c.fresh else self.pin(value)
         return self._other(value, t)
 
+    def _going_on(self, value) -> str:
+        """A generator or coroutine that has not been started is that of the same call outside, which runs as in eager
+        mode."""
+        c, remedy = self.c, "return a list or a tuple: list(...) of it"
+        call = call_of(value) if isinstance(value, GENERATORS) else None
+        if isinstance(value, types.CoroutineType):
+            value.close()  # nobody will await it
+        if isinstance(value, (types.CoroutineType, types.AsyncGeneratorType)):
+            remedy = "compile the functions that it calls, and await it outside"
+        compiled = c.request.fn.forward if isinstance(c.request.fn, torch.nn.Module) else c.request.fn
+        if call is None or call[0].__code__ is getattr(compiled, "__code__", None):
+            return c.refuse(f"a {operations.type_of(c, value).__name__} leaves the compiled function", remedy)
+        function, arguments, keywords = call
+        given = [*map(self.build, arguments), *(f"{name}={self.build(v)}" for name, v in keywords.items())]
+        return self.variable(value, f"{self.build(function)}({', '.join(given)})")
+
     def _other(self, value, t: type) -> str:
-        if t is OutsideHandle and not value.is_removed:
-            self.hooks()
+        if t is outside_hooks.OutsideHandle and not value.is_removed:
+            outside_hooks.write_registered(self)
             return self.built[id(value)]
         if t is contextvars.Token:
             self.c.refuse("a token of a context variable leaves the compiled function", "set and reset it on one side")
@@ -400,29 +409,10 @@ class EpilogueWriter:
         for p in c.tensors.frozen:
             if p not in c.tensors.leaves or id(p) in self.values:
                 self.lines.append(f"{self.itself(p)}.requires_grad_(False)")
-        self.hooks()
-        for value, p in c.engine.retained.items():
-            leaves = id(value) in self.values and latest(c, p) is value
-            if value not in c.engine.ran and leaves and c.recorder.memory.base(p) not in c.tensors.written_after:
-                c.engine.ran.add(value)
-                cell = hooks.retain_outside(c, value)
-                self.lines.append(f"{self.pin(retain)}({self.value(value)}, {self.value(cell)})")
-        for p in c.engine.outside_retained:
-            self.lines.append(f"{self.itself(p)}.retain_grad()")
+        outside_hooks.write(self)
         if left := c.writes.left:
             values = ", ".join(f"{name!r}: {self.literal(value)}" for name, value in left.items())
             self.lines.append(f"{self.pin(compat.set_settings)}({{{values}}})")
-
-    def hooks(self) -> None:
-        """Registers the hooks that the program leaves on tensors from outside, in its order."""
-        for handle in self.c.engine.outside_hooks:
-            p = handle.tensor
-            if (
-                id(handle) not in self.built
-                and not handle.is_removed
-                and (p not in self.c.tensors.leaves or id(p) in self.values)
-            ):
-                self.variable(handle, f"{self.itself(p)}.{handle.kind}({self.build(handle.function)})")
 
     def _write(self, kind: str, o, n, v) -> str:
         if kind == "attr":

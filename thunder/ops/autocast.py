@@ -87,17 +87,18 @@ class _Casts:
     def __call__(self, x):
         if not _eligible(x, self.kind) or x.dtype is self.target:
             return x
-        context = self.recorder.context
+        context, memory = self.recorder.context, self.recorder.memory
+        held = x if memory is None else memory.holder(x)  # eager's knows no writes to a leaf
         if (
             self.cached
             and x.requires_grad
             and x.dtype is dtypes.float32
             and self.recorder.is_leaf is not None
-            and self.recorder.is_leaf(x)
+            and self.recorder.is_leaf(held)
         ):
             # eager's knows no dtype, either
             mode = context.grad_enabled if compat.casts_keep_grad_mode() else None
-            done, key = self.recorder.casts, (x, mode, context.checkpoint)
+            done, key = self.recorder.casts, (held, mode, context.checkpoint)
         elif x.requires_grad and context.grad_enabled:
             return LTORCH["to"](x, dtype=self.target)
         else:

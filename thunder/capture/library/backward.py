@@ -84,8 +84,7 @@ class Engine:
         self.freed: dict[Derivative, None] = {}
         self.used: set[Derivative] = set()
         self.backwards = 0
-        # tensors that a checkpoint writes to, as its backward knows them -> see `checkpoints`
-        self.repeated: dict[TensorProxy, Any] = {}
+        self.repeated: dict[Any, Any] = {}  # counters of a checkpoint that writes -> see `checkpoints`
         # by the id of PyTorch's object for a call of a module with hooks, the token: see `module_hooks`
         self.entered: dict[int, TensorProxy | None] = {}
         self.outside_hooks: list[Any] = []  # handles of hooks of tensors from outside that the program registers

@@ -4,13 +4,13 @@ eager PyTorch's second run does.
 A tensor that the operations in a checkpoint write to is read by `present`, whose copy in the backward gives what it
 holds then. The results of the checkpoint pass `repeated`, whose derivative writes:
 
-    t0 = untracked(m_num_batches_tracked)        # forward
-    t1 = present(t0)                             # in the checkpoint
-    t2 = add(t1, 1)                              # in the checkpoint
-    y = repeated(t3, ("m_weight",), (t0,), (t2,))  # in the checkpoint: t3 itself
-    bw_t1 = present(t0)                          # backward
+    t0 = untracked(m_num_batches_tracked)  # forward
+    t1 = present(t0)                       # in the checkpoint
+    t2 = add(t1, 1)                        # in the checkpoint
+    y = repeated(t3, ("m_weight",), counters, (t0,), (t2,))    # in the checkpoint: t3 itself
+    bw_t1 = present(t0)                    # backward
     bw_t2 = add(bw_t1, 1)
-    run_again(t4, ("m_weight",), 1, t0, bw_t2)   # writes; t4 is the cotangent of y
+    run_again(t4, ("m_weight",), counters, 1, t0, bw_t2)       # writes; t4 is the cotangent of y
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
 
 from thunder.capture import containers
-from thunder.core.proxies import NumberProxy, TensorProxy, concrete, like, proxies_in
+from thunder.capture.ask import IDENTITY
+from thunder.core.codegen import OBJECT_NAMES
+from thunder.core.proxies import NumberProxy, TensorProxy, concrete, like, numbers_in, proxies_in
 from thunder.core.regions import leading_to
 from thunder.core.rewrite import renamed_operation, renamed_value
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, primitive
@@ -67,28 +70,94 @@ def reentrant(c, function, args):
 
 def _recomputed(c, function, args, kwargs, stops_early: bool):
     recorder, outer, before = c.recorder, c.recorder.context.checkpoint, _repeatable(c)
-    start, written = len(recorder.bound_symbols), set(c.tensors.mutated)
+    start, written, numbers = len(recorder.bound_symbols), set(c.tensors.mutated), dict(c.writes.overlay)
     recorder.context = recorder.context.replace(checkpoint=(*outer, object()))
     try:
         result = c.call(function, args, kwargs)
         tensors = [p for p in proxies_in(result, []) if type(p) is TensorProxy and p.requires_grad]
         if tensors and (after := _repeatable(c)) != before:
-            if after[1:] != before[1:]:
-                _refuse(c, "counts")
+            if after[2:] != before[2:]:
+                _refuse(c, "changes containers")
+            counters = _counters(c, [key for key, v in after[1] if dict(before[1]).get(key) != v], numbers)
+            _check_uses(c, counters, recorder.bound_symbols[start:])
             if outer or written.intersection(b for b in c.tensors.mutated if _is_new(before, after, b)):
                 _refuse(c, "writes to a tensor that was written to before, or in a checkpoint of a checkpoint")
-            _Repeated(c, start, tensors, [b for b in c.tensors.mutated if _is_new(before, after, b)], stops_early)
+            new = [b for b in c.tensors.mutated if _is_new(before, after, b)]
+            _Repeated(c, start, tensors, new, counters, stops_early)
     finally:
         recorder.context = recorder.context.replace(checkpoint=outer)
     return result
+
+
+class Counter:
+    """An attribute that operations in a checkpoint add a number to. place: how many operations stand before that."""
+
+    def __init__(self, owner, name: str, step: int | float, place: int):
+        self.owner, self.name, self.step, self.place = owner, name, step, place
+        self.symbols: set[str] = set()
+
+
+class Counters:
+    """Those of one checkpoint."""
+
+    def __init__(self, counters: list[Counter]):
+        self.counters = counters
+
+    def count(self) -> None:
+        for one in self.counters:
+            setattr(one.owner, one.name, getattr(one.owner, one.name) + one.step)
+
+
+OBJECT_NAMES[Counters] = lambda counters: "_".join(["counters", *(one.name for one in counters.counters)])
+
+
+def _counters(c, keys: list, before: dict) -> Counters:
+    """The counters behind changed numbers. Refuses what is no addition of a constant; where a number is held for one
+    value, the program is captured again."""
+    found = []
+    for key in keys:
+        kind, owner, name = c.writes.effects.get(key, ("", None, None))
+        if kind != "attr":
+            return _refuse(c, "changes a number")
+        source = c.sources[key[0]].attr(name)
+        was = before.get(key, c.numbers.proxies.get(source))
+        if not isinstance(was, NumberProxy) or was.unbacked:
+            c.outside.written_arrays.add(source.describe(c.parameters))
+            return _refuse(c, "changes a number")
+        step = c.writes.overlay[key] - was
+        if isinstance(step, NumberProxy):
+            if step.expression.symbols():
+                return _refuse(c, "changes a number")
+            step = step.concrete()
+        c.ask(c.sources[key[0]], IDENTITY)
+        found.append(Counter(owner, name, step, c.writes.places[key]))
+        found[-1].symbols = was.expression.symbols()
+    return Counters(found)
+
+
+def _check_uses(c, counters: Counters, region: Sequence[BoundSymbol]) -> None:
+    """Refuse where counters go into results, or are decided by: the second run's are others."""
+    symbols = set().union(*(one.symbols for one in counters.counters))
+    numbers = numbers_in([(operation.args, operation.kwargs) for operation in region], [])
+    # a number that is read is said to be neither 0 nor 1, which holds for the second run of what counts up
+    down = any(one.step < 0 for one in counters.counters)
+    used = {
+        name
+        for a, relation, b in c.numbers.decisions.relations
+        for name in a.symbols() | b.symbols()
+        if down or relation != "!=" or str(a) != name or str(b) not in ("0", "1")
+    }
+    used.update(*(number.expression.symbols() for number in numbers))
+    if symbols & used:
+        _refuse(c, "computes with, or decides by, a number that it changes")
 
 
 def _is_new(before: tuple, after: tuple, base: TensorProxy) -> bool:
     return dict(before[0]).get(id(base)) != dict(after[0]).get(id(base))
 
 
-def _refuse(c, what: str) -> None:
-    c.refuse(
+def _refuse(c, what: str) -> Any:
+    return c.refuse(
         f"what runs in a checkpoint {what}, which eager PyTorch does once more in the backward",
         "leave it out of the checkpoint",
     )
@@ -98,7 +167,8 @@ def _repeatable(c) -> tuple:
     """What a checkpoint that runs again in the backward would do again, and which would not come out the same: writes
     to tensors, to numbers that the program has read, and to containers of numbers or of a number of elements."""
     tensors = [(id(base), id(c.recorder.memory.latest(base))) for base in c.tensors.mutated]
-    numbers = [(key, concrete(v)) for key, v in c.writes.overlay.items() if _is_number(v) and _was_read(c, *key)]
+    written = ((key, v) for key, v in c.writes.overlay.items() if _is_number(v) and _was_read(c, *key))
+    numbers = [(key, id(v) if isinstance(v, NumberProxy) else v) for key, v in written]
     changed = [_described(*change) for change in containers.changes(c)]
     return tensors, numbers, [change for change in changed if change is not None]
 
@@ -142,35 +212,38 @@ def present(a: torch.Tensor) -> torch.Tensor:
 present.statistics = (0,)
 
 
-def again(gradient: torch.Tensor, inputs: tuple[str, ...], count: int, *tensors: torch.Tensor) -> None:
+def again(
+    gradient: torch.Tensor, inputs: tuple[str, ...], counters: Counters, count: int, *tensors: torch.Tensor
+) -> None:
     """Write the second half of `tensors` to the first half, where autograd wants the gradient of one of the inputs.
-    Each result of a checkpoint has such a line, and all of them write the same."""
+    Each result of a checkpoint has such an operation, and all write the same."""
     if wants(inputs):
         for target, value in zip(tensors[:count], tensors[count:], strict=True):
             target.data.copy_(value)
+        counters.count()
 
 
 @functools.cache
 def _run_again(count: int) -> Symbol:
     symbol = Symbol(
-        "run_again", lambda gradient, inputs, count, *tensors: None, module="ltorch", id="run_again", is_prim=True,
+        "run_again", lambda gradient, *rest: None, module="ltorch", id="run_again", is_prim=True,
         tags=(OpTags.DONT_DCE,), fn=again,
     )  # fmt: skip
-    symbol.statistics = tuple(range(3, 3 + count))
+    symbol.statistics = tuple(range(4, 4 + count))
     symbol.asks_autograd = True
     symbol.once_differentiable = "a checkpoint writes to tensors, and its backward does so once more"
     return symbol
 
 
 repeated = Symbol(
-    "repeated", lambda result, inputs, targets, values: like(result), module="ltorch", id="repeated",
-    is_prim=True, tags=(OpTags.VIEW,), fn=lambda result, inputs, targets, values: result.view_as(result),
+    "repeated", lambda result, *rest: like(result), module="ltorch", id="repeated",
+    is_prim=True, tags=(OpTags.VIEW,), fn=lambda result, *rest: result.view_as(result),
 )  # fmt: skip
 
 
-def _derivative(result, inputs, targets, values):
+def _derivative(result, inputs, targets, values, counters):
     gradient = yield result
-    _run_again(len(targets))(gradient, inputs, len(targets), *targets, *values)
+    _run_again(len(targets))(gradient, inputs, counters, len(targets), *targets, *values)
     return (gradient,)
 
 
@@ -180,8 +253,12 @@ repeated.grad_rule, repeated.shows = _derivative, 0
 class _Repeated:
     """The writes of one checkpoint's operations to tensors from outside, which a backward does again."""
 
-    def __init__(self, c, start: int, results: Sequence[TensorProxy], written: list[TensorProxy], stops_early: bool):
-        self.c, self.written, memory = c, written, c.recorder.memory
+    def __init__(
+        self, c, start: int, results: Sequence[TensorProxy], written: list[TensorProxy],
+        counters: Counters, stops_early: bool,
+    ):  # fmt: skip
+        self.c, self.written, self.counters, memory = c, written, counters, c.recorder.memory
+        self.start = start
         self.ran = 0  # the number of the last backward inside of the program that wrote again
         self.region = c.recorder.bound_symbols[start:]
         values = [memory.latest(b) for b in written]
@@ -189,6 +266,7 @@ class _Repeated:
         made = {o for operation in self.region for o in operation.outputs}
         self.results = list(dict.fromkeys(r for r in map(memory.latest, results) if r in made))
         if not self.results:
+            self._note(self.region)
             return
         self._check(values, stops_early)
         names, context = c.recorder.context.names, c.recorder.context
@@ -202,7 +280,9 @@ class _Repeated:
         region = [operation.swap(table) for operation in self.region]
         inputs = self._inputs()
         ends = [
-            repeated.bind(below[r], inputs, tuple(targets), tuple(values), output=r, context=context.afterwards)
+            repeated.bind(
+                below[r], inputs, tuple(targets), tuple(values), counters, output=r, context=context.afterwards
+            )
             for r in self.results
         ]
         for operation in (*first, *ends):
@@ -210,9 +290,13 @@ class _Repeated:
         self.slice = leading_to(region, values)
         self.now, self.values = dict(zip(now, written, strict=True)), values
         c.recorder.rewrite([*c.recorder.bound_symbols[:start], *first, *region, *ends])
-        c.engine.repeated |= dict.fromkeys(targets, self)
-        inside = (o for operation in region for o in operation.outputs)
-        c.engine.inside |= {o: context.checkpoint[-1] for o in inside if isinstance(o, TensorProxy) and o.requires_grad}
+        c.engine.repeated[counters] = self
+        self._note(region)
+
+    def _note(self, region: Sequence[BoundSymbol]) -> None:
+        """The values of these operations stay in the checkpoint: see `check_left`."""
+        token, made = self.c.recorder.context.checkpoint[-1], (o for operation in region for o in operation.outputs)
+        self.c.engine.inside |= {o: token for o in made if isinstance(o, TensorProxy) and o.requires_grad}
 
     def _inputs(self) -> tuple[str, ...]:
         """Names of the program's inputs that the gradient goes to."""
@@ -229,15 +313,19 @@ class _Repeated:
         for b, value in zip(self.written, values, strict=True):
             plain = b not in memory.view_of and not memory.views.get(b) and b not in memory.rearranged
             no_grad = not b.requires_grad and not value.requires_grad
-            if not plain or not no_grad or b in c.tensors.placements or b in c.tensors.rebound or c.outer_recorders:
+            moved = b in c.tensors.rebound or b in c.tensors.rebound.values()
+            if not plain or not no_grad or b in c.tensors.placements or moved or c.outer_recorders:
                 _refuse(c, "writes to a view, a parameter, or a tensor that ranks share")
         made = {o for operation in self.region for o in operation.outputs}
         if any(operation in c.engine.known for operation in self.region) or not made.isdisjoint(c.engine.heads):
             _refuse(c, "writes to a tensor, and has a backward or a hook of a tensor")
         self._check_reads()
+        if self.counters.counters and len(self.results) > 1:
+            _refuse(c, "changes a number, and gives several tensors")
         if stops_early:
             places = {o: i for i, operation in enumerate(self.region) for o in operation.outputs}
-            last = max(places[value] for value in values)
+            written = [places.get(value, 0) for value in values]
+            last = max(written + [counter.place - self.start for counter in self.counters.counters])
             if not any(_keeps(c, operation) for operation in reversed(self.region[last:])):
                 c.refuse(
                     "what runs in a checkpoint writes to a tensor after all that the backward needs, where eager "
@@ -280,7 +368,7 @@ def reached(operations: Sequence[BoundSymbol], needed: Sequence[BoundSymbol]) ->
 
 def run(c, operation: BoundSymbol) -> None:
     """`run_again` in a backward inside of the program, where the writes are the program's own."""
-    memory, region = c.recorder.memory, c.engine.repeated[operation.args[3]]
+    memory, region = c.recorder.memory, c.engine.repeated[operation.args[2]]
     if region.ran == c.engine.backwards:
         return
     region.ran = c.engine.backwards
@@ -292,8 +380,11 @@ def run(c, operation: BoundSymbol) -> None:
     with torch.no_grad():
         c.synchronize()
         for b, value in zip(region.written, region.values, strict=True):
-            memory.write(b, table[value])
+            memory.write(b, table.get(value, value))
     c.synchronize()
+    for counter in region.counters.counters:
+        now = c.load_attr(counter.owner, counter.name)
+        c.store_attr(counter.owner, counter.name, now + counter.step)
 
 
 def check_left(c, results) -> None:

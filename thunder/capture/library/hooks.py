@@ -95,7 +95,7 @@ def retain_outside(c, value: TensorProxy) -> AnyProxy:
     operations, names = c.recorder.bound_symbols, c.recorder.context.names
     place, context = c.recorder.place(value), c.recorder.context.afterwards
     if place is None or value in c.engine.heads or c.outer_recorders:
-        c.refuse(
+        return c.refuse(
             "retain_grad of a result that has hooks, or that is an argument, is called, and the backward runs outside",
             "call retain_grad() on the result",
         )

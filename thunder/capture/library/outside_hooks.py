@@ -16,6 +16,8 @@ from thunder.capture import containers
 from thunder.capture.library import hooks
 from thunder.capture.library.gradients import first_proxy
 from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import recording
+from thunder.runtime.retained import retain as retain_result
 
 _TABLES = {"register_hook": "_backward_hooks", "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks"}
 
@@ -129,3 +131,31 @@ class _Watched:
                 if isinstance(inner, (list, dict, set)):
                     found[id(inner)] = len(inner)
         return found
+
+
+# ---------------------------------------------------------------- the epilogue
+
+
+def write_registered(writer: Any) -> None:
+    """Register the hooks that the program leaves on tensors from outside, in its order. writer: an `EpilogueWriter`."""
+    leaves = writer.c.tensors.leaves
+    for handle in writer.c.engine.outside_hooks:
+        p = handle.tensor
+        stays = p in leaves and id(p) not in writer.values
+        if id(handle) not in writer.built and not handle.is_removed and not stays:
+            writer.variable(handle, f"{writer.itself(p)}.{handle.kind}({writer.build(handle.function)})")
+
+
+def write(writer: Any) -> None:
+    """Write statements for hooks, and for `retain_grad()` of arguments and results."""
+    c = writer.c
+    write_registered(writer)
+    for value, p in c.engine.retained.items():
+        with recording(c.recorder):
+            leaves = id(value) in writer.values and c.recorder.latest(p) is value
+        if value not in c.engine.ran and leaves and c.recorder.memory.base(p) not in c.tensors.written_after:
+            c.engine.ran.add(value)
+            cell = hooks.retain_outside(c, value)
+            writer.lines.append(f"{writer.pin(retain_result)}({writer.value(value)}, {writer.value(cell)})")
+    for p in c.engine.outside_retained:
+        writer.lines.append(f"{writer.itself(p)}.retain_grad()")

@@ -1,0 +1,116 @@
+"""Generators and coroutines that leave a program before they are started: outside they go on as in eager mode."""
+
+import asyncio
+
+import pytest
+import torch
+from torch import nn
+
+from tests.capture.runs import refused, same_as_eager
+
+
+def x():
+    return torch.randn(3, 4)
+
+
+def parts(x, *others, scale=2.0, **named):
+    for i, other in enumerate((x, *others, *named.values())):
+        yield other * scale + i
+
+
+def generators(jit):
+    log, w = [], nn.Parameter(torch.randn(4))
+
+    def f(x):
+        y = x * w
+        made = []
+
+        def inner():
+            for i in range(3):
+                log.append(i)
+                made.append(y * i)
+                yield made[-1]
+
+        return inner(), parts(y, x, scale=3.0, last=y + 1), (y - i for i in range(2)), made
+
+    f, seen = jit(f), []
+    for _ in range(3):
+        first, second, third, made = f(x())
+        assert not log
+        found = [*first, *second, *third]
+        sum(y.sum() for y in found).backward()
+        seen.append((found, len(made), made[2] is found[2], list(log), w.grad.clone()))
+        log.clear()
+    return seen
+
+
+def two_ways(jit):
+    def f(x):
+        def inner():
+            got = yield x
+            got = yield x * got
+            yield x + got
+
+        return inner()
+
+    f, seen = jit(f), []
+    for _ in range(2):
+        g = f(x())
+        seen.append((next(g), g.send(2), g.send(3), next(g, None)))
+    return seen
+
+
+def in_an_object(jit):
+    kept = {}
+
+    def f(x):
+        kept["parts"] = parts(x + 1)
+        return x * 2
+
+    f = jit(f)
+    return [(f(x()), list(kept["parts"])) for _ in range(2)]
+
+
+def coroutines(jit):
+    def f(x):
+        y = x.exp()
+
+        async def half():
+            await asyncio.sleep(0)
+            return y / 2
+
+        async def several():
+            for i in range(2):
+                yield y + i
+
+        return half(), several()
+
+    async def wait(half, several):
+        return await half, [value async for value in several]
+
+    f = jit(f)
+    return [asyncio.run(wait(*f(x()))) for _ in range(2)]
+
+
+@pytest.mark.parametrize("run", [generators, two_ways, in_an_object, coroutines], ids=lambda run: run.__name__)
+def test_they_go_on_outside(run):
+    same_as_eager(run)
+
+
+def started(jit):
+    def f(x):
+        made = parts(x, x + 1)
+        first = next(made)
+        return first, made
+
+    first, made = jit(f)(x())
+    return [first, *made]
+
+
+def the_whole_program(jit):
+    return [*jit(parts)(x())]
+
+
+@pytest.mark.parametrize("run", [started, the_whole_program], ids=lambda run: run.__name__)
+def test_others_are_refused(run):
+    refused(run, "a generator leaves the compiled function")
