@@ -222,11 +222,12 @@ def written_questions(c: Any, input_sources: list[Source], objects: dict[str, An
     distinct = [[[write.source(s) for s in sources], what] for sources, what in c.distinct_groups()]
     pinned = [write.source(s) for s in c.outside.pinned]
     inputs = [write.source(s) for s in input_sources]
+    required = [write.source(s) for s in c.tensors.required.values()]
     places = {name: write.place(x) for name, x in objects.items()}
     return {
         "parameters": list(c.parameters), "arguments": len(c.request.args), "keywords": list(c.request.kwargs),
         "sources": write.rows, "constants": write.constants, "asked": asked, "tensors": tensors, "real": real,
-        "distinct": distinct, "pinned": pinned, "inputs": inputs, "objects": places,
+        "distinct": distinct, "pinned": pinned, "inputs": inputs, "objects": places, "required": required,
         "numbers": write.names(c.numbers.sources.items()),
         "relations": [
             [said_expression(a), relation, said_expression(b), outcome]
@@ -290,7 +291,7 @@ class Replay:
         self.values: dict[Source, Any] = {}
         self.outside = _Part(rooted=rooted_modules(fn), pinned={}, constants={}, constant_sources={}, passing=set())
         self.numbers = _Part(decisions=Decisions(), sources={})
-        self.tensors = _Part(shapes={}, replaced_sources={}, real={}, used=set(), mutated=set())
+        self.tensors = _Part(shapes={}, replaced_sources={}, real={}, used=set(), mutated=set(), required={})
         self._sources: list[Source | None] = [None] * len(said["sources"])
         self._constants: list[Any] = [MISSING] * len(said["constants"])
 
@@ -357,6 +358,7 @@ class Replay:
             self.tensors.used.add(i)
             if mutated:
                 self.tensors.mutated.add(i)
+        self.tensors.required = dict(enumerate(map(self.source, self.said["required"])))
 
     def _numbers(self) -> None:
         """The numbers that stay symbolic, and the relations that the program was decided by."""
