@@ -150,6 +150,18 @@ def test_what_is_written_to_is_written_to(again):
         assert stats.loaded == loaded and x.tolist() == [2.0] * 3 and found.tolist() == [3.0] * 3
 
 
+def asks_for_a_gradient(x, y):
+    x.requires_grad_()
+    return y * 2
+
+
+def test_an_argument_that_nothing_uses_requires_grad(again):
+    for loaded in (0, 1):
+        x = torch.ones(3)
+        _, stats = again(asks_for_a_gradient, x, torch.ones(2))
+        assert stats.loaded == loaded and x.requires_grad
+
+
 def overwritten(m, w):
     m.mul_(w)
     return m[1:], m.sin()

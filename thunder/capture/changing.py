@@ -73,7 +73,7 @@ def is_text(c, value) -> bool:
     return type(value) is HostProxy and value.kind in TEXTS and c.path.source_of(value) is not None
 
 
-def answer(c, function, args: tuple, kwargs: dict):
+def answer(c, function, args: tuple, kwargs: dict) -> Any:
     """The number or the truth that an operator or a method gives of a text from outside and constants: the prologue
     asks for it, and the text may be another. NULL where there is none."""
     name = _METHODS.get(function)

@@ -28,7 +28,7 @@ def is_symbolic(c, value, source: Source) -> bool:
     return values is None or type(values) is set and value not in values
 
 
-def length(c, n: int, source: Source):
+def length(c, n: int, source: Source) -> Any:
     """The length of the container or the text at a source."""
     place = source.child("len", None)
     return number(c, n, place) if is_symbolic(c, n, place) else ask(c, source, LENGTH)

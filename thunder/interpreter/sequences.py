@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from thunder.interpreter.attributes import call_special, in_python, load_attr
 from thunder.interpreter.binding import of
@@ -78,7 +79,7 @@ def contains(host, value, item):
         except TypeError:
             return item in type(kind.__name__, (), {})()  # raises
         return found_in(host, iterator, item)
-    base = next((base for base in (list, tuple) if isinstance(value, base)), None)
+    base: Any = next((base for base in (list, tuple) if isinstance(value, base)), None)
     if base is not None and any(
         in_python(host.lookup(t, "__eq__")) for t in {type(item), *map(type, base.__iter__(value))} - PLAIN
     ):
