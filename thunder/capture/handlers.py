@@ -16,7 +16,6 @@ import weakref
 
 import torch
 import torch.utils.checkpoint
-from torch.utils.hooks import BackwardHook
 
 from thunder import compat
 from thunder.capture import changing, host_lines, objects
@@ -302,11 +301,6 @@ def install() -> None:
         M.__setattr__: _module_setattr,
         object.__reduce_ex__: reduced, type.__instancecheck__: _instance_check,
         torch.utils.checkpoint.checkpoint: checkpoints.call,
-        hooks.Handle.remove: hooks.remove, hooks.Handle.__exit__: hooks.remove,
-        BackwardHook.setup_input_hook: module_hooks.set_up_inputs,
-        BackwardHook.setup_output_hook: module_hooks.set_up_outputs,
-        outside_hooks.OutsideHandle.remove: outside_hooks.remove,
-        outside_hooks.OutsideHandle.__exit__: outside_hooks.remove,
         torch.compile: _torch_compile, vars(itertools.chain)["from_iterable"]: _chained,
         itertools.accumulate: _accumulate, itertools.compress: _compress,
         weakref.finalize.__init__: _outside_of_programs("a finalizer is registered"),
@@ -347,6 +341,7 @@ def install() -> None:
             "assert": _checks, "check": _checks, "check_is_size": _check_is_size,
         }),
         **torch_func.HANDLERS, **levels.HANDLERS, **host_functions.handlers(),
+        **hooks.HANDLERS, **outside_hooks.HANDLERS, **module_hooks.HANDLERS,
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})
     KEEP.extend(table)

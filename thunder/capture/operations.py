@@ -16,7 +16,7 @@ from thunder.capture import callbacks, host_lines, numpy_values, opaque_values
 from thunder.capture.ask import PRESENT, VALUE
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_operand, expose, keeps
-from thunder.capture.library import backward, gradients, hooks, leaves, outside_hooks
+from thunder.capture.library import backward, gradients, leaves, outside_hooks
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module, plain_base
 from thunder.capture.number_places import with_numbers
@@ -147,7 +147,7 @@ def _contiguous(c, f, args, kwargs):
 # methods of tensors that are no operations, or not always
 SPECIAL_METHODS = {
     "backward": backward.call_backward, "requires_grad_": leaves.require_grad, "__deepcopy__": leaves.copied,
-    "register_hook": hooks.register, "retain_grad": hooks.retain,
+    "register_hook": outside_hooks.register_hook, "retain_grad": outside_hooks.retain_grad,
     "register_post_accumulate_grad_hook": outside_hooks.register_late,
     "contiguous": _contiguous,
 }  # fmt: skip

@@ -16,9 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from thunder import compat
-from thunder.capture.library import outside_hooks
-from thunder.capture.remade import is_filled  # noqa: F401
-from thunder.capture.tensors import has_new_history, is_leaf
+from thunder.capture.tensors import is_leaf
 from thunder.core.codegen import OBJECT_NAMES
 from thunder.core.proxies import AnyProxy, TensorProxy, like
 from thunder.core.rewrite import renamed_value
@@ -115,13 +113,12 @@ def node(c, value: TensorProxy) -> TensorProxy:
 
 
 def register(c, f, args, kwargs) -> RemovableHandle:
-    """`Tensor.register_hook`: hooks run in the order of their registration, on the whole gradient."""
+    """`Tensor.register_hook` of a value of the program: hooks run in the order they were registered in, on the whole
+    gradient."""
     given = dict(zip(("self", "hook"), args)) | kwargs
     value = c.recorder.latest(given["self"])
     if not value.requires_grad:
         raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
-    if (holder := c.recorder.memory.holder(given["self"])) in c.tensors.real and not has_new_history(c, holder):
-        return outside_hooks.register(c, holder, "register_hook", given["hook"])
     operations = c.recorder.bound_symbols
     head = node(c, value)
     place = c.recorder.place(head)
@@ -174,14 +171,11 @@ class Handle(RemovableHandle):
 
 
 def retain(c, f, args, kwargs) -> None:
-    """`Tensor.retain_grad`: a backward inside of the program leaves the gradient in `.grad`."""
+    """`Tensor.retain_grad` of one: a backward inside of the program leaves the gradient in `.grad`."""
     value = c.recorder.latest(args[0])
     if not value.requires_grad:
         raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
-    holder = c.recorder.memory.holder(args[0])
-    if holder in c.tensors.real and not has_new_history(c, holder):
-        outside_hooks.retain(c, holder)
-    elif not is_leaf(c, args[0]):
+    if not is_leaf(c, args[0]):
         c.engine.retained[value] = args[0]
 
 
@@ -207,3 +201,6 @@ def called(c, function: Callable, gradient: TensorProxy, create_graph: bool) -> 
     if type(found) is not TensorProxy or tuple(found.shape) != tuple(gradient.shape):
         raise RuntimeError(f"hook {Hook(function).name!r} has changed the size of value")
     return found
+
+
+HANDLERS = {Handle.remove: remove, Handle.__exit__: remove}

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Sequence
 
 import torch
+from torch.utils.hooks import BackwardHook
 
 from thunder import compat
 from thunder.capture.library.hooks import Hook
@@ -244,3 +245,6 @@ def _interpreted(operation: BoundSymbol, call):
     for hook in hooks:
         _check_alone(call(hook, [(None,) * count, _pack(place[:1], [gradient], place[1])]))
     return gradient
+
+
+HANDLERS = {BackwardHook.setup_input_hook: set_up_inputs, BackwardHook.setup_output_hook: set_up_outputs}

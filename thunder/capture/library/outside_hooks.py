@@ -15,6 +15,8 @@ from thunder import compat
 from thunder.capture import containers
 from thunder.capture.library import hooks
 from thunder.capture.library.gradients import first_proxy
+from thunder.capture.remade import is_filled
+from thunder.capture.tensors import has_new_history, is_leaf
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import recording
 from thunder.runtime.retained import retain as retain_result
@@ -33,6 +35,31 @@ class OutsideHandle(RemovableHandle):
 
     def __exit__(self, *error) -> None:
         self.remove()
+
+
+def register_hook(c, f, args, kwargs) -> RemovableHandle:
+    """`Tensor.register_hook`."""
+    given = dict(zip(("self", "hook"), args)) | kwargs
+    p = _of_outside(c, given["self"])
+    return hooks.register(c, f, args, kwargs) if p is None else register(c, p, "register_hook", given["hook"])
+
+
+def retain_grad(c, f, args, kwargs) -> None:
+    """`Tensor.retain_grad`."""
+    p = _of_outside(c, args[0])
+    if p is None:
+        hooks.retain(c, f, args, kwargs)
+        return
+    with compat.DisableTorchFunction():
+        if not c.tensors.real[p][0].is_leaf:  # on a leaf it does nothing
+            c.engine.outside_retained[p] = None
+
+
+def _of_outside(c, value) -> TensorProxy | None:
+    """The tensor that requires grad and has its history outside; None for a value of the program."""
+    p = c.recorder.memory.holder(value)
+    is_outside = p in c.tensors.real and not has_new_history(c, p) and c.recorder.latest(value).requires_grad
+    return p if is_outside else None
 
 
 def register(c, p: TensorProxy, kind: str, function: Callable) -> OutsideHandle:
@@ -54,7 +81,7 @@ def register_late(c, f, args, kwargs) -> OutsideHandle:
     p, value = c.recorder.memory.holder(given["self"]), c.recorder.latest(given["self"])
     if not value.requires_grad:
         raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
-    if not hooks.is_leaf(c, p):
+    if not is_leaf(c, p):
         raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
     return register(c, p, "register_post_accumulate_grad_hook", given["hook"])
 
@@ -62,13 +89,6 @@ def register_late(c, f, args, kwargs) -> OutsideHandle:
 def remove(c, f, args, kwargs) -> None:
     """`remove` of the handle."""
     args[0].is_removed = True
-
-
-def retain(c, p: TensorProxy) -> None:
-    """`retain_grad()` of an argument, which is a tensor of the graph outside. On a leaf it does nothing."""
-    with compat.DisableTorchFunction():
-        if not c.tensors.real[p][0].is_leaf:
-            c.engine.outside_retained[p] = None
 
 
 def called_before(c, p: TensorProxy, gradient: TensorProxy, create_graph: bool) -> TensorProxy:
@@ -126,7 +146,7 @@ class _Watched:
         found["host"] = len(c.path.log)
         for hook in c.engine.outside_hooks:
             for cell in getattr(hook.function, "__closure__", None) or ():
-                inner = cell.cell_contents if hooks.is_filled(cell) else None
+                inner = cell.cell_contents if is_filled(cell) else None
                 found[id(cell)] = id(inner)
                 if isinstance(inner, (list, dict, set)):
                     found[id(inner)] = len(inner)
@@ -159,3 +179,6 @@ def write(writer: Any) -> None:
             writer.lines.append(f"{writer.pin(retain_result)}({writer.value(value)}, {writer.value(cell)})")
     for p in c.engine.outside_retained:
         writer.lines.append(f"{writer.itself(p)}.retain_grad()")
+
+
+HANDLERS = {OutsideHandle.remove: remove, OutsideHandle.__exit__: remove}
