@@ -154,6 +154,22 @@ def used_behind_it(jit):
     return seen
 
 
+def beside_assigned_data(jit):
+    """The data of a parameter are set before the checkpoint, and clamped."""
+    m, last = Block(), nn.Linear(4, 2)
+
+    def step(x):
+        last.weight.data = last.weight.data * 0.9
+        last.bias.data.clamp_(-0.1, 0.1)
+        return last(checkpoint(m, x, use_reentrant=False))
+
+    f, seen = jit(step), []
+    for _ in range(3):
+        f(x()).sum().backward()
+        seen.append((state(m), state(last), [p.grad.clone() for p in (*m.parameters(), *last.parameters())]))
+    return seen
+
+
 def gradients_of_some(jit):
     """The backward of the checkpoint does not run for what comes behind it."""
     m, w = Block(), nn.Parameter(torch.ones(4))
@@ -177,7 +193,7 @@ def gradients_of_some_inside(jit):
 
 RUNS = [
     several_checkpoints, two_forwards_first, two_backwards, no_backward, a_part_of_the_results, used_behind_it,
-    gradients_of_some, gradients_of_some_inside,
+    gradients_of_some, gradients_of_some_inside, beside_assigned_data,
 ]  # fmt: skip
 
 

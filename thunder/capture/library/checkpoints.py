@@ -313,7 +313,7 @@ class _Repeated:
         for b, value in zip(self.written, values, strict=True):
             plain = b not in memory.view_of and not memory.views.get(b) and b not in memory.rearranged
             no_grad = not b.requires_grad and not value.requires_grad
-            moved = b in c.tensors.rebound or b in c.tensors.rebound.values()
+            moved = b in c.tensors.rebound or any(b is inner for inner in c.tensors.rebound.values())
             if not plain or not no_grad or b in c.tensors.placements or moved or c.outer_recorders:
                 _refuse(c, "writes to a view, a parameter, or a tensor that ranks share")
         made = {o for operation in self.region for o in operation.outputs}
