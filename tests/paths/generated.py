@@ -199,7 +199,8 @@ def _is_rounding(function, seed: int, call: int, want, got) -> bool:
     for n, args in enumerate(inputs(seed)[: call + 1]):
         torch.manual_seed(n)
         random.seed(n)
-        found = outcome(function, (*(_as(a, torch.float64) for a in args), state))
+        with _InFloat64():
+            found = outcome(function, (*(_as(a, torch.float64) for a in args), state))
     largest = max(
         (float(t.detach().abs().max()) for t in leaves(found) if t.is_floating_point() and t.numel()), default=1
     )
@@ -210,6 +211,29 @@ def _is_rounding(function, seed: int, call: int, want, got) -> bool:
     except AssertionError:
         return False
     return True
+
+
+class _InFloat64(torch.overrides.TorchFunctionMode):
+    """What programs make is float64, of the random numbers that they draw for float32."""
+
+    def __enter__(self):
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        torch.set_default_dtype(torch.float32)
+        return super().__exit__(*error)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in (torch.Tensor.uniform_, torch.Tensor.normal_):
+            drawn = torch.empty(args[0].shape, dtype=torch.float32)
+            return args[0].copy_(func(drawn, *args[1:], **kwargs))
+        if func in (torch.rand, torch.randn):
+            return func(*args, **kwargs, dtype=torch.float32).double()
+        if func in (torch.bernoulli, torch.dropout):
+            return func(args[0].to(torch.float32), *args[1:], **kwargs).double()
+        return func(*args, **kwargs) if func is not torch.Tensor.float else args[0].double()
 
 
 def _as(x, dtype: torch.dtype):
