@@ -224,6 +224,30 @@ class Decides(CountsInPython):
         return super().forward(x).sin() if self.count % 2 else super().forward(x)
 
 
+class FromBelow(CountsInPython):
+    """The second run of a call decides otherwise."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = -5
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y * (2.0 if self.count != 0 else 3.0)
+
+
+class FromOne(FromBelow):
+    """The same, where what is compared is at its first values."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x):
+        before, y = self.count, CountsInPython.forward(self, x)
+        return y * (2.0 if before != 1 else 3.0)
+
+
 class Appends(Block):
     def __init__(self):
         super().__init__()
@@ -341,6 +365,8 @@ def used_before_it(jit):
     [
         (outside(Uses, False), "by, a number that it changes"),
         (outside(Decides, False), "by, a number that it changes"),
+        (outside(FromBelow, False), "changes a number below 0"),
+        (outside(FromOne, False), "by, a number that it changes"),
         (outside(Appends, False), "changes containers"),
         (outside(Doubles, False), "changes a number"),
         (outside(Scaled, False), "reads a tensor that it writes to|gives a tensor"),
@@ -349,7 +375,7 @@ def used_before_it(jit):
         (a_value_inside, "used outside"),
         (used_before_it, "written to before"),
     ],
-    ids=["uses", "decides", "list", "doubles", "scale", "last", "nested", "kept", "before"],
+    ids=["uses", "decides", "below", "first", "list", "doubles", "scale", "last", "nested", "kept", "before"],
 )
 def test_refused_in_words(run, reason):
     refused(run, reason)

@@ -30,6 +30,7 @@ from thunder.core.proxies import NumberProxy, TensorProxy, concrete, like, numbe
 from thunder.core.regions import leading_to
 from thunder.core.rewrite import renamed_operation, renamed_value
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, primitive
+from thunder.core.symbolic import constant, symbol
 from thunder.runtime.wanted import wants
 from thunder.transforms.autodiff import Linearization
 from thunder.transforms.derivative import Derivative
@@ -132,6 +133,9 @@ def _counters(c, keys: list, before: dict) -> Counters:
         c.ask(c.sources[key[0]], IDENTITY)
         found.append(Counter(owner, name, step, c.writes.places[key]))
         found[-1].symbols = was.expression.symbols()
+        for name in found[-1].symbols:
+            if not c.numbers.decisions.decide(symbol(name), ">=", constant(0)):
+                return _refuse(c, "changes a number below 0")
     return Counters(found)
 
 
@@ -139,17 +143,23 @@ def _check_uses(c, counters: Counters, region: Sequence[BoundSymbol]) -> None:
     """Refuse where counters go into results, or are decided by: the second run's are others."""
     symbols = set().union(*(one.symbols for one in counters.counters))
     numbers = numbers_in([(operation.args, operation.kwargs) for operation in region], [])
-    # a number that is read is said to be neither 0 nor 1, which holds for the second run of what counts up
+    relations = {(str(a), relation, str(b)): outcome for (a, relation, b), outcome in _relations(c).items()}
     down = any(one.step < 0 for one in counters.counters)
-    used = {
-        name
-        for a, relation, b in c.numbers.decisions.relations
-        for name in a.symbols() | b.symbols()
-        if down or relation != "!=" or str(a) != name or str(b) not in ("0", "1")
-    }
+    used: set[str] = set()
+    for a, relation, b in _relations(c):
+        for name in a.symbols() | b.symbols():
+            holds = {(name, ">=", "0")}
+            if relations.get((name, "!=", "0")) and relations.get((name, "!=", "1")):  # 2 or more, as is often asked
+                holds |= {(name, "!=", "0"), (name, "!=", "1")}
+            if down or (str(a), relation, str(b)) not in holds:  # which hold for the second run of what counts up
+                used.add(name)
     used.update(*(number.expression.symbols() for number in numbers))
     if symbols & used:
         _refuse(c, "computes with, or decides by, a number that it changes")
+
+
+def _relations(c) -> dict:
+    return c.numbers.decisions.relations
 
 
 def _is_new(before: tuple, after: tuple, base: TensorProxy) -> bool:
