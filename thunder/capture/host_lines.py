@@ -421,6 +421,8 @@ def takes(c, function, args, kwargs) -> bool:
         return False
     module = (plain_attribute(function, "__module__") or type(owner).__module__).split(".")[0]
     if module == "builtins":
+        if function in _COMPUTING and HostProxy in map(type, given):
+            return True
         return not (isinstance(function, type) or function in _KEEPING or _makes_container(function, owner))
     return module not in _SYMBOLIC or holds_host_values(c, *given, numbers=False)
 
@@ -436,6 +438,7 @@ _NAMES = frozenset("uvh")  # of data-dependent numbers, and of values of host ca
 _SYMBOLIC = ("torch", "thunder", "operator", "_operator", "itertools", "functools")  # take symbolic numbers as numbers
 _KEEPING = {isinstance, issubclass, id, callable, iter, next, getattr, setattr, hasattr, len, sum, min, max, sorted,
             abs, round, divmod, pow, any, all, hash}  # fmt: skip
+_COMPUTING = {abs, round, divmod, pow}  # these keep a symbolic number
 _KEEPING_CLASSES = (object, tuple, list)  # which keep what they are made of
 
 

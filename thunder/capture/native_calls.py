@@ -171,7 +171,7 @@ def _by_receiver(c, f, s, args, kwargs):
 def _formatted(c, f, args, kwargs):
     if f.__name__ == "format" and text.looks_inside(f.__self__):
         return text.format_fields(c, f.__self__, args, kwargs)
-    kwargs = {k: v for k, v in kwargs.items() if not isinstance(k, str) or k in f.__self__}  # which it may look at
+    kwargs = {k: v for k, v in kwargs.items() if isinstance(k, str) and k in f.__self__}  # which it may look at
     if operations.is_unknown_text(c, *args, *kwargs.values()):
         return host_lines.text(c, f, *args, **kwargs)
     return call_native(c, f, [as_operand(c, a) for a in args], {k: as_operand(c, v) for k, v in kwargs.items()})

@@ -73,6 +73,8 @@ def computes(c, a, b) -> bool:
 
 def native_binary(c, symbol, a, b):
     a, b = _with_number(c, a, b)
+    if type(b) is HostProxy and b.kind in changing.TEXTS and isinstance(a, _GROWING.get(symbol, ())):
+        b = changing.settled(c, b)
     ta, tb = type(a), type(b)
     if ta is HostProxy or tb is HostProxy or _is_numpys(ta, tb):
         return host_lines.operate(c, ARITHMETIC[symbol], a, b)

@@ -258,7 +258,7 @@ class Host:
         if not type(value).__dictoffset__:
             return NULL
         try:
-            own = object.__getattribute__(value, "__dict__")
+            own = {} if attributes.lacks_dict(value) else object.__getattribute__(value, "__dict__")
         except AttributeError:  # native code keeps it for itself
             return attributes.plain_attribute(value, name, NULL)
         return dict.get(own, name, NULL)

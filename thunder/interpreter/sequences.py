@@ -170,7 +170,8 @@ class Steps:
         kind = type(self.value)
         if in_python(self.host.lookup(kind, "__len__")):
             try:
-                return length(self.host, self.value)
+                found = length(self.host, self.value)
+                return found if type(found) is int else NotImplemented
             except TypeError as error:
                 swallow(error)
         elif self.host.lookup(kind, "__len__") is not NULL:
