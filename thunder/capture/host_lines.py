@@ -486,6 +486,8 @@ def elements(c, value: HostProxy):
     """An iterator over such a value, with as many elements as there are at capture."""
     if hasattr(value.kind, "__next__"):
         return _steps(c, value)
+    if value.kind in changing.TEXTS:  # whose characters are keys often
+        return iter(changing.settled(c, value))
     items = run(c, list, (value,))
     count = int(run(c, len, (items,)))
     return iter([run(c, operator.getitem, (items, i)) for i in range(count)])

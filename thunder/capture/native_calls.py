@@ -137,6 +137,8 @@ def _with_keys(c, f, s, args) -> list:
         return args
     if isinstance(owner, dict) or f.__name__ in _OF_ELEMENT:
         return [changing.settled(c, a) if i == first else a for i, a in enumerate(args)]
+    if f.__name__.startswith("__"):  # an operator, of sets alone
+        return [c.materialize(a) for a in args]
     return [a if i < first else _hashed(c, a) for i, a in enumerate(args)]
 
 
