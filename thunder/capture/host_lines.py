@@ -421,9 +421,9 @@ def takes(c, function, args, kwargs) -> bool:
         return False
     module = (plain_attribute(function, "__module__") or type(owner).__module__).split(".")[0]
     if module == "builtins":
-        if function in _COMPUTING and HostProxy in map(type, given):
-            return True
-        return not (isinstance(function, type) or function in _KEEPING or _makes_container(function, owner))
+        computes = function in _COMPUTING and HostProxy in map(type, given)
+        keeps_it = isinstance(function, type) or function in _KEEPING or _makes_container(function, owner)
+        return computes or not keeps_it
     return module not in _SYMBOLIC or holds_host_values(c, *given, numbers=False)
 
 
@@ -464,8 +464,7 @@ def call(c, function, args, kwargs):
     """A call of a method of such a value, or of the value itself."""
     if type(function) is HostProxy:
         return run(c, call_function, (function, *args), kwargs)
-    value, name = function.proxy, function.name
-    example = value.example
+    value, name, example = function.proxy, function.name, function.proxy.example
     effect = _effect(getattr(example, name))
     pure = isinstance(example, _FIXED) and not effect
     return run(c, call_method, (value, name, *args), kwargs, pure=pure, effect=effect)
@@ -473,8 +472,7 @@ def call(c, function, args, kwargs):
 
 def operate(c, function: Callable, *operands):
     """An operator with such a value among its operands. In place, or of a mutable value, it is an effect."""
-    first = operands[0]
-    fixed = not isinstance(first, HostProxy) or issubclass(first.kind, (*_FIXED, tuple))
+    fixed = not isinstance(operands[0], HostProxy) or issubclass(operands[0].kind, (*_FIXED, tuple))
     return run(c, function, operands, pure=fixed)
 
 
@@ -489,8 +487,7 @@ def elements(c, value: HostProxy):
     if value.kind in changing.TEXTS:  # whose characters are keys often
         return iter(changing.settled(c, value))
     items = run(c, list, (value,))
-    count = int(run(c, len, (items,)))
-    return iter([run(c, operator.getitem, (items, i)) for i in range(count)])
+    return iter([run(c, operator.getitem, (items, i)) for i in range(int(run(c, len, (items,))))])
 
 
 def _steps(c, iterator: HostProxy):
