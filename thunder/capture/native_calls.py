@@ -212,7 +212,7 @@ def iterated(c, a):
 
 def iterable(c, a):
     t = type(a)
-    if t is HostProxy or t is not TensorProxy and iterates_in_python(c, a):
+    if t is HostProxy or t is not TensorProxy and iterates_in_python(c, a, counted=True):
         return c.steps(a)
     if id(a) in c.outside.iterators or type(a) is set:
         return c.iterate(a)

@@ -58,7 +58,7 @@ def plain_attribute(value, name, default=None) -> Any:
 
 def lacks_dict(value) -> bool:
     """Whether asking for a partial's `__dict__` would make it: functools.partial joins those that have none."""
-    return isinstance(value, functools.partial) and functools.partial.__reduce__(value)[2][3] is None
+    return issubclass(type(value), functools.partial) and functools.partial.__reduce__(value)[2][3] is None
 
 
 def in_python(method) -> bool:

@@ -315,7 +315,7 @@ class Host:
         return function(made(), *more)
 
     def native_binary(self, symbol, a, b) -> Any:
-        if symbol == "+=" and isinstance(a, list) and sequences.iterates_in_python(self, b):
+        if symbol == "+=" and issubclass(type(a), list) and sequences.iterates_in_python(self, b, counted=True):
             b = self.steps(b)
         return ARITHMETIC[symbol](a, b)
 
