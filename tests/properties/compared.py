@@ -310,6 +310,7 @@ class Side:
 
     def step(self, text: str, filename: str) -> str:
         self.enter()
+        torch.manual_seed(0)  # for the parameters of modules
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:

@@ -154,7 +154,7 @@ def _parts(place: str, v: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"cell({place}, {i})", cell(v, i)) for i in range(len(v.__closure__ or ())))
         names = (n for n in v.__code__.co_names if n in v.__globals__)
         yield from ((f"global_of({place}, {n!r})", v.__globals__[n]) for n in names)
-    elif id(t) not in PLAIN and not issubclass(t, (type, types.ModuleType, torch.Tensor)):
+    elif id(t) not in PLAIN and not issubclass(t, (type, types.ModuleType, torch.Tensor, functools.partial)):
         try:
             held = object.__getattribute__(v, "__dict__")
         except AttributeError:

@@ -135,13 +135,14 @@ def tensor_of(c, value):
     if source is None or not isinstance(value.example, numpy.ndarray):
         return None
     place = source.child("tensor", None)
-    if place not in c.values:
+    again = place in c.values
+    if not again:
         with compat.DisableTorchFunction(), torch.inference_mode(False):
             c.values[place] = place.fetch(value.example, c.values)
     found = c.read(c.values[place], place)
     c.path.watch(found)
     c.path.arrays.append(value.example)
-    return found
+    return c.call(torch.Tensor.detach, [found], {}) if again else found  # another tensor of the same memory
 
 
 def attribute(c, value: HostProxy, name: str):

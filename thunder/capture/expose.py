@@ -55,8 +55,8 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
             return
         value = pending.pop()
         kind = type(value)
-        if shown and kind is TensorProxy:
-            c.refuse("the text of an object that holds a tensor is made by native code", "make a text of the tensor")
+        if shown:
+            _check_shown(c, kind)
         if kind in _LEAVES or id(value) in seen or id(value) in data or isinstance(value, standins.StandIn):
             continue
         seen.add(id(value))
@@ -69,7 +69,7 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
         if concretely and isinstance(value, (list, dict, deque)):
             _settle_numbers(c, value)
         if isinstance(value, containers.MUTABLE) and kind not in CONTAINERS:
-            pending += _inside(c, value, kind)
+            pending += _inside(c, value, kind, shown)
         if isinstance(value, dict):
             pending += dict.keys(value)
             pending += dict.values(value)
@@ -89,7 +89,13 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
             pending.append(value.__self__)
         elif not isinstance(value, (*_OPAQUE, NumberProxy)):
             check_watched(c, value, "__getitem__", f"native code that is given a {kind.__name__}")
-            pending += _inside(c, value, kind)
+            pending += _inside(c, value, kind, shown)
+
+
+def _check_shown(c, kind: type) -> None:
+    what = "tensor" if kind is TensorProxy else "module" if issubclass(kind, torch.nn.Module) else None
+    if what is not None:
+        c.refuse(f"the text of an object that holds a {what} is made by native code", f"make a text of the {what}")
 
 
 def _settle_numbers(c, container) -> None:
@@ -100,11 +106,11 @@ def _settle_numbers(c, container) -> None:
                 part[k] = x.concrete()
 
 
-def _inside(c, value, kind: type) -> list:
-    """The values of an object's attributes; of one from outside, asked."""
+def _inside(c, value, kind: type, again: bool) -> list:
+    """The values of an object's attributes; of one from outside, asked, and given again where that is said."""
     source = c.sources.get(id(value))
     if source is not None:
-        return [] if id(value) in c.known.exposed else attributes(c, value, source)
+        return [] if id(value) in c.known.exposed and not again else attributes(c, value, source)
     if native_module(kind.__module__):
         return []
     kept = (plain_attribute(value, n, MISSING) for n in slots(kind))

@@ -33,13 +33,15 @@ from thunder.capture.library import (
     levels,
     module_hooks,
     outside_hooks,
+    printed_nodes,
     torch_func,
 )
+from thunder.capture.native import PRIMITIVE
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, iterable, iterated
 from thunder.capture.operations import SPECIAL_METHODS, record, type_of
 from thunder.core.host_calls import HostProxy
 from thunder.core.numbers import application
-from thunder.core.proxies import Condition, NumberProxy, TensorProxy, converted, extreme
+from thunder.core.proxies import Condition, NumberProxy, Proxy, TensorProxy, converted, extreme
 from thunder.core.symbolic import MATH
 from thunder.core.unbacked import assume
 from thunder.extend.debugging import breakpoint_line
@@ -281,7 +283,14 @@ def _by_name(handler):
 
 
 def _print(c, f, args, kwargs):
-    return host_lines.run_impure(c, f, [host_lines.printable(c, a) for a in args], kwargs)
+    return host_lines.run_impure(c, f, [_printable(c, a) for a in args], kwargs)
+
+
+def _printable(c, value):
+    """An argument of print: an object's text comes from its class, which may be the user's."""
+    known = (Proxy, NumberProxy, Condition, *host_lines.FIXED)
+    plain = type(value) in PRIMITIVE | {list, tuple, dict, set} or isinstance(value, known)
+    return printed_nodes.printed(c, value) if plain else c.call(str, [value], {})
 
 
 _APPLY = vars(torch.autograd.Function)["apply"]  # a class method, from torch 2.15 on one in C

@@ -7,6 +7,7 @@ from __future__ import annotations
 import array
 import bisect
 import collections
+import functools
 import heapq
 import operator
 import pickle
@@ -59,7 +60,7 @@ _RESULTS = {
     torch.Size: torch.Size, warn_at: type(None),
 }  # fmt: skip
 _KINDS: dict[Any, type] = {plain_attribute(f, "__func__", f): kind for f, kind in _RESULTS.items()}
-_FIXED = (str, bytes, int, float, bool, complex, type(None), torch.Size, *IMMUTABLE)  # values that no effect can change
+FIXED = (str, bytes, int, float, bool, complex, type(None), torch.Size, *IMMUTABLE)  # values that no effect can change
 
 
 class HostMethod:
@@ -90,14 +91,14 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     args = tuple(_given(c, a, reads) for a in args)
     kwargs = {k: _given(c, v, reads) for k, v in kwargs.items()}
     kind = _known_kind(function, args, kwargs)
-    pure = pure and (kind is None or issubclass(kind, _FIXED))
+    pure = pure and (kind is None or issubclass(kind, FIXED))
     own = not effect and c.path.is_own((function, args, kwargs))
     index = None if pure else c.path.next_host_call(own)
     value, any_size = None, []
     if kind is None:
         value = _run_now(c, name, index, function, args, kwargs, effect)
         kind = type(value)
-        if pure and not issubclass(kind, _FIXED):  # others may be changed, and are one object on all paths
+        if pure and not issubclass(kind, FIXED):  # others may be changed, and are one object on all paths
             pure, index = False, c.path.next_host_call(own)
             c.path.log.keep(index, function, args, value)
         any_size = arrays.any_size(c, name, value) if issubclass(kind, torch.Tensor) else []
@@ -159,7 +160,7 @@ def _check_owner(c, function: Callable, name: str, args) -> None:
     owner = plain_attribute(function, "__self__")
     if type(function) not in BUILTINS or owner is None or id(owner) in c.sources or id(owner) in c.outside.origins:
         return
-    steady = isinstance(owner, (type, types.ModuleType, tuple, *_FIXED, *UNCHANGING)) or type(owner) in _TEXT_OF
+    steady = isinstance(owner, (type, types.ModuleType, tuple, *FIXED, *UNCHANGING)) or type(owner) in _TEXT_OF
     if not steady and _effect(function) != "random":
         c.path.needs_own_arrays = isinstance(owner, numpy.ndarray)
         c.refuse(
@@ -270,7 +271,7 @@ def _given(c, value, reads: bool):
         return c.recorder.latest(value)
     if t is torch.Size or t is Size:  # which is a tuple in the text of a program
         return run(c, torch.Size, (tuple(value),), pure=True)
-    if isinstance(value, (Proxy, NumberProxy)) or t in PRIMITIVE or isinstance(value, _FIXED):
+    if isinstance(value, (Proxy, NumberProxy)) or t in PRIMITIVE or isinstance(value, FIXED):
         return value
     if isinstance(value, torch.Tensor):
         return c.lift(value)
@@ -312,14 +313,6 @@ def _ordered(items: tuple, attributes: tuple) -> collections.OrderedDict:
     made = collections.OrderedDict(items)
     made.__dict__.update(attributes)
     return made
-
-
-def printable(c, value):
-    """An argument of print: an object's text comes from its class, which may be the user's."""
-    t = type(value)
-    plain = t in PRIMITIVE or t in (list, tuple, dict, set)
-    plain = plain or isinstance(value, (Proxy, NumberProxy, Condition, *_FIXED))
-    return printed_nodes.printed(c, value) if plain else c.call(str, [value], {})
 
 
 def run_impure(c, function, args, kwargs):
@@ -415,13 +408,20 @@ def takes(c, function, args, kwargs) -> bool:
         numbers = (v for v in parts_of(*given) if isinstance(v, NumberProxy)) if of_numpy else ()
         return any(ufunc or not n.decisions.is_size(name) for n in numbers for name in n.expression.symbols())
     owner = plain_attribute(function, "__self__")
-    if isinstance(owner, (list, dict, set, tuple, collections.deque)) or type(function).__name__ == "method_descriptor":
+    holder = isinstance(function, type) and issubclass(function, _HOLDERS)
+    if (
+        holder
+        or isinstance(owner, (list, dict, set, tuple, collections.deque))
+        or type(function).__name__ == "method_descriptor"
+    ):
         return False
     if type(function) is types.MethodWrapperType and _makes_container(function, owner):  # super().__init__(...)
         return False
     module = (plain_attribute(function, "__module__") or type(owner).__module__).split(".")[0]
     if module == "builtins":
-        return not (isinstance(function, type) or function in _KEEPING or _makes_container(function, owner))
+        computes = function in _COMPUTING and HostProxy in map(type, given)
+        keeps_it = isinstance(function, type) or function in _KEEPING or _makes_container(function, owner)
+        return computes or not keeps_it
     return module not in _SYMBOLIC or holds_host_values(c, *given, numbers=False)
 
 
@@ -436,6 +436,8 @@ _NAMES = frozenset("uvh")  # of data-dependent numbers, and of values of host ca
 _SYMBOLIC = ("torch", "thunder", "operator", "_operator", "itertools", "functools")  # take symbolic numbers as numbers
 _KEEPING = {isinstance, issubclass, id, callable, iter, next, getattr, setattr, hasattr, len, sum, min, max, sorted,
             abs, round, divmod, pow, any, all, hash}  # fmt: skip
+_HOLDERS = (functools.partial, property, staticmethod, classmethod, types.MethodType)
+_COMPUTING = {abs, round, divmod, pow}  # these keep a symbolic number
 _KEEPING_CLASSES = (object, tuple, list)  # which keep what they are made of
 
 
@@ -454,38 +456,38 @@ def attribute(c, value: HostProxy, name: str):
         return value.kind
     if callable(found) and plain_attribute(found, "__self__") is not None:
         return HostMethod(value, name)
-    return run(c, getattr, (value, name), pure=isinstance(value.example, _FIXED))
+    return run(c, getattr, (value, name), pure=isinstance(value.example, FIXED))
 
 
 def call(c, function, args, kwargs):
     """A call of a method of such a value, or of the value itself."""
     if type(function) is HostProxy:
         return run(c, call_function, (function, *args), kwargs)
-    value, name = function.proxy, function.name
-    example = value.example
+    value, name, example = function.proxy, function.name, function.proxy.example
     effect = _effect(getattr(example, name))
-    pure = isinstance(example, _FIXED) and not effect
-    return run(c, call_method, (value, name, *args), kwargs, pure=pure, effect=effect)
+    return run(
+        c, call_method, (value, name, *args), kwargs, pure=isinstance(example, FIXED) and not effect, effect=effect
+    )
 
 
 def operate(c, function: Callable, *operands):
     """An operator with such a value among its operands. In place, or of a mutable value, it is an effect."""
-    first = operands[0]
-    fixed = not isinstance(first, HostProxy) or issubclass(first.kind, (*_FIXED, tuple))
+    fixed = not isinstance(operands[0], HostProxy) or issubclass(operands[0].kind, (*FIXED, tuple))
     return run(c, function, operands, pure=fixed)
 
 
 def truth(c, value: HostProxy) -> bool:
-    return bool(run(c, operator.truth, (value,), pure=isinstance(value.example, _FIXED)))
+    return bool(run(c, operator.truth, (value,), pure=isinstance(value.example, FIXED)))
 
 
 def elements(c, value: HostProxy):
     """An iterator over such a value, with as many elements as there are at capture."""
     if hasattr(value.kind, "__next__"):
         return _steps(c, value)
+    if value.kind in changing.TEXTS:  # whose characters are keys often
+        return iter(changing.settled(c, value))
     items = run(c, list, (value,))
-    count = int(run(c, len, (items,)))
-    return iter([run(c, operator.getitem, (items, i)) for i in range(count)])
+    return iter([run(c, operator.getitem, (items, i)) for i in range(int(run(c, len, (items,))))])
 
 
 def _steps(c, iterator: HostProxy):

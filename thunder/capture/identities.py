@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any
 
 from thunder.capture.ask import IDENTITY, SAME
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import TensorProxy, concrete
 
 
 class Id(int):
@@ -17,7 +17,7 @@ class Id(int):
 
 def id_of(c, f, args, kwargs):
     """Handler of id(): an object from outside has an id of its own, until that meets ids from outside (`real_id`)."""
-    (o,) = args
+    o = concrete(args[0])
     look = c.containers.looks.get(id(o))
     known = look.original if look is not None else o
     real, source = c.tensors.real.get(o, (None, None)) if type(o) is TensorProxy else (known, c.sources.get(id(o)))

@@ -104,7 +104,8 @@ def setitem(c, o, k, v) -> None:
             return
     if type(k) is slice and isinstance(o, list):
         if type(v) in CONTAINERS or c.slot(type(v), "__iter__") or c.slot(type(v), "__getitem__"):
-            v = [x for x in c.steps(v)]  # which asks for no length
+            asks = c.lookup(type(v), "__iter__") is NULL  # the iterator of what has items asks for a length
+            v = list(c.steps(v)) if asks else [x for x in c.steps(v)]
     o[k] = v
     containers.write_attributes(c, o)
 

@@ -137,6 +137,8 @@ def _with_keys(c, f, s, args) -> list:
         return args
     if isinstance(owner, dict) or f.__name__ in _OF_ELEMENT:
         return [changing.settled(c, a) if i == first else a for i, a in enumerate(args)]
+    if f.__name__.startswith("__"):  # an operator, of sets alone
+        return [c.materialize(a) for a in args]
     return [a if i < first else _hashed(c, a) for i, a in enumerate(args)]
 
 
@@ -171,7 +173,7 @@ def _by_receiver(c, f, s, args, kwargs):
 def _formatted(c, f, args, kwargs):
     if f.__name__ == "format" and text.looks_inside(f.__self__):
         return text.format_fields(c, f.__self__, args, kwargs)
-    kwargs = {k: v for k, v in kwargs.items() if not isinstance(k, str) or k in f.__self__}  # which it may look at
+    kwargs = {k: v for k, v in kwargs.items() if isinstance(k, str) and k in f.__self__}  # which it may look at
     if operations.is_unknown_text(c, *args, *kwargs.values()):
         return host_lines.text(c, f, *args, **kwargs)
     return call_native(c, f, [as_operand(c, a) for a in args], {k: as_operand(c, v) for k, v in kwargs.items()})
@@ -210,7 +212,7 @@ def iterated(c, a):
 
 def iterable(c, a):
     t = type(a)
-    if t is HostProxy or t is not TensorProxy and iterates_in_python(c, a):
+    if t is HostProxy or t is not TensorProxy and iterates_in_python(c, a, counted=True):
         return c.steps(a)
     if id(a) in c.outside.iterators or type(a) is set:
         return c.iterate(a)

@@ -46,7 +46,7 @@ def own(c, o, name):
     if not t.__dictoffset__:
         return NULL
     try:
-        space = object.__getattribute__(o, "__dict__")  # of a class made in C++, a view
+        space = {} if attributes.lacks_dict(o) else object.__getattribute__(o, "__dict__")  # of a class in C++, a view
         kind: Any = dict if isinstance(space, dict) else types.MappingProxyType
         found = kind.get(space, name, NULL)
     except AttributeError:  # native code keeps it for itself

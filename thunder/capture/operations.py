@@ -191,13 +191,13 @@ def all_lifted(c, values, *, typed: bool = False) -> Any:
 def _means_nothing(c, v, t: type) -> bool:
     """Whether a value is an object of the user's of which PyTorch can make neither a number nor a tensor, or by asking
     special methods in Python."""
-    if native_module(t.__module__) or plain_base(t) is not None:
+    if native_module(t.__module__) or issubclass(t, (int, float, complex)):
         return False
     if any(in_python(type_attribute(t, f"__{name}__")) for name in ("index", "float", "int", "getitem", "array")):
         return True
     names = ("getitem", "array", "index", "float")
-    function = isinstance(v, (type, types.FunctionType, types.MethodType, *BUILTINS))
-    return not function and all(type_attribute(t, f"__{name}__") is NULL for name in names)
+    function = issubclass(t, (type, types.FunctionType, types.MethodType, *BUILTINS))
+    return not function and plain_base(t) is None and all(type_attribute(t, f"__{name}__") is NULL for name in names)
 
 
 def _elements(c, v, t: type) -> list | None:

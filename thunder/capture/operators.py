@@ -68,11 +68,13 @@ def computes(c, a, b) -> bool:
     if type(a) is not TensorProxy and type(b) is not TensorProxy:
         return False
     other = b if type(a) is TensorProxy else a
-    return isinstance(other, (int, float, complex)) and type(other) is not Id or _overrides(other)
+    return issubclass(type(other), (int, float, complex)) and type(other) is not Id or _overrides(other)
 
 
 def native_binary(c, symbol, a, b):
     a, b = _with_number(c, a, b)
+    if type(b) is HostProxy and b.kind in changing.TEXTS and issubclass(type(a), _GROWING.get(symbol, ())):
+        b = changing.settled(c, b)
     ta, tb = type(a), type(b)
     if ta is HostProxy or tb is HostProxy or _is_numpys(ta, tb):
         return host_lines.operate(c, ARITHMETIC[symbol], a, b)
@@ -84,7 +86,7 @@ def native_binary(c, symbol, a, b):
         return opaque_values.apply(c, ARITHMETIC[symbol], operations.all_lifted(c, (a, b)), {})
     if symbol.endswith("="):
         items.given(c, b)
-        if tb is TensorProxy and isinstance(a, _GROWING.get(symbol, ())):
+        if tb is TensorProxy and issubclass(ta, _GROWING.get(symbol, ())):
             return Host.native_binary(c, symbol, a, c.steps(b))
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return _of_tensors(c, symbol, a, b)
@@ -143,7 +145,7 @@ def check_override(c, *operands) -> None:
 
 
 def _overrides(x) -> bool:
-    if type(x) in PRIMITIVE or isinstance(x, (torch.Tensor, *PROXIES)):
+    if type(x) in PRIMITIVE or issubclass(type(x), (torch.Tensor, *PROXIES)):
         return False
     return type_attribute(type(x), "__torch_function__") is not NULL
 
@@ -169,7 +171,7 @@ def _operand(c, v):
     """An operand beside a tensor, where PyTorch takes a bool of numpy's for a float, and numbers of the user's classes
     for their values."""
     if type(v) not in PRIMITIVE and type(v) is not Id:
-        base = next((t for t in (int, float, complex) if isinstance(v, t)), None)
+        base = next((t for t in (int, float, complex) if issubclass(type(v), t)), None)
         v = v if base is None else getattr(base, f"__{base.__name__}__")(v)
     return float(v) if isinstance(v, numpy.bool_) else operations.lifted(c, v)
 

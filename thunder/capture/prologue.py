@@ -29,7 +29,7 @@ from thunder.capture.statements import check_symbol, written
 from thunder.core.codegen import Text
 from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
-from thunder.interpreter.attributes import plain_attribute, type_attribute
+from thunder.interpreter.attributes import lacks_dict, plain_attribute, type_attribute
 
 CACHED = 32  # tables that are not worth looking at before they are read
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -205,7 +205,7 @@ class PrologueWriter:
         """The `__dict__` of an object that stays. A class makes a new view of it for whoever asks."""
         found = self.spaces.get(id(owner))
         if found is None:
-            found = self.spaces[id(owner)] = getattr(owner, "__dict__", None)
+            found = self.spaces[id(owner)] = None if lacks_dict(owner) else getattr(owner, "__dict__", None)
         return found
 
     def in_dict(self, source: Source) -> bool:

@@ -48,10 +48,17 @@ def plain_attribute(value, name, default=None) -> Any:
     kind = type(value)
     if kind in _OF_C:
         return getattr(value, name, default)
+    if name == "__dict__" and lacks_dict(value):
+        return default
     try:
         return (type if issubclass(kind, type) else object).__getattribute__(value, name)
     except AttributeError:
         return default
+
+
+def lacks_dict(value) -> bool:
+    """Whether asking for a partial's `__dict__` would make it: functools.partial joins those that have none."""
+    return issubclass(type(value), functools.partial) and functools.partial.__reduce__(value)[2][3] is None
 
 
 def in_python(method) -> bool:

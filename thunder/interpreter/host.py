@@ -258,7 +258,7 @@ class Host:
         if not type(value).__dictoffset__:
             return NULL
         try:
-            own = object.__getattribute__(value, "__dict__")
+            own = {} if attributes.lacks_dict(value) else object.__getattribute__(value, "__dict__")
         except AttributeError:  # native code keeps it for itself
             return attributes.plain_attribute(value, name, NULL)
         return dict.get(own, name, NULL)
@@ -315,7 +315,7 @@ class Host:
         return function(made(), *more)
 
     def native_binary(self, symbol, a, b) -> Any:
-        if symbol == "+=" and isinstance(a, list) and sequences.iterates_in_python(self, b):
+        if symbol == "+=" and issubclass(type(a), list) and sequences.iterates_in_python(self, b, counted=True):
             b = self.steps(b)
         return ARITHMETIC[symbol](a, b)
 

@@ -212,7 +212,7 @@ def by_identity(host, a, b) -> bool:
 def index(host, value):
     """operator.index: an int, or a value that the host takes for one."""
     method = host.lookup(type(value), "__index__")
-    if not in_python(method):
+    if not in_python(method) or issubclass(type(value), int):  # which is one, whatever its class says
         return host.native_index(value)
     result = call_special(host, method, value, [], "__index__")
     return result if type(result) is int else host.converted(operator.index, type(value), "__index__", result)

@@ -79,7 +79,7 @@ def contains(host, value, item):
         except TypeError:
             return item in type(kind.__name__, (), {})()  # raises
         return found_in(host, iterator, item)
-    base: Any = next((base for base in (list, tuple) if isinstance(value, base)), None)
+    base: Any = next((base for base in (list, tuple) if issubclass(kind, base)), None)
     if base is not None and any(
         in_python(host.lookup(t, "__eq__")) for t in {type(item), *map(type, base.__iter__(value))} - PLAIN
     ):
@@ -170,7 +170,8 @@ class Steps:
         kind = type(self.value)
         if in_python(self.host.lookup(kind, "__len__")):
             try:
-                return length(self.host, self.value)
+                found = length(self.host, self.value)
+                return found if type(found) is int else NotImplemented
             except TypeError as error:
                 swallow(error)
         elif self.host.lookup(kind, "__len__") is not NULL:
@@ -190,13 +191,14 @@ class Steps:
 NATIVE_ITERATORS = {Items, Steps}  # of the interpreter's own
 
 
-def iterates_in_python(host, value) -> bool:
-    """Whether code of the user's gives the elements of a value, or says how many there are."""
+def iterates_in_python(host, value, counted: bool = False) -> bool:
+    """Whether code of the user's gives the elements of a value. counted: or says how many there are."""
     kind = type(value)
     method = host.lookup(kind, "__iter__")
-    if in_python(method) or method is NULL and in_python(host.lookup(kind, "__getitem__")):
-        return True
-    return any(in_python(host.lookup(kind, name)) for name in ("__len__", "__length_hint__"))
+    if method is NULL:
+        return in_python(host.lookup(kind, "__getitem__"))
+    names = ("__len__", "__length_hint__") if counted else ()
+    return in_python(method) or any(in_python(host.lookup(kind, name)) for name in names)
 
 
 def steps(host, value):

@@ -133,7 +133,13 @@ def _needs_value(name: str, what: str, remedy: str):
 
 def _of_item(read: Callable) -> Callable:
     """What `read` makes of the value of a tensor of one element."""
-    return lambda a: read(concrete(item(a)))
+
+    def value(a: TensorProxy):
+        if (a.numel_value != 1) is True:
+            raise ValueError("only one element tensors can be converted to Python scalars")
+        return read(concrete(item(a)))
+
+    return value
 
 
 def _as_index(a):
