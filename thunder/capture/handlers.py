@@ -217,7 +217,8 @@ def _symbolic(c, f, args, kwargs):
 
 def _instance_check(c, f, args, kwargs):
     """type.__instancecheck__, called by name: proxies are of the classes that they stand for."""
-    if len(args) == 2 and (kind := type_of(c, args[1])) is not type(args[1]):
+    kind = type_of(c, args[1]) if len(args) == 2 else None
+    if kind is not None and (kind is not type(args[1]) or args[0] in kind.__mro__):
         return type.__subclasscheck__(args[0], kind)
     return call_native(c, f, args, kwargs)
 
