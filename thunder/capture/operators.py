@@ -64,11 +64,13 @@ _COMPUTED = {TensorProxy, int, float, bool}
 
 
 def computes(c, a, b) -> bool:
-    """Whether a tensor's own method takes the other operand: a number, also of the user's class, or what says so."""
+    """Whether a tensor's own method takes the other operand, or asks it: a number, also of the user's class, what says
+    so, and what answers for any attribute."""
     if type(a) is not TensorProxy and type(b) is not TensorProxy:
         return False
     other = b if type(a) is TensorProxy else a
-    return issubclass(type(other), (int, float, complex)) and type(other) is not Id or _overrides(other)
+    number = issubclass(type(other), (int, float, complex)) and type(other) is not Id
+    return number or _overrides(other) or c.slot(type(other), "__getattr__") is not None
 
 
 def native_binary(c, symbol, a, b):
