@@ -7,7 +7,6 @@ from tests.properties import numbers
 from tests.properties.compared import run, script
 from tests.properties.run import smaller
 
-
 # a dict that is read is read under the values of its keys, and each answer about a text is a branch
 BY_VALUE = (
     "TABLE.get(", " in TABLE", "len(TABLE)", "TABLE.pop(", "list(TABLE)", "TABLE.setdefault(", "TABLE.update(",
