@@ -179,6 +179,7 @@ def test_backwards_between_breaks_give_dynamo_no_graphs_of_thunders_own_code():
     assert len(compiler.subgraphs) == graphs.frame_count
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(24))
 def test_compositions_of_torch_func_in_graphs(seed):
     """Graphs enter and leave the levels of torch.func by calls of their own."""

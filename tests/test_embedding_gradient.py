@@ -16,6 +16,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.mark.sweep(2)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("padding", [-1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["some", "few rows", "one row", "all rows", "int32"])

@@ -103,7 +103,7 @@ TAKEN = """
 """.split()
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", TAKEN)
 def test_an_operation_is_as_exact_as_in_float32(name, dtype):

@@ -64,6 +64,7 @@ def close(found, expected) -> None:
             torch.testing.assert_close(f, e, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("info", COMPLEX, ids=lambda i: i.formatted_name)
 def test_gradients_equal_autograds(info):
     for function, args, kwargs in programs(info, 6):

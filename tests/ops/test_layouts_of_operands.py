@@ -40,6 +40,7 @@ def run(function, args, kwargs, layout) -> tuple:
     return outputs, [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, leaves, strict=bool(gradients))]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.filterwarnings("ignore")  # deprecated functions are as good as others
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def calls(info):
             yield call, info.supports_autograd and dtype is torch.float64
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "info", [i for i in op_db if i.name not in UNDEFINED and i.supported_dtypes("cpu")], ids=lambda i: i.formatted_name
 )

@@ -27,6 +27,7 @@ from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.executors.handwritten import Handwritten, Settings
+from thunder.executors.matvec import usable
 from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.executors.triton_kernels.variants import interpreting
 from thunder.extend import OperatorExecutor, register_executor
@@ -54,7 +55,7 @@ def few_bits_linear(
     out = x.new_empty((*x.shape[:-1], n))
     bias = bias.contiguous() if biased else out
     inputs = x, held, scale, *(*rest, scale, scale)[:2], _table(encoding.values, x.device) if encoding.values else scale
-    key = m, n, k, encoding, biased, *[t.dtype for t in (*inputs, bias, out)]
+    key = m, n, k, format, biased, *[t.dtype for t in (*inputs, bias, out)]
     if m == 1:
         _row(key, (*inputs, bias, out), lambda: _settings_of_row(n, k, encoding, biased))
     elif (splits := _tiles(m, n, k, encoding).splits) == 1:
@@ -173,7 +174,9 @@ class FewBitsExecutor(OperatorExecutor):
         if x.device.type == "cpu" and e == Encoding() and (short or x.dtype is float32):
             if 0 < rows <= (CPU_ROWS if short else CPU_ROWS_FLOAT32):
                 return self.int8_linear_cpu
-        if not has_triton() or not (x.device.type == "cuda" or interpreting()) or not 0 < rows <= ROWS:
+        if not has_triton() or not 0 < rows <= ROWS or not (x.device.type == "cuda" or interpreting()):
+            return None
+        if x.device.type == "cuda" and torch.cuda.is_available() and not usable(x.device):  # else the program is a plan
             return None
         width = shape[1] // e.halves
         if width % RUN or e.group % RUN or (e.group and width % e.group):  # a run lies in one group

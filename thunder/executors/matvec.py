@@ -221,7 +221,7 @@ class MatvecExecutor(OperatorExecutor):
 
 
 @functools.cache
-def _usable(device: Device) -> bool:
+def usable(device: Device) -> bool:
     """Whether a GPU has as much shared memory as the measured ones: A100, H100 and later ones."""
     return (
         has_triton()
@@ -230,7 +230,7 @@ def _usable(device: Device) -> bool:
 
 
 def _assumed(device: Device) -> bool:
-    """`_usable` on an H100 or H200."""
+    """`usable` on an H100 or H200."""
     return True
 
 
@@ -239,6 +239,6 @@ def _made(rows: int, usable: Callable[[Device], bool]) -> MatvecExecutor:
     return MatvecExecutor("matvec", rows=rows, usable=usable, version=torch.__version__)
 
 
-matvec_ex = _made(1, _usable)
+matvec_ex = _made(1, usable)
 register_executor(matvec_ex)
 add_default_executor_of_gpus(matvec_ex, here=torch.version.cuda is not None and has_triton())
