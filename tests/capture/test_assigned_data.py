@@ -11,6 +11,16 @@ def x():
     return torch.randn(3, 4)
 
 
+def trained(f, m):
+    """Three calls with their backwards, and the module after each."""
+    seen = []
+    for _ in range(3):
+        y = f(x())
+        y.sum().backward()
+        seen.append((y, state(m)))
+    return seen
+
+
 def steps_of_gradients(jit):
     """An optimizer written by hand."""
     m = nn.Linear(4, 4)
@@ -65,12 +75,7 @@ def clamped_weights(jit):
             p.data = torch.clamp(p.data, -0.1, 0.1)
         return m(x)
 
-    f, seen = jit(f), []
-    for _ in range(3):
-        y = f(x())
-        y.sum().backward()
-        seen.append((y, state(m)))
-    return seen
+    return trained(jit(f), m)
 
 
 def buffers(jit):
@@ -277,12 +282,7 @@ def where_it_is(jit):
     def f(x):
         return m.to("cpu").to(torch.float32)(x)
 
-    f, seen = jit(f), []
-    for _ in range(3):
-        y = f(x())
-        y.sum().backward()
-        seen.append((y, state(m)))
-    return seen
+    return trained(jit(f), m)
 
 
 def flattened(jit):
@@ -355,12 +355,7 @@ def another_dtype_under_grad(jit):
     def f(x):
         return m.double()(x.double())
 
-    f, seen = jit(f), []
-    for _ in range(3):
-        y = f(x())
-        y.sum().backward()
-        seen.append((y, state(m)))
-    return seen
+    return trained(jit(f), m)
 
 
 def data_of_the_forward(jit):

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from thunder import compat
-from thunder.core.dtypes import bfloat16, float16, float32
+from thunder.core.dtypes import bfloat16, float16, float32, int8
 from thunder.core.proxies import NumberProxy, TensorProxy, like
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
@@ -45,16 +46,16 @@ _row, _rows, _sums = (Handwritten("few_bits_kernel.py", name) for name in ("_one
 
 
 def few_bits_linear(
-    x: torch.Tensor, bias: torch.Tensor | None, parts: tuple[torch.Tensor, ...], format: Any
+    x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[torch.Tensor], format: Any
 ) -> torch.Tensor:
     """x (..., K), at most 32 rows, times the transpose of a weight (N, K) of which `parts` are held, plus a bias (N,):
     (..., N)."""
-    x, held, scale, *rest = [t.contiguous() for t in (x, *parts)]
+    x, *parts = [t.contiguous() for t in (x, *parts)]
     k, encoding, biased = x.shape[-1], format.encoding, bias is not None
-    m, n = x.numel() // k, held.shape[0]
+    m, n = x.numel() // k, parts[0].shape[0]
     out = x.new_empty((*x.shape[:-1], n))
     bias = bias.contiguous() if biased else out
-    inputs = x, held, scale, *(*rest, scale, scale)[:2], _table(encoding.values, x.device) if encoding.values else scale
+    inputs = _inputs(x, parts, _table(encoding.values, x.device) if encoding.values else None)
     key = m, n, k, format, biased, *[t.dtype for t in (*inputs, bias, out)]
     if m == 1:
         _row(key, (*inputs, bias, out), lambda: _settings_of_row(n, k, encoding, biased))
@@ -65,6 +66,12 @@ def few_bits_linear(
         _rows(key, (*inputs, bias, sums), lambda: _settings_of_rows(m, n, k, encoding, False))
         _sums(key, (sums, bias, out), lambda: _settings_of_sums(m, n, splits, biased))
     return out
+
+
+def _inputs(x: Any, parts: Sequence, table: Any) -> tuple:
+    """What kernels read besides a bias, as tensors or dtypes; a scale stands for what the encoding does not have."""
+    held, scale, *rest = parts
+    return x, held, scale, *(*rest, scale, scale)[:2], scale if table is None else table
 
 
 @functools.cache
@@ -153,7 +160,7 @@ class FewBitsExecutor(OperatorExecutor):
             if operation.sym is not LTORCH["linear"] or operation.output.requires_grad:
                 return None
             made = weights.get(operation.args[1])
-            return None if made is None else self._takes(operation.args[0], *made.args[1:3])
+            return None if made is None else self._takes(operation.args[0], *made.args[:3])
 
         def rule(operation: BoundSymbol, out: Rewriter) -> None:
             if (symbol := chosen(operation)) is None:
@@ -165,13 +172,13 @@ class FewBitsExecutor(OperatorExecutor):
 
         return rewrite(trace, rule) if any(map(chosen, trace.bound_symbols)) else trace
 
-    def _takes(self, x: TensorProxy, format: Any, shape: tuple[int, int]) -> Symbol | None:
+    def _takes(self, x: TensorProxy, parts: tuple, format: Any, shape: tuple[int, int]) -> Symbol | None:
         """What multiplies rows x with a weight of this shape; None where the weight is made."""
         e: Encoding | None = format.encoding
         if e is None or any(isinstance(n, NumberProxy) for n in x.shape):
             return None
         rows, short = math.prod(x.shape[:-1]), x.dtype in (bfloat16, float16)
-        if x.device.type == "cpu" and e == Encoding() and (short or x.dtype is float32):
+        if x.device.type == "cpu" and e == Encoding() and parts[0].dtype is int8 and (short or x.dtype is float32):
             if 0 < rows <= (CPU_ROWS if short else CPU_ROWS_FLOAT32):
                 return self.int8_linear_cpu
         if not has_triton() or not 0 < rows <= ROWS or not (x.device.type == "cuda" or interpreting()):
@@ -192,10 +199,9 @@ class FewBitsExecutor(OperatorExecutor):
                 x, bias, parts, format = operation.args
                 encoding, biased, device = format.encoding, bias is not None, to_torch_device(x.device)
                 m, n, k = math.prod(x.shape[:-1]), parts[0].shape[0], x.shape[-1]
-                out, held, scale, *rest = [to_torch_dtype(t.dtype) for t in (x, *parts)]
+                out, *held = [to_torch_dtype(t.dtype) for t in (x, *parts)]
                 bias = to_torch_dtype(bias.dtype) if biased else out
-                table = torch.float32 if encoding.values else scale
-                inputs = out, held, scale, *(*rest, scale, scale)[:2], table, bias
+                inputs = *_inputs(out, held, torch.float32 if encoding.values else None), bias
                 if m == 1:
                     _row.start([*inputs, out], _settings_of_row(n, k, encoding, biased), device)
                 elif (splits := _tiles(m, n, k, encoding).splits) == 1:
