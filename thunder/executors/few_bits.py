@@ -177,20 +177,10 @@ class FewBitsExecutor(OperatorExecutor):
         e: Encoding | None = format.encoding
         if e is None or any(isinstance(n, NumberProxy) for n in x.shape):
             return None
-        rows, short = math.prod(x.shape[:-1]), x.dtype in (bfloat16, float16)
-        if x.device.type == "cpu" and e == Encoding() and parts[0].dtype is int8 and (short or x.dtype is float32):
-            if 0 < rows <= (CPU_ROWS if short else CPU_ROWS_FLOAT32):
-                return self.int8_linear_cpu
-        if not has_triton() or not 0 < rows <= ROWS or not (x.device.type == "cuda" or interpreting()):
-            return None
-        if x.device.type == "cuda" and torch.cuda.is_available() and not usable(x.device):  # else the program is a plan
-            return None
-        width = shape[1] // e.halves
-        if width % RUN or e.group % RUN or (e.group and width % e.group):  # a run lies in one group
-            return None
-        if rows > 1:  # a group is as wide as a tile, or a part of it
-            return self.few_bits_linear if short and e.group in (0, power_of_two(e.group)) else None
-        return self.few_bits_linear if short or x.dtype is float32 else None
+        rows = math.prod(x.shape[:-1])
+        if e == Encoding() and parts[0].dtype is int8 and _multiplies_on_cpu(x, rows):
+            return self.int8_linear_cpu
+        return self.few_bits_linear if _has_kernels(x, rows) and _fits(x, rows, e, shape[1]) else None
 
     def expect(self, trace: Trace) -> None:
         """Compiles kernels in the background."""
@@ -209,6 +199,29 @@ class FewBitsExecutor(OperatorExecutor):
                 else:
                     _rows.start([*inputs, torch.float32], _settings_of_rows(m, n, k, encoding, False), device)
                     _sums.start([torch.float32, bias, out], _settings_of_sums(m, n, splits, biased), device)
+
+
+def _multiplies_on_cpu(x: TensorProxy, rows: int) -> bool:
+    most = {bfloat16: CPU_ROWS, float16: CPU_ROWS, float32: CPU_ROWS_FLOAT32}.get(x.dtype, 0)
+    return x.device.type == "cpu" and 0 < rows <= most
+
+
+def _has_kernels(x: TensorProxy, rows: int) -> bool:
+    """Whether Triton's kernels take so many rows on the device of x."""
+    if not has_triton() or not 0 < rows <= ROWS:
+        return False
+    if x.device.type != "cuda":
+        return interpreting()
+    return not torch.cuda.is_available() or usable(x.device)  # without a GPU the program is a plan
+
+
+def _fits(x: TensorProxy, rows: int, e: Encoding, k: int) -> bool:
+    """Whether kernels can multiply rows of k elements: a run lies in one group, and a group is as wide as a tile, or a
+    part of it."""
+    width, short = k // e.halves, x.dtype in (bfloat16, float16)
+    if width % RUN or e.group % RUN or (e.group and width % e.group):
+        return False
+    return short and e.group in (0, power_of_two(e.group)) if rows > 1 else short or x.dtype is float32
 
 
 few_bits_ex = FewBitsExecutor("few_bits")
