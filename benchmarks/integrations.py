@@ -24,6 +24,7 @@ import re
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -109,7 +110,8 @@ def declare_operators_of_torchvision() -> None:
         return
     try:
         for folder in found.submodule_search_locations or ():
-            torch.ops.load_library(f"{folder}/_C.so")
+            for library in Path(folder).glob("_C*.so"):  # its name tells the ABI
+                torch.ops.load_library(library)
     except OSError:
         for name in ("nms", "qnms"):
             torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

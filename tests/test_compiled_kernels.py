@@ -127,36 +127,37 @@ print(open(made.path, "rb").read(4))
     assert found.stdout == "b'\\x7fELF'\n", found.stderr
 
 
-def test_processes_wait_for_kernels_end_and_are_replaced(directory, monkeypatch):
+def test_a_process_for_kernels_that_has_ended_is_replaced(directory, monkeypatch):
     """One that has ended while nothing was compiled is no failure; one that ends each time is, in words."""
     made = []
 
-    class Process:
-        def __init__(self, dies):
-            self.dies, self.asked = dies, 0
+    class Server:
+        def __init__(self, module, idle):
+            self.asked = 0
             made.append(self)
 
         def run(self, request):
             self.asked += 1
-            if self.asked == self.dies:
+            if self.asked == dies:
                 raise binary.Died(-9)
             return {"name": request.name, "shared": 0, "scratch": 0}, b"code"
 
-    monkeypatch.setattr(binary, "_waiting", binary.queue.LifoQueue())
-    monkeypatch.setattr(binary, "CompilerProcess", lambda idle: Process(dies=2))
+    monkeypatch.setattr(binary, "_servers", [])
+    monkeypatch.setattr(binary, "ForkServer", Server)
+    dies = 2
     for number in range(4):
         facts, code = binary._compile(binary.Request(f"kernel{number}", "", (), 4, 90))
         assert (facts["name"], code) == (f"kernel{number}", b"code")
-    assert [p.asked for p in made] == [2, 2, 2, 1]
-    monkeypatch.setattr(binary, "CompilerProcess", lambda idle: Process(dies=1))
-    made[-1].dies = 2
+    assert [server.asked for server in made] == [2, 2, 2, 1]
+    dies = 1
+    made[-1].asked = 0
     with pytest.raises(RuntimeError, match="compiles the kernel k has ended with -9"):
         binary._compile(binary.Request("k", "", (), 4, 90))
 
-    def none_left(idle):
+    def none_left(module, idle):
         raise BlockingIOError("too many processes")
 
-    monkeypatch.setattr(binary, "CompilerProcess", none_left)
+    monkeypatch.setattr(binary, "ForkServer", none_left)
     monkeypatch.setattr(binary.Request, "compile", lambda self: ("here", self.name))
     assert binary._compile(binary.Request("k", "", (), 4, 90)) == ("here", "k")
 

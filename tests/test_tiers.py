@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import textwrap
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -396,19 +398,62 @@ def test_a_compiler_that_dies_is_an_error_and_started_again(tmp_path, monkeypatc
         background.elsewhere(Fine())
 
 
-def test_a_process_that_waits_for_long_ends(tmp_path, monkeypatch):
-    (tmp_path / "answering_jobs.py").write_text("class Answers:\n def compile(self): return 42\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    from answering_jobs import Answers  # type: ignore[import-not-found]
+FORKED = """
+import os
+PREPARED = []
+def prepare():
+    PREPARED.append(os.getpid())
+class Answers:
+    def compile(self): return PREPARED + [os.getpid()]
+class Fails:
+    def compile(self): raise ValueError("no")
+class Dies:
+    def compile(self): os._exit(3)
+class Opens:
+    def __init__(self, *files): self.files = files
+    def compile(self):
+        for name, mode in self.files: open(name, mode).close()
+"""
 
-    process = processes.CompilerProcess(0.2)
+
+@pytest.fixture
+def jobs(tmp_path, monkeypatch):
+    (tmp_path / "forked_jobs.py").write_text(FORKED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("forked_jobs")
+    del sys.modules["forked_jobs"]
+
+
+def test_each_job_runs_in_a_fork_of_a_process_that_is_prepared_once(jobs, tmp_path):
+    server = processes.ForkServer("forked_jobs", 60.0)
     try:
-        assert process.run(Answers()) == 42
+        (first, one), (second, other) = server.run(jobs.Answers()), server.run(jobs.Answers())
+        assert first == second and len({first, one, other, os.getpid()}) == 4
+        with pytest.raises(RuntimeError, match="ValueError: no"):
+            server.run(jobs.Fails())
+        with pytest.raises(RuntimeError, match="ended with 3"):
+            server.run(jobs.Dies())
+        os.mkfifo(tmp_path / "pipe")
+        with ThreadPoolExecutor(2) as threads:  # each waits for the other one to open its end
+            opened = [threads.submit(server.run, jobs.Opens((tmp_path / "pipe", mode))) for mode in "rw"]
+            assert [o.result(timeout=WAIT) for o in opened] == [None, None]
+        assert server.run(jobs.Answers())[0] == first
+    finally:
+        server.kill()
+        server.close()
+    with pytest.raises(processes.Died, match="-9"):
+        server.run(jobs.Answers())
+
+
+def test_a_process_that_waits_for_long_ends(jobs):
+    server = processes.ForkServer("forked_jobs", 0.2)
+    try:
+        assert server.run(jobs.Answers())
         limit = time.monotonic() + WAIT
-        while process.poll() is None and time.monotonic() < limit:
+        while server.poll() is None and time.monotonic() < limit:
             time.sleep(0.05)
         with pytest.raises(processes.Died, match="0"):
-            process.run(Answers())
+            server.run(jobs.Answers())
     finally:
-        process.kill()
-        process.close()
+        server.kill()
+        server.close()

@@ -203,7 +203,6 @@ BY_TYPE |= torch_func.KINDS
 BY_TYPE[staticmethod] = lambda c, f, args, kwargs: call(c, f.__func__, args, kwargs)
 
 
-_TEXTS = ("__repr__", "__str__", "__format__")  # of a library's class that is written in Python
 # functions that look at who calls them are interpreted
 _FRAMES = frozenset(("_getframe", "_getframemodulename", "currentframe"))
 
@@ -224,7 +223,7 @@ def _call_function(c, f, args, kwargs):
         if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
             return call(c, f.__wrapped__, args, kwargs)
         seen = reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)
-        seen = seen or f.__name__ in _TEXTS and keeps(tuple(args), (TensorProxy, NumberProxy))
+        seen = seen or keeps((*args, *kwargs.values()), (TensorProxy, NumberProxy))
         if impure(f) is not None or not (seen or _FRAMES.intersection(f.__code__.co_names)):
             return call_native(c, f, args, kwargs)
     elif id(f) in c.keep or id(f) in c.fresh:

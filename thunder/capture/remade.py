@@ -92,7 +92,7 @@ def _mapping(value: types.MappingProxyType) -> tuple:
 def goes_on(value) -> bool:
     """Whether a value is an iterator of native code's, which goes on where it stands and cannot be rebuilt."""
     if type(value) in _ITERATORS:
-        return value.__reduce__()[2:] not in ((), (0,))  # somewhere inside
+        return value.__reduce__()[2:] not in ((), (0,), (None,))  # somewhere inside; a range says what is left
     if type(value) is sequences.Items:
         return value.position != 0
     steps = type_attribute(type(value), "__next__")

@@ -1,8 +1,7 @@
-"""The process that compiles for another one: `python -m thunder.runtime.compiler_process seconds`.
+"""The process that compiles for another one: `python -m thunder.runtime.compiler_process`.
 
 It reads pickled jobs from its standard input, calls `job.compile()`, and writes the result, pickled, and the words of
-what was raised or None, to its standard output. It ends, with all that it has started, when its input does, and after
-so many seconds without a job, if any.
+what was raised or None, to its standard output. It ends, with all that it has started, when its input does.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import queue
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import IO, Any
 
 
@@ -29,24 +29,28 @@ def _read(jobs: IO[bytes], waiting: queue.Queue[Any]) -> None:
         waiting.put(error)
 
 
+def compiled(job: Callable[[], Any]) -> tuple[Any, str | None]:
+    """What `job().compile()` returns, and the words of what is raised."""
+    try:
+        return job().compile(), None
+    except Exception as error:  # noqa: BLE001  the other process says so
+        return None, f"{type(error).__name__}: {error}"
+
+
 def main() -> None:
     jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
     waiting: queue.Queue[Any] = queue.Queue()
     threading.Thread(target=_read, args=(jobs, waiting), daemon=True).start()
-    idle = float(sys.argv[1]) or None
+
+    def next_job() -> Any:
+        job = waiting.get()
+        if isinstance(job, Exception):
+            raise job
+        return job
+
     while True:
-        result = failure = None
-        try:
-            job = waiting.get(timeout=idle)
-            if isinstance(job, Exception):
-                raise job
-            result = job.compile()
-        except queue.Empty:
-            os._exit(0)  # the thread that reads holds what an orderly end would wait for
-        except Exception as error:  # noqa: BLE001  the other process says so
-            failure = f"{type(error).__name__}: {error}"
-        pickle.dump((result, failure), answers)
+        pickle.dump(compiled(next_job), answers)
         answers.flush()
 
 

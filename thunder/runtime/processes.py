@@ -1,20 +1,22 @@
 """Processes that compile for this one, so that its interpreter stays free.
 
 A process is in its own session, so that Ctrl-C reaches the program alone. It ends, with the compilers that it has
-started, when the program closes its pipe or ends.
+started, when the program closes its end of the connection or ends.
 """
 
 from __future__ import annotations
 
+import abc
 import atexit
 import contextlib
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import weakref
-from typing import Any
+from typing import IO, Any
 
 from thunder.options import environment_of_children
 
@@ -23,34 +25,29 @@ class Died(Exception):
     """The process has ended, with a code, before it answered."""
 
 
-class CompilerProcess:
-    """Runs jobs one after the other, for one thread at a time."""
+class _Process(abc.ABC):
+    """`python -m thunder.runtime.<module> <arguments>`."""
 
-    def __init__(self, idle: float | None = None):
-        """idle: seconds without a job after which it ends by itself."""
+    def __init__(self, module: str, *arguments: object, stdin: int | socket.socket, stdout: int):
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "thunder.runtime.compiler_process", str(idle or 0)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+            [sys.executable, "-m", f"thunder.runtime.{module}", *map(str, arguments)],
+            stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, start_new_session=True,
             env=environment_of_children(),
         )  # fmt: skip
         _known.add(self)
 
+    @abc.abstractmethod
+    def _ends(self) -> list[IO[bytes] | socket.socket | None]:
+        """This process's ends of the connections."""
+
+    @abc.abstractmethod
     def run(self, job: Any) -> Any:
         """`job.compile()`, there. Raises RuntimeError with the words of what it raised, and Died."""
-        jobs, answers = self._process.stdin, self._process.stdout
-        assert jobs is not None and answers is not None, "it was started with pipes"
-        try:
-            pickle.dump(job, jobs)
-            jobs.flush()
-            result, failure = pickle.load(answers)
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
-            self._process.kill()
-            code = self._process.wait()
-            self.close()
-            raise Died(code) from error
-        if failure is not None:
-            raise RuntimeError(failure)
-        return result
+
+    def _has_ended(self) -> Died:
+        self.kill()
+        self.close()
+        return Died(self._process.returncode)
 
     def poll(self) -> int | None:
         return self._process.poll()
@@ -63,21 +60,71 @@ class CompilerProcess:
         self._process.wait()
 
     def close(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
+        for end in self._ends():
             with contextlib.suppress(OSError, AttributeError):  # what was not written any more
-                pipe.close()  # type: ignore[union-attr]
+                end.close()  # type: ignore[union-attr]
 
     def leave_to_parent(self) -> None:
-        """In a fork: the pipes must be open nowhere else when the program ends whose process it is."""
+        """In a fork: the connections must be open nowhere else when the program ends whose process it is."""
         nothing = os.open(os.devnull, os.O_RDWR)
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None and not pipe.closed:
-                os.dup2(nothing, pipe.fileno())
+        for end in self._ends():
+            if end is not None and not getattr(end, "closed", False) and end.fileno() >= 0:
+                os.dup2(nothing, end.fileno())
         os.close(nothing)
 
 
-_known: weakref.WeakSet[CompilerProcess] = weakref.WeakSet()
-_of_parents: list[CompilerProcess] = []
+class CompilerProcess(_Process):
+    """Runs jobs one after the other, for one thread at a time."""
+
+    def __init__(self) -> None:
+        super().__init__("compiler_process", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def _ends(self) -> list[IO[bytes] | socket.socket | None]:
+        return [self._process.stdin, self._process.stdout]
+
+    def run(self, job: Any) -> Any:
+        jobs, answers = self._process.stdin, self._process.stdout
+        assert jobs is not None and answers is not None, "it was started with pipes"
+        try:
+            return _answer(job, jobs, answers)
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise self._has_ended() from error
+
+
+class ForkServer(_Process):
+    """Runs each job in a fork of a process that is prepared, for any number of threads."""
+
+    def __init__(self, module: str, idle: float):
+        """module: its `prepare()` is called there first. idle: seconds without a job after which it ends by itself."""
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            super().__init__("fork_server", module, idle, stdin=theirs, stdout=subprocess.DEVNULL)
+
+    def _ends(self) -> list[IO[bytes] | socket.socket | None]:
+        return [self._control]
+
+    def run(self, job: Any) -> Any:
+        ours, theirs = socket.socketpair()
+        try:
+            with ours, ours.makefile("rwb") as connection:
+                with theirs:
+                    socket.send_fds(self._control, [b"."], [theirs.fileno()])
+                return _answer(job, connection, connection)
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise self._has_ended() from error
+
+
+def _answer(job: Any, jobs: IO[bytes], answers: IO[bytes]) -> Any:
+    pickle.dump(job, jobs)
+    jobs.flush()
+    result, failure = pickle.load(answers)
+    if failure is not None:
+        raise RuntimeError(failure)
+    return result
+
+
+_known: weakref.WeakSet[_Process] = weakref.WeakSet()
+_of_parents: list[_Process] = []
 
 
 def _end() -> None:

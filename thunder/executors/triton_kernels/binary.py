@@ -1,5 +1,5 @@
-"""A kernel's machine code: known to this process, on the disk, or compiled by Triton in a pool of processes. Only the
-last needs Triton.
+"""A kernel's machine code: known to this process, on the disk, or compiled by Triton in processes. Only the last
+needs Triton.
 
 Triton holds Python's lock for part of the time that it compiles: threads would keep capture waiting, and each other."""
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
-import queue
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -18,11 +17,11 @@ import torch
 from thunder import compat
 from thunder.executors.triton_kernels.compiling import Request
 from thunder.runtime import disk_cache
-from thunder.runtime.processes import CompilerProcess, Died
+from thunder.runtime.processes import Died, ForkServer
 
 KEPT = 4096  # kernels that a process remembers
-PROCESSES = 8
-IDLE = 20.0  # seconds, after which a process ends that compiles nothing
+PROCESSES = 8  # at most, that compile at a time
+IDLE = 60.0  # seconds, after which the process ends that has imported Triton
 
 
 class Binary(NamedTuple):
@@ -61,8 +60,9 @@ def _pool() -> ThreadPoolExecutor:
 
 def _after_fork() -> None:
     """A child has none of its parent's threads."""
-    global _lock, _waiting
-    _lock, _waiting = threading.Lock(), queue.LifoQueue()
+    global _lock
+    _lock = threading.Lock()
+    _servers.clear()
     _pool.cache_clear()
     for request in [r for r, made in _requested.items() if not made.done()]:
         del _requested[request]
@@ -83,28 +83,32 @@ def _binary(request: Request) -> Binary:
 
 
 def _compile(request: Request) -> tuple[dict, bytes]:
-    """In a process that waits, which may have ended since it compiled last, or in a new one."""
-    while True:
+    """In a fork of a process that has imported Triton, which may have ended since it compiled last."""
+    for is_last in (False, True):
         try:
-            process, is_new = _waiting.get_nowait(), False
-        except queue.Empty:
-            try:
-                process, is_new = CompilerProcess(IDLE), True
-            except OSError:  # the machine gives this one no more processes
-                return request.compile()
+            server = _server()
+        except OSError:  # the machine gives this one no more processes
+            return request.compile()
         try:
-            return process.run(request)
+            return server.run(request)
         except Died as error:
-            process = None
-            if is_new:
+            with _lock:
+                if server in _servers:
+                    _servers.remove(server)
+            if is_last:
                 what = f"the process that compiles the kernel {request.name}"
                 raise RuntimeError(f"{what} has ended with {error}") from None
-        finally:
-            if process is not None:
-                _waiting.put(process)
+    raise AssertionError("the last one returns or raises")
 
 
-_waiting: queue.LifoQueue[CompilerProcess] = queue.LifoQueue()  # processes
+def _server() -> ForkServer:
+    with _lock:
+        if not _servers:
+            _servers.append(ForkServer("thunder.executors.triton_kernels.compiling", IDLE))
+        return _servers[0]
+
+
+_servers: list[ForkServer] = []  # one, or none
 
 
 @functools.cache
