@@ -133,13 +133,17 @@ def test_a_process_for_kernels_that_has_ended_is_replaced(directory, monkeypatch
 
     class Server:
         def __init__(self, module, idle):
-            self.asked = 0
+            self.asked, self.code = 0, None
             made.append(self)
+
+        def poll(self):
+            return self.code
 
         def run(self, request):
             self.asked += 1
             if self.asked == dies:
-                raise binary.Died(-9)
+                self.code = -9
+                raise binary.Died(self.code)
             return {"name": request.name, "shared": 0, "scratch": 0}, b"code"
 
     monkeypatch.setattr(binary, "_servers", [])

@@ -1,5 +1,7 @@
 """Sizes of arguments that change: a constant once, symbolic from the second value on."""
 
+import types
+
 import pytest
 import torch
 import torch.nn as nn
@@ -170,3 +172,42 @@ def test_values_that_are_made_of_sizes_are_checked():
         x = torch.randn(n, 2)
         assert torch.equal(compiled(x), program(x))
     assert thunder.cache_misses(compiled) == 3, "6, other sizes of that way, and another way"
+
+
+CACHES = {  # what holds it, and where
+    "an attribute": (lambda t: types.SimpleNamespace(k=t), lambda o: o.k, lambda o, t: setattr(o, "k", t)),
+    "a key": (lambda t: {"k": t}, lambda o: o["k"], lambda o, t: o.__setitem__("k", t)),
+    "an item": (lambda t: [None, t], lambda o: o[1], lambda o, t: o.__setitem__(1, t)),
+}
+
+
+@pytest.mark.parametrize("where", CACHES)
+def test_what_a_program_makes_longer_is_symbolic_at_once(where):
+    """The next call finds the size that it leaves."""
+    make, get, put = CACHES[where]
+
+    def step(x, cache, n):
+        put(cache, torch.cat([get(cache), x])[-n:])
+        return get(cache).sum(), len(get(cache))
+
+    compiled, caches = thunder.jit(step), (make(torch.ones(3)), make(torch.ones(3)))
+    for i in range(6):
+        found, expected = (f(torch.full((2,), float(i)), c, 100) for f, c in zip((compiled, step), caches, strict=True))
+        assert (found[0], found[1]) == (expected[0], expected[1])
+    assert thunder.cache_misses(compiled) == 1
+    full = make(torch.ones(4))
+    compiled = thunder.jit(step)
+    for _ in range(3):
+        assert compiled(torch.ones(2), full, 4)[1] == 4
+    assert "shape" not in str(thunder.last_prologue_traces(compiled)[-1]), "one that stays is no input"
+
+
+def test_a_size_that_never_changes_or_may_not_stays_constant():
+    def step(x, cache):
+        cache.k = torch.cat([cache.k, x])
+        return cache.k.sum()
+
+    compiled, cache = thunder.jit(step, dynamic=False), types.SimpleNamespace(k=torch.ones(3))
+    for _ in range(3):
+        compiled(torch.ones(2), cache)
+    assert thunder.cache_misses(compiled) == 3

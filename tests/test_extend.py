@@ -644,3 +644,20 @@ def test_lines_may_be_changed_as_they_are_recorded(myex):
     )
     compiled = thunder.jit(lambda x: op(other(x, 1), 2), executors=[myex])
     assert torch.equal(compiled(A), A - 7 + 2) and seen == [("plus", 2)]
+
+
+def test_an_executor_is_told_before_a_program_is_captured():
+    seen = []
+
+    class Starts(extend.Executor):
+        def expect_program(self):
+            seen.append("told")
+
+    def f(x):
+        seen.append("captured")  # capture writes to a copy, the first call to the list
+        return x * 2
+
+    compiled = thunder.jit(f, executors=[Starts("starts")])
+    for n in (2, 2, 3):
+        compiled(torch.ones(n))
+    assert seen == ["told", "captured", "captured", "told", "captured"]

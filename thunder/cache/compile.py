@@ -62,6 +62,8 @@ class Compilation(NamedTuple):
     look: Callable[[CacheEntry], None]
 
     def run(self) -> CacheEntry:
+        for executor in self.options.executors:
+            executor.expect_program()
         # a compilation makes many objects that stay; looking through them again and again is a third of its time
         with without_collection():
             changing = changing_values(self.stats.interpreter_cache)

@@ -22,7 +22,7 @@ import thunder.compat.cuda
 import thunder.compat.distributed
 import thunder.compat.modes  # noqa: F401 - the first call would import these four
 from thunder import compat
-from thunder.capture.changing import constants, read_numbers
+from thunder.capture.changing import constants, outgrown_sizes, read_numbers
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
 from thunder.capture.library import assigned_data, checkpoints, rebuilt_hooks
@@ -272,9 +272,10 @@ def capture(request: Request) -> Captured:
 
 
 def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
-    """The program captured again where it writes to numbers that it was captured for one value of: the next call finds
-    others there."""
-    counters = {path: None for path in captured.effects & read_numbers(c) if path not in c.request.changing}
+    """The program captured again where it writes to numbers that it was captured for one value of, or puts tensors of
+    other sizes in the places of its own: the next call finds those there."""
+    written = captured.effects & read_numbers(c) | outgrown_sizes(c)
+    counters = {path: None for path in written if path not in c.request.changing}
     if not counters or c.sharp_edges:  # code that capture ran runs once
         return captured
     changing = {**c.request.changing, **counters}

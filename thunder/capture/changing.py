@@ -21,7 +21,7 @@ from thunder.capture.native import IMMUTABLE
 from thunder.capture.numbers import length, number, parts_of_plain, primitive
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy, call_method
-from thunder.core.proxies import map_structure
+from thunder.core.proxies import TensorProxy, map_structure
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import plain_attribute
 
@@ -173,6 +173,22 @@ def _held_sizes(c) -> dict[str, int]:
         for i, n in enumerate(sizes)
         if n is not None and n >= 2
     }
+
+
+def outgrown_sizes(c) -> set[str]:
+    """The paths of sizes of arguments that the program holds for one value of, and in whose places it puts tensors of
+    another size: what a cache grows by."""
+    held, found = _held_sizes(c), set()
+    for source, value in c.writes.written.items():
+        sizes = c.tensors.shapes.get(source)
+        if sizes is not None and isinstance(value, TensorProxy) and len(value.shape) == len(sizes):
+            paths = (source.child("size", i).describe(c.parameters) for i in range(len(sizes)))
+            found |= {
+                p
+                for p, n, now in zip(paths, sizes, value.shape, strict=True)
+                if p in held and (type(now) is not int or now != n)
+            }
+    return found
 
 
 def constants(c) -> dict[str, Any]:

@@ -333,14 +333,15 @@ def changes(c) -> list[tuple]:
     found: list[tuple] = []
     for sid, look in c.containers.looks.items():
         found += _changes(c.keep[sid], look)
-    for kind, original, source, k, _ in found:
+    for kind, original, source, k, value in found:
         if id(original) in c.outside.namespaces:
             c.refuse("globals() is written to", "assign the global by its name (global x; x = ...)")
         if kind == "item":
             place = source.child("at", source_of(c, k)) if _is_place(k) else entry(c, source, k)[1]
-            c.writes.written.add(place)
+            c.writes.written[place] = value
         elif kind == "replace":
-            c.writes.written.update(source.item(i) for i in range(len(original)))
+            c.writes.written |= dict.fromkeys(source.item(i) for i in range(len(original)))
+            c.writes.written |= {source.item(i): x for i, x in enumerate(value[: len(original)])}
     return found
 
 

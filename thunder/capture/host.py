@@ -259,7 +259,7 @@ class Capture(Host):
         if owner is None:
             cell.cell_contents = v
             return
-        self.writes.written.add(self.cell_source(owner, cell))
+        self.writes.written[self.cell_source(owner, cell)] = None
         self.keep[id(cell)] = cell
         self.writes.overlay[id(cell), None] = v
         self.writes.effects[id(cell), None] = ("cell", cell, None)

@@ -43,8 +43,8 @@ def size(c, n: int, source: Source, tensor) -> int | NumberProxy:
         return n
     if c.numbers.symbolic_sizes or source.key in getattr(tensor, MARK, ()):
         return number(c, n, source)
-    values = c.request.changing.get(source.describe(c.parameters)) if c.request.changing else None
-    return n if values is None or n in values else number(c, n, source)
+    values = c.request.changing.get(source.describe(c.parameters), (n,)) if c.request.changing else (n,)
+    return n if values is not None and n in values else number(c, n, source)
 
 
 def parts_of_plain(value: Any, source: Source) -> list[tuple[Source, Any]]:

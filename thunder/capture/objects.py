@@ -346,7 +346,7 @@ def own_store(c, o, n, v) -> None:
     copy = c.containers.attribute_dicts_of.get(id(o))
     if copy is not None and type(found) is not types.MemberDescriptorType:
         copy[n] = c.containers.attribute_dicts[id(copy)].was[n] = v
-    c.writes.written.add(c.sources[id(o)].attr(n))
+    c.writes.written[c.sources[id(o)].attr(n)] = v
 
 
 def delete_attr(c, o, n) -> None:
@@ -465,7 +465,7 @@ def load_global(c, f, n):
 
 def store_global(c, f, n, v) -> None:
     space = f.__globals__
-    c.writes.written.add(c.const(space, "global").item(n))
+    c.writes.written[c.const(space, "global").item(n)] = v
     c.writes.overlay[id(space), n] = v
     _check_namespace(c, space)
     c.writes.effects[id(space), n] = ("global", space, n)

@@ -20,6 +20,7 @@ from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, has_numbers
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, Names, OpTags
 from thunder.core.utils import has_triton
+from thunder.executors.triton_kernels.binary import expect_kernels
 from thunder.executors.triton_kernels.by_strides import KeptRegion
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.last_sums import without_last_sums
@@ -83,6 +84,10 @@ class TritonFuser(FusionExecutor):
 
     def runs_on(self, kinds: set[str]) -> bool:
         return any(map(_runs_on, kinds))
+
+    def expect_program(self) -> None:
+        if torch.cuda.is_initialized() and self.has_triton() and not interpreting():
+            expect_kernels()
 
     def has_triton(self) -> bool:
         return has_triton()

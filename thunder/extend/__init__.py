@@ -93,6 +93,9 @@ class Executor:
         it may not, it is asked nothing."""
         return True
 
+    def expect_program(self) -> None:
+        """A program is about to be captured: what takes long to start and will be needed may start now."""
+
     def implementation(self, operation: BoundSymbol) -> Implementation | None:
         found = self.implmap.get(operation.sym.id)
         return found if found is not None and found.takes(operation) else None

@@ -5,6 +5,7 @@ Triton holds Python's lock for part of the time that it compiles: threads would 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -92,19 +93,22 @@ def _compile(request: Request) -> tuple[dict, bytes]:
         try:
             return server.run(request)
         except Died as error:
-            with _lock:
-                if server in _servers:
-                    _servers.remove(server)
             if is_last:
                 what = f"the process that compiles the kernel {request.name}"
                 raise RuntimeError(f"{what} has ended with {error}") from None
     raise AssertionError("the last one returns or raises")
 
 
+def expect_kernels() -> None:
+    """Starts what takes most of a second before the first kernel, while the program is captured."""
+    with contextlib.suppress(OSError):  # the machine gives this one no more processes
+        _server()
+
+
 def _server() -> ForkServer:
     with _lock:
-        if not _servers:
-            _servers.append(ForkServer("thunder.executors.triton_kernels.compiling", IDLE))
+        if not _servers or _servers[0].poll() is not None:
+            _servers[:] = [ForkServer("thunder.executors.triton_kernels.compiling", IDLE)]
         return _servers[0]
 
 

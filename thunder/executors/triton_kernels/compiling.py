@@ -7,7 +7,6 @@ more than another one.
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 from thunder.core.codegen import compile_source
@@ -66,7 +65,8 @@ def first(a, b):
 
 
 def prepare() -> None:
-    """What the first kernel of a process loads."""
-    os.environ["TRITON_ALWAYS_COMPILE"] = "1"  # what Triton finds on the disk loads nothing
+    """Loads what the first kernel of a process loads."""
+    from triton import knobs
+
+    knobs.compilation.always_compile = True  # what is found on Triton's part of the disk loads nothing
     FIRST.compile()
-    del os.environ["TRITON_ALWAYS_COMPILE"]
