@@ -290,6 +290,24 @@ def test_vmap_calls_what_eager_would():
     assert names == ["linear", "relu", "layer_norm", "softmax", "sum"], names
 
 
+TABLE, AT, ROWS = torch.randn(4, 5, 2), torch.tensor([1, -1, 3]), torch.randn(3, 4, 5)
+READS = {  # (function of one index and one row, what it reads for all of them)
+    "of one table": (lambda i, row: TABLE[i], lambda: TABLE[AT]),
+    "of two dimensions": (lambda i, row: TABLE[i, i.abs()], lambda: TABLE[AT, AT.abs()]),
+    "of several places": (lambda i, row: TABLE[i, AT], lambda: TABLE[AT[:, None], AT]),
+    "of its own row": (lambda i, row: row[i], lambda: ROWS[torch.arange(3), AT]),
+    "at the same places of its own row": (lambda i, row: row[AT], lambda: ROWS[:, AT]),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reads_at_mapped_indices_are_one_read(name):
+    function, expected = READS[name]
+    compiled = vmap(function)
+    torch.testing.assert_close(compiled(AT, ROWS), expected(), rtol=0, atol=0)
+    assert "vmap_of" not in str(thunder.last_traces(compiled)[0])
+
+
 @pytest.mark.parametrize("randomness", ["different", "same"])
 def test_random_operations_under_vmap(randomness):
     functions = [lambda x: F.dropout(x, 0.5), lambda x: x + torch.rand(3, dtype=D)]

@@ -110,6 +110,8 @@ def test_a_tensor_of_an_integer_is_that_integer(info):
         for place in numbers_in(sample):
             if place[:2] not in seen:
                 seen.add(place[:2])
+                if place[2] is None and version() < (2, 10):  # 2.9 takes a tensor for an empty list of integers
+                    continue
                 found += [compared(info, sample, place, grad) for grad in ((False, True) if floats else (False,))]
     assert "refused" not in found or info.name in REFUSED
 

@@ -69,7 +69,7 @@ def test_results_and_gradients_are_eagers(name):
         found.append((y.detach(), a.grad))
     for y, gradient in found[1:]:
         torch.testing.assert_close(y, found[0][0], rtol=0, atol=0)
-        torch.testing.assert_close(gradient, found[0][1])
+        torch.testing.assert_close(gradient, found[0][1], equal_nan=True)  # 2.9 has NaN for infinite norms
     operations = thunder.last_traces(compiled)[0].bound_symbols
     assert not [b.sym.name for b in operations if OpTags.OPAQUE in b.sym.tags]
 

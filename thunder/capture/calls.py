@@ -223,7 +223,8 @@ def _call_function(c, f, args, kwargs):
         if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
             return call(c, f.__wrapped__, args, kwargs)
         seen = reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)
-        seen = seen or keeps((*args, *kwargs.values()), (TensorProxy, NumberProxy))
+        is_method = args and type_attribute(type(args[0]), f.__name__) is not NULL  # `Signature.format`
+        seen = seen or is_method and keeps((args[0],), (TensorProxy, NumberProxy))
         if impure(f) is not None or not (seen or _FRAMES.intersection(f.__code__.co_names)):
             return call_native(c, f, args, kwargs)
     elif id(f) in c.keep or id(f) in c.fresh:

@@ -299,10 +299,12 @@ class _Emitter(Expressions):
         offset = self.index(opened(self._offset(start, there)))
         space = frozenset("x" if self.kernel.kind == "map" else "rc")
         text = offset.text if offset.variables == space else f"{offset.text} + tl.zeros({self.shape}, tl.int32)"
-        mask = self._mask(space, ())
+        mask, added = self._mask(space, ()), term.text
+        if self.interpreted:  # Triton 3.6's reads a block where one number stands for all
+            added = f"tl.where(tl.full({self.shape}, True, tl.int1), {added}, 0)"
         self.computes["added"] = None
         (self.inner if space & self.looping else self.outer).append(
-            f"tl.atomic_add({self._pointer(start)} + {bracketed(text)}, {term.text}"
+            f"tl.atomic_add({self._pointer(start)} + {bracketed(text)}, {added}"
             f"{f', mask={mask}' if mask else ''}, sem='relaxed')"
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from thunder.core.dtypes import bool8
+from thunder.core.dtypes import bool8, is_integer
 from thunder.core.proxies import TensorProxy, map_structure, proxies_in, same_shape
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.families.attention import flash_attention, flash_attention_backward
@@ -154,6 +154,13 @@ def _expanded(batch: Batch, operation: BoundSymbol):
 def _getitem(batch: Batch, operation: BoundSymbol):
     a, key = operation.args
     keys = key if isinstance(key, tuple) else (key,)
+    if keys and all(type(k) is TensorProxy and is_integer(k.dtype) and k.dtype.signed for k in keys):
+        rank = max(len(k.shape) for k in keys)
+        at = tuple(_aligned(batch, k, rank) for k in keys)
+        if a in batch.moved:  # each element reads its own
+            own = LTORCH["arange"](batch.size, device=a.device)
+            at = (LTORCH["reshape"](own, (batch.size, *(1,) * rank)), *at)
+        return operation.sym(batch.at(a), at)
     if any(type(k) not in (int, slice, type(None), type(...)) for k in keys):
         return None
     return operation.sym(batch.at(a), (slice(None), *keys))
