@@ -368,9 +368,8 @@ def test_on_the_device(transforms, monkeypatch):
     assert bool(programs) == bool(transforms)
     text = str(programs[0] if programs else thunder.last_backward_traces(compiled)[-1])
     assert "mm_on_side_stream" in text
-    assert "finished on the side stream" in text or "sum_of_partials" in text, (
-        "or many of them by a launch of their own"
-    )
+    # in a graph, kernels that finish gradients as well, where not many of them have a launch of their own
+    assert ("finished on the side stream" in text or "sum_of_partials" in text) == bool(transforms)
 
 
 @on_gpu
