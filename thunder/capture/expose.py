@@ -15,6 +15,7 @@ import torch
 
 from thunder.capture import callbacks, containers
 from thunder.capture.ask import KEYS
+from thunder.capture.identities import stays_apart
 from thunder.capture.native import (
     CONTAINERS,
     DICT_VIEWS,
@@ -57,6 +58,8 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
         kind = type(value)
         if shown:
             _check_shown(c, kind)
+        else:
+            stays_apart(c, value)
         if kind in _LEAVES or id(value) in seen or id(value) in data or isinstance(value, standins.StandIn):
             continue
         seen.add(id(value))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import types
 import warnings
 import weakref
@@ -354,6 +355,9 @@ class Capture(Host):
             return concrete(a) is concrete(b)
         if isinstance(b, NumberProxy) and isinstance(a, int):
             return a is b.concrete()
+        if ta is HostProxy or tb is HostProxy:
+            alike = operations.type_of(self, a) is operations.type_of(self, b)
+            return alike and self.truth(host_lines.run(self, operator.is_, (a, b), pure=True))
         if ta is not tb or ta in PRIMITIVE:
             return False
         if ta is TensorProxy:
@@ -412,14 +416,14 @@ class Capture(Host):
             self.ask(self.tensors.real[p][1], HOOKED)
 
     def distinct_groups(self) -> list[tuple[list[Source], str]]:
-        """Objects that must stay apart: those that the program reads, where it writes to the outside, and tensors with
-        gradients that it does not write to."""
+        """Objects that must stay apart: those that are compared by identity, those that the program reads, where it
+        writes to the outside, and tensors with gradients that it does not write to."""
         leaves = [self.tensors.real[p][1] for p in self.engine.leaves.values() if p not in self.tensors.mutated]
         if self.tensors.required:  # no other argument is one of these
             leaves = list(dict.fromkeys([*leaves, *self.tensors.shapes]))
         if not self.writes.effects and not containers.changes(self):
-            return [(leaves, "tensors")]
-        boxes = [
+            return [(leaves, "tensors"), (list(self.outside.apart), "objects")]
+        boxes = list(self.outside.apart) + [
             s for i, s in self.sources.items()
             if s.step != "const" and not isinstance(self.keep.get(i), torch.nn.Module) and s.key != "__dict__"
         ]  # fmt: skip

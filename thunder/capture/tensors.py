@@ -24,32 +24,24 @@ from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 
 def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
-    """The proxy for a tensor. Every argument position has its own; a tensor of the module's has one, however it is
-    reached."""
+    """The proxy for a tensor, which has one, however it is reached."""
     c.values[source] = value
-    is_argument = source.root.key in ("args", "kwargs")
-    key = source if is_argument else id(value)
     if c.tensors.replaced and id(value) in c.tensors.replaced:
         c.tensors.replaced_sources[source] = c.tensors.replaced[id(value)]
-    found = c.tensors.proxies.get(key)
+    found = c.tensors.proxies.get(id(value))
     if found is None:
         with compat.DisableTorchFunction():  # questions to the real tensor here are not part of the program
             if is_unusual(value):
                 return opaque_values.read(c, value, source)
-            for changed, what in (
-                (c.tensors.required, "requires_grad_() is called"),
-                (c.tensors.rebound, "data are set"),
-            ):
-                if any(c.tensors.real[p][0] is value for p in changed):
-                    c.refuse(f"{what} of a tensor that is two arguments", "pass it once")
-            found = c.tensors.proxies[key] = _new_proxy(c, value, source, is_argument)
+            found = c.tensors.proxies[id(value)] = _new_proxy(c, value, source)
         c.keep[id(value)] = value
     elif c.tensors.real[found][1] is not source:
         ask(c, source, SAME, c.tensors.real[found][1])
     return found
 
 
-def _new_proxy(c, value: torch.Tensor, source: Source, is_argument: bool) -> TensorProxy:
+def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
+    is_argument = source.root.key in ("args", "kwargs")
     shape: tuple = tuple(value.shape)
     guarded = shape
     if is_argument and (c.numbers.symbolic_sizes or c.request.changing or hasattr(value, MARK)):
@@ -186,10 +178,6 @@ def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> No
         disjoint = mine is None and others is None and are_disjoint(real, tensor)
         connected = real.requires_grad or tensor.requires_grad
         has_leaf = real.is_leaf or tensor.is_leaf
-    if tensor is real:
-        ask(c, c.tensors.real[other][1], SAME, source)
-        memory.same(other, base)
-        return
     if connected and not disjoint and not has_leaf:  # views of one memory have one history, others one each
         connected = not ask(c, c.tensors.real[other][1], VIEWS, source)
     if not disjoint and (connected or mine is None and others is None):
