@@ -190,14 +190,14 @@ def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> No
         _shares(c, source, c.tensors.real[other][1])
         value = memory.current.get(base)
         del c.tensors.mutated[base]
-        memory.same(base, other, mine)
+        memory.show_part(base, other, mine)
         written_to(c, other, True, False)
         if value is not None:  # written to before the other one was read
             memory.write(base, value)
         return
     _shares(c, c.tensors.real[other][1], source)
     if others is not None:
-        memory.same(other, base, others)
+        memory.show_part(other, base, others)
 
 
 def _shares(c, source: Source, other: Source) -> None:

@@ -46,19 +46,16 @@ def _check(c, p: TensorProxy) -> None:
     """Refuses what is not followed."""
     memory = c.recorder.memory
     of_transform = c.outer_recorders or p in c.tensors.placements
-    real, source = c.tensors.real.get(p, (None, None))
-    twice = source is not None and sum(other is real for other, _ in c.tensors.real.values()) > 1 + (
-        p in c.tensors.rebound
-    )
+    _, source = c.tensors.real.get(p, (None, None))
     if of_transform or source in c.tensors.replaced_sources:
         c.refuse(
             "the data of a tensor are set that a transform or another rank has a part in",
             "set them outside of the compiled function",
         )
-    if twice or p in c.tensors.required or p in c.tensors.frozen or p in c.tensors.joined or not memory.may_rebind(p):
+    if p in c.tensors.required or p in c.tensors.frozen or p in c.tensors.joined or not memory.may_rebind(p):
         c.refuse(
-            "the data of a tensor are set that was passed twice, shows another argument, or changed its shape or "
-            "whether it requires grad inside of it",
+            "the data of a tensor are set that shows another argument, or changed its shape or whether it requires grad "
+            "inside of it",
             "set them outside of the compiled function",
         )
 

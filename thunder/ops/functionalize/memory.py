@@ -349,17 +349,10 @@ class Memory:
         for x, y in ((a, b), (b, a)):
             self.shared.setdefault(self.holder(x), []).append(self.holder(y))
 
-    def same(self, x: TensorProxy, base: TensorProxy, part: tuple | None = None) -> None:
-        """`x` came from outside and shows `base`, which did, too: all of it in its layout, or the `part` (size, stride,
-        offset) of its elements."""
+    def show_part(self, x: TensorProxy, base: TensorProxy, part: tuple) -> None:
+        """`x` came from outside and shows the `part` (size, stride, offset) of the elements of `base`, which did, too."""
         if x not in self.view_of:
-            self._add_view(
-                x,
-                LTORCH["view"].bind(base, base.shape, output=x)
-                if part is None
-                else part_of.bind(base, *part, output=x),
-                base,
-            )
+            self._add_view(x, part_of.bind(base, *part, output=x), base)
             self.undecided.setdefault(self.base(base), []).extend(self.undecided.pop(x, ()))
             if base in self.current:
                 self.stale.add(x)
@@ -461,14 +454,6 @@ class Memory:
                 else "an argument that shares memory with another one"
             )
             raise CaptureError(f"{symbol.name}_ is called on {what}", location=user_location(), remedy=REMEDY)
-        if any(
-            self.view_of[v][0].context is None and self.view_of[v][0].sym.name == "view" for v in self.views.get(x, ())
-        ):
-            raise CaptureError(
-                f"{symbol.name}_ is called on an argument that is passed twice",
-                location=user_location(),
-                remedy=REMEDY,
-            )
         context = current_recorder().context
         before, below = self.latest(x), self.views.pop(x, [])
         self._deriving = True  # what is recorded next is no view of the program's
