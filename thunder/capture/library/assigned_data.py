@@ -54,8 +54,8 @@ def _check(c, p: TensorProxy) -> None:
         )
     if p in c.tensors.required or p in c.tensors.frozen or p in c.tensors.joined or not memory.may_rebind(p):
         c.refuse(
-            "the data of a tensor are set that shows another argument, or changed its shape or whether it requires grad "
-            "inside of it",
+            "the data of a tensor are set that shows another argument, or changed its shape or whether it requires "
+            "grad inside of it",
             "set them outside of the compiled function",
         )
 

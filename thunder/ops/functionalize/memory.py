@@ -350,7 +350,7 @@ class Memory:
             self.shared.setdefault(self.holder(x), []).append(self.holder(y))
 
     def show_part(self, x: TensorProxy, base: TensorProxy, part: tuple) -> None:
-        """`x` came from outside and shows the `part` (size, stride, offset) of the elements of `base`, which did, too."""
+        """`x` came from outside and shows the `part` (size, stride, offset) of `base`, which did, too."""
         if x not in self.view_of:
             self._add_view(x, part_of.bind(base, *part, output=x), base)
             self.undecided.setdefault(self.base(base), []).extend(self.undecided.pop(x, ()))
