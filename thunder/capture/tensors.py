@@ -17,7 +17,8 @@ from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, lik
 from thunder.core.symbol import recording
 from thunder.distributed.placement import placement_of
 from thunder.ops.functionalize import inplace
-from thunder.ops.functionalize.memory import are_disjoint, grad_enabled, is_unseen, part_shown
+from thunder.ops.functionalize.histories import grad_enabled, is_unseen
+from thunder.ops.functionalize.parts import are_disjoint, part_shown
 from thunder.ops.opaque_values import is_unusual
 from thunder.ops.registry import LTORCH
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype

@@ -8,7 +8,8 @@ from thunder.capture.library import leaves
 from thunder.capture.tensors import is_leaf
 from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.core.symbol import OpTags
-from thunder.ops.functionalize.memory import holding
+from thunder.ops.functionalize import rearranged
+from thunder.ops.functionalize.histories import holding
 from thunder.ops.infer import fake
 
 
@@ -22,14 +23,14 @@ def assign(c, p: TensorProxy, value) -> None:
         with compat.DisableTorchFunction():
             fake(before).requires_grad_(before.requires_grad).data = fake(now) if type(now) is TensorProxy else value
         c.refuse("the data of a tensor are set to what is no dense tensor", "give it a dense one")
-    if memory.shows_whole(value, p):
+    if rearranged.shows_whole(memory, value, p):
         return
     _check(c, p)
     alike = (before.shape, before.dtype, before.device) == (now.shape, now.dtype, now.device)
     if p in c.tensors.leaves and before.requires_grad and not alike:
         _another_leaf(c, p, now)
         return
-    inner = memory.rebind(p, value)
+    inner = rearranged.rebind(memory, p, value)
     if p not in c.tensors.real:
         return
     if p not in c.tensors.rebound:
@@ -52,7 +53,12 @@ def _check(c, p: TensorProxy) -> None:
             "the data of a tensor are set that a transform or another rank has a part in",
             "set them outside of the compiled function",
         )
-    if p in c.tensors.required or p in c.tensors.frozen or p in c.tensors.joined or not memory.may_rebind(p):
+    if (
+        p in c.tensors.required
+        or p in c.tensors.frozen
+        or p in c.tensors.joined
+        or not rearranged.may_rebind(memory, p)
+    ):
         c.refuse(
             "the data of a tensor are set that shows another argument, or changed its shape or whether it requires "
             "grad inside of it",
