@@ -229,7 +229,8 @@ class Capture(Host):
 
     def load_cell(self, f, cell, name):
         if self.writes.overlay and (id(cell), None) in self.writes.overlay:
-            return self.writes.overlay[id(cell), None]
+            found = self.writes.overlay[id(cell), None]
+            return super().load_cell(f, types.CellType(), name) if found is objects.DELETED else found
         owner = self.outside.cells.get(id(cell))
         try:
             value = super().load_cell(f, cell, name)
@@ -264,6 +265,17 @@ class Capture(Host):
         self.keep[id(cell)] = cell
         self.writes.overlay[id(cell), None] = v
         self.writes.effects[id(cell), None] = ("cell", cell, None)
+
+    def delete_cell(self, f, cell):
+        owner = self.outside.cells.get(id(cell))
+        if owner is None:
+            super().delete_cell(f, cell)
+            return
+        self.store_cell(f, cell, objects.DELETED)
+        if self.ask(self.cell_source(owner, cell), PRESENT):
+            self.writes.effects[id(cell), None] = ("delcell", cell, None)
+        else:  # the program filled it
+            del self.writes.effects[id(cell), None]
 
     def enter(self, f, args, kwargs):
         if id(f) not in self.known.asked_functions and id(f) not in self.fresh:
