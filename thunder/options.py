@@ -30,7 +30,7 @@ class CACHE_OPTIONS(enum.Enum):
     CONSTANT_VALUES = "constant values"
     # numbers and tensor sizes may change, as long as decisions on them have the same answers
     SYMBOLIC_VALUES = "symbolic values"
-    SAME_INPUT = "same input"  # the first program is run for every input, nothing is checked
+    SAME_INPUT = "same input"  # the first program is run for every input: nothing is checked, nor what is one object
     NO_CACHING = "no caching"  # compiled anew at every call
 
 

@@ -475,7 +475,7 @@ BLOCKS = [
 EFFECTS = [
     "{p}.append(1)", "{p}.append(t * 2)", "{p}['k'] = 3", "{p}['a'] = t + 1", "{p}.a = 4", "{p}.b = t", "{p}.n = 1",
     "{p}[0] = 9", "{p}.pop()", "del {p}['a']", "del {p}.a", "{p}.add(7)", "{p}.update(a=2)", "{p} += 1", "{p}.a += 1",
-    "{p}.setdefault('s', []).append(1)", "{p}.clear()", "{p}.add_(1)", "{p}.extend([1, 2])", "{p}.sort(key=str)",
+    "{p}.setdefault('s', []).append(1)", "{p}.clear()", "{p}.add_(1)", "{p}.extend([1, 2])", "{p}.sort(key=lambda v: type(v).__name__)",
     "{p}.reverse()", "{p}.insert(0, t)", "setattr({p}, 'a', 2)", "delattr({p}, 'b')", "{p}.__dict__['b'] = 5",
     "{p}.k = 1", "type({p}).k = 3",
     "{p}[0] += 1", "{p}.popleft()", "{p}.move_to_end('a')", "{p}.q = 3", "{p}.e = 4", "{p}.w.data.add_(1)",
@@ -605,7 +605,7 @@ def inside(world: World, at: str, value: Any, others: list[str]) -> list[str]:
         ]
         if isinstance(value, list):
             found += [
-                f"{at}.sort(key=str)",
+                f"{at}.sort(key=lambda v: type(v).__name__)",
                 f"{at}[:] = [{new}]",
                 f"{at}[100:] = []",
                 f"{at}[len({at}) // 2:len({at}) // 2 + 1] = [{new}]",

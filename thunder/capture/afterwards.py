@@ -11,7 +11,7 @@ import torch
 from thunder.core.proxies import TensorProxy, like, map_structure
 from thunder.core.symbol import BoundSymbol, recording
 from thunder.ops.functionalize import inplace
-from thunder.ops.functionalize.memory import grad_enabled, holding
+from thunder.ops.functionalize.histories import grad_enabled, holding
 from thunder.ops.infer import as_torch
 from thunder.ops.registry import LTORCH
 

@@ -11,10 +11,13 @@ import collections
 import functools
 import math
 import operator
+import pickle
 import sys
 import types
+import weakref
 
 from thunder.capture.native import PRIMITIVE, native_module
+from thunder.core.proxies import TensorProxy
 from thunder.interpreter import decode, standins
 from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute
 
@@ -28,10 +31,24 @@ def called_in(c, kind: type, f=None) -> str:
         found = c.known.called_in[kind] = _called_in(c, kind)
     if not found or f is None:
         return next(iter(found.values()), "")
-    names = _NAMES.get(id(f))
-    if names is None and (owner := _owner(f)) is not None:
-        names = _OBJECTS_OWN.get(f.__name__, ()) if owner in (object, type) else _of_builtins(owner, f.__name__)
+    names = _names(f)
     return next((found[n] for n in found if names is None or n in names), "")
+
+
+def calls(f, value) -> bool:
+    """Whether native code `f` may call a value that is given to it, and that runs Python code of the user's."""
+    return runs_python(value) and ((names := _names(f)) is None or "__call__" in names)
+
+
+def _names(f):
+    """The special methods that native code may call of its arguments; None for any."""
+    names = _NAMES.get(id(f))
+    owner = f if isinstance(f, type) else _owner(f)
+    if names is not None or owner is None:
+        return names
+    if owner in (object, type):
+        return _OBJECTS_OWN.get(f.__name__, ())
+    return _NOT_CALLED if issubclass(owner, _KEEPERS) else _of_builtins(owner, f.__name__)
 
 
 def runs_python(f) -> bool:
@@ -47,7 +64,7 @@ def _owner(f):
     if type(f) in BUILTINS and not isinstance(owner, (types.ModuleType, types.NoneType, type)):
         for base in type(owner).__mro__:
             found = base.__dict__.get(f.__name__)
-            if found is not None and type(found) in NATIVE_METHODS and found.__get__(owner) == f:
+            if found is not None and type(found) in NATIVE_METHODS and found.__get__(owner, type(owner)) == f:
                 return base
     return plain_attribute(f, "__objclass__")
 
@@ -58,6 +75,7 @@ def reached(c, f, args, kwargs) -> bool:
 
 
 _NUMBERS = ("__float__", "__index__", "__int__", "__complex__")
+_COPIED = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
 _NAMES = {
     **{id(f): _NUMBERS for f in vars(math).values() if callable(f)},
     **{id(f): (*_NUMBERS, f"__{f.__name__}__") for f in (math.floor, math.ceil, math.trunc, round)},
@@ -66,16 +84,18 @@ _NAMES = {
     **dict.fromkeys((id(repr), id(ascii)), ("__repr__",)), id(str): ("__str__", "__repr__", "__bytes__"),
     id(format): ("__format__", "__str__", "__repr__"), id(hash): ("__hash__",),
     id(type.__new__): (), id(ord): (), id(slice): (), id(types.MappingProxyType): (),
-    id(abs): ("__abs__",), id(len): ("__len__",), id(dir): ("__dir__",),
+    id(pickle.dumps): _COPIED, id(abs): ("__abs__",), id(len): ("__len__",), id(dir): ("__dir__",),
     id(bytes): ("__bytes__", "__index__", "__iter__", "__len__", "__getitem__", "__next__"),
 }  # fmt: skip
-_COPIED = ("__reduce__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
+_NOT_CALLED = standins.CALLED - {"__call__"}
+# they keep a function that they are given
+_KEEPERS = (staticmethod, classmethod, property, functools._lru_cache_wrapper)
 # slots of object and type -> the methods that they call of their argument
 _OBJECTS_OWN = {
-    "__str__": ("__repr__",), "__format__": ("__str__", "__repr__"), "__ne__": ("__eq__",), "__dir__": None,
-    "__reduce__": _COPIED, "__reduce_ex__": _COPIED, "__getattribute__": None, "__setattr__": None, "__delattr__": None,
-    "__getstate__": None, "__call__": None, "__instancecheck__": ("__getattribute__",),
-    "__subclasscheck__": ("__getattribute__",),
+    "__str__": ("__repr__",), "__format__": ("__str__", "__repr__"), "__ne__": ("__eq__",), "__dir__": _NOT_CALLED,
+    "__reduce__": _COPIED, "__reduce_ex__": _COPIED, "__getattribute__": _NOT_CALLED, "__setattr__": _NOT_CALLED,
+    "__delattr__": _NOT_CALLED, "__getstate__": _NOT_CALLED, "__call__": _NOT_CALLED,
+    "__instancecheck__": ("__getattribute__",), "__subclasscheck__": ("__getattribute__",),
 }  # fmt: skip
 
 
@@ -118,7 +138,7 @@ _LIBRARIES = {"torch", *sys.stdlib_module_names}
 def stand_in(c, value, known: dict, caller):
     """The argument of native code in the place of a function, or of an object whose special methods the user wrote."""
     if runs_python(value):
-        return known.setdefault(id(value), standins.Called(c, value, known))
+        return known.setdefault(id(value), standins.called_as(type(value))(c, value, known))
     if not standins.stands_alone(type(value)):
         refuse(c, value, caller)
     return standins.substitute(c, value, known)
@@ -188,7 +208,7 @@ _PURE_CALLS = {"hash", "isinstance", "type", "len", "tuple", "frozenset", "id", 
 def check_hashed(c, keys, others=()) -> None:
     """Keys are about to be hashed, and compared with others, by native code. A method of the user's is interpreted for
     its questions; where it might do something besides, the call is refused."""
-    found = [k for k in parts_of(*keys, *others) if called_in(c, type(k)) and _hashed_in_python(c, k)]
+    found = [k for k in parts_of(*keys, *others) if _hashed_in_python(c, k)]
     for k in found:
         c.call(hash, [k], {})
     alike = collections.defaultdict(list)
@@ -197,7 +217,7 @@ def check_hashed(c, keys, others=()) -> None:
     for k in found:
         for other in alike[hash(k)]:
             if other is not k:
-                c.compare("==", k, other)
+                c.truth(c.compare("==", k, other))
 
 
 def _hash(k):
@@ -208,6 +228,10 @@ def _hash(k):
 
 
 def _hashed_in_python(c, k) -> bool:
+    if isinstance(k, weakref.ref):  # as its object
+        return type(k()) is TensorProxy or _hashed_in_python(c, k())
+    if not called_in(c, type(k)):
+        return False
     methods = [m for n in ("__hash__", "__eq__") if (m := c.slot(type(k), n)) is not None and _of_users(m)]
     if methods and not (all(map(is_pure, methods)) and not any(i == id(k) for i, _ in c.writes.overlay)):
         refuse(c, k, "a hash table")

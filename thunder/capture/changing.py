@@ -7,9 +7,10 @@ something, the prologue asks for it again.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -17,13 +18,14 @@ import torch
 
 from thunder import compat
 from thunder.capture.ask import CONTENT, LENGTH, SAME, TYPE, VALUE, ask, value_at
+from thunder.capture.expose import settle_values
 from thunder.capture.native import IMMUTABLE
 from thunder.capture.numbers import length, number, parts_of_plain, primitive
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy, call_method
 from thunder.core.proxies import TensorProxy, map_structure
 from thunder.interpreter import NULL
-from thunder.interpreter.attributes import plain_attribute
+from thunder.interpreter.attributes import parts_of, plain_attribute
 
 TEXTS = (str, bytes)
 
@@ -223,3 +225,24 @@ def _held_values(c) -> Iterator[tuple[Source, Any]]:
 def read_numbers(c) -> set[str]:
     """The paths of the numbers that the program holds for one value of."""
     return {s.describe(c.parameters) for s, v in _held_values(c) if type(v) in (int, float)}
+
+
+# ---------------------------------------------------------------- calls
+
+# which make a text, or hand one on
+_OF_TEXT = {print, format, str, repr, ascii, str.join, operator.add, operator.mod, operator.iadd}
+
+
+def known_result(c, function: Callable, args, kwargs: dict, effect: str):
+    """The result of a call that needs no host call: the tensor of an array from outside, or a call that decides by a
+    text from outside, whose value the prologue asks for. NULL for others."""
+    if function is torch.from_numpy:
+        found = tensor_of(c, args[0])
+        return NULL if found is None else found
+    if not effect and (found := answer(c, function, args, kwargs)) is not NULL:
+        return found
+    if effect or function in _OF_TEXT or not any(is_text(c, a) for a in parts_of(args, kwargs)):
+        return NULL
+    for part in parts_of(args, kwargs):
+        settle_values(c, part, functools.partial(settled, c))
+    return c.call(function, [settled(c, a) for a in args], {k: settled(c, a) for k, a in kwargs.items()})

@@ -15,7 +15,7 @@ from thunder.capture.native import ENUM, ITERATING, native_module
 from thunder.capture.native_calls import call_native, iterated, pairs, reaches, stepping
 from thunder.capture.operations import record, size
 from thunder.core.proxies import Size
-from thunder.interpreter import Host, construction
+from thunder.interpreter import Host, construction, standins
 from thunder.interpreter.attributes import plain_attribute
 from thunder.ops import lookup
 
@@ -27,11 +27,12 @@ def reduced(c, f, args, kwargs):
     c.materialize(o)
     if c.slot(type(type(o)), "__getattr__") and "__slotnames__" not in vars(type(o)):
         c.refuse(f"copying a {type(o).__name__} asks its metaclass's __getattr__ natively", "copy it outside")
+    if (by_class := c.slot(type(o), "__reduce__")) is not None:
+        return c.call(by_class, [o], {})
     state_of = c.slot(type(o), "__getstate__")
-    by_class = any(c.slot(type(o), n) for n in ("__reduce__", "__getnewargs__", "__getnewargs_ex__"))
-    if state_of is not None and not by_class and isinstance(o, torch.nn.Module):
-        state = c.call(state_of, [o], {})
-        return copyreg.__newobj__, (type(o),), state, None, None  # pyright: ignore[reportAttributeAccessIssue]
+    by_class = any(c.slot(type(o), n) for n in ("__getnewargs__", "__getnewargs_ex__"))
+    if state_of is not None and not by_class and standins.stands_alone(type(o)) and args[-1:] >= [2]:
+        return copyreg.__newobj__, (type(o),), c.call(state_of, [o], {}), None, None  # pyright: ignore[reportAttributeAccessIssue]
     if by_class or state_of is not None or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
         return call_native(c, f, args, kwargs)
     found = Host.call_native(c, f, args, kwargs)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from thunder.capture.ask import CONTENT, ELEMENTS, HOLDS, KEYS, LENGTH, PRESENT, SAME, TYPE, content, is_data
+from thunder.capture.ask import length as native_length
 from thunder.capture.identities import real_id, told_apart
 from thunder.capture.native import BUFFERS, CONTAINERS, IDENTICAL, PRIMITIVE, container_base, slots
 from thunder.capture.numbers import length as known_length
@@ -163,7 +164,7 @@ def length(c, s) -> Any:
     """The length of a list or a deque that nobody has looked at as a whole; the snapshot holds the program's own
     items."""
     look = c.containers.lazy[id(s)]
-    n = known_length(c, len(look.original), look.source) + len(s)
+    n = known_length(c, native_length(look.original), look.source) + native_length(s)
     limit = s.maxlen if isinstance(s, collections.deque) else None
     return n if limit is None else extreme("min", n, limit)
 
@@ -255,7 +256,7 @@ def item_at(c, s, k: NumberProxy):
     """The item under a number that stays symbolic, of a list or a dict that nobody has looked at as a whole; NULL where
     the program has written to it."""
     look = c.containers.lazy[id(s)]
-    if not _is_place(k) or len(s) or look.late or not isinstance(s, (list, dict)) or _hides_missing(s):
+    if not _is_place(k) or native_length(s) or look.late or not isinstance(s, (list, dict)) or _hides_missing(s):
         return NULL
     place = look.source.child("at", source_of(c, k))
     found = c.reach(place)
@@ -340,8 +341,9 @@ def changes(c) -> list[tuple]:
             place = source.child("at", source_of(c, k)) if _is_place(k) else entry(c, source, k)[1]
             c.writes.written[place] = value
         elif kind == "replace":
-            c.writes.written |= dict.fromkeys(source.item(i) for i in range(len(original)))
-            c.writes.written |= {source.item(i): x for i, x in enumerate(value[: len(original)])}
+            n = native_length(original)
+            c.writes.written |= dict.fromkeys(source.item(i) for i in range(n))
+            c.writes.written |= {source.item(i): x for i, x in enumerate(value[:n])}
     return found
 
 

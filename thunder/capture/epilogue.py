@@ -433,7 +433,8 @@ class EpilogueWriter:
             return f"{self.pin(o)}[{n!r}] = {self.build(v)}"
         if kind == "delglobal":
             return f"del {self.pin(o)}[{n!r}]"
-        return f"{self.pin(o)}.cell_contents = {self.build(v)}"
+        content = f"{self.pin(o)}.cell_contents"
+        return f"del {content}" if kind == "delcell" else f"{content} = {self.build(v)}"
 
     def _natively(self, how: str, o) -> str:
         """How an attribute is written back or deleted: the user's own `__setattr__` or `__delattr__` ran while the

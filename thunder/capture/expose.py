@@ -10,11 +10,13 @@ import copy
 import gc
 import types
 from collections import deque
+from collections.abc import Callable
 
 import torch
 
 from thunder.capture import callbacks, containers
 from thunder.capture.ask import KEYS
+from thunder.capture.identities import stays_apart
 from thunder.capture.native import (
     CONTAINERS,
     DICT_VIEWS,
@@ -57,6 +59,8 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
         kind = type(value)
         if shown:
             _check_shown(c, kind)
+        else:
+            stays_apart(c, value)
         if kind in _LEAVES or id(value) in seen or id(value) in data or isinstance(value, standins.StandIn):
             continue
         seen.add(id(value))
@@ -66,8 +70,8 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
             containers.materialize(c, value)
             if id(value) in data:
                 continue
-        if concretely and isinstance(value, (list, dict, deque)):
-            _settle_numbers(c, value)
+        if concretely:
+            settle_values(c, value, concrete)
         if isinstance(value, containers.MUTABLE) and kind not in CONTAINERS:
             pending += _inside(c, value, kind, shown)
         if isinstance(value, dict):
@@ -98,12 +102,15 @@ def _check_shown(c, kind: type) -> None:
         c.refuse(f"the text of an object that holds a {what} is made by native code", f"make a text of the {what}")
 
 
-def _settle_numbers(c, container) -> None:
+def settle_values(c, container, settled: Callable) -> None:
+    """Values in a list, a dict or a deque are replaced by what `settled` makes of them."""
+    if not isinstance(container, (list, dict, deque)):
+        return
     look = c.containers.looks.get(id(container))
     for part in (container, *([look.was] if look is not None else [])):
         for k, x in list(part.items() if isinstance(part, dict) else enumerate(part)):
-            if isinstance(x, NumberProxy):
-                part[k] = x.concrete()
+            if (found := settled(x)) is not x:
+                part[k] = found
 
 
 def _inside(c, value, kind: type, again: bool) -> list:

@@ -313,7 +313,9 @@ def install() -> None:
         torch.utils.checkpoint.checkpoint: checkpoints.call,
         torch.compile: _torch_compile, vars(itertools.chain)["from_iterable"]: _chained,
         itertools.accumulate: _accumulate, itertools.compress: _compress,
-        weakref.finalize.__init__: _outside_of_programs("a finalizer is registered"),
+        **dict.fromkeys(
+            (weakref.finalize, weakref.finalize.__init__), _outside_of_programs("a finalizer is registered")
+        ),
         torch.autograd.graph.saved_tensors_hooks.__enter__: _hook_saved_tensors,
         torch.autograd.graph.saved_tensors_hooks.__exit__: _constant(None),
         threading.Thread.start: _outside_of_programs("a thread is started"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import types
 import warnings
 import weakref
@@ -228,7 +229,8 @@ class Capture(Host):
 
     def load_cell(self, f, cell, name):
         if self.writes.overlay and (id(cell), None) in self.writes.overlay:
-            return self.writes.overlay[id(cell), None]
+            found = self.writes.overlay[id(cell), None]
+            return super().load_cell(f, types.CellType(), name) if found is objects.DELETED else found
         owner = self.outside.cells.get(id(cell))
         try:
             value = super().load_cell(f, cell, name)
@@ -263,6 +265,17 @@ class Capture(Host):
         self.keep[id(cell)] = cell
         self.writes.overlay[id(cell), None] = v
         self.writes.effects[id(cell), None] = ("cell", cell, None)
+
+    def delete_cell(self, f, cell):
+        owner = self.outside.cells.get(id(cell))
+        if owner is None:
+            super().delete_cell(f, cell)
+            return
+        self.store_cell(f, cell, objects.DELETED)
+        if self.ask(self.cell_source(owner, cell), PRESENT):
+            self.writes.effects[id(cell), None] = ("delcell", cell, None)
+        else:  # the program filled it
+            del self.writes.effects[id(cell), None]
 
     def enter(self, f, args, kwargs):
         if id(f) not in self.known.asked_functions and id(f) not in self.fresh:
@@ -354,6 +367,9 @@ class Capture(Host):
             return concrete(a) is concrete(b)
         if isinstance(b, NumberProxy) and isinstance(a, int):
             return a is b.concrete()
+        if ta is HostProxy or tb is HostProxy:
+            alike = operations.type_of(self, a) is operations.type_of(self, b)
+            return alike and self.truth(host_lines.run(self, operator.is_, (a, b), pure=True))
         if ta is not tb or ta in PRIMITIVE:
             return False
         if ta is TensorProxy:
@@ -412,14 +428,14 @@ class Capture(Host):
             self.ask(self.tensors.real[p][1], HOOKED)
 
     def distinct_groups(self) -> list[tuple[list[Source], str]]:
-        """Objects that must stay apart: those that the program reads, where it writes to the outside, and tensors with
-        gradients that it does not write to."""
+        """Objects that must stay apart: those that are compared by identity, those that the program reads, where it
+        writes to the outside, and tensors with gradients that it does not write to."""
         leaves = [self.tensors.real[p][1] for p in self.engine.leaves.values() if p not in self.tensors.mutated]
         if self.tensors.required:  # no other argument is one of these
             leaves = list(dict.fromkeys([*leaves, *self.tensors.shapes]))
         if not self.writes.effects and not containers.changes(self):
-            return [(leaves, "tensors")]
-        boxes = [
+            return [(leaves, "tensors"), (list(self.outside.apart), "objects")]
+        boxes = list(self.outside.apart) + [
             s for i, s in self.sources.items()
             if s.step != "const" and not isinstance(self.keep.get(i), torch.nn.Module) and s.key != "__dict__"
         ]  # fmt: skip

@@ -38,7 +38,6 @@ from thunder.core.proxies import (
     Proxy,
     Size,
     TensorProxy,
-    map_structure,
     proxies_in,
 )
 from thunder.core.symbol import current_recorder
@@ -79,7 +78,7 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     Returns a number, a tensor, None, or a HostProxy. Raises CaptureError where it cannot stand in a program.
     """
     kwargs = kwargs or {}
-    if (known := _of_outside(c, function, args, kwargs, effect)) is not NULL:
+    if (known := changing.known_result(c, function, args, kwargs, effect)) is not NULL:
         return known
     function = tensor_of if function is torch.from_numpy else function
     name = plain_attribute(function, "__qualname__", type(function).__qualname__)
@@ -118,19 +117,6 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
         c.path.knows(out, value)
     _share(c, out, (args, kwargs))
     return result
-
-
-def _of_outside(c, function: Callable, args, kwargs: dict, effect: str):
-    """The result of a call that needs no host call: the tensor of an array from outside, or a call that decides by a
-    text from outside, whose value the prologue asks for. NULL for others."""
-    if function is torch.from_numpy:
-        found = changing.tensor_of(c, args[0])
-        return NULL if found is None else found
-    if not effect and (found := changing.answer(c, function, args, kwargs)) is not NULL:
-        return found
-    if effect or function in _OF_TEXT or not any(changing.is_text(c, a) for a in parts_of(args, kwargs)):
-        return NULL
-    return c.call(function, *map_structure(lambda a: changing.settled(c, a), ([*args], kwargs)))
 
 
 def _check_place(c, name: str, effect: str) -> None:
@@ -303,10 +289,6 @@ def _is_of_program(c, value) -> bool:
         return False
     users = isinstance(value, BaseException) or not native_module(t.__module__)
     return users or callable(value) or id(value) in c.sources and impure(value) is None
-
-
-# which make a text, or hand one on
-_OF_TEXT = {print, format, str, repr, ascii, str.join, operator.add, operator.mod, operator.iadd}
 
 
 def _ordered(items: tuple, attributes: tuple) -> collections.OrderedDict:

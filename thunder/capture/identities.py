@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections import deque
-from typing import Any
 
 from thunder.capture.ask import IDENTITY, SAME
+from thunder.capture.native import CONTAINERS
 from thunder.core.proxies import TensorProxy, concrete
+from thunder.interpreter.attributes import parts_of
 
 
 class Id(int):
@@ -23,10 +23,6 @@ def id_of(c, f, args, kwargs):
     real, source = c.tensors.real.get(o, (None, None)) if type(o) is TensorProxy else (known, c.sources.get(id(o)))
     if source is None:
         return id(o)
-    for k, (first, other) in c.outside.ids.items():
-        if other is real and first is not source:
-            c.ask(source, SAME, first)
-            return k
     k = Id(id(o))
     c.outside.ids[k] = source, real
     return k
@@ -58,17 +54,28 @@ def hashable(c, value):
 
 
 def told_apart(c, value, others) -> None:
-    """A hash table or a list compares a value with others: one from outside stays another object than they are."""
+    """A hash table or a list compares a value with others: those from outside stay other objects than they are."""
     if isinstance(value, weakref.ref):
         found = value()
         if id(found) in c.sources:
             c.outside.passing.add(id(found))
             c.ask(c.sources[id(found)], IDENTITY)
-    if id(value) not in c.sources and type(value) is not Id:
-        return
-    base: Any = next((b for b in (dict, set, frozenset, list, tuple, deque) if isinstance(others, b)), None)
-    for x in others if base is None else list(base.__iter__(others)):
-        if type(value) is not Id and x is not value:
-            c.same(value, x)
-        elif type(value) is Id and type(x) is Id and x != value:
-            c.ask(c.outside.ids[value][0], SAME, c.outside.ids[x][0])
+    if type(value) is Id:
+        for x in parts_of(others):
+            if type(x) is Id and x != value:
+                c.ask(c.outside.ids[value][0], SAME, c.outside.ids[x][0])
+    for x in parts_of(value, others):
+        stays_apart(c, x)
+
+
+def stays_apart(c, value) -> None:
+    """The identity of a value from outside may be compared with those of others: it stays another object than they
+    are. Containers are compared by their content, and references as their objects."""
+    value = value() if isinstance(value, weakref.ref) else value
+    kind = type(value)
+    source = c.tensors.real.get(value, _NO_SOURCE)[1] if kind is TensorProxy else c.sources.get(id(value))
+    if source is not None and kind not in CONTAINERS:
+        c.outside.apart[source] = None
+
+
+_NO_SOURCE = None, None

@@ -42,7 +42,7 @@ def getitem(c, o, k):
             return found
         if isinstance(o, dict) and _hashable(k):
             return containers.dict_item(c, o, k)
-        if type(k) is int and isinstance(o, list) and not o:
+        if type(k) is int and isinstance(o, list) and not list.__len__(o):
             return containers.list_item(c, o, k)
         containers.materialize(c, o)
     if t is collections.defaultdict and k not in o:

@@ -187,12 +187,7 @@ def stepping(c, f, s, args) -> list:
         called, _ = standins.CALLING.get(id(f), (None, ""))
         if f in (set, frozenset):
             return [_hashed(c, a) for a in args]
-        try:
-            return [iterable(c, a) if i < last and i != called else a for i, a in enumerate(args)]
-        except TypeError as error:
-            if f is functools.reduce:
-                raise TypeError("reduce() arg 2 must support iteration") from error
-            raise
+        return [iterable(c, a) if i < last and i != called else a for i, a in enumerate(args)]
     if s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
         return [pairs(c, a) if isinstance(s, dict) else iterable(c, a) for a in args]
     return args
@@ -206,14 +201,14 @@ def _is_iterating(f) -> bool:
 
 
 def iterated(c, a):
-    """Native code will iterate over `a`, later."""
+    """Native code will iterate over `a`, when it asks for an iterator."""
     return a if type(a) in PRIMITIVE else standins.Iterated(c, a, {})
 
 
 def iterable(c, a):
     t = type(a)
     if t is HostProxy or t is not TensorProxy and iterates_in_python(c, a, counted=True):
-        return c.steps(a)
+        return iterated(c, a)
     if id(a) in c.outside.iterators or type(a) is set:
         return c.iterate(a)
     check_watched(c, a, "__iter__", f"iteration over a {t.__name__}")
@@ -305,10 +300,12 @@ def _name_operands(c, error: TypeError, args) -> None:
 
 def _expose_container(c, f, s, given) -> None:
     """A method of a container looks at it and at its arguments, or stores them."""
+    hashes = isinstance(s, (dict, set))
     for a in given:
         c.materialize(a)
-        told_apart(c, a, s)
-    if isinstance(s, (dict, set)):
+        if hashes or f.__name__ not in _STORING:
+            told_apart(c, a, s)
+    if hashes:
         _check_keys(c, s, given)
     if f.__name__ not in _STORING:
         expose(c, s, *given, called=None if isinstance(s, set) or standins.compares(f) else f)
@@ -350,17 +347,8 @@ _HOLDING = (tuple, *containers.MUTABLE)
 
 
 def _stand_in(c, f, a, known: dict):
-    called = callbacks.runs_python(a) and not _keeps(f) or callbacks.called_in(c, type(a), f)
+    called = callbacks.calls(f, a) or callbacks.called_in(c, type(a), f)
     return callbacks.stand_in(c, a, known, f) if called else a
-
-
-def _keeps(f) -> bool:
-    """Whether native code keeps a function that it is given, and does not call it."""
-    owner = f if isinstance(f, type) else plain_attribute(f, "__objclass__") or plain_attribute(f, "__self__")
-    return isinstance(owner, type) and (owner in (object, type) or issubclass(owner, _KEEPERS))
-
-
-_KEEPERS = (staticmethod, classmethod, property, functools._lru_cache_wrapper)
 
 
 def _check_keys(c, table, given) -> None:

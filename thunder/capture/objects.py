@@ -206,6 +206,8 @@ def _of_module(c, o, n):
         if not native_module(o.__name__):
             c.ask(c.const(vars(o), f"{o.__name__}.").item(n), PRESENT)
         raise
+    if n == "__dict__" and not native_module(o.__name__):
+        return containers.attribute_dict(c, o, value, c.const(o))
     if type(o) is not types.ModuleType and n not in vars(o):
         asked(c, o, n, value)
     return namespace_value(c, vars(o), f"{o.__name__}.", n, value, None if n in vars(o) else c.const(o).attr(n))
@@ -385,7 +387,10 @@ def own_delete(c, o, n) -> None:
     if (copy := c.containers.attribute_dicts_of.get(id(o))) is not None:
         copy.pop(n, None)
         c.containers.attribute_dicts[id(copy)].was.pop(n, None)
-    if hasattr(o, n):
+    native = type(type_attribute(type(o), n)) in (types.MemberDescriptorType, types.GetSetDescriptorType)
+    source = c.sources[id(o)]
+    place = source.find(n) if native else source.attr("__dict__").item(n)
+    if c.ask(entry(c, o, n) if issubclass(type(o), type) else place, PRESENT):
         c.writes.effects[id(o), n] = ("delattr", o, n)
     else:  # the program made it
         del c.writes.effects[id(o), n]
@@ -474,7 +479,7 @@ def store_global(c, f, n, v) -> None:
 def delete_global(c, f, n) -> None:
     load_global(c, f, n)
     store_global(c, f, n, DELETED)
-    if n in f.__globals__:
+    if c.ask(c.const(f.__globals__, "global").item(n), PRESENT):
         c.writes.effects[id(f.__globals__), n] = ("delglobal", f.__globals__, n)
     else:  # the program made it
         del c.writes.effects[id(f.__globals__), n]

@@ -351,7 +351,9 @@ def formatted_text(c, text: str, values):
     expose(c, values)
     if is_unknown_text(c, values):
         return host_lines.text(c, text.__mod__, values)
-    return text % (tuple(as_operand(c, v) for v in values) if isinstance(values, tuple) else as_operand(c, values))
+    return text % (
+        tuple(as_operand(c, v) for v in tuple.__iter__(values)) if isinstance(values, tuple) else as_operand(c, values)
+    )
 
 
 _WARNED: dict = {}  # once a site

@@ -98,7 +98,8 @@ def native_binary(c, symbol, a, b):
 
 
 def _of_tensors(c, symbol, a, b):
-    if symbol in ("*", "*=") and isinstance(a if type(b) is TensorProxy else b, sequences.INDEXED):
+    repeated = a if type(b) is TensorProxy else b if symbol == "*" else None  # no sequence behind `*=`
+    if symbol in ("*", "*=") and isinstance(repeated, sequences.INDEXED):
         return ARITHMETIC[symbol](*(operator.index(x) if type(x) is TensorProxy else x for x in (a, b)))
     if not _is_no_operand(c, a, b, symbol):
         return _recorded(c, ARITHMETIC[symbol], a, b)

@@ -63,6 +63,7 @@ class Outside:
     # paths of those that the program writes to: it is captured again, with values of the host in their places
     written_arrays: set[str] = field(default_factory=set)
     host_values: dict[Source, HostProxy] = field(default_factory=dict)  # those that are inputs: see `changing`
+    apart: dict[Source, None] = field(default_factory=dict)  # those whose identities may be compared: see `identities`
     ids: dict[int, tuple] = field(default_factory=dict)  # that the program was told -> (source, its value)
     met: set[int] = field(default_factory=set)  # of these ids those that met ids from outside
     passing: set[int] = field(default_factory=set)  # ids of objects that the program holds weakly only

@@ -17,39 +17,32 @@ from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, lik
 from thunder.core.symbol import recording
 from thunder.distributed.placement import placement_of
 from thunder.ops.functionalize import inplace
-from thunder.ops.functionalize.memory import are_disjoint, grad_enabled, is_unseen, part_shown
+from thunder.ops.functionalize.histories import grad_enabled, is_unseen
+from thunder.ops.functionalize.parts import are_disjoint, part_shown
 from thunder.ops.opaque_values import is_unusual
 from thunder.ops.registry import LTORCH
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 
 def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
-    """The proxy for a tensor. Every argument position has its own; a tensor of the module's has one, however it is
-    reached."""
+    """The proxy for a tensor, which has one, however it is reached."""
     c.values[source] = value
-    is_argument = source.root.key in ("args", "kwargs")
-    key = source if is_argument else id(value)
     if c.tensors.replaced and id(value) in c.tensors.replaced:
         c.tensors.replaced_sources[source] = c.tensors.replaced[id(value)]
-    found = c.tensors.proxies.get(key)
+    found = c.tensors.proxies.get(id(value))
     if found is None:
         with compat.DisableTorchFunction():  # questions to the real tensor here are not part of the program
             if is_unusual(value):
                 return opaque_values.read(c, value, source)
-            for changed, what in (
-                (c.tensors.required, "requires_grad_() is called"),
-                (c.tensors.rebound, "data are set"),
-            ):
-                if any(c.tensors.real[p][0] is value for p in changed):
-                    c.refuse(f"{what} of a tensor that is two arguments", "pass it once")
-            found = c.tensors.proxies[key] = _new_proxy(c, value, source, is_argument)
+            found = c.tensors.proxies[id(value)] = _new_proxy(c, value, source)
         c.keep[id(value)] = value
     elif c.tensors.real[found][1] is not source:
         ask(c, source, SAME, c.tensors.real[found][1])
     return found
 
 
-def _new_proxy(c, value: torch.Tensor, source: Source, is_argument: bool) -> TensorProxy:
+def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
+    is_argument = source.root.key in ("args", "kwargs")
     shape: tuple = tuple(value.shape)
     guarded = shape
     if is_argument and (c.numbers.symbolic_sizes or c.request.changing or hasattr(value, MARK)):
@@ -186,10 +179,6 @@ def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> No
         disjoint = mine is None and others is None and are_disjoint(real, tensor)
         connected = real.requires_grad or tensor.requires_grad
         has_leaf = real.is_leaf or tensor.is_leaf
-    if tensor is real:
-        ask(c, c.tensors.real[other][1], SAME, source)
-        memory.same(other, base)
-        return
     if connected and not disjoint and not has_leaf:  # views of one memory have one history, others one each
         connected = not ask(c, c.tensors.real[other][1], VIEWS, source)
     if not disjoint and (connected or mine is None and others is None):
@@ -202,14 +191,14 @@ def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> No
         _shares(c, source, c.tensors.real[other][1])
         value = memory.current.get(base)
         del c.tensors.mutated[base]
-        memory.same(base, other, mine)
+        memory.show_part(base, other, mine)
         written_to(c, other, True, False)
         if value is not None:  # written to before the other one was read
             memory.write(base, value)
         return
     _shares(c, c.tensors.real[other][1], source)
     if others is not None:
-        memory.same(other, base, others)
+        memory.show_part(other, base, others)
 
 
 def _shares(c, source: Source, other: Source) -> None:

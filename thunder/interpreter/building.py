@@ -50,13 +50,15 @@ def LIST_EXTEND(frame, stack, n):
 
 
 def SET_UPDATE(frame, stack, n):
-    values = stack.pop()
-    stack[-n].update(frame.host.steps(values))
+    elements = [x for x in frame.host.steps(stack.pop())]  # without asking for their number
+    stack[-n].update(frame.host.hashed(elements, stack[-n]))
 
 
 def DICT_UPDATE(frame, stack, n):
     values = stack.pop()
-    stack[-n].update(_mapping(frame.host, values, lambda kind: f"{kind!r} object is not a mapping"))
+    found = _mapping(frame.host, values, lambda kind: f"{kind!r} object is not a mapping")
+    frame.host.hashed([*found], stack[-n])
+    stack[-n].update(found)
 
 
 def _mapping(host, values, words):

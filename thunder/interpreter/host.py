@@ -392,6 +392,10 @@ class Host:
     def store_cell(self, f, cell, value):
         cell.cell_contents = value
 
+    def delete_cell(self, f, cell):
+        """The cell of a function is empty from now on; it is not."""
+        del cell.cell_contents
+
     def name_value(self, value, name):
         """A value of `named_type` was stored in the variable `name`."""
 

@@ -108,7 +108,7 @@ def STORE_DEREF(frame, stack, name):
 def DELETE_DEREF(frame, stack, name):
     cell = frame.locals[name]
     frame.host.load_cell(frame.fn, cell, name)  # raises when it is empty
-    del cell.cell_contents
+    frame.host.delete_cell(frame.fn, cell)
 
 
 def LOAD_GLOBAL(frame, stack, name):

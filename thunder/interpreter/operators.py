@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import types
+import weakref
 from typing import Any, cast
 
 from thunder.interpreter.attributes import call_special, in_python
@@ -135,6 +136,9 @@ def compare(host, symbol, a, b):
     kind_a, kind_b = type(a), type(b)
     forward, reflected = COMPARE_METHOD[symbol], COMPARE_METHOD[REFLECTED[symbol]]
     if not (_compares_in_python(host, kind_a, forward) or _compares_in_python(host, kind_b, reflected)):
+        if symbol in ("==", "!=") and isinstance(a, weakref.ref) and isinstance(b, weakref.ref):  # weakref_richcompare
+            x, y = host.call(a, [], {}), host.call(b, [], {})
+            return host.native_compare(symbol, a, b) if x is None or y is None else host.compare(symbol, x, y)
         return compare_items(host, symbol, a, b) if _by_items(host, symbol, a, b) else host.native_compare(symbol, a, b)
     steps = [(a, forward, b), (b, reflected, a)]
     if kind_a is not kind_b and derives(kind_b, kind_a):
@@ -247,6 +251,10 @@ def _through(name):
 
 
 def _hash(host, function, args, kwargs):
+    if len(args) == 1 and isinstance(args[0], weakref.ref):
+        found = host.call(args[0], [], {})
+        if in_python(host.lookup(type(found), "__hash__")):
+            return host.call(function, [found], kwargs)
     method = host.lookup(type(args[0]), "__hash__") if len(args) == 1 and not kwargs else NULL
     if type(method) is not types.FunctionType:
         return host.call_native(function, args, kwargs)

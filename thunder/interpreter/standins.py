@@ -25,6 +25,7 @@ from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, call_special, in
 from thunder.interpreter.binding import of
 from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.operators import COMPARE_METHOD
+from thunder.interpreter.sequences import Steps
 from thunder.interpreter.tables import VERSION
 
 COMPARED = {method: symbol for symbol, method in COMPARE_METHOD.items()}
@@ -105,10 +106,18 @@ class Called(Compared):
         return self.host.handed(self.host.load_attr(self.value, name))
 
 
+@functools.cache
+def called_as(kind: type) -> type[Called]:
+    """The class of the stand-ins of functions of a class, with its name in errors."""
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    return type(name, (Called,), {"__slots__": (), "__hash__": StandIn.__hash__})
+
+
 class Iterated(StandIn):
-    """An iterable for native code that iterates later."""
+    """An iterable for native code, which words the error of what does not iterate."""
 
     __slots__ = ()
+    __length_hint__ = Steps.__length_hint__
 
     def __iter__(self):
         return iter(self.host.steps(self.value))
@@ -355,9 +364,13 @@ def _forward(name: str):
 
 
 class _Object(StandIn):
-    """A stand-in that has the methods of its object's class and no others."""
+    """A stand-in that has the methods of its object's class and no others. Its copy is one of the object."""
 
     __slots__ = ()
+    __class__ = property(lambda self: type(self.value))
+
+    def __reduce_ex__(self, protocol):
+        return self.host.handed(self.host.call(self.host.load_attr(self.value, "__reduce_ex__"), [protocol], {}))
 
     def __getattr__(self, name):
         return self.host.handed(self.host.load_attr(self.value, name))

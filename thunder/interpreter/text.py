@@ -7,7 +7,7 @@ import itertools
 import types
 from typing import Any
 
-from thunder.interpreter.attributes import call_special, in_python, load_attr
+from thunder.interpreter.attributes import call_special, in_python
 from thunder.interpreter.binding import of
 from thunder.interpreter.building import CONVERSIONS
 
@@ -117,7 +117,7 @@ def format_fields(host, template: str, args, named, count=None):
                 raise IndexError(f"Replacement index {first} out of range for positional args tuple")
             value = args[first] if type(first) is int else host.getitem(named, first)
             for is_attribute, name in path:
-                value = load_attr(host, value, name) if is_attribute else host.getitem(value, name)
+                value = host.load_attr(value, name) if is_attribute else host.getitem(value, name)
             spec = format_fields(host, spec, args, named, count) if "{" in spec else spec
             parts.append(format_value(host, value, "\0sra".index(conversion or "\0"), spec))
     return host.join(parts)
@@ -165,7 +165,7 @@ def _asks(host, name, natively, value, cls):
     if type(cls) is types.UnionType:
         cls = cls.__args__
     if isinstance(cls, tuple):
-        return any(_asks(host, name, natively, value, c) for c in cls)
+        return any(_asks(host, name, natively, value, c) for c in tuple.__iter__(cls))
     hook = host.lookup(type(cls), name)
     if not host.asks_in_python(hook, value):
         return natively(value, cls)

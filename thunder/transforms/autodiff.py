@@ -22,7 +22,7 @@ from thunder.errors import ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH
 from thunder.ops.families.parts import add_part, part_of_zeros
-from thunder.ops.functionalize.memory import holding
+from thunder.ops.functionalize.histories import holding
 from thunder.transforms.derivative import Derivative, derivatives
 from thunder.transforms.phases import get_grad_symbol, marked
 

@@ -8,7 +8,8 @@ from thunder.capture.library import leaves
 from thunder.capture.tensors import is_leaf
 from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.core.symbol import OpTags
-from thunder.ops.functionalize.memory import holding
+from thunder.ops.functionalize import rearranged
+from thunder.ops.functionalize.histories import holding
 from thunder.ops.infer import fake
 
 
@@ -22,14 +23,14 @@ def assign(c, p: TensorProxy, value) -> None:
         with compat.DisableTorchFunction():
             fake(before).requires_grad_(before.requires_grad).data = fake(now) if type(now) is TensorProxy else value
         c.refuse("the data of a tensor are set to what is no dense tensor", "give it a dense one")
-    if memory.shows_whole(value, p):
+    if rearranged.shows_whole(memory, value, p):
         return
     _check(c, p)
     alike = (before.shape, before.dtype, before.device) == (now.shape, now.dtype, now.device)
     if p in c.tensors.leaves and before.requires_grad and not alike:
         _another_leaf(c, p, now)
         return
-    inner = memory.rebind(p, value)
+    inner = rearranged.rebind(memory, p, value)
     if p not in c.tensors.real:
         return
     if p not in c.tensors.rebound:
@@ -46,19 +47,21 @@ def _check(c, p: TensorProxy) -> None:
     """Refuses what is not followed."""
     memory = c.recorder.memory
     of_transform = c.outer_recorders or p in c.tensors.placements
-    real, source = c.tensors.real.get(p, (None, None))
-    twice = source is not None and sum(other is real for other, _ in c.tensors.real.values()) > 1 + (
-        p in c.tensors.rebound
-    )
+    _, source = c.tensors.real.get(p, (None, None))
     if of_transform or source in c.tensors.replaced_sources:
         c.refuse(
             "the data of a tensor are set that a transform or another rank has a part in",
             "set them outside of the compiled function",
         )
-    if twice or p in c.tensors.required or p in c.tensors.frozen or p in c.tensors.joined or not memory.may_rebind(p):
+    if (
+        p in c.tensors.required
+        or p in c.tensors.frozen
+        or p in c.tensors.joined
+        or not rearranged.may_rebind(memory, p)
+    ):
         c.refuse(
-            "the data of a tensor are set that was passed twice, shows another argument, or changed its shape or "
-            "whether it requires grad inside of it",
+            "the data of a tensor are set that shows another argument, or changed its shape or whether it requires "
+            "grad inside of it",
             "set them outside of the compiled function",
         )
 

@@ -16,8 +16,8 @@ from thunder.ops.backward import kernel
 from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.scatter import INTEGERS, take
 from thunder.ops.families.shape import expand, reshape
+from thunder.ops.functionalize.histories import grad_enabled
 from thunder.ops.functionalize.inplace import overwrite
-from thunder.ops.functionalize.memory import grad_enabled
 from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.shape_rules import require
 

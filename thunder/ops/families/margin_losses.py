@@ -13,7 +13,7 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.ops import backward
 from thunder.ops.families.losses import _REDUCTIONS, _reduction, reduced
 from thunder.ops.families.shape import reshape, unsqueeze
-from thunder.ops.functionalize.memory import holding
+from thunder.ops.functionalize.histories import holding
 from thunder.ops.opaque import casts_inside
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
 from thunder.ops.shape_rules import require

@@ -15,8 +15,10 @@ from thunder.core.proxies import METHODS, TensorProxy, like, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder
 from thunder.core.unbacked import check_shapes
 from thunder.ops.backward import sum_to
-from thunder.ops.functionalize.memory import Memory, replacing
+from thunder.ops.functionalize.histories import replacing
+from thunder.ops.functionalize.memory import Memory
 from thunder.ops.functionalize.overlap import check_overlap, refuse
+from thunder.ops.functionalize.rearranged import may_keep_history, rearrange
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.registry import LTORCH, alias, register_inplace, torch_prim
 from thunder.ops.shape_rules import is_empty
@@ -57,11 +59,11 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
             refuse("detach_ is called on an argument, or on a view")
     elif memory is None or kwargs or symbol.name == "as_strided" and not made:
         refuse(f"{symbol.name}_ changes the shape of a tensor in place")
-    elif now.requires_grad and not recorder.context.grad_enabled and not memory.may_keep_history(target, symbol, rest):
+    elif now.requires_grad and not recorder.context.grad_enabled and not may_keep_history(memory, target, symbol, rest):
         refuse(f"{symbol.name}_ changes the shape of a tensor that requires grad, unseen by autograd")
     if recorder.context.grad_enabled and now.requires_grad:
         memory.joins_history(target)
-    memory.rearrange(target, symbol, tuple(rest), symbol.undo(now, *rest))
+    rearrange(memory, target, symbol, tuple(rest), symbol.undo(now, *rest))
     return memory.holder(target)
 
 

@@ -8,17 +8,19 @@ back at the end (see `Capture`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-import torch
 
 from thunder import compat
 from thunder.analysis.aliases import may_view
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, detached, primitive, user_location
+from thunder.core.symbol import BoundSymbol, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
+from thunder.ops.functionalize.histories import grad_enabled, holding, is_unseen, with_history
+from thunder.ops.functionalize.parts import part_of, part_shown
 from thunder.ops.registry import LTORCH
+
+REMEDY = "write to a clone: x = x.clone()"
 
 
 class Memory:
@@ -73,6 +75,15 @@ class Memory:
         for operation in operations:
             self.add(operation)
 
+    @contextmanager
+    def no_views(self) -> Iterator[None]:
+        """What is recorded here is no view of the program's."""
+        self._deriving = True
+        try:
+            yield
+        finally:
+            self._deriving = False
+
     # --- what operations tell
     def add(self, operation: BoundSymbol) -> None:
         """A view was recorded."""
@@ -84,16 +95,31 @@ class Memory:
         viewed = self.holder(viewed)
         for o in operation.outputs:
             if o is not viewed and o not in self.view_of:
-                self._add_view(o, operation, viewed)
+                self.add_view(o, operation, viewed)
                 if operation.sym.may_copy:
                     self.undecided.setdefault(self.base(viewed), []).append(o)
 
-    def _add_view(self, view: Proxy, operation: BoundSymbol, viewed: TensorProxy) -> None:
+    def add_view(self, view: Proxy, operation: BoundSymbol, viewed: TensorProxy) -> None:
         self.view_of[view] = operation, viewed
         self.views.setdefault(viewed, []).append(view)
         self._visit_again(view)
 
-    def _freshen(self, x: Proxy) -> None:
+    def end_view(self, view: TensorProxy) -> tuple[BoundSymbol, TensorProxy]:
+        """`view` is none any more. Returns the operation that made it and what it showed."""
+        operation, viewed = self.view_of.pop(view)
+        self.views[viewed] = [v for v in self.views[viewed] if v is not view]
+        return operation, viewed
+
+    def replace(self, x: TensorProxy, inner: TensorProxy) -> None:
+        """`inner` shows what `x` showed, and views of `x` show `inner`, from now on."""
+        if x in self.view_of:
+            operation, viewed = self.end_view(x)
+            self.add_view(inner, operation.swap({x: inner}), viewed)
+        for view in self.views.pop(x, ()):
+            operation, _ = self.view_of[view]
+            self.add_view(view, operation.swap({p: inner for p in operation.inputs if self.holder(p) is x}), inner)
+
+    def freshen(self, x: Proxy) -> None:
         self.stale.discard(x)
         self._visit_again(x)
 
@@ -145,15 +171,11 @@ class Memory:
         def place(p):
             return now if type(p) is TensorProxy and self.holder(p) is viewed else p
 
-        self._deriving = True
-        try:
-            with grad_enabled(operation.context is None or operation.context.grad_enabled):  # whoever reads it first
-                made = operation.sym(*map_structure(place, operation.args), **map_structure(place, operation.kwargs))
-        finally:
-            self._deriving = False
+        with self.no_views(), grad_enabled(operation.context is None or operation.context.grad_enabled):  # at any time
+            made = operation.sym(*map_structure(place, operation.args), **map_structure(place, operation.kwargs))
         for old, new in zip(operation.outputs, leaves(made), strict=True):
             if old in self.stale:
-                self._freshen(old)
+                self.freshen(old)
                 if (history := self.histories.get(old)) is not None and not new.requires_grad:
                     with grad_enabled(True):
                         new = holding.record(current_recorder(), (history, new), {}, like(new))
@@ -166,13 +188,13 @@ class Memory:
         behind = self.declare(target)
         base = self.base(target)
         self.active = True
-        self._decide(base)
+        self.decide(base)
         self._lose_shared(target)
         self.filled.add(base)
         if "data" not in behind:
             self.counted.add(base)
         self.versions[value.name] = target.name
-        self._hold(target, _with_history(self.latest(target), value))
+        self._hold(target, with_history(self.latest(target), value))
         self._note_history(target)
         while target in self.view_of:
             operation, viewed = self.view_of[target]
@@ -182,7 +204,7 @@ class Memory:
                 self._lose(target, operation)
                 return
             self.versions[whole.name] = viewed.name
-            whole = _with_history(self.latest(viewed), whole)
+            whole = with_history(self.latest(viewed), whole)
             self._hold(viewed, whole, kept=target)
             self._note_history(viewed)
             target, value = viewed, whole
@@ -190,20 +212,20 @@ class Memory:
     def _note_history(self, x: TensorProxy) -> None:
         """What is written to a view that autograd does not see through is the view's own history, whatever its memory
         is written to from elsewhere."""
-        if self.current[x].requires_grad and self._detaching(x):
+        if self.current[x].requires_grad and self.detaching(x):
             self.histories[x] = self.current[x]
 
     def declare(self, target: TensorProxy) -> set[str]:
         """`target` is about to be written to. Raises where that is not allowed; says which operations that autograd
         does not see through it is viewed by."""
         target = self.holder(target)
-        self._decide(self.base(target))
+        self.decide(self.base(target))
         base = self.base(target)
         if self._lacks_history(target) or self._shows_rebound_leaf(target):
             raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
         if base in self.fixed:
             raise CaptureError(self.fixed[base], location=user_location(), remedy=REMEDY)
-        behind = self._detaching(target)
+        behind = self.detaching(target)
         if self.outside is not None:
             self.outside(base, base is not target, bool(behind))
         return behind
@@ -218,7 +240,7 @@ class Memory:
         if recorder is None or not recorder.context.grad_enabled:
             return False
         seen = operation.context is not None and operation.context.grad_enabled  # None: which of the two is the view?
-        return seen and self.current.get(base := self.base(viewed), base).requires_grad and not self._detaching(x)
+        return seen and self.current.get(base := self.base(viewed), base).requires_grad and not self.detaching(x)
 
     def _shows_rebound_leaf(self, x: TensorProxy) -> bool:
         """Whether a leaf that requires grad, and whose `.data` were set, is overwritten under grad."""
@@ -264,7 +286,7 @@ class Memory:
             x = self.view_of[x][1]
         return False
 
-    def _detaching(self, x: TensorProxy) -> set[str]:
+    def detaching(self, x: TensorProxy) -> set[str]:
         """The operations between a view and its base that autograd does not see through."""
         found = set()
         while x in self.view_of:
@@ -273,7 +295,7 @@ class Memory:
                 found.add(operation.sym.name)
         return found
 
-    def _decide(self, base: TensorProxy) -> None:
+    def decide(self, base: TensorProxy) -> None:
         """Which results of `reshape` and its like are views of what is about to be written to, by the strides that it
         has."""
         if self.layout is None:
@@ -282,37 +304,36 @@ class Memory:
             if self.base(x) is not base:  # a view of one that turned out to be a copy
                 self.undecided.setdefault(self.base(x), []).append(x)
                 continue
-            operation, viewed = self.view_of[x]
+            operation, _ = self.view_of[x]
             with compat.DisableTorchFunction():
                 copied = self.layout(x).untyped_storage()._cdata != self.layout(base).untyped_storage()._cdata
             if copied:
                 self.copies.add(x)
-                del self.view_of[x]
-                self.views[viewed] = [v for v in self.views[viewed] if v is not x]
+                self.end_view(x)
             elif operation.sym.name == "as_strided":  # says places in memory, whatever it was called on
                 with compat.DisableTorchFunction():
                     part = part_shown(self.layout(x, True), self.layout(base, True))
                 if part is not None:
-                    self.views[viewed] = [v for v in self.views[viewed] if v is not x]
-                    self._add_view(x, part_of.bind(base, *part, output=x, context=current_recorder().context), base)
+                    self.end_view(x)
+                    self.add_view(x, part_of.bind(base, *part, output=x, context=current_recorder().context), base)
 
     def _hold(self, target: TensorProxy, value: TensorProxy, kept: TensorProxy | None = None) -> None:
         self.current[target], self.owner[value] = value, target
         self.versions[value.name] = target.name
-        self._freshen(target)
-        self._outdate(target, kept)
+        self.freshen(target)
+        self.outdate(target, kept)
 
-    def _outdate(self, x: Proxy, kept: TensorProxy | None) -> None:
+    def outdate(self, x: Proxy, kept: TensorProxy | None) -> None:
         """Views of `x` are rebuilt before they are read. A write visits only what was read since the last one."""
         for view in self.fresh.pop(x, ()):
             if view not in self.view_of or self.view_of[view][1] is not x:
                 continue
             if view is kept:
-                self._freshen(view)
+                self.freshen(view)
                 continue
             self.stale.add(view)
             self.current.pop(view, None)
-            self._outdate(view, None)
+            self.outdate(view, None)
 
     def _lose_shared(self, target: TensorProxy) -> None:
         """Everything that may show the memory of `target` through a result of an operation that nothing is known of."""
@@ -349,21 +370,14 @@ class Memory:
         for x, y in ((a, b), (b, a)):
             self.shared.setdefault(self.holder(x), []).append(self.holder(y))
 
-    def same(self, x: TensorProxy, base: TensorProxy, part: tuple | None = None) -> None:
-        """`x` came from outside and shows `base`, which did, too: all of it in its layout, or the `part` (size, stride,
-        offset) of its elements."""
+    def show_part(self, x: TensorProxy, base: TensorProxy, part: tuple) -> None:
+        """`x` came from outside and shows the `part` (size, stride, offset) of `base`, which did, too."""
         if x not in self.view_of:
-            self._add_view(
-                x,
-                LTORCH["view"].bind(base, base.shape, output=x)
-                if part is None
-                else part_of.bind(base, *part, output=x),
-                base,
-            )
+            self.add_view(x, part_of.bind(base, *part, output=x), base)
             self.undecided.setdefault(self.base(base), []).extend(self.undecided.pop(x, ()))
             if base in self.current:
                 self.stale.add(x)
-                self._outdate(x, None)
+                self.outdate(x, None)
 
     def become(self, x: TensorProxy, leaf: TensorProxy) -> None:
         """The program's proxy `x` stands for a new leaf from now on, with the values that it has."""
@@ -386,11 +400,8 @@ class Memory:
     def without_grad(self, x: TensorProxy) -> TensorProxy:
         """`x` stands for its elements without their history from now on, which are returned: nothing is written."""
         x, now = self.holder(x), self.latest(x)
-        self._deriving = True
-        try:
+        with self.no_views():
             shown = LTORCH["detach"](now)
-        finally:
-            self._deriving = False
         self.active = True
         self.current[x], self.owner[shown] = shown, x
         return shown
@@ -420,7 +431,6 @@ class Memory:
         base = self.base(x)
         return bool(self.apart) and self.leaving.setdefault(self.apart.get(base, base), base) is not base
 
-    # --- another shape in place
     def is_alone(self, x: TensorProxy) -> bool:
         """Whether `x` was made by the program, and nothing else shows its memory."""
         x = self.holder(x)
@@ -432,137 +442,7 @@ class Memory:
         x = self.holder(x)
         self.active = True
         self.current[x], self.owner[value], self.formed[x] = value, x, value
-        self._freshen(x)
-
-    def may_keep_history(self, x: TensorProxy, symbol: Symbol, args: Sequence) -> bool:
-        """Whether `x` may change its shape behind autograd's back: what is read of it later has the history that it
-        had, element by element, so that the shape must stay, and no view may stand for the elements in another
-        order."""
-        x = self.holder(x)
-        with detached():
-            unchanged = symbol(self.latest(x), *args).shape == self.latest(x).shape
-        return unchanged and x not in self.view_of and not self.views.get(x)
-
-    def rearrange(self, x: TensorProxy, symbol: Symbol, args: tuple, back: tuple[Symbol, tuple] | None) -> None:
-        """`x` shows its memory as `symbol(x, *args)` from now on; `back` undoes that. Raises CaptureError for what came
-        from outside and can not be undone.
-
-        A view becomes the view of a view. What is no view stays what other tensors show, in its new shape: they show
-        what undoes the change.
-        """
-        x = self.holder(x)
-        self.declare(x)
-        self.active = True
-        self._decide(self.base(x))
-        if x in self.view_of and (self.view_of[x][0].context is None or self.view_of[x][0].sym.name == "contiguous"):
-            what = (
-                "a result of contiguous() that is its argument"
-                if self.view_of[x][0].context
-                else "an argument that shares memory with another one"
-            )
-            raise CaptureError(f"{symbol.name}_ is called on {what}", location=user_location(), remedy=REMEDY)
-        if any(
-            self.view_of[v][0].context is None and self.view_of[v][0].sym.name == "view" for v in self.views.get(x, ())
-        ):
-            raise CaptureError(
-                f"{symbol.name}_ is called on an argument that is passed twice",
-                location=user_location(),
-                remedy=REMEDY,
-            )
-        context = current_recorder().context
-        before, below = self.latest(x), self.views.pop(x, [])
-        self._deriving = True  # what is recorded next is no view of the program's
-        try:
-            value = _with_history(before, symbol(before, *args))
-        finally:
-            self._deriving = False
-        inner = like(before)
-        if x in self.view_of:
-            if "data" not in self._detaching(x):
-                self.counted.add(self.base(x))
-            operation, viewed = self.view_of.pop(x)
-            self.views[viewed] = [v for v in self.views[viewed] if v is not x]
-            self._add_view(inner, operation.swap({x: inner}), viewed)
-            self._add_view(x, symbol.bind(inner, *args, output=x, context=context), inner)
-        elif below:
-            if back is None:
-                raise CaptureError(
-                    f"{symbol.name}_ is called on a tensor that other tensors show",
-                    location=user_location(),
-                    remedy="use the form that makes a new tensor",
-                )
-            self._add_view(inner, back[0].bind(value, *back[1], output=inner, context=context), x)
-        if inner in self.view_of:
-            self.stale.add(inner)
-        if symbol.may_copy and x in self.view_of:
-            self.undecided.setdefault(self.base(x), []).append(x)
-        elif x not in self.view_of:
-            self.rearranged.setdefault(x, []).append((symbol, args))
-        for view in below:  # they show what `x` was
-            operation, _ = self.view_of[view]
-            self._add_view(view, operation.swap({p: inner for p in operation.inputs if self.holder(p) is x}), inner)
-        self._outdate(inner, None)
-        self.reform(x, value)
-
-    # --- other memory
-    def shows_whole(self, value: TensorProxy, x: TensorProxy) -> bool:
-        """Whether `value` is `x`, or shows it as it is."""
-        value = self.holder(value)
-        while value is not x and value in self.view_of and self.view_of[value][0].sym.name in ("detach", "data"):
-            value = self.view_of[value][1]
-        return value is x
-
-    def may_rebind(self, x: TensorProxy) -> bool:
-        """Whether `x` may show other memory: it is no other name of an argument, and has the shape that it came in."""
-        named = x in self.view_of and self.view_of[x][0].context is None
-        others = any(self.view_of[v][0].context is None for v in self.views.get(x, ()))
-        return not (named or others or x in self.shared or x in self.rearranged or self.base(x) in self.fixed)
-
-    def rebind(self, x: TensorProxy, value: TensorProxy) -> TensorProxy:
-        """`x` shows the memory of `value` from now on, with the history that it had. Returns what stands for the memory
-        that it showed, which views that were made of it go on to show."""
-        x, value = self.holder(x), self.holder(value)
-        context, before = current_recorder().context, self.latest(x)
-        self.active = True
-        self._decide(self.base(x))
-        old, inner = self._same_elements(before), like(before)
-        inner.name, inner.requires_grad = context.names.make(), x.requires_grad
-        if before.requires_grad:
-            self.superseded.append(before)
-        if x in self.view_of:
-            operation, viewed = self.view_of.pop(x)
-            self.views[viewed] = [v for v in self.views[viewed] if v is not x]
-            self._add_view(inner, operation.swap({x: inner}), viewed)
-        for view in self.views.pop(x, ()):
-            operation, _ = self.view_of[view]
-            self._add_view(view, operation.swap({p: inner for p in operation.inputs if self.holder(p) is x}), inner)
-        for marks in (self.counted, self.filled):
-            if x in marks:
-                marks.add(inner)
-        self.formed.setdefault(inner, self.formed.pop(x, x))
-        if (history := self.histories.pop(x, None)) is not None:
-            self.histories[inner] = history
-        self.current.pop(x, None)
-        self.current[inner], self.owner[old] = old, inner
-        self.rebound.add(x)
-        self._add_view(x, LTORCH["detach"].bind(value, output=x, context=context), value)
-        if before.requires_grad:
-            self.histories[x] = before
-        self.stale.add(x)
-        self.formed[x] = self.latest(x)
-        return inner
-
-    def _same_elements(self, x: TensorProxy) -> TensorProxy:
-        """Another name in the trace for a value."""
-        self._deriving = True  # it is no view of the program's
-        try:
-            shown = LTORCH["detach"](x)
-            if x.requires_grad:
-                with grad_enabled(True):
-                    shown = holding.record(current_recorder(), (x, shown), {}, like(shown))
-        finally:
-            self._deriving = False
-        return shown
+        self.freshen(x)
 
     # --- the end
     def written_back(self, base: TensorProxy, value: TensorProxy) -> None:
@@ -571,8 +451,8 @@ class Memory:
         self.current.pop(base, None)
         if value is not base:
             self.current[base], self.owner[value] = value, base
-        self._freshen(base)
-        self._outdate(base, None)
+        self.freshen(base)
+        self.outdate(base, None)
 
     def end(self) -> None:
         """The program has ended: views that are not stale now were made after the last write."""
@@ -584,107 +464,6 @@ class Memory:
         for view, (operation, viewed) in list(self.view_of.items()):
             if viewed not in self.lost and self.current.pop(view, None) is not None:
                 self.stale.add(view)
-                self._outdate(view, None)
+                self.outdate(view, None)
             if operation.context is None:  # another name from outside: it is what it names
-                self._freshen(view)
-
-
-@contextmanager
-def grad_enabled(enabled: bool) -> Iterator[None]:
-    """Operations are recorded with or without grad."""
-    recorder = current_recorder()
-    assert recorder is not None, "memory is that of a recording"
-    context = recorder.context
-    recorder.context = context.replace(grad_enabled=enabled)
-    try:
-        yield
-    finally:
-        recorder.context = context
-
-
-def _with_history(old: TensorProxy, new: TensorProxy) -> TensorProxy:
-    """What a tensor that requires grad holds after a write under no_grad: other numbers, and the history that it
-    had."""
-    recorder = current_recorder()
-    if not old.requires_grad or recorder is None or recorder.context.grad_enabled:
-        return new
-    with grad_enabled(True):
-        return holding(old, new)
-
-
-holding = Symbol(
-    "holding", lambda old, new: like(new), module="ltorch", id="holding", decomposition=lambda old, new: new
-)
-
-
-@holding.vjp
-def _(old, new):
-    if (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
-        raise CaptureError(
-            "the data of a tensor that requires grad are set to another shape, dtype or device, and a gradient is "
-            "asked for",
-            location=user_location(),
-            remedy="do it outside of the compiled function, or under torch.no_grad()",
-        )
-    g = yield holding(old, new)  # not `new` alone: a later derivative passes here as well
-    return g, None
-
-
-@primitive(lambda a, size, stride, offset: like(a, tuple(size)), tags=(OpTags.VIEW,), module="ltorch")
-def part_of(a: torch.Tensor, size: tuple, stride: tuple, offset: int) -> torch.Tensor:
-    a = a.contiguous()
-    return a.as_strided(size, stride, a.storage_offset() + offset)
-
-
-def part_shown(part: torch.Tensor, whole: torch.Tensor) -> tuple | None:
-    """(size, stride, offset) of a tensor in another one with the same storage; None where that is not contiguous, or
-    does not hold it."""
-    offset = part.storage_offset() - whole.storage_offset()
-    inside = whole.is_contiguous() and 0 <= offset and offset + _extent(part) <= whole.numel()
-    return (tuple(part.shape), tuple(part.stride()), offset) if inside else None
-
-
-def _extent(x: torch.Tensor) -> int:
-    """How many places in memory a tensor reaches over, counted in its elements."""
-    return 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
-
-
-def are_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors with one storage have no element in common; for those that interleave, where they are small
-    enough to look."""
-    first = min(a.storage_offset() * a.itemsize, b.storage_offset() * b.itemsize)
-    a0, b0 = (x.storage_offset() * x.itemsize - first for x in (a, b))
-    a1, b1 = a0 + _extent(a) * a.itemsize, b0 + _extent(b) * b.itemsize
-    if a1 <= b0 or b1 <= a0:
-        return True
-    if max(a1, b1) > _COMPARED_BYTES or a.dtype is not b.dtype:
-        return False
-    seen = torch.zeros(max(a1, b1) // a.itemsize, dtype=torch.bool)
-    seen.as_strided(a.shape, a.stride(), a0 // a.itemsize).fill_(True)
-    return not seen.as_strided(b.shape, b.stride(), b0 // b.itemsize).any()
-
-
-_COMPARED_BYTES = 1 << 26
-replacing = Symbol(
-    "replacing", lambda old, new: like(new), module="ltorch", id="replacing", decomposition=lambda old, new: new
-)
-
-
-@replacing.vjp
-def _(old, new):
-    """A tensor that requires grad and is filled with what does not still requires grad, and passes none on."""
-    yield new
-    return None, None
-
-
-REMEDY = "write to a clone: x = x.clone()"
-
-
-def is_unseen(operation: BoundSymbol) -> bool:
-    """Whether autograd does not see through a view, so that what is written to it is written behind its back."""
-    detaches = operation.sym.detaches
-    return (
-        operation.sym.name in ("detach", "data")
-        or detaches is not None
-        and detaches(*operation.args, **operation.kwargs)
-    )
+                self.freshen(view)

@@ -14,7 +14,8 @@ from thunder.core.recording import undecided
 from thunder.core.symbol import current_recorder, hashable, user_location
 from thunder.errors import CaptureError, DataDependentError
 from thunder.ops import infer
-from thunder.ops.functionalize.memory import Memory, are_disjoint
+from thunder.ops.functionalize.memory import Memory
+from thunder.ops.functionalize.parts import are_disjoint
 from thunder.ops.layout import is_dense
 from thunder.ops.registry import LTORCH
 

@@ -12,7 +12,9 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.recording import current_recorder, user_location
 from thunder.core.symbol import BoundSymbol
 from thunder.errors import CaptureError
-from thunder.ops.functionalize.memory import REMEDY, grad_enabled, holding, is_unseen, part_of
+from thunder.ops.functionalize.histories import grad_enabled, holding, is_unseen
+from thunder.ops.functionalize.memory import REMEDY
+from thunder.ops.functionalize.parts import part_of
 from thunder.ops.registry import LTORCH, declare
 from thunder.ops.shape_rules import along
 
