@@ -213,3 +213,24 @@ def test_a_decision_behind_a_backward_that_is_behind_one(drawn):
         want = program(x)
         torch.manual_seed(0)
         assert torch.equal(compiled(x), want)
+
+
+def test_of_calls_whose_answers_alternate_every_second_one_is_tried_right(monkeypatch):
+    def program(x):
+        return x * 2 if x.sum() > 0 else x - 1
+
+    compiled, left = thunder.jit(program), []
+    usual = compiled._on_other_path
+    monkeypatch.setattr(compiled, "_on_other_path", lambda *given: left.append(given) or usual(*given))
+    inputs = [X, -X]
+    for x in inputs:
+        compiled(x)
+    left.clear()
+    for x in inputs * 10:
+        assert torch.equal(compiled(x), program(x))
+    assert len(left) == 10
+    left.clear()
+    for x in [X] * 10 + [-X] * 10:  # and where they stay, the second one that is left is the last
+        assert torch.equal(compiled(x), program(x))
+    assert len(left) <= 4
+    assert thunder.cache_misses(compiled) == 2
