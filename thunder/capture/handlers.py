@@ -51,6 +51,7 @@ from thunder.interpreter.host import PROTOCOL_CALLS
 from thunder.ops.families import random
 from thunder.ops.opaque_values import CONSTRUCTORS
 from thunder.ops.tensor_values import as_number
+from thunder.options import compile_option
 
 
 def _type(c, f, args, kwargs):
@@ -72,6 +73,11 @@ def _number(c, f, args, kwargs):
     return PROTOCOL_CALLS[id(f)](c, f, args, kwargs)
 
 
+MODULE_CALLS = compile_option(
+    "max_module_calls", int, 0,
+    "calls of one module with parameters in a program; a function with more of them runs the original; 0: any number",
+    owner="capture", valid="a number from 0 on", check=lambda n: n >= 0,
+)  # fmt: skip
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # the last two: backward
 
 
@@ -87,6 +93,7 @@ def _module_call(c, f, args, kwargs):
     d = m.__dict__
     if d.get("_compiled_call_impl") is not None:
         c.refuse("a module that torch.compile compiled is called inside", "compile with one of the two")
+    _count_call(c, m)
     if not d.keys() >= set(HOOKS):  # nn.Module's own __init__ was not called: PyTorch's error
         return c.enter(compat.call_module, args, kwargs)
     tables = [d[n] for n in HOOKS]
@@ -95,6 +102,18 @@ def _module_call(c, f, args, kwargs):
         return c.enter(compat.call_module, args, kwargs)
     _watch_hooks(c, m)
     return c.call(c.load_attr(m, "forward"), args[1:], kwargs)
+
+
+def _count_call(c, m) -> None:
+    most = c.request.options.get(MODULE_CALLS)
+    if most and (m._parameters or m._modules):
+        c.known.module_calls[id(m)] += 1
+        if c.known.module_calls[id(m)] > most:
+            c.refuse(
+                f"{type(m).__name__} is called more than {most} times (max_module_calls=), each of which would be a "
+                "part of one long program",
+                "compile what the loop calls",
+            )
 
 
 def _watch_hooks(c, m) -> None:
