@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import concurrent.futures
 import functools
 import itertools
 import math
 import operator
 import os
-import threading
 import types
 import weakref
 
@@ -34,6 +32,7 @@ from thunder.capture.library import (
     module_hooks,
     outside_hooks,
     printed_nodes,
+    threads,
     torch_func,
 )
 from thunder.capture.native import PRIMITIVE
@@ -335,8 +334,6 @@ def install() -> None:
         weakref.finalize.__init__: _outside_of_programs("a finalizer is registered"),
         torch.autograd.graph.saved_tensors_hooks.__enter__: _hook_saved_tensors,
         torch.autograd.graph.saved_tensors_hooks.__exit__: _constant(None),
-        threading.Thread.start: _outside_of_programs("a thread is started"),
-        concurrent.futures.ThreadPoolExecutor.__init__: _outside_of_programs("a pool of threads is made"),
         asyncio.run: _outside_of_programs("asyncio.run is called"),
         asyncio.new_event_loop: _outside_of_programs("an event loop is made"),
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
@@ -369,7 +366,7 @@ def install() -> None:
             "run_engine": backward.run_engine,
             "assert": _checks, "check": _checks, "check_is_size": _check_is_size,
         }),
-        **torch_func.HANDLERS, **levels.HANDLERS, **host_functions.handlers(),
+        **torch_func.HANDLERS, **levels.HANDLERS, **host_functions.handlers(), **threads.HANDLERS,
         **hooks.HANDLERS, **outside_hooks.HANDLERS, **module_hooks.HANDLERS,
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})

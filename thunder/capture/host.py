@@ -118,6 +118,7 @@ class Capture(Host):
         self.numbers = Numbers.of(options)
         self.numbers.decisions.where = self.own_location
         self.containers, self.writes, self.known, self.locks = Containers(), Writes(), Known(), Locks()
+        self.threads: list = []  # of the program, each inside of the one before, None in a pool of threads
         self.sharp_edges: list[str] = []
         self.in_cached_call = 0
         self.reading: Reading | None = None  # an attribute that Python code answers
