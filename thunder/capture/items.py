@@ -51,6 +51,8 @@ def getitem(c, o, k):
         return c.operation("__getitem__", o, _key(c, k))
     if t is AnyProxy:
         return opaque_values.apply(c, operator.getitem, (o, k), {})
+    if t in (list, tuple) and type(k) in (slice, HostProxy):
+        k = map_structure(lambda x: numpy_values.as_number(c, x), k)
     of_array = t is numpy.ndarray and id(o) in c.outside.arrays and isinstance(k, NumberProxy)
     if t is HostProxy or type(k) is HostProxy or of_array:
         return host_lines.operate(c, operator.getitem, o, k)
@@ -66,7 +68,7 @@ def getitem(c, o, k):
 
 def _key(c, k):
     """An index of a tensor, with tensors in the place of NumPy's arrays."""
-    if type(k) in (numpy.ndarray, tuple, HostProxy):
+    if type(k) in (numpy.ndarray, tuple, list, slice, HostProxy):
         return map_structure(lambda x: _of_array(c, x), k)
     return k
 
