@@ -16,9 +16,7 @@ def as_number(c, value):
         return value
     if value not in c.known.numbers:
         known = changing.number_of(c, value)
-        c.known.numbers[value] = (
-            host_lines.run(c, call_method, (value, "item"), pure=True) if known is None else known
-        )
+        c.known.numbers[value] = host_lines.run(c, call_method, (value, "item"), pure=True) if known is None else known
     return c.known.numbers[value]
 
 

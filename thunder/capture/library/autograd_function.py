@@ -14,7 +14,7 @@ from thunder.capture.library.functional import separate
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.pytree import tree_flatten
 from thunder.core.rewrite import renamed
-from thunder.core.symbol import BoundSymbol, Recorder, Symbol, adopt, current_recorder
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder
 from thunder.transforms.levels import typed
 
 
@@ -48,8 +48,11 @@ def apply(c, f, args, kwargs):
     needs = tuple(isinstance(x, TensorProxy) and x.requires_grad for x in inputs)
     grad = torch.is_grad_enabled() and any(needs)
     ctx = FunctionContext(needs)
-    with separate(c, False) as forward:
+    with separate(c, False, decides=True) as forward:
         result = map_structure(c.recorder.latest, _forward(c, cls, ctx, inputs, kwargs))
+        decides = any(OpTags.DECISION in operation.sym.tags for operation in forward.bound_symbols)
+        # later decisions do not run it again, which may draw random numbers
+        values = [c.path.value_of(p) for p in proxies_in(result, [])] if decides and grad else ()
     if ctx._dirty:
         c.refuse(f"{cls.__name__} marks tensors dirty: it writes to its inputs", "return new tensors in its place")
     if not grad:
@@ -79,6 +82,8 @@ def apply(c, f, args, kwargs):
     operation = program.operation((*inputs, *program.free), outputs, c.recorder.context.afterwards)
     operation.location = c.own_location()
     c.recorder.bound_symbols.append(operation)
+    for o, value in zip(proxies_in(outputs, []), values):
+        c.path.knows(o, value, operation)
     return outputs
 
 
@@ -138,6 +143,9 @@ class _Function:
         self.contiguous: Sequence[TensorProxy] = ()
         self.symbol = Symbol(cls.__name__, id=("autograd_function", id(self)))
         self.symbol.grad_rule = self.rule
+        tags = {tag for operation in forward for tag in operation.sym.tags}
+        own = {OpTags.RANDOM_OP, OpTags.DECISION, OpTags.DONT_DCE} if OpTags.DECISION in tags else {OpTags.RANDOM_OP}
+        self.symbol.tags = frozenset(tags & own)
         self.symbol.functional_derivative, self.symbol.own_derivative = self.functional_rule, True
 
     def operation(self, args: tuple, outputs, context) -> BoundSymbol:
