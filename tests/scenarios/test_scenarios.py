@@ -32,7 +32,7 @@ BY_THE_ORIGINAL = frozenset(
     pickle_module_inside torch_save_inside data_to module_to_inside
     module_half_inside version_counters torch_function_wrapper subclass_made_inside function_mode lossy_saved
     default_dtype generator_argument manual_seed_inside saved_tensor_hooks sparse_built sparse_coalesce
-    heap_beam tbptt pgd_loop inplace_ops_all iterator_argument
+    tbptt inplace_ops_all iterator_argument
     """.split()
 )
 

@@ -211,7 +211,7 @@ class Capture(Host):
     names = objects.names
 
     def compares(self, kind) -> bool:
-        return kind is HostProxy
+        return kind is HostProxy or issubclass(kind, NumberProxy)
 
     def build_class(self, body, name, bases, keywords):
         made = super().build_class(body, name, bases, keywords)

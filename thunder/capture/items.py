@@ -36,7 +36,7 @@ def getitem(c, o, k):
     t = type(o)
     if c.reading is not None:
         c.reading.look_at(c, o)
-    k = changing.settled(c, k) if isinstance(o, dict) else k
+    k = _settled(c, o, k)
     if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(k, NumberProxy) and (found := containers.item_at(c, o, k)) is not NULL:
             return found
@@ -51,8 +51,6 @@ def getitem(c, o, k):
         return c.operation("__getitem__", o, _key(c, k))
     if t is AnyProxy:
         return opaque_values.apply(c, operator.getitem, (o, k), {})
-    if t in (list, tuple) and type(k) in (slice, HostProxy):
-        k = map_structure(lambda x: numpy_values.as_number(c, x), k)
     of_array = t is numpy.ndarray and id(o) in c.outside.arrays and isinstance(k, NumberProxy)
     if t is HostProxy or type(k) is HostProxy or of_array:
         return host_lines.operate(c, operator.getitem, o, k)
@@ -64,6 +62,15 @@ def getitem(c, o, k):
         if type(k) is Id and k not in o:
             k = real_id(c, k)
     return o[k]  # pyright: ignore
+
+
+def _settled(c, o, k):
+    """A key of a dict, or an index of a list, with the values of texts and NumPy's numbers."""
+    if isinstance(o, dict):
+        return changing.settled(c, k)
+    if type(o) in (list, tuple) and type(k) in (slice, HostProxy):
+        return map_structure(lambda x: numpy_values.as_number(c, x), k)
+    return k
 
 
 def _key(c, k):
