@@ -255,8 +255,7 @@ class Compiled:
         that (other is None). Later calls try the program of this call first once the one tried before was left twice
         in a row: where calls alternate, every second one is tried right.
         """
-        tried = [entry]
-        again = other is not None and entry.left_after == entry.calls - 1
+        tried, again = [entry], other is not None and entry.left_after == entry.calls - 1
         while other is not None:
             entry.calls -= 1  # it was left
             path = (*entry.path[: other.index], entry.path[other.index]._replace(answer=other.answer))

@@ -393,8 +393,7 @@ class EpilogueWriter:
     def effects(self) -> None:
         """Statements that write back, values first: nothing is written before everything was computed."""
         c = self.c
-        writes = []
-        of_leaves = []
+        writes, of_leaves = [], []
         for key, (kind, o, n) in list(c.writes.effects.items()):
             if kind in ("grad", "data") and o in c.tensors.leaves:
                 of_leaves.append((kind, key, o, n))
