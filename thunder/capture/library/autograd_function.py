@@ -15,7 +15,9 @@ from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxie
 from thunder.core.pytree import tree_flatten
 from thunder.core.rewrite import renamed
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder
+from thunder.ops import PRIMS
 from thunder.transforms.levels import typed
+from thunder.transforms.recompute import generator_of
 
 
 class FunctionContext:
@@ -174,7 +176,8 @@ class _Function:
         """The derivative that can be differentiated again: the operation stays, so that its derivative is always this
         backward.
 
-        Values between, which the backward saved, are recomputed. They are constants to it, as in PyTorch.
+        Values between, which the backward saved, are recomputed, with the random numbers that were drawn. They are
+        constants to it, as in PyTorch.
         """
         recorder, table = current_recorder(), self.arguments(args)
         context = recorder.context
@@ -182,14 +185,28 @@ class _Function:
         for o in proxies_in(outputs, []):
             o.name = context.names.make()
         operation = self.operation(args, outputs, context)
+        generators = self.generators()
+        states = [PRIMS["get_rng_state"](*generator) for generator in generators]
         recorder.bound_symbols.append(operation)
         typed([operation])
         given = yield outputs
         made = {**table}
+        before = [PRIMS["get_rng_state"](*generator) for generator in generators]
+        self.set_generators(states)
         recorder.bound_symbols += renamed(self.forward, context.names, made)
+        self.set_generators(before)
         made |= zip(proxies_in(self.result, []), proxies_in(outputs, []), strict=True)
         backward = [operation if self.once else _with_grad(operation) for operation in self.backward]
         return self.replayed(backward, made, given)
+
+    def generators(self) -> list[tuple]:
+        """(device, generator) of those that the forward draws from."""
+        drawing = (operation for operation in self.forward if OpTags.RANDOM_OP in operation.sym.tags)
+        return list(dict.fromkeys(generator_of(operation) for operation in drawing))
+
+    def set_generators(self, states: Sequence) -> None:
+        for state, generator in zip(states, self.generators(), strict=True):
+            PRIMS["set_rng_state"](state, *generator)
 
     def replayed(self, operations, table: dict, given) -> tuple:
         """Writes the backward for the cotangents `given`. The gradients."""
