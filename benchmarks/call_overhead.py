@@ -1,6 +1,7 @@
 """What does a warm call of a compiled program cost beyond what PyTorch itself takes?
 
     python benchmarks/call_overhead.py [--systems torch.compile,thunder] [--samples 300] [--only WORD ...] [--json FILE]
+    python benchmarks/call_overhead.py --decisions [--samples 300] [--only WORD ...]
 
 Programs whose operations take next to no time, on the CPU, under torch.no_grad(): one add on tiny tensors, and modules
 with 10, 100 and 400 parameters, once requiring grad and once not. "joined": one operation takes all the parameters, so
@@ -14,6 +15,11 @@ round. Printed: the median of the paired differences in microseconds with its 95
 thunder's divided by torch.compile's. The bar: thunder's upper end is at most half of torch.compile's lower end. Where
 torch.compile's interval reaches zero there is nothing to take half of: the program is shown, without a ratio, and not
 judged. The exit status is 1 when a judged program misses the bar, or none was judged although both systems ran.
+
+--decisions: what a decision by data costs, in processor time: a call of a program with one and a call of the same
+program without it, compiled and eager. Printed: the ratio of the calls with the decision, and that of what the decision
+adds to a compiled call to what it adds to eager's, which is its synchronization. The bar: the latter is at most 1.2 in
+the median. Calls whose answers alternate run parts of two programs; they are shown and not judged.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,11 +40,12 @@ from thunder.tests.measuring import (
     interleaved,
     median,
     median_interval,
+    paired_ratio,
     parse_systems,
     repetitions,
 )
 
-RATIO_BAR = 0.5
+RATIO_BAR, DECISION_BAR = 0.5, 1.2
 SAMPLE_SECONDS = 1e-3  # one sample is at least about this long: thousands of the clock's steps
 WIDTH = 8
 
@@ -128,6 +136,77 @@ def line(name: str, row: dict, systems: list[str]) -> str:
     return "   ".join(parts)
 
 
+def plain(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    return y + 1
+
+
+def nan_guard(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    if torch.isnan(y).any():
+        return y - 1
+    return y + 1
+
+
+def sign_of_a_sum(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    if y.sum() < 0:
+        return y - 1
+    return y + 1
+
+
+def number_of_a_sum(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    if y.sum().item() < 0:
+        return y - 1
+    return y + 1
+
+
+def measure_decision(program: Callable, args: list[torch.Tensor], samples: int) -> dict:
+    """Medians in microseconds of calls with and without the decision, and their ratios. The arguments take turns."""
+    calls = {}
+    for name, fn in (("plain", plain), ("decides", program)):
+        compiled = compile_with("thunder", fn)
+        for x in args * 3:
+            torch.testing.assert_close(compiled(x), fn(x), rtol=0, atol=0)
+        calls[f"eager {name}"] = lambda fn=fn: [fn(x) for x in args]
+        calls[f"ours {name}"] = lambda compiled=compiled: [compiled(x) for x in args]
+    repeat = repetitions(calls["eager plain"], SAMPLE_SECONDS)
+    interleaved(calls, max(10, samples // 10), repeat)  # warm
+    times = interleaved(calls, samples, repeat, time.process_time)
+    row = {name: 1e6 * median(found) / len(args) for name, found in times.items()}
+    row["ratio"], row["low"], row["high"] = paired_ratio(times["ours decides"], times["eager decides"])
+    row["added"] = (row["ours decides"] - row["ours plain"]) / (row["eager decides"] - row["eager plain"])
+    return row
+
+
+def decisions(samples: int, only: list[str]) -> int:
+    missed = []
+    for size in (2, 100_000):
+        for grad in (False, True):
+            for program, signs in (
+                (nan_guard, (1, 1)),
+                (sign_of_a_sum, (1, 1)),
+                (number_of_a_sum, (1, 1)),
+                (sign_of_a_sum, (1, -1)),
+            ):
+                name = f"{program.__name__}, {size} numbers, {'' if grad else 'not '}requiring grad"
+                name += ", alternating" if signs[0] != signs[1] else ""
+                if not any(word in name for word in only):
+                    continue
+                args = [(sign * torch.rand(size)).requires_grad_(grad) for sign in signs]
+                row = measure_decision(program, args, samples)
+                print(
+                    f"{name:66} eager {row['eager decides']:7.2f} us, ours {row['ours decides']:7.2f} us, ratio "
+                    f"{row['ratio']:.3f} [{row['low']:.3f}, {row['high']:.3f}], added {row['added']:.3f} of eager's",
+                    flush=True,
+                )
+                if signs[0] == signs[1] and row["added"] > DECISION_BAR:
+                    missed.append(name)
+    print(f"missed: {'; '.join(missed)}" if missed else "all hold")
+    return int(bool(missed))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--systems", type=parse_systems, default=["torch.compile", "thunder"], help="eager always runs")
@@ -136,7 +215,11 @@ def main() -> int:
         "--only", nargs="+", default=[""], metavar="WORD", help="programs whose name contains one of the words"
     )
     parser.add_argument("--json", metavar="FILE", help="write the rows there")
+    parser.add_argument("--decisions", action="store_true", help="decisions by data, beside eager's synchronization")
     chosen = parser.parse_args()
+    if chosen.decisions:
+        torch.set_num_threads(1)
+        return decisions(chosen.samples, chosen.only)
     systems = [system for system in chosen.systems if system != "eager"]
     if "torch.compile" in systems and cxx_compiler() is None:
         print("no C++ compiler: torch.compile cannot run here")

@@ -284,3 +284,45 @@ def test_gradients_that_read_nothing_overwritten():
         assert torch.autograd.grad(total, b, retain_graph=True)[0].tolist() == [1.0] * 4
         with pytest.raises(RuntimeError, match="modified by an inplace"):
             torch.autograd.grad(kept.sum(), b)
+
+
+class Masked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        mask = torch.rand_like(x) > 0.5
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx, g):
+        (mask,) = ctx.saved_tensors
+        return g * mask
+
+
+def gradient_inside(x):
+    return torch.autograd.grad(Masked.apply(x.sin()).exp().sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: Masked.apply(x).exp() * torch.rand(4),
+        lambda x: torch.utils.checkpoint.checkpoint(lambda y: Masked.apply(y.sin()).exp(), x, use_reentrant=False),
+        gradient_inside,
+    ],
+    ids=["plain", "in a checkpoint", "inside"],
+)
+def test_functions_that_draw_random_numbers_are_differentiated_twice_with_the_same_ones(program):
+    """Their derivative recomputes what the forward saved."""
+    compiled = thunder.jit(program)
+    for seed in range(4):
+        results = []
+        for f in (program, compiled):
+            torch.manual_seed(seed)
+            x = torch.randn(4, requires_grad=True)
+            y = f(x)
+            (g,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+            between = torch.rand(())
+            results.append((y, g, *torch.autograd.grad(g.sum(), x), between, torch.rand(())))
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs)

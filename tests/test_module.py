@@ -12,9 +12,11 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import thunder
 from thunder import ThunderModule
+from thunder.errors import FallbackWarning
 
 
 class Net(nn.Module):
@@ -537,6 +539,75 @@ def test_methods_that_call_the_module_run_compiled_programs():
     inside = thunder.jit(lambda x: plain.generate(x, 2))
     assert torch.equal(inside(X), plain._model.generate(X, 2)) and thunder.compile_stats(plain).calls == 0
     assert compiled.replaced(lambda x: x + 1) is not model and torch.equal(compiled.generate(X, 2)[0], X + 2)
+
+
+class Autoencoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Sequential(nn.Linear(4, 3), nn.Tanh()), nn.Linear(3, 4)
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(12))
+        self.calls = 0
+
+    def forward(self, x):
+        return self.decoder(self.encode(x))
+
+    def encode(self, x):
+        self.calls += 1
+        x = self.encoder(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def distance(self, batch, weight=1.0):
+        """Calls another method, and itself no module inside."""
+        return (self.encode(batch["x"]) - self.encode(batch["y"])).square().sum() * weight
+
+    def freeze(self, module):
+        for p in self.encoder.parameters():
+            p.requires_grad_(module is None)
+
+    def iterate(self, x, times):
+        for _ in range(times):
+            x = self.decoder(self.encoder(x))
+        return x, self(x)
+
+
+class Residual(Autoencoder):
+    def encode(self, x):
+        return super().encode(x) + 1
+
+
+@torch.enable_grad()
+@pytest.mark.parametrize("kind", [Autoencoder, Residual])
+def test_methods_that_call_modules_inside_are_programs(kind):
+    model, x = kind(), torch.randn(2, 4)
+    compiled, batch = thunder.jit(model), {"x": x, "y": torch.randn(2, 4)}
+    for call in (lambda m: m.encode(x), lambda m: m.distance(batch, weight=2.0), lambda m: m.iterate(x, 4)[0].sum()):
+        expected, got = call(model), call(compiled)
+        assert_close(got, expected)
+        grads = (torch.autograd.grad(y.sum(), list(model.parameters()), allow_unused=True) for y in (got, expected))
+        for ours, theirs in zip(*grads, strict=True):
+            assert (ours is None) == (theirs is None)
+            assert ours is None or torch.allclose(ours, theirs)
+    assert model.calls == 8 and compiled.calls == 8
+    assert thunder.cache_misses(compiled.encode) == 1 and thunder.cache_hits(compiled.encode) == 2
+    assert len(thunder.last_traces(compiled.iterate)) > 1 and thunder.compile_stats(compiled).calls == 0
+    compiled.freeze(None)  # which is given no tensor
+    compiled.freeze(compiled)
+    assert not any(p.requires_grad for p in model.encoder.parameters())
+    assert thunder.compile_stats(compiled.freeze).calls == 0
+    again = thunder.jit(compiled.encode)
+    assert torch.equal(again(x), model.encode(x)) and thunder.cache_misses(again) == 1
+
+
+def test_a_method_that_loops_over_calls_of_a_module_runs_eagerly():
+    model, x = Autoencoder(), torch.randn(2, 4)
+    compiled = thunder.jit(model, fallback="error")
+    with pytest.warns(FallbackWarning, match="is called more than 8 times"):
+        assert torch.equal(compiled.iterate(x, 30)[0], model.iterate(x, 30)[0])
+    longer = thunder.jit(model, max_module_calls=40)
+    assert_close(longer.iterate(x, 30)[0], model.iterate(x, 30)[0])
+    assert thunder.cache_misses(longer.iterate) == 1
 
 
 class Named(nn.Linear):

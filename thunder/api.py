@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -180,6 +181,8 @@ def jit_with(fn: Callable, options: JitOptions):
         fn = fn._model
     if isinstance(fn, (Compiled, CompiledMethod)):
         fn = fn._lc_original
+    if isinstance(fn, types.MethodType) and isinstance(method := getattr(fn, "_compiled", None), Compiled):
+        fn = method.fn  # of a compiled module
     if not isinstance(fn, torch.nn.Module):
         return Compiled(fn, options)
     _refuse_wrapped(fn)

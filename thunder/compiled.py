@@ -252,9 +252,10 @@ class Compiled:
         No effect of a program has taken place when it is left, and each program that is tried agrees with the call for
         one decision more than the one before. Where the kernels of two programs answer one question differently, so
         that each leaves for the other, the original function runs; as where the program has failed and it may handle
-        that (other is None).
+        that (other is None). Later calls try the program of this call first once the one tried before was left twice
+        in a row: where calls alternate, every second one is tried right.
         """
-        tried = [entry]
+        tried, again = [entry], other is not None and entry.left_after == entry.calls - 1
         while other is not None:
             entry.calls -= 1  # it was left
             path = (*entry.path[: other.index], entry.path[other.index]._replace(answer=other.answer))
@@ -270,7 +271,8 @@ class Compiled:
             entry.used = self.stats.calls
             try:
                 result = self._run(entry, inputs, args, kwargs, log)
-                if modes in self._tables:
+                tried[0].left_after = tried[0].calls
+                if again and modes in self._tables:
                     self._to_front(self._tables[modes].tree.likely(self.fn, args, kwargs), entry)
                 return result
             except OtherPath as left:
@@ -285,15 +287,11 @@ class Compiled:
         self, modes: tuple, path: tuple, args: tuple, kwargs: dict, log: Log
     ) -> tuple[CacheEntry, tuple] | str:
         """The program whose decisions begin with `path`, with its inputs; a str as in `_found_or_compiled`."""
-        others = 0
-        for entry in self._cache.by_last_use(modes):
-            if not entry.path or entry.path[0].where != path[0].where:
-                continue
-            inputs = entry.inputs(self.fn, args, kwargs)
-            if type(inputs) is tuple:
-                if entry.path[: len(path)] == path:
-                    return entry, inputs
-                others += 1
+        known = [e for e in self._cache.by_last_use(modes) if e.path and e.path[0].where == path[0].where]
+        for entry in known:
+            if entry.path[: len(path)] == path and type(inputs := entry.inputs(self.fn, args, kwargs)) is tuple:
+                return entry, inputs
+        others = sum(type(entry.inputs(self.fn, args, kwargs)) is tuple for entry in known)
         if others >= self.options.get(PATHS):
             return self._refused_path(
                 f"{others} compiled paths, as many as max_paths= allows, are not a call's", path, log

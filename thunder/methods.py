@@ -1,10 +1,21 @@
-"""A compiled function in a class's body, bound to an instance."""
+"""Methods: a compiled function in a class's body, bound to an instance, and the methods of compiled modules."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
+import inspect
 import types
+from collections.abc import Callable, Collection
 from typing import Any
+
+import torch
+
+from thunder.capture.handlers import MODULE_CALLS
+from thunder.core.pytree import tree_iter
+from thunder.core.symbol import current_recorder
+from thunder.options import FALLBACK_OPTIONS, JitOptions
 
 
 class CompiledMethod:
@@ -41,3 +52,81 @@ class CompiledMethod:
     def lower(self, *args, **kwargs) -> Any:
         """The program that a call with these arguments would run, compiled where there is none. Nothing runs."""
         return self.__func__.lower(self.__self__, *args, **kwargs)
+
+
+# ---------------------------------------------------------------- methods of compiled modules
+
+_CALLS_IN_METHODS = 8  # of one module: a method that calls it in a longer loop runs eagerly
+
+
+def seen_by_methods(kind: type[torch.nn.Module], method: Callable) -> type[torch.nn.Module]:
+    """The class of what methods of a wrapped module are given as `self`: the wrapped module with its own `__dict__`,
+    whose calls run compiled programs. kind: the class of the wrapped module. method: says what stands for a function of
+    that class."""
+
+    def made(cls, *args, **kwargs):
+        return kind(*args, **kwargs)
+
+    def call(self, *args, **kwargs):
+        return self._thunder_module(*args, **kwargs)
+
+    def replace(self, forward):
+        self._thunder_module._model.forward = forward
+
+    members = {
+        **{name: method(function) for name, function in _functions(kind).items()},
+        "__slots__": ("_thunder_module",), "__module__": kind.__module__, "__qualname__": kind.__qualname__,
+        "__new__": made, "__call__": call, "__class__": property(lambda self: kind),
+        "__reduce_ex__": lambda self, protocol: self._thunder_module._model.__reduce_ex__(protocol),
+        "forward": property(lambda self: self._thunder_module.forward, replace),
+        **{name: _of_compiled(name) for name in ("state_dict", "load_state_dict", "named_parameters", "named_buffers")},
+    }  # fmt: skip
+    return type(kind)(kind.__name__, (kind,), members)
+
+
+def _functions(kind: type) -> dict[str, types.FunctionType]:
+    """The functions that the user wrote in the body of a class and its bases, but for special methods."""
+    own = kind.__mro__[: kind.__mro__.index(torch.nn.Module)]
+    found = {name: value for base in reversed(own) for name, value in vars(base).items() if not name.startswith("__")}
+    return {name: value for name, value in found.items() if type(value) is types.FunctionType}
+
+
+def _of_compiled(name: str):
+    """A method that asks the compiled module, which knows the tensors that transforms have put in the place of
+    parameters."""
+    return lambda self, *args, **kwargs: getattr(self._thunder_module, name)(*args, **kwargs)
+
+
+def names_one_of(function: Any, names: Collection[str]) -> bool:
+    """Whether the code of a Python function, below its decorators, names an attribute that is one of `names`."""
+    if type(function) is not types.FunctionType:
+        return False
+    inside = inspect.unwrap(function)
+    return type(inside) is types.FunctionType and not _names(inside.__code__).isdisjoint(names)
+
+
+@functools.cache
+def _names(code: types.CodeType) -> frozenset[str]:
+    inside = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(code.co_names).union(*inside)
+
+
+def for_methods(options: JitOptions) -> JitOptions:
+    """The options of programs for methods: a method that loops over calls of a module runs eagerly, whatever they
+    say, as one call of a program each would be one long program."""
+    limits = {MODULE_CALLS.name: _CALLS_IN_METHODS} | options.compile_options
+    return dataclasses.replace(options, fallback=FALLBACK_OPTIONS.EAGER, compile_options=limits)
+
+
+def method_with_programs(function: types.FunctionType, compiled: Any) -> types.FunctionType:
+    """The function of a method. Calls with tensors run programs of `compiled`; others, which set a model up, do not."""
+
+    @functools.wraps(function)
+    def method(self, *args, **kwargs):
+        given = any(isinstance(leaf, torch.Tensor) for leaf in tree_iter((args, kwargs)))
+        if not given or current_recorder() is not None:
+            return function(self, *args, **kwargs)
+        return compiled(*args, **kwargs)
+
+    method._compiled = compiled  # type: ignore[attr-defined]
+    return method

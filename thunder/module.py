@@ -15,6 +15,7 @@ import torch
 from thunder.compiled import Compiled, compiled_of, run_compiled
 from thunder.core.symbol import current_recorder
 from thunder.distributed.placement import Placement, placement_of, seen_as
+from thunder.methods import for_methods, method_with_programs, names_one_of, seen_by_methods
 from thunder.transforms.base import asked
 
 _SHARED = (
@@ -24,7 +25,7 @@ _SHARED = (
 )  # fmt: skip
 
 
-_OWN = (*_SHARED, "_model", "_compiled", "_seen_by_methods")
+_OWN = (*_SHARED, "_model", "_compiled", "_seen_by_methods", "_methods")
 _OF_COMPILED = ("programs", "recompilations", "lower")  # unless the wrapped module has its own
 
 
@@ -39,37 +40,8 @@ class _Forward:
         return types.MethodType(functools.update_wrapper(forward, type(module._model).forward), module)
 
 
-def _seen_by_methods(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """The class of what methods of a wrapped module are given as `self`: the wrapped module with its own `__dict__`,
-    whose calls run compiled programs. `kind`: the class of the wrapped module."""
-
-    def made(cls, *args, **kwargs):
-        return kind(*args, **kwargs)
-
-    def call(self, *args, **kwargs):
-        return self._thunder_module(*args, **kwargs)
-
-    def replace(self, forward):
-        self._thunder_module._model.forward = forward
-
-    members = {
-        "__slots__": ("_thunder_module",), "__module__": kind.__module__, "__qualname__": kind.__qualname__,
-        "__new__": made, "__call__": call, "__class__": property(lambda self: kind),
-        "__reduce_ex__": lambda self, protocol: self._thunder_module._model.__reduce_ex__(protocol),
-        "forward": property(lambda self: self._thunder_module.forward, replace),
-        **{name: _of_compiled(name) for name in ("state_dict", "load_state_dict", "named_parameters", "named_buffers")},
-    }  # fmt: skip
-    return type(kind)(kind.__name__, (kind,), members)
-
-
 def _methods_of(kind: type) -> dict[str, Any]:
     return {name: value for name, value in vars(kind).items() if isinstance(value, types.FunctionType)}
-
-
-def _of_compiled(name: str):
-    """A method that asks the compiled module, which knows the tensors that transforms have put in the place of
-    parameters."""
-    return lambda self, *args, **kwargs: getattr(self._thunder_module, name)(*args, **kwargs)
 
 
 class ThunderModule(torch.nn.Module):
@@ -78,7 +50,8 @@ class ThunderModule(torch.nn.Module):
     `isinstance` and `__class__` say what they say of the wrapped module: libraries ask them what a model is. Attributes
     and methods it does not have itself are the wrapped module's, and then `programs`, `recompilations` and
     `lower` of the compiled function. A method that calls the module (`generate` of transformers) runs compiled
-    programs, too. Made by `thunder.jit`, not by users.
+    programs, too, and a call with tensors of one that calls modules inside is a program of that method. Made by
+    `thunder.jit`, not by users.
     """
 
     def __init__(self, model: torch.nn.Module, compiled_model_call: Any):
@@ -86,6 +59,7 @@ class ThunderModule(torch.nn.Module):
         super().__init__()
         self.__dict__.pop("training", None)
         self.__dict__["_compiled"], self.__dict__["_model"] = compiled_model_call, model
+        self.__dict__["_methods"] = {}
         compiled_model_call.module = weakref.ref(self)
         # one and the same containers, so that whatever PyTorch does to a module is done to the wrapped one
         for name in _SHARED:
@@ -165,13 +139,27 @@ class ThunderModule(torch.nn.Module):
             raise
         # inside of another program calls of the wrapped module become a part of that
         if type(found) is types.MethodType and found.__self__ is self._model and current_recorder() is None:
-            return types.MethodType(found.__func__, self._as_seen_by_methods())
+            return types.MethodType(self._method(found.__func__), self._as_seen_by_methods())
         return found
+
+    def _method(self, function: Any) -> Any:
+        """A function of the wrapped module's class, so that calls with tensors are programs where it, or one that it
+        overrides, names modules inside. Where a transform has replaced parameters, only the module's own programs know
+        them."""
+        known, options = self.__dict__["_methods"], self._compiled.options
+        of_name = (vars(base).get(function.__name__) for base in type(self._model).__mro__)
+        names = any(names_one_of(f, self._modules) for f in (function, *of_name))
+        if options.transforms or any(self._compiled.overrides) or not names:
+            return function
+        if function not in known:
+            original = Compiled(types.MethodType(function, self._model), for_methods(options))
+            known[function] = method_with_programs(function, original)
+        return known[function]
 
     def _as_seen_by_methods(self) -> torch.nn.Module:
         kind = self.__dict__.get("_seen_by_methods")
         if kind is None or kind.__base__ is not type(self._model):
-            kind = self.__dict__["_seen_by_methods"] = _seen_by_methods(type(self._model))
+            kind = self.__dict__["_seen_by_methods"] = seen_by_methods(type(self._model), self._method)
         made = object.__new__(kind)
         object.__setattr__(made, "__dict__", self._model.__dict__)
         object.__setattr__(made, "_thunder_module", self)

@@ -7,7 +7,6 @@ import asyncio
 import io
 import linecache
 import sys
-import threading
 import traceback
 import types
 import warnings
@@ -77,15 +76,6 @@ def written_object_compared_by_native_code(x):
 
 # ----------------------------------------------------------------------------------------------------------------
 # constructs
-
-
-@refused("a thread is started")
-def thread_inside(x):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(x * 2))
-    thread.start()  # here
-    thread.join()
-    return found[0]
 
 
 @refused("asyncio.run is called")

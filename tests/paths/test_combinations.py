@@ -72,35 +72,6 @@ def test_checkpoint():
     beside_eager(keeping_nothing(program), [(x.clone().requires_grad_(),) for (x,) in CALLS])
 
 
-class Branching(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2 if x.sum() > 0 else -x
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 3
-
-
-REFUSED = {
-    "grad": lambda x: torch.func.grad(lambda v: (v * 2 if v.sum() > 0 else v * v).sum())(x),
-    "vmap": lambda x: torch.vmap(lambda v: v * 2 if x.sum() > 0 else v)(x),
-    "autograd.Function": Branching.apply,
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_inside_of_another_function_it_is_refused(name):
-    program = REFUSED[name]
-    with pytest.raises(CaptureError, match="known only when the program runs|the truth of a tensor") as raised:
-        thunder.jit(program, fallback="error")(X)
-    assert raised.value.location[0] == __file__
-    compiled = thunder.jit(program, fallback="eager")
-    with pytest.warns(FallbackWarning):
-        assert_same(compiled(X), program(X))
-    assert_same(compiled(-X), program(-X))
-
-
 def test_ranks_would_have_to_decide_together(monkeypatch):
     monkeypatch.setattr("thunder.compat.distributed_is_used", lambda: True)
     with pytest.raises(CaptureError, match="ranks that communicate would have to decide together"):

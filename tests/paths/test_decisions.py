@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import heapq
 import linecache
 import math
 
@@ -213,3 +215,54 @@ def test_a_decision_behind_a_backward_that_is_behind_one(drawn):
         want = program(x)
         torch.manual_seed(0)
         assert torch.equal(compiled(x), want)
+
+
+def test_of_calls_whose_answers_alternate_every_second_one_is_tried_right(monkeypatch):
+    def program(x):
+        return x * 2 if x.sum() > 0 else x - 1
+
+    compiled, left = thunder.jit(program), []
+    usual = compiled._on_other_path
+    monkeypatch.setattr(compiled, "_on_other_path", lambda *given: left.append(given) or usual(*given))
+    inputs = [X, -X]
+    for x in inputs:
+        compiled(x)
+    left.clear()
+    for x in inputs * 10:
+        assert torch.equal(compiled(x), program(x))
+    assert len(left) == 10
+    left.clear()
+    for x in [X] * 10 + [-X] * 10:  # and where they stay, the second one that is left is the last
+        assert torch.equal(compiled(x), program(x))
+    assert len(left) <= 4
+    assert thunder.cache_misses(compiled) == 2
+
+
+def beam_search(x):
+    beams = [(0.0, [])]
+    for row in x.log_softmax(-1).tolist():
+        longer = [(score + v, [*taken, i]) for score, taken in beams for i, v in enumerate(row)]
+        beams = heapq.nlargest(2, longer, key=lambda beam: beam[0])
+    return [taken for _, taken in beams], x * beams[0][0]
+
+
+def heap_of_the_largest(x):
+    heap = []
+    for i, v in enumerate(x.flatten().tolist()):
+        heapq.heappush(heap, (v, i))
+        if len(heap) > 2:
+            heapq.heappop(heap)
+    return x.flatten()[torch.tensor([i for _, i in sorted(heap)])]
+
+
+def insertion_sort(x):
+    found = []
+    for v in x[0].tolist():
+        bisect.insort(found, v)
+    return x * found[0], found
+
+
+@pytest.mark.parametrize("program", [beam_search, heap_of_the_largest, insertion_sort], ids=lambda f: f.__name__)
+def test_numbers_of_data_in_heaps_and_sorted_lists(program):
+    calls = [(torch.randn(2, 3, generator=torch.Generator().manual_seed(i)),) for i in range(6)]
+    beside_eager(keeping_nothing(program), calls)

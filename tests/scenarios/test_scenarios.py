@@ -25,14 +25,14 @@ from thunder.errors import ThunderError
 # refused in words: the original runs
 BY_THE_ORIGINAL = frozenset(
     """
-    generator_result generator_method coroutine_result asyncio_inside async_gen thread_inside
-    pool_inside fn_ste_vmap fn_inplace fn_needs_input_grad grad_outputs_batched flex_attention_block
+    generator_result generator_method coroutine_result asyncio_inside async_gen
+    fn_ste_vmap fn_inplace fn_needs_input_grad grad_outputs_batched flex_attention_block
     grad_fn_name view_as_complex_argument swap_tensors
     ck_list ck_print
     pickle_module_inside torch_save_inside data_to module_to_inside
     module_half_inside version_counters torch_function_wrapper subclass_made_inside function_mode lossy_saved
     default_dtype generator_argument manual_seed_inside saved_tensor_hooks sparse_built sparse_coalesce
-    heap_beam tbptt pgd_loop inplace_ops_all iterator_argument
+    tbptt inplace_ops_all iterator_argument
     """.split()
 )
 

@@ -49,7 +49,7 @@ class CacheEntry:
     """
 
     __slots__ = (
-        "captured", "path", "modes", "used", "calls", "prologue_fn", "prologue_traces", "computation_fn",
+        "captured", "path", "modes", "used", "calls", "left_after", "prologue_fn", "prologue_traces", "computation_fn",
         "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces", "executed",
         "tiers", "connection", "from_disk", "locks", "_questions", "__weakref__",
     )  # fmt: skip
@@ -57,6 +57,7 @@ class CacheEntry:
     def __init__(self, captured: Captured, found: Lowered, modes: tuple):
         self.captured, self.modes, self.path = captured, modes, captured.path
         self.used = self.calls = 0  # the number of the last call that ran it; how many did
+        self.left_after = -1  # how many had run it when one left it the last time
         self.prologue_fn, self.prologue_traces = captured.prologue_fn, captured.prologue_traces
         self.locks, self._questions = captured.locks, captured.prologue_fn
         if self.locks:

@@ -189,8 +189,14 @@ class Path:
                 "write to a clone of it",
             )
 
-    def knows(self, proxy: Proxy, value: Any) -> None:
+    def knows(self, proxy: Proxy, value: Any, ran: BoundSymbol | None = None) -> None:
+        """The value of a proxy. ran: the bound symbol that gives it, whose operations have run."""
         self._values.known[proxy] = value
+        self._values.ran.update(() if ran is None else (ran,))
+
+    def equals(self, proxy: Proxy, other: Proxy) -> None:
+        """A proxy has the value of another."""
+        self._values.equal[proxy] = other
 
     def value_of(self, proxy: Proxy) -> Any:
         """The value of a proxy at capture."""
@@ -211,7 +217,7 @@ class Path:
 
     def _may_decide(self) -> bool:
         c = self.c
-        if current_recorder() is not c.recorder or c.outer_recorders:
+        if current_recorder() is not c.recorder:
             return False
         if c.recorder.typing or c.request.options.device is not None:
             return False
@@ -237,6 +243,7 @@ class _Values:
     def __init__(self, c, log: Log):
         self.c, self.log = c, log
         self.known: dict[Proxy, Any] = {}
+        self.equal: dict[Proxy, Proxy] = {}  # arguments of functions that are recorded apart -> what they are given
         self.producer: dict[Proxy, int] = {}
         self.ordered: list[int] = []  # places of bound symbols that run in the program's order, and have not
         self.ran: set[BoundSymbol] = set()  # of these, those that have
@@ -260,7 +267,8 @@ class _Values:
 
     def of(self, values, everything_before: bool = False) -> list:
         """Values of proxies. everything_before: host calls that were recorded and have not run do so."""
-        bound_symbols = self.c.recorder.bound_symbols
+        recorders = *self.c.outer_recorders, self.c.recorder
+        bound_symbols = [b for recorder in recorders for b in recorder.bound_symbols]
         self._look_at(bound_symbols)
         needed = self._slice(values)
         while True:  # numbers are drawn, and host calls run, in the program's order
@@ -283,7 +291,7 @@ class _Values:
                     raise RaisesBefore(reason, location=self.c.user_location()) from error
         self.ran.update(bound_symbols[i] for i in needed.intersection(self.ordered))
         self.ordered = [i for i in self.ordered if i not in needed]
-        return [self.known[v] for v in values]
+        return [self.known[self._origin(v)] for v in values]
 
     def _look_at(self, bound_symbols: Sequence[BoundSymbol]) -> None:
         """Notes where values are produced. A backward inside of the program replaces operations."""
@@ -302,21 +310,28 @@ class _Values:
     def _slice(self, values) -> set[int]:
         """The places of the bound symbols that compute values which are not known yet."""
         needed: set[int] = set()
-        pending = [v for v in values if v not in self.known]
+        pending = [*values]
         while pending:
-            value = pending.pop()
+            value = self._origin(pending.pop())
+            if value in self.known:
+                continue
             place = self.producer.get(value)
             if place is None:
                 self.known[value] = self._input(value)
             elif place not in needed:
                 needed.add(place)
-                bound_symbol = self.c.recorder.bound_symbols[place]
+                bound_symbol = self.seen[place]
                 self._check(bound_symbol)
-                pending += (i for i in bound_symbol.inputs if i not in self.known)
+                pending += bound_symbol.inputs
         return needed
 
+    def _origin(self, value: Proxy) -> Proxy:
+        while value in self.equal:
+            value = self.equal[value]
+        return value
+
     def _check(self, b: BoundSymbol) -> None:
-        effect = OpTags.DONT_DCE in b.sym.tags and OpTags.RANDOM_OP not in b.sym.tags and b.sym is not host_call
+        effect = OpTags.DONT_DCE in b.sym.tags and b.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.DECISION))
         if OpTags.IN_PLACE in b.sym.tags or effect:
             self._refuse(f"on {b.sym.name}, which has an effect")
         if b.sym.fn is None and not b.subsymbols and b.sym.decomposition is None:
@@ -359,7 +374,7 @@ class _Values:
 
     def _given(self, x):
         if isinstance(x, Proxy):
-            return self.known[x]
+            return self.known[self._origin(x)]
         if isinstance(x, NumberProxy):
             return self._number(x)
         if type(x) is torch.Generator:  # which only the program draws from

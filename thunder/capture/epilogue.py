@@ -393,8 +393,7 @@ class EpilogueWriter:
     def effects(self) -> None:
         """Statements that write back, values first: nothing is written before everything was computed."""
         c = self.c
-        writes = []
-        of_leaves = []
+        writes, of_leaves = [], []
         for key, (kind, o, n) in list(c.writes.effects.items()):
             if kind in ("grad", "data") and o in c.tensors.leaves:
                 of_leaves.append((kind, key, o, n))
@@ -402,8 +401,10 @@ class EpilogueWriter:
                 writes.append(self._write(kind, o, n, c.writes.overlay[key]))
         for kind, original, source, k, v in containers.changes(c):
             writes.append(self._write_container(kind, original, self.path(source), k, v))
-        for kind, key, o, n in of_leaves:  # of a leaf that stays inside, the gradient is dead
-            if id(o) in self.values or id(c.recorder.latest(o)) in self.values:
+        memory = c.recorder.memory
+        for kind, key, o, n in of_leaves:  # of a leaf that stays inside, the gradient is dead; it may be out of date
+            known = memory.holder(o) not in memory.stale and id(memory.latest(o)) in self.values
+            if id(o) in self.values or known:
                 writes.append(self._write(kind, o, n, c.writes.overlay[key]))
         self.lines += [w for w in writes if w]
         for p in c.tensors.frozen:

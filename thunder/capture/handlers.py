@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import concurrent.futures
 import functools
 import itertools
 import math
 import operator
 import os
-import threading
 import types
 import weakref
 
@@ -34,6 +32,7 @@ from thunder.capture.library import (
     module_hooks,
     outside_hooks,
     printed_nodes,
+    threads,
     torch_func,
 )
 from thunder.capture.native import PRIMITIVE
@@ -51,6 +50,7 @@ from thunder.interpreter.host import PROTOCOL_CALLS
 from thunder.ops.families import random
 from thunder.ops.opaque_values import CONSTRUCTORS
 from thunder.ops.tensor_values import as_number
+from thunder.options import compile_option
 
 
 def _type(c, f, args, kwargs):
@@ -72,6 +72,11 @@ def _number(c, f, args, kwargs):
     return PROTOCOL_CALLS[id(f)](c, f, args, kwargs)
 
 
+MODULE_CALLS = compile_option(
+    "max_module_calls", int, 0,
+    "calls of one module with parameters in a program; a function with more of them runs the original; 0: any number",
+    owner="capture", valid="a number from 0 on", check=lambda n: n >= 0,
+)  # fmt: skip
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # the last two: backward
 
 
@@ -87,6 +92,7 @@ def _module_call(c, f, args, kwargs):
     d = m.__dict__
     if d.get("_compiled_call_impl") is not None:
         c.refuse("a module that torch.compile compiled is called inside", "compile with one of the two")
+    _count_call(c, m)
     if not d.keys() >= set(HOOKS):  # nn.Module's own __init__ was not called: PyTorch's error
         return c.enter(compat.call_module, args, kwargs)
     tables = [d[n] for n in HOOKS]
@@ -95,6 +101,18 @@ def _module_call(c, f, args, kwargs):
         return c.enter(compat.call_module, args, kwargs)
     _watch_hooks(c, m)
     return c.call(c.load_attr(m, "forward"), args[1:], kwargs)
+
+
+def _count_call(c, m) -> None:
+    most = c.request.options.get(MODULE_CALLS)
+    if most and (m._parameters or m._modules):
+        c.known.module_calls[id(m)] += 1
+        if c.known.module_calls[id(m)] > most:
+            c.refuse(
+                f"{type(m).__name__} is called more than {most} times (max_module_calls=), each of which would be a "
+                "part of one long program",
+                "compile what the loop calls",
+            )
 
 
 def _watch_hooks(c, m) -> None:
@@ -318,8 +336,6 @@ def install() -> None:
         ),
         torch.autograd.graph.saved_tensors_hooks.__enter__: _hook_saved_tensors,
         torch.autograd.graph.saved_tensors_hooks.__exit__: _constant(None),
-        threading.Thread.start: _outside_of_programs("a thread is started"),
-        concurrent.futures.ThreadPoolExecutor.__init__: _outside_of_programs("a pool of threads is made"),
         asyncio.run: _outside_of_programs("asyncio.run is called"),
         asyncio.new_event_loop: _outside_of_programs("an event loop is made"),
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
@@ -352,7 +368,7 @@ def install() -> None:
             "run_engine": backward.run_engine,
             "assert": _checks, "check": _checks, "check_is_size": _check_is_size,
         }),
-        **torch_func.HANDLERS, **levels.HANDLERS, **host_functions.handlers(),
+        **torch_func.HANDLERS, **levels.HANDLERS, **host_functions.handlers(), **threads.HANDLERS,
         **hooks.HANDLERS, **outside_hooks.HANDLERS, **module_hooks.HANDLERS,
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})

@@ -119,6 +119,7 @@ class Capture(Host):
         self.numbers = Numbers.of(options)
         self.numbers.decisions.where = self.own_location
         self.containers, self.writes, self.known, self.locks = Containers(), Writes(), Known(), Locks()
+        self.threads: list = []  # of the program, each inside of the one before, None in a pool of threads
         self.sharp_edges: list[str] = []
         self.in_cached_call = 0
         self.reading: Reading | None = None  # an attribute that Python code answers
@@ -211,7 +212,7 @@ class Capture(Host):
     names = objects.names
 
     def compares(self, kind) -> bool:
-        return kind is HostProxy
+        return kind is HostProxy or issubclass(kind, NumberProxy)
 
     def build_class(self, body, name, bases, keywords):
         made = super().build_class(body, name, bases, keywords)

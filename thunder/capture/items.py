@@ -36,7 +36,7 @@ def getitem(c, o, k):
     t = type(o)
     if c.reading is not None:
         c.reading.look_at(c, o)
-    k = changing.settled(c, k) if isinstance(o, dict) else k
+    k = _settled(c, o, k)
     if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(k, NumberProxy) and (found := containers.item_at(c, o, k)) is not NULL:
             return found
@@ -64,9 +64,18 @@ def getitem(c, o, k):
     return o[k]  # pyright: ignore
 
 
+def _settled(c, o, k):
+    """A key of a dict, or an index of a list, with the values of texts and NumPy's numbers."""
+    if isinstance(o, dict):
+        return changing.settled(c, k)
+    if type(o) in (list, tuple) and type(k) in (slice, HostProxy):
+        return map_structure(lambda x: numpy_values.as_number(c, x), k)
+    return k
+
+
 def _key(c, k):
     """An index of a tensor, with tensors in the place of NumPy's arrays."""
-    if type(k) in (numpy.ndarray, tuple, HostProxy):
+    if type(k) in (numpy.ndarray, tuple, list, slice, HostProxy):
         return map_structure(lambda x: _of_array(c, x), k)
     return k
 

@@ -11,11 +11,13 @@ from thunder.core.proxies import map_structure
 
 
 def as_number(c, value):
-    """A number of NumPy's that a host call gives, as PyTorch takes it: as one of Python's."""
+    """A number of NumPy's that a host call gives, as PyTorch takes it: as one of Python's, and one alone."""
     if not (type(value) is HostProxy and issubclass(value.kind, numpy.generic)):
         return value
-    known = changing.number_of(c, value)
-    return known if known is not None else host_lines.run(c, call_method, (value, "item"), pure=True)
+    if value not in c.known.numbers:
+        known = changing.number_of(c, value)
+        c.known.numbers[value] = host_lines.run(c, call_method, (value, "item"), pure=True) if known is None else known
+    return c.known.numbers[value]
 
 
 def as_index(c, value):

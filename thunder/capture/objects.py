@@ -17,6 +17,7 @@ from thunder.capture import containers, host_lines, opaque_values, reads
 from thunder.capture.ask import IDENTITY, KEYS, PRESENT, TYPE
 from thunder.capture.classes import DELETED, UNKNOWN, entry, is_fixed, lookup, of_library, owner_of
 from thunder.capture.library import assigned_data, gradients
+from thunder.capture.locks import refuse_in_threads
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, IDENTICAL, PRIMITIVE, is_tracked, native_module
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
@@ -128,6 +129,8 @@ def missing(c, getattribute, o, name):
     program deleted is still there for native code."""
     if c.writes.overlay and any(n == name and value is DELETED for (_, n), value in c.writes.overlay.items()):
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {name!r}", name=name, obj=o)
+    if isinstance(o, threading.local):
+        refuse_in_threads(c, f"a thread's own variable {name!r} is read")
     if (source := origin(c, o)) is None:
         return getattribute(o, name)
     try:
@@ -330,7 +333,10 @@ def own_store(c, o, n, v) -> None:
             f"{o.__name__}.{n} is assigned, which the library's own code reads",
             "assign it outside of the compiled function",
         )
-    has_attributes = type_attribute(type(o), "__dict__") is not NULL or isinstance(o, threading.local)
+    is_local = isinstance(o, threading.local)
+    if is_local:
+        refuse_in_threads(c, f"a thread's own variable {n!r} is written")
+    has_attributes = type_attribute(type(o), "__dict__") is not NULL or is_local
     if not has_attributes and type_attribute(type(o), n) is NULL:
         object.__setattr__(o, n, v)  # raises
     found = type_attribute(type(o), n)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import types
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -186,6 +187,9 @@ class Known:
     exposed: set[int] = field(default_factory=set)  # ids of objects whose attributes were all asked
     names: dict[tuple, Any] = field(default_factory=dict)  # (id of a module's globals, name) -> its value, asked
     seen_hooks: set[int] = field(default_factory=set)
+    numbers: dict[HostProxy, Any] = field(default_factory=dict)  # of NumPy's, as Python's
+    started: set[int] = field(default_factory=set)  # ids of threads of the program
+    module_calls: Counter[int] = field(default_factory=Counter)
     builtins: set[tuple] = field(default_factory=set)  # those names that a module does not have
     # of functions behind functools.lru_cache, by function and arguments
     cached_calls: dict[tuple, functools.partial] = field(default_factory=dict)

@@ -13,6 +13,7 @@ path and runs host calls too; the program that it records begins with their log.
 
 from __future__ import annotations
 
+import operator
 import random
 import re
 import sys
@@ -28,7 +29,7 @@ import numpy
 from thunder.core.codegen import OBJECT_NAMES
 from thunder.core.paths import OtherPath
 from thunder.core.proxies import AnyProxy
-from thunder.core.symbol import OpTags, Symbol, user_location
+from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
 
 for _kind in (types.BuiltinFunctionType, types.FunctionType):
@@ -43,6 +44,10 @@ class HostProxy(AnyProxy):
     def __init__(self, name: str, kind: type, value: Callable[[], Any]):
         self.name, self.kind, self._value = name, kind, value
 
+    def replace(self) -> HostProxy:
+        """A copy, which an equal call gives."""
+        return HostProxy(self.name, self.kind, self._value)
+
     @property
     def example(self) -> Any:
         """The value at capture."""
@@ -55,7 +60,23 @@ class HostProxy(AnyProxy):
             remedy="write this part in Python, or call it outside of the compiled function",
         )
 
-    __str__ = __format__ = __len__ = __iter__ = __int__ = __float__ = __index__ = _refuse  # type: ignore[assignment]
+    __str__ = __format__ = __len__ = __iter__ = _refuse  # type: ignore[assignment]
+
+    def _number(self) -> Any:
+        """A number of NumPy's that native code asks for: the program decides by it."""
+        recorder = current_recorder()
+        if recorder is None or recorder.decide is None or not issubclass(self.kind, numpy.generic):
+            return self._refuse()
+        return recorder.decide.host_value(self)
+
+    def __int__(self) -> int:
+        return int(self._number())
+
+    def __float__(self) -> float:
+        return float(self._number())
+
+    def __index__(self) -> int:
+        return operator.index(self._number())
 
     @example.setter
     def example(self, value: Any) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Set
 from typing import Any
 
-from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, map_structure
+from thunder.core.proxies import Proxy, map_structure
 from thunder.core.symbol import BoundSymbol, Names, Recorder, adopt, recording
 from thunder.core.trace import Trace
 from thunder.errors import ThunderError
@@ -97,6 +97,6 @@ def renamed_operation(operation: BoundSymbol, table: dict[Proxy, Proxy], name: C
 
 def renamed_value(value: Proxy, name: str) -> Proxy:
     """A copy of a value under another name."""
-    new = value.replace() if isinstance(value, (TensorProxy, UnbackedNumber)) else type(value)("")  # pyright: ignore[reportCallIssue]
+    new = value.replace() if hasattr(value, "replace") else type(value)("")  # pyright: ignore
     new.name = name
     return new

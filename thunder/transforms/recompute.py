@@ -132,7 +132,7 @@ class _Copies:
             drawn = PRIMS["get_rng_state"].meta(None)  # type: ignore[misc]
             state = self.states[operation] = renamed_value(drawn, self.names.make("rng"))
         now = renamed_value(state, self.names.make("rng"))
-        where = _generator_of(operation)
+        where = generator_of(operation)
         get, put = PRIMS["get_rng_state"], PRIMS["set_rng_state"]
         return [
             get.bind(*where, output=now),
@@ -145,12 +145,12 @@ class _Copies:
         operations = []
         for operation in self.forward:
             if operation in self.states:
-                operations.append(PRIMS["get_rng_state"].bind(*_generator_of(operation), output=self.states[operation]))
+                operations.append(PRIMS["get_rng_state"].bind(*generator_of(operation), output=self.states[operation]))
             operations.append(operation)
         return operations
 
 
-def _generator_of(operation: BoundSymbol) -> tuple:
+def generator_of(operation: BoundSymbol) -> tuple:
     """(device, generator) that a random operation draws from."""
     device = next(o.device for o in operation.outputs if isinstance(o, TensorProxy))
     return device, operation.kwargs.get("generator")

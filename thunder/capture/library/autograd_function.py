@@ -14,8 +14,10 @@ from thunder.capture.library.functional import separate
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.pytree import tree_flatten
 from thunder.core.rewrite import renamed
-from thunder.core.symbol import BoundSymbol, Recorder, Symbol, adopt, current_recorder
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder
+from thunder.ops import PRIMS
 from thunder.transforms.levels import typed
+from thunder.transforms.recompute import generator_of
 
 
 class FunctionContext:
@@ -48,8 +50,11 @@ def apply(c, f, args, kwargs):
     needs = tuple(isinstance(x, TensorProxy) and x.requires_grad for x in inputs)
     grad = torch.is_grad_enabled() and any(needs)
     ctx = FunctionContext(needs)
-    with separate(c, False) as forward:
+    with separate(c, False, decides=True) as forward:
         result = map_structure(c.recorder.latest, _forward(c, cls, ctx, inputs, kwargs))
+        decides = any(OpTags.DECISION in operation.sym.tags for operation in forward.bound_symbols)
+        # later decisions do not run it again, which may draw random numbers
+        values = [c.path.value_of(p) for p in proxies_in(result, [])] if decides and grad else ()
     if ctx._dirty:
         c.refuse(f"{cls.__name__} marks tensors dirty: it writes to its inputs", "return new tensors in its place")
     if not grad:
@@ -79,6 +84,8 @@ def apply(c, f, args, kwargs):
     operation = program.operation((*inputs, *program.free), outputs, c.recorder.context.afterwards)
     operation.location = c.own_location()
     c.recorder.bound_symbols.append(operation)
+    for o, value in zip(proxies_in(outputs, []), values):
+        c.path.knows(o, value, operation)
     return outputs
 
 
@@ -138,6 +145,9 @@ class _Function:
         self.contiguous: Sequence[TensorProxy] = ()
         self.symbol = Symbol(cls.__name__, id=("autograd_function", id(self)))
         self.symbol.grad_rule = self.rule
+        tags = {tag for operation in forward for tag in operation.sym.tags}
+        own = {OpTags.RANDOM_OP, OpTags.DECISION, OpTags.DONT_DCE} if OpTags.DECISION in tags else {OpTags.RANDOM_OP}
+        self.symbol.tags = frozenset(tags & own)
         self.symbol.functional_derivative, self.symbol.own_derivative = self.functional_rule, True
 
     def operation(self, args: tuple, outputs, context) -> BoundSymbol:
@@ -166,7 +176,8 @@ class _Function:
         """The derivative that can be differentiated again: the operation stays, so that its derivative is always this
         backward.
 
-        Values between, which the backward saved, are recomputed. They are constants to it, as in PyTorch.
+        Values between, which the backward saved, are recomputed, with the random numbers that were drawn. They are
+        constants to it, as in PyTorch.
         """
         recorder, table = current_recorder(), self.arguments(args)
         context = recorder.context
@@ -174,14 +185,28 @@ class _Function:
         for o in proxies_in(outputs, []):
             o.name = context.names.make()
         operation = self.operation(args, outputs, context)
+        generators = self.generators()
+        states = [PRIMS["get_rng_state"](*generator) for generator in generators]
         recorder.bound_symbols.append(operation)
         typed([operation])
         given = yield outputs
         made = {**table}
+        before = [PRIMS["get_rng_state"](*generator) for generator in generators]
+        self.set_generators(states)
         recorder.bound_symbols += renamed(self.forward, context.names, made)
+        self.set_generators(before)
         made |= zip(proxies_in(self.result, []), proxies_in(outputs, []), strict=True)
         backward = [operation if self.once else _with_grad(operation) for operation in self.backward]
         return self.replayed(backward, made, given)
+
+    def generators(self) -> list[tuple]:
+        """(device, generator) of those that the forward draws from."""
+        drawing = (operation for operation in self.forward if OpTags.RANDOM_OP in operation.sym.tags)
+        return list(dict.fromkeys(generator_of(operation) for operation in drawing))
+
+    def set_generators(self, states: Sequence) -> None:
+        for state, generator in zip(states, self.generators(), strict=True):
+            PRIMS["set_rng_state"](state, *generator)
 
     def replayed(self, operations, table: dict, given) -> tuple:
         """Writes the backward for the cotangents `given`. The gradients."""

@@ -31,14 +31,16 @@ vjp: Callable[..., tuple] = torch.func.vjp  # how many it gives depends on has_a
 
 
 @contextmanager
-def separate(c, grad_enabled: bool) -> Iterator[Recorder]:
-    """Lines are recorded apart, in a grad mode of their own."""
+def separate(c, grad_enabled: bool, decides: bool = False) -> Iterator[Recorder]:
+    """Lines are recorded apart, in a grad mode of their own. decides: whether the call that is captured runs them as
+    they are, so that the program may decide by their values."""
     outer, before = c.recorder, torch.is_grad_enabled()
     inner = Recorder(outer.context.replace(grad_enabled=grad_enabled), outer.location, outer.where)
     inner.memory = outer.memory
     c.recorder = inner
     c.outer_recorders.append(outer)
     compat.set_grad_enabled(grad_enabled)
+    inner.decide = outer.decide if decides else None
     try:
         with recording(inner):
             yield inner
@@ -94,6 +96,8 @@ def fresh(c, outer: TensorProxy, *, grad: bool, shape: tuple | None = None) -> T
     made = like(outer, shape)
     made.name = c.recorder.context.names.make("level")
     made.requires_grad = made.dtype.category >= 2 and (grad or outer.requires_grad)
+    if shape is None and c.recorder.decide is not None:
+        c.recorder.decide.equals(made, outer)
     return made
 
 
@@ -142,7 +146,7 @@ class Transformed:
 
     def enter(self, c, args: Sequence, kwargs: dict, grad_enabled: bool) -> tuple[list, list, Any]:
         """Calls the function apart. The operations it recorded, and its result flat."""
-        with separate(c, grad_enabled) as level:
+        with separate(c, grad_enabled, decides=True) as level:
             if level.memory is not None:
                 proxies = [p for p in proxies_in([args, kwargs], []) if isinstance(p, TensorProxy)]
                 level.memory.fixed |= dict.fromkeys(
