@@ -301,7 +301,7 @@ def allclose(*args, **kwargs):
     return _asked(_allclose, *args, **kwargs)
 
 
-@torch_prim(name="is_nonzero", fn=torch.is_nonzero)
+@torch_prim(name="is_nonzero", fn=torch.Tensor.is_nonzero)
 def _is_nonzero(a):
     return _said("is_nonzero")
 
