@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 import types
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 import torch
@@ -74,6 +74,8 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
             settle_values(c, value, concrete)
         if isinstance(value, containers.MUTABLE) and kind not in CONTAINERS:
             pending += _inside(c, value, kind, shown)
+        if isinstance(value, defaultdict):
+            c.load_attr(value, "default_factory")
         if isinstance(value, dict):
             pending += dict.keys(value)
             pending += dict.values(value)
