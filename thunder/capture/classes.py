@@ -84,7 +84,7 @@ def _depend(c, kind, name, after, found, owner, passed) -> None:
     are asked where they are used."""
     if not is_fixed(found):
         _absent(c, passed, name)
-        _ask_bases(c, kind)
+        ask_bases(c, kind)
         return
     if type(found) in _MADE_AGAIN:  # otherwise: a program that gives it back gives this one
         c.keep[id(found)], c.outside.origins[id(found)] = found, entry(c, owner, name)
@@ -93,18 +93,18 @@ def _depend(c, kind, name, after, found, owner, passed) -> None:
     if not _by_class(c, kind, name, after, found):
         _absent(c, passed, name)
         c.ask(entry(c, owner, name), IDENTITY)
-        _ask_bases(c, kind)
+        ask_bases(c, kind)
 
 
 def _depend_on_absence(c, kind, name, after, found, passed) -> None:
     if passed and not (found is not NULL and _by_class(c, kind, name, after, found)):
         _absent(c, passed, name)
-        _ask_bases(c, kind)
+        ask_bases(c, kind)
 
 
-def _ask_bases(c, kind) -> None:
+def ask_bases(c, kind) -> None:
     """The order in which bases are looked up stays the same."""
-    if len(kind.__mro__) > 2 and id(kind) not in c.fresh:
+    if len(kind.__mro__) > 2 and id(kind) not in c.fresh and not of_library(kind):
         c.ask(c.const(kind, kind.__qualname__).attr("__mro__"), IDENTITY)
 
 

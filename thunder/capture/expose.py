@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 import types
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 import torch
@@ -74,17 +74,8 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
             settle_values(c, value, concrete)
         if isinstance(value, containers.MUTABLE) and kind not in CONTAINERS:
             pending += _inside(c, value, kind, shown)
-        if isinstance(value, dict):
-            pending += dict.keys(value)
-            pending += dict.values(value)
-        elif isinstance(value, _SEQUENCES):
-            pending += (
-                container_base(kind).__iter__(value)
-                if container_base(kind)
-                else tuple.__iter__(value)
-                if isinstance(value, tuple)
-                else value
-            )
+        if isinstance(value, (dict, *_SEQUENCES)):
+            pending += _elements(c, value, kind)
         elif kind is types.MappingProxyType:
             pending += value.values()
         elif kind is slice:
@@ -94,6 +85,15 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
         elif not isinstance(value, (*_OPAQUE, NumberProxy)):
             check_watched(c, value, "__getitem__", f"native code that is given a {kind.__name__}")
             pending += _inside(c, value, kind, shown)
+
+
+def _elements(c, value, kind: type) -> tuple:
+    if isinstance(value, defaultdict):
+        c.load_attr(value, "default_factory")
+    if isinstance(value, dict):
+        return *dict.keys(value), *dict.values(value)
+    base = container_base(kind) or (tuple if isinstance(value, tuple) else kind)
+    return tuple(base.__iter__(value))
 
 
 def _check_shown(c, kind: type) -> None:

@@ -332,6 +332,7 @@ class Capture(Host):
     native_next, native_len, unpack = operators.native_next, operators.native_len, operators.unpack
     truth, native_truth = operators.truth, operators.native_truth
     native_text, native_isinstance = operators.native_text, operators.native_isinstance
+    native_issubclass = operators.native_issubclass
     asks_in_python = operators.asks_in_python
 
     def hashed(self, keys, others=()):

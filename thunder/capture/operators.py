@@ -27,7 +27,7 @@ from thunder.capture import (
     opaque_values,
     operations,
 )
-from thunder.capture.classes import PROXIES
+from thunder.capture.classes import PROXIES, ask_bases
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import Id, real_id, told_apart
@@ -350,7 +350,14 @@ def native_isinstance(c, o, cls):
         return issubclass(bool, cls)
     if type(o) is HostProxy:
         return issubclass(o.kind, cls)
+    ask_bases(c, type(o))
     return type(o) is Size and cls is torch.Size or isinstance(o, cls)
+
+
+def native_issubclass(c, kind, cls) -> bool:
+    if issubclass(type(kind), type):
+        ask_bases(c, kind)
+    return issubclass(kind, cls)
 
 
 def asks_in_python(c, hook, value) -> bool:

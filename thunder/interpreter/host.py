@@ -346,7 +346,7 @@ class Host:
     native_next = staticmethod(builtins.next)
     native_len = staticmethod(len)
     native_truth = staticmethod(bool)
-    native_isinstance = staticmethod(isinstance)
+    native_isinstance, native_issubclass = staticmethod(isinstance), staticmethod(issubclass)
 
     # ---------------------------------------------------------------- names
 

@@ -156,7 +156,7 @@ def is_instance(host, value, cls):
 
 def is_subclass(host, value, cls):
     """`issubclass(value, cls)`."""
-    return _asks(host, "__subclasscheck__", issubclass, value, cls)
+    return _asks(host, "__subclasscheck__", host.native_issubclass, value, cls)
 
 
 def _asks(host, name, natively, value, cls):
