@@ -33,7 +33,7 @@ from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
 from thunder.capture.state import Request
-from thunder.capture.tensors import input_source, write_back
+from thunder.capture.tensors import input_source, may_be_apart, write_back
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
@@ -251,7 +251,7 @@ def capture(request: Request) -> Captured:
         compiling, decides = ways.pop(0)
         c, before = Capture(request, compiling, decides, own_arrays), request.log.mark()
         try:
-            return _with_symbolic_counters(c, _read(c))
+            return _for_other_calls(c, _read(c))
         except BaseException as error:
             release(error)
             if c.outside.written_arrays.difference(request.changing) and request.options.numbers_may_change:
@@ -271,19 +271,22 @@ def capture(request: Request) -> Captured:
                 raise
 
 
-def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
+def _for_other_calls(c: Capture, captured: Captured) -> Captured:
     """The program captured again where it writes to numbers that it was captured for one value of, or puts tensors of
-    other sizes in the places of its own: the next call finds those there."""
+    other sizes in the places of its own: the next call finds those there; and where it need not know that two arguments
+    are one tensor: the next call may have two."""
     written = captured.effects & read_numbers(c) | outgrown_sizes(c)
     counters = {path: None for path in written if path not in c.request.changing}
-    if not counters or c.sharp_edges:  # code that capture ran runs once
+    apart = may_be_apart(c)
+    if not (counters or apart) or c.sharp_edges:  # code that capture ran runs once
         return captured
     changing = {**c.request.changing, **counters}
     request = replace(c.request, changing=changing, path=tuple(c.path.taken))
     second = Capture(request, c.compiling, c.path.decides, c.path.own_arrays)
+    second.tensors.apart = apart
     try:
         found = _read(second)
-    except Exception:  # noqa: BLE001 - with one value it was captured
+    except Exception:  # noqa: BLE001 - as it was it was captured
         _close(second)
         return captured
     captured.close()

@@ -41,11 +41,12 @@ _LEAVES = PRIMITIVE | {TensorProxy, AnyProxy, HostProxy, types.BuiltinFunctionTy
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 
-def expose(c, *values, concretely: bool = False, called=None, shown: bool = False) -> None:
+def expose(c, *values, concretely: bool = False, called=None, shown: bool = False, opened: bool = False) -> None:
     """Native code may look at the values and at everything that they lead to.
 
     concretely: it also asks for types, so that symbolic numbers in lists and dicts are replaced by their values.
-    called: the native callable, where it may call special methods of these objects. shown: it makes a text.
+    called: the native callable, where it may call special methods of these objects. shown: it makes a text. opened: it
+    opens containers and looks at nothing that is in them.
     """
     seen: set[int] = set()
     pending, data, lazy = list(values), c.containers.data, c.containers.lazy
@@ -59,7 +60,7 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
         kind = type(value)
         if shown:
             _check_shown(c, kind)
-        else:
+        elif not opened:
             stays_apart(c, value)
         if kind in _LEAVES or id(value) in seen or id(value) in data or isinstance(value, standins.StandIn):
             continue

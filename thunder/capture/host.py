@@ -340,7 +340,7 @@ class Capture(Host):
         if any(k is not found for k, found in zip(keys, settled, strict=True)):
             keys = settled
         callbacks.check_hashed(self, keys, keys_of(others))
-        if self.sources:
+        if self.sources or self.tensors.real:
             for i, k in enumerate(keys):
                 if type(k) not in PRIMITIVE:
                     expose(self, k)

@@ -222,10 +222,10 @@ def lifted(c, v, *, typed: bool = False):
     if isinstance(v, Proxy):
         return v
     if t in CONTAINERS or t is tuple or t is slice:
-        expose(c, v)
+        expose(c, v, opened=True)
         return _lifted(c, v, typed) if t in (list, tuple, dict, slice) else v
     if isinstance(v, (list, tuple)) and t not in (Size, torch.Size):
-        expose(c, v, called=f"an operation that is given a {t.__name__}")
+        expose(c, v, called=f"an operation that is given a {t.__name__}", opened=True)
         return _lifted(c, v if type_attribute(t, "_make") is not NULL else list(v), typed)
     if typed and (elements := _elements(c, v, t)) is not None:
         return lifted(c, elements, typed=True)

@@ -25,20 +25,32 @@ from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 
 def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
-    """The proxy for a tensor, which has one, however it is reached."""
+    """The proxy for a tensor, which has one, however it is reached, or one for each argument (`Tensors.apart`)."""
     c.values[source] = value
+    key = source if c.tensors.apart and source.is_argument else id(value)
     if c.tensors.replaced and id(value) in c.tensors.replaced:
         c.tensors.replaced_sources[source] = c.tensors.replaced[id(value)]
-    found = c.tensors.proxies.get(id(value))
+    found = c.tensors.proxies.get(key)
     if found is None:
         with compat.DisableTorchFunction():  # questions to the real tensor here are not part of the program
             if is_unusual(value):
                 return opaque_values.read(c, value, source)
-            found = c.tensors.proxies[id(value)] = _new_proxy(c, value, source)
+            found = c.tensors.proxies[key] = _new_proxy(c, value, source)
         c.keep[id(value)] = value
     elif c.tensors.real[found][1] is not source:
-        ask(c, source, SAME, c.tensors.real[found][1])
+        other = c.tensors.real[found][1]
+        ask(c, source, SAME, other)
+        if source.is_argument or other.is_argument:
+            c.tensors.passed_twice.add(found)
     return found
+
+
+def may_be_apart(c) -> bool:
+    """Whether a tensor is several arguments, and nothing in the program depends on that."""
+    t = c.tensors
+    changed = (t.mutated, t.required, t.frozen, t.rebound, t.joined, c.engine.leaves.values(), c.outside.ids)
+    sources = {t.real[p][1] for p in t.passed_twice}
+    return bool(sources) and not any(changed) and sources.isdisjoint(c.outside.apart) and not c.writes.effects
 
 
 def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:

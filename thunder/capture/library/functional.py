@@ -79,7 +79,7 @@ def _executors(c) -> Sequence:
 def opened(c, value):
     """Everything inside a structure that was read from outside is read now."""
     if not isinstance(c, _Native):
-        expose(c, value)
+        expose(c, value, opened=True)
     return value
 
 
