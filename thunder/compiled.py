@@ -48,11 +48,15 @@ REFUSALS = 32  # calls that could not be captured and are remembered; beyond, on
 
 
 class Compiled:
-    """A compiled function or module: the original, its options, its programs and its history."""
+    """A compiled function or module: the original, its options, its programs and its history.
 
-    def __init__(self, fn: Callable, options: JitOptions):
+    otherwise: runs in the place of the original where that cannot be captured, given its positional and keyword
+    arguments. It gives the result, and whether compiled programs have run in it: then nobody is warned.
+    """
+
+    def __init__(self, fn: Callable, options: JitOptions, otherwise: Callable | None = None):
         configure(LOGS.value)
-        self.fn, self.options = fn, options
+        self.fn, self.options, self.otherwise = fn, options, otherwise
         self.stats = CompileStats()
         self._cache = ProgramCache(options, self.stats)
         self._tables = self._cache.by_modes  # by modes; looked up in each call
@@ -227,13 +231,13 @@ class Compiled:
     def _run_original(self, warning: str, args: tuple, kwargs: dict, log: Log | None):
         if log is not None:
             log.undo()  # the original draws its random numbers itself
-        result = self.fn(*args, **kwargs)
+        result, is_compiled = self.otherwise(args, kwargs) if self.otherwise else (self.fn(*args, **kwargs), False)
         if warning and self.options.fallback is FALLBACK_OPTIONS.ERROR:  # only running it tells whether it raises
             raise CaptureError(
                 "the original function ran, to see whether it raises by itself, and did not; its result is dropped "
                 f"(fallback='error'). {warning}"
             )
-        if warning:
+        if warning and not is_compiled:
             self._warn_once(warning, FallbackWarning, "failure")
         return result
 

@@ -152,9 +152,17 @@ class ThunderModule(torch.nn.Module):
         if options.transforms or any(self._compiled.overrides) or not names:
             return function
         if function not in known:
-            original = Compiled(types.MethodType(function, self._model), for_methods(options))
-            known[function] = method_with_programs(function, original)
+            otherwise = functools.partial(self._call_method, function)
+            whole = Compiled(types.MethodType(function, self._model), for_methods(options), otherwise)
+            known[function] = method_with_programs(function, whole)
         return known[function]
+
+    def _call_method(self, function: Any, args: tuple, kwargs: dict) -> tuple[Any, bool]:
+        """A call of a method that cannot be captured, in which calls of the module run compiled programs; and whether
+        there were any."""
+        calls = self._compiled.stats.calls
+        result = function(self._as_seen_by_methods(), *args, **kwargs)
+        return result, self._compiled.stats.calls > calls
 
     def _as_seen_by_methods(self) -> torch.nn.Module:
         kind = self.__dict__.get("_seen_by_methods")
