@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 
 def _read(jobs: IO[bytes], waiting: queue.Queue[Any]) -> None:
@@ -22,11 +22,16 @@ def _read(jobs: IO[bytes], waiting: queue.Queue[Any]) -> None:
         while True:
             waiting.put(pickle.load(jobs))
     except EOFError:
-        if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
-            os.killpg(os.getpid(), signal.SIGKILL)
-        os._exit(0)
+        end_all()
     except Exception as error:  # noqa: BLE001  a job of a class that is not known here
         waiting.put(error)
+
+
+def end_all() -> NoReturn:
+    """Ends this process and all that it has started."""
+    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(0)
 
 
 def compiled(job: Callable[[], Any]) -> tuple[Any, str | None]:

@@ -13,11 +13,10 @@ import importlib
 import os
 import pickle
 import selectors
-import signal
 import socket
 import sys
 
-from thunder.runtime.compiler_process import compiled
+from thunder.runtime.compiler_process import compiled, end_all
 
 
 def _serve(connection: socket.socket) -> None:
@@ -54,9 +53,14 @@ def main() -> None:
                 if key.fileobj is control:
                     said, descriptors, _, _ = socket.recv_fds(control, 1, 1)
                     if not said:
-                        os.killpg(os.getpgrp(), signal.SIGKILL)
+                        end_all()
                     connection = socket.socket(fileno=descriptors[0])
-                    process, alive = _fork(control, connection)
+                    try:
+                        process, alive = _fork(control, connection)
+                    except OSError:  # the machine gives no more processes
+                        with connection:
+                            _serve(connection)
+                        continue
                     waiting.register(alive, selectors.EVENT_READ, (process, connection))
                 else:
                     process, connection = key.data
