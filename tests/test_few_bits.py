@@ -66,10 +66,38 @@ def test_in_programs(format):
             for _ in range(3):
                 torch.testing.assert_close(compiled(x), plain(x), atol=0.02, rtol=0.02)
         names = [o.sym.name for o in thunder.last_traces(compiled)[-1].bound_symbols]
+        if DEVICE == "cpu" and not grad:  # where parts of a weight are made at a time, if no kernel takes the layer
+            assert "dequantize" not in names
         if DEVICE == "cpu" and type(format) is Int8Weights:  # which takes any number of inputs, and fewer rows
             assert names.count("int8_linear_cpu") == (4 if rows == 1 and not grad else 0)
         else:
             assert names.count("few_bits_linear") == taken
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("format", [*FORMATS, Int8Weights()], ids=repr)
+def test_parts_of_a_weight_on_a_cpu(format, dtype, monkeypatch):
+    """Lengths that change as well, where sizes stay symbolic."""
+    from thunder.executors import few_bits
+
+    monkeypatch.setattr(few_bits, "MADE", 5 * 256)
+    monkeypatch.setattr(few_bits, "_has_kernels", lambda x, rows: False)
+    monkeypatch.setattr(few_bits, "CPU_ROWS_FLOAT32", 0)
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(256, 33, dtype=dtype)
+    weight = format.dequantize(*format.quantize(layer.weight.detach())).double()
+    compiled = thunder.jit(layer, transforms=[format])
+    for length in (20, 40, 60):
+        x = torch.randn(length, 1, 256).to(dtype)
+        with torch.no_grad():
+            found = compiled(x)
+        exact = torch.nn.functional.linear(x.double(), weight, layer.bias.double())
+        eps, sizes = torch.finfo(dtype).eps, torch.nn.functional.linear(x.double().abs(), weight.abs())
+        assert (
+            found.dtype is dtype and ((found.double() - exact).abs() <= 2 * eps * exact.abs() + 2 * eps * sizes).all()
+        )
+        assert "few_bits_linear_cpu" in str(thunder.last_traces(compiled)[-1])
+    assert thunder.cache_misses(compiled) == 2
 
 
 @pytest.mark.parametrize("biased", [False, True])

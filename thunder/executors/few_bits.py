@@ -4,8 +4,9 @@ weight, and make none of full size.
 Before: `t_fc_weight = dequantize(parts, format, ...)`, `t0 = torch.nn.functional.linear(x, t_fc_weight)` with x of
 (1, 1, 4096). After: `t0 = few_bits_linear(x, None, parts, format)`.
 
-The transforms of `thunder.quantization` add it. It takes layers without gradients of up to 32 rows on a GPU, and of
-int8 on a CPU; what kernels need to know of a format is its `encoding`. One row is multiplied element by element,
+The transforms of `thunder.quantization` add it. It takes layers without gradients of up to 32 rows on a GPU, and of any
+number of rows on a CPU, where a part of the weight is made at a time, or a kernel of PyTorch's multiplies int8; what
+kernels need to know of a format is its `encoding`. One row is multiplied element by element,
 several as products of tiles, for which the weight's numbers are rounded to the dtype of the input. Sums are of float32;
 where few columns leave a GPU idle, several programs share a row, and a second kernel adds up their sums in one order.
 So all runs give equal results.
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from thunder import compat
 from thunder.core.dtypes import bfloat16, float16, float32, int8
@@ -39,6 +41,7 @@ from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 CPU_ROWS, CPU_ROWS_FLOAT32 = 16, 4  # at most; PyTorch's kernel takes longer than making the weight for more
 ROWS = 32  # at most; with more, tensor cores are faster on a weight that was made
+MADE = 1 << 20  # elements of a weight at a time on a CPU: they stay in its caches
 PROGRAMS = 512  # that keep a GPU busy: rows are split where columns make fewer
 SUMMED = 512  # elements of a program that adds up splits
 RUN = 16  # bytes that a thread reads at a time
@@ -134,17 +137,27 @@ def int8_linear_cpu(
     return out if bias is None else out + bias
 
 
+def few_bits_linear_cpu(
+    x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[torch.Tensor], format: Any
+) -> torch.Tensor:
+    """The same on a CPU, for any number of rows and any format: some rows of the weight are made at a time."""
+    rows, step = parts[0].shape[0], max(1, MADE // x.shape[-1])
+    made = (format.dequantize(*(p[i : i + step] for p in parts)).to(x.dtype) for i in range(0, rows, step))
+    out = torch.cat([F.linear(x, weight) for weight in made], -1)
+    return out if bias is None else out + bias
+
+
 class FewBitsExecutor(OperatorExecutor):
     capturable = True
 
     def __init__(self, name: str, **options):
         super().__init__(name, **options)
-        self.few_bits_linear, self.int8_linear_cpu = (
+        self.few_bits_linear, self.int8_linear_cpu, self.few_bits_linear_cpu = (
             self.register_operator(
                 function.__name__, fn=function, tags=(OpTags.MATMUL_OP,),
                 meta=lambda x, bias, parts, format: like(x, (*x.shape[:-1], parts[0].shape[0])),
             )
-            for function in (few_bits_linear, int8_linear_cpu)
+            for function in (few_bits_linear, int8_linear_cpu, few_bits_linear_cpu)
         )  # fmt: skip
 
     def combined(self, trace: Trace) -> Trace:
@@ -175,12 +188,15 @@ class FewBitsExecutor(OperatorExecutor):
     def _takes(self, x: TensorProxy, parts: tuple, format: Any, shape: tuple[int, int]) -> Symbol | None:
         """What multiplies rows x with a weight of this shape; None where the weight is made."""
         e: Encoding | None = format.encoding
-        if e is None or any(isinstance(n, NumberProxy) for n in x.shape):
+        if e is None:
             return None
-        rows = math.prod(x.shape[:-1])
-        if e == Encoding() and parts[0].dtype is int8 and _multiplies_on_cpu(x, rows):
-            return self.int8_linear_cpu
-        return self.few_bits_linear if _has_kernels(x, rows) and _fits(x, rows, e, shape[1]) else None
+        if not any(isinstance(n, NumberProxy) for n in x.shape):
+            rows = math.prod(x.shape[:-1])
+            if e == Encoding() and parts[0].dtype is int8 and _multiplies_on_cpu(x, rows):
+                return self.int8_linear_cpu
+            if _has_kernels(x, rows) and _fits(x, rows, e, shape[1]):
+                return self.few_bits_linear
+        return self.few_bits_linear_cpu if x.device.type == "cpu" else None
 
     def expect(self, trace: Trace) -> None:
         """Compiles kernels in the background."""
