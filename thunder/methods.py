@@ -56,7 +56,7 @@ class CompiledMethod:
 
 # ---------------------------------------------------------------- methods of compiled modules
 
-_CALLS_IN_METHODS = 8  # of one module: a method that calls it in a longer loop runs eagerly
+_CALLS_IN_METHODS = 8  # of one module: a method that calls it in a longer loop runs as it is
 
 
 def seen_by_methods(kind: type[torch.nn.Module], method: Callable) -> type[torch.nn.Module]:
@@ -112,8 +112,8 @@ def _names(code: types.CodeType) -> frozenset[str]:
 
 
 def for_methods(options: JitOptions) -> JitOptions:
-    """The options of programs for methods: a method that loops over calls of a module runs eagerly, whatever they
-    say, as one call of a program each would be one long program."""
+    """The options of programs for methods: one that loops over calls of a module would be one long program, and runs as
+    it is, whatever they say."""
     limits = {MODULE_CALLS.name: _CALLS_IN_METHODS} | options.compile_options
     return dataclasses.replace(options, fallback=FALLBACK_OPTIONS.EAGER, compile_options=limits)
 

@@ -275,7 +275,7 @@ def _for_other_calls(c: Capture, captured: Captured) -> Captured:
     """The program captured again where it writes to numbers that it was captured for one value of, or puts tensors of
     other sizes in the places of its own: the next call finds those there; and where it need not know that two arguments
     are one tensor: the next call may have two."""
-    written = captured.effects & read_numbers(c) | outgrown_sizes(c)
+    written = captured.effects & read_numbers(c) | outgrown_sizes(c, captured.constants)
     counters = {path: None for path in written if path not in c.request.changing}
     apart = may_be_apart(c)
     if not (counters or apart) or c.sharp_edges:  # code that capture ran runs once

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import numpy
@@ -177,10 +177,10 @@ def _held_sizes(c) -> dict[str, int]:
     }
 
 
-def outgrown_sizes(c) -> set[str]:
+def outgrown_sizes(c, held: Container[str]) -> set[str]:
     """The paths of sizes of arguments that the program holds for one value of, and in whose places it puts tensors of
-    another size: what a cache grows by."""
-    held, found = _held_sizes(c), set()
+    another size: what a cache grows by. held: the paths of `constants`."""
+    found = set()
     for source, value in c.writes.written.items():
         sizes = c.tensors.shapes.get(source)
         if sizes is not None and isinstance(value, TensorProxy) and len(value.shape) == len(sizes):
