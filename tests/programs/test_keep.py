@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 import thunder
 from tests import fresh
+from thunder.core import codegen
 from thunder.errors import ThunderError
 from thunder.options import environment_of_children
 from thunder.programs import files, keep
@@ -132,6 +133,24 @@ def test_functions_are_loaded_and_equal_eager(name, again):
         assert stats.loaded == loaded, stats.not_loaded
         assert same(found, wanted)
     assert stats.interpreted_instructions == 0
+
+
+def test_the_code_of_programs_is_kept_with_them(again, monkeypatch):
+    """What Python compiles their texts to: the prologue's too, though it is written anew."""
+    compiled = []
+
+    def spy(text, *args):
+        compiled.append(text.partition("(")[0])
+        return compile(text, *args)
+
+    monkeypatch.setattr(codegen, "compile", spy, raising=False)
+    x = torch.randn(5, 4, requires_grad=True)
+    for loaded in (0, 1):
+        compiled.clear()
+        found, stats = again(Perceptron(), x)
+        found.sum().backward()
+        programs = {"def prologue", "def augmented_forward_fn", "def backward_fn"} & set(compiled)
+        assert stats.loaded == loaded and len(programs) == (0 if loaded else 3), compiled
 
 
 def same(a, b) -> bool:

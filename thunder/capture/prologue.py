@@ -42,7 +42,8 @@ def _literal(v) -> bool:
 class PrologueWriter:
     """Turns the answers of a capture into the statements of a prologue."""
 
-    def __init__(self, capture, input_sources: list[Source]):
+    def __init__(self, capture, input_sources: list[Source], code_of: Callable = lambda source: None):
+        self.code_of = code_of  # as `written` takes it
         self.capture, self.parameters, self.input_sources = capture, capture.parameters, input_sources
         self.objects: dict[str, Any] = dict(_HELPERS)
         self.variables: dict[Source, str] = {}
@@ -241,7 +242,7 @@ class PrologueWriter:
         for source in self.capture.tensors.required.values():  # also where nothing computes with the tensor
             self.variable(source)
         self._read_together()
-        return written("prologue", "fn, args, kwargs", self.statements, inputs, self.names, self.objects)
+        return written("prologue", "fn, args, kwargs", self.statements, inputs, self.names, self.objects, self.code_of)
 
     def _input(self, source: Source) -> str:
         """An input of the computation. A wrapper that an ended torch.func transform left behind stands for the tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 
 from thunder.core.codegen import Printer, Text, compile_source
@@ -33,13 +34,15 @@ def written(
     result: str | tuple[Text, ...],
     names: Names,
     objects: dict,
+    code_of: Callable[[str], types.CodeType | None] = lambda source: None,
 ) -> tuple[Trace, Callable]:
-    """A program whose statements are text: the trace that shows it, and the function."""
+    """A program whose statements are text: the trace that shows it, and the function. code_of: what a text was compiled
+    to before, if it was."""
     output = result if isinstance(result, tuple) else Text(result)
     trace = Trace(name, (), statements, output, names, signature=signature, info=TraceInfo(objects=objects))
     if isinstance(result, tuple):
         result = Printer().value(result)
     body = [f"  {text}" for statement in statements for text in statement.kwargs["text"]]
     source = "\n".join([f"def {name}({signature}):", *body, f"  return {result}"])
-    trace._callable = compile_source(source, name, objects)
+    trace._callable = compile_source(source, name, objects, code_of(source))
     return trace, trace._callable

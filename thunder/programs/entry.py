@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import linecache
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,6 +42,8 @@ from thunder.programs.text import (
     check_computation,
     epilogue_of,
     function_of,
+    keep_code,
+    kept_code,
     objects_of,
     written_object,
     written_text,
@@ -69,6 +72,8 @@ def document_of(entry: CacheEntry, options: JitOptions, regions: Regions) -> dic
         epilogue = text
     connection, differentiates = entry.connection, entry.connection is not None
     codes: dict[str, str] = {}
+    prologue_fn = captured.prologue_fn
+    keep_code(codes, "".join(linecache.getlines(prologue_fn.__code__.co_filename)), prologue_fn)
     said = {
         "questions": written_questions(captured._capture, captured._input_sources, objects),
         "prologue": str(entry.prologue),  # for reading: it is written anew
@@ -266,10 +271,11 @@ def entry_of(
         entry.retire("its kernels are for inputs that lie otherwise in memory, or are gone")
         retired()
 
-    replay = Replay(document["questions"], fn, args, kwargs, overrides)
+    trusted = {"codes": document.get("codes", {}), "regions": kept_regions(document.get("regions", {}), retire)}
+    code_of = functools.partial(kept_code, trusted["codes"])
+    replay = Replay(document["questions"], fn, args, kwargs, overrides, code_of)
     prologue, prologue_fn, weak = replay.prologue()
     computation, backward = document["computation"], document["backward"]
-    trusted = {"codes": document.get("codes", {}), "regions": kept_regions(document.get("regions", {}), retire)}
     forward_fn, backwards = function_of(computation, trusted), []
     if document["connection"] is None:
         run = not_differentiable(forward_fn, modes, document["facts"]["any_input_requires_grad"])

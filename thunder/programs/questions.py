@@ -13,7 +13,7 @@ import contextvars
 import functools
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -284,7 +284,11 @@ class Replay:
     """A call of this process, asked what another capture asked. It stands in the place of a capture for
     `PrologueWriter`. Raises Mismatch, in words, where an answer is another one."""
 
-    def __init__(self, said: dict, fn: Any, args: tuple, kwargs: dict, overrides: tuple[dict, ...]):
+    def __init__(
+        self, said: dict, fn: Any, args: tuple, kwargs: dict, overrides: tuple[dict, ...],
+        code_of: Callable[[str], types.CodeType | None],
+    ):  # fmt: skip
+        self.code_of = code_of
         self.said, self.parameters = said, tuple(said["parameters"])
         self.request = _Part(fn=fn, args=args, kwargs=kwargs, overrides=overrides)
         self.observed: dict = {}
@@ -309,7 +313,7 @@ class Replay:
         self._look_at_tensors(say)
         self._numbers()
         with compat.DisableTorchFunction():
-            writer = PrologueWriter(self, [self.source(i) for i in self.said["inputs"]])
+            writer = PrologueWriter(self, [self.source(i) for i in self.said["inputs"]], self.code_of)
             trace, function = writer.write()
         return trace, function, writer.weak
 

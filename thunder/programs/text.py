@@ -51,8 +51,18 @@ def written_text(trace: Trace, codes: dict[str, str], regions: dict[str, Callabl
     objects = trace.info.objects | printer.context
     said = {"name": trace.name, "text": body, "objects": {n: written_object(x, regions) for n, x in objects.items()}}
     function = function_of(said, {"codes": {}, "regions": regions})  # what cannot be read again is not written
-    codes[digest(body)] = base64.b64encode(marshal.dumps(function.__code__)).decode()
+    keep_code(codes, body, function)
     return said
+
+
+def keep_code(codes: dict[str, str], text: str, function: Callable) -> None:
+    codes[digest(text)] = base64.b64encode(marshal.dumps(function.__code__)).decode()
+
+
+def kept_code(codes: Mapping[str, str], text: str) -> types.CodeType | None:
+    """What Python compiled a text to, in the process that wrote `codes`."""
+    found = codes.get(digest(text))
+    return None if found is None else marshal.loads(base64.b64decode(found))
 
 
 def written_object(x: Any, regions: dict[str, Callable] | None = None) -> Any:
@@ -124,8 +134,8 @@ def function_of(said: dict, trusted: Mapping[str, Mapping] = NOTHING) -> Callabl
     """
     objects = objects_of(said["objects"], trusted["regions"])
     space = _LITERALS | _ROOTS | objects | {"__builtins__": {}}
-    if (known_code := trusted["codes"].get(digest(said["text"]))) is not None:
-        return compile_source(said["text"], said["name"], space, marshal.loads(base64.b64decode(known_code)))
+    if (code := kept_code(trusted["codes"], said["text"])) is not None:
+        return compile_source(said["text"], said["name"], space, code)
     known = check_computation(said["text"], said["name"], objects)
     function = compile_source(said["text"], said["name"], space)
     code = function.__code__
