@@ -68,8 +68,8 @@ def test_a_trace_prints_as_deep_as_it_is_asked():
     trace = thunder.last_traces(compiled)[0]
     sizes = [len(trace.python(depth=depth).split("\n")) for depth in (1, 2, 3)]
     assert sizes[0] < sizes[1] < sizes[2]
-    assert trace.python(depth=1) == trace.python(print_depth=1)
-    assert trace.python() == str(trace)
+    assert trace.python() == trace.python(depth=1) == trace.python(print_depth=1)
+    assert trace.python(print_depth=-1) == str(trace)
 
 
 def test_counters_print_as_a_table():

@@ -115,9 +115,9 @@ class Trace:
         )
 
     # --- text
-    def python(self, *, depth: int | None = None, print_depth: int = -1, include_decorators: bool = True) -> str:
+    def python(self, *, depth: int | None = None, print_depth: int = 1, include_decorators: bool = True) -> str:
         """The program as Python text. depth: 1 leaves decompositions out, 2 shows one level of them as comments, and so
-        on; all levels where it is not given. print_depth: what Lightning Thunder calls it, where -1 means all."""
+        on; print_depth: what Lightning Thunder calls it, where -1 means all levels, as `str` and `repr` print them."""
         return function_source(self, Printer(print_depth if depth is None else depth), include_decorators)
 
     @property
@@ -149,7 +149,7 @@ class Trace:
             file.write(str(self) + "\n")
 
     def __str__(self) -> str:
-        return self.python()
+        return self.python(print_depth=-1)
 
     __repr__ = __str__
 
@@ -212,7 +212,7 @@ class TraceBuilder:
         return self.trace().python_callable(**options)
 
     def __str__(self) -> str:
-        return self.python()
+        return self.python(print_depth=-1)
 
     def trace(self) -> Trace:
         return self.base.replace(
