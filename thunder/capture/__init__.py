@@ -259,6 +259,9 @@ def capture(request: Request) -> Captured:
                 changing = {**request.changing, **dict.fromkeys(c.outside.written_arrays)}
                 request = replace(request, changing=changing)
                 request.log.rewind(before)
+            elif c.path.needs_whole:
+                ways.insert(0, (compiling, decides))
+                request.log.rewind(before)
             elif c.path.needs_own_arrays and not own_arrays:
                 ways.insert(0, (compiling, decides))
                 own_arrays = True

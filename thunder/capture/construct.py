@@ -9,13 +9,13 @@ import types
 
 import torch
 
-from thunder.capture import callbacks
+from thunder.capture import callbacks, whole
 from thunder.capture.expose import expose
 from thunder.capture.native import ENUM, ITERATING, native_module
 from thunder.capture.native_calls import call_native, iterated, pairs, reaches, stepping
 from thunder.capture.operations import record, size
 from thunder.core.proxies import Size
-from thunder.interpreter import Host, construction, standins
+from thunder.interpreter import NULL, Host, construction, standins
 from thunder.interpreter.attributes import plain_attribute
 from thunder.ops import lookup
 
@@ -66,6 +66,8 @@ def construct_object(c, cls, args, kwargs):
         return size(tuple(c.iterate(args[0])))
     if issubclass(cls, ENUM):
         return _member(c, cls, args, kwargs)
+    if (found := whole.called(c, cls, cls, args, kwargs)) is not NULL:
+        return found
     if issubclass(cls, torch.Tensor) or cls is torch.Size:
         is_operation = issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter
         return (record if is_operation else call_native)(c, cls, args, kwargs)

@@ -19,7 +19,7 @@ from thunder.capture.ask import VALUE, ask
 from thunder.capture.examples import is_tried
 from thunder.capture.locks import check_host_call
 from thunder.capture.sources import Source
-from thunder.core.host_calls import HostProxy, Log, host_call, logged, taken_from_log
+from thunder.core.host_calls import HostProxy, Lent, Log, host_call, logged, taken_from_log
 from thunder.core.paths import Decision, check_decision, check_value
 from thunder.core.proxies import (
     AnyProxy,
@@ -62,8 +62,10 @@ class Path:
         self.host_calls = 0
         # whether NumPy arrays of the program are made by host calls, and whether host code is given one that is not
         self.own_arrays, self.needs_own_arrays, self.own_calls = own_arrays, False, 0
+        self.needs_whole = False  # whether a function of a library is to run as one host call (`whole`)
         self.own: set[HostProxy] = set()  # results of host calls that begin with such arrays alone
         self.watched: list[tuple[TensorProxy, TensorProxy]] = []
+        self.lent: list[Lent] = []  # the program's own containers
         self.values_of: dict[HostProxy, TensorProxy] = {}  # arrays with the values of tensors
         self.sizes: dict[str, int] = {}  # of tensors that host calls give, see `arrays.any_size`
         self.arrays: list[Any] = []  # NumPy's, whose memory tensors of the program share
@@ -181,8 +183,14 @@ class Path:
         base = memory.base(memory.holder(p))
         self.watched.append((base, memory.latest(base)))
 
+    def lend(self, container: Any) -> None:
+        """Host code is given a copy of a container, and may keep it: the program must not change it any more."""
+        self.lent.append(Lent(container, ""))
+
     def check_watched(self) -> None:
         memory = self.c.recorder.memory
+        if any(one.is_changed for one in self.lent):
+            self.c.refuse("the program changes a container after code on the host was given it", "give it a copy")
         if any(memory.latest(base) is not seen for base, seen in self.watched):
             self.c.refuse(
                 "a tensor is written to whose memory a numpy array shares, or that was made of one",

@@ -38,6 +38,7 @@ from thunder.capture import (
     operators,
     tensors,
     values,
+    whole,
 )
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, ask, reach
 from thunder.capture.ask import keys as keys_of
@@ -47,7 +48,7 @@ from thunder.capture.identities import told_apart
 from thunder.capture.library import backward, collectives, higher_order, triton_kernels
 from thunder.capture.library.functional import original
 from thunder.capture.locks import Locks
-from thunder.capture.native import PRIMITIVE, native_module
+from thunder.capture.native import PRIMITIVE, native_module, read_of_library
 from thunder.capture.reads import Reading
 from thunder.capture.sources import Source
 from thunder.capture.state import Containers, Known, Numbers, Outside, Request, Tensors, Writes
@@ -119,6 +120,7 @@ class Capture(Host):
         self.numbers = Numbers.of(options)
         self.numbers.decisions.where = self.own_location
         self.containers, self.writes, self.known, self.locks = Containers(), Writes(), Known(), Locks()
+        self.library: whole.Entered | None = None
         self.threads: list = []  # of the program, each inside of the one before, None in a pool of threads
         self.sharp_edges: list[str] = []
         self.in_cached_call = 0
@@ -287,7 +289,10 @@ class Capture(Host):
             for cell in f.__closure__ or ():
                 if not library or _holds_state(cell):
                     self.outside.cells.setdefault(id(cell), f)
-        return super().enter(f, args, kwargs)
+        of_library = read_of_library(f.__globals__.get("__name__"))
+        if of_library is (self.library is not None):  # as the code that calls it
+            return super().enter(f, args, kwargs)
+        return whole.entered(self, f, args, kwargs, super().enter, of_library)
 
     def _part_of(self, f, name: str) -> Source:
         """The code or the defaults of a function. A closure is found where it came from, so that the program does not

@@ -26,10 +26,10 @@ from thunder.capture import arrays, changing
 from thunder.capture.examples import is_tried
 from thunder.capture.expose import expose, keeps
 from thunder.capture.library import printed_nodes
-from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module
+from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module, read_of_library
 from thunder.capture.remade import UNCHANGING
 from thunder.capture.sources import tensor_of
-from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of, warn_at
+from thunder.core.host_calls import CONTAINERS, HostProxy, call_function, call_method, host_call, kind_of, warn_at
 from thunder.core.proxies import (
     Condition,
     FloatProxy,
@@ -87,11 +87,13 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     effect = effect or arrays.effect_of_writes(c, called, args, kwargs, reads)
     _check_place(c, name, effect)
     _check_owner(c, function, name, args)
-    args = tuple(_given(c, a, reads) for a in args)
-    kwargs = {k: _given(c, v, reads) for k, v in kwargs.items()}
+    args = tuple(given(c, a, reads) for a in args)
+    kwargs = {k: given(c, v, reads) for k, v in kwargs.items()}
     kind = _known_kind(function, args, kwargs)
     pure = pure and (kind is None or issubclass(kind, FIXED))
     own = not effect and c.path.is_own((function, args, kwargs))
+    if not (pure or own or effect == "random") and c.library is not None and c.library.learn(c):
+        c.refuse(f"a function of the standard library calls {name}()")  # captured again, it runs as a whole
     index = None if pure else c.path.next_host_call(own)
     value, any_size = None, []
     if kind is None:
@@ -248,7 +250,7 @@ def _gives_back(c, function, args) -> bool:
     return any(type(x) in (list, dict, set) for a in containers for x in c.materialize(a))
 
 
-def _given(c, value, reads: bool):
+def given(c, value, reads: bool):
     """An argument, as the bound symbol holds it. reads: containers stay as they are."""
     t = type(value)
     if t is Condition:
@@ -263,18 +265,25 @@ def _given(c, value, reads: bool):
         return c.lift(value)
     if t is numpy.ndarray and value.flags.writeable and id(value) not in c.outside.arrays:
         return arrays.refuse_given(c, value)
-    if t in (list, tuple, dict, set, collections.OrderedDict) and (reads or t is tuple):
+    own = t in CONTAINERS and id(value) not in c.containers.looks and id(value) not in c.sources
+    if own and not reads:
+        c.path.lend(value)
+    if t in (*CONTAINERS, tuple, collections.OrderedDict) and (reads or own or t is tuple):
         expose(c, value)
         if t is collections.OrderedDict:  # as state dicts are, with their attributes
             return run(c, _ordered, (tuple(value.items()), tuple(vars(value).items())), pure=True)
         if t is dict:
-            return {_given(c, k, reads): _given(c, v, reads) for k, v in value.items()}
-        return t(_given(c, v, reads) for v in value)
+            return {given(c, k, reads): given(c, v, reads) for k, v in value.items()}
+        return t(given(c, v, reads) for v in value)
     if t is HostMethod:
         return run(c, getattr, (value.proxy, value.name), pure=True)
-    if t in (list, dict, set):
-        c.refuse("code that runs on the host is given a container, which it may change", "give it a copy, made inside")
+    if t in CONTAINERS:
+        c.refuse(
+            "code that runs on the host is given a container from outside, which it may change",
+            "give it a copy, made inside",
+        )
     if _is_of_program(c, value) or keeps((value,), (Proxy, NumberProxy)):
+        c.path.needs_whole |= id(value) not in c.sources and learn_class(c, t)
         c.refuse(
             f"code that runs on the host is given a {t.__name__}, which the program may have written to",
             "give it tensors, numbers and text",
@@ -282,11 +291,26 @@ def _given(c, value, reads: bool):
     return value
 
 
+KNOWN: set = set()  # code of functions of the standard library, and classes, whose calls are one host call each
+
+
+def learn_class(c, cls: type, made_here: bool = False) -> bool:
+    """Whether calls of a class of the standard library run as a whole from now on, and did not. made_here: since the
+    call of the class nothing has run on the host. Otherwise it is one host call more than before, where others were
+    counted: none may have had an effect, and no other path counts them."""
+    module = cls.__module__
+    known = not isinstance(module, str) or module.split(".")[0] not in sys.stdlib_module_names or cls in KNOWN
+    if known or module == "builtins" or not made_here and (c.path.log.effects or c.path.expected):
+        return False
+    KNOWN.add(cls)
+    return True
+
+
 def _is_of_program(c, value) -> bool:
     """Whether an object may be written to by the program or hold what it has computed. A library's class is not."""
     t = type(value)
-    if t is type and native_module(value.__module__):
-        return False
+    if isinstance(value, type) and (native_module(value.__module__) or read_of_library(value.__module__)):
+        return any(owner == id(value) for owner, _ in c.writes.overlay)
     users = isinstance(value, BaseException) or not native_module(t.__module__)
     return users or callable(value) or id(value) in c.sources and impure(value) is None
 

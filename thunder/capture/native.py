@@ -16,6 +16,7 @@ import itertools
 import os
 import pathlib
 import string
+import sys
 import threading
 import types
 import weakref
@@ -109,6 +110,12 @@ def native_module(name: str | None) -> bool:
     return name.split(".")[0] in _NATIVE and not name.startswith(_INTERPRETED)
 
 
+@functools.cache
+def read_of_library(name: str | None) -> bool:
+    """Whether functions of a module are the standard library's, and are read as the user's are."""
+    return name is not None and name.split(".")[0] in sys.stdlib_module_names and not native_module(name)
+
+
 # outside state that lives in a library object
 _TRACKED = {
     type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList,
@@ -187,6 +194,9 @@ def impure(f) -> str | None:
     kind = owner if isinstance(owner, type) else type(owner)
     module = plain_attribute(f, "__module__") or kind.__module__
     reason = _ONCE if f is print or f is input or f is open else _impure(module, plain_attribute(f, "__name__", ""))
+    function = plain_attribute(f, "__func__", f)
+    if reason is None and type(function) is types.FunctionType and _names_system(function):
+        reason = _ONCE
     if reason is None or issubclass(kind, (io.StringIO, io.BytesIO)):
         return None
     return f"{plain_attribute(f, '__qualname__', f)}() {reason}"
@@ -207,6 +217,32 @@ def _impure(module: str, name: str) -> str | None:
     if module in _OUTSIDE or module.startswith("pathlib") and name in _FILES:
         return _ONCE
     return None
+
+
+@functools.lru_cache(maxsize=1000)
+def _names_system(f: types.FunctionType) -> bool:
+    """Whether a function of the standard library names, in its code or in that of functions beside it, one that works
+    with the operating system."""
+    module = f.__globals__.get("__name__")
+    if not native_module(module) or module.split(".")[0] not in sys.stdlib_module_names:
+        return False
+    if vars(type(os.environ)).get(f.__name__) is f:  # whose items capture watches
+        return False
+    pending, seen = [f], {f}
+    while pending:
+        function = pending.pop()
+        space, names = function.__globals__, function.__code__.co_names
+        found = [open if n == "open" else space.get(n, sys.modules.get(n)) for n in names]
+        found += [vars(v).get(n) for v in found if isinstance(v, types.ModuleType) for n in names]
+        for v in found:
+            if not isinstance(v, (types.BuiltinFunctionType, types.FunctionType, type)) or v in seen:
+                continue
+            if v is open or _impure(v.__module__ or "", v.__name__) == _ONCE:
+                return True
+            seen.add(v)
+            if isinstance(v, types.FunctionType) and v.__module__ == module:
+                pending.append(v)
+    return False
 
 
 ENUM = enum.Enum

@@ -83,6 +83,40 @@ class HostProxy(AnyProxy):
         raise AssertionError("a host call gives the value")
 
 
+CONTAINERS = (list, dict, set)
+
+
+def contents(value: Any) -> list:
+    """All that is in a container, and in those inside of it, in order; a value that is none by itself."""
+    if type(value) not in (*CONTAINERS, tuple):
+        return [value]
+    inside = [part for item in value.items() for part in item] if type(value) is dict else value
+    return [type(value), len(value), *(found for part in inside for found in contents(part))]
+
+
+class Lent:
+    """A container that host code is given: a copy of the program's, which it must not change, now or later."""
+
+    def __init__(self, container: Any, name: str):
+        self.container, self.name, self.before = container, name, contents(container)
+
+    @property
+    def is_changed(self) -> bool:
+        now = contents(self.container)
+        same = (a is b or type(a) is int and a == b for a, b in zip(now, self.before, strict=False))
+        return len(now) != len(self.before) or not all(same)
+
+
+def check_lent(lent: list[Lent]) -> None:
+    """Raises CaptureError where host code has changed a container that it was given."""
+    for one in lent:
+        if one.is_changed:
+            raise CaptureError(
+                f"{one.name}() runs on the host and changes a {type(one.container).__name__} that it is given",
+                remedy="give it a container from outside of the compiled function, or call it there",
+            )
+
+
 class Mark(NamedTuple):
     """What a log was at a time. effects, states: how many."""
 
@@ -94,13 +128,14 @@ class Mark(NamedTuple):
 
 class Log(dict[int, Any]):
     """The results of the numbered host calls of one call. effects: the visible effects so far, in words. called: the
-    functions, and names of methods, by number."""
+    functions, and names of methods, by number. lent: containers that they were given."""
 
-    __slots__ = ("effects", "called", "_states")
+    __slots__ = ("effects", "called", "lent", "_states")
 
     def __init__(self):
         super().__init__()
         self.effects: list[str] = []
+        self.lent: list[Lent] = []
         self.called: dict[int, tuple] = {}
         # of generators, since each mark: what sets a state, and the state
         self._states: list[dict[int, tuple[Callable, Any]]] = [{}]
@@ -158,6 +193,7 @@ def _state_of(generator: Any) -> tuple[Callable, Any] | None:
 class _Current(threading.local):
     results: Log | None = None  # of the program that runs
     next: Log | None = None  # that the next program begins with
+    lent: list[Lent] | None = None  # of a program without a log
 
 
 _LOG = _Current()
@@ -211,12 +247,17 @@ def with_log(program: Callable, decides: bool) -> Callable:
         results, _LOG.next = _LOG.next, None
         if results is None and decides:
             results = Log()
+        outer, _LOG.lent = _LOG.lent, [] if results is None else results.lent
         with logged(results):
             try:
-                return program(*inputs)
+                found = program(*inputs)
+                check_lent(_LOG.lent)
+                return found
             except OtherPath as other:
                 other.log = results
                 raise
+            finally:
+                _LOG.lent = outer
 
     return run
 
@@ -230,6 +271,7 @@ def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: d
             raise CaptureError(f"{function.__name__}() runs on the host, and something else did so in its place before")
         return results[index]
     before = 0 if results is None else len(results.effects)
+    lent = [Lent(a, function.__name__) for a in (*args, *kwargs.values()) if type(a) in CONTAINERS]
     if results is not None and effect:
         results.note(effect, function, args)
     try:
@@ -240,6 +282,11 @@ def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: d
         raise
     if results is not None and index is not None:
         results.keep(index, function, args, value)
+    if lent:
+        check_lent(lent)
+        kept = _LOG.lent if results is None else results.lent
+        if kept is not None:
+            kept += lent
     return value
 
 
