@@ -76,7 +76,7 @@ class Captured:
         # computation runs, before the epilogue; nothing is lost then
         effects = [b.tags for b in c.recorder.bound_symbols if OpTags.DONT_DCE in b.tags]
         draws = any(OpTags.RANDOM_OP in tags for tags in effects)
-        # the original would do these again; random numbers alone are put back
+        # the original would do these again; it draws the same random numbers again
         happened = any(tags.isdisjoint((OpTags.DECISION, OpTags.RANDOM_OP)) for tags in effects)
         happened = happened or c.tensors.mutated or self.host_calls
         handles = any(record.catches for record in c.calls)
