@@ -87,7 +87,7 @@ def parts_of(*values, keys: bool = True) -> Iterator:
 
 
 _HOLDING: Any = (list, tuple, dict, set, frozenset, deque)
-_VIEWS = type({}.keys()), type({}.values()), type({}.items())
+_VIEWS: Any = type({}.keys()), type({}.values()), type({}.items())
 
 
 def call_special(host, method, value, args, name):
