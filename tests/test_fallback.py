@@ -62,6 +62,28 @@ def test_a_program_that_never_looks_the_same_is_not_captured_at_each_call():
     assert thunder.cache_misses(compiled) < 40
 
 
+def drawn(x):
+    a = torch.rand(2)
+    try:
+        return a + torch.bernoulli(x), torch.rand(2)
+    except RuntimeError:
+        return a - x, torch.rand(2)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_numbers_that_a_program_drew_are_drawn_again_by_the_original_that_handles_its_error(grad):
+    compiled, eager = thunder.jit(drawn, fallback="eager"), torch.Generator()
+    for value in (1.0, 2.0, 0.0, 3.0):
+        x = torch.full((2,), value, requires_grad=grad)
+        eager.set_state(torch.get_rng_state())
+        ours, state = compiled(x), torch.get_rng_state()
+        torch.set_rng_state(eager.get_state())
+        for a, b in zip(ours, drawn(x), strict=True):
+            assert torch.equal(a, b)
+        assert torch.equal(state, torch.get_rng_state())
+    assert len(compiled.programs) == 1
+
+
 def test_what_would_compute_something_else_is_an_error():
     class Nothing(thunder.Transform):
         def transform_traces_pre_prologue(self, prologue, computation, epilogue, **kwargs):

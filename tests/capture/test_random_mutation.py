@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 import thunder
 from tests.capture.test_mutation import flat
 from tests.test_cudagraph import Imitated
+from thunder.analysis.aliases import alias_bases
 from thunder.core import regions
 from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import OpTags, Symbol
 from thunder.errors import CaptureError
+from thunder.transforms.base import Transform
 
 WRITES = [
     lambda a, b: a.add_(1), lambda a, b: a.mul_(0.5), lambda a, b: a.zero_(),
@@ -241,8 +244,40 @@ def small_space(lines):
     return sizes if len(sizes) == 1 else set()
 
 
+def storages(values) -> set:
+    return {t.untyped_storage().data_ptr() for t in flat(values) if isinstance(t, torch.Tensor) and t.numel()}
+
+
+class WatchedMemory(Transform):
+    """Every operation fails whose result is in the memory of an argument, where the analysis of aliases knows of no
+    view."""
+
+    exact = True
+
+    def transform_trace_post_optimization(self, computation_trace, **kwargs):
+        operations = computation_trace.bound_symbols
+        views = alias_bases(operations, maybe=True).keys()
+        return computation_trace.replace(
+            bound_symbols=[
+                b
+                if b.sym.fn is None or b.sym.python_printer is not None or OpTags.IN_PLACE in b.sym.tags
+                else b.replace(sym=self.watched(b.sym, views.isdisjoint(b.outputs)))
+                for b in operations
+            ]
+        )
+
+    def watched(self, symbol, apart):
+        def run(*args, **kwargs):
+            given, made = storages((args, *kwargs.values())), symbol.fn(*args, **kwargs)
+            assert not apart or given.isdisjoint(storages(made)), symbol
+            return made
+
+        return Symbol(symbol.name, id=symbol.id, is_prim=True, tags=tuple(symbol.tags), fn=run)
+
+
 WAYS = {  # how many programs, how often each is called, with what
     "torch": (400, 2, dict), "fused": (150, 2, lambda: {"executors": ["triton_fuser"]}),
+    "memory": (100, 1, lambda: {"transforms": [WatchedMemory()]}),
     "graphs": (150, 4, lambda: {"transforms": [Imitated()]}),
     "fused graphs": (40, 4, lambda: {"executors": ["triton_fuser"], "transforms": [Imitated()]}),
 }  # fmt: skip

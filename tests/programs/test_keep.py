@@ -302,6 +302,25 @@ def test_effects_are_repeated(again):
         assert model.history == [2] and stats.loaded == loaded, stats.not_loaded
 
 
+def drawn(x):
+    a = torch.rand(2)
+    try:
+        return a + torch.bernoulli(x)
+    except RuntimeError:
+        return a - x
+
+
+def test_the_original_that_handles_an_error_draws_the_same_numbers(again):
+    for value, loaded in ((1.0, 0), (2.0, 1), (0.0, 1), (3.0, 1)):
+        x = torch.full((2,), value)
+        torch.manual_seed(1)
+        wanted, state = drawn(x), torch.get_rng_state()
+        torch.manual_seed(1)
+        found, stats = again(drawn, x, fallback="eager")
+        assert stats.loaded == loaded, stats.not_loaded
+        assert torch.equal(found, wanted) and torch.equal(torch.get_rng_state(), state)
+
+
 # ------------------------------------------------------------------------------------- what is another program
 
 

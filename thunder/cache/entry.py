@@ -24,7 +24,7 @@ from thunder.distributed.agreement import check_agreement
 from thunder.executors.torchex import no_autocast
 from thunder.extend import FusionExecutor
 from thunder.ops.torch_types import to_torch_device
-from thunder.options import JitOptions
+from thunder.options import FALLBACK_OPTIONS, JitOptions
 from thunder.pipeline import (
     asked_for,
     lower,
@@ -200,8 +200,9 @@ def lowered(
         run = not_differentiable(program(traces[-1]), modes, captured.any_input_requires_grad)
     if captured.host_calls:
         run = with_log(run, bool(captured.path))
-    if captured.path:
-        run = _with_numbers_put_back(run, captured.computation)
+    if captured.path or fails_over(captured, options):
+        left = Exception if fails_over(captured, options) else OtherPath
+        run = with_numbers_put_back(run, *drawn_from(captured.computation), left)
     return Lowered([*captured.computation_traces[:-1], *traces], backward, run, executed, connection)
 
 
@@ -216,21 +217,37 @@ def not_differentiable(run: Callable, modes: tuple, any_input_requires_grad: boo
     return without_grad(run) if compat.grad_enabled_in(modes) and any_input_requires_grad else run
 
 
-def _with_numbers_put_back(function: Callable, computation: Trace) -> Callable:
-    """`function`, which draws no numbers where it leaves for another path: that draws them again."""
+def fails_over(captured: Any, options: JitOptions) -> bool:
+    """Whether the original function runs where an operation of the program raises."""
+    return options.fallback is FALLBACK_OPTIONS.EAGER and captured.may_fail_over
+
+
+def drawn_from(computation: Trace) -> tuple[list[torch.device], list[torch.Generator]]:
+    """The devices whose default generators a program draws from, and other generators."""
     drawing = [b for b in computation.bound_symbols if not b.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE))]
     results = [o for b in drawing for o in b.outputs if isinstance(o, TensorProxy)]
     devices = {device for o in results if (device := to_torch_device(o.device)) is not None}
     own = {id(x): x for b in drawing for x in leaves((b.args, b.kwargs)) if type(x) is torch.Generator}
+    return sorted(devices, key=str), list(own.values())
+
+
+def with_numbers_put_back(
+    function: Callable, devices: Sequence[torch.device], own: Sequence[torch.Generator], left: type[Exception]
+) -> Callable:
+    """`function`, which draws no numbers where it leaves for another path or for the original: these draw them
+    again. left: the exceptions that it leaves by."""
     if not devices and not own:
         return function
+    on_gpus = any(d.type == "cuda" for d in (*devices, *(g.device for g in own)))
 
     def run(*inputs):
-        generators = [*map(_default_generator, devices), *own.values()]
+        if on_gpus and torch.cuda.is_current_stream_capturing():  # which leaves for nothing, and has no states to get
+            return function(*inputs)
+        generators = [*map(_default_generator, devices), *own]
         states = [g.get_state() for g in generators]
         try:
             return function(*inputs)
-        except OtherPath:
+        except left:
             for generator, state in zip(generators, states):
                 generator.set_state(state)
             raise

@@ -74,13 +74,13 @@ class Captured:
         self._computation(c, output)
         # the program may handle an error of an operation, or have written before it, and the error comes when the
         # computation runs, before the epilogue; nothing is lost then
-        effects = any(
-            OpTags.DONT_DCE in operation.tags and OpTags.DECISION not in operation.tags
-            for operation in c.recorder.bound_symbols
-        )
-        # the original would do these again
-        happened = effects or c.tensors.mutated or self.host_calls
-        self.may_fail_over = (epilogue.writes or any(record.catches for record in c.calls)) and not happened
+        effects = [b.tags for b in c.recorder.bound_symbols if OpTags.DONT_DCE in b.tags]
+        draws = any(OpTags.RANDOM_OP in tags for tags in effects)
+        # the original would do these again; it draws the same random numbers again
+        happened = any(tags.isdisjoint((OpTags.DECISION, OpTags.RANDOM_OP)) for tags in effects)
+        happened = happened or c.tensors.mutated or self.host_calls
+        handles = any(record.catches for record in c.calls)
+        self.may_fail_over = (handles or epilogue.writes and not draws) and not happened
         c.ask_at_the_end()
         self._write_prologue(c)
         self.guard_count = len(c.observed) + len(c.tensors.shapes)

@@ -120,6 +120,12 @@ def settled(c, value):
     return c.path.host_value(value)
 
 
+def settle_inside(c, *values) -> None:
+    """Containers among the values hold the values of texts from now on: native code hashes what is in them."""
+    for part in parts_of(*values):
+        settle_values(c, c.materialize(part), functools.partial(settled, c))
+
+
 def number_of(c, value: HostProxy):
     """The number of Python's that a number of NumPy's from outside is; None for other values."""
     source = c.path.source_of(value)
@@ -243,6 +249,5 @@ def known_result(c, function: Callable, args, kwargs: dict, effect: str):
         return found
     if effect or function in _OF_TEXT or not any(is_text(c, a) for a in parts_of(args, kwargs)):
         return NULL
-    for part in parts_of(args, kwargs):
-        settle_values(c, part, functools.partial(settled, c))
+    settle_inside(c, args, kwargs)
     return c.call(function, [settled(c, a) for a in args], {k: settled(c, a) for k, a in kwargs.items()})

@@ -114,7 +114,8 @@ def _example(c, make, x):
     if isinstance(x, NumberProxy):
         return _number(c, x)
     if type(x) is not TensorProxy:
-        if type(x) in PRIMITIVE or isinstance(x, (numpy.generic, numpy.ndarray)) or type(x).__module__ in _OF_THUNDER:
+        plain = type(x) in PRIMITIVE or type(x) is type  # PyTorch asks a class nothing that the user wrote
+        if plain or isinstance(x, (numpy.generic, numpy.ndarray)) or type(x).__module__ in _OF_THUNDER:
             return as_torch(x)
         raise _Unknown
     shape = tuple(_number(c, n) for n in x.shape)

@@ -150,7 +150,20 @@ _OF_ELEMENT = ("add", "discard", "remove", "__contains__")
 
 def _hashed(c, a):
     """An iterable of elements of a set, with the values of texts among them."""
-    return [changing.settled(c, x) for x in c.steps(a)] if isinstance(a, (list, tuple, Iterator)) else iterable(c, a)
+    if isinstance(a, (list, tuple, Iterator)):
+        return [changing.settled(c, x) for x in c.steps(a)]
+    changing.settle_inside(c, a)
+    found = iterable(c, a)
+    return _Hashed(c, a, {}) if type(found) is standins.Iterated else found
+
+
+class _Hashed(standins.Iterated):
+    """An iterable of the user's whose elements native code hashes."""
+
+    __slots__ = ()
+
+    def __iter__(self):
+        return (changing.settled(self.host, x) for x in self.host.steps(self.value))
 
 
 def _by_receiver(c, f, s, args, kwargs):

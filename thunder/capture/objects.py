@@ -311,6 +311,8 @@ def _is_own(c, o) -> bool:
 
 def own_store(c, o, n, v) -> None:
     """An attribute write: real on objects of this capture, an effect on objects that came from outside."""
+    if type(o) in (TensorProxy, HostProxy):  # by `object.__setattr__`
+        return store_attr(c, o, n, v)
     if issubclass(type(o), type):
         c.known.looked_up.clear()
     if _is_own(c, o):
@@ -362,9 +364,12 @@ def delete_attr(c, o, n) -> None:
     if type(o) is TensorProxy and n == "grad":
         gradients.write_gradient(c, o, None)
     elif type(o) is TensorProxy:
-        delattr(torch.empty(()), n)  # raises
+        delattr(_A_TENSOR, n)  # raises
     else:
         attributes.delete_attr(c, o, n)
+
+
+_A_TENSOR = torch.empty(())  # made before any capture, which would record it
 
 
 def native_delete(c, found, o, n) -> None:
@@ -375,6 +380,8 @@ def native_delete(c, found, o, n) -> None:
 
 
 def own_delete(c, o, n) -> None:
+    if type(o) is TensorProxy:
+        return delete_attr(c, o, n)
     if issubclass(type(o), type):
         c.known.looked_up.clear()
     if _is_own(c, o) or issubclass(type(o), type) and not o.__flags__ & HEAP_TYPE:

@@ -243,17 +243,20 @@ def _check_object(c, v, t: type) -> None:
         )
 
 
-def _lifted(c, v, typed: bool):
-    t = type(v)
+def _lifted(c, v, typed: bool, deep: int = 0):
+    t, inside = type(v), deep + 1
+    if inside > _DEEPEST:
+        c.refuse("an operation is given a list that holds itself, or one of more dimensions than tensors have", _FLAT)
     if isinstance(v, list):
-        return [_lifted(c, x, typed) for x in list.__iter__(v)]
+        return [_lifted(c, x, typed, inside) for x in list.__iter__(v)]
     if t is dict:
-        return {k: _lifted(c, x, typed) for k, x in v.items()}
+        return {k: _lifted(c, x, typed, inside) for k, x in v.items()}
     if t is tuple:
-        return tuple(_lifted(c, x, typed) for x in v)
+        return tuple(_lifted(c, x, typed, inside) for x in v)
     return v.item() if isinstance(v, numpy.generic) and not typed else map_structure(c.lift, v)
 
 
+_DEEPEST, _FLAT = 130, "give it tensors, numbers, and lists of these"  # PyTorch looks no deeper than 128 lists
 # functions that make tensors of their arguments
 _OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
 

@@ -32,7 +32,7 @@ from thunder.capture.examples import checked
 from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.library import distributions
-from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
+from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, native_module
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Size, TensorProxy
@@ -92,6 +92,8 @@ def native_binary(c, symbol, a, b):
             return Host.native_binary(c, symbol, a, c.steps(b))
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return _of_tensors(c, symbol, a, b)
+    if ta in DICT_VIEWS or tb in DICT_VIEWS:
+        changing.settle_inside(c, a, b)
     if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
         return operations.size((*a, *b))
     return Host.native_binary(c, symbol, a, b)

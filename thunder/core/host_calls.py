@@ -28,7 +28,7 @@ import numpy
 
 from thunder.core.codegen import OBJECT_NAMES
 from thunder.core.paths import OtherPath
-from thunder.core.proxies import AnyProxy
+from thunder.core.proxies import AnyProxy, Proxy
 from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
 
@@ -68,6 +68,21 @@ class HostProxy(AnyProxy):
         if recorder is None or recorder.decide is None or not issubclass(self.kind, numpy.generic):
             return self._refuse()
         return recorder.decide.host_value(self)
+
+    def __eq__(self, other: object) -> Any:
+        """Native code compares a value that is inside of a container: the program decides by it."""
+        if self is other:
+            return True
+        recorder = current_recorder()
+        theirs = type(other) is HostProxy
+        if recorder is None or recorder.decide is None or isinstance(other, Proxy) and not theirs:
+            return NotImplemented
+        if self.kind.__hash__ in (None, object.__hash__):
+            return self._refuse()
+        value = recorder.decide.host_value(self)
+        return value == (recorder.decide.host_value(other) if theirs else other)
+
+    __hash__ = object.__hash__
 
     def __int__(self) -> int:
         return int(self._number())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import functools
+import gc
 import types
 from collections import deque
 from collections.abc import Iterator
@@ -74,6 +75,8 @@ def parts_of(*values, keys: bool = True) -> Iterator:
         value = pending.pop()
         yield value
         base = next((b for b in _HOLDING if isinstance(value, b)), None)
+        if isinstance(value, _VIEWS):
+            pending += gc.get_referents(value)  # the dict
         if base is None or id(value) in seen:
             continue
         seen.add(id(value))
@@ -84,6 +87,7 @@ def parts_of(*values, keys: bool = True) -> Iterator:
 
 
 _HOLDING: Any = (list, tuple, dict, set, frozenset, deque)
+_VIEWS: Any = type({}.keys()), type({}.values()), type({}.items())
 
 
 def call_special(host, method, value, args, name):

@@ -183,7 +183,10 @@ def _by_items(host, symbol, a, b) -> bool:
     items: Any = dict.values if base is dict else base.__iter__
     inside = set(map(type, (*items(a), *items(b)))) - PLAIN
     names = "__eq__", name, COMPARE_METHOD[REFLECTED[symbol]]
-    return any(issubclass(t, _CONTAINERS) or any(in_python(host.lookup(t, n)) for n in names) for t in inside)
+    return any(
+        issubclass(t, _CONTAINERS) or host.compares(t) or any(in_python(host.lookup(t, n)) for n in names)
+        for t in inside
+    )
 
 
 def compare_items(host, symbol, a, b):

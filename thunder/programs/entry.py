@@ -22,7 +22,10 @@ from thunder.cache.entry import (
     apart_from_autocast,
     connect,
     differentiable,
+    drawn_from,
+    fails_over,
     not_differentiable,
+    with_numbers_put_back,
 )
 from thunder.core.codegen import Printer, function_source, line_owners
 from thunder.core.proxies import TensorProxy
@@ -89,11 +92,22 @@ def document_of(entry: CacheEntry, options: JitOptions, regions: Regions) -> dic
         "facts": {
             "any_input_requires_grad": captured.any_input_requires_grad,
             "may_fail_over": captured.may_fail_over,
+            "draws_again": _draws_again(captured, options),
             "constants": captured.constants,
             "effects": sorted(captured.effects),
         },
     }
     return said
+
+
+def _draws_again(captured: Any, options: JitOptions) -> list[str]:
+    """The devices whose numbers are drawn again where an operation raises and the original function runs."""
+    if not fails_over(captured, options):
+        return []
+    devices, own = drawn_from(captured.computation)
+    if own:
+        raise Unspeakable("it draws from generators of its own, and may handle an error")
+    return [*map(str, devices)]
 
 
 def key_of_missing(missing: Sequence[int]) -> str:
@@ -285,6 +299,7 @@ def entry_of(
             _connected(document, trusted, forward_fn, backward_fn, modes, replay.numbers.decisions), modes
         )
         backwards = [TextTrace("backward", backward["text"], backward_fn)]
+    run = with_numbers_put_back(run, [*map(torch.device, document["facts"]["draws_again"])], [], Exception)
     captured: Any = Loaded(document, weak)
     captured.prologue_traces, captured.prologue_fn = [prologue], prologue_fn
     captured.epilogue_traces, captured.epilogue_fn = [], None

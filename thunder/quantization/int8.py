@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from thunder import compat
 from thunder.core.proxies import TensorProxy
 from thunder.ops.families.few_bits import Encoding
 from thunder.ops.families.quantization import int_mm
@@ -16,6 +18,15 @@ from thunder.quantization.weights import ScaledRows
 STEPS = 127
 TINY = torch.finfo(torch.float32).tiny
 CUDA_ROWS = 17  # at least, of PyTorch's product of integers on GPUs
+
+
+@functools.cache
+def cpu_sums_exactly() -> bool:
+    """Whether PyTorch's product of integers is exact on this CPU. oneDNN adds two products in 16 bits where it may not
+    use the instructions that PyTorch finds (ONEDNN_MAX_CPU_ISA)."""
+    largest = torch.full((CUDA_ROWS, 64), STEPS, dtype=torch.int8)
+    products = [compat.int_mm(rows, largest.t()) for rows in (largest, largest[:1])]
+    return all(bool((p == 64 * STEPS**2).all()) for p in products)
 
 
 def _rounded(rows: Any) -> tuple[Any, Any]:
@@ -29,8 +40,8 @@ class Int8Weights(ScaledRows):
     """w = held * scale, with `held` of int8 and a scale for each output, whose products stay within 127 steps.
 
     dynamic: whether each row of a layer's input is rounded so in each call, too, and the product is one of integers,
-    summed exactly in int32. On GPUs that takes 17 rows or more, which are known, and sizes divisible by 8; other layers
-    make their weight.
+    summed exactly in int32. On GPUs that takes 17 rows or more, which are known, and sizes divisible by 8; on CPUs a
+    product that is exact; other layers make their weight.
     """
 
     encoding = Encoding()
@@ -47,7 +58,7 @@ class Int8Weights(ScaledRows):
 
     def multiplies(self, x: TensorProxy, shape: tuple[int, int]) -> bool:
         if not self.dynamic or x.device.type == "cpu":
-            return self.dynamic
+            return self.dynamic and cpu_sums_exactly()
         rows = x.shape[:-1]
         enough = all(isinstance(n, int) for n in rows) and math.prod(rows) >= CUDA_ROWS
         return x.device.type == "cuda" and enough and not any(n % 8 for n in shape)

@@ -227,7 +227,16 @@ def _lay_out_like(made: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _laid_out_like(executor) -> Symbol:
-    return Symbol("laid_out_like", lambda made, target: like(made), is_prim=True, fn=_lay_out_like, executor=executor)
+    symbol = Symbol(
+        "laid_out_like",
+        lambda made, target: like(made),
+        is_prim=True,
+        tags=(OpTags.VIEW,),
+        fn=_lay_out_like,
+        executor=executor,
+    )
+    symbol.shows, symbol.may_copy = 0, True
+    return symbol
 
 
 def _raise(operation: BoundSymbol):
