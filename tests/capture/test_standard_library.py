@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import thunder
-from thunder.capture import host_lines
+from thunder.capture import native
 
 # name: the lines of a function of x, before `return x * 2`; what is compiled is one program for each
 PROGRAMS = {
@@ -89,7 +89,7 @@ def seen(run, folder: Path) -> list:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_does_what_eager_does(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(host_lines, "KNOWN", set())
+    monkeypatch.setattr(native, "KNOWN", set())
     monkeypatch.setenv("THUNDER_TEST", "0")
     f = made(PROGRAMS[name])
     compiled = thunder.jit(f)

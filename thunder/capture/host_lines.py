@@ -26,7 +26,7 @@ from thunder.capture import arrays, changing
 from thunder.capture.examples import is_tried
 from thunder.capture.expose import expose, keeps
 from thunder.capture.library import printed_nodes
-from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, native_module, read_of_library
+from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, learn_class, native_module, read_of_library
 from thunder.capture.remade import UNCHANGING
 from thunder.capture.sources import tensor_of
 from thunder.core.host_calls import CONTAINERS, HostProxy, call_function, call_method, host_call, kind_of, warn_at
@@ -92,8 +92,7 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     kind = _known_kind(function, args, kwargs)
     pure = pure and (kind is None or issubclass(kind, FIXED))
     own = not effect and c.path.is_own((function, args, kwargs))
-    if not (pure or own or effect == "random") and c.library is not None and c.library.learn(c):
-        c.refuse(f"a function of the standard library calls {name}()")  # captured again, it runs as a whole
+    _check_library(c, name, effect, pure or own)
     index = None if pure else c.path.next_host_call(own)
     value, any_size = None, []
     if kind is None:
@@ -119,6 +118,12 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
         c.path.knows(out, value)
     _share(c, out, (args, kwargs))
     return result
+
+
+def _check_library(c, name: str, effect: str, repeated: bool) -> None:
+    """repeated: whether it may run again."""
+    if not repeated and effect != "random" and c.library is not None and c.library.learn(c):
+        c.refuse(f"a function of the standard library calls {name}()")  # captured again, it runs as a whole
 
 
 def _check_place(c, name: str, effect: str) -> None:
@@ -265,23 +270,10 @@ def given(c, value, reads: bool):
         return c.lift(value)
     if t is numpy.ndarray and value.flags.writeable and id(value) not in c.outside.arrays:
         return arrays.refuse_given(c, value)
-    own = t in CONTAINERS and id(value) not in c.containers.looks and id(value) not in c.sources
-    if own and not reads:
-        c.path.lend(value)
-    if t in (*CONTAINERS, tuple, collections.OrderedDict) and (reads or own or t is tuple):
-        expose(c, value)
-        if t is collections.OrderedDict:  # as state dicts are, with their attributes
-            return run(c, _ordered, (tuple(value.items()), tuple(vars(value).items())), pure=True)
-        if t is dict:
-            return {given(c, k, reads): given(c, v, reads) for k, v in value.items()}
-        return t(given(c, v, reads) for v in value)
+    if t in (*CONTAINERS, tuple) or reads and t is collections.OrderedDict:
+        return _given_container(c, value, reads)
     if t is HostMethod:
         return run(c, getattr, (value.proxy, value.name), pure=True)
-    if t in CONTAINERS:
-        c.refuse(
-            "code that runs on the host is given a container from outside, which it may change",
-            "give it a copy, made inside",
-        )
     if _is_of_program(c, value) or keeps((value,), (Proxy, NumberProxy)):
         c.path.needs_whole |= id(value) not in c.sources and learn_class(c, t)
         c.refuse(
@@ -291,19 +283,21 @@ def given(c, value, reads: bool):
     return value
 
 
-KNOWN: set = set()  # code of functions of the standard library, and classes, whose calls are one host call each
-
-
-def learn_class(c, cls: type, made_here: bool = False) -> bool:
-    """Whether calls of a class of the standard library run as a whole from now on, and did not. made_here: since the
-    call of the class nothing has run on the host. Otherwise it is one host call more than before, where others were
-    counted: none may have had an effect, and no other path counts them."""
-    module = cls.__module__
-    known = not isinstance(module, str) or module.split(".")[0] not in sys.stdlib_module_names or cls in KNOWN
-    if known or module == "builtins" or not made_here and (c.path.log.effects or c.path.expected):
-        return False
-    KNOWN.add(cls)
-    return True
+def _given_container(c, value, reads: bool):
+    t = type(value)
+    if not reads and t is not tuple:
+        if id(value) in c.containers.looks or id(value) in c.sources:
+            c.refuse(
+                "code that runs on the host is given a container from outside, which it may change",
+                "give it a copy, made inside",
+            )
+        c.path.lend(value)
+    expose(c, value)
+    if t is collections.OrderedDict:  # as state dicts are, with their attributes
+        return run(c, _ordered, (tuple(value.items()), tuple(vars(value).items())), pure=True)
+    if t is dict:
+        return {given(c, k, reads): given(c, v, reads) for k, v in value.items()}
+    return t(given(c, v, reads) for v in value)
 
 
 def _is_of_program(c, value) -> bool:

@@ -112,8 +112,28 @@ def native_module(name: str | None) -> bool:
 
 @functools.cache
 def read_of_library(name: str | None) -> bool:
-    """Whether functions of a module are the standard library's, and are read as the user's are."""
-    return name is not None and name.split(".")[0] in sys.stdlib_module_names and not native_module(name)
+    """Whether functions of a module are the standard library's, and are read as the user's are, but for those that may
+    wait for what the program does later."""
+    top = (name or "").split(".")[0]
+    return top in sys.stdlib_module_names and top not in _WAITING and not native_module(name)
+
+
+_WAITING = {"queue", "concurrent", "asyncio", "sched"}
+
+
+KNOWN: set = set()  # code of functions of the standard library, and classes, whose calls are one host call each
+
+
+def learn_class(c, cls: type, made_here: bool = False) -> bool:
+    """Whether calls of a class of the standard library run as a whole from now on, and did not. made_here: since the
+    call of the class nothing has run on the host. Otherwise it is one host call more than before, where others were
+    counted: none may have had an effect, and no other path counts them."""
+    module = cls.__module__
+    known = not isinstance(module, str) or module.split(".")[0] not in sys.stdlib_module_names or cls in KNOWN
+    if known or module == "builtins" or not made_here and (c.path.log.effects or c.path.expected):
+        return False
+    KNOWN.add(cls)
+    return True
 
 
 # outside state that lives in a library object
@@ -224,11 +244,12 @@ def _names_system(f: types.FunctionType) -> bool:
     """Whether a function of the standard library names, in its code or in that of functions beside it, one that works
     with the operating system."""
     module = f.__globals__.get("__name__")
-    if not native_module(module) or module.split(".")[0] not in sys.stdlib_module_names:
+    if module is None or not native_module(module) or module.split(".")[0] not in sys.stdlib_module_names:
         return False
     if vars(type(os.environ)).get(f.__name__) is f:  # whose items capture watches
         return False
-    pending, seen = [f], {f}
+    pending: list[types.FunctionType] = [f]
+    seen: set[Any] = {f}
     while pending:
         function = pending.pop()
         space, names = function.__globals__, function.__code__.co_names

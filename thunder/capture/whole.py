@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from thunder.capture import host_lines
+from thunder.capture import host_lines, native
 from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.errors import CaptureError
 from thunder.interpreter import NULL
@@ -34,10 +34,10 @@ class Entered:
         if c.path.log.effects and self.calls != (c.path.host_calls, c.path.own_calls):
             return False
         made_here = self.code.co_name == "__init__"
-        learned = self.owner is not None and host_lines.learn_class(c, self.owner, made_here)
-        if not learned and self.code in host_lines.KNOWN:
+        learned = self.owner is not None and native.learn_class(c, self.owner, made_here)
+        if not learned and self.code in native.KNOWN:
             return False
-        host_lines.KNOWN.add(self.code)
+        native.KNOWN.add(self.code)
         c.path.needs_whole = True
         return True
 
@@ -59,7 +59,7 @@ def entered(c, f: Callable, args, kwargs, enter: Callable, of_library: bool):
 
 def called(c, f: Callable, known: Any, args, kwargs):
     """A call of a function that runs as a whole; NULL where it is read. known: its code, or the class itself."""
-    if known not in host_lines.KNOWN or any(type(p) is TensorProxy for p in proxies_in((args, kwargs), [])):
+    if known not in native.KNOWN or any(type(p) is TensorProxy for p in proxies_in((args, kwargs), [])):
         return NULL
     try:
         for value in (*args, *kwargs.values()):
