@@ -546,7 +546,7 @@ class Autoencoder(nn.Module):
         super().__init__()
         self.encoder, self.decoder = nn.Sequential(nn.Linear(4, 3), nn.Tanh()), nn.Linear(3, 4)
         self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(12))
-        self.calls = 0
+        self.criterion, self.calls = nn.MSELoss(), 0
 
     def forward(self, x):
         return self.decoder(self.encode(x))
@@ -570,6 +570,9 @@ class Autoencoder(nn.Module):
         for _ in range(times):
             x = self.decoder(self.encoder(x))
         return x
+
+    def criticise(self, x, times):
+        return sum(self.criterion(self(x), x) for _ in range(times))
 
     def iterate(self, x, times):
         for _ in range(times):
@@ -606,11 +609,13 @@ def test_methods_that_call_modules_inside_are_programs(kind):
 
 
 def test_a_method_that_loops_over_calls_of_a_module_runs_as_it_is():
-    """Its calls of the module itself are compiled; where there are none, a warning says that it is eager."""
+    """Its calls of the module itself are compiled; a warning says that those of modules inside are eager."""
     model, x = Autoencoder(), torch.randn(2, 4)
     compiled = thunder.jit(model, fallback="error")
-    assert_close(compiled.iterate(x, 30)[0], model.iterate(x, 30)[0])
+    with pytest.warns(FallbackWarning, match="is called more than 8 times"):
+        assert_close(compiled.iterate(x, 30)[0], model.iterate(x, 30)[0])
     assert thunder.cache_misses(compiled) == 1
+    assert_close(compiled.criticise(x, 30), model.criticise(x, 30))  # whose criterion has no parameters
     with pytest.warns(FallbackWarning, match="is called more than 8 times"):
         assert torch.equal(compiled.encode_often(x, 30), model.encode_often(x, 30))
     longer = thunder.jit(model, max_module_calls=40)

@@ -111,8 +111,9 @@ class Compiled:
             tree = table.tree
             entries = tree.entries if tree.ask is None else tree.likely(self.fn, args, kwargs)
             for entry in entries:
+                prologue = entry.prologue_fn
                 try:
-                    inputs = entry.prologue_fn(self.fn, args, kwargs)
+                    inputs = prologue(self.fn, args, kwargs)
                 except Exception:  # noqa: BLE001 - see CacheEntry.inputs
                     continue
                 if type(inputs) is tuple:

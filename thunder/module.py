@@ -159,10 +159,11 @@ class ThunderModule(torch.nn.Module):
 
     def _call_method(self, function: Any, args: tuple, kwargs: dict) -> tuple[Any, bool]:
         """A call of a method that cannot be captured, in which calls of the module run compiled programs; and whether
-        there were any."""
+        there were any, and none of modules inside, which run as they are (a loss function without parameters may)."""
         calls = self._compiled.stats.calls
         result = function(self._as_seen_by_methods(), *args, **kwargs)
-        return result, self._compiled.stats.calls > calls
+        inside = {n for n, m in self._model._modules.items() if m is not None and any(True for _ in m.parameters())}
+        return result, self._compiled.stats.calls > calls and not names_one_of(function, inside)
 
     def _as_seen_by_methods(self) -> torch.nn.Module:
         kind = self.__dict__.get("_seen_by_methods")

@@ -4,6 +4,7 @@ import array
 import bisect
 import collections
 import contextlib
+import csv
 import datetime
 import heapq
 import io
@@ -23,6 +24,7 @@ import pytest
 import torch
 
 import thunder
+from thunder.core import host_calls
 from thunder.errors import CaptureError, FallbackWarning, SharpEdgeError
 
 PROGRAMS = {}
@@ -388,8 +390,36 @@ def test_what_host_code_may_change_is_refused():
         np.random.RandomState(0).shuffle(order)
         return x[order]
 
-    with pytest.raises(CaptureError, match="a container, which it may change"):
+    with pytest.raises(CaptureError, match="shuffle.. runs on the host and changes a list that it is given"):
         thunder.jit(f, fallback="error")(torch.ones(3))
+    with pytest.warns(FallbackWarning):
+        assert torch.equal(thunder.jit(f, fallback="eager")(torch.arange(3.0)), f(torch.arange(3.0)))
+
+
+def test_a_container_that_host_code_was_given_is_not_changed_later():
+    def changed(x):
+        row = [1, float(x.sum())]
+        with open(os.devnull, "w") as file:
+            csv.writer(file).writerow(row)
+        row.append(3)
+        return x * len(row)
+
+    with pytest.raises(CaptureError, match="the program changes a container after"):
+        thunder.jit(changed, fallback="error")(torch.ones(3))
+
+
+@pytest.mark.parametrize("decides", [False, True])
+def test_host_code_that_keeps_a_container_does_not_change_it_later(decides):
+    kept = []
+
+    def program(number):
+        host_calls.taken_from_log(0, kept.append, ([1, [2]],), {})
+        host_calls.taken_from_log(1, kept[-1][1].append, (number,), {}) if number else None
+
+    run = host_calls.with_log(program, decides)
+    run(0)
+    with pytest.raises(CaptureError, match="append.. runs on the host and changes a list that it is given"):
+        run(3)
 
 
 LISTS = {

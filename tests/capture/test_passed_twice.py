@@ -18,6 +18,16 @@ def leaf(a, b):
         return torch.autograd.grad((a * b).sum(), a)[0]
 
 
+def named(**given):
+    return given.pop("x") * given.get("y") if "z" not in given and given.setdefault("n", 1) else None
+
+
+def keyed(a, b):
+    counts = {a: 1}
+    counts.update({b: 2})
+    return a * b, len(counts), b in counts
+
+
 PROGRAMS = {  # (program, how many programs (x, x), (x, y), (y, x) take)
     "a product": (lambda a, b: a * b, 1),
     "a list for an operation": (lambda a, b: torch.cat([a, b]).sum(), 1),
@@ -25,6 +35,10 @@ PROGRAMS = {  # (program, how many programs (x, x), (x, y), (y, x) take)
     "results": (lambda a, b: (b, a), 1),
     "is": (lambda a, b: (a * b, a is b), 2),
     "a set": (lambda a, b: (a * b, len({a, b})), 2),
+    "values of a dict": (lambda a, b: named(x=a, y=b), 1),
+    "keys of a dict": (keyed, 2),
+    "a key in a key": (lambda a, b: (a * b, len({(a, 1): 1, (b, 1): 2})), 2),
+    "dicts that are equal": (lambda a, b: {"x": a} == {"x": b}, None),
     "a search": (lambda a, b: a in [b], None),  # a == b decides where they are two
     "an id": (lambda a, b: id(a) == id(b), 2),
     "a write": (written, 2),

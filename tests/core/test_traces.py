@@ -1,5 +1,6 @@
 """Symbols, lines and traces: recording, naming, decompositions, text, compiled text, and what `check` finds."""
 
+import dis
 import gc
 import linecache
 import re
@@ -548,3 +549,20 @@ def test_other_proxies_print():
         "def backward_fn(C0, i0):", '  # C0: "Collection"', '  # i0: "int 3"', "  return (C0, (2*i0 + 1))",
     ]  # fmt: skip
     assert OpTags.AUTO_REGISTERED is OpTags.OPAQUE
+
+
+def test_python_remembers_where_functions_of_a_program_are():
+    """A lookup in `torch`, which has a `__getattr__`, costs as much as a small operation's share in each call."""
+
+    def f(x):
+        return torch.exp(x * 2) if torch.isnan(x).any() else x + 1
+
+    compiled = thunder.jit(f)
+    for _ in range(100):
+        compiled(X)
+    program = compiled.programs[-1].forward.python_callable()
+    lookups = {i.opname for i in dis.get_instructions(program, adaptive=True) if i.opname.startswith("LOAD_ATTR")}
+    assert lookups == {"LOAD_ATTR_MODULE"}
+    assert program.__globals__["torch"].isnan is torch.isnan
+    decorated = compiled.programs[-1].forward.python_callable(include_decorators=True)
+    assert torch.equal(decorated(X), X + 1)

@@ -29,7 +29,7 @@ BY_THE_ORIGINAL = frozenset(
     fn_ste_vmap fn_inplace fn_needs_input_grad grad_outputs_batched flex_attention_block
     grad_fn_name view_as_complex_argument swap_tensors
     ck_list ck_print
-    pickle_module_inside torch_save_inside data_to module_to_inside
+    pickle_module_inside data_to module_to_inside
     module_half_inside version_counters torch_function_wrapper subclass_made_inside function_mode lossy_saved
     default_dtype generator_argument manual_seed_inside saved_tensor_hooks sparse_built sparse_coalesce
     tbptt inplace_ops_all iterator_argument

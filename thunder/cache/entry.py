@@ -327,7 +327,7 @@ def connect(
     """The functions of a forward and a backward as one that is connected to autograd. make_...: see `connected`."""
     given = connection
     return connected(
-        _with_own_results(without_grad(_in_modes(forward, modes)), given.own, given.shown),
+        _in_modes(forward, modes),
         apart_from_autocast(given)(backward),
         compile_source(given.result, "result", given.objects),
         given.requires_grad,
@@ -341,6 +341,8 @@ def connect(
         decisions=decisions,
         names=given.names,
         tensors=given.tensors,
+        own=given.own,
+        shown=given.shown,
     )
 
 
@@ -360,33 +362,6 @@ def _own_results(computation: Trace, outputs: list) -> list[int]:
         return o is not base or not producer[o].sym.elementwise or o.name in written
 
     return [i for i, o in enumerate(outputs) if may_be_own_view(o)]
-
-
-def _with_own_results(forward: Callable, places: Sequence[int], shown_by_saved: Sequence[int]) -> Callable:
-    """`forward`, with the results in these places detached.
-
-    PyTorch refuses writes to views that an autograd function returns. shown_by_saved: places of saved tensors that may
-    be views of results. Such a view holds the result, that its node, and this what was saved: none would be freed.
-    """
-    if not places and not shown_by_saved:
-        return forward
-
-    def run(*inputs):
-        results, (saved, others) = forward(*inputs)
-        return _without_bases(results, places), (_without_bases(saved, shown_by_saved), others)
-
-    return run
-
-
-def _without_bases(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> Sequence[torch.Tensor]:
-    """The same memory, by tensors that are no views in these places."""
-    if not places:
-        return tensors
-    found = list(tensors)
-    for i in places:
-        if found[i]._is_view():
-            found[i] = found[i].detach()
-    return tuple(found)
 
 
 def _result_of(computation: Trace, outputs: list) -> tuple[str, dict[str, Any]]:

@@ -24,6 +24,7 @@ from thunder.capture.library import (
     autograd_function,
     backward,
     checkpoints,
+    event_loops,
     higher_order,
     hooks,
     host_functions,
@@ -336,7 +337,6 @@ def install() -> None:
         ),
         torch.autograd.graph.saved_tensors_hooks.__enter__: _hook_saved_tensors,
         torch.autograd.graph.saved_tensors_hooks.__exit__: _constant(None),
-        asyncio.run: _outside_of_programs("asyncio.run is called"),
         asyncio.new_event_loop: _outside_of_programs("an event loop is made"),
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
         torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast,  # pyright: ignore[reportPrivateImportUsage]
@@ -369,6 +369,7 @@ def install() -> None:
             "assert": _checks, "check": _checks, "check_is_size": _check_is_size,
         }),
         **torch_func.HANDLERS, **levels.HANDLERS, **host_functions.handlers(), **threads.HANDLERS,
+        **event_loops.HANDLERS,
         **hooks.HANDLERS, **outside_hooks.HANDLERS, **module_hooks.HANDLERS,
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})

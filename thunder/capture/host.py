@@ -122,6 +122,7 @@ class Capture(Host):
         self.containers, self.writes, self.known, self.locks = Containers(), Writes(), Known(), Locks()
         self.library: whole.Entered | None = None
         self.threads: list = []  # of the program, each inside of the one before, None in a pool of threads
+        self.loop: Any = None  # the program's event loop, while it runs
         self.sharp_edges: list[str] = []
         self.in_cached_call = 0
         self.reading: Reading | None = None  # an attribute that Python code answers

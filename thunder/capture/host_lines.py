@@ -274,8 +274,8 @@ def given(c, value, reads: bool):
         return _given_container(c, value, reads)
     if t is HostMethod:
         return run(c, getattr, (value.proxy, value.name), pure=True)
-    if _is_of_program(c, value) or keeps((value,), (Proxy, NumberProxy)):
-        c.path.needs_whole |= id(value) not in c.sources and learn_class(c, t)
+    if (own := _is_of_program(c, value)) or keeps((value,), (Proxy, NumberProxy)):
+        c.path.needs_whole |= own and id(value) not in c.sources and learn_class(c, t)
         c.refuse(
             f"code that runs on the host is given a {t.__name__}, which the program may have written to",
             "give it tensors, numbers and text",

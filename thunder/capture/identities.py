@@ -9,6 +9,7 @@ from thunder.capture.ask import IDENTITY, SAME
 from thunder.capture.native import CONTAINERS
 from thunder.core.proxies import TensorProxy, concrete
 from thunder.interpreter.attributes import parts_of
+from thunder.interpreter.instructions import PLAIN
 
 
 class Id(int):
@@ -54,7 +55,11 @@ def hashable(c, value):
 
 
 def told_apart(c, value, others) -> None:
-    """A hash table or a list compares a value with others: those from outside stay other objects than they are."""
+    """A hash table or a list compares a value with others, a dict with its keys: those from outside stay other objects
+    than they are. Numbers and text are compared by what they are."""
+    if type(value) in PLAIN:
+        return
+    value, others = (tuple(dict.keys(x)) if isinstance(x, dict) else x for x in (value, others))
     if isinstance(value, weakref.ref):
         found = value()
         if id(found) in c.sources:

@@ -11,11 +11,6 @@ import torch
 from thunder import compat
 
 
-def saved_tensors_hooks() -> tuple | None:
-    """The hooks that see values which are saved for a backward; None where PyTorch does not say."""
-    return compat.saved_hooks(False)
-
-
 def keeps_graph() -> bool:
     """Whether what is saved for the backward that runs now is read again: its graph is kept, or hooks for saved tensors
     may have kept the tensors that they returned. True where PyTorch does not say."""
@@ -52,12 +47,7 @@ def gradients(outputs: Sequence, cotangents: Sequence, inputs: Sequence, keep_gr
     )
 
 
-def applying(function: type[torch.autograd.Function]) -> Callable:
-    """`function.apply` of a first argument and others, none of which torch.func has left behind: that it would look for
-    in each."""
-    apply, transforming = super(torch.autograd.Function, function).apply, compat.transforms_are_active
-
-    def run(first, others):
-        return function.apply(first, *others) if transforming() else apply(first, *others)
-
-    return run
+def applying(function: type[torch.autograd.Function]) -> tuple[Callable[[], bool], Callable]:
+    """Whether torch.func transforms, as a function, and what applies `function` where none does: `function.apply` would
+    look in each input for what a transform has left behind."""
+    return compat.transforms_are_active, super(torch.autograd.Function, function).apply

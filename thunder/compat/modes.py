@@ -37,12 +37,13 @@ def modes_key() -> Callable[[], tuple]:
     forward_ad = torch.autograd.forward_ad
     any_autocast, autocast_state, function_modes = compat.any_autocast, compat.autocast_state, compat.function_modes
     functorch_level, tracing, dispatch_modes = compat.functorch_level, compat.tracing_state, compat.dispatch_modes
+    grad, inference, dtype = torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype
 
     def key() -> tuple:
         return (
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.get_default_dtype(),
+            grad(),
+            inference(),
+            dtype(),
             autocast_state() if any_autocast() else None,
             _stack_of_modes() if function_modes() else None,
             _data_parallel,

@@ -259,7 +259,8 @@ def compile_source(source: str, name: str, context: dict[str, Any], code: types.
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     try:
         if code is None:
-            exec(compile(source, filename, "exec"), space)
+            code = compile(source, filename, "exec")
+            exec(code, space)
             function = space[name]
         else:
             function = types.FunctionType(code.replace(co_filename=filename), space)
@@ -267,4 +268,19 @@ def compile_source(source: str, name: str, context: dict[str, Any], code: types.
         del linecache.cache[filename]
         raise
     weakref.finalize(function, linecache.cache.pop, filename, None)
+    for root in _LOOKED_UP & space.keys():
+        space[root] = _linked(space[root], code)
     return function
+
+
+_LOOKED_UP = {"torch", "Tensor"}
+
+
+def _linked(module: Any, code: types.CodeType) -> types.ModuleType:
+    """The attributes of a module that some code names, in a module of their own: CPython remembers the place of such
+    an attribute, but not where the module has a `__getattr__`, as PyTorch's, or is a class."""
+    found, pending = types.ModuleType(module.__name__), [code]
+    for code in pending:
+        pending += [x for x in code.co_consts if type(x) is types.CodeType]
+        vars(found).update((n, getattr(module, n)) for n in code.co_names if hasattr(module, n))
+    return found

@@ -286,7 +286,8 @@ def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: d
             raise CaptureError(f"{function.__name__}() runs on the host, and something else did so in its place before")
         return results[index]
     before = 0 if results is None else len(results.effects)
-    lent = [Lent(a, function.__name__) for a in (*args, *kwargs.values()) if type(a) in CONTAINERS]
+    name = args[1] if function is call_method else function.__name__
+    lent = [Lent(a, name) for a in (*args, *kwargs.values()) if type(a) in CONTAINERS]
     if results is not None and effect:
         results.note(effect, function, args)
     try:

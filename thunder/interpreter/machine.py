@@ -204,6 +204,8 @@ async def drive_async_generator(frame):
             else:
                 sent = await _Steps(_pass_on(value))
         except BaseException as error:  # noqa: BLE001 - it is raised in the interpreted frame
+            if not hasattr(frame.host, "stack_of_frames"):
+                raise  # the host has been emptied
             thrown = error
 
 

@@ -33,31 +33,27 @@ class ThunderFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, given, *inputs):
-        program, ctx.generators, outputs, (tensors, others) = given
-        ctx.joins = ctx.watched = ()
-        ctx.hooked = compat.saved_tensors_hooks() is not None
-        if ctx.hooked:
-            tensors, others, ctx.joins = _apart(tensors, others)
-        ctx.program, ctx.others = program, others
-        ctx.kept, ctx.numbers = program.take_kept(inputs), program.take_numbers(inputs)
-        ctx.versions = _versions(ctx.kept)
+        outputs, tensors, ctx.call = given
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        if program.not_differentiable:
-            ctx.mark_non_differentiable(*(outputs[i] for i in program.not_differentiable))
+        if tensors:
+            ctx.save_for_backward(*tensors)
+        if places := ctx.call[0].not_differentiable:
+            ctx.mark_non_differentiable(*(outputs[i] for i in places))
         return outputs
 
     @staticmethod
     def backward(ctx, *cotangents):
-        program = ctx.program
-        for result, place, others in ctx.watched:
-            _check_unobserved(result(), place, any(cotangents[i] is not None for i in others))
-        tensors, others_saved, kept = ctx.saved_tensors, list(ctx.others), ctx.kept
-        for place, begin, join in reversed(ctx.joins):
-            others_saved[place], tensors = join(tensors[begin:]), tensors[:begin]
+        tensors = ctx.saved_tensors
+        program, others, kept, versions, numbers, generators, joins, hooked = ctx.call
+        if program.derived:
+            for result, place, sharing in getattr(ctx, "watched", ()):  # not by a transform of torch.func's
+                _check_unobserved(result(), place, any(cotangents[i] is not None for i in sharing))
+        others = list(others)
+        for place, begin, join in reversed(joins):
+            others[place], tensors = join(tensors[begin:]), tensors[:begin]
         ctx.maybe_clear_saved_tensors()
         if not compat.keeps_graph():
-            ctx.others = ctx.kept = ()
+            ctx.call = None
         given = [cotangents[i] for i in program.differentiable]
         del cotangents
         missing = tuple([i for i, c in enumerate(given) if c is None])
@@ -65,15 +61,16 @@ class ThunderFunction(torch.autograd.Function):
         run = None
         if not torch.is_grad_enabled():
             make = program.batched if batches else program.without
-            run = make(missing, ctx.numbers) if batches or missing else program.backward
+            run = make(missing, numbers) if batches or missing else program.backward
         if run is None:  # a program from disk has no backward for each case
-            return (None, *_differentiable_gradients(ctx, program, tensors, kept, given, missing))
+            values = program.values(tensors, kept, versions, numbers)
+            return (None, *_differentiable_gradients(program, values, numbers, generators, given, missing))
         for i in program.dense:
             given[i] = _written_out(given[i])
-        saved = [list(tensors), others_saved]
-        del tensors, others_saved, kept
+        saved = [list(tensors), others]
+        del tensors, others, kept
         with (
-            compat.saved_by_hooks() if ctx.hooked else contextlib.nullcontext(),
+            compat.saved_by_hooks() if hooked else contextlib.nullcontext(),
             backward_of(ctx, program.tensors) if program.tensors else contextlib.nullcontext(),
         ):
             return (None, *run(saved, given))
@@ -103,30 +100,17 @@ def _apart(tensors: Sequence, others: Sequence) -> tuple[list, list, list[tuple]
 
 
 def _differentiable_gradients(
-    ctx, program: _Program, tensors: Sequence, kept: Sequence, given: list, missing: tuple
+    program: _Program, values: dict, numbers: Sequence, generators: Sequence, given: list, missing: tuple
 ) -> tuple:
-    """The gradients, connected to autograd: to the inputs and to the cotangents."""
+    """The gradients, connected to autograd: to the inputs and to the cotangents. values: the inputs, by place."""
     if program.random is None:
         raise RuntimeError(
             'the backward of a compiled function that draws from a torch.Generator of yours, or with rng="fused", is '
             "differentiated: it would have to draw the same numbers "
             "again. Draw them outside of the compiled function, or from the default generator"
         )
-    for x, version, now in zip(kept, ctx.versions, _versions(kept), strict=True):
-        if now != version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{x.type()} {list(x.shape)}], an input of a compiled "
-                f"function, is at version {now}; expected version {version} instead."
-            )
-    run, needed = program.again(missing, ctx.numbers)
-    kept_at, saved_at, numbers_at = program.inputs
-    values = (
-        dict(zip(kept_at, kept, strict=True))
-        | dict(zip(numbers_at, ctx.numbers, strict=True))
-        | {i: tensors[place] for i, place in saved_at}
-    )
-    with _restored(program.random, ctx.generators):
+    run, needed = program.again(missing, numbers)
+    with _restored(program.random, generators):
         return run(*(values[i] for i in needed), *(c for c in given if c is not None))
 
 
@@ -170,7 +154,7 @@ class _Program:
 
     __slots__ = (
         "backward", "make_without", "make_batched", "make_again", "made", "lock", "differentiable",
-        "not_differentiable", "inputs", "take_kept", "take_numbers", "random", "dense", "derived",
+        "not_differentiable", "inputs", "random", "dense", "derived",
         "decisions", "names", "tensors",
     )  # fmt: skip
 
@@ -193,13 +177,28 @@ class _Program:
         self.not_differentiable = [i for i, r in enumerate(requires_grad) if r is False]
         self.inputs, self.random, self.dense = inputs, random, dense
         self.derived = [(i, others) for i, others in enumerate(derived) if others]
-        self.take_kept, self.take_numbers = _taking(inputs[0]), _taking(inputs[2])
 
     def watch(self, outputs: Sequence[torch.Tensor]) -> None:
         """Tell the node of the results which of them it must find unobserved."""
         node: Any = outputs[self.derived[0][0]].grad_fn
         if getattr(node, "_forward_cls", None) is ThunderFunction:  # not one of a transform of torch.func's
             node.watched = [(weakref.ref(outputs[i]), i, others) for i, others in self.derived]
+
+    def values(self, tensors: Sequence, kept: Sequence, versions: Sequence[int], numbers: Sequence) -> dict:
+        """The inputs of a call that its backward is recomputed from, by place. Raises where one was written to."""
+        for x, version, now in zip(kept, versions, _versions(kept), strict=True):
+            if now != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"[{x.type()} {list(x.shape)}], an input of a compiled "
+                    f"function, is at version {now}; expected version {version} instead."
+                )
+        kept_at, saved_at, numbers_at = self.inputs
+        return (
+            dict(zip(kept_at, kept, strict=True))
+            | dict(zip(numbers_at, numbers, strict=True))
+            | {i: tensors[place] for i, place in saved_at}
+        )
 
     def once(self, kind: str, make: Callable, missing: tuple, numbers: Sequence):
         """`make(missing)` for a call with these numbers, called at the first use in any thread of autograd."""
@@ -231,11 +230,11 @@ def connected(
     forward: Callable, backward: Callable, rebuild: Callable, requires_grad: list[bool | None], *,
         make_without: Callable, make_batched: Callable, make_again: Callable,
     inputs: Sequence, random: Sequence | None, dense: Sequence[int], derived: Sequence[Sequence[int]],
-    decisions: Decisions, names: Sequence[str], tensors: Sequence[str] = (),
+    decisions: Decisions, names: Sequence[str], tensors: Sequence[str], own: Sequence[int], shown: Sequence[int],
 ) -> Callable:  # fmt: skip
     """A function from the inputs of a program to its result, connected to autograd.
 
-    forward(*inputs) returns (outputs, (saved tensors, other saved values)), without grad. backward(saved, cotangents)
+    forward(*inputs) returns (outputs, (saved tensors, other saved values)). backward(saved, cotangents)
     returns a gradient or None for each input. rebuild(inputs, outputs) returns the result of the program.
     requires_grad: by output, whether it has a cotangent.
 
@@ -262,16 +261,40 @@ def connected(
         names,
         tensors,
     )
-    apply = compat.applying(ThunderFunction)
+    (transforming, apply), saved_hooks = compat.applying(ThunderFunction), compat.saved_hooks
+    is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, compat.set_grad_enabled
+    take_kept, take_numbers = _taking(inputs[0]), _taking(inputs[2])
 
     def run(*inputs):
         generators = [generator_of(d).get_state() for d in random] if random else ()
-        outputs = apply((program, generators, *forward(*inputs)), inputs)
+        before = is_grad_enabled()
+        set_grad_enabled(False)
+        try:
+            outputs, (tensors, others) = forward(*inputs)
+        finally:
+            set_grad_enabled(before)
+        outputs, tensors = _without_bases(outputs, own), _without_bases(tensors, shown)
+        hooked, joins = saved_hooks(False) is not None, []
+        if hooked:
+            tensors, others, joins = _apart(tensors, others)
+        kept = take_kept(inputs)
+        call = program, others, kept, kept and _versions(kept), take_numbers(inputs), generators, joins, hooked
+        given = outputs, tensors, call
+        outputs = ThunderFunction.apply(given, *inputs) if transforming() else apply(given, *inputs)
         if program.derived:
             program.watch(outputs)
         return rebuild(inputs, outputs)
 
     return run
+
+
+def _without_bases(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> Sequence[torch.Tensor]:
+    """The same memory, by tensors that are no views in these places."""
+    for i in places:
+        if tensors[i]._is_view():
+            tensors = [*tensors] if type(tensors) is tuple else tensors
+            tensors[i] = tensors[i].detach()
+    return tuple(tensors)
 
 
 def without_grad(function: Callable) -> Callable:
@@ -285,10 +308,10 @@ def with_grad(function: Callable) -> Callable:
 
 
 def _in_grad_mode(function: Callable, enabled: bool) -> Callable:
-    set_grad_enabled = compat.set_grad_enabled
+    is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, compat.set_grad_enabled
 
     def run(*inputs):
-        before = torch.is_grad_enabled()
+        before = is_grad_enabled()
         set_grad_enabled(enabled)
         try:
             return function(*inputs)
