@@ -25,7 +25,7 @@ from thunder.errors import ThunderError
 # refused in words: the original runs
 BY_THE_ORIGINAL = frozenset(
     """
-    generator_result generator_method coroutine_result asyncio_inside async_gen
+    generator_result generator_method coroutine_result async_gen
     fn_ste_vmap fn_inplace fn_needs_input_grad grad_outputs_batched flex_attention_block
     grad_fn_name view_as_complex_argument swap_tensors
     ck_list ck_print
