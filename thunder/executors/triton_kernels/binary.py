@@ -108,6 +108,8 @@ def expect_kernels() -> None:
 def _server() -> ForkServer:
     with _lock:
         if not _servers or _servers[0].poll() is not None:
+            for ended in _servers:
+                ended.close()
             _servers[:] = [ForkServer("thunder.executors.triton_kernels.compiling", IDLE)]
         return _servers[0]
 
