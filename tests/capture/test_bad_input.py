@@ -3,7 +3,6 @@ function is usable after."""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import linecache
 import sys
@@ -76,14 +75,6 @@ def written_object_compared_by_native_code(x):
 
 # ----------------------------------------------------------------------------------------------------------------
 # constructs
-
-
-@refused("asyncio.run is called")
-def event_loop_inside(x):
-    async def double():
-        return x * 2
-
-    return asyncio.run(double())  # here
 
 
 @refused("torch.compile")
