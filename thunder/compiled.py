@@ -42,7 +42,7 @@ from thunder.errors import (
 )
 from thunder.methods import CompiledMethod
 from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, LOGS, JitOptions
-from thunder.programs.keep import find, keep, wanted
+from thunder.programs.keep import find, keep, prepare, wanted
 
 REFUSALS = 32  # calls that could not be captured and are remembered; beyond, one call of SCANNED is tried
 
@@ -56,15 +56,15 @@ class Compiled:
 
     def __init__(self, fn: Callable, options: JitOptions, otherwise: Callable | None = None):
         configure(LOGS.value)
+        prepare(options)
         self.fn, self.options, self.otherwise = fn, options, otherwise
         self.stats = CompileStats()
         self._cache = ProgramCache(options, self.stats)
         self._tables = self._cache.by_modes  # by modes; looked up in each call
         self._lock = threading.RLock()
         self._warned: set[str] = set()
-        self._refusals: collections.deque[tuple[tuple, dict]] = collections.deque(
-            maxlen=REFUSALS
-        )  # modes and facts of calls
+        # modes and facts of calls
+        self._refusals: collections.deque[tuple[tuple, dict]] = collections.deque(maxlen=REFUSALS)
         self._eager_calls = 0  # that ran the original function because there are too many programs
         self.documents: tuple[dict, ...] = ()  # programs that `thunder.load` read
         self.replaced: Compiled | None = None  # of a module: the forward that a library has put there

@@ -413,7 +413,7 @@ def test_host_code_that_keeps_a_container_does_not_change_it_later(decides):
     kept = []
 
     def program(number):
-        host_calls.taken_from_log(0, kept.append, ([1, [2]],), {})
+        host_calls.taken_from_log(0, kept.append, ([1, [2]],), {}, "", (0,))
         host_calls.taken_from_log(1, kept[-1][1].append, (number,), {}) if number else None
 
     run = host_calls.with_log(program, decides)

@@ -200,17 +200,19 @@ def ask(c, source: Source, question: Question, operand: Any = None):
     """The answer to a question about the value at a source, which the prologue asks again. The operand may be another
     source."""
     key = source, question, operand
-    answer = c.observed.get(key, _NEW)
-    if answer is _NEW:
+    found = c.observed.get(key, _NEW)
+    if found is _NEW:
         other = value_at(c, operand) if type(operand) is Source else operand
-        value = value_at(c, source)
-        if issubclass(type(value), torch.Tensor):
-            with compat.DisableTorchFunction():  # the question is no operation of the program
-                answer = question.ask(value, other)
-        else:
-            answer = question.ask(value, other)
-        c.observed[key] = answer
-    return answer
+        found = c.observed[key] = answer(question, value_at(c, source), other)
+    return found
+
+
+def answer(question: Question, value: Any, other: Any):
+    """The answer to a question about a value."""
+    if issubclass(type(value), torch.Tensor):
+        with compat.DisableTorchFunction():  # the question is no operation of the program
+            return question.ask(value, other)
+    return question.ask(value, other)
 
 
 def value_at(c, source: Source):

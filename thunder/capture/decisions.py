@@ -157,10 +157,10 @@ class Path:
         self.taken.append(Decision(f"the type of the result of {name}()", kind, self.c.user_location()))
         return len(self.taken) - 1
 
-    def run_host_call(self, index: int | None, function, args: tuple, kwargs: dict, effect: str) -> Any:
+    def run_host_call(self, index: int | None, function, args: tuple, kwargs: dict, effect: str, lent: tuple) -> Any:
         """The result of a host call that is not recorded yet, after those before it."""
         check_host_call(self.c)
-        return self._values.host_call(index, function, args, kwargs, effect)
+        return self._values.host_call(index, function, args, kwargs, effect, lent)
 
     def next_host_call(self, own: bool) -> int:
         """The number of the next host call. Those of the program's own arrays count down: capture makes them where it
@@ -266,12 +266,12 @@ class _Values:
         self.of(x.unbacked)
         return self._number(x)
 
-    def host_call(self, index: int | None, function, args: tuple, kwargs: dict, effect: str) -> Any:
+    def host_call(self, index: int | None, function, args: tuple, kwargs: dict, effect: str, lent: tuple) -> Any:
         """The result of a host call that is not recorded yet. One with a number runs after those before it."""
         self.of(proxies_in((args, kwargs), []), everything_before=index is not None)
         with self._run_mode(False), logged(self.log):
             given = map_structure(self._given, args), map_structure(self._given, kwargs)
-            return taken_from_log(index, function, *given, effect)
+            return taken_from_log(index, function, *given, effect, lent)
 
     def of(self, values, everything_before: bool = False) -> list:
         """Values of proxies. everything_before: host calls that were recorded and have not run do so."""

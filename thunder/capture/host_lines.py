@@ -4,13 +4,9 @@
 
 from __future__ import annotations
 
-import array
-import bisect
 import collections
 import functools
-import heapq
 import operator
-import pickle
 import random
 import sys
 import time
@@ -22,14 +18,22 @@ import numpy
 import torch
 
 from thunder import compat
-from thunder.capture import arrays, changing
+from thunder.capture import arrays, changing, lending
 from thunder.capture.examples import is_tried
 from thunder.capture.expose import expose, keeps
 from thunder.capture.library import printed_nodes
 from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, learn_class, native_module, read_of_library
 from thunder.capture.remade import UNCHANGING
 from thunder.capture.sources import tensor_of
-from thunder.core.host_calls import CONTAINERS, HostProxy, call_function, call_method, host_call, kind_of, warn_at
+from thunder.core.host_calls import (
+    CONTAINERS,
+    HostProxy,
+    call_function,
+    call_method,
+    host_call,
+    kind_of,
+    warn_at,
+)
 from thunder.core.proxies import (
     Condition,
     FloatProxy,
@@ -82,13 +86,14 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
         return known
     function = tensor_of if function is torch.from_numpy else function
     name = plain_attribute(function, "__qualname__", type(function).__qualname__)
-    called = _called(function, args)
-    reads = _only_reads(called) and not _gives_back(c, called, args)
+    called = lending.called(function, args)
+    reads = lending.only_reads(c, called, args)
     effect = effect or arrays.effect_of_writes(c, called, args, kwargs, reads)
     _check_place(c, name, effect)
     _check_owner(c, function, name, args)
     args = tuple(given(c, a, reads) for a in args)
     kwargs = {k: given(c, v, reads) for k, v in kwargs.items()}
+    lent = lending.lent(args, kwargs, reads)
     kind = _known_kind(function, args, kwargs)
     pure = pure and (kind is None or issubclass(kind, FIXED))
     own = not effect and c.path.is_own((function, args, kwargs))
@@ -96,7 +101,7 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     index = None if pure else c.path.next_host_call(own)
     value, any_size = None, []
     if kind is None:
-        value = _run_now(c, name, index, function, args, kwargs, effect)
+        value = _run_now(c, name, index, function, args, kwargs, effect, lent)
         kind = type(value)
         if pure and not issubclass(kind, FIXED):  # others may be changed, and are one object on all paths
             pure, index = False, c.path.next_host_call(own)
@@ -112,7 +117,7 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
         c.path.own.add(result)
     c.path.note_text(result, pure, (args, kwargs))
     described = kind.__qualname__ if decision is None else str(kind_of(value, any_size))
-    call = (index, function, args, kwargs, described, decision, *([effect] if effect else ()))
+    call = (index, function, args, kwargs, described, decision, *lending.without_nothing(effect, lent))
     host_call.record(c.recorder, call, {}, out)
     if decision is not None and isinstance(out, Proxy):
         c.path.knows(out, value)
@@ -133,9 +138,9 @@ def _check_place(c, name: str, effect: str) -> None:
         c.refuse(f"{name}() is called in a checkpoint, whose backward calls it again", "call it outside of that")
 
 
-def _run_now(c, name: str, index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str):
+def _run_now(c, name: str, index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str, lent: tuple):
     try:
-        return c.path.run_host_call(index, function, args, kwargs, effect)
+        return c.path.run_host_call(index, function, args, kwargs, effect, lent)
     except Exception as error:  # noqa: BLE001 - whether the program may handle it decides
         if not is_tried(c):
             raise
@@ -214,45 +219,6 @@ def _share(c, out, given) -> None:
             elif type(p) is HostProxy:
                 c.path.watch(out)
                 c.path.arrays += [p.example] if isinstance(p.example, numpy.ndarray) else []
-
-
-# code that does not change the containers that it is given
-_CHOOSING = {f.__func__ for f in (random.choice, random.choices, random.sample)}
-_READING = {
-    print, format, repr, str, ascii, list, len, getattr, torch.save, pickle.dumps, bisect.bisect_left,
-    bisect.bisect_right, heapq.nsmallest, heapq.nlargest, array.array, *_CHOOSING,
-    torch.tensor, torch.as_tensor, torch.asarray,
-}  # fmt: skip
-_READING_MODULES = (
-    "json", "math", "statistics", "numpy", "pprint", "textwrap", "re", "_operator", "logging", "thunder",
-)  # fmt: skip
-
-
-def _called(function, args):
-    """The function that a call runs, also where a host call gave it."""
-    if function is call_method:
-        return getattr(args[0].example, args[1])
-    return args[0].example if function is call_function else function
-
-
-def _only_reads(function) -> bool:
-    try:
-        if plain_attribute(function, "__func__", function) in _READING:
-            return True
-    except TypeError:
-        pass
-    owner = plain_attribute(function, "__self__")
-    module = plain_attribute(function, "__module__") or type(owner).__module__
-    changes = plain_attribute(function, "__name__") == "shuffle"  # of NumPy's generators
-    return not changes and module.split(".")[0] in _READING_MODULES or isinstance(owner, (str, bytes))
-
-
-def _gives_back(c, function, args) -> bool:
-    """Whether a function gives back an element of a container that is more than its content."""
-    if plain_attribute(function, "__func__", function) not in _CHOOSING:
-        return False
-    containers = [a for a in args if isinstance(a, (list, tuple))]
-    return any(type(x) in (list, dict, set) for a in containers for x in c.materialize(a))
 
 
 def given(c, value, reads: bool):

@@ -277,8 +277,11 @@ def with_log(program: Callable, decides: bool) -> Callable:
     return run
 
 
-def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str = "") -> Any:
-    """The result of host call number `index`: from the log, or of running it now. effect: see `Log.note`."""
+def taken_from_log(
+    index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str = "", lent: Collection[int | str] = ()
+) -> Any:
+    """The result of host call number `index`: from the log, or of running it now. effect: see `Log.note`. lent: which
+    arguments are containers of the program's, by position or keyword, that it may read and not change."""
     results = _LOG.results
     called = _called(function, args)
     if results is not None and index is not None and index in results:
@@ -287,7 +290,7 @@ def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: d
         return results[index]
     before = 0 if results is None else len(results.effects)
     name = args[1] if function is call_method else function.__name__
-    lent = [Lent(a, name) for a in (*args, *kwargs.values()) if type(a) in CONTAINERS]
+    given = [Lent(kwargs[at] if isinstance(at, str) else args[at], name) for at in lent]
     if results is not None and effect:
         results.note(effect, function, args)
     try:
@@ -298,11 +301,11 @@ def taken_from_log(index: int | None, function: Callable, args: tuple, kwargs: d
         raise
     if results is not None and index is not None:
         results.keep(index, function, args, value)
-    if lent:
-        check_lent(lent)
+    if given:
+        check_lent(given)
         kept = _LOG.lent if results is None else results.lent
         if kept is not None:
-            kept += lent
+            kept += given
     return value
 
 
@@ -343,9 +346,10 @@ def call_function(function: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def _run(
-    index: int | None, function: Callable, args: tuple, kwargs: dict, kind: str, decision: int | None, effect: str = ""
-) -> Any:
-    value = taken_from_log(index, function, args, kwargs, effect)
+    index: int | None, function: Callable, args: tuple, kwargs: dict, kind: str, decision: int | None,
+    effect: str = "", lent: Collection[int | str] = (),
+) -> Any:  # fmt: skip
+    value = taken_from_log(index, function, args, kwargs, effect, lent)
     found = kind_of(value)
     if not (str.__eq__(found, kind) or Kind(kind) == found):
         if decision is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import json
 import os
 import platform
@@ -23,6 +24,7 @@ import torch
 
 import thunder
 from thunder.cache.entry import CacheEntry
+from thunder.capture import passes
 from thunder.errors import ProgramFileWarning, warn_user
 from thunder.extend import FUEL_LEVEL
 from thunder.options import CACHE_OPTIONS, KEEP_PROGRAMS, SHARP_EDGES_OPTIONS, JitOptions, compile_option
@@ -47,6 +49,14 @@ def wanted(options: JitOptions) -> bool:
     """Whether programs of a function are looked for on disk, and kept there."""
     given = options.get(KEEP)
     return KEEP_PROGRAMS.value if given is None else given
+
+
+def prepare(options: JitOptions) -> None:
+    """What looking for a program needs of this process and not of a call, before the first call."""
+    if wanted(options):
+        passes.prepare()
+        versions()
+        importlib.import_module("thunder.compat.autograd")  # which connects programs
 
 
 # --------------------------------------------------------------------------------------------------------- metadata

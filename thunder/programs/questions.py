@@ -332,10 +332,10 @@ class Replay:
         if operand is not None:
             operand = self.source(operand) if about[0] == "source" else named(operand)
         try:
-            self.value(source)
-            if type(operand) is Source:
-                self.value(operand)
-            now = say(ask.ask(self, source, QUESTIONS[question], operand))
+            value, asked = self.value(source), QUESTIONS[question]
+            other = self.value(operand) if type(operand) is Source else operand
+            found = self.observed[source, asked, operand] = ask.answer(asked, value, other)
+            now = say(found)
             if now == want:
                 return
             what = f"the answer to {question!r} was {_short(want)}, is {_short(now)}"
@@ -393,6 +393,8 @@ class Replay:
     # --- sources
     def value(self, source: Source) -> Any:
         """What stands at a source in this process."""
+        if source in self.values:
+            return self.values[source]
         if source.step == "call":
             owner = self.value(source.base)
             try:
