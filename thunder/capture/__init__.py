@@ -246,10 +246,11 @@ def capture(request: Request) -> Captured:
     """
     # compiling, and whether it may decide by data once it has asked: a program of another path was made so
     ways = [(False, True), (True, True)] if request.path else [(False, False), (True, False)]
-    own_arrays = False
+    own_arrays, known_whole = False, set[Any]()
     while True:
         compiling, decides = ways.pop(0)
         c, before = Capture(request, compiling, decides, own_arrays), request.log.mark()
+        c.whole = known_whole
         try:
             return _for_other_calls(c, _read(c))
         except BaseException as error:
@@ -286,6 +287,7 @@ def _for_other_calls(c: Capture, captured: Captured) -> Captured:
     changing = {**c.request.changing, **counters}
     request = replace(c.request, changing=changing, path=tuple(c.path.taken))
     second = Capture(request, c.compiling, c.path.decides, c.path.own_arrays)
+    second.whole = c.whole
     second.tensors.apart = apart
     try:
         found = _read(second)

@@ -121,6 +121,7 @@ class Capture(Host):
         self.numbers.decisions.where = self.own_location
         self.containers, self.writes, self.known, self.locks = Containers(), Writes(), Known(), Locks()
         self.library: whole.Entered | None = None
+        self.whole: set = set()  # code and classes whose calls run as a whole in this program
         self.threads: list = []  # of the program, each inside of the one before, None in a pool of threads
         self.loop: Any = None  # the program's event loop, while it runs
         self.sharp_edges: list[str] = []

@@ -22,7 +22,16 @@ from thunder.capture import arrays, changing, lending
 from thunder.capture.examples import is_tried
 from thunder.capture.expose import expose, keeps
 from thunder.capture.library import printed_nodes
-from thunder.capture.native import CHANGES, IMMUTABLE, PRIMITIVE, impure, learn_class, native_module, read_of_library
+from thunder.capture.native import (
+    CHANGES,
+    IMMUTABLE,
+    KNOWN,
+    PRIMITIVE,
+    impure,
+    learn_class,
+    native_module,
+    read_of_library,
+)
 from thunder.capture.remade import UNCHANGING
 from thunder.capture.sources import tensor_of
 from thunder.core.host_calls import (
@@ -127,7 +136,7 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
 
 def _check_library(c, name: str, effect: str, repeated: bool) -> None:
     """repeated: whether it may run again."""
-    if not repeated and effect != "random" and c.library is not None and c.library.learn(c):
+    if not repeated and effect != "random" and c.library is not None and c.library.learn(c, KNOWN):
         c.refuse(f"a function of the standard library calls {name}()")  # captured again, it runs as a whole
 
 
@@ -241,7 +250,8 @@ def given(c, value, reads: bool):
     if t is HostMethod:
         return run(c, getattr, (value.proxy, value.name), pure=True)
     if (own := _is_of_program(c, value)) or keeps((value,), (Proxy, NumberProxy)):
-        c.path.needs_whole |= own and id(value) not in c.sources and learn_class(c, t)
+        if own and id(value) not in c.sources:
+            learn_class(c, t, c.whole)
         c.refuse(
             f"code that runs on the host is given a {t.__name__}, which the program may have written to",
             "give it tensors, numbers and text",

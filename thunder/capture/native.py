@@ -124,15 +124,17 @@ _WAITING = {"queue", "concurrent", "asyncio", "sched"}
 KNOWN: set = set()  # code of functions of the standard library, and classes, whose calls are one host call each
 
 
-def learn_class(c, cls: type, made_here: bool = False) -> bool:
+def learn_class(c, cls: type, known: set, made_here: bool = False) -> bool:
     """Whether calls of a class of the standard library run as a whole from now on, and did not. made_here: since the
     call of the class nothing has run on the host. Otherwise it is one host call more than before, where others were
     counted: none may have had an effect, and no other path counts them."""
     module = cls.__module__
-    known = not isinstance(module, str) or module.split(".")[0] not in sys.stdlib_module_names or cls in KNOWN
-    if known or module == "builtins" or not made_here and (c.path.log.effects or c.path.expected):
+    if not isinstance(module, str) or module.split(".")[0] not in sys.stdlib_module_names or cls in KNOWN | c.whole:
         return False
-    KNOWN.add(cls)
+    if module == "builtins" or not made_here and (c.path.log.effects or c.path.expected):
+        return False
+    known.add(cls)
+    c.path.needs_whole = True
     return True
 
 
