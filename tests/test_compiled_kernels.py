@@ -133,11 +133,14 @@ def test_a_process_for_kernels_that_has_ended_is_replaced(directory, monkeypatch
 
     class Server:
         def __init__(self, module, idle):
-            self.asked, self.code = 0, None
+            self.asked, self.code, self.is_closed = 0, None, False
             made.append(self)
 
         def poll(self):
             return self.code
+
+        def close(self):
+            self.is_closed = True
 
         def run(self, request):
             self.asked += 1
@@ -153,6 +156,7 @@ def test_a_process_for_kernels_that_has_ended_is_replaced(directory, monkeypatch
         facts, code = binary._compile(binary.Request(f"kernel{number}", "", (), 4, 90))
         assert (facts["name"], code) == (f"kernel{number}", b"code")
     assert [server.asked for server in made] == [2, 2, 2, 1]
+    assert [server.is_closed for server in made] == [True, True, True, False]
     dies = 1
     made[-1].asked = 0
     with pytest.raises(RuntimeError, match="compiles the kernel k has ended with -9"):
