@@ -2,8 +2,12 @@
 three calls."""
 
 import contextlib
+import difflib
+import functools
+import gc
 import io
 import os
+import weakref
 from pathlib import Path
 
 import pytest
@@ -62,6 +66,36 @@ MODULES = (
     "argparse bz2 configparser contextlib csv email.message filecmp glob gzip io json mmap os pathlib pickle selectors "
     "shelve shlex shutil signal socket statistics subprocess tarfile textwrap time traceback zipfile"
 ).split()
+
+
+def test_what_is_read_in_the_end_was_not_given(monkeypatch):
+    """The program may change a list that a class would have been given, were it not for another argument."""
+    monkeypatch.setattr(native, "KNOWN", {difflib.SequenceMatcher})
+
+    def f(x):
+        rows = ["a"]
+        ratio = difflib.SequenceMatcher(a=rows, b=["a"], isjunk=lambda row: row == "b").ratio()
+        rows.append("c")
+        return x * len(rows) * ratio
+
+    assert thunder.jit(f)(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def a_closure_of_the_library():
+    class Own:
+        pass
+
+    own = Own()
+    return functools.singledispatch(lambda x: own), weakref.ref(own)
+
+
+def test_functions_are_known_by_their_code():
+    """Asking whether a closure of the library is impure does not keep alive what is in it."""
+    closure, dead = a_closure_of_the_library()
+    native.impure(closure)
+    del closure
+    gc.collect()
+    assert dead() is None
 
 
 def made(body: str):

@@ -124,12 +124,17 @@ _WAITING = {"queue", "concurrent", "asyncio", "sched"}
 KNOWN: set = set()  # code of functions of the standard library, and classes, whose calls are one host call each
 
 
+def is_known(c, what: Any) -> bool:
+    """Whether calls of a class, or of functions of this code, run as a whole: in all programs, or in this one."""
+    return what in KNOWN or what in c.whole
+
+
 def learn_class(c, cls: type, known: set, made_here: bool = False) -> bool:
     """Whether calls of a class of the standard library run as a whole from now on, and did not. made_here: since the
     call of the class nothing has run on the host. Otherwise it is one host call more than before, where others were
     counted: none may have had an effect, and no other path counts them."""
     module = cls.__module__
-    if not isinstance(module, str) or module.split(".")[0] not in sys.stdlib_module_names or cls in KNOWN | c.whole:
+    if not isinstance(module, str) or module.split(".")[0] not in sys.stdlib_module_names or is_known(c, cls):
         return False
     if module == "builtins" or not made_here and (c.path.log.effects or c.path.expected):
         return False
@@ -217,8 +222,8 @@ def impure(f) -> str | None:
     module = plain_attribute(f, "__module__") or kind.__module__
     reason = _ONCE if f is print or f is input or f is open else _impure(module, plain_attribute(f, "__name__", ""))
     function = plain_attribute(f, "__func__", f)
-    if reason is None and type(function) is types.FunctionType and _names_system(function):
-        reason = _ONCE
+    if reason is None and type(function) is types.FunctionType:
+        reason = _ONCE if _names_system(function.__code__, function.__globals__.get("__name__")) else None
     if reason is None or issubclass(kind, (io.StringIO, io.BytesIO)):
         return None
     return f"{plain_attribute(f, '__qualname__', f)}() {reason}"
@@ -242,19 +247,17 @@ def _impure(module: str, name: str) -> str | None:
 
 
 @functools.lru_cache(maxsize=1000)
-def _names_system(f: types.FunctionType) -> bool:
+def _names_system(code: types.CodeType, module: str | None) -> bool:
     """Whether a function of the standard library names, in its code or in that of functions beside it, one that works
-    with the operating system."""
-    module = f.__globals__.get("__name__")
+    with the operating system. It is known by its code: a closure would stay alive here."""
     if module is None or not native_module(module) or module.split(".")[0] not in sys.stdlib_module_names:
         return False
-    if vars(type(os.environ)).get(f.__name__) is f:  # whose items capture watches
+    own = vars(type(os.environ)).get(code.co_name)
+    if getattr(own, "__code__", None) is code or module not in sys.modules:  # whose items capture watches
         return False
-    pending: list[types.FunctionType] = [f]
-    seen: set[Any] = {f}
+    space, pending, seen = vars(sys.modules[module]), [code], set[Any]()
     while pending:
-        function = pending.pop()
-        space, names = function.__globals__, function.__code__.co_names
+        names = pending.pop().co_names
         found = [open if n == "open" else space.get(n, sys.modules.get(n)) for n in names]
         found += [vars(v).get(n) for v in found if isinstance(v, types.ModuleType) for n in names]
         for v in found:
@@ -264,7 +267,7 @@ def _names_system(f: types.FunctionType) -> bool:
                 return True
             seen.add(v)
             if isinstance(v, types.FunctionType) and v.__module__ == module:
-                pending.append(v)
+                pending.append(v.__code__)
     return False
 
 

@@ -37,7 +37,7 @@ class Entered:
         made_here = self.code.co_name == "__init__"
         if self.owner is not None and native.learn_class(c, self.owner, known, made_here):
             return True
-        if self.code in native.KNOWN | c.whole or not may_be_given(c, self.given):
+        if native.is_known(c, self.code) or not may_be_given(c, self.given):
             return False
         known.add(self.code)
         c.path.needs_whole = True
@@ -61,7 +61,7 @@ def entered(c, f: Callable, args, kwargs, enter: Callable, of_library: bool):
 
 def called(c, f: Callable, known: Any, args, kwargs):
     """A call of a function that runs as a whole; NULL where it is read. known: its code, or the class itself."""
-    if known not in native.KNOWN and known not in c.whole or not may_be_given(c, (*args, *kwargs.values())):
+    if not native.is_known(c, known) or not may_be_given(c, (*args, *kwargs.values())):
         return NULL
     return host_lines.run(c, f, args, kwargs, effect="outside")
 
@@ -70,9 +70,12 @@ def may_be_given(c, values: tuple) -> bool:
     """Whether host code may be given all of these: no tensors, whose gradients and sizes it would not see."""
     if any(type(p) is TensorProxy for p in proxies_in(values, [])):
         return False
+    lent = len(c.path.lent)
     try:
         for value in values:
             host_lines.given(c, value, False)
     except CaptureError:
         return False
+    finally:
+        del c.path.lent[lent:]  # nothing is given yet
     return True
