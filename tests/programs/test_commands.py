@@ -54,8 +54,8 @@ def test_explain(command, monkeypatch):
     assert "looked at by this process" in command("explain", "doubled")
     assert "on the host" in command("explain", "printed")
     assert "keep_programs=True" in command("explain", "nothing")
-    here = keep.versions()
-    monkeypatch.setattr("thunder.programs.commands.versions", lambda: [*here[:2], ("torch", "9.9"), *here[3:]])
+    here = keep.versions(False)
+    monkeypatch.setattr("thunder.programs.commands.versions", lambda anywhere: [*here[:2], ("torch", "9.9"), *here[3:]])
     assert "not looked at by this process: versions: torch was 2" in command("explain", "doubled")
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,9 @@ def add_command(commands: Any) -> None:
 # ------------------------------------------------------------------------------------------------------- what there is
 
 
-def found() -> list[tuple[Path, dict | None, str]]:
+def found() -> list[tuple[Path, Mapping | None, str]]:
     """Each file, its document, and in words why there is none."""
-    rows: list[tuple[Path, dict | None, str]] = []
+    rows: list[tuple[Path, Mapping | None, str]] = []
     secret, directory = files.key_of_user(), files.directory()
     paths = [p for p in sorted(directory.glob("*")) if p.suffix in (files.SUFFIX, files.REFUSED)]
     for path in paths:
@@ -57,7 +58,7 @@ def found() -> list[tuple[Path, dict | None, str]]:
     return rows
 
 
-def _function(document: dict | None) -> str:
+def _function(document: Mapping | None) -> str:
     return document["metadata"].get("function", "?") if document is not None else "?"
 
 
@@ -66,7 +67,7 @@ def _short(path: Path) -> str:
     return f"{key[:8]}-{program[:8]}" if program else key[:8]
 
 
-def _one(part: str) -> tuple[Path, dict]:
+def _one(part: str) -> tuple[Path, Mapping]:
     rows = [(path, document) for path, document, _ in found() if document is not None and _is(path, part)]
     if len(rows) != 1:
         raise SystemExit(f"{len(rows)} programs have a name with {part!r}: `python -m thunder cache ls` lists all")
@@ -87,7 +88,7 @@ def list_programs() -> None:
         print(f"{_short(path):19}{status.st_size >> 10:6} KiB  {day}  {_function(document)}  {what}")
 
 
-def _shape(document: dict | None) -> str:
+def _shape(document: Mapping | None) -> str:
     if document is None or "questions" not in document:
         return ""
     asked, backward = document["questions"], ", a backward" if document["backward"] else ""
@@ -100,7 +101,7 @@ def explain_programs(part: str) -> None:
     rows = [row for row in found() if part in _function(row[1]) or _is(row[0], part)]
     if not rows:
         print(f"no program of {part or 'anything'} is in {files.directory()}: {_NONE}")
-    here = {"versions": dict(versions()), "machine": dict(machine())}
+    here = {"versions": dict(versions(False)), "machine": dict(machine())}
     for path, document, problem in rows:
         print(f"{_short(path)}  {_function(document)}")
         if document is None or problem:
@@ -138,19 +139,19 @@ def compare(first: str, second: str) -> None:
             print(f"  {line}")
 
 
-def _asked(document: dict) -> list[str]:
+def _asked(document: Mapping) -> list[str]:
     """The questions of a program, a line each."""
     said = document.get("questions", {"sources": [], "asked": [], "tensors": []})
     names: list[str] = []
-    for base, _, key, label in said["sources"]:
+    for base, _, key, *label in said["sources"]:
         text = key if isinstance(key, str) else json.dumps(key)
-        names.append(label or text if base is None else f"{names[base]}.{text}")
-    rows = [f"{names[i]}: {question} {json.dumps(want)}" for i, question, _, want in said["asked"]]
+        names.append((label or [text])[0] if base is None else f"{names[base]}.{text}")
+    rows = [f"{names[i]}: {question} {json.dumps(want)}" for i, question, want, *_ in said["asked"]]
     return rows + [f"{names[i]}: tensor {json.dumps(want)}" for i, want in said["tensors"]]
 
 
 def _text(name: str):
-    def lines(document: dict) -> list[str]:
+    def lines(document: Mapping) -> list[str]:
         text = document.get(name) or ""
         return (text["text"] if isinstance(text, dict) else text).split("\n")
 
@@ -160,7 +161,7 @@ def _text(name: str):
 def remove_programs(parts: list[str], everything: bool, unusable: bool) -> None:
     if not (parts or everything or unusable):
         raise SystemExit("say which: parts of names, --unusable or --all")
-    here = {"versions": dict(versions()), "machine": dict(machine())}
+    here = {"versions": dict(versions(False)), "machine": dict(machine())}
     count = 0
     for path, document, _ in found():
         named = any(_is(path, part) or part in _function(document) for part in parts)

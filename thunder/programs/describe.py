@@ -32,6 +32,7 @@ from thunder.capture.native import CONTAINERS, IMMUTABLE, slots
 from thunder.capture.sources import MISSING
 from thunder.core.symbol import Symbol
 
+PLAIN = {type(None), bool, int, str}  # what JSON says as it is
 PARTS = 200  # of an object of a library; one that leads to more is not described
 _DESCRIPTORS = (
     types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
@@ -53,11 +54,10 @@ def digest(text: str | bytes) -> str:
 def code_digest(code: types.CodeType) -> str:
     """What a code object does, wherever it stands: its instructions, constants and names."""
     parts = (
-        code.co_code.hex(), [_constant(c) for c in code.co_consts], code.co_names, code.co_varnames, code.co_freevars,
-        code.co_cellvars, code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount,
-        code.co_name, code.co_exceptiontable.hex(),
+        [_constant(c) for c in code.co_consts], code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars,
+        code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_name,
     )  # fmt: skip
-    return digest(repr(parts))
+    return digest(b"%d " % len(code.co_code) + code.co_code + code.co_exceptiontable + repr(parts).encode())
 
 
 def _constant(value: Any) -> str:
@@ -168,7 +168,7 @@ class Describer:
     def __call__(self, x: Any) -> Any:
         """Raises Unspeakable for what text cannot say."""
         t = type(x)
-        if x is None or t is bool or t is int or t is str:
+        if t in PLAIN:
             return x
         known = self._known.get(id(x))
         if known is not None:

@@ -10,7 +10,7 @@ import ast
 import dataclasses
 import functools
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -235,7 +235,7 @@ class Loaded:
     sharp_edges: tuple = ()
     instructions = 0
 
-    def __init__(self, document: dict, weak: list):
+    def __init__(self, document: Mapping, weak: list):
         facts = document["facts"]
         self.may_fail_over: bool = facts["may_fail_over"]
         self.constants: dict = facts["constants"]
@@ -261,7 +261,7 @@ class Loaded:
         return None
 
 
-def check_texts(document: dict) -> None:
+def check_texts(document: Mapping) -> None:
     """Raises Damaged where a text of a document is none of a computation: those that are not asked for as well."""
     for text in (document[part] for part in ("computation", "backward", "plain")):
         if text is not None:
@@ -271,7 +271,7 @@ def check_texts(document: dict) -> None:
 
 
 def entry_of(
-    document: dict, modes: tuple, fn: Any, args: tuple, kwargs: dict, overrides: tuple[dict, ...],
+    document: Mapping, modes: tuple, fn: Any, args: tuple, kwargs: dict, overrides: tuple[dict, ...],
     retired: Callable[[], None],
 ) -> CacheEntry:  # fmt: skip
     """The cache entry that a document says, for a call that it fits. retired: is called when its kernels turn out to be
@@ -313,7 +313,7 @@ def entry_of(
 
 
 def _connected(
-    document: dict, trusted: dict, forward: Callable, backward: Callable, modes: tuple, decisions: Decisions
+    document: Mapping, trusted: dict, forward: Callable, backward: Callable, modes: tuple, decisions: Decisions
 ) -> Callable:
     """The forward and the backward of a document, connected to autograd."""
     said = document["connection"]

@@ -1,4 +1,5 @@
-"""Files of programs: a line that says what the rest is, with its hash, and the rest as JSON.
+"""Files of programs: a line that says what the rest is, with its hash, and the rest as JSON, a line for each part, so
+that who needs some parts only parses those.
 
 What is in a file becomes a program that runs. So a file is read only where it and its directory belong to this user (or
 to the superuser) and nobody else may write to them, and only where its hash is that of its content. Files of the cache
@@ -16,14 +17,17 @@ import json
 import os
 import stat
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from thunder.options import cache_directory
 from thunder.programs.text import Damaged
 from thunder.runtime import disk_cache
 
 SUFFIX, REFUSED = ".program", ".refused"
-_MAGIC = b"thunder program 1"
+_MAGIC = b"thunder program 2"
+_GUARDED = ("codes", "regions")  # what cannot be looked into: only who has the key may say it
 _KEY = "programs.key"
 LARGEST = 256 << 20  # bytes of a file
 
@@ -56,41 +60,69 @@ def key_of_user(make: bool = False) -> bytes | None:
     return None
 
 
-def write(path: Path, document: dict, key: bytes | None) -> None:
+class _Document(Mapping[str, Any]):
+    """The parts of a file, each parsed when it is first asked for."""
+
+    def __init__(self, content: bytes, start: int):
+        """start: where its JSON begins."""
+        self._content, self._parsed = content, {}
+        self._places: dict[str, tuple[int, int]] = {}
+        end = len(content) - 2
+        if content[start : start + 2] != b"{\n" or content[end:] != b"\n}":
+            raise Damaged("it is no document")
+        start += 2
+        while start < end:
+            stop, colon = content.find(b"\n", start), content.find(b":", start)
+            self._places[content[start + 1 : colon - 1].decode()] = colon + 1, stop - (stop < end)  # without a comma
+            start = stop + 1
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._parsed:
+            start, stop = self._places[name]
+            self._parsed[name] = json.loads(self._content[start:stop])
+        return self._parsed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def write(path: Path, document: Mapping[str, Any], key: bytes | None) -> None:
     """Raises OSError where the directory cannot be written to, or its disk is full."""
-    document = _trusted(document, key)
-    content = json.dumps(document, separators=(",", ":")).encode()
+    parts = {name: said for name, said in document.items() if key is not None or name not in _GUARDED}
+    lines = [f"{json.dumps(name)}:{json.dumps(said, separators=(',', ':'))}" for name, said in parts.items()]
+    content = ("{\n" + ",\n".join(lines) + "\n}").encode()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     disk_cache.write_whole(path, b" ".join((_MAGIC, _hash(content, key).encode())) + b"\n" + content)
 
 
-def read(path: Path, key: bytes | None) -> dict:
+def read(path: Path, key: bytes | None) -> Mapping[str, Any]:
     """The document of a file. Raises Damaged, in words, where it is not whole or not to be trusted; OSError where it
     cannot be read."""
     _check_owner(path.parent, 0o022)
     _check_owner(path, 0o022)
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
-        head, _, content = file.read(LARGEST).partition(b"\n")
-    magic, _, said = head.rpartition(b" ")
+        content = file.read(LARGEST)
+    start = content.find(b"\n") + 1
+    magic, _, said = content[:start].rstrip().rpartition(b" ")
     if magic != _MAGIC:
         raise Damaged("it does not begin as a program of this version of thunder does")
-    if not hmac.compare_digest(said, _hash(content, key).encode()):
+    if not hmac.compare_digest(said, _hash(memoryview(content)[start:], key).encode()):
         raise Damaged("its hash is not that of its content: it is damaged, or another user wrote it")
-    try:
-        document = json.loads(content)
+    if key is not None:
+        return _Document(content, start)
+    try:  # anybody can compute its hash, so all of it is looked at
+        document = json.loads(content[start:])
     except (ValueError, RecursionError) as error:
         raise Damaged(f"it is no JSON: {error}") from None
     if not isinstance(document, dict):
         raise Damaged("it is no document")
-    return _trusted(document, key)
+    return {name: said for name, said in document.items() if name not in _GUARDED}
 
 
-def _trusted(document: dict, key: bytes | None) -> dict:
-    """A document without what only who has the key may say, since it cannot be looked into: compiled code, kernels."""
-    return document if key is not None else {k: said for k, said in document.items() if k not in ("codes", "regions")}
-
-
-def _hash(content: bytes, key: bytes | None) -> str:
+def _hash(content: bytes | memoryview, key: bytes | None) -> str:
     if key is None:
         return hashlib.sha256(content).hexdigest()
     return hmac.new(key, content, hashlib.sha256).hexdigest()

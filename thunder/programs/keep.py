@@ -16,6 +16,7 @@ import platform
 import sys
 import threading
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ def prepare(options: JitOptions) -> None:
     """What looking for a program needs of this process and not of a call, before the first call."""
     if wanted(options):
         passes.prepare()
-        versions()
+        versions(False)
+        machine()
         importlib.import_module("thunder.compat.autograd")  # which connects programs
 
 
@@ -132,7 +134,7 @@ def _check_executor(executor: Any) -> None:
 
 
 @functools.cache
-def versions(anywhere: bool = False) -> tuple:
+def versions(anywhere: bool) -> tuple:
     return (
         ("thunder", f"{thunder.__version__} {_sources(anywhere)}"),
         ("python", f"{platform.python_implementation()} {sys.version}"),
@@ -234,7 +236,7 @@ def _version(path: Path | None) -> tuple | None:
         return None
 
 
-def _read(path: Path, secret: bytes) -> dict | None:
+def _read(path: Path, secret: bytes) -> Mapping | None:
     try:
         return files.read(path, secret)
     except (Damaged, OSError) as error:
@@ -257,7 +259,7 @@ _warned: list[str] = []
 
 
 def _fitting(
-    document: dict, modes: tuple, fn: Any, args: tuple, kwargs: dict, overrides: tuple, why: list[str],
+    document: Mapping, modes: tuple, fn: Any, args: tuple, kwargs: dict, overrides: tuple, why: list[str],
     path: Path | None = None,
 ) -> CacheEntry | None:  # fmt: skip
     try:
@@ -339,7 +341,7 @@ def document_for(compiled: Any, modes: tuple, args: tuple, kwargs: dict) -> tupl
     )
 
 
-def _store(path: Path, document: dict) -> None:
+def _store(path: Path, document: Mapping) -> None:
     try:
         key = files.key_of_user(make=True)
         if key is None:

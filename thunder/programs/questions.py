@@ -27,7 +27,7 @@ from thunder.capture.host import rooted_modules
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import MISSING, STEPS, Computation, Source
 from thunder.core.symbolic import APPLICATIONS, RELATIONS, Decisions, Expression, hold
-from thunder.programs.describe import Describer, Unspeakable, find_named, named
+from thunder.programs.describe import PLAIN, Describer, Unspeakable, find_named, named
 
 QUESTIONS: dict[str, Question] = {q.name: q for q in vars(ask).values() if isinstance(q, Question)}
 _METADATA = ("is_conj", "is_neg", "is_inference")
@@ -73,7 +73,7 @@ class _Writer:
     def source(self, source: Source) -> int:
         found = self._known.get(source)
         if found is None:
-            row = self._row(source)
+            row = [*self._row(source), *([source.label] if source.label else [])]
             found = self._known[source] = len(self.rows)
             self.rows.append(row)
         return found
@@ -81,14 +81,14 @@ class _Writer:
     def _row(self, source: Source) -> list:
         key = source.key
         if source.step == "const":
-            return [None, "const", self._constant(key), source.label]
+            return [None, "const", self._constant(key)]
         if source.base is None:
-            return [None, "root", key, source.label]
+            return [None, "root", key]
         base = self.source(source.base)
         if source.step in ("keyed", "at"):
-            return [base, source.step, self.source(key), source.label]
+            return [base, source.step, self.source(key)]
         if source.step == "number":
-            return [base, "number", [said_expression(key.expression), self.names(key.sources)], source.label]
+            return [base, "number", [said_expression(key.expression), self.names(key.sources)]]
         if source.step == "made":
             raise Unspeakable(f"{source.describe(self.c.parameters)}, which is made of symbolic sizes")
         if source.step == "call":
@@ -96,7 +96,7 @@ class _Writer:
         said = Describer()(key)
         if source.step != "call" and not _is_key(key, said):
             raise Unspeakable(f"{source.describe(self.c.parameters)}: a key of type {type(key).__name__}")
-        return [base, source.step, said, source.label]
+        return [base, source.step, said]
 
     def names(self, sources: Iterable[tuple[str, Source]]) -> list[list]:
         return [[name, self.source(source)] for name, source in sources]
@@ -212,7 +212,7 @@ def written_questions(c: Any, input_sources: list[Source], objects: dict[str, An
             raise Unspeakable(f"the question {question.name!r}")
         try:
             about = ["source", write.source(operand)] if type(operand) is Source else ["value", say(operand)]
-            asked.append([write.source(source), question.name, about, say(want)])
+            asked.append([write.source(source), question.name, say(want), *(about if operand is not None else ())])
         except Unspeakable as error:
             raise Unspeakable(f"{source.describe(c.parameters)}: {error}") from None
     tensors = [
@@ -276,6 +276,9 @@ def _atom(said: Any) -> Any:
     return (name, *map(expression_of, operands))
 
 
+_STEPS = {*STEPS, "attr", "size"}
+
+
 class _Part(types.SimpleNamespace):
     pass
 
@@ -297,22 +300,26 @@ class Replay:
         self.outside = _Part(rooted=rooted_modules(fn), pinned={}, constants={}, constant_sources={}, passing=set())
         self.numbers = _Part(decisions=Decisions(), sources={})
         self.tensors = _Part(shapes={}, replaced_sources={}, required={}, real={}, used=set(), mutated=set())
-        self._sources: list[Source | None] = [None] * len(said["sources"])
+        self._sources: list[Source] = []
         self._constants: list[Any] = [MISSING] * len(said["constants"])
 
     def prologue(self) -> tuple[Any, Any, list[Any]]:
         """The prologue's trace and function, and weak references to what must be alive for it to fit a call."""
         self._call_shape()
         say = Describer()
-        for source in map(self.source, self.said["pinned"]):
-            found = self.outside.pinned[source] = self.value(source)
-            if not isinstance(found, torch.nn.Module):
-                raise Mismatch(f"{source.describe(self.parameters)} was a module, is {type(found).__name__}")
-        for row in self.said["asked"]:
-            self._ask(say, *row)
-        self._look_at_tensors(say)
-        self._numbers()
-        with compat.DisableTorchFunction():
+        for row in self.said["sources"]:
+            self._sources.append(self._made(*row))
+        with compat.DisableTorchFunction():  # questions are no operations of the program
+            for source in map(self.source, self.said["pinned"]):
+                found = self.outside.pinned[source] = self.value(source)
+                if not isinstance(found, torch.nn.Module):
+                    raise Mismatch(f"{source.describe(self.parameters)} was a module, is {type(found).__name__}")
+            self._ask(say)
+            self._look_at_tensors(say)
+            self._numbers()
+            for source in self._sources:
+                if source.step == "const":
+                    self.value(source)
             writer = PrologueWriter(self, [self.source(i) for i in self.said["inputs"]], self.code_of)
             trace, function = writer.write()
         return trace, function, writer.weak
@@ -327,23 +334,30 @@ class Replay:
             was = f"{self.said['arguments']} positional arguments and the keywords {self.said['keywords']}"
             raise Mismatch(f"the call had {was}, has {len(args)} and {list(kwargs)}")
 
-    def _ask(self, say: Describer, number: int, question: str, about: list, want: Any) -> None:
-        source, operand = self.source(number), about[1]
-        if operand is not None:
-            operand = self.source(operand) if about[0] == "source" else named(operand)
+    def _ask(self, say: Describer) -> None:
+        """All questions in their order: what one asks may stand only where those before it were answered as then. It
+        is one loop, since a program has a thousand questions."""
+        sources, values, observed = self._sources, self.values, self.observed
+        source, question = None, ""
         try:
-            value, asked = self.value(source), QUESTIONS[question]
-            other = self.value(operand) if type(operand) is Source else operand
-            found = self.observed[source, asked, operand] = ask.answer(asked, value, other)
-            now = say(found)
-            if now == want:
-                return
-            what = f"the answer to {question!r} was {_short(want)}, is {_short(now)}"
+            for number, question, want, *about in self.said["asked"]:
+                source, asked = sources[number], QUESTIONS[question]
+                operand = other = None
+                if about:
+                    operand = sources[about[1]] if about[0] == "source" else named(about[1])
+                    other = self.value(operand) if type(operand) is Source else operand
+                value = values[source] if source in values else self.value(source)
+                found = observed[source, asked, operand] = asked.ask(value, other)
+                now = found if type(found) in PLAIN else say(found)
+                if now != want:
+                    raise Mismatch(f"the answer to {question!r} was {_short(want)}, is {_short(now)}")
         except (Unspeakable, Mismatch) as error:
             what = str(error)
         except Exception as error:  # noqa: BLE001 - whatever what stands there now raises
             what = f"the question {question!r} raised {type(error).__name__}: {error}"
-        raise Mismatch(f"{source.describe(self.parameters)}: {what}")
+        else:
+            return
+        raise Mismatch(f"{source.describe(self.parameters) if source is not None else 'the document'}: {what}")
 
     def _look_at_tensors(self, say: Describer) -> None:
         for number, want in self.said["tensors"]:
@@ -393,45 +407,50 @@ class Replay:
     # --- sources
     def value(self, source: Source) -> Any:
         """What stands at a source in this process."""
-        if source in self.values:
-            return self.values[source]
-        if source.step == "call":
-            owner = self.value(source.base)
-            try:
-                check_call(owner, source.describe(self.parameters))
-            except Unspeakable as error:
-                raise Mismatch(str(error)) from None
-        if source.step in ("keyed", "at"):
-            self.value(source.key)
-        elif source.step == "number":
-            for _, number in source.key.sources:
-                self.value(number)
-        return ask.value_at(self, source)
-
-    def source(self, number: int) -> Source:
-        found = self._sources[number]
-        if found is None:
-            found = self._sources[number] = self._made(*self.said["sources"][number])
+        values, base, step = self.values, source.base, source.step
+        if source in values:
+            return values[source]
+        if base is None:
+            found = self.outside.constants[source.key] = self.constant(int(source.key[1:]))
+        else:
+            owner = values[base] if base in values else self.value(base)
+            if step == "call":
+                try:
+                    check_call(owner, source.describe(self.parameters))
+                except Unspeakable as error:
+                    raise Mismatch(str(error)) from None
+            elif step in ("keyed", "at"):
+                self.value(source.key)
+            elif step == "number":
+                for _, number in source.key.sources:
+                    self.value(number)
+            found = source.fetch(owner, values)
+        values[source] = found
         return found
 
-    def _made(self, base: int | None, step: str, key: Any, label: str) -> Source:
+    def source(self, number: int) -> Source:
+        return self._sources[number]
+
+    def _made(self, base: int | None, step: str, key: Any, label: str = "") -> Source:
+        """The source of a row, which names rows before it."""
+        if base is not None:
+            if step in ("keyed", "at"):
+                key = self._sources[key]
+            elif step == "number":
+                expression, names = key
+                key = Computation(expression_of(expression), tuple((name, self._sources[n]) for name, n in names))
+            elif step not in _STEPS:
+                raise Mismatch(f"a step {step!r}")
+            elif type(key) is list:
+                key = named(key)
+            return self._sources[base].child(step, key, label)
         if step == "root":
             source = Source(None, "root", key, label)
             self.values[source] = {"fn": self.request.fn, "args": self.request.args, "kwargs": self.request.kwargs}[key]
             return source
-        if step == "const":
-            name = f"K{key}"
-            self.outside.constants[name] = self.constant(key)
-            return Source(None, "const", name, label)
-        if step in ("keyed", "at"):
-            return self.source(_number(base)).child(step, self.source(key), label)
-        if step == "number":
-            expression, names = key
-            computed = Computation(expression_of(expression), tuple((name, self.source(n)) for name, n in names))
-            return self.source(_number(base)).child(step, computed, label)
-        if step not in (*STEPS, "attr", "size"):
-            raise Mismatch(f"a step {step!r}")
-        return self.source(_number(base)).child(step, named(key), label)
+        if step != "const":
+            raise Mismatch("a path that begins nowhere")
+        return Source(None, "const", f"K{key}", label)
 
     def constant(self, number: int) -> Any:
         found = self._constants[number]
@@ -469,12 +488,6 @@ class Replay:
         if name not in HOOKS:
             raise Mismatch(f"{name!r} is no table of hooks")
         return self.value(self.source(owner)).__dict__[name]
-
-
-def _number(base: int | None) -> int:
-    if base is None:
-        raise Mismatch("a path that begins nowhere")
-    return base
 
 
 def _short(said: Any) -> str:
