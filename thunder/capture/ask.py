@@ -203,16 +203,14 @@ def ask(c, source: Source, question: Question, operand: Any = None):
     found = c.observed.get(key, _NEW)
     if found is _NEW:
         other = value_at(c, operand) if type(operand) is Source else operand
-        found = c.observed[key] = answer(question, value_at(c, source), other)
+        value = value_at(c, source)
+        if issubclass(type(value), torch.Tensor):
+            with compat.DisableTorchFunction():  # the question is no operation of the program
+                found = question.ask(value, other)
+        else:
+            found = question.ask(value, other)
+        c.observed[key] = found
     return found
-
-
-def answer(question: Question, value: Any, other: Any):
-    """The answer to a question about a value."""
-    if issubclass(type(value), torch.Tensor):
-        with compat.DisableTorchFunction():  # the question is no operation of the program
-            return question.ask(value, other)
-    return question.ask(value, other)
 
 
 def value_at(c, source: Source):

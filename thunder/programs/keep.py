@@ -57,7 +57,6 @@ def prepare(options: JitOptions) -> None:
     if wanted(options):
         passes.prepare()
         versions(False)
-        machine()
         importlib.import_module("thunder.compat.autograd")  # which connects programs
 
 

@@ -27,7 +27,7 @@ from thunder.capture.host import rooted_modules
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import MISSING, STEPS, Computation, Source
 from thunder.core.symbolic import APPLICATIONS, RELATIONS, Decisions, Expression, hold
-from thunder.programs.describe import PLAIN, Describer, Unspeakable, find_named, named
+from thunder.programs.describe import Describer, Unspeakable, find_named, named
 
 QUESTIONS: dict[str, Question] = {q.name: q for q in vars(ask).values() if isinstance(q, Question)}
 _METADATA = ("is_conj", "is_neg", "is_inference")
@@ -301,7 +301,6 @@ class Replay:
         self.numbers = _Part(decisions=Decisions(), sources={})
         self.tensors = _Part(shapes={}, replaced_sources={}, required={}, real={}, used=set(), mutated=set())
         self._sources: list[Source] = []
-        self._constants: list[Any] = [MISSING] * len(said["constants"])
 
     def prologue(self) -> tuple[Any, Any, list[Any]]:
         """The prologue's trace and function, and weak references to what must be alive for it to fit a call."""
@@ -318,7 +317,7 @@ class Replay:
             self._look_at_tensors(say)
             self._numbers()
             for source in self._sources:
-                if source.step == "const":
+                if source.step == "const":  # the writer asks for all of them, questions for some
                     self.value(source)
             writer = PrologueWriter(self, [self.source(i) for i in self.said["inputs"]], self.code_of)
             trace, function = writer.write()
@@ -337,7 +336,7 @@ class Replay:
     def _ask(self, say: Describer) -> None:
         """All questions in their order: what one asks may stand only where those before it were answered as then. It
         is one loop, since a program has a thousand questions."""
-        sources, values, observed = self._sources, self.values, self.observed
+        sources, observed = self._sources, self.observed
         source, question = None, ""
         try:
             for number, question, want, *about in self.said["asked"]:
@@ -346,10 +345,8 @@ class Replay:
                 if about:
                     operand = sources[about[1]] if about[0] == "source" else named(about[1])
                     other = self.value(operand) if type(operand) is Source else operand
-                value = values[source] if source in values else self.value(source)
-                found = observed[source, asked, operand] = asked.ask(value, other)
-                now = found if type(found) in PLAIN else say(found)
-                if now != want:
+                found = observed[source, asked, operand] = asked.ask(self.value(source), other)
+                if (now := say(found)) != want:
                     raise Mismatch(f"the answer to {question!r} was {_short(want)}, is {_short(now)}")
         except (Unspeakable, Mismatch) as error:
             what = str(error)
@@ -411,9 +408,9 @@ class Replay:
         if source in values:
             return values[source]
         if base is None:
-            found = self.outside.constants[source.key] = self.constant(int(source.key[1:]))
+            found = self.outside.constants[source.key] = self.found(self.said["constants"][source.key])
         else:
-            owner = values[base] if base in values else self.value(base)
+            owner = self.value(base)
             if step == "call":
                 try:
                     check_call(owner, source.describe(self.parameters))
@@ -450,13 +447,7 @@ class Replay:
             return source
         if step != "const":
             raise Mismatch("a path that begins nowhere")
-        return Source(None, "const", f"K{key}", label)
-
-    def constant(self, number: int) -> Any:
-        found = self._constants[number]
-        if found is MISSING:
-            self._constants[number] = found = self.found(self.said["constants"][number])
-        return found
+        return Source(None, "const", key, label)
 
     def found(self, place: list) -> Any:
         """The object of this process that stands where `_Writer.place` says. Raises Mismatch where nothing does."""
