@@ -185,6 +185,8 @@ class Printer:
             [self.value(a, prims) for a in b.args] + [f"{k}={self.value(v, prims)}" for k, v in b.kwargs.items()]
         )
         call = f"{self.callee(sym)}({arguments})"
+        if sym.condition is not None:
+            return f"{sym.condition(b, self)} {call}"
         if b.output is None or (not b.outputs and not isinstance(b.output, (tuple, list))):
             return call
         if _has_dict(b.output):  # which no left-hand side takes apart
