@@ -53,7 +53,7 @@ class Definition:
     """Called with each bound symbol that is recorded; what it returns takes its place."""
 
     condition: Callable[[Any, Any], str] | None = None
-    """(bound symbol, printer): what is printed before a call, which is not made where it would do nothing: `n > 0 or`."""
+    """(bound symbol, printer): printed before a call, so that it is not made where it would do nothing: `n > 0 or`."""
 
     # --- derivatives
     nondifferentiable: Container[int] = ()
