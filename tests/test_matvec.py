@@ -2,14 +2,12 @@
 GPU."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.functional import linear
 
 import thunder
-from thunder import compat
 from thunder.errors import OptionError
 from thunder.executors import handwritten, matvec
 
@@ -126,26 +124,12 @@ def test_layers_that_read_one_row_are_one_launch(monkeypatch, sizes):
     assert "linears_of_a_row" not in str(thunder.last_traces(compiled)[-1])
 
 
-def test_a_launch_passes_addresses_and_numbers(monkeypatch):
-    """PyTorch's launcher gets the addresses and the numbers that are no constants, and nothing for the memory that a
-    kernel could ask for."""
-    launched = []
-    monkeypatch.setattr(compat, "launch_kernel", lambda *args: launched.append(args), raising=False)
-    monkeypatch.setattr(compat, "set_device", lambda index: launched.append(f"device {index}"), raising=False)
-    made = SimpleNamespace(shared=64, scratch=2, load=lambda device: 7)
-    for device in (0, 1):
-        launched.clear()
-        handwritten._launcher(made, (5, 2), 4, 2, (40, 256, 1), ["i", "", ""], device)([16, 32], 3)
-    assert launched.pop(0) == "device 1"
-    assert launched == [(7, 5, 2, 1, 4, 64, "OOiOO", (16, 32, 40, None, None), 3)]
-
-
 def test_what_is_compiled(monkeypatch):
     """Types, alignment and constants are those that Triton would find in a call."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     kernel = handwritten.Handwritten("matvec_kernel.py", "_some_rows")
     numbers = 1, 32, 1 << 33, True, False, 16, 64, 128, 5
-    kinds, request = kernel._request([torch.bfloat16] * 4, [True] * 3 + [False], numbers, 4, torch.device("cuda"))
+    kinds, request = kernel.request([torch.bfloat16] * 4, [True] * 3 + [False], numbers, 4, torch.device("cuda"))
     assert kinds == ["", "i", *[""] * 7]
     assert request.arguments == (
         *[("*bf16", True)] * 3,

@@ -12,7 +12,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 
 import thunder
 from thunder.executors.triton_fuser import TritonFuser
-from thunder.executors.triton_kernels import variants
+from thunder.executors.triton_kernels import launcher
 from thunder.transforms import reuse_memory
 from thunder.transforms.base import Transform
 
@@ -50,7 +50,7 @@ def check(program, *args, transforms=()):
 @pytest.fixture
 def allocated(monkeypatch):
     """Bytes that fused kernels ask for, one number for each buffer."""
-    found, made = [], variants._allocator
+    found, made = [], launcher._allocator
 
     def allocator(device):
         allocate = made(device)
@@ -59,7 +59,7 @@ def allocated(monkeypatch):
             allocate(size, stride, dtype),
         )[1]
 
-    monkeypatch.setattr(variants, "_allocator", allocator)
+    monkeypatch.setattr(launcher, "_allocator", allocator)
     return found
 
 

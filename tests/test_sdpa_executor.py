@@ -1,6 +1,7 @@
 """The sdpa executor: which kernels it chooses, that they compute what eager computes, and that repeated keys and values
 are not made. Kernels need a GPU."""
 
+import collections
 import contextlib
 import itertools
 import math
@@ -256,6 +257,18 @@ def test_a_plan_is_made_when_calls_of_a_size_are_worth_it(monkeypatch):
     attention_kernels._work.clear()
     assert [name for name, direction in ran if direction == "forward"] == ["flash"] * 2 + ["cudnn"] * 4
     assert [name for name, direction in ran if direction == "backward"] == ["flash"] * 2 + ["cudnn"] * 3
+
+
+def test_calls_of_little_work_are_not_counted(monkeypatch):
+    """A token that is decoded makes no size worth a plan, and each has another size."""
+    monkeypatch.setattr(attention_kernels, "_work", collections.Counter())
+    for keys in range(100, 200):
+        token, key = (torch.empty(1, heads, n, 128, device="meta") for heads, n in ((16, 1), (8, keys)))
+        assert not attention_kernels._is_planned(False, token, key, None, False)
+    assert not attention_kernels._work
+    prompt = torch.empty(1, 16, 2048, 128, device="meta")
+    assert not attention_kernels._is_planned(False, prompt, prompt, None, True)
+    assert len(attention_kernels._work) == 1
 
 
 @GPU

@@ -32,6 +32,7 @@ from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
 from thunder.transforms.joined_parts import joined_parts
 from thunder.transforms.kept_numbers import keep_numbers
+from thunder.transforms.merged_views import merged_views
 from thunder.transforms.partition import partition, saved_collections
 from thunder.transforms.recompute import recompute_in_backwards
 from thunder.transforms.reinplace import reinplace
@@ -181,6 +182,9 @@ PASSES = PassList((
     Pass("Accumulate Products", lambda trace, lowering: accumulated_products(trace, lowering.fuses),
          needs=(OPERATIONS, CUT), when=lambda _, lowering: bool(lowering.fusers) and not _is_exact(lowering),
          meaning="add products of backwards to sums of products, in place"),
+    Pass("Merge Views", lambda trace, _: merged_views(trace), needs=(OPERATIONS, CUT),
+         when=lambda _, lowering: bool(lowering.fusers) and not _is_exact(lowering),
+         meaning="make one view of several that keep the order of the elements"),
     Pass("Transform for execution", lambda trace, lowering: dispatch(trace, lowering.executors),
          needs=(OPERATIONS, CUT), gives=FUSIBLE, ends=OPERATIONS,
          meaning="give each operation to the first executor that takes it"),

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import thunder
+from tests.counting import calls_during
 from tests.paths.compared import beside_eager, keeping_nothing
+from thunder.core import paths
 from thunder.core.symbol import current_recorder
 from thunder.errors import CaptureError, FallbackWarning
 
@@ -266,3 +268,23 @@ def insertion_sort(x):
 def test_numbers_of_data_in_heaps_and_sorted_lists(program):
     calls = [(torch.randn(2, 3, generator=torch.Generator().manual_seed(i)),) for i in range(6)]
     beside_eager(keeping_nothing(program), calls)
+
+
+def test_a_decision_with_the_same_answer_calls_nothing():
+    """It is compared where it stands: the check is called for another answer alone."""
+
+    def guarded(x):
+        y = x * 2
+        if torch.isnan(y).any():
+            return y - 1
+        return y + 1 if y.sum().item() > 0 else -y
+
+    compiled, x = thunder.jit(guarded), torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        compiled(x)
+    text = compiled.programs[0].forward.python()
+    assert "!= 0 and check_decision(" in text and "> 0 or check_decision(" in text
+    assert calls_during(lambda: compiled(x), paths.__file__) == 0
+    torch.testing.assert_close(compiled(-x), guarded(-x))
+    torch.testing.assert_close(compiled(x * float("nan")), guarded(x * float("nan")), equal_nan=True)
+    assert len(compiled.programs) == 3

@@ -37,7 +37,7 @@ def item(container, key):
     """The item of a builtin container, or of one of a subclass, under a key."""
     if isinstance(container, dict):
         return dict.get(container, key, MISSING)  # `dict.__getitem__` would call a `__missing__`
-    base: Any = next((b for b in (list, tuple) if isinstance(container, b)), None)
+    base: Any = list if isinstance(container, list) else tuple if isinstance(container, tuple) else None
     try:
         return container[key] if base is None else base.__getitem__(container, key)
     except (KeyError, IndexError):

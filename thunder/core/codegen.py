@@ -12,6 +12,7 @@ import linecache
 import math
 import types
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,19 @@ class Text:
 
     def __init__(self, text: str):
         self.text = text
+
+
+class PerCall(ABC):
+    """A function of which each call in a program's text has one of its own: it keeps what it learns of the arguments.
+
+    shared: the one that others are made of.
+    """
+
+    shared: PerCall
+
+    @abstractmethod
+    def for_call(self) -> Callable:
+        """Another such function."""
 
 
 _LITERALS = {int, str, bool, bytes, type(None)}
@@ -113,11 +127,12 @@ class Printer:
 
     def function(self, sym) -> str:
         """A bare name for the function of a symbol, its own where no other function has it."""
+        function = sym.fn if self._comment or not isinstance(sym.fn, PerCall) else sym.fn.for_call()
         names = itertools.chain([sym.name], (f"{sym.name}_{i}" for i in itertools.count(1)))
         free = (n for n in names if n not in self.variables and n not in _BUILTINS)
-        name = next(n for n in free if self.context.get(n, sym.fn) is sym.fn)
+        name = next(n for n in free if self.context.get(n, function) is function)
         if not self._comment:
-            self.context[name] = sym.fn
+            self.context[name] = function
         return name
 
     def object(self, x) -> str:
@@ -170,6 +185,8 @@ class Printer:
             [self.value(a, prims) for a in b.args] + [f"{k}={self.value(v, prims)}" for k, v in b.kwargs.items()]
         )
         call = f"{self.callee(sym)}({arguments})"
+        if sym.condition is not None:
+            return f"{sym.condition(b, self)} {call}"
         if b.output is None or (not b.outputs and not isinstance(b.output, (tuple, list))):
             return call
         if _has_dict(b.output):  # which no left-hand side takes apart

@@ -52,6 +52,9 @@ class Definition:
     bind_postprocess: Callable | None = None
     """Called with each bound symbol that is recorded; what it returns takes its place."""
 
+    condition: Callable[[Any, Any], str] | None = None
+    """(bound symbol, printer): printed before a call, so that it is not made where it would do nothing: `n > 0 or`."""
+
     # --- derivatives
     nondifferentiable: Container[int] = ()
     """Places of the results that never require grad."""

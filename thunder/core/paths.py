@@ -4,7 +4,7 @@ Capture computes the answer of a decision for its inputs, continues with that an
 
     t0 = ltorch.sum(x)
     v0 = ltorch.item(t0)
-    check_decision(v0, '>', 0, True, 0)
+    v0 > 0 or check_decision(v0, '>', 0, True, 0)
 
 So a program is one path through the user's function. A check that finds another answer raises `OtherPath`. Until then
 there were no effects that the user could see, and the program of the other path runs instead (`thunder.compiled`).
@@ -45,6 +45,14 @@ _TAGS = (OpTags.DONT_DCE, OpTags.DECISION)
 def check_decision(a, relation: str, b, answer: bool, index: int) -> None:
     if RELATIONS[relation](a, b) is not answer:
         raise OtherPath(index, not answer)
+
+
+def _other_answer(operation: BoundSymbol, printer: Any) -> str:
+    a, relation, b, answer, _ = operation.args
+    return f"{printer.value(a)} {relation} {printer.value(b)} {'or' if answer else 'and'}"
+
+
+check_decision.condition = _other_answer
 
 
 @primitive(lambda value, answer, index: None, tags=_TAGS)

@@ -72,6 +72,7 @@ def _flash_backward(g, query, key, value, bias, out, sums, seed, offset, dropout
 
 # multiply-adds for which cuDNN gains the 75 ms that a plan takes on an H100, by the speeds in `sdpaex`
 WORTH_A_PLAN = 15e12
+CALLS = 1e6  # of one size, at most: calls of which so many are not worth a plan, as in decoding, are not counted
 _work: collections.Counter = collections.Counter()  # multiply-adds so far, by sizes
 
 
@@ -79,11 +80,14 @@ def _is_planned(trains: bool, query: torch.Tensor, key: torch.Tensor, bias, is_c
     """Whether cuDNN has plans of these sizes, or reason to make them, to which each call adds: one, and one for the
     backward where the call trains."""
     batch, heads, queries, size = query.shape
+    work = (7 if trains else 2) * batch * heads * queries * size * key.shape[2] // (1 + is_causal)
+    if work * CALLS < WORTH_A_PLAN:
+        return False
     mask = None if bias is None else bias.shape
     what = query.dtype, batch, heads, queries, size, key.shape[1], key.shape[2], mask, is_causal
     done, plans = _work[what], 2 if trains else 1
     if done < plans * WORTH_A_PLAN:
-        _work[what] += (7 if trains else 2) * batch * heads * queries * size * key.shape[2] // (1 + is_causal)
+        _work[what] += work
     return done >= plans * WORTH_A_PLAN
 
 

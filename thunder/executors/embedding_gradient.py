@@ -17,7 +17,7 @@ from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import NumberProxy, TensorProxy, element_count
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
-from thunder.executors.handwritten import Handwritten, Settings
+from thunder.executors.handwritten import Handwritten, Settings, Steps, launching
 from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops.backward import embedding_backward
@@ -40,14 +40,21 @@ def _gradient(g: torch.Tensor, indices: torch.Tensor, count: int, padding_idx: i
 def summed_by_index(g: torch.Tensor, indices: torch.Tensor, count: int, padding: int) -> torch.Tensor:
     """The sums (count, D) of those rows of g (..., D) that have the same of the indices (...), which are integers from
     0 to count - 1. The row `padding` is 0."""
-    width = g.shape[-1]
     rows, order = torch.sort(indices.reshape(-1), stable=True)
     starts = torch.searchsorted(rows, torch.arange(count + 1, device=rows.device, dtype=rows.dtype), out_int32=True)
-    out = g.new_empty((count, width))
-    g, given = g.contiguous(), rows.numel()
-    key = count, width, padding, given, g.dtype, rows.dtype
-    _each_row(key, (g, order, starts, out), lambda: _settings_of_rows(count, width, padding))
-    _long_rows(key, (g, order, rows, starts, out), lambda: _settings_of_long_rows(given, width, padding))
+    return _summed(g.contiguous(), order, rows, starts, padding)
+
+
+@launching
+def _summed(
+    steps: Steps, g: torch.Tensor, order: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor, padding: int
+) -> torch.Tensor:
+    """order, rows: the indices' places and values, sorted by value. starts: where each value begins there."""
+    count, width = len(starts) - 1, g.shape[-1]
+    out = steps.empty((count, width), g.dtype)
+    steps.launch(_each_row, (g, order, starts, out), _settings_of_rows(count, width, padding))
+    of_long_rows = _settings_of_long_rows(rows.numel(), width, padding)
+    steps.launch(_long_rows, (g, order, rows, starts, out), of_long_rows)
     return out
 
 

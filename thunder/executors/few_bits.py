@@ -29,10 +29,10 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
-from thunder.executors.handwritten import Handwritten, Settings
+from thunder.executors.handwritten import Handwritten, Settings, Steps, launching
 from thunder.executors.matvec import usable
+from thunder.executors.triton_kernels.launcher import interpreting
 from thunder.executors.triton_kernels.tiles import power_of_two
-from thunder.executors.triton_kernels.variants import interpreting
 from thunder.extend import OperatorExecutor, register_executor
 from thunder.ops import LTORCH
 from thunder.ops.families.few_bits import Encoding, dequantize
@@ -48,26 +48,30 @@ RUN = 16  # bytes that a thread reads at a time
 _row, _rows, _sums = (Handwritten("few_bits_kernel.py", name) for name in ("_one_row", "_some_rows", "_added"))
 
 
+@launching
 def few_bits_linear(
-    x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[torch.Tensor], format: Any
+    steps: Steps, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[torch.Tensor], format: Any
 ) -> torch.Tensor:
     """x (..., K), at most 32 rows, times the transpose of a weight (N, K) of which `parts` are held, plus a bias (N,):
     (..., N)."""
-    x, *parts = [t.contiguous() for t in (x, *parts)]
+
+    def dense(t: torch.Tensor) -> torch.Tensor:
+        return t if t.is_contiguous() else steps.call(torch.Tensor.contiguous, t)
+
+    x, *parts = [dense(t) for t in (x, *parts)]
     k, encoding, biased = x.shape[-1], format.encoding, bias is not None
     m, n = x.numel() // k, parts[0].shape[0]
-    out = x.new_empty((*x.shape[:-1], n))
-    bias = bias.contiguous() if biased else out
-    inputs = _inputs(x, parts, _table(encoding.values, x.device) if encoding.values else None)
-    key = m, n, k, format, biased, *[t.dtype for t in (*inputs, bias, out)]
+    out = steps.empty((*x.shape[:-1], n), x.dtype)
+    bias = out if bias is None else dense(bias)
+    inputs = _inputs(x, parts, steps.constant(_table(encoding.values, x.device)) if encoding.values else None)
     if m == 1:
-        _row(key, (*inputs, bias, out), lambda: _settings_of_row(n, k, encoding, biased))
+        steps.launch(_row, (*inputs, bias, out), _settings_of_row(n, k, encoding, biased))
     elif (splits := _tiles(m, n, k, encoding).splits) == 1:
-        _rows(key, (*inputs, bias, out), lambda: _settings_of_rows(m, n, k, encoding, biased))
+        steps.launch(_rows, (*inputs, bias, out), _settings_of_rows(m, n, k, encoding, biased))
     else:
-        sums = x.new_empty((splits, m, n), dtype=torch.float32)
-        _rows(key, (*inputs, bias, sums), lambda: _settings_of_rows(m, n, k, encoding, False))
-        _sums(key, (sums, bias, out), lambda: _settings_of_sums(m, n, splits, biased))
+        sums = steps.empty((splits, m, n), torch.float32)
+        steps.launch(_rows, (*inputs, bias, sums), _settings_of_rows(m, n, k, encoding, False))
+        steps.launch(_sums, (sums, bias, out), _settings_of_sums(m, n, splits, biased))
     return out
 
 

@@ -10,9 +10,9 @@ import torch
 
 from thunder.core.proxies import TensorProxy
 from thunder.core.utils import has_triton
-from thunder.executors.handwritten import Handwritten, Settings
+from thunder.executors.handwritten import Handwritten, Steps, launching
+from thunder.executors.triton_kernels.launcher import interpreting
 from thunder.executors.triton_kernels.tiles import power_of_two
-from thunder.executors.triton_kernels.variants import interpreting
 from thunder.extend import OperatorExecutor, register_executor
 from thunder.ops.families.float8 import largest, quantize
 from thunder.ops.shape_rules import ceil_div
@@ -38,17 +38,15 @@ def _of_type(to: torch.dtype) -> tuple:
     return torch.finfo(to).max, name, digits if interpreting() else 0
 
 
-def largest_of(x: torch.Tensor) -> torch.Tensor:
+@launching
+def largest_of(steps: Steps, x: torch.Tensor) -> torch.Tensor:
     """The largest absolute value of a matrix of any strides: float32 ()."""
     m, k = x.shape
-    amax = x.new_zeros((), dtype=torch.float32)
-
-    def settings() -> Settings:
-        tiles = ceil_div(m, SEEN[0]) * ceil_div(k, SEEN[1])
-        programs = min(PROGRAMS, tiles)
-        return (programs,), (m, k, *x.stride(), ceil_div(tiles, programs), *SEEN), 8
-
-    _largest((m, k, x.stride(), x.dtype), (x, amax), settings)
+    amax = steps.call(torch.zeros, (), dtype=torch.float32, device=x.device)
+    tiles = ceil_div(m, SEEN[0]) * ceil_div(k, SEEN[1])
+    programs = min(PROGRAMS, tiles)
+    numbers = m, k, *x.stride(), ceil_div(tiles, programs), *SEEN
+    steps.launch(_largest, (x, amax), ((programs,), numbers, 8))
     return amax
 
 
@@ -58,37 +56,35 @@ def whole(x: torch.Tensor, amax: torch.Tensor, to: torch.dtype, transposed: bool
     # Triton 3.6 turns such a tile as single bytes, and on an H200 some were wrong
     if transposed and x.element_size() > 2:
         return (*whole(x, amax, to, False), whole(x.t(), amax, to, False)[0])
+    return _whole(x, amax, to, transposed)
+
+
+@launching
+def _whole(
+    steps: Steps, x: torch.Tensor, amax: torch.Tensor, to: torch.dtype, transposed: bool
+) -> tuple[torch.Tensor, ...]:
     m, k = x.shape
-    q, scale = x.new_empty((m, k), dtype=to), x.new_empty((), dtype=torch.float32)
-    columns = x.new_empty((k, m), dtype=to) if transposed else q  # which is not written to then
-
-    def settings() -> Settings:
-        return (
-            (ceil_div(m, HEIGHT) * ceil_div(k, WIDTH),),
-            (m, k, *x.stride(), *_of_type(to), transposed, HEIGHT, WIDTH),
-            4,
-        )
-
-    _write_both((m, k, x.stride(), x.dtype, to, transposed), (x, amax, q, columns, scale), settings)
+    q, scale = steps.empty((m, k), to), steps.empty((), torch.float32)
+    columns = steps.empty((k, m), to) if transposed else q  # which is not written to then
+    numbers = m, k, *x.stride(), *_of_type(to), transposed, HEIGHT, WIDTH
+    programs = ceil_div(m, HEIGHT) * ceil_div(k, WIDTH)
+    steps.launch(_write_both, (x, amax, q, columns, scale), ((programs,), numbers, 4))
     return (q, scale, columns) if transposed else (q, scale)
 
 
-def by_rows(x: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
+@launching
+def by_rows(steps: Steps, x: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
     """A matrix (m, k) of any strides with a scale for each row: float8 (m, k), scales (m, 1), and with `transposed` the
     same of its transpose: (k, m), (k, 1)."""
     m, k = x.shape
-    strides = x.stride()
-    key = m, k, strides, x.dtype, to
-    q, scale = x.new_empty((m, k), dtype=to), x.new_empty((m, 1), dtype=torch.float32)
-    _write_each_row(key, (x, q, scale), lambda: ((m,), (k, *strides, *_of_type(to), min(4096, power_of_two(k))), 8))
+    q, scale = steps.empty((m, k), to), steps.empty((m, 1), torch.float32)
+    numbers = k, *x.stride(), *_of_type(to), min(4096, power_of_two(k))
+    steps.launch(_write_each_row, (x, q, scale), ((m,), numbers, 8))
     if not transposed:
         return q, scale
-    columns, columns_scale = x.new_empty((k, m), dtype=to), x.new_empty((k, 1), dtype=torch.float32)
-    _write_each_column(
-        key,
-        (x, columns, columns_scale),
-        lambda: ((ceil_div(k, COLUMNS),), (m, k, *strides, *_of_type(to), COLUMNS, ROWS), 8),
-    )
+    columns, columns_scale = steps.empty((k, m), to), steps.empty((k, 1), torch.float32)
+    numbers = m, k, *x.stride(), *_of_type(to), COLUMNS, ROWS
+    steps.launch(_write_each_column, (x, columns, columns_scale), ((ceil_div(k, COLUMNS),), numbers, 8))
     return q, scale, columns, columns_scale
 
 

@@ -3,23 +3,56 @@
 The file of a kernel is not imported. Its kernels, with what they call, are text, which a process compiles
 (`triton_kernels/binary.py`), and PyTorch's launcher launches the machine code: neither Triton's import nor the C
 compiler of Triton's launcher keeps a first call waiting, and a launch takes the host less time.
+
+What an operation does on the host is a function with the decorator `launching`: it says what is allocated, called and
+launched. It runs once for arguments of the same types, shapes and strides, and what it said is the text of the function
+that runs from then on:
+
+    @launching
+    def few_rows(steps, x, weight):
+        out = steps.empty((*x.shape[:-1], weight.shape[0]), x.dtype)
+        steps.launch(_row, (x, weight, out), _settings(weight.shape))
+        return out
+
+    def launch(in0, in1):
+        a_in0 = in0.data_ptr()
+        a_in1 = in1.data_ptr()
+        if (a_in0 | a_in1) % 16 or current_device() != 0: return unusual(in0, in1)
+        out0 = allocate((1, 1, 4096), (4096, 4096, 1), object0)
+        stream = current_stream(0)
+        a_out0 = out0.data_ptr()
+        launch_kernel(kernel0, 4096, 1, 1, 8, 0, 'OOOiOO', (a_in0, a_in1, a_out0, 4096, None, None), stream)
+        return out0
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from thunder import compat
-from thunder.core.codegen import compile_source
-from thunder.executors.triton_kernels.binary import Binary, binary_of
+from thunder.core.codegen import PerCall, compile_source
+from thunder.core.proxies import leaves
+from thunder.executors.triton_kernels.binary import binary_of
+from thunder.executors.triton_kernels.by_strides import ByStrides
 from thunder.executors.triton_kernels.compiling import Request
-from thunder.executors.triton_kernels.variants import ALIGNMENT, POINTERS, interpreting
+from thunder.executors.triton_kernels.index import strides_of
+from thunder.executors.triton_kernels.launcher import (
+    ALIGNMENT,
+    POINTERS,
+    Launch,
+    entry_lines,
+    function_text,
+    index_of,
+    interpreted_line,
+    interpreting,
+    launch_line,
+)
 
 Settings = tuple[tuple[int, ...], tuple[Any, ...], int]  # numbers of programs, numbers behind the tensors, warps
 
@@ -30,40 +63,15 @@ class Handwritten:
     def __init__(self, file: str, name: str):
         """file: beside this one."""
         self.file, self.name = file, name
-        self._known: dict[tuple, Callable[[Sequence[int], int], None]] = {}
-
-    def __call__(self, key: tuple, tensors: Sequence[torch.Tensor], settings: Callable[[], Settings]) -> None:
-        """key: all that the tensors' types and the settings depend on."""
-        addresses = [t.data_ptr() for t in tensors]
-        together = 0
-        for address in addresses:
-            together |= address
-        device = tensors[0].get_device()
-        key = (*key, device)
-        launch = None if together % ALIGNMENT else self._known.get(key)
-        if launch is not None and compat.current_device() == device:
-            launch(addresses, compat.current_stream(device))
-            return
-        grid, numbers, warps = settings()
-        if interpreting():
-            self._interpreted[grid](*tensors, *map(_constant, numbers), num_warps=warps)
-            return
-        aligned = [not address % ALIGNMENT for address in addresses]
-        kinds, request = self._request([t.dtype for t in tensors], aligned, numbers, warps, tensors[0].device)
-        with torch.cuda.device_of(tensors[0]):
-            launch = _launcher(binary_of(request).result(), grid, warps, len(tensors), numbers, kinds, device)
-            launch(addresses, compat.current_stream(device))
-        if all(aligned):
-            self._known[key] = launch
 
     def start(self, dtypes: Sequence[torch.dtype], settings: Settings, device: torch.device) -> None:
         """Compiles it in the background for tensors of these types. Nothing where there is no GPU: a program that is
         only looked at may be one for GPUs."""
         if torch.cuda.is_available() and not interpreting():
             _, numbers, warps = settings
-            binary_of(self._request(dtypes, [True] * len(dtypes), numbers, warps, device)[1])
+            binary_of(self.request(dtypes, [True] * len(dtypes), numbers, warps, device)[1])
 
-    def _request(
+    def request(
         self, dtypes: Sequence[torch.dtype], aligned: Sequence[bool], numbers: tuple, warps: int, device: torch.device
     ) -> tuple[list[str], Request]:
         """The kinds of the numbers, as PyTorch's launcher names them, empty for constants; and what compiles them."""
@@ -79,9 +87,10 @@ class Handwritten:
         major, minor = torch.cuda.get_device_capability(device)
         return kinds, Request(self.name, text, (*tensors, *given), warps, 10 * major + minor, constants)
 
-    @functools.cached_property
-    def _interpreted(self) -> Any:
-        return compile_source(_kernels(self.file)[0], self.name, {"__name__": "kernels"})
+    @property
+    def source(self) -> tuple[str, str]:
+        """Its name and text."""
+        return self.name, _kernels(self.file)[0]
 
 
 _TYPES = {"i": "i32", "l": "i64", "": "constexpr"}
@@ -102,18 +111,211 @@ def _kernels(file: str) -> tuple[str, dict[str, list[tuple[str, bool]]]]:
     return text, {f.name: [(a.arg, a.annotation is not None) for a in f.args.args] for f in functions}
 
 
-def _launcher(
-    made: Binary, grid: tuple[int, ...], warps: int, tensors: int, numbers: tuple, kinds: list[str], device: int
-) -> Callable[[Sequence[int], int], None]:
-    """A function of addresses and a stream."""
-    rest = *(n for n, kind in zip(numbers, kinds, strict=True) if kind), *[None] * made.scratch
-    launch_kernel, function, shared = compat.launch_kernel, made.load(device), made.shared
-    text = "O" * tensors + "".join(kinds) + "O" * made.scratch
-    x, y = (*grid, 1)[:2]
+class Steps:
+    """What an operation does on the host, which becomes the text of a function of its tensors.
 
-    def launch(addresses: Sequence[int], stream: int) -> None:
-        if device:  # PyTorch's launcher takes device 0 in a thread that has no context yet
-            compat.set_device(device)
-        launch_kernel(function, x, y, 1, warps, shared, text, (*addresses, *rest), stream)
+    Values that it allocates are on the meta device here; what it calls before the first launch is called.
+    """
 
-    return launch
+    def __init__(self, args: tuple):
+        self._parameters = [f"in{i}" for i in range(len(args))]
+        self._names: dict[int, str] = {}
+        self._held: list[Any] = [args]  # an id is a value's while that lives
+        self._before: list[str] = []
+        for name, x in zip(self._parameters, args, strict=True):
+            self._take(x, name, name)
+        self.device = next(x.device for x in leaves(args) if isinstance(x, torch.Tensor))
+        self._allocations: list[str] = []
+        self._allocated: list[str] = []
+        self._launches: list[tuple[Handwritten, tuple, Settings]] = []
+        self._after: list[str] = []
+        self._objects: dict[str, Any] = {}
+
+    def _take(self, x: Any, name: str, expression: str) -> None:
+        """Names the tensors in an argument."""
+        if isinstance(x, (tuple, list)):
+            for i, inner in enumerate(x):
+                self._take(inner, f"{name}_{i}", f"{expression}[{i}]")
+        elif isinstance(x, torch.Tensor):
+            self._names.setdefault(id(x), name)
+            self._before += [f"{name} = {expression}"] if name != expression else []
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A dense tensor of this shape."""
+        made, shape = torch.empty(shape, dtype=dtype, device="meta"), tuple(shape)
+        name = self._name(made, "out")
+        self._allocations.append(f"{name} = allocate({shape}, {strides_of(shape)}, {self._text(dtype)})")
+        self._allocated.append(name)
+        return made
+
+    def constant(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor that depends on none of the arguments."""
+        self._objects[self._name(x, "constant")] = x
+        return x
+
+    def call(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        """A function of PyTorch's. What kernels read is called for before the first launch."""
+        given = [self._text(x) for x in args] + [f"{k}={self._text(x)}" for k, x in kwargs.items()]
+        result = function(*args, **kwargs)
+        lines = self._after if self._launches else self._before
+        lines.append(f"{self._target(result)} = {self._text(function)}({', '.join(given)})")
+        return result
+
+    def launch(self, kernel: Handwritten, tensors: Sequence[torch.Tensor], settings: Settings) -> None:
+        self._launches.append((kernel, tuple(tensors), settings))
+
+    def written(self, result: Any, is_checked: bool) -> Launch:
+        """The function of the tensors. is_checked: it is for aligned tensors on the current device, and passes others
+        on to `unusual`."""
+        kernels: dict[str, Any] = {}
+        if not self._launches:
+            lines = [*self._before, *self._allocations]
+        elif interpreting():
+            lines = [*self._before, *self._allocations]
+            for i, (kernel, tensors, (grid, numbers, warps)) in enumerate(self._launches):
+                kernels[f"kernel{i}"] = kernel.source
+                given = *map(self._text, tensors), *(self._text(_constant(n)) for n in numbers)
+                lines.append(interpreted_line(f"kernel{i}", grid, warps, given))
+        else:
+            lines = self._compiled(kernels, is_checked)
+        text = function_text("launch", self._parameters, [*lines, *self._after, f"return {self._text(result)}"])
+        return Launch(text, self._objects, kernels)
+
+    def _compiled(self, kernels: dict[str, Any], is_checked: bool) -> list[str]:
+        index = index_of(self.device)
+        read = {self._text(t): t for _, tensors, _ in self._launches for t in tensors}
+        for name in self._allocated:
+            read.pop(name, None)
+        misaligned = {n for n, t in read.items() if not is_checked and t.data_ptr() % ALIGNMENT}
+        lines = [*self._before, *entry_lines([*read], self._parameters, index, is_checked), *self._allocations]
+        lines += [f"stream = current_stream({index})", *(f"a_{n} = {n}.data_ptr()" for n in self._allocated)]
+        made: list[tuple[Any, list[str], Settings, list[str]]] = []
+        for kernel, tensors, settings in self._launches:
+            names = [*map(self._text, tensors)]
+            aligned = [n not in misaligned for n in names]
+            kinds, request = kernel.request([t.dtype for t in tensors], aligned, *settings[1:], self.device)
+            made.append((binary_of(request), names, settings, kinds))
+        for i, (binary, names, (grid, numbers, warps), kinds) in enumerate(made):
+            kernels[f"kernel{i}"] = found = binary.result()
+            given = [(kind, str(n)) for kind, n in zip(kinds, numbers, strict=True) if kind]
+            lines.append(launch_line(f"kernel{i}", found, grid, warps, names, given))
+        return lines
+
+    def _name(self, value: Any, stem: str) -> str:
+        self._held.append(value)
+        name = self._names[id(value)] = f"{stem}{len(self._held)}"
+        return name
+
+    def _target(self, result: Any) -> str:
+        if isinstance(result, (tuple, list)):
+            return f"({', '.join([self._target(x) for x in result])},)"
+        return self._name(result, "t")
+
+    def _text(self, x: Any) -> str:
+        """A value, a number, a sequence of such, or an object that the text names."""
+        if (name := self._names.get(id(x))) is not None:
+            return name
+        if isinstance(x, (tuple, list)):
+            inside = "".join([f"{self._text(v)}, " for v in x])
+            return f"[{inside}]" if isinstance(x, list) else f"({inside})"
+        if x is None or type(x) in (bool, int, str):
+            return repr(x)
+        assert not isinstance(x, torch.Tensor), "the steps of an operation do not know a tensor that it computes with"
+        name = self._name(x, "object")
+        self._objects[name] = x
+        return name
+
+
+class Launching(ByStrides, PerCall):
+    """The function of an operation by its steps, `function(steps, *args)`, which may depend on the types, shapes,
+    strides and device of the tensors among the arguments, and on all else there; see the top of the file."""
+
+    def __init__(self, function: Callable):
+        super().__init__()
+        functools.update_wrapper(self, function)
+        self._function, self.shared = function, self
+        self._unusual: dict[tuple, Callable] = {}
+
+    def for_call(self) -> Launching:
+        found = Launching(self._function)
+        found.shared = self
+        return found
+
+    def called(self) -> dict[str, Callable]:
+        return {"unusual": self.unusual}
+
+    def unusual(self, *args) -> Any:
+        """A call with tensors that are not aligned, or while another device is current."""
+        tensors, _ = self._parted(args)
+        key = self._strides(tensors, args), tuple([t.data_ptr() % ALIGNMENT == 0 for t in tensors])
+        run = self._unusual.get(key)
+        if run is None:
+            run = self._unusual[key] = self._made(args, is_checked=False)
+        device = tensors[0].device
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            return run(*args)
+
+    def _parted(self, args: tuple) -> tuple[tuple, tuple]:
+        return tuple([x for x in leaves(args) if isinstance(x, torch.Tensor)]), args
+
+    def _strides(self, tensors: Sequence[torch.Tensor], numbers: Sequence) -> tuple:
+        """All that the steps may depend on: of each tensor its facts, and which arguments are the same one; and the
+        other arguments with their types."""
+        places: dict[int, int] = {}
+
+        def known(x: Any) -> tuple:
+            if isinstance(x, (tuple, list)):
+                return tuple(map(known, x))
+            is_tensor = isinstance(x, torch.Tensor)
+            return _Known(None, places.setdefault(id(x), len(places))) if is_tensor else _Known(type(x), x)
+
+        return tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors]), known(numbers)
+
+    def _first(self, key: tuple, args: tuple) -> Callable:
+        return self._made(args, is_checked=True)
+
+    def _made(self, args: tuple, is_checked: bool) -> Callable:
+        steps = Steps(args)
+        return steps.written(self._function(steps, *args), is_checked).function(steps.device, self.called())
+
+    def _check(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Callable | None:
+        _, arguments = key
+        fits = self._fits(super()._check(key, tensors), arguments)
+        if fits is None or self.shared is not self:  # a call in a program always has as many arguments
+            return fits
+        return lambda *args: len(args) == len(arguments) and fits(*args)
+
+    def _fits(self, check: Callable | None, arguments: tuple) -> Callable | None:
+        """Whether as many arguments are those of a key. check: whether the tensors among them are."""
+        if check is None or all(isinstance(known, _Known) and known.kind is None for known in arguments):
+            return check
+        parameters = [f"in{i}" for i in range(len(arguments))]
+        tests, found, context = list[str](), list[str](), dict[str, Any](check=check)
+        for name, known in zip(parameters, arguments, strict=True):
+            _add_tests(name, known, tests, found, context)
+        tests.append(f"check({', '.join(found)})")
+        return compile_source(function_text("fits", parameters, [f"return {' and '.join(tests)}"]), "fits", context)
+
+
+launching = Launching  # as a decorator
+
+
+class _Known(NamedTuple):
+    """An argument in a key: its type and value, or None and the place of a tensor among the distinct ones."""
+
+    kind: type | None
+    value: Any
+
+
+def _add_tests(name: str, known: tuple, tests: list[str], tensors: list[str], context: dict[str, Any]) -> None:
+    """Adds the tests whether an argument is the one of a key, the tensors in it, and what the tests name."""
+    if not isinstance(known, _Known):
+        tests.append(f"len({name}) == {len(known)}")
+        for i, inner in enumerate(known):
+            _add_tests(f"{name}[{i}]", inner, tests, tensors, context)
+    elif known.kind is None:
+        tensors.append(name)
+    else:
+        kind, value = f"type{len(context)}", f"value{len(context)}"
+        context |= {kind: known.kind, value: known.value}
+        tests.append(f"({name} is {value} or type({name}) is {kind} and {name} == {value})")

@@ -31,7 +31,7 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
-from thunder.executors.handwritten import Handwritten
+from thunder.executors.handwritten import Handwritten, Steps, launching
 from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
@@ -111,9 +111,10 @@ def _over_rows(logits, target, keep, scale, losses, gradient: bool) -> None:
 _kernel = Handwritten("linear_cross_entropy_kernel.py", "_over_rows")
 
 
+@launching
 def over_rows(
-    logits: torch.Tensor, target: torch.Tensor, keep: torch.Tensor, chosen: torch.Tensor, scale: torch.Tensor,
-    losses: torch.Tensor, gradient: bool,
+    steps: Steps, logits: torch.Tensor, target: torch.Tensor, keep: torch.Tensor, chosen: torch.Tensor,
+    scale: torch.Tensor, losses: torch.Tensor, gradient: bool,
 ) -> None:  # fmt: skip
     """Losses (N,) in float32 of logits (N, C), rows of which lie together; with `gradient` their gradients, times
     `scale` (), over the logits. Rows not kept are 0."""
@@ -122,7 +123,7 @@ def over_rows(
         block, stride = min(2048, power_of_two(classes)), logits.stride(0)
         tensors = logits, target, keep, chosen, scale, losses
         settings = (rows,), (classes, stride, gradient, block), 8 if block == 2048 else 4
-        _kernel((rows, classes, stride, gradient, *(t.dtype for t in tensors)), tensors, lambda: settings)
+        steps.launch(_kernel, tensors, settings)
 
 
 # ----------------------------------------------------------------------------------------------------------------

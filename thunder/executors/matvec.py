@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from thunder import compat
 from thunder.analysis.flow import positions
 from thunder.core.devices import Device
 from thunder.core.dtypes import bfloat16, float16, float32
@@ -31,9 +30,9 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
-from thunder.executors.handwritten import Handwritten, Settings
+from thunder.executors.handwritten import Handwritten, Settings, Steps, launching
+from thunder.executors.triton_kernels.launcher import ALIGNMENT
 from thunder.executors.triton_kernels.tiles import power_of_two
-from thunder.executors.triton_kernels.variants import ALIGNMENT
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
 from thunder.ops.shape_rules import ceil_div
@@ -53,46 +52,40 @@ MATVEC_ROWS = compile_option(
 _row, _rows = Handwritten("matvec_kernel.py", "_one_row"), Handwritten("matvec_kernel.py", "_some_rows")
 
 
-def few_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+@launching
+def few_rows(steps: Steps, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x (..., K), at most 16 rows, times the transpose of a weight (N, K), plus a bias (N,): (..., N) in the dtype of
     all."""
     if not weight.is_contiguous():
-        return F.linear(x, weight, bias)
+        return steps.call(F.linear, x, weight, bias)
     n, k = weight.shape
     m, biased = x.numel() // k, bias is not None
     if m == 1:
-        return _of_row(x, (weight,), bias)
-    x = x.contiguous()
-    out = x.new_empty((*x.shape[:-1], n))
-    tensors = x, weight, out if bias is None else bias, out
-    _rows((m, n, k, x.dtype, biased), tensors, lambda: _settings_of_rows(m, n, k, biased))
+        return _of_row(steps, x, (weight,), bias)
+    x = x if x.is_contiguous() else steps.call(torch.Tensor.contiguous, x)
+    out = steps.empty((*x.shape[:-1], n), x.dtype)
+    steps.launch(_rows, (x, weight, out if bias is None else bias, out), _settings_of_rows(m, n, k, biased))
     return out
 
 
-def linears_of_row(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+@launching
+def linears_of_row(steps: Steps, x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """x (..., K), one row, times the transposes of weights (N1, K), (N2, K), (N3, K) of even N."""
-    if not all([w.is_contiguous() for w in weights]):
-        return tuple(F.linear(x, w) for w in weights)
-    return _of_row(x, weights).split_with_sizes([w.shape[0] for w in weights], -1)  # no function of Python, as `split`
+    if not all(w.is_contiguous() for w in weights):
+        return tuple(steps.call(F.linear, x, w) for w in weights)
+    return steps.call(torch.Tensor.split_with_sizes, _of_row(steps, x, weights), [w.shape[0] for w in weights], -1)
 
 
-def _of_row(x: torch.Tensor, weights: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> torch.Tensor:
+def _of_row(
+    steps: Steps, x: torch.Tensor, weights: Sequence[torch.Tensor], bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """(..., N1 + N2 + N3), of dense weights, plus a bias."""
-    sizes = tuple([w.shape[0] for w in weights])
-    k, biased = x.shape[-1], bias is not None
-    x = x if x.is_contiguous() else x.contiguous()
-    out = _empty_row(x, sum(sizes))
+    sizes = tuple(w.shape[0] for w in weights)
+    x = x if x.is_contiguous() else steps.call(torch.Tensor.contiguous, x)
+    out = steps.empty((*x.shape[:-1], sum(sizes)), x.dtype)
     tensors = x, *weights, *[weights[0]] * (TOGETHER - len(weights)), out if bias is None else bias, out
-    _row((sizes, k, x.dtype, biased), tensors, lambda: _settings_of_row(sizes, k, biased))
+    steps.launch(_row, tensors, _settings_of_row(sizes, x.shape[-1], bias is not None))
     return out
-
-
-def _empty_row(x: torch.Tensor, n: int) -> torch.Tensor:
-    """For n columns of the result of a dense row x."""
-    shape = *x.shape[:-1], n
-    if x.device.type != "cuda" or x.get_device() != compat.current_device():
-        return x.new_empty(shape)
-    return compat.empty_strided_cuda(shape, (*[n] * (len(shape) - 1), 1), x.dtype)
 
 
 def _settings_of_row(sizes: tuple[int, ...], k: int, biased: bool) -> Settings:

@@ -25,12 +25,12 @@ import torch
 
 from thunder import compat
 from thunder.capture.sources import MISSING
-from thunder.core.codegen import Printer, compile_source, function_source
+from thunder.core.codegen import PerCall, Printer, compile_source, function_source
 from thunder.core.regions import FusedFunction
 from thunder.core.trace import Trace
 from thunder.ops.functionalize.inplace import in_grad_mode
 from thunder.ops.registry import LTORCH, PRIMS, inplace_of, lookup
-from thunder.programs.describe import Describer, Unspeakable, digest, name_of, named
+from thunder.programs.describe import Describer, Unspeakable, digest, find_named, name_of, named
 
 
 class Damaged(Exception):
@@ -71,6 +71,8 @@ def written_object(x: Any, regions: dict[str, Callable] | None = None) -> Any:
     for name, function in regions.items():
         if function is x:
             return ["region", name]
+    if isinstance(x, PerCall) and (name := name_of(x.shared)) is not None:
+        return ["per call", *name]
     operation = _operations().get(x) if type(x) is types.FunctionType and name_of(x) is None else None
     said = operation or (["number", x.item(), str(x.dtype)] if _is_number(x) else Describer()(x))
     found = _found(said, regions)
@@ -102,6 +104,9 @@ def _found(said: Any, regions: Mapping[str, Callable]) -> Any:
     if kind == "operation" and len(parts) == 2:
         symbol = {"prims": PRIMS, "ltorch": LTORCH}.get(parts[0], {}).get(parts[1])
         return MISSING if symbol is None or symbol.fn is None else symbol.fn
+    if kind == "per call" and len(parts) == 2 and str(parts[0]).startswith(_OPERATIONS):
+        found = find_named(*map(str, parts))
+        return found.for_call() if isinstance(found, PerCall) else MISSING
     return named(said)
 
 

@@ -34,7 +34,7 @@ class ThunderFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, given, *inputs):
         outputs, tensors, ctx.call = given
-        ctx.set_materialize_grads(False)
+        ctx.materialize_grads = False
         if tensors:
             ctx.save_for_backward(*tensors)
         if places := ctx.call[0].not_differentiable:
@@ -128,11 +128,11 @@ def _versions(tensors: Sequence) -> list[int]:
         return [0 if x.is_inference() else x._version for x in tensors]
 
 
-def _taking(places: Sequence[int]) -> Callable[[tuple], tuple]:
-    """(values) -> the values in some places, as a tuple."""
+def _taking(places: Sequence[int]) -> Callable[[tuple], tuple] | None:
+    """(values) -> the values in some places, as a tuple; None where there are none."""
     if len(places) > 1:
         return operator.itemgetter(*places)
-    return (lambda values: (values[places[0]],)) if places else lambda values: ()
+    return (lambda values: (values[places[0]],)) if places else None
 
 
 @contextlib.contextmanager
@@ -273,12 +273,16 @@ def connected(
             outputs, (tensors, others) = forward(*inputs)
         finally:
             set_grad_enabled(before)
-        outputs, tensors = _without_bases(outputs, own), _without_bases(tensors, shown)
-        hooked, joins = saved_hooks(False) is not None, []
+        if own:
+            outputs = _without_bases(outputs, own)
+        if shown:
+            tensors = _without_bases(tensors, shown)
+        hooked, joins = saved_hooks(False) is not None, ()
         if hooked:
             tensors, others, joins = _apart(tensors, others)
-        kept = take_kept(inputs)
-        call = program, others, kept, kept and _versions(kept), take_numbers(inputs), generators, joins, hooked
+        kept = take_kept(inputs) if take_kept is not None else ()
+        numbers = take_numbers(inputs) if take_numbers is not None else ()
+        call = program, others, kept, kept and _versions(kept), numbers, generators, joins, hooked
         given = outputs, tensors, call
         outputs = ThunderFunction.apply(given, *inputs) if transforming() else apply(given, *inputs)
         if program.derived:
@@ -292,9 +296,8 @@ def _without_bases(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> Se
     """The same memory, by tensors that are no views in these places."""
     for i in places:
         if tensors[i]._is_view():
-            tensors = [*tensors] if type(tensors) is tuple else tensors
-            tensors[i] = tensors[i].detach()
-    return tuple(tensors)
+            tensors = (*tensors[:i], tensors[i].detach(), *tensors[i + 1 :])
+    return tensors
 
 
 def without_grad(function: Callable) -> Callable:

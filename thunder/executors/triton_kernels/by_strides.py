@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.core.proxies import map_structure
 from thunder.core.regions import FusedFunction
 from thunder.executors.triton_kernels.binary import Binary
-from thunder.executors.triton_kernels.variants import Launch
+from thunder.executors.triton_kernels.launcher import Launch
 from thunder.runtime import disk_cache
 from thunder.runtime.streams import fork
 
@@ -35,14 +36,19 @@ class ByStrides(FusedFunction):
     def _by_strides(self, *args) -> list[torch.Tensor]:
         tensors, numbers = self._parted(args)
         if any([t.is_neg() for t in tensors]):  # a negative of its memory's numbers, which kernels do not see
-            return self(*[t.resolve_neg() for t in tensors], *numbers)
+            return self(*map_structure(lambda x: x.resolve_neg() if isinstance(x, torch.Tensor) else x, args))
         key = self._strides(tensors, numbers)
         run = self._variants.get(key)
         if run is None:
-            run = self._variants[key] = self._first(key)
+            run = self._variants[key] = self._first(key, args)
             check = self._check(key, tensors)
             self._usual = None if check is None else (check, run)
         return run(*args)
+
+    def called(self) -> dict[str, Callable]:
+        """What a function for some strides calls in its place, by name."""
+        names = "fork", "unusual", "wide", "by_operations"
+        return {name: getattr(self, name) for name in names}
 
     def _parted(self, args: tuple) -> tuple[tuple, tuple]:
         """The tensors, and the numbers behind them."""
@@ -52,8 +58,8 @@ class ByStrides(FusedFunction):
         return tuple([t.stride() for t in tensors])
 
     @abstractmethod
-    def _first(self, key: tuple) -> Callable:
-        """The function for new strides."""
+    def _first(self, key: tuple, args: tuple) -> Callable:
+        """The function for new strides, which a call with these arguments has."""
 
     def _check(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Callable | None:
         """Whether a call fits the kernels for some strides, as a function of its arguments; None where PyTorch has
@@ -74,7 +80,7 @@ def launch_as_text(launch: Launch) -> dict[str, Any]:
     """What JSON says of a launch. Machine code is in the cache, under its key."""
     kernels = {n: Path(k.path).stem if isinstance(k, Binary) else list(k) for n, k in launch.kernels.items()}
     return {
-        "text": launch.text, "dtypes": {n: str(d).removeprefix("torch.") for n, d in launch.dtypes.items()},
+        "text": launch.text, "dtypes": {n: str(d).removeprefix("torch.") for n, d in launch.objects.items()},
         "kernels": kernels,
     }  # fmt: skip
 
@@ -95,10 +101,10 @@ class KeptRegion(ByStrides):
         self._operations, self._unusual = operations, unusual
         self._launches = {tuple(map(tuple, strides)): launch for strides, launch in said["launches"]}
 
-    def _first(self, key: tuple) -> Callable:
+    def _first(self, key: tuple, args: tuple) -> Callable:
         said = self._launches.get(key)
         launch = None if said is None else _launch_of(said)
-        return self.unusual if launch is None else launch.function(self)
+        return self.unusual if launch is None else launch.function(self.device, self.called())
 
     def unusual(self, *args) -> list[torch.Tensor]:
         if self.is_usual:

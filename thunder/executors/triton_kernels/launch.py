@@ -20,6 +20,7 @@ from thunder.executors.triton_kernels.by_strides import ByStrides, launch_as_tex
 from thunder.executors.triton_kernels.emit import emit
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
+from thunder.executors.triton_kernels.launcher import ALIGNMENT, Launch, function_text, interpreting
 from thunder.executors.triton_kernels.layout import layout_of
 from thunder.executors.triton_kernels.numbers import Numbers
 from thunder.executors.triton_kernels.reductions import terms_of
@@ -36,14 +37,7 @@ from thunder.executors.triton_kernels.strides import (
 )
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.executors.triton_kernels.values import Program, Value, in_order, program_of
-from thunder.executors.triton_kernels.variants import (
-    ALIGNMENT,
-    Compiled,
-    Interpreted,
-    Launch,
-    function_text,
-    interpreting,
-)
+from thunder.executors.triton_kernels.variants import Compiled, Interpreted
 from thunder.extend.fusion import TooLarge
 from thunder.ops.layout import padded_strides, run_line
 
@@ -297,7 +291,7 @@ class FusedRegion(ByStrides):
             *(f"{name} = in{name[1:].replace('_', '.stride(')})" for name in own),
         ]
 
-    def _first(self, key: tuple) -> Callable:
+    def _first(self, key: tuple, args: tuple) -> Callable:
         """The function for new strides."""
         expected = self._expected is not None and self._expected.strides == key
         if self.autotune:
@@ -308,7 +302,7 @@ class FusedRegion(ByStrides):
         else:
             variant = self._expected if expected else (Interpreted if self.interpreted else Compiled)(self, key)
         launch = self.launches[key] = variant.launch()
-        return launch.function(self)
+        return launch.function(self.device, self.called())
 
     def unusual(self, *args) -> list[torch.Tensor]:
         """A call with inputs that are not aligned as the kernels expect, or while another device is current."""

@@ -2,70 +2,31 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from thunder import compat
-from thunder.core.codegen import compile_source
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
 from thunder.executors.triton_kernels.expressions import LIMIT, stored_type
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
+from thunder.executors.triton_kernels.launcher import (
+    POINTERS,
+    Launch,
+    entry_lines,
+    function_text,
+    index_of,
+    interpreted_line,
+    launch_line,
+)
 from thunder.executors.triton_kernels.numbers import Scalar
 from thunder.executors.triton_kernels.sizes import at_least, text, tuple_text
 from thunder.executors.triton_kernels.source import HEADER, Source
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.ops.torch_types import to_torch_dtype
-from thunder.options import TRITON_INTERPRET
-
-ALIGNMENT = 16  # bytes; what the caching allocator gives is, what a view begins at may not be
-
-
-def interpreting() -> bool:
-    """Whether Triton's interpreter runs kernels, on tensors of any device."""
-    # importing Triton takes as long as compiling a kernel; a thread may be half way through it
-    runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)
-    return bool(runtime.interpret) if runtime is not None else TRITON_INTERPRET.value
-
-
-def function_text(name: str, parameters: Sequence[str], lines: Sequence[str]) -> str:
-    return "\n    ".join([f"def {name}({', '.join(parameters)}):", *lines]) + "\n"
-
-
-class Launch(NamedTuple):
-    """The text of a variant's function, `launch`, and what it names: types of buffers, and kernels, each as its machine
-    code or, for Triton's interpreter, as name and text."""
-
-    text: str
-    dtypes: dict[str, torch.dtype]
-    kernels: dict[str, Binary | tuple[str, str]]
-
-    def function(self, region: Any) -> Callable:
-        """The function. region: has `device`, `fork`, and what it calls in its place: `unusual`, `wide` and
-        `by_operations`."""
-        device = region.device
-        context: dict[str, Any] = {
-            "allocate": _allocator(device), "math": math, "fork": region.fork, "unusual": region.unusual,
-            "wide": region.wide, "by_operations": region.by_operations,
-            "deterministic": torch.are_deterministic_algorithms_enabled,
-        }  # fmt: skip
-        for name, made in self.kernels.items():
-            if type(made) is tuple:
-                context[name] = compile_source(made[1], made[0], {"__name__": "kernels"})
-            else:
-                context[name] = made.load(index_of(device))
-                names = ("launch_kernel", "current_stream", "current_device", "set_device")
-                context |= {name: getattr(compat, name) for name in names}
-        return compile_source(self.text, "launch", context | self.dtypes)
-
-
-def index_of(device: torch.device) -> int:
-    return device.index if device.index is not None else torch.cuda.current_device()
 
 
 class Variant(ABC):
@@ -129,7 +90,7 @@ class Variant(ABC):
         """The function of the inputs, which may call other functions of the region."""
 
     def function(self) -> Callable:
-        return self.launch().function(self.region)
+        return self.launch().function(self.region.device, self.region.called())
 
     def _launch(self, lines: Sequence[str], kernels: dict) -> Launch:
         text = function_text("launch", self.parameters, [*self.first, *lines, f"return {self.results}"])
@@ -164,9 +125,7 @@ class Interpreted(Variant):
                 continue
             kernels[f"kernel{i}"] = (source.name, whole)
             arguments = [*(self.names[b] for b in source.buffers), *(atom.name for atom in source.sizes)]
-            lines.append(
-                f"kernel{i}[({source.grid[0]}, {source.grid[1]})]({', '.join(arguments)}, num_warps={source.warps})"
-            )
+            lines.append(interpreted_line(f"kernel{i}", source.grid, source.warps, arguments))
         return self._launch(lines, kernels)
 
 
@@ -236,18 +195,7 @@ class Compiled(Variant):
 
     def launch(self) -> Launch:
         index, kernels = index_of(self.region.device), {}
-        lines = [f"a_{name} = {name}.data_ptr()" for name in self.inputs]
-        if self.checked:
-            pointers = " | ".join(f"a_{name}" for name in self.inputs)
-            unusual = [f"({pointers}) % {ALIGNMENT}"] if pointers else []
-            lines.append(
-                f"if {' or '.join([*unusual, f'current_device() != {index}'])}: return "
-                f"unusual({', '.join(self.parameters)})"
-            )
-        # a thread that only uses the device by PyTorch may have no context of it yet, and the launcher would take
-        # device 0's
-        if index:
-            lines.append(f"set_device({index})")
+        lines = entry_lines(self.inputs, self.parameters, index, self.checked)
         lines += [*self.allocations, f"stream = current_stream({index})"]
         lines += [f"a_{name} = {name}.data_ptr()" for name in self.names.values() if name not in self.inputs]
         late = sorted(self.region.late)
@@ -259,28 +207,8 @@ class Compiled(Variant):
                     f"({', '.join(dict.fromkeys(self.names[b] for k in late for b in self.sources[k].buffers))},))"
                 )
             kernels[f"kernel{i}"] = binary
-            addresses = [f"a_{self.names[b]}" for b in source.buffers]
-            numbers = [atom.name for atom in source.sizes]
-            number_kinds = ["d" if isinstance(n, Scalar) else "l" if self.wide else "i" for n in source.sizes]
-            kinds = "O" * len(addresses) + "".join(number_kinds) + "O" * binary.scratch
-            arguments = ", ".join([*addresses, *numbers, *["None"] * binary.scratch])
-            lines.append(
-                f"launch_kernel(kernel{i}, {source.grid[0]}, {source.grid[1]}, 1, {source.warps}, {binary.shared}, "
-                f"'{kinds}', ({arguments},), stream)"
-            )
+            kinds = ["d" if isinstance(n, Scalar) else "l" if self.wide else "i" for n in source.sizes]
+            numbers = [(kind, n.name) for kind, n in zip(kinds, source.sizes, strict=True)]
+            tensors = [self.names[b] for b in source.buffers]
+            lines.append(launch_line(f"kernel{i}", binary, source.grid, source.warps, tensors, numbers))
         return self._launch(lines, kernels)
-
-
-# Triton's names
-POINTERS = {
-    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
-    torch.bool: "i1", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
-    torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
-}  # fmt: skip
-
-
-def _allocator(device: torch.device) -> Callable:
-    """(size, stride, dtype) -> a tensor."""
-    if device.type == "cuda":
-        return compat.empty_strided_cuda
-    return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
