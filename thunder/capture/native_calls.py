@@ -331,7 +331,7 @@ def _expose_container(c, f, s, given) -> None:
     if hashes:
         _check_keys(c, s, given)
     if f.__name__ not in _STORING:
-        expose(c, s, *given, called=None if isinstance(s, set) or standins.compares(f) else f)
+        expose(c, s, *given, called=None if standins.compares(f) else f)
 
 
 def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
