@@ -12,7 +12,7 @@ CALLS = 8
 _NUMBERS = (
     "({} + {})", "({} * {})", "({} - {})", "({} / (abs({}) + 1))", "(({}) % 5 + {})", "({} // 2 + {})", "max({}, {})",
     "min({}, {})", "abs({})", "round({}, 1)", "float({})", "math.tanh({})", "math.sqrt(abs({}) + 1)", "math.floor({})",
-    "math.exp(-abs({}))", "math.log1p(abs({}))", "(1 if {} is {} else 0.5)", "(+({})).real",
+    "math.exp(-abs({}))", "math.log1p(abs({}))",
 )  # fmt: skip
 _INTEGERS = (
     "({} + {})", "({} * {})", "({} - {})", "max({}, {})", "min({}, {})", "({} // 2)", "({} % 4)", "abs({})",

@@ -97,7 +97,7 @@ def same_number(c, a, b) -> bool:
     function = c.stack_of_frames[-1].fn
     if a is b and (symbolic or native_module(function.__globals__.get("__name__"))):
         return True
-    kinds = {x.python_type if isinstance(x, NumberProxy) else type(x) for x in (a, b)}
+    kinds = {getattr(x, "python_type", type(x)) for x in (a, b)}
     if len(kinds) > 1 or not (c.truth(c.compare("==", a, b)) if symbolic else same_value(a, b)):
         return False
     if kinds == {int} and -5 <= concrete(a) <= 256:
@@ -110,7 +110,7 @@ def same_number(c, a, b) -> bool:
     if places and others:
         known = a is not b and not set(places).isdisjoint(others)  # a symbolic number and its value
         return known or all([c.ask(source, SAME, other) for other in others if other is not source])
-    if any(isinstance(x, NumberProxy) and x.expression.is_choice for x in (a, b)):
+    if symbolic and any(x.expression.is_choice for x in (a, b) if isinstance(x, NumberProxy)):
         c.refuse("whether abs(), max() or min() gives one of its operands itself", "compare the numbers by ==")
     return a is b
 
