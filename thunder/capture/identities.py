@@ -110,9 +110,14 @@ def same_number(c, a, b) -> bool:
     if places and others:
         known = a is not b and not set(places).isdisjoint(others)  # a symbolic number and its value
         return known or all([c.ask(source, SAME, other) for other in others if other is not source])
-    if symbolic and any(x.expression.is_choice for x in (a, b) if isinstance(x, NumberProxy)):
-        c.refuse("whether abs(), max() or min() gives one of its operands itself", "compare the numbers by ==")
+    for x in (a, b):
+        _check_choice(c, x)
     return a is b
+
+
+def _check_choice(c, x) -> None:
+    if isinstance(x, NumberProxy) and x.expression.is_choice:
+        c.refuse("whether abs(), max() or min() gives one of its operands itself", "compare the numbers by ==")
 
 
 def _places(c, x) -> list:
