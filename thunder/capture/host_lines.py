@@ -241,7 +241,7 @@ def given(c, value, reads: bool):
         return run(c, torch.Size, (tuple(value),), pure=True)
     if isinstance(value, (Proxy, NumberProxy)) or t in PRIMITIVE:
         return value
-    if isinstance(value, FIXED) and not callbacks.called_in(c, t):  # whose methods the program would not see
+    if issubclass(t, FIXED) and not callbacks.called_in(c, t):  # whose methods the program would not see
         return value
     if isinstance(value, torch.Tensor):
         return c.lift(value)

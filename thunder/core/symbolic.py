@@ -134,7 +134,7 @@ class Expression:
             found.update((atom[0],) if isinstance(atom[0], Computed) else (), *(a.computed() for a in atom[1:]))
         return found
 
-    def evaluate(self, values: dict[str, int | float]):
+    def evaluate(self, values: dict[str, int | float]) -> Any:
         """The number this stands for where `values` gives each symbol's."""
         total = None
         for mono, c in self.terms.items():
