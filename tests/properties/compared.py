@@ -158,7 +158,7 @@ class Description:
             with contextlib.suppress(Exception):  # a view of something that is no mapping
                 self._items(path, iter(list(value)))
         elif isinstance(value, types.FunctionType):
-            self.lines.append(f"{path}: {value.__qualname__}")
+            self.lines.append(f"{path}: {value.__name__} {value.__qualname__}")
             self.add(f"{path}.__code__.co_code", value.__code__.co_code)
             self.add(f"{path}.__defaults__", value.__defaults__)
             self.add(f"{path}.__kwdefaults__", value.__kwdefaults__)
@@ -184,7 +184,7 @@ class Description:
             self.add(f"{path}.args", value.args)
             self.add(f"{path}.__cause__", value.__cause__)
         elif isinstance(value, types.ModuleType):
-            if value.__name__.startswith("m"):
+            if not _is_imported(value):
                 self._named(path, vars(value), "vars")
         elif isinstance(value, types.CellType):
             with contextlib.suppress(ValueError):
@@ -248,6 +248,16 @@ def _free_frames(error: BaseException | None) -> None:
         error.__traceback__, error = None, error.__context__
 
 
+def _is_imported(module: types.ModuleType) -> bool:
+    return sys.modules.get(module.__name__) is module
+
+
+def _is_own(value: Any) -> bool:
+    """Whether it is no class or function of a library."""
+    functions = type, types.FunctionType, types.BuiltinFunctionType
+    return not isinstance(value, functions) or value.__module__ in (MODULE, None)
+
+
 class Side:
     """One of the two worlds that a program runs in."""
 
@@ -263,13 +273,9 @@ class Side:
             exec(compile(source, filename, "exec"), self.space)
             for made in [v for v in self.space.values() if isinstance(v, type) and v.__module__ == MODULE]:
                 copyreg._slotnames(made)  # kept in the class by the first copy of an object, and seen by `dir`
-        self.given = {k for k, v in self.space.items() if isinstance(v, types.ModuleType) and not k.startswith("m")}
+        self.given = {k for k, v in self.space.items() if isinstance(v, types.ModuleType) and _is_imported(v)}
         self.original = set(self.space) - self.given
-        self.names = [k for k in self.space if k not in self.given and not k.startswith("_") and self._own(k)]
-
-    def _own(self, name: str) -> bool:
-        module = getattr(self.space[name], "__module__", None)
-        return not (isinstance(self.space[name], type) or callable(self.space[name])) or module in (MODULE, None)
+        self.names = [k for k, v in self.space.items() if k not in self.given and not k.startswith("_") and _is_own(v)]
 
     def enter(self) -> None:
         sys.modules[MODULE] = self.module
@@ -392,6 +398,7 @@ def _run(program: Program, filename: str, jit: Callable, names: dict[str, Callab
     compiled = jit(ours.space["f"])
     verdicts: list[Verdict] = []
     known: list[list[str]] = []  # states that a call was compiled for
+    fits = False  # whether a program fitted the call before
     warned: list[str] = []
     refusals: list[str] = []
     for number in range(len(program.steps) + 1):
@@ -412,8 +419,9 @@ def _run(program: Program, filename: str, jit: Callable, names: dict[str, Callab
         if verdict.kind == "wrong":
             return verdicts
         recompiled = _misses(compiled) > misses
-        if verdict.kind == "same" and not words[0].startswith("raised"):  # a call that raises leaves no program behind
-            unread = before.lines in known or number - 1 in program.neutral
+        fitted, fits = fits, verdict.kind == "same" and not words[0].startswith("raised")
+        if fits:  # a call that raises leaves no program behind
+            unread = before.lines in known or fitted and number - 1 in program.neutral
             verdict.checked = bool(known) and not before.opaque and unread
             if verdict.checked and recompiled:
                 verdict.needless = True

@@ -105,6 +105,8 @@ def _of_builtins(owner: type, name: str) -> tuple | None:
         return ()
     if issubclass(owner, dict) and name in _OF_KEYS:
         return ()  # `check_hashed` sees the keys
+    if issubclass(owner, set):
+        return _COPIED if name == "__reduce__" else ()  # likewise the elements
     return ("__index__",) if owner in _SEQUENCES and name in ("__mul__", "__rmul__", "__getitem__") else None
 
 

@@ -36,7 +36,7 @@ from thunder.interpreter.instructions import PLAIN
 
 MOST = 10_000  # objects that one call may look at
 # native code calls them, or asks torch about them
-_OPAQUE = (torch.nn.Module, type, types.FunctionType, types.ModuleType, torch.Tensor)
+_OPAQUE = (type, types.FunctionType, types.ModuleType, torch.Tensor, NumberProxy)
 _LEAVES = PRIMITIVE | {TensorProxy, AnyProxy, HostProxy, types.BuiltinFunctionType} - {slice}
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
@@ -45,9 +45,10 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
     """Native code may look at the values and at everything that they lead to.
 
     concretely: it also asks for types, so that symbolic numbers in lists and dicts are replaced by their values.
-    called: the native callable, where it may call special methods of these objects. shown: it makes a text. opened: it
-    opens containers and looks at nothing that is in them.
+    called: the native callable, where it may call special methods of these objects, as pickle does of modules. shown:
+    it makes a text. opened: it opens containers and looks at nothing that is in them.
     """
+    opaque = _OPAQUE if called is not None and not opened else (*_OPAQUE, torch.nn.Module)
     seen: set[int] = set()
     pending, data, lazy = list(values), c.containers.data, c.containers.lazy
     while pending:
@@ -83,7 +84,7 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
             pending += (value.start, value.stop, value.step)
         elif kind is types.MethodType:
             pending.append(value.__self__)
-        elif not isinstance(value, (*_OPAQUE, NumberProxy)):
+        elif not isinstance(value, opaque):
             check_watched(c, value, "__getitem__", f"native code that is given a {kind.__name__}")
             pending += _inside(c, value, kind, shown)
 

@@ -44,7 +44,7 @@ from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE
 from thunder.capture.ask import keys as keys_of
 from thunder.capture.decisions import Path
 from thunder.capture.expose import expose
-from thunder.capture.identities import told_apart
+from thunder.capture.identities import COPIED, same_number, told_apart
 from thunder.capture.library import backward, collectives, higher_order, triton_kernels
 from thunder.capture.library.functional import original
 from thunder.capture.locks import Locks
@@ -54,7 +54,7 @@ from thunder.capture.sources import Source
 from thunder.capture.state import Containers, Known, Numbers, Outside, Request, Tensors, Writes
 from thunder.capture.strides import layout
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import NumberProxy, TensorProxy, concrete
+from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.errors import CaptureError
 from thunder.interpreter import Host
@@ -369,13 +369,11 @@ class Capture(Host):
         return value
 
     def same(self, a, b):
+        ta, tb = type(a), type(b)
+        if ta in COPIED and tb in COPIED:
+            return same_number(self, a, b)
         if a is b:
             return True
-        ta, tb = type(a), type(b)
-        if isinstance(a, NumberProxy) and isinstance(b, (NumberProxy, int)):
-            return concrete(a) is concrete(b)
-        if isinstance(b, NumberProxy) and isinstance(a, int):
-            return a is b.concrete()
         if ta is HostProxy or tb is HostProxy:
             alike = operations.type_of(self, a) is operations.type_of(self, b)
             return alike and self.truth(host_lines.run(self, operator.is_, (a, b), pure=True))

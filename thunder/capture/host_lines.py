@@ -18,7 +18,7 @@ import numpy
 import torch
 
 from thunder import compat
-from thunder.capture import arrays, changing, lending
+from thunder.capture import arrays, callbacks, changing, lending
 from thunder.capture.examples import is_tried
 from thunder.capture.expose import expose, keeps
 from thunder.capture.library import printed_nodes
@@ -239,7 +239,9 @@ def given(c, value, reads: bool):
         return c.recorder.latest(value)
     if t is torch.Size or t is Size:  # which is a tuple in the text of a program
         return run(c, torch.Size, (tuple(value),), pure=True)
-    if isinstance(value, (Proxy, NumberProxy)) or t in PRIMITIVE or isinstance(value, FIXED):
+    if isinstance(value, (Proxy, NumberProxy)) or t in PRIMITIVE:
+        return value
+    if issubclass(t, FIXED) and not callbacks.called_in(c, t):  # whose methods the program would not see
         return value
     if isinstance(value, torch.Tensor):
         return c.lift(value)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 import weakref
 
-from thunder.capture.ask import IDENTITY, SAME
-from thunder.capture.native import CONTAINERS
-from thunder.core.proxies import TensorProxy, concrete
+from thunder.capture.ask import IDENTITY, SAME, same_value
+from thunder.capture.native import CONTAINERS, native_module
+from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy, TensorProxy, concrete
 from thunder.interpreter.attributes import parts_of
 from thunder.interpreter.instructions import PLAIN
 
@@ -84,3 +84,46 @@ def stays_apart(c, value) -> None:
 
 
 _NO_SOURCE = None, None
+
+
+# numbers and texts: of the same value Python has one object for some, and several for others
+COPIED = {int, float, complex, str, bytes, IntegerProxy, FloatProxy}
+
+
+def same_number(c, a, b) -> bool:
+    """Whether two numbers or texts are one object. Python keeps small integers; a number that the program computes is
+    new; of those from outside the prologue asks, where code of the user's compares them."""
+    symbolic = isinstance(a, NumberProxy) or isinstance(b, NumberProxy)
+    function = c.stack_of_frames[-1].fn
+    if a is b and (symbolic or native_module(function.__globals__.get("__name__"))):
+        return True
+    kinds = {getattr(x, "python_type", type(x)) for x in (a, b)}
+    if len(kinds) > 1 or not (c.truth(c.compare("==", a, b)) if symbolic else same_value(a, b)):
+        return False
+    if kinds == {int} and -5 <= concrete(a) <= 256:
+        return True
+    places, others = _places(c, a), _places(c, b)
+    source = next(iter(places or others), None)
+    written = [k for k in function.__code__.co_consts if k is a or k is b]
+    if source is not None and written:
+        return c.ask(source, SAME, c.const(written[0]))
+    if places and others:
+        known = a is not b and not set(places).isdisjoint(others)  # a symbolic number and its value
+        return known or all([c.ask(source, SAME, other) for other in others if other is not source])
+    for x in (a, b):
+        _check_choice(c, x)
+    return a is b
+
+
+def _check_choice(c, x) -> None:
+    if isinstance(x, NumberProxy) and x.expression.is_choice:
+        c.refuse("whether abs(), max() or min() gives one of its operands itself", "compare the numbers by ==")
+
+
+def _places(c, x) -> list:
+    """The sources of a number or a text from outside; none for one that the program computes."""
+    known = c.numbers.proxies if isinstance(x, NumberProxy) else c.values
+    return [s for s, v in known.items() if v is x and s.step not in _COMPUTED]
+
+
+_COMPUTED = ("const", "len", "size", "number")

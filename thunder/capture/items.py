@@ -17,7 +17,7 @@ from thunder.capture.native import CONTAINERS, PRIMITIVE
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, map_structure
-from thunder.interpreter import NULL
+from thunder.interpreter import NULL, standins
 from thunder.options import SHARP_EDGES_OPTIONS
 
 # of mappings written in Python
@@ -113,8 +113,7 @@ def setitem(c, o, k, v) -> None:
             return
     if type(k) is slice and isinstance(o, list):
         if type(v) in CONTAINERS or c.slot(type(v), "__iter__") or c.slot(type(v), "__getitem__"):
-            asks = c.lookup(type(v), "__iter__") is NULL  # the iterator of what has items asks for a length
-            v = list(c.steps(v)) if asks else [x for x in c.steps(v)]
+            v = standins.Listed(c, v, {})
     o[k] = v
     containers.write_attributes(c, o)
 

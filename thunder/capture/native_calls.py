@@ -118,7 +118,7 @@ def call_builtin(c, f, args, kwargs):
     if impure(f) is None:
         check_watched(c, s, f.__name__, f.__qualname__)
     if type(s) is str and f.__name__ == "join" and len(args) == 1 and isinstance(args[0], Iterator):
-        args = [list(c.steps(args[0]))]  # data-dependent texts among them
+        args = [list(iter(standins.Listed(c, args[0], {})))]  # data-dependent texts among them
     found = _by_receiver(c, f, s, args, kwargs)
     if found is not NULL:
         return found
@@ -203,15 +203,16 @@ def _formatted(c, f, args, kwargs):
 
 def stepping(c, f, s, args) -> list:
     """The arguments with iterators that come back to the machine."""
+    kind = standins.Listed if plain_attribute(f, "__name__") == "join" else standins.Iterated
     if _is_iterating(f):
         several = f in (min, max) and len(args) > 1
         last = {functools.reduce: 2, sum: 1, sorted: 1, min: 1, max: 1}.get(f, len(args)) if not several else 0
         called, _ = standins.CALLING.get(id(f), (None, ""))
         if f in (set, frozenset):
             return [_hashed(c, a) for a in args]
-        return [iterable(c, a) if i < last and i != called else a for i, a in enumerate(args)]
+        return [iterable(c, a, kind) if i < last and i != called else a for i, a in enumerate(args)]
     if s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
-        return [pairs(c, a) if isinstance(s, dict) else iterable(c, a) for a in args]
+        return [pairs(c, a) if isinstance(s, dict) else iterable(c, a, kind) for a in args]
     return args
 
 
@@ -222,15 +223,15 @@ def _is_iterating(f) -> bool:
         return False
 
 
-def iterated(c, a):
+def iterated(c, a, kind=standins.Iterated):
     """Native code will iterate over `a`, when it asks for an iterator."""
-    return a if type(a) in PRIMITIVE else standins.Iterated(c, a, {})
+    return a if type(a) in PRIMITIVE else kind(c, a, {})
 
 
-def iterable(c, a):
+def iterable(c, a, kind=standins.Iterated):
     t = type(a)
     if t is HostProxy or t is not TensorProxy and iterates_in_python(c, a, counted=True):
-        return iterated(c, a)
+        return iterated(c, a, kind)
     if id(a) in c.outside.iterators or type(a) is set:
         return c.iterate(a)
     check_watched(c, a, "__iter__", f"iteration over a {t.__name__}")
@@ -330,7 +331,7 @@ def _expose_container(c, f, s, given) -> None:
     if hashes:
         _check_keys(c, s, given)
     if f.__name__ not in _STORING:
-        expose(c, s, *given, called=None if isinstance(s, set) or standins.compares(f) else f)
+        expose(c, s, *given, called=None if standins.compares(f) else f)
 
 
 def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
@@ -459,7 +460,14 @@ def _has_keys(c, a) -> bool:
 
 def _pair(c, p):
     known = c.lookup(type(p), "__iter__") is not NULL or c.lookup(type(p), "__getitem__") is not NULL
-    return tuple(c.steps(p)) if known and type(p) is not tuple else p
+    if not known or type(p) is tuple:
+        return p
+    try:
+        elements = iter(standins.Listed(c, p, {}))
+    except TypeError as error:
+        swallow(error)
+        return None  # of which native code says that it is no sequence
+    return tuple(elements)
 
 
 HANDLERS: dict[int, Callable] = {}  # by the id of a function: see `handlers.py`

@@ -114,7 +114,8 @@ def tensor_attribute(c, p: TensorProxy, n: str):
                 return getattr(real, n)
     if n in METHODS or n == "size":
         return TensorMethod(p, n)
-    attribute = getattr(torch.Tensor, n, None)
+    # no attribute of the class's own, as `__name__`
+    attribute = getattr(torch.Tensor, n, None) if type_attribute(torch.Tensor, n) is not NULL else None
     if attribute is not None and callable(attribute) and n not in METHODS.properties:
         return TensorMethod(p, n)
     if attribute is None:

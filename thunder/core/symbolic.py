@@ -134,18 +134,21 @@ class Expression:
             found.update((atom[0],) if isinstance(atom[0], Computed) else (), *(a.computed() for a in atom[1:]))
         return found
 
-    def evaluate(self, values: dict[str, int | float]):
+    def evaluate(self, values: dict[str, int | float]) -> Any:
         """The number this stands for where `values` gives each symbol's."""
         total = None
         for mono, c in self.terms.items():
             for atom in mono:
-                c = c * (
-                    values[atom]
-                    if isinstance(atom, str)
-                    else _meaning(atom[0])(*(a.evaluate(values) for a in atom[1:]))
-                )
+                named = isinstance(atom, str)
+                x = values[atom] if named else _meaning(atom[0])(*(a.evaluate(values) for a in atom[1:]))
+                c = x if type(c) is int and c == 1 else c * x  # a number from outside as it is
             total = c if total is None else total + c  # not 0 + c, which loses the sign of -0.0
         return 0 if total is None else total
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether it is a function that may give an operand itself."""
+        return any(atom[0] in ("abs", "max", "min") for mono in self.terms for atom in mono if type(atom) is tuple)
 
     def renamed(self, names: dict[str, str]) -> Expression:
         """The same of other input symbols."""

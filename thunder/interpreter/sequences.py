@@ -76,9 +76,11 @@ def contains(host, value, item):
     if method is NULL and (in_python(host.lookup(kind, "__iter__")) or in_python(host.lookup(kind, "__getitem__"))):
         try:
             iterator = host.iterate(value)
-        except TypeError:
-            return item in type(kind.__name__, (), {})()  # raises
-        return found_in(host, iterator, item)
+        except TypeError as error:
+            swallow(error)
+            iterator = None
+        # native code words the error
+        return item in type(kind.__name__, (), {})() if iterator is None else found_in(host, iterator, item)
     base: Any = next((base for base in (list, tuple) if issubclass(kind, base)), None)
     if base is not None and any(
         in_python(host.lookup(t, "__eq__")) for t in {type(item), *map(type, base.__iter__(value))} - PLAIN

@@ -123,6 +123,16 @@ class Iterated(StandIn):
         return iter(self.host.steps(self.value))
 
 
+class Listed(Iterated):
+    """An iterable that native code makes a list of (PySequence_Fast), which asks the iterator for one, and a length."""
+
+    __slots__ = ()
+
+    def __iter__(self):
+        has_items = self.host.lookup(type(self.value), "__iter__") is NULL  # which are asked for the length themselves
+        return iter(self.host.steps(self.value if has_items else self.host.iterate(self.value)))
+
+
 def stand_in(host, value, known, kind=Compared):
     """The stand-in of a value that native code compares or hashes."""
     found = known.get(id(value))
