@@ -92,3 +92,13 @@ def test_gradients():
     compiled = compiled_with(program)
     torch.testing.assert_close(compiled(q, w), program(q, w))
     torch.testing.assert_close(torch.autograd.grad(compiled(q, w), (q, w)), torch.autograd.grad(program(q, w), (q, w)))
+
+
+def test_a_backward_empties_its_collections():
+    q = torch.randn(1, 1, 4, 8, device=DEVICE, requires_grad=True)
+    compiled = compiled_with(lambda q, w: heads(q.transpose(1, 2), w).sin().sum())
+    compiled(q, torch.randn(16, 32, device=DEVICE)).backward()
+    first, *_, last = thunder.last_backward_traces(compiled)
+    for trace in (first, last):
+        names = [b.sym.name for b in trace.bound_symbols]
+        assert names.count("clear_collection") == names.count("unpack_sequence") == 3

@@ -16,6 +16,7 @@ import sys
 import types
 import weakref
 
+from thunder.capture.containers import MUTABLE
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.core.proxies import TensorProxy
 from thunder.interpreter import decode, standins
@@ -38,6 +39,14 @@ def called_in(c, kind: type, f=None) -> str:
 def calls(f, value) -> bool:
     """Whether native code `f` may call a value that is given to it, and that runs Python code of the user's."""
     return runs_python(value) and ((names := _names(f)) is None or "__call__" in names)
+
+
+def copies(f) -> bool:
+    """Whether native code `f` may copy or pickle what it is given, as no method of a container does."""
+    names, owner = _names(f), _owner(f)
+    if names is None:
+        return not (isinstance(owner, type) and issubclass(owner, (tuple, *MUTABLE)))
+    return _COPIED[0] in names
 
 
 def _names(f):

@@ -45,10 +45,10 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
     """Native code may look at the values and at everything that they lead to.
 
     concretely: it also asks for types, so that symbolic numbers in lists and dicts are replaced by their values.
-    called: the native callable, where it may call special methods of these objects, as pickle does of modules. shown:
-    it makes a text. opened: it opens containers and looks at nothing that is in them.
+    called: the native callable, where it may call special methods of these objects; what copies them looks at modules
+    too. shown: it makes a text. opened: it opens containers and looks at nothing that is in them.
     """
-    opaque = _OPAQUE if called is not None and not opened else (*_OPAQUE, torch.nn.Module)
+    opaque = _OPAQUE if called is not None and not opened and callbacks.copies(called) else (*_OPAQUE, torch.nn.Module)
     seen: set[int] = set()
     pending, data, lazy = list(values), c.containers.data, c.containers.lazy
     while pending:

@@ -254,8 +254,13 @@ def clear_collection(collection: list) -> None:
     collection.clear()
 
 
-unpack_sequence = Symbol("unpack_sequence", module="prims", is_prim=True, python_printer=_print_unpack)
-clear_symbol = Symbol("clear_collection", module="prims", is_prim=True, python_printer=_print_clear)
+# no dead code where nothing reads the names: sizes in kernels do, and a collection keeps what it is not emptied of
+unpack_sequence = Symbol(
+    "unpack_sequence", module="prims", is_prim=True, python_printer=_print_unpack, tags=(OpTags.DONT_DCE,)
+)
+clear_symbol = Symbol(
+    "clear_collection", module="prims", is_prim=True, python_printer=_print_clear, tags=(OpTags.DONT_DCE,)
+)
 
 
 def _unpack(values, source: CollectionProxy) -> list[BoundSymbol]:
