@@ -29,7 +29,6 @@ from thunder.transforms.dispatch import decompose_lists, dispatch, dispatch_left
 from thunder.transforms.distinct_indices import distinct_indices
 from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
-from thunder.transforms.flat_products import flat_products
 from thunder.transforms.joined_parts import joined_parts
 from thunder.transforms.kept_numbers import keep_numbers
 from thunder.transforms.merged_views import merged_views
@@ -39,7 +38,6 @@ from thunder.transforms.reinplace import reinplace
 from thunder.transforms.reuse_memory import reuse_memory
 from thunder.transforms.save_plan import MEMORY_BUDGET, regathers, save_plan
 from thunder.transforms.seed_random import seed_random
-from thunder.transforms.side_stream import may_use_side_stream, side_stream
 from thunder.transforms.unstack_saved import unstack_saved
 from thunder.transforms.wide_products import wide_products
 from thunder.transforms.without_cotangents import without_cotangents
@@ -125,12 +123,8 @@ PASSES = PassList((
     Pass("Combine Operations", _combined, needs=OPERATIONS,
          when=lambda _, lowering: any(map(_combines, lowering.executors)), inside=True,
          meaning="join operations that an executor computes together"),
-    Pass("Flat Products", lambda trace, _: flat_products(trace), needs=OPERATIONS,
-         when=lambda trace, lowering: bool(lowering.fusers) and any(
-             b.sym is LTORCH["linear"] for b in trace.bound_symbols),
-         meaning="let linear layers read and return matrices"),
     Pass("Dead Code Elimination after Joins", _cleaned, needs=OPERATIONS,
-         when=lambda _, lowering: bool(lowering.fusers) or any(map(_combines, lowering.executors)),
+         when=lambda _, lowering: any(map(_combines, lowering.executors)),
          meaning="drop operations that combined ones have replaced"),
     Pass("Exact Derivatives", lambda trace, _: exact_derivatives(trace), needs=OPERATIONS,
          when=lambda trace, lowering: lowering.differentiates and lowering.options.numerics is NUMERICS_OPTIONS.EAGER,
@@ -215,9 +209,6 @@ PASSES = PassList((
          meaning="free values after their last use"),
     Pass("Transforms", _transform, needs=RUNS, when=lambda _, lowering: not lowering.plain,
          meaning="transforms= of thunder.jit, each under its own header"),
-    Pass("Side Stream", lambda trace, _: side_stream(trace), needs=RUNS,
-         when=lambda trace, lowering: may_use_side_stream(trace) and not lowering.plain,
-         meaning="compute gradients of weights beside the rest of a backward"),
     Pass("Reuse Memory", lambda trace, lowering: reuse_memory(trace, _owns(lowering)), needs=RUNS,
          meaning="write results over inputs with a last use"),
     Pass("Kept Numbers", lambda trace, _: keep_numbers(trace), needs=RUNS,

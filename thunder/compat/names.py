@@ -171,8 +171,6 @@ PRIVATE: Sequence[Private] = (
         lambda: torch.cuda.current_device, cuda=True),
     Private("current_stream", "torch._C._cuda_getCurrentRawStream", "launches", "a microsecond a launch",
         lambda: _current_stream, cuda=True),
-    Private("set_stream", "torch._C._cuda_setStream", "work beside the backward on a second stream", "a side stream "
-        "is an error", cuda=True),
     Private("set_device", "torch._C._cuda_setDevice", "launches", "a microsecond a launch",
         lambda: torch.cuda.set_device, cuda=True),
     Private("static_launcher", "torch._C._StaticCudaLauncher", "launches of fused kernels without Triton's launcher",

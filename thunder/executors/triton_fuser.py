@@ -168,9 +168,6 @@ class TritonFuser(FusionExecutor):
         found = function.writing_over(frozenset(dying), homes) if isinstance(function, FusedRegion) else None
         return (found, found.over) if found is not None and found.over else None
 
-    def beside(self, function: Callable, places: frozenset[int], fork: Callable[[int, tuple], int]) -> Callable | None:
-        return function.beside(places, fork) if isinstance(function, FusedRegion) else None
-
     def as_text(self, function: Callable) -> dict | None:
         return function.as_text() if isinstance(function, FusedRegion) else None
 

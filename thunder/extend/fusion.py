@@ -139,12 +139,6 @@ class FusionExecutor(Executor):
         place of an input that the program overwrites, the place of the only output that may be written over it."""
         return None
 
-    def beside(self, function: Callable, places: frozenset[int], fork: Callable[[int, tuple], int]) -> Callable | None:
-        """A function of a region that finishes the outputs at these places, which have no consumer in the program, on
-        the stream with the handle `fork(device index, (tensors that are read and written there, ...))`; None where no
-        kernel finishes such outputs alone."""
-        return None
-
     def as_text(self, function: Callable) -> dict | None:
         """What JSON can say of a region's function, as far as it has run, for `from_text` in another process; None
         where it cannot."""

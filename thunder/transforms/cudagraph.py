@@ -9,9 +9,8 @@ The operations of a region run one by one at its first call, are recorded at the
 replayed from then on. Arguments are copied to the addresses of the recording, except for parameters, buffers, tensors
 that the region writes to, and tensors that other graphs saved for it. Other addresses of these need another recording.
 Without grad, the same holds for arguments with equal addresses in two calls, until an address changes. A long forward
-is two recordings, so that the device runs the first while the host launches the second. In a backward, products without
-consumers and sums that finish gradients run on a second stream (`side_stream`). Recordings share memory, in which their
-results stay until the next replay:
+is two recordings, so that the device runs the first while the host launches the second. Recordings share memory, in
+which their results stay until the next replay:
 
 - Results that the program returns are copied, except for gradients, which are large.
 - Gradients and saved values are watched. If a replay would overwrite one that is still in use (accumulated gradients,
@@ -42,7 +41,6 @@ from thunder.ops.functionalize.inplace import count_write, writes_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.runtime.cudagraphs.memory import Memory
 from thunder.runtime.cudagraphs.region import GraphedRegion
-from thunder.transforms import side_stream
 from thunder.transforms.base import Transform
 from thunder.transforms.del_last_used import del_last_used, python_del
 from thunder.transforms.partition import clear_symbol, unpack_sequence
@@ -52,8 +50,6 @@ from thunder.transforms.reinplace import in_place_form
 # long as the host needs to launch the rest
 HEAD = 32
 LARGE = 1 << 23  # bytes of a result for which a launch takes less time than a copy
-# the least number of multiplications and additions of a product on the side stream inside of a graph
-LEAST_BESIDE = 10**9
 
 
 class CUDAGraphTransform(Transform):
@@ -165,7 +161,7 @@ class CUDAGraphTransform(Transform):
         program = del_last_used(Trace(name, arguments, region.bound_symbols, list(region.outputs), names))
         run = GraphedRegion(
             f"{name} of {flow.trace.name}",
-            side_stream.side_stream(program, LEAST_BESIDE, small=True) if flow.backward else program,
+            program,
             self._memory_of(region, flow.backward),
             fixed=[i for i, p in enumerate(inputs) if p.name in flow.parameters or p in written],
             expected=[i for i, p in enumerate(inputs) if p in flow.unpacked],

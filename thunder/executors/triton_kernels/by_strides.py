@@ -15,7 +15,6 @@ from thunder.core.regions import FusedFunction
 from thunder.executors.triton_kernels.binary import Binary
 from thunder.executors.triton_kernels.launcher import Launch
 from thunder.runtime import disk_cache
-from thunder.runtime.streams import fork
 
 
 class ByStrides(FusedFunction):
@@ -47,7 +46,7 @@ class ByStrides(FusedFunction):
 
     def called(self) -> dict[str, Callable]:
         """What a function for some strides calls in its place, by name."""
-        names = "fork", "unusual", "wide", "by_operations"
+        names = "unusual", "wide", "by_operations"
         return {name: getattr(self, name) for name in names}
 
     def _parted(self, args: tuple) -> tuple[tuple, tuple]:
@@ -91,8 +90,6 @@ class KeptRegion(ByStrides):
     Other inputs (strides, alignment, a device that is not current) are given to PyTorch's operations, `operations`,
     after `unusual` was called once.
     """
-
-    fork = staticmethod(fork)
 
     def __init__(self, said: dict, operations: Callable, unusual: Callable[[], None]):
         super().__init__()

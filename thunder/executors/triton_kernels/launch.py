@@ -60,8 +60,7 @@ class FusedRegion(ByStrides):
     of sizes.
 
     over: by place of an output, the place of the input that it is written over if both have the same strides; see
-    `writing_over`. late: numbers of the kernels that are launched on the stream of `fork`; see `beside`. planned:
-    kernels are those of an H100 or H200 and are not compiled, so that no GPU is needed.
+    `writing_over`. planned: kernels are those of an H100 or H200 and are not compiled, so that no GPU is needed.
 
     Raises TooLarge for a region that has to be split.
     """
@@ -71,8 +70,6 @@ class FusedRegion(ByStrides):
         self.region, self.device = region, device
         self.launches: dict[tuple, Launch] = {}  # by strides, of functions that were made
         self.over = {}
-        self.late: frozenset[int] = frozenset()
-        self.fork: Callable[[int, tuple], int] | None = None
         self.planned = planned
         self._overwriting: dict[tuple, FusedRegion] = {}
         self.dying: frozenset[int] = frozenset()
@@ -156,8 +153,6 @@ class FusedRegion(ByStrides):
         """The schedule for inputs of these strides; that for row-major ones where kernels have numbers elsewhere, and
         where there would be too many."""
         key = self._order(strides)
-        if self.late:
-            return self.schedule
         if key not in self.schedules:
             try:
                 self.schedules[key] = self._scheduled(strides)
@@ -182,29 +177,6 @@ class FusedRegion(ByStrides):
     def _copy(self) -> FusedRegion:
         found = copy.copy(self)
         found._overwriting, found._variants, found._unusual, found._usual, found.launches = {}, {}, {}, None, {}
-        return found
-
-    def beside(self, places: frozenset[int], fork: Callable[[int, tuple], int]) -> FusedRegion | None:
-        """The same region for calls in which the outputs at these places have no consumer in the program: kernels that
-        only finish such outputs from results of others are launched on the stream `fork(device index, (tensors that
-        they read and write, ...))`. None where there are no such kernels."""
-        program = self.schedule.program
-        awaited = {o for i, o in enumerate(program.outputs) if i not in places}
-        given = {*awaited, *program.inputs}
-        sources = [] if self.interpreted or not self.schedule.temporaries else self._sources(self._row_major())[0]
-        # joins are stored in parts, which are no buffers
-        written = [set(s.buffers).difference(s.loads) for s in sources]
-        late = frozenset(
-            k
-            for k, s in enumerate(sources)
-            if given.isdisjoint(s.buffers)
-            and written[k].isdisjoint(b for later in sources[k + 1 :] for b in later.buffers)
-        )
-        if not late:
-            return None
-        found = self._copy()
-        found.late, found.fork = late, fork
-        found._expected = Compiled(found, self._row_major()) if found._expected is not None else None
         return found
 
     def overwritten(self, strides: tuple) -> dict[int, int]:

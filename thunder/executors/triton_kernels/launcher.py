@@ -48,8 +48,10 @@ class Launch(NamedTuple):
                 context[name] = compile_source(made[1], made[0], {"__name__": "kernels"})
             else:
                 context[name] = made.load(index_of(device))
-                names = ("launch_kernel", "current_stream", "current_device", "set_device")
-                context |= {name: getattr(compat, name) for name in names}
+                context |= {
+                    "launch_kernel": compat.launch_kernel, "current_stream": compat.current_stream,
+                    "current_device": compat.current_device, "set_device": compat.set_device,
+                }  # fmt: skip
         return compile_source(self.text, "launch", context | self.objects)
 
 

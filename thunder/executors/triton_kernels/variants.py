@@ -198,14 +198,8 @@ class Compiled(Variant):
         lines = entry_lines(self.inputs, self.parameters, index, self.checked)
         lines += [*self.allocations, f"stream = current_stream({index})"]
         lines += [f"a_{name} = {name}.data_ptr()" for name in self.names.values() if name not in self.inputs]
-        late = sorted(self.region.late)
-        for i in [i for i in range(len(self.sources)) if i not in late and i not in self.idle] + late:
+        for i in [i for i in range(len(self.sources)) if i not in self.idle]:
             source, binary = self.sources[i], self.binaries[i].result()
-            if late and i == late[0]:
-                lines.append(
-                    f"stream = fork({index}, "
-                    f"({', '.join(dict.fromkeys(self.names[b] for k in late for b in self.sources[k].buffers))},))"
-                )
             kernels[f"kernel{i}"] = binary
             kinds = ["d" if isinstance(n, Scalar) else "l" if self.wide else "i" for n in source.sizes]
             numbers = [(kind, n.name) for kind, n in zip(kinds, source.sizes, strict=True)]

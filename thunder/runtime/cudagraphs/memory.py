@@ -26,7 +26,6 @@ import torch
 
 from thunder import compat
 from thunder.core.utils import without_collection
-from thunder.runtime import streams
 
 if TYPE_CHECKING:
     from thunder.runtime.cudagraphs.recording import Recording
@@ -56,7 +55,6 @@ class Memory:
         """Records the launches of `run(*inputs)`. Returns a function that replays them, and the results, which are not
         computed yet."""
         graph, caller = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
-        streams.join()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
         # nothing may be freed while a graph is recorded
@@ -68,7 +66,6 @@ class Memory:
             except BaseException:
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
-                streams.forget(self.index)
                 self._recover()
                 raise
         caller.wait_stream(self.stream)  # on which PyTorch has reset the offset of random numbers before the recording

@@ -1,16 +1,11 @@
-"""Linear layers as products of matrices, where a fusion executor takes the lines between them."""
+"""Linear layers of tensors of any number of dimensions, where a fusion executor takes the lines between them."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import thunder
 from thunder import DebugOptions
-from thunder.analysis.aliases import alias_bases
-from thunder.analysis.cost import nbytes
-from thunder.core.symbol import OpTags
-from thunder.tests.nanogpt_model import GPTConfig, NanoGPT
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FUSERS = [["triton_fuser", "sdpa", "torch"], ["inductor"]]
@@ -18,71 +13,6 @@ FUSERS = [["triton_fuser", "sdpa", "torch"], ["inductor"]]
 
 def compiled_with(executors, program):
     return thunder.jit(program, executors=executors, debug_options=DebugOptions(check_traces=True))
-
-
-def views(trace):
-    """What makes nothing but views or copies, by itself."""
-    return [line.sym.name for line in trace.bound_symbols if OpTags.SHAPE_OP in line.sym.tags]
-
-
-def ranks(trace):
-    """How many dimensions what products read has."""
-    return [len(line.args[0].shape) for line in trace.bound_symbols if line.sym.name in ("linear", "mm")]
-
-
-def check_step(compiled, module, *inputs):
-    wanted = [p for p in (*inputs, *module.parameters()) if p.requires_grad]
-    out, expected = compiled(*inputs), module(*inputs)
-    torch.testing.assert_close(out, expected)
-    cotangent = torch.randn_like(out)
-    torch.testing.assert_close(
-        torch.autograd.grad(out, wanted, cotangent), torch.autograd.grad(expected, wanted, cotangent)
-    )
-
-
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.first, self.second, self.out = (
-            nn.LayerNorm(16),
-            nn.Linear(16, 24),
-            nn.Linear(16, 24),
-            nn.Linear(24, 16),
-        )
-
-    def forward(self, x):
-        y = self.norm(x)
-        return x + torch.tanh(self.out(F.silu(self.first(y)) * self.second(y)))
-
-
-@pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
-def test_nothing_is_viewed_from_layer_to_layer(executors):
-    torch.manual_seed(0)
-    module = nn.Sequential(Gated(), Gated()).to(DEVICE)
-    compiled = compiled_with(executors, module)
-    check_step(compiled, module, torch.randn(2, 5, 16, device=DEVICE))
-    forward, backward = thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]
-    assert set(ranks(forward)) == set(ranks(backward)) == {2}
-    assert len(views(forward)) <= 1  # of the first normalization, which is computed apart
-    # what the last sum and a product read
-    assert set(views(backward)) <= {"t", "reshape"} and views(backward).count("reshape") <= 1
-
-
-def test_the_first_backward_trace_names_the_partition():
-    compiled = thunder.jit(lambda x, w: torch.tanh(F.linear(x, w)).sum(), executors=["triton_fuser"])
-    compiled(torch.randn(2, 4, device=DEVICE), torch.randn(5, 4, device=DEVICE).requires_grad_())
-    assert "Partition" in thunder.last_backward_traces(compiled)[0].provenance
-
-
-def test_the_text():
-    compiled = thunder.jit(lambda x, w: torch.tanh(F.linear(x, w)).sum(), executors=["triton_fuser"])
-    compiled(torch.randn(2, 3, 4, device=DEVICE), torch.randn(5, 4, device=DEVICE))
-    (flat,) = [t for t in thunder.last_traces(compiled) if "Flat Products" in str(t)]
-    lines = [line.strip().split("  #")[0] for line in str(flat).splitlines() if not line.strip().startswith("#")]
-    assert lines[-6:] == [
-        "t3 = ltorch.reshape(x, (6, 4))", "t4 = ltorch.linear(t3, w)", "t6 = ltorch.tanh(t4)", "t1 = ltorch.view(t6, "
-            "(2, 3, 5))", "t2 = ltorch.sum(t1)", "return t2",
-    ]  # fmt: skip
 
 
 def of_columns(x, w, v):
@@ -280,24 +210,3 @@ def test_what_was_written_to_is_not_read_again():
     w, x = torch.randn(5, 4, device=DEVICE), torch.randn(2, 4, 3, device=DEVICE)
     expected = program(x.clone(), w)
     torch.testing.assert_close(compiled_with(FUSERS[0], program)(x, w), expected)
-
-
-@pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
-def test_as_much_is_saved(executors):
-    """A matrix in the place of what it is a view of, not beside it."""
-    torch.manual_seed(0)
-    module, tokens = (
-        NanoGPT(GPTConfig(block_size=16, vocab_size=32, n_layer=2, n_head=2, n_embd=32)).to(DEVICE),
-        torch.randint(0, 32, (2, 2, 16), device=DEVICE),
-    )
-    saved = []
-    for on in (True, False):
-        passes = thunder.passes() if on else thunder.passes().without("Flat Products")
-        compiled = thunder.jit(module, executors=executors, passes=passes)
-        gradients = torch.autograd.grad(compiled(*tokens)[1], list(module.parameters()))
-        forward = thunder.last_traces(compiled)[-1]
-        bases = alias_bases(forward.bound_symbols, maybe=True)
-        saved.append((sum(map(nbytes, {bases[p] for p in forward.output[1][0]})), gradients))
-        assert ranks(forward).count(3) == (1 if on else 9)  # the last one's result is returned
-    assert saved[0][0] == saved[1][0]
-    torch.testing.assert_close(saved[0][1], saved[1][1])
