@@ -1,6 +1,8 @@
-"""What each pass brings on a GPU: thunder beside itself without it, on rows of `benchmarks/gpu.py` and a training step.
+"""What each pass brings on a GPU: thunder beside itself without it, on rows of `benchmarks/gpu.py`, of
+`benchmarks/zoo.py --full`, and a training step.
 
-    python benchmarks/ablation.py [llama16_grad step ...] [--seconds 420] [--rounds 20] [--json FILE]
+    python benchmarks/ablation.py [llama16_grad step ...] [--passes NAME ...] [--seconds 420] [--rounds 20]
+        [--json FILE]
 
 A row is measured in a process of its own, all variants on one module and its inputs, taking turns. Only passes are left
 out that change the row's program, each with those that need what it gives. One line a pass: the median of the rounds'
@@ -19,9 +21,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+import gpu
 import torch
-from gpu import ROUND_SECONDS, elapsed, step_of
+import zoo
+from gpu import ROUND_SECONDS, elapsed
 from gpu_workloads import BF16, WORKLOADS, Llama, Workload
+from zoo_full import rows as zoo_rows
 
 import thunder
 from thunder.errors import OptionError
@@ -51,6 +56,16 @@ def _whole_step() -> Workload:
     return Workload(step, (tokens,), trains=False)
 
 
+def row_of(name: str) -> tuple[Callable, Callable[[Callable], Callable]]:
+    """What a row compiles, and what makes a step of the compiled function."""
+    torch.manual_seed(0)
+    if name != "step" and name not in WORKLOADS:
+        task = zoo.task_of(zoo_rows(small=False)[name], "cuda")
+        return task.function, lambda compiled: zoo.step_of(task, compiled)
+    workload = _whole_step() if name == "step" else WORKLOADS[name]()
+    return workload.function, lambda compiled: gpu.step_of(compiled, workload)
+
+
 def variants(headers: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """By the name of a pass, the names of those that go with it. headers: of the traces of the program; passes that
     have no trace there change nothing."""
@@ -69,10 +84,9 @@ def headers_of(function: Callable) -> list[str]:
     return [trace.provenance.removeprefix("Constructed by ").partition(" (took")[0] for trace in traces]
 
 
-def measure(name: str, rounds: int) -> list[dict]:
-    """A row of figures for each pass of one workload."""
-    torch.manual_seed(0)
-    workload = _whole_step() if name == "step" else WORKLOADS[name]()
+def measure(name: str, rounds: int, chosen: Sequence[str]) -> list[dict]:
+    """A row of figures for each pass of one workload. chosen: the passes; none stands for all."""
+    program, step_with = row_of(name)
     steps: dict[str, Callable] = {}
     peaks: dict[str, float] = {}
     rows: list[dict] = []
@@ -80,7 +94,7 @@ def measure(name: str, rounds: int) -> list[dict]:
     def add(variant: str, function: Callable) -> None:
         gc.collect()
         torch.cuda.empty_cache()
-        step = step_of(function, workload)
+        step = step_with(function)
         for _ in range(3):
             step()
         gc.collect()
@@ -92,11 +106,13 @@ def measure(name: str, rounds: int) -> list[dict]:
         peaks[variant] = float(torch.cuda.max_memory_allocated() - before)
         steps[variant] = step
 
-    compiled = thunder.jit(workload.function)
+    compiled = thunder.jit(program)
     add("", compiled)
     for variant, gone in variants(headers_of(compiled)).items():
+        if chosen and variant not in chosen:
+            continue
         try:
-            add(variant, thunder.jit(workload.function, passes=thunder.passes().without(*gone)))
+            add(variant, thunder.jit(program, passes=thunder.passes().without(*gone)))
         except Exception as error:  # noqa: BLE001  shown in the table
             rows.append({"workload": name, "pass": variant, "failed": f"{type(error).__name__}: {error}"[:200]})
     repeats = max(1, min(100, int(ROUND_SECONDS * 1e3 / elapsed(steps[""], 2))))
@@ -123,7 +139,10 @@ def line(row: dict) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=list(ROWS), help=f"of {', '.join(('step', *WORKLOADS))}")
+    parser.add_argument(
+        "workloads", nargs="*", default=list(ROWS), help=f"of {', '.join(('step', *WORKLOADS))}, or of the zoo"
+    )
+    parser.add_argument("--passes", nargs="*", default=[], help="their names; by default all that change the row")
     parser.add_argument("--rounds", type=int, default=20, help="at least 20, for the intervals")
     parser.add_argument("--seconds", type=float, default=420)
     parser.add_argument("--json", help="a file to which a line is added for each row")
@@ -132,7 +151,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         parser.error("there is no GPU")
     if chosen.inner:
-        print(json.dumps(measure(chosen.workloads[0], chosen.rounds)))
+        print(json.dumps(measure(chosen.workloads[0], chosen.rounds, chosen.passes)))
         return 0
     end, failed = time.monotonic() + chosen.seconds, 0
     for i, name in enumerate(chosen.workloads):
@@ -140,7 +159,16 @@ def main() -> int:
         if left < LEAST_SECONDS:
             print("no time for", *chosen.workloads[i:])
             break
-        command = [sys.executable, __file__, name, "--inner", "--rounds", str(chosen.rounds)]
+        command = [
+            sys.executable,
+            __file__,
+            name,
+            "--inner",
+            "--rounds",
+            str(chosen.rounds),
+            "--passes",
+            *chosen.passes,
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=left)
         except subprocess.TimeoutExpired:
