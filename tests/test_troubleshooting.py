@@ -1,5 +1,6 @@
 """docs/troubleshooting.md has a section for each error, warning and reason to compile again, which messages name."""
 
+import linecache
 import pickle
 import re
 import traceback
@@ -14,6 +15,7 @@ from thunder import errors
 from thunder.cache.history import REASONS, section_of_reason
 from thunder.capture import ask
 from thunder.compat import modes
+from thunder.core.codegen import compile_source
 
 PAGE = Path(__file__).resolve().parents[1] / errors.HELP
 CLASSES = [c for c in map(vars(errors).get, errors.__all__) if isinstance(c, type)]
@@ -43,6 +45,15 @@ def test_a_warning_names_its_section():
         warnings.simplefilter("always")
         errors.warn_user("nothing of ours", UserWarning)
     assert str(found[0].message) == "nothing of ours"
+
+
+def test_a_warning_points_at_the_users_line():
+    """Not at the text of a program, which may be thousands of characters."""
+    program = compile_source("def program(warn):\n    warn('why', UserWarning)", "program", {})
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        program(errors.warn_user)
+    assert found[0].filename == __file__ and "program(" in linecache.getline(__file__, found[0].lineno)
 
 
 QUESTIONS = {

@@ -9,6 +9,7 @@ import difflib
 import linecache
 import os
 import sys
+import types
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -115,13 +116,14 @@ class ProgramFileWarning(UserWarning):
 
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OURS = (_HERE, "<thunder ")  # files, and texts of programs
 
 
 def _libraries() -> tuple[str, ...]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.__file__:
-        return (_HERE,)
-    return (_HERE, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
+        return _OURS
+    return (*_OURS, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
 
 
 def user_line(error: BaseException) -> tuple[tuple | None, bool]:
@@ -134,7 +136,7 @@ def user_line(error: BaseException) -> tuple[tuple | None, bool]:
     found, torchs, traceback, code = None, None, error.__traceback__, None
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if not code.co_filename.startswith(_HERE):
+        if not code.co_filename.startswith(_OURS):
             line = _line(code, traceback.tb_lineno)
             if code.co_filename.startswith(libraries):
                 torchs = line
@@ -147,10 +149,16 @@ def user_line(error: BaseException) -> tuple[tuple | None, bool]:
 def calling_line() -> tuple | None:
     """(filename, line number, function name, source line) of the innermost running line outside of thunder and
     torch."""
-    libraries, frame = _libraries(), sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith(libraries) and not _is_test(frame.f_code):
-        frame = frame.f_back
+    frame, _ = _calling_frame()
     return None if frame is None else _line(frame.f_code, frame.f_lineno)
+
+
+def _calling_frame() -> tuple[types.FrameType | None, int]:
+    """The innermost frame outside of thunder and torch, and how far it is from the caller."""
+    libraries, level, frame = _libraries(), 0, sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(libraries) and not _is_test(frame.f_code):
+        level, frame = level + 1, frame.f_back
+    return frame, level
 
 
 def _line(code: Any, number: int) -> tuple:
@@ -178,9 +186,5 @@ def with_section(text: str, category: type[Warning]) -> str:
 
 
 def warn_user(text: str, category: type[Warning]) -> None:
-    """A warning that points at the innermost line outside of thunder."""
-    text = with_section(text, category)
-    level, frame = 1, sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE) and not _is_test(frame.f_code):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, category, stacklevel=level)
+    """A warning that points at the innermost line outside of thunder and torch."""
+    warnings.warn(with_section(text, category), category, stacklevel=_calling_frame()[1] + 1)
