@@ -155,3 +155,24 @@ def test_an_operator_that_writes_to_an_input():
 
 def test_the_compatibility_name():
     assert ltorch._register_custom_op(mysin).qualified_name == "torch.ops.thunder_tests.mysin"
+
+
+def test_an_operator_of_a_library_that_is_no_effect_by_its_schema():
+    """As torchvision's `nms`: what it gives may be decided by."""
+    with torch.library._scoped_library("torchvision", "FRAGMENT") as library:
+        library.define("thunder_tests_kept(Tensor x) -> Tensor")
+        library.impl("thunder_tests_kept", lambda x: (x > 0).nonzero()[:, 0], "CPU")
+        keep = torch.ops.torchvision.thunder_tests_kept
+
+        def fake(x):
+            return x.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+
+        torch.library.register_fake("torchvision::thunder_tests_kept", fake, lib=library)
+
+        def program(x):
+            kept = keep(x)
+            return x * 2 if (kept == 0).any() else x[kept]
+
+        compiled = thunder.jit(program, fallback="error")
+        for x in (X[0], X[1], torch.ones(3)):
+            assert torch.equal(compiled(x), program(x))

@@ -772,3 +772,16 @@ def test_the_work_of_reads_is_linear():
     calls(10)
     few, more, most = calls(100), calls(200), calls(400)
     assert most - more < 2.2 * (more - few)
+
+
+def test_indices_of_sizes_that_only_data_tell_to_be_equal():
+    def program(x, m, n):
+        rows = torch.cat([x[m], x[n]])
+        labels = torch.cat([m.nonzero()[:, 0], n.nonzero()[:, 0]])
+        return rows[torch.arange(rows.shape[0]), labels % 2]
+
+    compiled, x = thunder.jit(program, fallback="error"), torch.randn(6, 2)
+    for seed in range(3):
+        m, n = (data(seed + k, 0.5).flatten()[:6] > 0 for k in (0, 7))
+        assert torch.equal(compiled(x, m, n), program(x, m, n))
+    assert thunder.cache_misses(compiled) == 1

@@ -22,7 +22,7 @@ from thunder.cache.entry import CacheEntry
 from thunder.cache.history import CompileStats, Recompilation
 from thunder.cache.index import PATHS, SCANNED, facts_of
 from thunder.cache.logs import configure, log_recompilation
-from thunder.cache.store import ADVICE, ProgramCache
+from thunder.cache.store import ADVICE, ProgramCache, Strays, path_limit
 from thunder.capture.decisions import RaisesBefore
 from thunder.capture.locks import held
 from thunder.core.host_calls import Log, beginning_with
@@ -66,6 +66,7 @@ class Compiled:
         # modes and facts of calls
         self._refusals: collections.deque[tuple[tuple, dict]] = collections.deque(maxlen=REFUSALS)
         self._eager_calls = 0  # that ran the original function because there are too many programs
+        self._strays = Strays()
         self.documents: tuple[dict, ...] = ()  # programs that `thunder.load` read
         self.replaced: Compiled | None = None  # of a module: the forward that a library has put there
         self.module: Callable = lambda: None  # the ThunderModule that calls it, held weakly
@@ -296,11 +297,13 @@ class Compiled:
         for entry in known:
             if entry.path[: len(path)] == path and type(inputs := entry.inputs(self.fn, args, kwargs)) is tuple:
                 return entry, inputs
-        others = sum(type(entry.inputs(self.fn, args, kwargs)) is tuple for entry in known)
-        if others >= self.options.get(PATHS):
-            return self._refused_path(
-                f"{others} compiled paths, as many as max_paths= allows, are not a call's", path, log
-            )
+        others = [e for e in known if type(e.inputs(self.fn, args, kwargs)) is tuple]
+        if reason := path_limit(others, self.options.get(PATHS)):
+            refused = self._refused_path(reason, path, log)
+            if self._strays.noted(self.stats.calls):
+                self._tables = {m: table for m, table in self._cache.by_modes.items() if m != modes}
+                self._eager_calls = 1
+            return refused
         reason = f"another path: {path[-1].question} is {path[-1].answer}"
         found = self._compiled_for(modes, self._facts(modes, args, kwargs), [reason], args, kwargs, path, log)
         return found if isinstance(found, str) else found[:2]
@@ -326,10 +329,13 @@ class Compiled:
         """
         stats, clock = self.stats, time.perf_counter_ns
         start = clock()
-        full = self._cache.is_full(self._original_stands_in)
-        if (full or len(self._refusals) == REFUSALS) and self._eager_calls % SCANNED:
+        full, tables = self._cache.is_full(self._original_stands_in), self._cache.by_modes
+        rests = modes in tables and modes not in self._tables
+        if (full or rests or len(self._refusals) == REFUSALS) and self._eager_calls % SCANNED:
             self._eager_calls += 1
             return ""
+        if rests:
+            self._tables, self._strays.tried = tables, stats.calls
         facts = self._facts(modes, args, kwargs)
         if self._refusals and (modes, facts) in self._refusals:
             return ""

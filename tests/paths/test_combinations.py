@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import thunder
 from tests.paths.compared import assert_same, beside_eager, keeping_nothing
+from thunder.cache import store
+from thunder.cache.index import SCANNED
 from thunder.core.paths import OtherPath
 from thunder.errors import CaptureError, DataDependentError, FallbackWarning
 
@@ -94,6 +96,28 @@ def test_as_many_paths_as_may_be():
         refusing(*calls[3])
     assert "return [x] * int(x.sum())" in raised.value.location[3]
     assert len(refusing(*calls[1])) == 1
+
+
+def test_calls_that_go_no_path_leave_the_programs_alone():
+    """What a program computes before it is left is computed twice."""
+    compiled = thunder.jit(counts, fallback="eager", max_paths=2)
+    calls = [(torch.tensor([float(n)]),) for n in range(200)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        assert [len(compiled(*args)) for args in calls] == [*range(200)]
+    begun = thunder.cache_hits(compiled)  # calls that a program began
+    assert len(compiled.programs) == 2 and store.ASTRAY <= begun <= store.ASTRAY + 2 + 200 // SCANNED
+    for _ in range(SCANNED + 6):  # one of so many is tried, and goes a path: those after it are, too
+        assert len(compiled(*calls[1])) == 1
+    assert thunder.cache_hits(compiled) - begun >= 6
+
+
+def test_long_programs_have_two_paths(monkeypatch):
+    monkeypatch.setattr(store, "MOST_OPERATIONS", 3)
+    compiled = thunder.jit(counts, fallback="eager")
+    with pytest.warns(FallbackWarning, match="2 compiled paths of [0-9]+ operations"):
+        assert [len(compiled(torch.tensor([float(n)]))) for n in range(4)] == [0, 1, 2, 3]
+    assert len(compiled.programs) == 2
 
 
 def test_many_paths_are_no_reason_to_warn():

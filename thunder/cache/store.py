@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from thunder import compat
 from thunder.cache.entry import CacheEntry
@@ -12,6 +12,37 @@ from thunder.errors import RecompileWarning, warn_user
 from thunder.options import CACHE_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
 
 ADVICE = "Numbers and sizes that change stay symbolic unless the program needs their values; pass others as tensors."
+
+
+# operations of compiled paths from which on there are no more than two: 50,000 take a minute to compile
+MOST_OPERATIONS = 10_000
+ASTRAY = 4  # calls in a row that go none of the paths, after which one of SCANNED is tried
+
+
+def path_limit(entries: Sequence[CacheEntry], most: int) -> str:
+    """Why no more paths are compiled beside these, in words; "" where one more may be."""
+    if len(entries) >= most:
+        return f"{len(entries)} compiled paths, as many as max_paths= allows, are not a call's"
+    operations = sum(len(e.captured.computation.bound_symbols) for e in entries)
+    if len(entries) > 1 and operations > MOST_OPERATIONS:
+        return f"{len(entries)} compiled paths of {operations} operations are not a call's, and another one takes long"
+    return ""
+
+
+class Strays:
+    """Calls that went none of as many paths as may be. Each ran a part of a program before the original function.
+
+    tried: the last call that was tried after others had gone by the programs.
+    """
+
+    def __init__(self) -> None:
+        self.tried = self._last = self._row = 0
+
+    def noted(self, call: int) -> bool:
+        """Takes note of the number of such a call. Whether the next ones are to go by the programs."""
+        self._row = self._row + 1 if call in (self.tried, self._last + 1) else 1
+        self._last = call
+        return self._row >= ASTRAY
 
 
 class ProgramCache:

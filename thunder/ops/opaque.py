@@ -108,18 +108,26 @@ def _make(function) -> Symbol:
 
 
 def _is_pure(function) -> bool:
-    """Whether PyTorch's schemas say that a function of its own gives tensors, and does nothing else."""
-    if not isinstance(function, (types.BuiltinFunctionType, types.MethodDescriptorType)):
+    """Whether the schemas of an operator, or of a function of PyTorch's own, say that it gives tensors and does nothing
+    else."""
+    if isinstance(function, compat.OpOverload):
+        overloads = [function]
+    else:
+        is_own = isinstance(function, (types.BuiltinFunctionType, types.MethodDescriptorType))
+        packet = getattr(torch.ops.aten, function.__name__, None) if is_own else function
+        if not isinstance(packet, compat.OpOverloadPacket):
+            return False
+        overloads = [getattr(packet, name) for name in packet.overloads()]
+    if overloads[0].namespace in _COLLECTIVES:
         return False
-    packet = getattr(torch.ops.aten, function.__name__, None)
-    if packet is None:
-        return False
-    overloads = [getattr(packet, name) for name in packet.overloads()]
     return all(
         not o._schema.is_mutable and o._schema.returns and torch.Tag.nondeterministic_seeded not in o.tags
         for o in overloads
         if not any(a.is_out for a in o._schema.arguments)
     )
+
+
+_COLLECTIVES = ("c10d", "_c10d_functional")  # whose schemas do not say that ranks wait for each other
 
 
 def _custom_path(function) -> tuple[str, str] | None:
@@ -129,7 +137,7 @@ def _custom_path(function) -> tuple[str, str] | None:
         return None
     packet = function if isinstance(function, compat.OpOverloadPacket) else function.overloadpacket
     namespace, _, name = packet._qualified_op_name.partition("::")
-    if namespace in ("aten", "prims", "prim", "torchvision", "c10d", "_c10d_functional", "quantized"):
+    if namespace in ("aten", "prims", "prim", "torchvision", "quantized", *_COLLECTIVES):
         return None
     return (
         (f"torch.ops.{namespace}", name)

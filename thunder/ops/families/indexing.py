@@ -201,6 +201,8 @@ def _with_indices(out: list, advanced: list[tuple[int, tuple]]) -> list:
         common = broadcast_shapes((), *(s for _, s in advanced if s is not None))
         if any(s is None for _, s in advanced) and (not common or (common[-1] == 1) is not False):
             common = (*common[:-1], None)
+    except DataDependentError:  # a RuntimeError as well
+        raise
     except RuntimeError:
         raise IndexError(
             "shape mismatch: indexing tensors could not be broadcast together with shapes "
