@@ -15,7 +15,7 @@ from thunder import compat
 from thunder.capture import callbacks, host_lines
 from thunder.capture.ask import KEYS
 from thunder.capture.construct import construct_object, reduced
-from thunder.capture.expose import keeps
+from thunder.capture.expose import kept
 from thunder.capture.library import higher_order, torch_func
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, PRIMITIVE, impure, native_module
@@ -23,7 +23,7 @@ from thunder.capture.native_calls import BY_NAME, BY_TYPE, HANDLERS, IDENTITY_CA
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import NumberProxy, TensorProxy, map_structure, settled
+from thunder.core.proxies import TensorProxy, map_structure, settled
 from thunder.core.symbol import Symbol
 from thunder.interpreter import NULL, text
 from thunder.interpreter.attributes import NATIVE_METHODS, type_attribute
@@ -83,6 +83,8 @@ def _call_object(c, f, t: type, args, kwargs):
         return call(c, method, [f, *args], kwargs)
     if t is functools._lru_cache_wrapper and not native_module(_module_of_cached(f)):
         return _call_cached(c, f, args, kwargs)
+    if any(map(callbacks.runs_python, kept(f))):
+        callbacks.refuse(c, f, f)
     return call_native(c, f, args, kwargs)
 
 
@@ -170,6 +172,13 @@ def _call_operator(c, f, args, kwargs):
     return c.call(c.load_attr(o, names[0]), list(names[1:]), dict(keywords))
 
 
+def _leads_out(c, f, args) -> bool:
+    """Whether what a library's function keeps, in its closure or as the object that it is a method of, leads to
+    something whose use must be seen."""
+    is_method = args and type_attribute(type(args[0]), f.__name__) is not NULL  # `Signature.format`
+    return any(reaches(c, (x,), {}) for x in kept(*(f.__closure__ or ()), *(args[:1] if is_method else ())))
+
+
 def _replacement(c, f):
     try:
         return c.replacements.get(f)
@@ -222,9 +231,7 @@ def _call_function(c, f, args, kwargs):
         # a wrapper around code that Dynamo leaves alone, once it is imported or was used
         if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
             return call(c, f.__wrapped__, args, kwargs)
-        seen = reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)
-        is_method = args and type_attribute(type(args[0]), f.__name__) is not NULL  # `Signature.format`
-        seen = seen or is_method and keeps((args[0],), (TensorProxy, NumberProxy))
+        seen = reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs) or _leads_out(c, f, args)
         if impure(f) is not None or not (seen or _FRAMES.intersection(f.__code__.co_names)):
             return call_native(c, f, args, kwargs)
     elif id(f) in c.keep or id(f) in c.fresh:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import gc
 import types
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -90,8 +90,6 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
 
 
 def _elements(c, value, kind: type) -> tuple:
-    if isinstance(value, defaultdict):
-        c.load_attr(value, "default_factory")
     if isinstance(value, dict):
         return *dict.keys(value), *dict.values(value)
     base = container_base(kind) or (tuple if isinstance(value, tuple) else kind)
@@ -202,17 +200,21 @@ def _shows_nothing(kind: type) -> bool:
     return kind.__repr__ is object.__repr__ and kind.__str__ is object.__str__
 
 
-def keeps(values: tuple, kinds) -> bool:
-    """Whether objects of C types and of libraries, as a deque, a namespace or a signature, keep values of these
-    kinds."""
-    pending, seen = [v for v in values if type(v) not in PLAIN], set()
+def kept(*values, shown: bool = False) -> Iterator:
+    """The values and what objects of C types and of libraries among them keep, as a deque, a namespace or a signature.
+    shown: only what their texts show."""
+    pending, seen = [v for v in values if type(v) not in PLAIN], set[int]()
     while pending and len(seen) < _WALKED:
         value = pending.pop(0)
-        if isinstance(value, kinds):
-            return True
-        if id(value) in seen or isinstance(value, _APART) or _shows_nothing(type(value)):
+        if id(value) in seen:
             continue
+        yield value
         seen.add(id(value))
-        inside = value.args if isinstance(value, BaseException) else gc.get_referents(value)  # and no traceback
-        pending += [x for x in inside if type(x) not in PLAIN]
-    return False
+        if not isinstance(value, _APART) and not (shown and _shows_nothing(type(value))):
+            inside = value.args if isinstance(value, BaseException) else gc.get_referents(value)  # and no traceback
+            pending += [x for x in inside if type(x) not in PLAIN]
+
+
+def keeps(values: tuple, kinds) -> bool:
+    """Whether texts of objects show values of these kinds."""
+    return any(isinstance(value, kinds) for value in kept(*values, shown=True))

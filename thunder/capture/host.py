@@ -342,6 +342,8 @@ class Capture(Host):
     native_issubclass = operators.native_issubclass
     asks_in_python = operators.asks_in_python
 
+    attribute_name = changing.settled
+
     def hashed(self, keys, others=()):
         settled = [k if type(k) in PRIMITIVE else changing.settled(self, k) for k in keys]
         if any(k is not found for k, found in zip(keys, settled, strict=True)):

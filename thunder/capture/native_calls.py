@@ -101,14 +101,6 @@ def _context_variable(c, f, args):
     return f(*args) if found is MISSING else found
 
 
-def _note_factory(c, f, operands) -> None:
-    """A copy of a defaultdict has its factory."""
-    if f.__name__ in ("copy", "__copy__"):
-        for o in operands:
-            if isinstance(o, collections.defaultdict):
-                c.load_attr(o, "default_factory")
-
-
 def call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
@@ -122,7 +114,6 @@ def call_builtin(c, f, args, kwargs):
     found = _by_receiver(c, f, s, args, kwargs)
     if found is not NULL:
         return found
-    _note_factory(c, f, (s, *args))
     args = _with_keys(c, f, s, args)
     if c.containers.lazy and (found := _of_lazy(c, f, s, args)) is not NULL:
         return found

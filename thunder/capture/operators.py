@@ -24,6 +24,7 @@ from thunder.capture import (
     items,
     native_calls,
     numpy_values,
+    objects,
     opaque_values,
     operations,
 )
@@ -57,7 +58,24 @@ def binary(c, symbol, a, b):
     c.materialize(b)
     if symbol.endswith("="):
         arrays.refuse_array(c, a)
-    return operators.binary(c, symbol, a, b)
+    return operators.binary(c, symbol, *_beside_python(c, symbol, a, b))
+
+
+def _beside_python(c, symbol: str, a, b) -> tuple:
+    """The operands of an operator, with the value of one of the host's beside an object with a method in Python: the
+    value's own method may come first."""
+    if (type(a) is HostProxy) is (type(b) is HostProxy):
+        return a, b
+    other, named = type(b) if type(a) is HostProxy else type(a), operators.COMPARE_METHOD.get(symbol)
+    name = operators.METHOD_OF.get(symbol.removesuffix("="))
+    names = (
+        (f"__{name}__", f"__r{name}__")
+        if named is None
+        else (named, operators.COMPARE_METHOD[operators.REFLECTED[symbol]])
+    )
+    if not any(in_python(c.lookup(other, n)) for n in names):
+        return a, b
+    return changing.settled(c, a), changing.settled(c, b)
 
 
 _COMPUTED = {TensorProxy, int, float, bool}
@@ -209,7 +227,7 @@ def compare(c, symbol, a, b):
     for x in (a, b):
         if isinstance(x, (tuple, frozenset, *containers.MUTABLE)):
             expose(c, x)
-    return operators.compare(c, symbol, a, b)
+    return operators.compare(c, symbol, *_beside_python(c, symbol, a, b))
 
 
 def native_compare(c, symbol, a, b):
@@ -262,6 +280,8 @@ def native_delitem(c, o, k):
     if type(o) is HostProxy:
         host_lines.run(c, operator.delitem, (o, k))
         return
+    if type(o) is TensorProxy:
+        del objects.A_TENSOR[k]  # raises
     c.materialize(o)
     del o[changing.settled(c, k) if isinstance(o, dict) else k]
     containers.write_attributes(c, o)

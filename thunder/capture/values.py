@@ -124,6 +124,8 @@ def _array(c, value: numpy.ndarray, source: Source):
         return changing.read(c, value, source)
     ask(c, source, CONTENT)
     c.outside.arrays[id(value)] = value, value.copy(), source
+    if type(value) is not numpy.ndarray:  # whose attributes are read
+        c.know(value, source)
     return value
 
 
@@ -154,7 +156,7 @@ def _other(c, value, t: type, source: Source):
         if t is types.FunctionType:
             c.outside.function_sources.setdefault(id(value), source)
         is_argument = source.root.key in ("args", "kwargs")
-        if t in (torch.Generator, functools.partial) or t is types.FunctionType and is_argument:
+        if not by_identity or t in (torch.Generator, functools.partial) or t is types.FunctionType and is_argument:
             c.know(value, source)
         return value
     c.know(value, source)

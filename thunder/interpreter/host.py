@@ -224,6 +224,10 @@ class Host:
             return self.materialize(value)
         return {key: self.getitem(value, key) for key in self.steps(self.call(self.load_attr(value, "keys"), [], {}))}
 
+    def attribute_name(self, value):
+        """A value that is about to be the name of an attribute."""
+        return value
+
     def hashed(self, keys, others=()):
         """Keys that are about to be put into a set or a dict of the program's, which holds others."""
         return keys
