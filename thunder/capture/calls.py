@@ -152,8 +152,13 @@ def _call_partial(c, f, args, kwargs):
 
 
 def _call_reference(c, f, args, kwargs):
-    """A call of a weak reference: the prologue asks for its object again."""
-    return c.reach((c.sources.get(id(f)) or c.const(f)).call("__call__"))
+    """A call of a weak reference: of one from outside the prologue asks for its object again."""
+    if id(f) in c.sources:
+        return c.reach(c.sources[id(f)].call("__call__"))
+    found = f()
+    if type(found) is TensorProxy and found not in c.tensors.real:
+        c.refuse("whether a tensor that the program makes is still alive", "keep a reference to it that is not weak")
+    return found
 
 
 def _call_operator(c, f, args, kwargs):
@@ -174,9 +179,11 @@ def _call_operator(c, f, args, kwargs):
 
 def _leads_out(c, f, args) -> bool:
     """Whether what a library's function keeps, in its closure or as the object that it is a method of, leads to
-    something whose use must be seen."""
+    something whose use must be seen. The machine's own functions see it themselves."""
+    if f.__module__.startswith("thunder."):
+        return False
     is_method = args and type_attribute(type(args[0]), f.__name__) is not NULL  # `Signature.format`
-    return any(reaches(c, (x,), {}) for x in kept(*(f.__closure__ or ()), *(args[:1] if is_method else ())))
+    return any(reaches(c, (x,), {}) for x in kept(f, *(args[:1] if is_method else ())))
 
 
 def _replacement(c, f):

@@ -10,7 +10,7 @@ import copy
 import gc
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -192,12 +192,12 @@ def as_text(c, value):
 
 
 _WALKED = 1000  # objects; larger ones that are no containers are a library's: loggers, files
-_APART = (type, types.ModuleType, types.FunctionType, types.CodeType, torch.Tensor)  # their texts show nothing inside
+_APART = (type, types.ModuleType, types.CodeType, torch.Tensor)
 
 
 def _shows_nothing(kind: type) -> bool:
     """Whether texts of a class's objects say where they are, and no more."""
-    return kind.__repr__ is object.__repr__ and kind.__str__ is object.__str__
+    return kind is types.FunctionType or kind.__repr__ is object.__repr__ and kind.__str__ is object.__str__
 
 
 def kept(*values, shown: bool = False) -> Iterator:
@@ -211,8 +211,14 @@ def kept(*values, shown: bool = False) -> Iterator:
         yield value
         seen.add(id(value))
         if not isinstance(value, _APART) and not (shown and _shows_nothing(type(value))):
-            inside = value.args if isinstance(value, BaseException) else gc.get_referents(value)  # and no traceback
-            pending += [x for x in inside if type(x) not in PLAIN]
+            pending += [x for x in _inside_of(value) if type(x) not in PLAIN]
+
+
+def _inside_of(value) -> Iterable:
+    """What an object keeps; of an exception no traceback, of a function no globals."""
+    if isinstance(value, types.FunctionType):  # those of the machine come back to it
+        return () if value.__module__.startswith("thunder.") else value.__closure__ or ()
+    return value.args if isinstance(value, BaseException) else gc.get_referents(value)
 
 
 def keeps(values: tuple, kinds) -> bool:
