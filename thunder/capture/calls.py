@@ -84,7 +84,9 @@ def _call_object(c, f, t: type, args, kwargs):
     if t is functools._lru_cache_wrapper and not native_module(_module_of_cached(f)):
         return _call_cached(c, f, args, kwargs)
     if any(map(callbacks.runs_python, kept(f))):
-        callbacks.refuse(c, f, f)
+        c.refuse(
+            f"a call of a {t.__name__} calls a function natively, which thunder would not see", "write it in Python"
+        )
     return call_native(c, f, args, kwargs)
 
 

@@ -66,8 +66,8 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
         if kind in _LEAVES or id(value) in seen or id(value) in data or isinstance(value, standins.StandIn):
             continue
         seen.add(id(value))
-        if called is not None and callbacks.called_in(c, kind, called):
-            callbacks.refuse(c, value, called)
+        if called is not None:
+            callbacks.check_given(c, value, called)
         if id(value) in lazy:
             containers.materialize(c, value)
             if id(value) in data:

@@ -390,7 +390,8 @@ def takes(c, function, args, kwargs) -> bool:
     if (
         holder
         or isinstance(owner, (list, dict, set, tuple, collections.deque))
-        or type(function).__name__ == "method_descriptor"
+        or type(function) is types.MethodDescriptorType
+        and HostProxy not in map(type, args[:1])  # `str.upper(name)`
     ):
         return False
     if type(function) is types.MethodWrapperType and _makes_container(function, owner):  # super().__init__(...)
