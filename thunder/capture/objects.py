@@ -37,7 +37,7 @@ def origin(c, o) -> Source | None:
     if type(o) is types.FunctionType and not native_module(o.__globals__.get("__name__")):
         return c.const(o)
     if issubclass(type(o), type):
-        return None if of_library(o) else c.const(o)
+        return None if of_library(o) else c.const(o)  # pyright: ignore[reportArgumentType]
     return c.outside.origins.get(id(o)) if type(o) in IDENTICAL or isinstance(o, ENUM) else None
 
 

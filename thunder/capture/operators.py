@@ -11,6 +11,7 @@ import builtins
 import collections
 import operator
 import types
+from typing import Any
 
 import numpy
 import torch
@@ -280,10 +281,9 @@ def native_delitem(c, o, k):
     if type(o) is HostProxy:
         host_lines.run(c, operator.delitem, (o, k))
         return
-    if type(o) is TensorProxy:
-        del objects.A_TENSOR[k]  # raises
     c.materialize(o)
-    del o[changing.settled(c, k) if isinstance(o, dict) else k]
+    owner: Any = objects.A_TENSOR if type(o) is TensorProxy else o  # a tensor raises
+    del owner[changing.settled(c, k) if isinstance(o, dict) else k]
     containers.write_attributes(c, o)
 
 
