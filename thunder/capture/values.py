@@ -28,6 +28,7 @@ from thunder.capture.native import (
     plain_base,
 )
 from thunder.capture.numbers import is_symbolic, parts_of_plain, primitive
+from thunder.capture.remade import UNCHANGING
 from thunder.capture.sources import Source, held
 from thunder.core.proxies import Size, TensorProxy
 from thunder.interpreter import NULL
@@ -156,7 +157,8 @@ def _other(c, value, t: type, source: Source):
         if t is types.FunctionType:
             c.outside.function_sources.setdefault(id(value), source)
         is_argument = source.root.key in ("args", "kwargs")
-        if not by_identity or t in (torch.Generator, functools.partial) or t is types.FunctionType and is_argument:
+        of_library = not by_identity and not issubclass(t, UNCHANGING)
+        if of_library or t in (torch.Generator, functools.partial) or t is types.FunctionType and is_argument:
             c.know(value, source)
         return value
     c.know(value, source)
