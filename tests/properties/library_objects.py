@@ -79,9 +79,9 @@ def of_kinds(space: dict[str, Any]) -> dict[type, tuple[list[str], list[str]]]:
 
 
 def own_attributes(value: Any) -> list[str]:
-    """The names of the attributes that a library's object has by itself."""
+    """The names of the public attributes that a library's object has by itself."""
     try:
         own = object.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):
         return []
-    return [n for n in own if type(n) is str and n.isidentifier() and n[:2] != "__"] if type(own) is dict else []
+    return [n for n in own if type(n) is str and n.isidentifier() and n[0] != "_"] if type(own) is dict else []

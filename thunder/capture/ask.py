@@ -89,7 +89,7 @@ _NESTED = {list, tuple, dict}
 def content(value):
     """Bytes that differ where the contents differ, types included."""
     if isinstance(value, numpy.ndarray):
-        return type(value), value.dtype.str, value.shape, value.tobytes()
+        return type(value), value.dtype.str, value.shape, numpy.ndarray.tobytes(value)
     if isinstance(value, array.array):
         return value.typecode, value.tobytes()
     try:

@@ -12,14 +12,22 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import callbacks, host_lines
+from thunder.capture import callbacks, host_lines, settings
 from thunder.capture.ask import KEYS
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.expose import kept
 from thunder.capture.library import higher_order, torch_func
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, PRIMITIVE, impure, native_module
-from thunder.capture.native_calls import BY_NAME, BY_TYPE, HANDLERS, IDENTITY_CALLS, call_builtin, call_native, reaches
+from thunder.capture.native_calls import (
+    BY_NAME,
+    BY_TYPE,
+    HANDLERS,
+    IDENTITY_CALLS,
+    call_builtin,
+    call_native,
+    reaches,
+)
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
@@ -114,14 +122,15 @@ def _call_cached(c, f, args, kwargs):
         c.refuse(reason, "call it without the cache (`__wrapped__`), or outside of the compiled function")
     if reaches(c, args, kwargs) or id(f.__wrapped__) in c.fresh:
         return call(c, f.__wrapped__, args, kwargs)
-    key = f, *map(type, args), *args, *kwargs.items()
-    asked = c.known.cached_calls.setdefault(key, functools.partial(f, *args, **kwargs))
+    return settings.asked_again(c, f, args, kwargs, functools.partial(_natively, c))
+
+
+def _natively(c, asked):
     c.in_cached_call += 1
     try:
-        value = call_native(c, asked, [], {})
+        return call_native(c, asked, [], {})
     finally:
         c.in_cached_call -= 1
-    return c.read(value, c.const(asked, getattr(f, "__name__", "")).call("__call__"))
 
 
 def _own_cache(c, f):

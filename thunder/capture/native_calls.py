@@ -27,6 +27,7 @@ from thunder.capture import (
     locks,
     numpy_values,
     operations,
+    settings,
 )
 from thunder.capture.classes import of_library
 from thunder.capture.expose import as_operand, expose
@@ -273,6 +274,8 @@ def call_native(c, f, args, kwargs):
         result = numpy_values.own_arrays(c, result) if c.path.own_arrays else result
         if type(plain_attribute(f, "__self__")) is types.GeneratorType:
             c.follow_settings(f, result)  # of a context manager of PyTorch's that ends
+        if settings.is_question(f) and {*map(type, (*args, *kwargs.values()))} <= PRIMITIVE:
+            return settings.asked_again(c, f, args, kwargs, lambda f: result)
         return callbacks.released(c, f, result, known) if known else result
     return _call_torch(c, f, args, kwargs)
 
@@ -287,7 +290,7 @@ def _call_torch(c, f, args, kwargs):
     c.follow_settings(f, result)
     if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.outside.arrays for a in args):
         return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
-    if type(result) in _ANSWERS and not (args or kwargs) and _is_question(f):
+    if type(result) in settings.ANSWERS and not (args or kwargs) and settings.is_question(f):
         c.setting(c.const(f).call("__call__"), result)
     return result
 
@@ -403,18 +406,6 @@ _HASHING = (set, frozenset)
 _KEYED = (dict, collections.OrderedDict)
 
 
-def _is_question(f) -> bool:
-    """Whether a function of PyTorch's without arguments asks for a setting, which may be asked again at each call."""
-    asks = f.__name__.lstrip("_").startswith(("get_", "is_", "are_", "has_")) or f.__name__.endswith("_enabled")
-    return asks and plain_attribute(f, "__self__") in (None, compat.C) and f not in _OF_MODES
-
-
-_ANSWERS = (bool, int, float, str)
-# looked at for every call, or a device's
-_OF_MODES = (
-    torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled,
-    torch.cuda.is_current_stream_capturing,
-)  # fmt: skip
 # by `__new__`
 _MADE_EMPTY = {object, list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque}
 

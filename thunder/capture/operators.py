@@ -7,6 +7,7 @@ before them (a container is about to be read) and in the place of native code. F
 
 from __future__ import annotations
 
+import abc
 import builtins
 import collections
 import operator
@@ -28,8 +29,9 @@ from thunder.capture import (
     objects,
     opaque_values,
     operations,
+    settings,
 )
-from thunder.capture.classes import PROXIES, ask_bases
+from thunder.capture.classes import PROXIES, ask_bases, of_library
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import Id, real_id, told_apart
@@ -372,14 +374,20 @@ def native_isinstance(c, o, cls):
         return issubclass(bool, cls)
     if type(o) is HostProxy:
         return issubclass(o.kind, cls)
-    ask_bases(c, type(o))
-    return type(o) is Size and cls is torch.Size or isinstance(o, cls)
+    return type(o) is Size and cls is torch.Size or _checked(c, type(o), cls, isinstance(o, cls))
 
 
 def native_issubclass(c, kind, cls) -> bool:
-    if issubclass(type(kind), type):
-        ask_bases(c, kind)
-    return issubclass(kind, cls)
+    found = issubclass(kind, cls)
+    return _checked(c, kind, cls, found) if issubclass(type(kind), type) else found
+
+
+def _checked(c, kind: type, cls, found: bool) -> bool:
+    """An answer about a class. An abstract base class may answer otherwise later, once one is registered."""
+    ask_bases(c, kind)
+    if not found and issubclass(type(cls), abc.ABCMeta) and not (of_library(cls) and of_library(kind)):
+        settings.asked_again(c, issubclass, [kind, cls], {}, lambda f: found)
+    return found
 
 
 def asks_in_python(c, hook, value) -> bool:

@@ -32,7 +32,7 @@ from thunder.capture.remade import UNCHANGING
 from thunder.capture.sources import Source, held
 from thunder.core.proxies import Size, TensorProxy
 from thunder.interpreter import NULL
-from thunder.interpreter.attributes import in_python, type_attribute
+from thunder.interpreter.attributes import in_python, plain_attribute, type_attribute
 
 
 def read(c, value, source: Source):
@@ -123,8 +123,11 @@ def _array(c, value: numpy.ndarray, source: Source):
                 c.refuse(f"{path} is a NumPy array that holds containers or tensors", "pass a list of them")
     elif changing.changes(c, value, source):
         return changing.read(c, value, source)
+    if plain_attribute(value, "__dict__"):
+        reason = f"{source.describe(c.parameters)} is a {type(value).__name__}, an array with a state of its own"
+        c.refuse(reason, "pass the array alone: np.asarray(...)")
     ask(c, source, CONTENT)
-    c.outside.arrays[id(value)] = value, value.copy(), source
+    c.outside.arrays[id(value)] = value, numpy.ndarray.copy(value), source
     if type(value) is not numpy.ndarray:  # whose attributes are read
         c.know(value, source)
     return value
