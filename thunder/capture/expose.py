@@ -224,3 +224,11 @@ def _inside_of(value) -> Iterable:
 def keeps(values: tuple, kinds) -> bool:
     """Whether texts of objects show values of these kinds."""
     return any(isinstance(value, kinds) for value in kept(*values, shown=True))
+
+
+def is_written(c, value) -> bool:
+    """Whether the program has written to an object from outside, or to something that it keeps."""
+    written = {owner for owner, _ in c.writes.overlay}
+    looks = c.containers.looks.items()
+    written |= {id(look.original) for sid, look in looks if containers.is_changed(c, c.keep[sid])}
+    return bool(written) and any(id(x) in written for x in kept(value))

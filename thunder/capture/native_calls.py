@@ -274,7 +274,7 @@ def call_native(c, f, args, kwargs):
         result = numpy_values.own_arrays(c, result) if c.path.own_arrays else result
         if type(plain_attribute(f, "__self__")) is types.GeneratorType:
             c.follow_settings(f, result)  # of a context manager of PyTorch's that ends
-        if settings.is_question(f) and {*map(type, (*args, *kwargs.values()))} <= PRIMITIVE:
+        if settings.is_question(c, f) and {*map(type, (*args, *kwargs.values()))} <= PRIMITIVE:
             return settings.asked_again(c, f, args, kwargs, lambda f: result)
         return callbacks.released(c, f, result, known) if known else result
     return _call_torch(c, f, args, kwargs)
@@ -290,7 +290,7 @@ def _call_torch(c, f, args, kwargs):
     c.follow_settings(f, result)
     if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.outside.arrays for a in args):
         return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
-    if type(result) in settings.ANSWERS and not (args or kwargs) and settings.is_question(f):
+    if type(result) in settings.ANSWERS and not (args or kwargs) and settings.is_question(c, f):
         c.setting(c.const(f).call("__call__"), result)
     return result
 
