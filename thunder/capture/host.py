@@ -48,7 +48,7 @@ from thunder.capture.identities import COPIED, same_number, told_apart
 from thunder.capture.library import backward, collectives, higher_order, triton_kernels
 from thunder.capture.library.functional import original
 from thunder.capture.locks import Locks
-from thunder.capture.native import PRIMITIVE, native_module, read_of_library
+from thunder.capture.native import PRIMITIVE, is_tracked, native_module, read_of_library
 from thunder.capture.reads import Reading
 from thunder.capture.sources import Source
 from thunder.capture.state import Containers, Known, Numbers, Outside, Request, Tensors, Writes
@@ -458,7 +458,8 @@ def _forget(tables: tuple[set[int], ...], number: int, _) -> None:
 
 def _holds_state(cell: types.CellType) -> bool:
     """Whether a cell of a library's function holds a container that the function may change."""
-    return isinstance(locations.content(cell), containers.MUTABLE)
+    held = locations.content(cell)
+    return isinstance(held, containers.MUTABLE) or is_tracked(type(held))
 
 
 def parameter_names(fn) -> tuple[str, ...]:
