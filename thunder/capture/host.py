@@ -48,7 +48,7 @@ from thunder.capture.identities import COPIED, same_number, told_apart
 from thunder.capture.library import backward, collectives, higher_order, triton_kernels
 from thunder.capture.library.functional import original
 from thunder.capture.locks import Locks
-from thunder.capture.native import PRIMITIVE, is_tracked, native_module, read_of_library
+from thunder.capture.native import PRIMITIVE, native_module, read_of_library
 from thunder.capture.reads import Reading
 from thunder.capture.sources import Source
 from thunder.capture.state import Containers, Known, Numbers, Outside, Request, Tensors, Writes
@@ -288,8 +288,8 @@ class Capture(Host):
             library = native_module(f.__globals__.get("__name__"))
             if not library:
                 self.ask(self._part_of(f, "__code__"), IDENTITY)
-            for cell in f.__closure__ or ():
-                if not library or _holds_state(cell):
+            for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
+                if not library or locations.holds_state(f, name, cell):
                     self.outside.cells.setdefault(id(cell), f)
         of_library = read_of_library(f.__globals__.get("__name__"))
         if of_library is (self.library is not None):  # as the code that calls it
@@ -454,12 +454,6 @@ class Capture(Host):
 def _forget(tables: tuple[set[int], ...], number: int, _) -> None:
     for table in tables:
         table.discard(number)
-
-
-def _holds_state(cell: types.CellType) -> bool:
-    """Whether a cell of a library's function holds a container that the function may change."""
-    held = locations.content(cell)
-    return isinstance(held, containers.MUTABLE) or is_tracked(type(held))
 
 
 def parameter_names(fn) -> tuple[str, ...]:

@@ -367,12 +367,9 @@ def delete_attr(c, o, n) -> None:
     if type(o) is TensorProxy and n == "grad":
         gradients.write_gradient(c, o, None)
     elif type(o) is TensorProxy:
-        delattr(A_TENSOR, n)  # raises
+        delattr(gradients.A_TENSOR, n)  # raises
     else:
         attributes.delete_attr(c, o, n)
-
-
-A_TENSOR = torch.empty(())  # made before any capture, which would record it
 
 
 def native_delete(c, found, o, n) -> None:
@@ -428,6 +425,7 @@ def _check_filled(c, o, n) -> None:
 
 # by identity, and no constant: a program gives back the object itself
 _ITSELF = {object, types.GenericAlias, types.UnionType, *attributes.BUILTINS}
+_MADE = {types.FunctionType, functools._lru_cache_wrapper}  # by functions of libraries
 
 
 def namespace_value(c, space: dict, label: str, n: str, value, answered: Source | None = None):
@@ -441,7 +439,7 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
                 c.ask(source, IDENTITY)
                 if t is torch.Generator:
                     c.sources.setdefault(id(value), source)
-                elif t in _ITSELF:
+                elif t in _ITSELF or t in _MADE and not native_module(space.get("__name__")):
                     c.keep[id(value)], c.outside.origins[id(value)] = value, source
         return value
     by_attribute = t in CONTAINERS and label != "global"  # `sys.argv`; a library's own code changes its tables natively

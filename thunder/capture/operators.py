@@ -26,7 +26,6 @@ from thunder.capture import (
     items,
     native_calls,
     numpy_values,
-    objects,
     opaque_values,
     operations,
     settings,
@@ -35,7 +34,7 @@ from thunder.capture.classes import PROXIES, ask_bases, of_library
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import Id, real_id, told_apart
-from thunder.capture.library import distributions
+from thunder.capture.library import distributions, gradients
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, native_module
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
@@ -284,7 +283,7 @@ def native_delitem(c, o, k):
         host_lines.run(c, operator.delitem, (o, k))
         return
     c.materialize(o)
-    owner: Any = objects.A_TENSOR if type(o) is TensorProxy else o  # a tensor raises
+    owner: Any = gradients.A_TENSOR if type(o) is TensorProxy else o  # a tensor raises
     del owner[changing.settled(c, k) if isinstance(o, dict) else k]
     containers.write_attributes(c, o)
 

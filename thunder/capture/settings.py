@@ -20,12 +20,10 @@ def asked_again(c, f, args, kwargs, call: Callable):
 def is_question(c, f) -> bool:
     """Whether a function of a library asks for a setting, where it is given no objects: it may be asked again. In an
     event loop of the program it may ask for what the program has made."""
-    if (
-        c.loop is not None
-        or c.threads
-        or type(f) not in _FUNCTIONS
-        or type(f.__self__ if type(f) is types.BuiltinFunctionType else None) not in _MODULES
-    ):
+    owner = f.__self__ if type(f) is types.BuiltinFunctionType else None
+    if c.loop is not None or c.threads or type(f) not in _FUNCTIONS or type(owner) not in _MODULES:
+        return False
+    if (f.__module__ or "").startswith("thunder."):
         return False
     asks = f.__name__.lstrip("_").startswith(_ASKING) or f.__name__.endswith("_enabled")
     return asks and f not in _OF_MODES
