@@ -158,7 +158,9 @@ def _call_partial(c, f, args, kwargs):
         function = c.read(function, source.attr("func"))
         given = [c.read(x, source.attr("args").item(i)) for i, x in enumerate(given)]
         c.ask(source.attr("keywords"), KEYS)
+        known = c.containers.snapshots.get(id(keywords))  # which the program may have changed
         keywords = {k: c.read(v, source.attr("keywords").item(k)) for k, v in keywords.items()}
+        keywords = keywords if known is None else dict(c.materialize(known))
     return call(c, function, [*given, *args], {**keywords, **kwargs})
 
 
@@ -194,7 +196,8 @@ def _leads_out(c, f, args) -> bool:
     if f.__module__.startswith("thunder."):
         return False
     is_method = args and type_attribute(type(args[0]), f.__name__) is not NULL  # `Signature.format`
-    return any(reaches(c, (x,), {}) for x in kept(f, *(args[:1] if is_method else ())))
+    found = (x for x in kept(f, *(args[:1] if is_method else ())) if not isinstance(x, (type, tuple)))
+    return any(reaches(c, (x,), {}) for x in found)
 
 
 def _replacement(c, f):
