@@ -57,7 +57,7 @@ from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.errors import CaptureError
-from thunder.interpreter import Host
+from thunder.interpreter import NULL, Host
 from thunder.interpreter.attributes import plain_attribute
 from thunder.ops import autocast
 from thunder.ops.functionalize.memory import Memory
@@ -202,7 +202,9 @@ class Capture(Host):
     load_global, store_global, delete_global = objects.load_global, objects.store_global, objects.delete_global
 
     def load_special(self, value, name):
-        return host_lines.HostMethod(value, name) if type(value) is HostProxy else super().load_special(value, name)
+        if type(value) is not HostProxy:
+            return super().load_special(value, name)
+        return host_lines.HostMethod(value, name) if hasattr(value.kind, name) else NULL
 
     def join(self, parts):
         known = all(type(p) is str for p in parts)
