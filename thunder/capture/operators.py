@@ -40,7 +40,7 @@ from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Size, TensorProxy
 from thunder.interpreter import NULL, Host, operators, sequences
-from thunder.interpreter.attributes import in_python, type_attribute
+from thunder.interpreter.attributes import in_python, name_in_errors, type_attribute
 from thunder.interpreter.host import UNARY
 from thunder.interpreter.instructions import PLAIN
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
@@ -256,7 +256,7 @@ def native_index(c, value):
 
 
 def type_name(c, value) -> str:
-    return operations.type_of(c, value).__name__
+    return name_in_errors(operations.type_of(c, value))
 
 
 def converted(c, function, kind, name, result, *more):

@@ -57,6 +57,12 @@ def plain_attribute(value, name, default=None) -> Any:
         return default
 
 
+def name_in_errors(kind: type) -> str:
+    """The name that CPython's errors have for a class: of one in C, the module's as well."""
+    of_python = kind.__flags__ & HEAP_TYPE or kind.__module__ == "builtins"
+    return kind.__name__ if of_python else f"{kind.__module__}.{kind.__qualname__}"
+
+
 def lacks_dict(value) -> bool:
     """Whether asking for a partial's `__dict__` would make it: functools.partial joins those that have none."""
     return issubclass(type(value), functools.partial) and functools.partial.__reduce__(value)[2][3] is None
