@@ -287,6 +287,8 @@ def _is_of_program(c, value) -> bool:
         return is_written(c, value)
     if isinstance(value, BaseException) or not native_module(t.__module__) or callable(value):
         return True
+    if id(value) in c.containers.looks:  # a snapshot, which may be empty
+        return True
     return id(value) in c.sources and impure(value) is None and (is_tracked(t) or is_written(c, value))
 
 
