@@ -22,9 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.properties import library_objects
 from tests.properties.compared import MODULE
 
-PRELUDE = """
+PRELUDE = (
+    f"{library_objects.IMPORTS}\n"
+    + """
 import array, bisect, collections, contextvars, copy, dataclasses, datetime, decimal, enum, fractions, functools
 import heapq, inspect, itertools, json, math, operator, pathlib, pickle, pprint, random, re, statistics, string
 import textwrap, types, typing, weakref
@@ -55,6 +58,7 @@ def adds(k):
 def numbers(k):
     for i in range(3): yield i + k
 """
+)
 
 LEAVES = [
     "0", "1", "2", "3", "-1", "5", "True", "False", "0.5", "2.0", "1.0", "-0.0", "'a'", "'b'", "'k'", "''", "None",
@@ -245,6 +249,7 @@ class World:
             "dict.fromkeys('ab')",
             rng.choice([f"{{{pairs}}}.items()", f"{{{pairs}}}.keys()", f"[{joined}]", f"[{joined}]"]),
             f"C0({self.leaf()}).m" if "def m(" in self.texts[2] else "[].append",
+            *rng.choices(library_objects.TEXTS, k=3),
         ])  # fmt: skip
 
     # --- live objects
@@ -504,7 +509,20 @@ def reads_of(value: Any) -> list[str]:
     found = [t for kind, texts in READS if isinstance(value, kind) for t in texts]
     if type(value).__module__ == MODULE and not isinstance(value, type | enum.Enum | torch.nn.Module | int | str):
         found += OF_OBJECT
-    return found
+    of_kind, _ = of_library(value)
+    return found + of_kind + [f"{{p}}.{n}" for n in library_objects.own_attributes(value) if of_kind]
+
+
+@functools.cache
+def _kinds() -> dict:
+    space: dict[str, Any] = {}
+    exec(PRELUDE, space)
+    return library_objects.of_kinds(space)
+
+
+def of_library(value: Any) -> tuple[list[str], list[str]]:
+    """What is read of an object of a library's class, and what changes it."""
+    return _kinds().get(type(value), ([], []))
 
 
 # ------------------------------------------------------------------------------------------------ mutations
@@ -739,7 +757,9 @@ def inside(world: World, at: str, value: Any, others: list[str]) -> list[str]:
         ]  # fmt: skip
         if isinstance(value, enum.Enum):
             return []
-    return found
+    _, changes = of_library(value)
+    found += [change.format(at=at, new=new) for change in changes]
+    return found + [f"{at}.{n} = {new}" for n in library_objects.own_attributes(value) if changes]
 
 
 def mutations(world: World, places: list[Place], place: Place) -> list[str]:

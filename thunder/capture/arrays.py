@@ -107,7 +107,11 @@ def check_arrays(c) -> None:
 
 
 def _same_bytes(a, b) -> bool:
-    return all(map(operator.is_, a.flat, b.flat)) if a.dtype.hasobject else a.tobytes() == b.tobytes()
+    return (
+        all(map(operator.is_, a.flat, b.flat))
+        if a.dtype.hasobject
+        else numpy.ndarray.tobytes(a) == numpy.ndarray.tobytes(b)
+    )
 
 
 def _refuse_write(c, source: Source):

@@ -89,7 +89,7 @@ _NESTED = {list, tuple, dict}
 def content(value):
     """Bytes that differ where the contents differ, types included."""
     if isinstance(value, numpy.ndarray):
-        return type(value), value.dtype.str, value.shape, value.tobytes()
+        return type(value), value.dtype.str, value.shape, numpy.ndarray.tobytes(value)
     if isinstance(value, array.array):
         return value.typecode, value.tobytes()
     try:
@@ -239,10 +239,15 @@ def reach(c, source: Source):
 
 
 def say(value) -> str:
-    """A value in a reason: short, tensors by their metadata."""
+    """A value in a reason: short, tensors by their metadata, objects without their own methods."""
     if isinstance(value, torch.Tensor):
         return f"{value.device} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    text = value.__name__ if isinstance(value, type) else repr(value)
+    kind = type(value)
+    if issubclass(kind, type):
+        text = value.__name__
+    else:
+        shown = is_data(value) or kind in PRIMITIVE or issubclass(kind, IMMUTABLE)
+        text = repr(value) if shown else object.__repr__(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -16,6 +16,7 @@ import sys
 import types
 import weakref
 
+from thunder.capture.ask import KEYS
 from thunder.capture.containers import MUTABLE
 from thunder.capture.native import PRIMITIVE, native_module
 from thunder.core.proxies import TensorProxy
@@ -136,6 +137,17 @@ def _called_in(c, kind: type) -> dict[str, str]:
             if type(method) is types.FunctionType and not _of_library(method.__globals__.get("__name__")):
                 found.setdefault(name, f"{base.__qualname__}.{name}")
     return found
+
+
+def check_given(c, value, caller) -> None:
+    """Native code is given an object, and may call its methods: the program depends on those that its class does not
+    have."""
+    kind = type(value)
+    if called_in(c, kind, caller):
+        refuse(c, value, caller)
+    for base in kind.__mro__[:-1] if kind not in PRIMITIVE and kind not in _KINDS else ():
+        if not _of_library(base.__module__) and id(base) not in c.fresh:
+            c.ask(c.const(base, base.__qualname__).attr("__dict__"), KEYS)
 
 
 def _of_library(module) -> bool:

@@ -12,18 +12,26 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import callbacks, host_lines
+from thunder.capture import callbacks, host_lines, settings
 from thunder.capture.ask import KEYS
 from thunder.capture.construct import construct_object, reduced
-from thunder.capture.expose import keeps
+from thunder.capture.expose import kept
 from thunder.capture.library import higher_order, torch_func
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, PRIMITIVE, impure, native_module
-from thunder.capture.native_calls import BY_NAME, BY_TYPE, HANDLERS, IDENTITY_CALLS, call_builtin, call_native, reaches
+from thunder.capture.native_calls import (
+    BY_NAME,
+    BY_TYPE,
+    HANDLERS,
+    IDENTITY_CALLS,
+    call_builtin,
+    call_native,
+    reaches,
+)
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import NumberProxy, TensorProxy, map_structure, settled
+from thunder.core.proxies import TensorProxy, map_structure, settled
 from thunder.core.symbol import Symbol
 from thunder.interpreter import NULL, text
 from thunder.interpreter.attributes import NATIVE_METHODS, type_attribute
@@ -83,6 +91,10 @@ def _call_object(c, f, t: type, args, kwargs):
         return call(c, method, [f, *args], kwargs)
     if t is functools._lru_cache_wrapper and not native_module(_module_of_cached(f)):
         return _call_cached(c, f, args, kwargs)
+    if any(map(callbacks.runs_python, kept(f))):
+        c.refuse(
+            f"a call of a {t.__name__} calls a function natively, which thunder would not see", "write it in Python"
+        )
     return call_native(c, f, args, kwargs)
 
 
@@ -110,14 +122,15 @@ def _call_cached(c, f, args, kwargs):
         c.refuse(reason, "call it without the cache (`__wrapped__`), or outside of the compiled function")
     if reaches(c, args, kwargs) or id(f.__wrapped__) in c.fresh:
         return call(c, f.__wrapped__, args, kwargs)
-    key = f, *map(type, args), *args, *kwargs.items()
-    asked = c.known.cached_calls.setdefault(key, functools.partial(f, *args, **kwargs))
+    return settings.asked_again(c, f, args, kwargs, functools.partial(_natively, c))
+
+
+def _natively(c, asked):
     c.in_cached_call += 1
     try:
-        value = call_native(c, asked, [], {})
+        return call_native(c, asked, [], {})
     finally:
         c.in_cached_call -= 1
-    return c.read(value, c.const(asked, getattr(f, "__name__", "")).call("__call__"))
 
 
 def _own_cache(c, f):
@@ -145,13 +158,20 @@ def _call_partial(c, f, args, kwargs):
         function = c.read(function, source.attr("func"))
         given = [c.read(x, source.attr("args").item(i)) for i, x in enumerate(given)]
         c.ask(source.attr("keywords"), KEYS)
+        known = c.containers.snapshots.get(id(keywords))  # which the program may have changed
         keywords = {k: c.read(v, source.attr("keywords").item(k)) for k, v in keywords.items()}
+        keywords = keywords if known is None else dict(c.materialize(known))
     return call(c, function, [*given, *args], {**keywords, **kwargs})
 
 
 def _call_reference(c, f, args, kwargs):
-    """A call of a weak reference: the prologue asks for its object again."""
-    return c.reach((c.sources.get(id(f)) or c.const(f)).call("__call__"))
+    """A call of a weak reference: of one from outside the prologue asks for its object again."""
+    if id(f) in c.sources:
+        return c.reach(c.sources[id(f)].call("__call__"))
+    found = f()
+    if type(found) is TensorProxy and found not in c.tensors.real:
+        c.refuse("whether a tensor that the program makes is still alive", "keep a reference to it that is not weak")
+    return found
 
 
 def _call_operator(c, f, args, kwargs):
@@ -168,6 +188,16 @@ def _call_operator(c, f, args, kwargs):
     keywords = made.keywords if isinstance(made, functools.partial) else {}
     names = [*(made.args if isinstance(made, functools.partial) else ()), *names]
     return c.call(c.load_attr(o, names[0]), list(names[1:]), dict(keywords))
+
+
+def _leads_out(c, f, args) -> bool:
+    """Whether what a library's function keeps, in its closure or as the object that it is a method of, leads to
+    something whose use must be seen. The machine's own functions see it themselves."""
+    if f.__module__.startswith("thunder."):
+        return False
+    is_method = args and type_attribute(type(args[0]), f.__name__) is not NULL  # `Signature.format`
+    found = (x for x in kept(f, *(args[:1] if is_method else ())) if not isinstance(x, (type, tuple)))
+    return any(reaches(c, (x,), {}) for x in found)
 
 
 def _replacement(c, f):
@@ -222,9 +252,7 @@ def _call_function(c, f, args, kwargs):
         # a wrapper around code that Dynamo leaves alone, once it is imported or was used
         if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
             return call(c, f.__wrapped__, args, kwargs)
-        seen = reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs)
-        is_method = args and type_attribute(type(args[0]), f.__name__) is not NULL  # `Signature.format`
-        seen = seen or is_method and keeps((args[0],), (TensorProxy, NumberProxy))
+        seen = reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs) or _leads_out(c, f, args)
         if impure(f) is not None or not (seen or _FRAMES.intersection(f.__code__.co_names)):
             return call_native(c, f, args, kwargs)
     elif id(f) in c.keep or id(f) in c.fresh:

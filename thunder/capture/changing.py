@@ -115,8 +115,8 @@ def settled(c, value):
             if type(x) is HostProxy:  # of a key that hashes its attributes
                 value.__dict__[name] = settled(c, x)
         return value
-    if value.kind not in TEXTS and not c.path.is_of_arguments(value):
-        c.refuse(f"a {value.kind.__name__} that a host call gives is a key", "use a text or a number")
+    if value.kind not in TEXTS and (not c.path.is_of_arguments(value) or issubclass(value.kind, numpy.ndarray)):
+        c.refuse(f"a {value.kind.__name__} that a host call gives is a key, or compared", "use a text or a number")
     return c.path.host_value(value)
 
 

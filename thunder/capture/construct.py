@@ -16,7 +16,7 @@ from thunder.capture.native_calls import call_native, iterated, pairs, reaches, 
 from thunder.capture.operations import record, size
 from thunder.core.proxies import Size
 from thunder.interpreter import NULL, Host, construction, standins
-from thunder.interpreter.attributes import plain_attribute
+from thunder.interpreter.attributes import plain_attribute, type_attribute
 from thunder.ops import lookup
 
 
@@ -38,6 +38,8 @@ def reduced(c, f, args, kwargs):
     found = Host.call_native(c, f, args, kwargs)
     state = found[2] if len(found) > 2 else None
     own = dict(c.load_attr(o, "__dict__")) if hasattr(o, "__dict__") else None
+    if type(state) is tuple and type_attribute(type(o), "__reduce__") is not object.__reduce__:
+        return call_native(c, f, args, kwargs)  # of a partial: the class says what its state is
     if type(state) is tuple:
         state = own, {n: c.load_attr(o, n) for n in state[1]}
     if not isinstance(o, torch.nn.Module):  # of which Python's code alone reads the state

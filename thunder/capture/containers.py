@@ -104,6 +104,8 @@ def materialize(c, s) -> None:
                 "a dict from outside whose keys are tensors is read as a whole", "read the entries of single tensors"
             )
         c.ask(source, KEYS)
+        if isinstance(value, collections.defaultdict):  # native code copies it
+            c.reach(source.attr("default_factory"))
         c.elements(base.keys(value))
         hidden = dict.fromkeys(base.keys(s), MISSING) | look.items  # by items of the program
         _fill(s, look, base, [hidden[k] if k in hidden else c.read(x, source.item(k)) for k, x in base.items(value)])

@@ -19,7 +19,7 @@ from thunder.capture.ask import VALUE, ask
 from thunder.capture.examples import is_tried
 from thunder.capture.locks import check_host_call
 from thunder.capture.sources import Source
-from thunder.core.host_calls import HostProxy, Lent, Log, host_call, logged, taken_from_log
+from thunder.core.host_calls import CONTAINERS, HostProxy, Lent, Log, contents, host_call, logged, taken_from_log
 from thunder.core.paths import Decision, check_decision, check_value
 from thunder.core.proxies import (
     AnyProxy,
@@ -245,6 +245,20 @@ def _in_order(b: BoundSymbol) -> bool:
     return _may_draw(b) or b.sym is host_call and b.args[0] is not None
 
 
+def _gives_back(value: Any, given: tuple) -> bool:
+    """Whether a container that a host call gives holds a tensor that the call was given, or one of its memory, whose
+    identity and history the program would lose."""
+    if type(value) not in (*CONTAINERS, tuple):
+        return False
+    inside = [
+        t.untyped_storage()._cdata for t in contents(value) if type(t) is torch.Tensor and t.layout is torch.strided
+    ]
+    return any(
+        isinstance(t, torch.Tensor) and t.layout is torch.strided and t.untyped_storage()._cdata in inside
+        for t in contents(given)
+    )
+
+
 class _Values:
     """Values of a capture's bound symbols, computed when they are asked for, each once."""
 
@@ -271,7 +285,12 @@ class _Values:
         self.of(proxies_in((args, kwargs), []), everything_before=index is not None)
         with self._run_mode(False), logged(self.log):
             given = map_structure(self._given, args), map_structure(self._given, kwargs)
-            return taken_from_log(index, function, *given, effect, lent)
+            value = taken_from_log(index, function, *given, effect, lent)
+            gives_back = _gives_back(value, given)
+        if gives_back:
+            reason = f"{function.__name__}() gives back a {type(value).__name__} with a tensor that it is given"
+            self.c.refuse(reason, "call it outside of the compiled function")
+        return value
 
     def of(self, values, everything_before: bool = False) -> list:
         """Values of proxies. everything_before: host calls that were recorded and have not run do so."""

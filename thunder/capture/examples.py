@@ -4,6 +4,7 @@ arguments are raised where the program may handle them, and not when the compile
 from __future__ import annotations
 
 import functools
+import types
 
 import numpy
 import torch
@@ -114,7 +115,8 @@ def _example(c, make, x):
     if isinstance(x, NumberProxy):
         return _number(c, x)
     if type(x) is not TensorProxy:
-        plain = type(x) in PRIMITIVE or type(x) is type  # PyTorch asks a class nothing that the user wrote
+        # PyTorch asks a class or a function nothing that the user wrote
+        plain = type(x) in PRIMITIVE or type(x) in (type, types.FunctionType)
         if plain or isinstance(x, (numpy.generic, numpy.ndarray)) or type(x).__module__ in _OF_THUNDER:
             return as_torch(x)
         raise _Unknown

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import gc
 import types
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -66,8 +66,8 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
         if kind in _LEAVES or id(value) in seen or id(value) in data or isinstance(value, standins.StandIn):
             continue
         seen.add(id(value))
-        if called is not None and callbacks.called_in(c, kind, called):
-            callbacks.refuse(c, value, called)
+        if called is not None:
+            callbacks.check_given(c, value, called)
         if id(value) in lazy:
             containers.materialize(c, value)
             if id(value) in data:
@@ -90,8 +90,6 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
 
 
 def _elements(c, value, kind: type) -> tuple:
-    if isinstance(value, defaultdict):
-        c.load_attr(value, "default_factory")
     if isinstance(value, dict):
         return *dict.keys(value), *dict.values(value)
     base = container_base(kind) or (tuple if isinstance(value, tuple) else kind)
@@ -194,25 +192,43 @@ def as_text(c, value):
 
 
 _WALKED = 1000  # objects; larger ones that are no containers are a library's: loggers, files
-_APART = (type, types.ModuleType, types.FunctionType, types.CodeType, torch.Tensor)  # their texts show nothing inside
+_APART = (type, types.ModuleType, types.CodeType, torch.Tensor)
 
 
 def _shows_nothing(kind: type) -> bool:
     """Whether texts of a class's objects say where they are, and no more."""
-    return kind.__repr__ is object.__repr__ and kind.__str__ is object.__str__
+    return kind is types.FunctionType or kind.__repr__ is object.__repr__ and kind.__str__ is object.__str__
+
+
+def kept(*values, shown: bool = False) -> Iterator:
+    """The values and what objects of C types and of libraries among them keep, as a deque, a namespace or a signature.
+    shown: only what their texts show."""
+    pending, seen = [v for v in values if type(v) not in PLAIN], set[int]()
+    while pending and len(seen) < _WALKED:
+        value = pending.pop(0)
+        if id(value) in seen:
+            continue
+        yield value
+        seen.add(id(value))
+        if not isinstance(value, _APART) and not (shown and _shows_nothing(type(value))):
+            pending += [x for x in _inside_of(value) if type(x) not in PLAIN]
+
+
+def _inside_of(value) -> Iterable:
+    """What an object keeps; of an exception no traceback, of a function no globals."""
+    if isinstance(value, types.FunctionType):  # those of the machine come back to it
+        return () if value.__module__.startswith("thunder.") else value.__closure__ or ()
+    return value.args if isinstance(value, BaseException) else gc.get_referents(value)
 
 
 def keeps(values: tuple, kinds) -> bool:
-    """Whether objects of C types and of libraries, as a deque, a namespace or a signature, keep values of these
-    kinds."""
-    pending, seen = [v for v in values if type(v) not in PLAIN], set()
-    while pending and len(seen) < _WALKED:
-        value = pending.pop(0)
-        if isinstance(value, kinds):
-            return True
-        if id(value) in seen or isinstance(value, _APART) or _shows_nothing(type(value)):
-            continue
-        seen.add(id(value))
-        inside = value.args if isinstance(value, BaseException) else gc.get_referents(value)  # and no traceback
-        pending += [x for x in inside if type(x) not in PLAIN]
-    return False
+    """Whether texts of objects show values of these kinds."""
+    return any(isinstance(value, kinds) for value in kept(*values, shown=True))
+
+
+def is_written(c, value) -> bool:
+    """Whether the program has written to an object from outside, or to something that it keeps."""
+    written = {owner for owner, _ in c.writes.overlay}
+    looks = c.containers.looks.items()
+    written |= {id(look.original) for sid, look in looks if containers.is_changed(c, c.keep[sid])}
+    return bool(written) and any(id(x) in written for x in kept(value))

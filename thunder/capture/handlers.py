@@ -293,15 +293,6 @@ def _checks(c, f, args, kwargs):
     return c.enter(f, args, kwargs)
 
 
-def _by_name(handler):
-    """getattr and its like: a name is a text that is known now."""
-
-    def run(c, f, args, kwargs):
-        return handler(c, f, [*args[:1], *(changing.settled(c, a) for a in args[1:2]), *args[2:]], kwargs)
-
-    return run
-
-
 def _print(c, f, args, kwargs):
     return host_lines.run_impure(c, f, [_printable(c, a) for a in args], kwargs)
 
@@ -320,7 +311,6 @@ def install() -> None:
     """Puts the handlers where calls look for them."""
     HANDLERS.update(FRAME_CALLS)
     HANDLERS.update(PROTOCOL_CALLS)
-    HANDLERS.update({id(f): _by_name(HANDLERS.get(id(f), call_native)) for f in (getattr, hasattr)})
     M = torch.nn.Module
     table = {
         type: _type, id: id_of, hash: _hash, print: _print, int: _number, float: _number,

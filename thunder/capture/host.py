@@ -57,7 +57,7 @@ from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.errors import CaptureError
-from thunder.interpreter import Host
+from thunder.interpreter import NULL, Host
 from thunder.interpreter.attributes import plain_attribute
 from thunder.ops import autocast
 from thunder.ops.functionalize.memory import Memory
@@ -202,7 +202,9 @@ class Capture(Host):
     load_global, store_global, delete_global = objects.load_global, objects.store_global, objects.delete_global
 
     def load_special(self, value, name):
-        return host_lines.HostMethod(value, name) if type(value) is HostProxy else super().load_special(value, name)
+        if type(value) is not HostProxy:
+            return super().load_special(value, name)
+        return host_lines.HostMethod(value, name) if hasattr(value.kind, name) else NULL
 
     def join(self, parts):
         known = all(type(p) is str for p in parts)
@@ -288,8 +290,8 @@ class Capture(Host):
             library = native_module(f.__globals__.get("__name__"))
             if not library:
                 self.ask(self._part_of(f, "__code__"), IDENTITY)
-            for cell in f.__closure__ or ():
-                if not library or _holds_state(cell):
+            for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
+                if not library or locations.holds_state(f, name, cell):
                     self.outside.cells.setdefault(id(cell), f)
         of_library = read_of_library(f.__globals__.get("__name__"))
         if of_library is (self.library is not None):  # as the code that calls it
@@ -341,6 +343,8 @@ class Capture(Host):
     native_text, native_isinstance = operators.native_text, operators.native_isinstance
     native_issubclass = operators.native_issubclass
     asks_in_python = operators.asks_in_python
+
+    attribute_name = changing.settled
 
     def hashed(self, keys, others=()):
         settled = [k if type(k) in PRIMITIVE else changing.settled(self, k) for k in keys]
@@ -452,11 +456,6 @@ class Capture(Host):
 def _forget(tables: tuple[set[int], ...], number: int, _) -> None:
     for table in tables:
         table.discard(number)
-
-
-def _holds_state(cell: types.CellType) -> bool:
-    """Whether a cell of a library's function holds a container that the function may change."""
-    return isinstance(locations.content(cell), containers.MUTABLE)
 
 
 def parameter_names(fn) -> tuple[str, ...]:

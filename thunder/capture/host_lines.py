@@ -20,7 +20,7 @@ import torch
 from thunder import compat
 from thunder.capture import arrays, callbacks, changing, lending
 from thunder.capture.examples import is_tried
-from thunder.capture.expose import expose, keeps
+from thunder.capture.expose import expose, is_written, keeps
 from thunder.capture.library import printed_nodes
 from thunder.capture.native import (
     CHANGES,
@@ -28,6 +28,7 @@ from thunder.capture.native import (
     KNOWN,
     PRIMITIVE,
     impure,
+    is_tracked,
     learn_class,
     native_module,
     read_of_library,
@@ -279,12 +280,16 @@ def _given_container(c, value, reads: bool):
 
 
 def _is_of_program(c, value) -> bool:
-    """Whether an object may be written to by the program or hold what it has computed. A library's class is not."""
+    """Whether an object may be written to by the program or hold what it has computed. A library's class, and an object
+    of one that comes from outside, is where the program has written to it."""
     t = type(value)
     if isinstance(value, type) and (native_module(value.__module__) or read_of_library(value.__module__)):
-        return any(owner == id(value) for owner, _ in c.writes.overlay)
-    users = isinstance(value, BaseException) or not native_module(t.__module__)
-    return users or callable(value) or id(value) in c.sources and impure(value) is None
+        return is_written(c, value)
+    if isinstance(value, BaseException) or not native_module(t.__module__) or callable(value):
+        return True
+    if id(value) in c.containers.looks:  # a snapshot, which may be empty
+        return True
+    return id(value) in c.sources and impure(value) is None and (is_tracked(t) or is_written(c, value))
 
 
 def _ordered(items: tuple, attributes: tuple) -> collections.OrderedDict:
@@ -390,7 +395,8 @@ def takes(c, function, args, kwargs) -> bool:
     if (
         holder
         or isinstance(owner, (list, dict, set, tuple, collections.deque))
-        or type(function).__name__ == "method_descriptor"
+        or type(function) is types.MethodDescriptorType
+        and HostProxy not in map(type, args[:1])  # `str.upper(name)`
     ):
         return False
     if type(function) is types.MethodWrapperType and _makes_container(function, owner):  # super().__init__(...)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import linecache
 import types
+from collections import deque
 from typing import Any
 
 import torch
 
 from thunder.capture.library.functional import original
-from thunder.capture.native import native_module
-from thunder.interpreter import format_location
+from thunder.capture.native import is_tracked, native_module
+from thunder.interpreter import decode, format_location
 from thunder.interpreter.attributes import plain_attribute
 
 
@@ -78,3 +79,11 @@ def content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return None
+
+
+def holds_state(f: types.FunctionType, name: str, cell: types.CellType) -> bool:
+    """Whether a variable of a library's closure is state: a container, or one that the function sets."""
+    held = content(cell)
+    if isinstance(held, (list, dict, set, deque)) or is_tracked(type(held)):
+        return True
+    return any(handler.__name__ == "STORE_DEREF" and n == name for handler, n in decode(f.__code__).program)

@@ -27,6 +27,7 @@ from thunder.capture import (
     locks,
     numpy_values,
     operations,
+    settings,
 )
 from thunder.capture.classes import of_library
 from thunder.capture.expose import as_operand, expose
@@ -101,14 +102,6 @@ def _context_variable(c, f, args):
     return f(*args) if found is MISSING else found
 
 
-def _note_factory(c, f, operands) -> None:
-    """A copy of a defaultdict has its factory."""
-    if f.__name__ in ("copy", "__copy__"):
-        for o in operands:
-            if isinstance(o, collections.defaultdict):
-                c.load_attr(o, "default_factory")
-
-
 def call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
@@ -122,7 +115,6 @@ def call_builtin(c, f, args, kwargs):
     found = _by_receiver(c, f, s, args, kwargs)
     if found is not NULL:
         return found
-    _note_factory(c, f, (s, *args))
     args = _with_keys(c, f, s, args)
     if c.containers.lazy and (found := _of_lazy(c, f, s, args)) is not NULL:
         return found
@@ -282,6 +274,8 @@ def call_native(c, f, args, kwargs):
         result = numpy_values.own_arrays(c, result) if c.path.own_arrays else result
         if type(plain_attribute(f, "__self__")) is types.GeneratorType:
             c.follow_settings(f, result)  # of a context manager of PyTorch's that ends
+        if settings.is_question(c, f) and {*map(type, (*args, *kwargs.values()))} <= PRIMITIVE:
+            return settings.asked_again(c, f, args, kwargs, lambda f: result)
         return callbacks.released(c, f, result, known) if known else result
     return _call_torch(c, f, args, kwargs)
 
@@ -296,7 +290,7 @@ def _call_torch(c, f, args, kwargs):
     c.follow_settings(f, result)
     if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.outside.arrays for a in args):
         return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
-    if type(result) in _ANSWERS and not (args or kwargs) and _is_question(f):
+    if type(result) in settings.ANSWERS and not (args or kwargs) and settings.is_question(c, f):
         c.setting(c.const(f).call("__call__"), result)
     return result
 
@@ -412,18 +406,6 @@ _HASHING = (set, frozenset)
 _KEYED = (dict, collections.OrderedDict)
 
 
-def _is_question(f) -> bool:
-    """Whether a function of PyTorch's without arguments asks for a setting, which may be asked again at each call."""
-    asks = f.__name__.lstrip("_").startswith(("get_", "is_", "are_", "has_")) or f.__name__.endswith("_enabled")
-    return asks and plain_attribute(f, "__self__") in (None, compat.C) and f not in _OF_MODES
-
-
-_ANSWERS = (bool, int, float, str)
-# looked at for every call, or a device's
-_OF_MODES = (
-    torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled,
-    torch.cuda.is_current_stream_capturing,
-)  # fmt: skip
 # by `__new__`
 _MADE_EMPTY = {object, list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque}
 

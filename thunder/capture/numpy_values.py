@@ -30,8 +30,8 @@ def as_index(c, value):
 def own_arrays(c, result):
     """Arrays that native code has made for a program which gives them to host code: made anew by each call, as such
     code may change them."""
-    if type(result) in (tuple, list):
-        return type(result)(own_arrays(c, x) for x in result)
+    if type(result) in (tuple, list):  # the same one where it holds none
+        return map_structure(lambda x: own_arrays(c, x) if type(x) is numpy.ndarray else x, result)
     outside = (array for array, *_ in c.outside.arrays.values())
     if type(result) is not numpy.ndarray or any(numpy.may_share_memory(result, array) for array in outside):
         return result

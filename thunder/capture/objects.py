@@ -18,7 +18,7 @@ from thunder.capture.ask import IDENTITY, KEYS, PRESENT, TYPE
 from thunder.capture.classes import DELETED, UNKNOWN, entry, is_fixed, lookup, of_library, owner_of
 from thunder.capture.library import assigned_data, gradients
 from thunder.capture.locks import refuse_in_threads
-from thunder.capture.native import CONTAINERS, DICT_VIEWS, IDENTICAL, PRIMITIVE, is_tracked, native_module
+from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE, is_tracked, native_module
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy, concrete
@@ -29,13 +29,16 @@ from thunder.interpreter.attributes import HEAP_TYPE, call_special, in_python, n
 
 
 def origin(c, o) -> Source | None:
-    """Where attributes of an object are read; None for objects of the program's own, and of libraries."""
+    """Where attributes of an object are read; None for the program's own objects, and for functions and classes that a
+    library gives by its names."""
     source = c.sources.get(id(o))
     if source is not None or id(o) in c.fresh:
         return source
-    if type(o) is types.FunctionType:
-        return None if native_module(o.__globals__.get("__name__")) else c.const(o)
-    return c.const(o) if issubclass(type(o), type) and not of_library(o) else None
+    if type(o) is types.FunctionType and not native_module(o.__globals__.get("__name__")):
+        return c.const(o)
+    if issubclass(type(o), type):
+        return None if of_library(o) else c.const(o)  # pyright: ignore[reportArgumentType]
+    return c.outside.origins.get(id(o)) if type(o) in IDENTICAL or isinstance(o, ENUM) else None
 
 
 def own(c, o, name):
@@ -364,12 +367,9 @@ def delete_attr(c, o, n) -> None:
     if type(o) is TensorProxy and n == "grad":
         gradients.write_gradient(c, o, None)
     elif type(o) is TensorProxy:
-        delattr(_A_TENSOR, n)  # raises
+        delattr(gradients.A_TENSOR, n)  # raises
     else:
         attributes.delete_attr(c, o, n)
-
-
-_A_TENSOR = torch.empty(())  # made before any capture, which would record it
 
 
 def native_delete(c, found, o, n) -> None:
@@ -425,6 +425,7 @@ def _check_filled(c, o, n) -> None:
 
 # by identity, and no constant: a program gives back the object itself
 _ITSELF = {object, types.GenericAlias, types.UnionType, *attributes.BUILTINS}
+_MADE = {types.FunctionType, functools._lru_cache_wrapper}  # by functions of libraries
 
 
 def namespace_value(c, space: dict, label: str, n: str, value, answered: Source | None = None):
@@ -438,7 +439,7 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
                 c.ask(source, IDENTITY)
                 if t is torch.Generator:
                     c.sources.setdefault(id(value), source)
-                elif t in _ITSELF:
+                elif t in _ITSELF or t in _MADE and not native_module(space.get("__name__")):
                     c.keep[id(value)], c.outside.origins[id(value)] = value, source
         return value
     by_attribute = t in CONTAINERS and label != "global"  # `sys.argv`; a library's own code changes its tables natively

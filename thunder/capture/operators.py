@@ -7,10 +7,12 @@ before them (a container is about to be read) and in the place of native code. F
 
 from __future__ import annotations
 
+import abc
 import builtins
 import collections
 import operator
 import types
+from typing import Any
 
 import numpy
 import torch
@@ -26,18 +28,19 @@ from thunder.capture import (
     numpy_values,
     opaque_values,
     operations,
+    settings,
 )
-from thunder.capture.classes import PROXIES, ask_bases
+from thunder.capture.classes import PROXIES, ask_bases, of_library
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import Id, real_id, told_apart
-from thunder.capture.library import distributions
+from thunder.capture.library import distributions, gradients
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, native_module
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Size, TensorProxy
 from thunder.interpreter import NULL, Host, operators, sequences
-from thunder.interpreter.attributes import in_python, type_attribute
+from thunder.interpreter.attributes import in_python, name_in_errors, type_attribute
 from thunder.interpreter.host import UNARY
 from thunder.interpreter.instructions import PLAIN
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
@@ -57,7 +60,24 @@ def binary(c, symbol, a, b):
     c.materialize(b)
     if symbol.endswith("="):
         arrays.refuse_array(c, a)
-    return operators.binary(c, symbol, a, b)
+    return operators.binary(c, symbol, *_beside_python(c, symbol, a, b))
+
+
+def _beside_python(c, symbol: str, a, b) -> tuple:
+    """The operands of an operator, with the value of one of the host's beside an object with a method in Python: the
+    value's own method may come first."""
+    if (type(a) is HostProxy) is (type(b) is HostProxy):
+        return a, b
+    other, named = type(b) if type(a) is HostProxy else type(a), operators.COMPARE_METHOD.get(symbol)
+    name = operators.METHOD_OF.get(symbol.removesuffix("="))
+    names = (
+        (f"__{name}__", f"__r{name}__")
+        if named is None
+        else (named, operators.COMPARE_METHOD[operators.REFLECTED[symbol]])
+    )
+    if not any(in_python(c.lookup(other, n)) for n in names):
+        return a, b
+    return changing.settled(c, a), changing.settled(c, b)
 
 
 _COMPUTED = {TensorProxy, int, float, bool}
@@ -209,7 +229,7 @@ def compare(c, symbol, a, b):
     for x in (a, b):
         if isinstance(x, (tuple, frozenset, *containers.MUTABLE)):
             expose(c, x)
-    return operators.compare(c, symbol, a, b)
+    return operators.compare(c, symbol, *_beside_python(c, symbol, a, b))
 
 
 def native_compare(c, symbol, a, b):
@@ -236,7 +256,7 @@ def native_index(c, value):
 
 
 def type_name(c, value) -> str:
-    return operations.type_of(c, value).__name__
+    return name_in_errors(operations.type_of(c, value))
 
 
 def converted(c, function, kind, name, result, *more):
@@ -263,7 +283,8 @@ def native_delitem(c, o, k):
         host_lines.run(c, operator.delitem, (o, k))
         return
     c.materialize(o)
-    del o[changing.settled(c, k) if isinstance(o, dict) else k]
+    owner: Any = gradients.A_TENSOR if type(o) is TensorProxy else o  # a tensor raises
+    del owner[changing.settled(c, k) if isinstance(o, dict) else k]
     containers.write_attributes(c, o)
 
 
@@ -352,14 +373,20 @@ def native_isinstance(c, o, cls):
         return issubclass(bool, cls)
     if type(o) is HostProxy:
         return issubclass(o.kind, cls)
-    ask_bases(c, type(o))
-    return type(o) is Size and cls is torch.Size or isinstance(o, cls)
+    return type(o) is Size and cls is torch.Size or _checked(c, type(o), cls, isinstance(o, cls))
 
 
 def native_issubclass(c, kind, cls) -> bool:
-    if issubclass(type(kind), type):
-        ask_bases(c, kind)
-    return issubclass(kind, cls)
+    found = issubclass(kind, cls)
+    return _checked(c, kind, cls, found) if issubclass(type(kind), type) else found
+
+
+def _checked(c, kind: type, cls, found: bool) -> bool:
+    """An answer about a class. An abstract base class may answer otherwise later, once one is registered."""
+    ask_bases(c, kind)
+    if not found and issubclass(type(cls), abc.ABCMeta) and not (of_library(cls) and of_library(kind)):
+        settings.asked_again(c, issubclass, [kind, cls], {}, lambda f: found)
+    return found
 
 
 def asks_in_python(c, hook, value) -> bool:

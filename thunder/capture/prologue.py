@@ -196,8 +196,11 @@ class PrologueWriter:
                 return constant if isinstance(constant, dict) else None
             if base.step == "attr" and base.key in _MODULE_TABLES and base.base in pinned:
                 return pinned[base.base].__dict__[base.key]
-            if base.step == "attr" and base.key == "__dict__" and (base.base in pinned or base.base.step == "const"):
-                return self._space(pinned[base.base] if base.base in pinned else constants[base.base.key])
+            if base.step == "attr" and base.key == "__dict__" and base.base in pinned:
+                return self._space(pinned[base.base])
+            if base.step == "attr" and base.key == "__dict__" and base.base.step == "const":
+                owner = constants[base.base.key]  # others may be given another `__dict__`
+                return self._space(owner) if issubclass(type(owner), (type, types.ModuleType)) else None
         if source.step == "attr" and base in pinned and source.key in pinned[base].__dict__:
             return pinned[base].__dict__
         return None

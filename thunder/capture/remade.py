@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import inspect
@@ -99,8 +100,9 @@ def goes_on(value) -> bool:
     return isinstance(steps, types.WrapperDescriptorType) and not isinstance(value, io.IOBase)
 
 
-# objects of classes made in C that nobody can change
+# objects that nobody can change, and those by which a library describes classes and functions
 UNCHANGING = (
+    dataclasses.Field, inspect.Parameter,
     re.Pattern, re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller,
     staticmethod, classmethod, types.CodeType, types.WrapperDescriptorType, types.MethodDescriptorType,
     types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType, types.TracebackType,

@@ -28,10 +28,11 @@ from thunder.capture.native import (
     plain_base,
 )
 from thunder.capture.numbers import is_symbolic, parts_of_plain, primitive
+from thunder.capture.remade import UNCHANGING
 from thunder.capture.sources import Source, held
 from thunder.core.proxies import Size, TensorProxy
 from thunder.interpreter import NULL
-from thunder.interpreter.attributes import in_python, type_attribute
+from thunder.interpreter.attributes import in_python, plain_attribute, type_attribute
 
 
 def read(c, value, source: Source):
@@ -122,8 +123,13 @@ def _array(c, value: numpy.ndarray, source: Source):
                 c.refuse(f"{path} is a NumPy array that holds containers or tensors", "pass a list of them")
     elif changing.changes(c, value, source):
         return changing.read(c, value, source)
+    if plain_attribute(value, "__dict__"):
+        reason = f"{source.describe(c.parameters)} is a {type(value).__name__}, an array with a state of its own"
+        c.refuse(reason, "pass the array alone: np.asarray(...)")
     ask(c, source, CONTENT)
-    c.outside.arrays[id(value)] = value, value.copy(), source
+    c.outside.arrays[id(value)] = value, numpy.ndarray.copy(value), source
+    if type(value) is not numpy.ndarray:  # whose attributes are read
+        c.know(value, source)
     return value
 
 
@@ -154,7 +160,8 @@ def _other(c, value, t: type, source: Source):
         if t is types.FunctionType:
             c.outside.function_sources.setdefault(id(value), source)
         is_argument = source.root.key in ("args", "kwargs")
-        if t in (torch.Generator, functools.partial) or t is types.FunctionType and is_argument:
+        of_library = not by_identity and not issubclass(t, UNCHANGING)
+        if of_library or t in (torch.Generator, functools.partial) or t is types.FunctionType and is_argument:
             c.know(value, source)
         return value
     c.know(value, source)

@@ -10,6 +10,7 @@ import enum
 import itertools
 import linecache
 import math
+import re
 import types
 import weakref
 from abc import ABC, abstractmethod
@@ -141,7 +142,7 @@ class Printer:
         if name is None:
             t = type(x)
             if t in OBJECT_NAMES:
-                stem = first = OBJECT_NAMES[t](x)
+                stem = first = re.sub(r"\W", "_", OBJECT_NAMES[t](x))
             else:
                 stem = f"_{t.__module__.split('.')[0]}_{t.__name__}" if t.__module__ != "builtins" else "_object"
                 stem += f"_{x.name}" if isinstance(x, enum.Enum) else ""

@@ -10,7 +10,6 @@ then passes know what belongs to which parameter.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from thunder.core import codegen
@@ -23,7 +22,7 @@ from thunder.ops import LTORCH
 from thunder.ops.families.collectives import all_gather, all_reduce, reduce_scatter, wait
 from thunder.ops.torch_types import from_tensor_dtype
 
-codegen.OBJECT_NAMES[Placement] = lambda placement: "placement_" + re.sub(r"\W", "_", placement.name)
+codegen.OBJECT_NAMES[Placement] = lambda placement: f"placement_{placement.name}"
 
 
 def _typed_whole(held: TensorProxy, placement: Placement, synchronized: bool) -> TensorProxy:

@@ -57,6 +57,12 @@ def plain_attribute(value, name, default=None) -> Any:
         return default
 
 
+def name_in_errors(kind: type) -> str:
+    """The name that CPython's errors have for a class: of one in C, the module's as well."""
+    of_python = kind.__flags__ & HEAP_TYPE or kind.__module__ == "builtins"
+    return kind.__name__ if of_python else f"{kind.__module__}.{kind.__qualname__}"
+
+
 def lacks_dict(value) -> bool:
     """Whether asking for a partial's `__dict__` would make it: functools.partial joins those that have none."""
     return issubclass(type(value), functools.partial) and functools.partial.__reduce__(value)[2][3] is None
@@ -289,16 +295,15 @@ def native_method(kind, name):
 # ---------------------------------------------------------------- the same as functions
 
 
-def _explicit(find):
+def _explicit(reader):
     """`object.__getattribute__(value, name)` and the like, called by name."""
+    find = READERS.get(reader, instance_attribute)
 
-    def run(host, function, args, kwargs):
-        if len(args) != 2 or kwargs or not isinstance(args[1], str):
-            return host.call_native(function, args, kwargs)
-        found = find(host, *args)
-        return host.missing(function, *args) if found is NULL else found
+    def run(host, value, name):
+        found = find(host, value, name)
+        return host.missing(reader, value, name) if found is NULL else found
 
-    return run
+    return of(2, named=True)(run)
 
 
 def _get(host, function, args, kwargs):
@@ -326,7 +331,7 @@ def _of_kind(kind: type, name: str, perform):
 
 _KINDS = (object, type, types.ModuleType, types.MethodType, BaseException, types.SimpleNamespace, functools.partial)
 CALLS = {
-    **{kind.__getattribute__: _explicit(READERS.get(kind.__getattribute__, instance_attribute)) for kind in _KINDS},
+    **{kind.__getattribute__: _explicit(kind.__getattribute__) for kind in _KINDS},
     **{kind.__setattr__: of(3, named=True)(_of_kind(kind, "__setattr__", set_attribute)) for kind in _KINDS},
     **{kind.__delattr__: of(2, named=True)(_of_kind(kind, "__delattr__", remove_attribute)) for kind in _KINDS},
     property.__get__: _get,

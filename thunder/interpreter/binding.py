@@ -58,10 +58,12 @@ def _binder(f, form) -> types.FunctionType:
 
 def of(*counts, named=False):
     """Makes a handler of a builtin's calls from `run(host, *args)`, for calls with so many positional arguments; native
-    code answers others. named: the second argument is a str."""
+    code answers others. named: the second argument is the name of an attribute."""
 
     def make(run):
         def handler(host, function, args, kwargs):
+            if named and len(args) > 1:
+                args = [args[0], host.attribute_name(args[1]), *args[2:]]
             if kwargs or len(args) not in counts or named and not isinstance(args[1], str):
                 return host.call_native(function, args, kwargs)
             return run(host, *args)

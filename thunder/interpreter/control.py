@@ -342,24 +342,24 @@ def _enter(frame, stack, enter, leave):
     host, manager = frame.host, stack.pop()
     enter_method = host.load_special(manager, enter)
     if enter_method is NULL:
-        raise TypeError(_no_context_manager(manager, enter))
+        raise TypeError(_no_context_manager(host, manager, enter))
     leave_method = host.load_special(manager, leave)
     if leave_method is NULL:
-        raise TypeError(_no_context_manager(manager, leave) + f" (missed {leave} method)")
+        raise TypeError(_no_context_manager(host, manager, leave) + f" (missed {leave} method)")
     stack.append(leave_method)
     stack.append(host.call(enter_method, [], {}))
 
 
-def _no_context_manager(manager, method):
+def _no_context_manager(host, manager, method):
     kind = "asynchronous context manager" if method.startswith("__a") else "context manager"
-    return f"'{type(manager).__name__}' object does not support the {kind} protocol"
+    return f"'{host.type_name(manager)}' object does not support the {kind} protocol"
 
 
 def LOAD_SPECIAL(frame, stack, name):
     manager = stack[-1]
     method = frame.host.load_special(manager, name)
     if method is NULL:
-        raise TypeError(_no_context_manager(manager, name) + f" (missed {name} method)")
+        raise TypeError(_no_context_manager(frame.host, manager, name) + f" (missed {name} method)")
     stack[-1] = method
     stack.append(NULL)
 

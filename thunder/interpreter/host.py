@@ -22,7 +22,14 @@ import types
 from typing import Any
 
 from thunder.interpreter import attributes, construction, operators, sequences, standins, text
-from thunder.interpreter.attributes import HEAP_TYPE, call_special, in_python, native_method, type_attribute
+from thunder.interpreter.attributes import (
+    HEAP_TYPE,
+    call_special,
+    in_python,
+    name_in_errors,
+    native_method,
+    type_attribute,
+)
 from thunder.interpreter.binding import bind
 from thunder.interpreter.building import unpacker
 from thunder.interpreter.builtin_calls import FRAME_CALLS
@@ -224,6 +231,10 @@ class Host:
             return self.materialize(value)
         return {key: self.getitem(value, key) for key in self.steps(self.call(self.load_attr(value, "keys"), [], {}))}
 
+    def attribute_name(self, value):
+        """A value that is about to be the name of an attribute."""
+        return value
+
     def hashed(self, keys, others=()):
         """Keys that are about to be put into a set or a dict of the program's, which holds others."""
         return keys
@@ -305,7 +316,7 @@ class Host:
 
     def type_name(self, value) -> str:
         """The name of a value's class in errors."""
-        return type(value).__name__
+        return name_in_errors(type(value))
 
     def converted(self, function, kind, name, result, *more) -> Any:
         """The result of a builtin whose method of `kind` has given `result`: native code checks it, of an object that

@@ -43,7 +43,8 @@ def _key(host, value, key):
     if type(key) is slice and isinstance(value, INDEXED):
         parts = (key.start, key.stop, key.step)
         if any(in_python(host.lookup(type(part), "__index__")) for part in parts):
-            return slice(*(part if part is None else index(host, part) for part in parts))
+            # no generator, which makes a RuntimeError of StopIteration
+            return slice(*[part if part is None else index(host, part) for part in parts])
     return key
 
 

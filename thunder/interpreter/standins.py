@@ -163,12 +163,18 @@ def _sum(host, function, args, kwargs):
 
 @of(1)
 def _any(host, values):
-    return any(host.truth(value) for value in host.steps(values))
+    for value in host.steps(values):  # no generator, which makes a RuntimeError of StopIteration
+        if host.truth(value):
+            return True
+    return False
 
 
 @of(1)
 def _all(host, values):
-    return all(host.truth(value) for value in host.steps(values))
+    for value in host.steps(values):
+        if not host.truth(value):
+            return False
+    return True
 
 
 CALLS = {sum: _sum, any: _any, all: _all}

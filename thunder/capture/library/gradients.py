@@ -11,6 +11,8 @@ from thunder.core.symbol import OpTags, primitive
 from thunder.ops.infer import fake
 from thunder.ops.torch_types import from_tensor_dtype
 
+A_TENSOR = torch.empty(())  # made before any capture, which would record it
+
 
 def _place(c, p: TensorProxy) -> tuple:
     """The key of a tensor's `.grad` among the program's writes: one for all proxies of a tensor from outside."""

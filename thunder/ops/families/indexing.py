@@ -257,7 +257,16 @@ def _with_numbers(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def _with_plain_bounds(k: slice) -> slice:
-    return slice(*(METHODS["item"](x) if isinstance(x, TensorProxy) else x for x in (k.start, k.stop, k.step)))
+    return slice(*(_bound(x) for x in (k.start, k.stop, k.step)))
+
+
+def _bound(x):
+    """A bound of a slice: of a tensor, its integer."""
+    if not isinstance(x, TensorProxy):
+        return x
+    if (x.numel_value == 1) is not True or x.dtype.category > 1:
+        raise TypeError("only integer tensors of a single element can be converted to an index")
+    return METHODS["item"](x)
 
 
 @composite(
