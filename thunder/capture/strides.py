@@ -25,7 +25,8 @@ from thunder.core.proxies import (
     number_value,
 )
 from thunder.core.regions import leading_to
-from thunder.core.symbol import BoundSymbol
+from thunder.core.symbol import BoundSymbol, user_location
+from thunder.errors import DataDependentError
 from thunder.ops.layout import run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -122,7 +123,12 @@ def layout(
     ):
         for operation in _slice(c, value, layouts):
             if isinstance(operation, BoundSymbol):
-                run_line(operation, layouts, _number if decides else number_value)
+                try:
+                    run_line(operation, layouts, _number if decides else number_value)
+                except compat.DynamicOutputShape:
+                    raise DataDependentError(
+                        f"the strides of what {operation.sym.name} gives", location=user_location()
+                    ) from None
             else:
                 if decides:
                     map_structure(concrete, operation.shape)

@@ -276,12 +276,12 @@ def _spaced(start, end, steps, device, dtype) -> TensorProxy:
     return _made((steps,), device, dtype)
 
 
-@torch_prim(torch.linspace, canonicalize=_linspace_arguments)
+@torch_prim(torch.linspace, canonicalize=_linspace_arguments, tags=(OpTags.DETACHED,))
 def linspace(start, end, steps, *, device, dtype):
     return _spaced(start, end, steps, device, dtype)
 
 
-@torch_prim(torch.logspace, canonicalize=_linspace_arguments)
+@torch_prim(torch.logspace, canonicalize=_linspace_arguments, tags=(OpTags.DETACHED,))
 def logspace(start, end, steps, base=10.0, *, device, dtype):
     return _spaced(start, end, steps, device, dtype)
 

@@ -95,3 +95,11 @@ def isin(elements, test_elements, *, assume_unique=False, invert=False):
 
 
 quantile.may_raise = nanquantile.may_raise = True  # places that are not in [0, 1]
+
+
+def _takes_elements(a, *_, interpolation="linear", **__) -> bool:
+    """Places then choose elements, and have no gradient."""
+    return interpolation != "linear" and not a.requires_grad
+
+
+quantile.detaches = nanquantile.detaches = _takes_elements

@@ -7,7 +7,6 @@ import torch
 
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import OpTags
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import result_type, to_float
 from thunder.ops.registry import LTORCH, composite, declare, torch_prim
@@ -115,20 +114,21 @@ def gradient(a, *, spacing=1, dim=None, edge_order=1):
 # counts
 
 
-@torch_prim(torch.histogram, torch.Tensor.histogram, tags=(OpTags.DETACHED,))
+@torch_prim(torch.histogram, torch.Tensor.histogram)
 def histogram(a, bins, *, range=None, weight=None, density=False):
     if type(bins) is TensorProxy:
         return named_results("histogram", like(a, (bins.shape[0] - 1,)), like(a, bins.shape))
     return named_results("histogram", like(a, (bins,)), like(a, (bins + 1,)))
 
 
-@torch_prim(torch.histogramdd, tags=(OpTags.DETACHED,))
+@torch_prim(torch.histogramdd)
 def histogramdd(a, bins, range=None, weight=None, density=False):
     if type(bins) is int:
         bins = [bins] * a.shape[-1]
     require(len(bins) == a.shape[-1])
     counts = [b.shape[0] - 1 if type(b) is TensorProxy else b for b in bins]
-    return named_results("histogramdd", like(a, tuple(counts)), tuple(like(a, (n + 1,)) for n in counts))
+    edges = [b if type(b) is TensorProxy else like(a, (b + 1,)) for b in bins]
+    return named_results("histogramdd", like(a, tuple(counts)), tuple(edges))
 
 
 declare(*(LTORCH[name] for name in ("histogram", "histogramdd", "cov", "corrcoef")), synchronises=True)
