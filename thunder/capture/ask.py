@@ -246,7 +246,7 @@ def say(value) -> str:
     if issubclass(kind, type):
         text = value.__name__
     else:
-        shown = is_data(value) or kind in PRIMITIVE or issubclass(kind, IMMUTABLE)
+        shown = value is MISSING or is_data(value) or kind in PRIMITIVE or issubclass(kind, IMMUTABLE)
         text = repr(value) if shown else object.__repr__(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
