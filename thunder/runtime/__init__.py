@@ -1,2 +1,2 @@
-"""Runtime: the functions that compiled programs call, independent of passes: the autograd node, CUDA graphs, streams,
+"""Runtime: the functions that compiled programs call, independent of passes: the autograd node, CUDA graphs,
 background compilation, and the cache on disk."""
