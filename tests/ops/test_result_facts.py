@@ -11,14 +11,11 @@ import torch
 
 import thunder
 from tests.ops.harness import tensors_in
-from tests.ops.test_op_db import KNOWN, REFUSALS, first_dtype
+from tests.ops.test_op_db import KNOWN, REFUSALS, first_dtype, pytestmark
 from thunder.core.proxies import map_structure
 
-pytestmark = [
-    # PyTorch's own warnings about its own samples
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+__all__ = ["pytestmark"]  # the same warnings are ignored
+
 SAMPLES = 40  # of an operation, of which every eighth is looked at
 DIFFERENT = {
     "resolve_neg": "gives its argument itself where that shows no negatives, which only its memory tells",

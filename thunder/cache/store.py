@@ -12,8 +12,6 @@ from thunder.errors import RecompileWarning, warn_user
 from thunder.options import CACHE_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
 
 ADVICE = "Numbers and sizes that change stay symbolic unless the program needs their values; pass others as tensors."
-
-
 # operations of compiled paths from which on there are no more than two: 50,000 take a minute to compile
 MOST_OPERATIONS = 10_000
 ASTRAY = 4  # calls in a row that go none of the paths, after which one of SCANNED is tried

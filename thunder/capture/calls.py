@@ -19,15 +19,7 @@ from thunder.capture.expose import kept
 from thunder.capture.library import higher_order, torch_func
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, PRIMITIVE, impure, native_module
-from thunder.capture.native_calls import (
-    BY_NAME,
-    BY_TYPE,
-    HANDLERS,
-    IDENTITY_CALLS,
-    call_builtin,
-    call_native,
-    reaches,
-)
+from thunder.capture.native_calls import BY_NAME, BY_TYPE, HANDLERS, IDENTITY_CALLS, call_builtin, call_native, reaches
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy

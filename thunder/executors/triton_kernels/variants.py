@@ -198,9 +198,10 @@ class Compiled(Variant):
         lines = entry_lines(self.inputs, self.parameters, index, self.checked)
         lines += [*self.allocations, f"stream = current_stream({index})"]
         lines += [f"a_{name} = {name}.data_ptr()" for name in self.names.values() if name not in self.inputs]
-        for i in [i for i in range(len(self.sources)) if i not in self.idle]:
-            source, binary = self.sources[i], self.binaries[i].result()
-            kernels[f"kernel{i}"] = binary
+        for i, source in enumerate(self.sources):
+            if i in self.idle:
+                continue
+            kernels[f"kernel{i}"] = binary = self.binaries[i].result()
             kinds = ["d" if isinstance(n, Scalar) else "l" if self.wide else "i" for n in source.sizes]
             numbers = [(kind, n.name) for kind, n in zip(kinds, source.sizes, strict=True)]
             tensors = [self.names[b] for b in source.buffers]
