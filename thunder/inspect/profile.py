@@ -15,7 +15,6 @@ import linecache
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from statistics import median
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -78,9 +77,9 @@ class Profile:
     """What `thunder.profile` has measured; printed, two tables.
 
     costs: of each bound symbol, in the order in which they ran. step: seconds of a call, with its backward, that nobody
-    looked into. noted: seconds of the call that the times are of. guards: seconds of its prologue. timeline: bytes in
-    memory behind each bound symbol, more than before the call. peak: the largest of them. compiled, entry: the function
-    and its program.
+    looked into. noted: seconds of the call that the times are of. guards: seconds of that call until its program began.
+    timeline: bytes in memory behind each bound symbol, more than before the call. peak: the largest of them. compiled,
+    entry: the function and its program.
     """
 
     def __init__(
@@ -101,8 +100,8 @@ class Profile:
 
     @property
     def covered(self) -> float:
-        """How much of the call the bound symbols are; the rest is autograd's, and the dispatch of the call."""
-        return self.seconds / self.noted if self.noted else 0.0
+        """How much of the call its guards and the bound symbols are; the rest is autograd's, and the way back."""
+        return (self.guards + self.seconds) / self.noted if self.noted else 0.0
 
     def by_line(self) -> list[Share]:
         """By the user's line, the longest first. The key is None for bound symbols that come from no line."""
@@ -134,7 +133,7 @@ class Profile:
     def __str__(self) -> str:
         head = (
             f"a step took {1e3 * self.step:.3f} ms, with notes {1e3 * self.noted:.3f} ms: of these {len(self.costs)} "
-            f"bound symbols {1e3 * self.seconds:.3f} ms ({self.covered:.1%}), guards {1e6 * self.guards:.0f} us; "
+            f"bound symbols {1e3 * self.seconds:.3f} ms and guards {1e3 * self.guards:.3f} ms ({self.covered:.1%}); "
             f"memory rose by {_mib(self.peak)} MiB at most"
         )
         lines = _table([(s, _at(s.key)) for s in self.by_line()], "line", self.seconds)
@@ -212,36 +211,66 @@ class _Run(NamedTuple):
         """Whether it did not leave for another path."""
         return len(self.notes) > len(self.trace.bound_symbols)
 
-    def times(self) -> list[float]:
-        """By bound symbol, in seconds, of clocks or events."""
-        between = zip(self.notes[:-1], self.notes[1:], strict=True)
-        return [b - a if isinstance(b, float) else a.elapsed_time(b) / 1e3 for a, b in between]
+
+class _Clock:
+    """The host's clock, or the GPU's where one of these programs runs on one. Events are used again by the next call:
+    making one takes the host longer than most launches."""
+
+    def __init__(self, traces: Sequence[Trace]):
+        values = [v for t in traces for v in (*t.args, *(o for b in t.bound_symbols for o in b.outputs))]
+        self._on_gpu = any(v.device.type == "cuda" for v in values if isinstance(v, TensorProxy))
+        self._events: list[torch.cuda.Event] = []
+        self._used = 0
+
+    def begin(self) -> None:
+        self._used = 0
+
+    def read(self) -> Any:
+        """Seconds of the host, or an event on the stream."""
+        if not self._on_gpu:
+            return time.perf_counter()
+        if self._used == len(self._events):
+            self._events.append(torch.cuda.Event(enable_timing=True))
+        found = self._events[self._used]
+        found.record()
+        self._used += 1
+        return found
+
+    def between(self, readings: Sequence) -> list[float]:
+        """Seconds from each reading to the next. The device must be through with them."""
+        pairs = zip(readings[:-1], readings[1:], strict=True)
+        return [a.elapsed_time(b) / 1e3 if self._on_gpu else b - a for a, b in pairs]
 
 
-@contextlib.contextmanager
-def _noting(traces: Sequence[Trace], note_for: Callable[[Trace], Callable[[], Any]]) -> Iterator[list[_Run]]:
-    """Inside the block, runs of the traces' functions are noted. note_for: for a trace that begins to run, what to call
-    for each note."""
-    runs: list[_Run] = []
+class _Noted:
+    """The functions of traces, whose code takes notes inside the block of `taking`."""
 
-    def begin(number: int) -> Callable[[], None]:
-        note, noted = note_for(traces[number]), []
-        runs.append(_Run(traces[number], noted))
-        noted.append(note())
-        return lambda: noted.append(note())
+    def __init__(self, traces: Sequence[Trace]):
+        self.traces = traces
+        self._functions = [trace.python_callable() for trace in traces]
+        self._codes = [_with_notes(t, f, n) for n, (t, f) in enumerate(zip(traces, self._functions, strict=True))]
 
-    functions = [trace.python_callable() for trace in traces]
-    codes = [f.__code__ for f in functions]
-    noting = [_with_notes(t, f, n) for n, (t, f) in enumerate(zip(traces, functions, strict=True))]
-    try:
-        for f, code in zip(functions, noting, strict=True):
-            f.__globals__["_thunder_begin"] = begin
-            f.__code__ = code
-        yield runs
-    finally:
-        for f, code in zip(functions, codes, strict=True):
-            f.__code__ = code
-            f.__globals__.pop("_thunder_begin", None)
+    @contextlib.contextmanager
+    def taking(self, note_for: Callable[[Trace], Callable[[], Any]]) -> Iterator[list[_Run]]:
+        """Inside the block, runs are noted. note_for: for a trace that begins to run, what to call for each note."""
+        runs: list[_Run] = []
+
+        def begin(number: int) -> Callable[[], None]:
+            note, noted = note_for(self.traces[number]), []
+            runs.append(_Run(self.traces[number], noted))
+            noted.append(note())
+            return lambda: noted.append(note())
+
+        before = [f.__code__ for f in self._functions]
+        try:
+            for f, code in zip(self._functions, self._codes, strict=True):
+                f.__globals__["_thunder_begin"] = begin
+                f.__code__ = code
+            yield runs
+        finally:
+            for f, code in zip(self._functions, before, strict=True):
+                f.__code__ = code
+                f.__globals__.pop("_thunder_begin", None)
 
 
 def _with_notes(trace: Trace, function: FunctionType, number: int):
@@ -271,20 +300,6 @@ def _statement(text: str, line: int) -> ast.stmt:
         if hasattr(node, "lineno"):
             node.lineno = node.end_lineno = line  # type: ignore[attr-defined]
     return found
-
-
-def _clock(trace: Trace) -> Callable[[], Any]:
-    """Reads the host's clock, or records an event where a program runs on a GPU."""
-    values = [*trace.args, *(o for b in trace.bound_symbols for o in b.outputs)]
-    if all(v.device.type != "cuda" for v in values if isinstance(v, TensorProxy)):
-        return time.perf_counter
-
-    def event() -> torch.cuda.Event:
-        found = torch.cuda.Event(enable_timing=True)
-        found.record()
-        return found
-
-    return event
 
 
 def _ranges(name: Callable[[Trace, int], str]) -> Callable[[Trace], Callable[[], Any]]:
@@ -320,7 +335,8 @@ def profiler_ranges(fn: Callable) -> Iterator[None]:
         module = b.location[2] if b.location else None
         return f"{module or 'thunder'}: {b.sym.qualified_name}"
 
-    with _noting([t for entry in compiled.programs for t in entry.executed], _ranges(name)):
+    noted = _Noted([t for entry in compiled.programs for t in entry.executed])
+    with noted.taking(_ranges(name)):
         yield
 
 
@@ -357,23 +373,27 @@ def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
         entry = step()[1]
     check_symbols(entry)
     traces, plain, noted = entry.executed, [], []
+    notes, clock = _Noted(traces), _Clock(traces)
     started = time.perf_counter()
     while len(plain) < ROUNDS[0] or len(plain) < ROUNDS[1] and time.perf_counter() - started < SECONDS:
         plain.append((*step(), []))
-        with _noting(traces, _clock) as runs:
-            noted.append((*step(), runs))
+        clock.begin()
+        with notes.taking(lambda trace: clock.read) as runs:
+            began = clock.read()
+            took, ran = step()
+        whole = [run for run in runs if run.is_whole]
+        guards = clock.between([began, whole[0].notes[0]]) if whole else [0.0]
+        noted.append((took, ran, whole, guards[0], [clock.between(run.notes) for run in whole]))
     with torch.profiler.profile(activities=_activities(), profile_memory=True, acc_events=True) as profiler:
         step()  # on the CPU, memory that a call gives back is counted where it was seen to be handed out
-        with _noting(traces, _ranges(lambda trace, number: f"thunder {traces.index(trace)} {number}")) as runs:
-            counted = (*step(), runs)
-    calls = [*noted, counted]
-    ran = [[run.trace for run in runs if run.is_whole] for _, _, runs in calls]
-    if any(e is not entry for _, e, _ in [*plain, *calls]) or any(r != ran[0] for r in ran):
+        with notes.taking(_ranges(lambda trace, number: f"thunder {traces.index(trace)} {number}")) as runs:
+            counted = (*step(), [run for run in runs if run.is_whole])
+    ways = [[run.trace for run in call[2]] for call in [*noted, counted]]
+    if any(call[1] is not entry for call in [*plain, *noted, counted]) or any(way != ways[0] for way in ways):
         raise CaptureError("calls with these arguments do not all run the same program", remedy=_REMEDY)
-    took, _, runs = min(noted, key=lambda call: call[0])
-    costs = costs_of(entry, ran[0], [run.times() for run in runs if run.is_whole], _allocated(profiler))
-    fastest = min(seconds for seconds, *_ in plain)
-    return Profile(compiled, entry, costs, fastest, took, _guards(entry, compiled, args, kwargs))
+    took, _, _, guards, times = min(noted, key=lambda call: call[0])
+    costs = costs_of(entry, ways[0], times, _allocated(profiler))
+    return Profile(compiled, entry, costs, min(call[0] for call in plain), took, guards)
 
 
 def check_symbols(entry: CacheEntry) -> None:
@@ -409,15 +429,6 @@ def _backward(result: Any, inputs: list[torch.Tensor]) -> tuple:
     outputs = [x for x in _tensors(result) if x.requires_grad]
     outputs = [x for x in outputs if x.numel() == 1] or outputs
     return torch.autograd.grad(outputs, inputs, [torch.ones_like(x) for x in outputs], allow_unused=True)
-
-
-def _guards(entry: CacheEntry, compiled: Compiled, args: tuple, kwargs: dict) -> float:
-    found = []
-    for _ in range(20):
-        started = time.perf_counter()
-        entry.inputs(compiled.fn, args, kwargs)
-        found.append(time.perf_counter() - started)
-    return median(found)
 
 
 def _activities() -> list[ProfilerActivity]:

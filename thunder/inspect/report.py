@@ -184,8 +184,8 @@ def _summary(compiled: Compiled, entry: CacheEntry, measured: Profile | None) ->
         cards = [
             (f"{1e3 * measured.step:.3f} ms", "a step"),
             (f"{1e3 * measured.noted:.3f} ms", "with notes"),
-            (f"{1e3 * measured.seconds:.3f} ms", f"in bound symbols, {measured.covered:.1%} of it"),
-            (f"{1e6 * measured.guards:.0f} us", "guards of a call"),
+            (f"{1e3 * measured.seconds:.3f} ms", "in bound symbols"),
+            (f"{1e3 * measured.guards:.3f} ms", f"in guards; together {measured.covered:.1%} of it"),
             (f"{_mib(measured.peak):.1f} MiB", "peak, above what was there"),
             *cards,
         ]
