@@ -16,19 +16,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
 import thunder
+from thunder.compat.torch_settings import tensor_cores_multiply_float32
 from thunder.executors.triton_fuser import TritonFuser
 from thunder.ops.families import aligned
 from thunder.ops.layout import LEAST_ROW, ROW_BYTES
+from thunder.transforms import aligned_products
 
 # of NumPy, in what masks leave out; of Triton's interpreter
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.usefixtures("triton_interpreter"),
+    pytest.mark.usefixtures("triton_interpreter", "_tensor_cores"),
 ]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ODD = 67  # of float32 268 bytes, of which a multiple of 16 is 272
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
+
+
+@pytest.fixture
+def _tensor_cores(monkeypatch):
+    """Float32 is planned as with TensorFloat-32, whose rounding is no matter of these tests."""
+    monkeypatch.setattr(aligned_products, "tensor_cores_multiply_float32", lambda: True)
 
 
 class Products(TorchDispatchMode):
@@ -362,3 +370,16 @@ def test_random_programs(seed, in_parts, monkeypatch):
         monkeypatch.setattr(aligned, "LEAST_PRODUCT", 1)
     tensors = (t.detach().double().requires_grad_() for t in parameters((8, 16), (ODD, 16), (ODD, 4)))  # sums cancel
     check(program_of(seed), *tensors)
+
+
+@pytest.mark.parametrize(("precision", "aligns"), [("highest", False), ("high", True)])
+def test_products_without_tensor_cores_stay_as_they_are(monkeypatch, precision, aligns):
+    monkeypatch.setattr(aligned_products, "tensor_cores_multiply_float32", tensor_cores_multiply_float32)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        compiled = thunder.jit(lambda x, w: (x @ w).relu() @ w.t(), executors=[TritonFuser("products")])
+        compiled(*(t.detach() for t in parameters((5, 16), (16, ODD))))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert aligns == any("aligned" in b.sym.name for b in thunder.last_traces(compiled)[-1].bound_symbols)

@@ -27,7 +27,6 @@ from thunder.transforms.decompose_reductions import decompose_reductions
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import decompose_lists, dispatch, dispatch_left, fuse
 from thunder.transforms.distinct_indices import distinct_indices
-from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.joined_parts import joined_parts
 from thunder.transforms.kept_numbers import keep_numbers
@@ -150,9 +149,6 @@ PASSES = PassList((
          meaning="choose the values that backwards recompute or gather again, by a minimum cut and the peak of memory"),
     Pass("Recompute in Backward", lambda trace, _: recompute_in_backwards(trace), needs=JOINT, ends=PLAN,
          meaning="copy the contents of checkpoints and the values that the save plan has chosen into backwards"),
-    Pass("Early Gradients", lambda trace, lowering: early_gradients(trace, lowering.fusers), needs=(OPERATIONS, JOINT),
-         when=lambda trace, lowering: lowering.differentiates and bool(lowering.fusers),
-         meaning="compute gradients of a scalar loss in the kernels of the loss"),
     Pass("Dead Code Elimination after Recompute", _cleaned, needs=JOINT, when=lambda trace, _: trace.info.backwards > 0,
          meaning="drop operations of the forward that only backwards needed, which recompute them"),
     Pass("Unstack Saved", lambda trace, _: unstack_saved(trace), needs=(OPERATIONS, JOINT),

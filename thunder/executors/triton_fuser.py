@@ -25,7 +25,6 @@ from thunder.executors.triton_kernels.by_strides import KeptRegion
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.last_sums import without_last_sums
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
-from thunder.executors.triton_kernels.reductions import ON_CHIP
 from thunder.executors.triton_kernels.sizes import Undecided
 from thunder.executors.triton_kernels.values import is_map, primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
@@ -55,7 +54,6 @@ class TritonFuser(FusionExecutor):
     needs_sizes = False
     capturable = True
     owns_results = takes_padding = True
-    longest_row = ON_CHIP
 
     def __init__(self, name: str, *, autotune: bool = False, **options):
         super().__init__(name, **options)

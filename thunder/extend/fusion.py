@@ -75,8 +75,6 @@ class FusionExecutor(Executor):
 
     takes_padding = False  # whether its functions pad the rows of the values in `Region.padded`
 
-    longest_row = 0  # the longest row that its kernels keep on chip between a reduction and later reads
-
     def can_execute(self, operation: BoundSymbol) -> bool:
         return operation.sym.executor is self
 

@@ -1,6 +1,6 @@
 """Passes, the steps of `thunder.jit` from a captured program to the one that runs, and lists of them.
 
-    thunder.jit(model, passes=lambda passes: passes.without("Early Gradients"))
+    thunder.jit(model, passes=lambda passes: passes.without("Unstack Saved"))
     thunder.jit(model, passes=thunder.passes().after("Dead Code Elimination", thunder.Pass("Mine", mine)))
 
 A pass is a function from a trace to a trace. Passes run in the order of the list. Each one that changes a program adds

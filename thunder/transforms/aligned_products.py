@@ -4,8 +4,9 @@ Before: `t0 = torch.nn.functional.linear(x, w)` with 50257 rows of w, whose resu
 After: `t0 = linear_aligned(x, w)`, of the same shape and with a row stride of 50264, which computes 50256 columns by
 one kernel and the last one by another. The products that read it are `mm_aligned`.
 
-The fast product kernels of a GPU need rows that begin at multiples of 16 bytes. Other kernels are several times as
-slow, and weights of odd sizes, as those of vocabularies, need them. Padding a result costs no copy, as padding a weight
+The fast product kernels of a GPU, those of its tensor cores, need rows that begin at multiples of 16 bytes. Other
+kernels are several times as slow, and weights of odd sizes, as those of vocabularies, need them. Products in float32
+without TensorFloat-32 have no such kernels, and stay. Padding a result costs no copy, as padding a weight
 would. A product pads its result or operand where all consumers, in the backward too, accept a larger row stride:
 products, fused kernels, and views. The program returns dense rows as PyTorch does: the result of a large product in
 half precision is copied for that, which is one pass over the result.
@@ -22,6 +23,8 @@ import torch
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import original_of, tensors_in
 from thunder.analysis.flow import consumers, producers
+from thunder.compat.torch_settings import tensor_cores_multiply_float32
+from thunder.core.dtypes import float32
 from thunder.core.proxies import Proxy, TensorProxy, equal_shapes, like, number_value, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, form_of
 from thunder.core.trace import Trace, TraceTag
@@ -101,6 +104,8 @@ def _is_view(operation: BoundSymbol) -> bool:
 
 def _is_odd(value: TensorProxy) -> bool:
     if len(value.shape) < 2 or type(value.shape[-1]) is not int or value.dtype.category != 2:
+        return False
+    if value.dtype is float32 and not tensor_cores_multiply_float32():
         return False
     several = any(type(n) is not int or n > 1 for n in value.shape[:-1])
     return several and padded_row(value.shape[-1], value.dtype.bytes) != value.shape[-1]
