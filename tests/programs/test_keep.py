@@ -43,6 +43,17 @@ class Normed(torch.nn.Module):
         return self.drop(self.norm(x)).relu()
 
 
+class Recurrent(torch.nn.Module):
+    """PyTorch differentiates its layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.GRU(2, 3, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x.unflatten(1, (2, 2)))[0]
+
+
 @dataclasses.dataclass
 class Output:
     loss: torch.Tensor
@@ -196,7 +207,7 @@ def test_an_argument_that_gets_a_history_gets_it(again):
         torch.testing.assert_close(gradient, w.cos() + torch.tensor([1.0, 2.0, 2.0]))
 
 
-@pytest.mark.parametrize("kind", [Perceptron, Normed])
+@pytest.mark.parametrize("kind", [Perceptron, Normed, Recurrent])
 def test_modules_train(kind, again):
     torch.manual_seed(0)
     original = kind()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
+from collections.abc import Callable
 
 import torch
 
@@ -156,36 +158,41 @@ def _with_inputs(wanted: tuple, args: tuple, kwargs: dict, replaced) -> tuple[tu
 _AS_THEY_ARE = {int, float, bool, str, type(None)}  # most arguments, in each call
 
 
+def run_with_graph(function: Callable, wanted: tuple, args: tuple, kwargs: dict):
+    """What an operation's function returns, detached, and its graph."""
+    inputs: list[torch.Tensor] = []
+
+    def detached(x):
+        inputs.append(x.detach().requires_grad_())
+        return inputs[-1]
+
+    args, kwargs = _with_inputs(wanted, args, kwargs, detached)
+    with torch.enable_grad():
+        out = function(*args, **kwargs)
+    if isinstance(out, torch.Tensor):
+        return out.detach(), Graph(inputs, [out])
+    return map_structure(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, out), Graph(
+        inputs, _tensors_in(out, [])
+    )
+
+
+def run_backward(graph: Graph, cotangents: tuple):
+    """The gradients of a graph's inputs. cotangents: one, or None, for each of its outputs."""
+    pairs = [(o, g) for o, g in zip(graph.outputs, cotangents, strict=True) if g is not None and o.requires_grad]
+    if not pairs:
+        return tuple(torch.zeros_like(x) for x in graph.inputs)
+    return _gradients(pairs, graph.inputs, compat.keeps_graph())
+
+
 def _make_derivative(symbol: Symbol):
-    def run_forward(wanted: tuple, args: tuple, kwargs: dict):
-        inputs: list[torch.Tensor] = []
-
-        def detached(x):
-            inputs.append(x.detach().requires_grad_())
-            return inputs[-1]
-
-        args, kwargs = _with_inputs(wanted, args, kwargs, detached)
-        with torch.enable_grad():
-            out = symbol.fn(*args, **kwargs)  # type: ignore[misc]
-        if isinstance(out, torch.Tensor):
-            return out.detach(), Graph(inputs, [out])
-        return map_structure(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, out), Graph(
-            inputs, _tensors_in(out, [])
-        )
-
-    def run_backward(graph: Graph, cotangents: tuple):
-        pairs = [(o, g) for o, g in zip(graph.outputs, cotangents, strict=True) if g is not None and o.requires_grad]
-        if not pairs:
-            return tuple(torch.zeros_like(x) for x in graph.inputs)
-        return _gradients(pairs, graph.inputs, compat.keeps_graph())
-
     def forward_meta(wanted, args, kwargs):
         return symbol.meta(*args, **kwargs) if symbol.meta else _detached_meta(symbol, args, kwargs), AnyProxy("")
 
     name = symbol.name
     random = tuple(symbol.tags & {OpTags.RANDOM_OP})
+    run = functools.partial(run_with_graph, symbol.fn)
     forward = Symbol(
-        f"{name}_with_graph", forward_meta, id=("with_graph", symbol.id), is_prim=True, tags=random, fn=run_forward
+        f"{name}_with_graph", forward_meta, id=("with_graph", symbol.id), is_prim=True, tags=random, fn=run
     )
     forward.once_differentiable = once = (
         f"PyTorch's derivative of {name} saves its graph, which is run once: what draws random numbers cannot be run "
@@ -227,32 +234,37 @@ def vjp_of(symbol: Symbol) -> Symbol:
 _VJPS: dict[Symbol, Symbol] = {}
 
 
+def run_vjp(function: Callable, wanted: tuple, args: tuple, kwargs: dict, cotangents: tuple):
+    """The gradients of the arguments of an operation's function in the wanted positions."""
+    inputs: list[torch.Tensor] = []
+    _with_inputs(wanted, args, kwargs, lambda x: inputs.append(x))
+
+    def of_inputs(*inputs):
+        given = iter(inputs)
+        args_, kwargs_ = _with_inputs(wanted, args, kwargs, lambda x: next(given))
+        found = _tensors_in(function(*args_, **kwargs_), [])
+        return tuple(o for o, g in zip(found, cotangents, strict=True) if g is not None)
+
+    before = _generators(inputs)
+    again = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors_in((args, kwargs, cotangents), []))
+    gradients = _pulled_back(of_inputs, inputs, [g for g in cotangents if g is not None], again)
+    if any(not torch.equal(a, b) for a, b in zip(before, _generators(inputs), strict=True)):
+        raise RuntimeError(
+            f"{getattr(function, '__name__', function)} draws random numbers: it has no derivative as a function. Draw "
+            "them outside of the function that is differentiated"
+        )
+    return gradients
+
+
 def _vjp_of(symbol: Symbol) -> Symbol:
-    def run(wanted: tuple, args: tuple, kwargs: dict, cotangents: tuple):
-        inputs: list[torch.Tensor] = []
-        _with_inputs(wanted, args, kwargs, lambda x: inputs.append(x))
-
-        def function(*inputs):
-            given = iter(inputs)
-            args_, kwargs_ = _with_inputs(wanted, args, kwargs, lambda x: next(given))
-            found = _tensors_in(symbol.fn(*args_, **kwargs_), [])  # type: ignore[misc]
-            return tuple(o for o, g in zip(found, cotangents, strict=True) if g is not None)
-
-        before = _generators(inputs)
-        again = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors_in((args, kwargs, cotangents), []))
-        gradients = _pulled_back(function, inputs, [g for g in cotangents if g is not None], again)
-        if any(not torch.equal(a, b) for a, b in zip(before, _generators(inputs), strict=True)):
-            raise RuntimeError(
-                f"{symbol.name} draws random numbers: it has no derivative as a function. Draw them outside of the "
-                "function that is differentiated"
-            )
-        return gradients
-
     def meta(wanted, args, kwargs, cotangents):
         flat, _ = _wanted(args, kwargs)
         return tuple(like(flat[i]) for i in wanted)
 
-    return Symbol(f"vjp_of_{symbol.name}", meta, id=("vjp_of", symbol.id), is_prim=True, fn=run)
+    return Symbol(
+        f"vjp_of_{symbol.name}", meta, id=("vjp_of", symbol.id), is_prim=True,
+        fn=functools.partial(run_vjp, symbol.fn),
+    )  # fmt: skip
 
 
 def _functional_derivative(symbol: Symbol):

@@ -109,6 +109,8 @@ def name_of(x: Any) -> tuple[str, str] | None:
     module, path = getattr(x, "__module__", None), getattr(x, "__qualname__", getattr(x, "__name__", None))
     if isinstance(x, type):
         module, path = type.__getattribute__(x, "__module__"), type.__getattribute__(x, "__qualname__")
+    if type(x) is types.BuiltinFunctionType:  # PyTorch's are methods of a class without a name
+        path = x.__name__ if find_named(str(module), x.__name__) is x else path
     if not isinstance(module, str) or not isinstance(path, str) or "#" in path:
         return None
     if isinstance(x, type) and type(x) is type and x in _TYPES_BY_CLASS:  # which builtins does not have

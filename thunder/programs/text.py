@@ -76,7 +76,7 @@ def written_object(x: Any, regions: dict[str, Callable] | None = None) -> Any:
     operation = _operations().get(x) if type(x) is types.FunctionType and name_of(x) is None else None
     said = operation or (["number", x.item(), str(x.dtype)] if _is_number(x) else Describer()(x))
     found = _found(said, regions)
-    if not (found is x or type(found) is type(x) and found == x):
+    if not _same(found, x):
         kind = "the function" if callable(x) else "an object"
         raise Unspeakable(f"a bound symbol names {kind} {getattr(x, '__qualname__', type(x).__qualname__)}")
     if not _may_be_named(x):
@@ -84,6 +84,12 @@ def written_object(x: Any, regions: dict[str, Callable] | None = None) -> Any:
             f"a bound symbol calls {'.'.join(name_of(x) or (repr(x),))}, which is no operation of thunder's"
         )
     return said
+
+
+def _same(found: Any, x: Any) -> bool:
+    if type(found) is type(x) is functools.partial:
+        return found.func is x.func and len(found.args) == len(x.args) and all(map(_same, found.args, x.args))
+    return found is x or type(found) is type(x) and found == x
 
 
 @functools.cache
@@ -203,6 +209,8 @@ def objects_of(said: dict[str, Any], regions: Mapping[str, Callable] = MappingPr
 def _may_be_named(x: Any) -> bool:
     if isinstance(x, FusedFunction):
         return True
+    if type(x) is functools.partial:  # a derivative by PyTorch, of the function of an operation
+        return not x.keywords and all(map(_may_be_named, (x.func, *x.args)))
     if isinstance(x, (types.FunctionType, types.BuiltinFunctionType)):
         return (x.__module__ or "").startswith(_OPERATIONS) or _is_operation(x)
     plain = (int, float, bool, str, complex, bytes, tuple, slice, torch.device, torch.Size, type(None))
