@@ -213,33 +213,46 @@ class _Run(NamedTuple):
 
 
 class _Clock:
-    """The host's clock, or the GPU's where one of these programs runs on one. Events are used again by the next call:
-    making one takes the host longer than most launches."""
+    """The host's clock, or the GPU's where one of these programs runs on one. It is read as rarely as possible, since
+    that takes the host as long as a launch: what a bound symbol is followed by that gives memory back counts to it.
+    Events are used again by the next call."""
 
     def __init__(self, traces: Sequence[Trace]):
         values = [v for t in traces for v in (*t.args, *(o for b in t.bound_symbols for o in b.outputs))]
         self._on_gpu = any(v.device.type == "cuda" for v in values if isinstance(v, TensorProxy))
         self._events: list[torch.cuda.Event] = []
-        self._used = 0
 
     def begin(self) -> None:
-        self._used = 0
+        self._unused = iter(self._events)
+        self._stream = torch.cuda.current_stream() if self._on_gpu else None
 
     def read(self) -> Any:
         """Seconds of the host, or an event on the stream."""
-        if not self._on_gpu:
+        if self._stream is None:
             return time.perf_counter()
-        if self._used == len(self._events):
-            self._events.append(torch.cuda.Event(enable_timing=True))
-        found = self._events[self._used]
-        found.record()
-        self._used += 1
+        found = next(self._unused, None)
+        if found is None:
+            self._events.append(found := torch.cuda.Event(enable_timing=True))
+        found.record(self._stream)
         return found
 
-    def between(self, readings: Sequence) -> list[float]:
-        """Seconds from each reading to the next. The device must be through with them."""
-        pairs = zip(readings[:-1], readings[1:], strict=True)
-        return [a.elapsed_time(b) / 1e3 if self._on_gpu else b - a for a, b in pairs]
+    def note_for(self, trace: Trace) -> Callable[[], Any]:
+        """Reads the clock where the next bound symbol does not give memory back."""
+        follow = iter([not i or b.sym is not python_del for i, b in enumerate(trace.bound_symbols)])
+        return lambda: self.read() if next(follow, True) else None
+
+    def between(self, a: Any, b: Any) -> float:
+        """Seconds from one reading to another. The device must be through with them."""
+        return b - a if self._stream is None else a.elapsed_time(b) / 1e3
+
+    def times(self, run: _Run) -> list[float]:
+        """Seconds by bound symbol."""
+        found, first, last = [0.0] * len(run.trace.bound_symbols), 0, run.notes[0]
+        for i, reading in enumerate(run.notes[1:], 1):
+            if reading is not None:
+                found[first] = self.between(last, reading)
+                first, last = i, reading
+        return found
 
 
 class _Noted:
@@ -378,12 +391,12 @@ def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
     while len(plain) < ROUNDS[0] or len(plain) < ROUNDS[1] and time.perf_counter() - started < SECONDS:
         plain.append((*step(), []))
         clock.begin()
-        with notes.taking(lambda trace: clock.read) as runs:
+        with notes.taking(clock.note_for) as runs:
             began = clock.read()
             took, ran = step()
         whole = [run for run in runs if run.is_whole]
-        guards = clock.between([began, whole[0].notes[0]]) if whole else [0.0]
-        noted.append((took, ran, whole, guards[0], [clock.between(run.notes) for run in whole]))
+        guards = clock.between(began, whole[0].notes[0]) if whole else 0.0
+        noted.append((took, ran, whole, guards, [clock.times(run) for run in whole]))
     with torch.profiler.profile(activities=_activities(), profile_memory=True, acc_events=True) as profiler:
         step()  # on the CPU, memory that a call gives back is counted where it was seen to be handed out
         with notes.taking(_ranges(lambda trace, number: f"thunder {traces.index(trace)} {number}")) as runs:
