@@ -18,6 +18,9 @@ from thunder.quantization.nf4 import NF4
 from thunder.quantization.weights import pack, unpack
 from thunder.transforms.lora import LoRA
 
+# default executors take kernels to Triton's interpreter, where another file has asked for that
+pytestmark = pytest.mark.usefixtures("triton_interpreter")
+
 FORMATS = {
     "int8": Int8Weights,
     "int4": Int4Weights,
