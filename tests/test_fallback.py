@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import thunder
-from thunder.errors import CaptureError, FallbackWarning, OptionError
+from thunder.errors import CaptureError, FallbackWarning, OptionError, UnforeseenShapeError
 
 
 def written(x, log):
@@ -97,3 +97,32 @@ def test_what_would_compute_something_else_is_an_error():
 def test_values():
     with pytest.raises(OptionError, match="valid: 'eager', 'error'"):
         thunder.jit(written, fallback="graph break")
+
+
+def of_data(indices, values):
+    noise = torch.rand(2)
+    return torch.sparse_coo_tensor(indices, values, (4,), check_invariants=False).coalesce().values() * 2, noise
+
+
+def test_what_a_program_was_not_made_for_is_the_originals():
+    """Sparse tensors are typed by examples: of equal indices, which coalesce to one."""
+    compiled = thunder.jit(of_data, fallback="eager")
+    indices = torch.tensor([[0, 2, 2]])
+    with pytest.warns(FallbackWarning, match="not foreseen.*The original function runs") as warned:
+        for seed in range(9):
+            values = torch.randn(3)
+            torch.manual_seed(seed)
+            found = compiled(indices, values)
+            torch.manual_seed(seed)
+            wanted = of_data(indices, values)
+            for a, b in zip(found, wanted, strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert len([w for w in warned if w.category is FallbackWarning]) == 1
+    runs = compiled.programs[0].calls
+    compiled(indices, values)
+    assert compiled.programs[0].calls == runs < 9  # after some in a row, calls go by it
+    with pytest.raises(UnforeseenShapeError, match="not foreseen"):
+        thunder.jit(of_data, fallback="error")(indices, values)
+    printing = thunder.jit(lambda *args: (print("once"), of_data(*args)), fallback="eager")
+    with pytest.raises(UnforeseenShapeError, match="not foreseen"):  # the original would print again
+        printing(indices, values)

@@ -36,6 +36,7 @@ from thunder.errors import (
     MissingImplementationError,
     RecompileWarning,
     ThunderError,
+    UnforeseenShapeError,
     add_location,
     calling_line,
     warn_user,
@@ -287,7 +288,15 @@ class Compiled:
                 if not self._fails_over(entry, error, log):
                     raise
                 other = None
+        self._note_stray(modes)
         return self._run_original("", args, kwargs, log)
+
+    def _note_stray(self, modes: tuple) -> None:
+        """A call ran a part of a program, and then the original function. After some in a row, calls go by the
+        programs."""
+        if self._strays.noted(self.stats.calls):
+            self._tables = {m: table for m, table in self._cache.by_modes.items() if m != modes}
+            self._eager_calls = 1
 
     def _of_path(
         self, modes: tuple, path: tuple, args: tuple, kwargs: dict, log: Log
@@ -300,9 +309,7 @@ class Compiled:
         others = [e for e in known if type(e.inputs(self.fn, args, kwargs)) is tuple]
         if reason := path_limit(others, self.options.get(PATHS)):
             refused = self._refused_path(reason, path, log)
-            if self._strays.noted(self.stats.calls):
-                self._tables = {m: table for m, table in self._cache.by_modes.items() if m != modes}
-                self._eager_calls = 1
+            self._note_stray(modes)
             return refused
         reason = f"another path: {path[-1].question} is {path[-1].answer}"
         found = self._compiled_for(modes, self._facts(modes, args, kwargs), [reason], args, kwargs, path, log)
@@ -463,6 +470,9 @@ class Compiled:
         code = getattr(entry.epilogue_fn, "__code__", None)
         inside = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
         if eager and all(frame.f_code is not code for frame in inside) and self._original_stands_in(log):
+            if isinstance(error, UnforeseenShapeError):
+                self._point_at_user(entry, error)
+                self._warn_once(f"{error}. The original function runs", FallbackWarning, "shape")
             return True
         self._point_at_user(entry, error)
         return False

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
-    "ThunderError", "CaptureError", "DataDependentError", "MissingImplementationError", "TraceCheckError",
-    "OptionError", "CollectiveError", "SharpEdgeError",
+    "ThunderError", "CaptureError", "DataDependentError", "UnforeseenShapeError", "MissingImplementationError",
+    "TraceCheckError", "OptionError", "CollectiveError", "SharpEdgeError",
     "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "ProgramFileError", "ProgramFileWarning",
     "warn_user", "user_line", "calling_line", "add_location", "section_of", "with_section", "did_you_mean",
 ]  # fmt: skip
@@ -71,6 +71,10 @@ class DataDependentError(CaptureError):
     tensor's value."""
 
     examples: int = 400  # so many numbers the rule of the operation that asks is tried with
+
+
+class UnforeseenShapeError(ThunderError):
+    """Data gave a tensor another shape than the one that the program was made for."""
 
 
 class MissingImplementationError(ThunderError, NotImplementedError):

@@ -37,6 +37,7 @@ from thunder.capture.tensors import input_source, may_be_apart, write_back
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
+from thunder.core.unbacked import CHECKS
 from thunder.distributed.layers import split_layers
 from thunder.distributed.placement import Placement, check_all_placed, placement_of, seen_as
 from thunder.distributed.synchronize import synchronize_parameters
@@ -72,15 +73,17 @@ class Captured:
         self.constants = constants(c)
         self.effects = frozenset(source.describe(c.parameters) for source in c.writes.written)
         self._computation(c, output)
-        # the program may handle an error of an operation, or have written before it, and the error comes when the
-        # computation runs, before the epilogue; nothing is lost then
-        effects = [b.tags for b in c.recorder.bound_symbols if OpTags.DONT_DCE in b.tags]
-        draws = any(OpTags.RANDOM_OP in tags for tags in effects)
+        # the program may handle an error of an operation, have written before it, or be made for other data, and the
+        # error comes when the computation runs, before the epilogue; nothing is lost then
+        effects = [b for b in c.recorder.bound_symbols if OpTags.DONT_DCE in b.tags]
+        draws = any(OpTags.RANDOM_OP in b.tags for b in effects)
+        checks = [b for b in effects if b.sym in CHECKS]
         # the original would do these again; it draws the same random numbers again
-        happened = any(tags.isdisjoint((OpTags.DECISION, OpTags.RANDOM_OP)) for tags in effects)
+        again = OpTags.DECISION, OpTags.RANDOM_OP
+        happened = any(b.sym not in CHECKS and b.tags.isdisjoint(again) for b in effects)
         happened = happened or c.tensors.mutated or self.host_calls
-        handles = any(record.catches for record in c.calls)
-        self.may_fail_over = (handles or epilogue.writes and not draws) and not happened
+        handles = checks or any(record.catches for record in c.calls)
+        self.may_fail_over = bool((handles or epilogue.writes and not draws) and not happened)
         c.ask_at_the_end()
         self._write_prologue(c)
         self.guard_count = len(c.observed) + len(c.tensors.shapes)

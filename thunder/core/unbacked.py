@@ -45,7 +45,7 @@ from thunder.core.symbol import (
     primitive,
 )
 from thunder.core.symbolic import Facts
-from thunder.errors import DataDependentError
+from thunder.errors import DataDependentError, UnforeseenShapeError
 
 # ------------------------------------------------------------------------------ operations that make numbers
 
@@ -131,7 +131,7 @@ def check_sizes(tensor, expected: tuple, name: str) -> None:
     if len(tensor.shape) == len(expected) and all(n is None or n == m for n, m in zip(expected, tensor.shape)):
         return
     wanted = ", ".join("any" if n is None else str(n) for n in expected)
-    raise RuntimeError(
+    raise UnforeseenShapeError(
         f"the result of {name} has the shape {list(tensor.shape)}, where the compiled program was made for "
         f"[{wanted}]: the shape depends on data in a way that was not foreseen. "
         "Run this part outside of the compiled function, and pass the result in"
@@ -146,6 +146,9 @@ def _check_condition(a, relation: str, b, message: str) -> None:
 check_condition = Symbol(
     "check", lambda a, relation, b, message: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_check_condition
 )
+
+
+CHECKS = frozenset((check_sizes, check_condition))  # of what a program was made for
 
 
 def assume(condition: Condition, message: str) -> None:
