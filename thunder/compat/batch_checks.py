@@ -14,9 +14,19 @@ def tensor_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence
     any size) of its example, and its strides, if asked for.
 
     The C++ check also compares dispatch keys, so it holds only in the inference and autocast mode it was made in. It
-    keeps no tensor alive.
+    keeps no tensor alive, and takes none twice: a tensor in two places, as labels that are the input, is checked apart.
     """
-    return native_batch_check(tensors, sizes, strides) or _python_batch_check(tensors, sizes, strides)
+    places = {id(t): i for i, t in reversed([*enumerate(tensors)])}
+    first, again = [*places.values()][::-1], [i for i, t in enumerate(tensors) if places[id(t)] != i]
+
+    def made(places: list[int]) -> Callable:
+        given = [tensors[i] for i in places], [sizes[i] for i in places], strides
+        return native_batch_check(*given) or _python_batch_check(*given)
+
+    if not again:
+        return made(first)
+    check, rest = made(first), tensor_batch_check([tensors[i] for i in again], [sizes[i] for i in again], strides)
+    return lambda *given: check(*[given[i] for i in first]) and rest(*[given[i] for i in again])
 
 
 def native_batch_check(
