@@ -32,7 +32,7 @@ from thunder.pipeline import (
     lower_backward_without,
     lower_with_derivatives,
 )
-from thunder.runtime.autograd import connected, with_grad, without_grad
+from thunder.runtime.autograd import connected, when_called, with_grad, without_grad
 from thunder.transforms.check_results import check_results
 from thunder.transforms.double_backward import InputsBehind, gradient_program, inputs_behind, random_devices
 from thunder.transforms.partition import read_by_products, views_of_outputs
@@ -270,8 +270,9 @@ def _connect(
 ) -> tuple[list[Trace], list[Trace], Callable, Connection]:
     """The traces of a computation's forward and backward, the two as a function connected to autograd, and how.
 
-    The backward for all outputs is compiled before the forward runs. A backward that some outputs play no part in, and
-    one that is itself differentiated, are compiled when they are first met. `program` makes a callable of a trace.
+    The backward for all outputs is lowered before the forward runs. A backward that some outputs play no part in, and
+    one that is itself differentiated, are lowered when they are first met. `program` makes a callable of a trace, which
+    takes as long as lowering it: of a backward when it is first called.
     """
     executors = options.executors
     forward, backward, cut = lower_with_derivatives(computation, options, executors)
@@ -300,7 +301,7 @@ def _connect(
     )  # fmt: skip
     apart = apart_from_autocast(connection)
     run = connect(
-        connection, program(forward[-1]), program(backward[-1]), modes,
+        connection, program(forward[-1]), when_called(lambda: program(backward[-1])), modes,
         make_without=lambda missing: apart(program(connection.variants(missing))),
         make_batched=lambda missing: program(lower_backward_for_batches(cut, missing, options)[-1]),
         make_again=again,

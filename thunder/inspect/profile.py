@@ -466,7 +466,7 @@ def costs_of(
     made_at: dict[Proxy, tuple] = {}  # by value, the location of the bound symbol that makes it
     found = []
     for trace, seconds in zip(ran, times, strict=True):
-        number_of = entry.executed.index(trace)
+        number_of = entry.executed.index(trace) if trace in entry.executed else None  # a backward that never ran
         part = "backward" if TraceTag.BACKWARD in trace.tags else "forward"
         for i, b in enumerate(trace.bound_symbols):
             location = b.location

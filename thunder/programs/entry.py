@@ -51,6 +51,7 @@ from thunder.programs.text import (
     written_object,
     written_text,
 )
+from thunder.runtime.autograd import when_called
 from thunder.transforms.dce import dce
 from thunder.transforms.double_backward import InputsBehind
 from thunder.transforms.register_grad import REGISTERED
@@ -294,7 +295,7 @@ def entry_of(
     if document["connection"] is None:
         run = not_differentiable(forward_fn, modes, document["facts"]["any_input_requires_grad"])
     else:
-        backward_fn = lazily(backward, trusted)
+        backward_fn = when_called(lambda: function_of(backward, trusted))
         run = differentiable(
             _connected(document, trusted, forward_fn, backward_fn, modes, replay.numbers.decisions), modes
         )
@@ -339,18 +340,6 @@ def _connected(
         connection, forward, backward, modes, make_without=without, make_batched=lambda missing: None,
         make_again=again, decisions=decisions,
     )  # fmt: skip
-
-
-def lazily(said: dict, trusted: dict) -> Callable:
-    """The function of a computation's text, which is made at its first call."""
-    made: list[Callable] = []
-
-    def run(*inputs):
-        if not made:
-            made.append(function_of(said, trusted))
-        return made[0](*inputs)
-
-    return run
 
 
 def _differentiated(plain: dict, missing: Sequence[int], arguments: int) -> Callable:

@@ -300,6 +300,18 @@ def _without_bases(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> Se
     return tensors
 
 
+def when_called(make: Callable[[], Callable]) -> Callable:
+    """The function that `make` returns, which is made at its first call."""
+    made: list[Callable] = []
+
+    def run(*inputs):
+        if not made:
+            made.append(make())
+        return made[0](*inputs)
+
+    return run
+
+
 def without_grad(function: Callable) -> Callable:
     """The program under no_grad, set once for the call: its values never require grad, whatever its inputs do."""
     return _in_grad_mode(function, False)
