@@ -140,9 +140,7 @@ class _Watched:
 
     def _changes(self) -> dict[Any, Any]:
         c = self.c
-        found: dict[Any, Any] = {key: id(value) for key, value in c.writes.overlay.items()}
-        for kind, original, _, key, value in containers.changes(c):
-            found[kind, id(original), id(key)] = len(value) if isinstance(value, (list, dict, set)) else id(value)
+        found = containers.state(c)
         found["host"] = len(c.path.log)
         for hook in c.engine.outside_hooks:
             for cell in getattr(hook.function, "__closure__", None) or ():
