@@ -15,10 +15,10 @@ from thunder import compat
 from thunder.capture import containers
 from thunder.capture.library import hooks
 from thunder.capture.library.gradients import first_proxy
-from thunder.capture.remade import is_filled
 from thunder.capture.tensors import has_new_history, is_leaf
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import recording
+from thunder.interpreter.attributes import cell_value
 from thunder.runtime.retained import retain as retain_result
 
 _TABLES = {"register_hook": "_backward_hooks", "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks"}
@@ -144,7 +144,7 @@ class _Watched:
         found["host"] = len(c.path.log)
         for hook in c.engine.outside_hooks:
             for cell in getattr(hook.function, "__closure__", None) or ():
-                inner = cell.cell_contents if is_filled(cell) else None
+                inner = cell_value(cell)
                 found[id(cell)] = id(inner)
                 if isinstance(inner, (list, dict, set)):
                     found[id(inner)] = len(inner)
