@@ -381,6 +381,16 @@ def test_jacobians_in_chunks(size):
     torch.testing.assert_close(thunder.jit(lambda x: f(x))(X), f(X))
 
 
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_batch_in_chunks(size):
+    def f(x, y):
+        return torch.func.grad(lambda x: (torch.sin(x) * y).sum())(x), {"y": y * 2}
+
+    f = torch.func.vmap(f, in_dims=(0, 1), out_dims=(1, 0), chunk_size=size)
+    x, y = draw(4, 3), draw(3, 4)
+    torch.testing.assert_close(thunder.jit(lambda x, y: f(x, y))(x, y), f(x, y))
+
+
 @pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd, torch.func.hessian])
 def test_jacobians_of_torch_func(transform):
     def f(x):

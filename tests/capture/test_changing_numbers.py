@@ -1,5 +1,6 @@
 """Numbers that change from call to call stay symbolic from the second value on, unless `cache` says otherwise."""
 
+import bisect
 import collections
 import dataclasses
 import math
@@ -441,3 +442,12 @@ def test_leaves_of_changing_sizes():
     for n in range(3, 9):
         assert torch.equal(compiled(X, n), f(X, n)) and asked(X, n) == (1, 4)
     assert thunder.cache_misses(compiled) <= 2
+
+
+@pytest.mark.parametrize("function", [bisect.bisect_left, bisect.bisect_right, bisect.bisect])
+def test_places_in_a_list_are_decisions(function):
+    """Schedules with milestones: one program once the number is symbolic for each place."""
+    compiled = thunder.jit(lambda x, n: x * 0.1 ** function([4, 8, 12], n), fallback="error")
+    for n in range(2, 20):
+        assert torch.equal(compiled(X, n), X * 0.1 ** function([4, 8, 12], n))
+    assert thunder.cache_misses(compiled) <= 6

@@ -318,6 +318,25 @@ def test_effects_of_a_functions_backward_happen_in_the_backward(function):
         thunder.jit(program, fallback="error")(torch.ones(2, requires_grad=True))
 
 
+class Scaled(torch.autograd.Function):
+    """Its forward looks at the first number of a list, its backward at all."""
+
+    @staticmethod
+    def forward(ctx, x, numbers):
+        ctx.numbers = numbers
+        return x * numbers[0]
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * sum(ctx.numbers), None
+
+
+def test_a_functions_backward_may_read_a_list_further_than_its_forward():
+    x, numbers = torch.ones(2, requires_grad=True), [1, 2, 3]
+    thunder.jit(lambda x, numbers: Scaled.apply(x, numbers).sum(), fallback="error")(x, numbers).backward()
+    assert x.grad.tolist() == [6.0, 6.0]
+
+
 def two_of_one_call(x, w):
     hidden = x * w
     return hidden, (hidden * hidden).sum(), (x * 3).sum()

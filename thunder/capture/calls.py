@@ -18,7 +18,7 @@ from thunder.capture.construct import construct_object, reduced
 from thunder.capture.expose import kept
 from thunder.capture.library import higher_order, torch_func
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import CONTAINERS, PRIMITIVE, impure, native_module
+from thunder.capture.native import CONTAINERS, PRIMITIVE, among, impure, native_module
 from thunder.capture.native_calls import BY_NAME, BY_TYPE, HANDLERS, IDENTITY_CALLS, call_builtin, call_native, reaches
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
@@ -41,8 +41,8 @@ def call(c, f, args, kwargs):
         return call(c, f.__func__, [f.__self__, *args], kwargs)
     if t is TensorMethod:
         return call_method(c, f, args, kwargs)
-    if c.replacements and (symbol := _replacement(c, f)) is not None:
-        return _call_symbol(c, symbol, args, kwargs)
+    if c.replacements and among(f, c.replacements):
+        return _call_symbol(c, c.replacements[f], args, kwargs)
     handler = HANDLERS.get(id(f)) or c.handlers.get(id(f))
     if handler is not None:
         return handler(c, f, args, kwargs)
@@ -190,13 +190,6 @@ def _leads_out(c, f, args) -> bool:
     is_method = args and type_attribute(type(args[0]), f.__name__) is not NULL  # `Signature.format`
     found = (x for x in kept(f, *(args[:1] if is_method else ())) if not isinstance(x, (type, tuple)))
     return any(reaches(c, (x,), {}) for x in found)
-
-
-def _replacement(c, f):
-    try:
-        return c.replacements.get(f)
-    except TypeError:
-        return None
 
 
 def _call_symbol(c, symbol, args, kwargs):

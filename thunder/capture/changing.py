@@ -26,6 +26,8 @@ from thunder.core.host_calls import HostProxy, call_method
 from thunder.core.proxies import TensorProxy, map_structure
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import parts_of, plain_attribute
+from thunder.interpreter.operators import COMPARE_METHOD, REFLECTED
+from thunder.interpreter.tables import COMPARISONS
 
 TEXTS = (str, bytes)
 
@@ -96,14 +98,9 @@ def answer(c, function, args: tuple, kwargs: dict) -> Any:
     return primitive(c, found, place) if type(found) in (int, bool) else NULL
 
 
-_METHODS = {
-    len: "__len__", operator.eq: "__eq__", operator.ne: "__ne__", operator.lt: "__lt__", operator.le: "__le__",
-    operator.gt: "__gt__", operator.ge: "__ge__", operator.contains: "__contains__",
-}  # fmt: skip
-_REFLECTED = {
-    "__eq__": "__eq__", "__ne__": "__ne__", "__lt__": "__gt__", "__le__": "__ge__", "__gt__": "__lt__",
-    "__ge__": "__le__",
-}  # fmt: skip
+_METHODS = {len: "__len__", operator.contains: "__contains__"}
+_METHODS |= {COMPARISONS[symbol]: method for symbol, method in COMPARE_METHOD.items()}
+_REFLECTED = {COMPARE_METHOD[symbol]: COMPARE_METHOD[other] for symbol, other in REFLECTED.items()}
 
 
 def settled(c, value):

@@ -349,26 +349,21 @@ def changes(c) -> list[tuple]:
     return found
 
 
-def state(c) -> tuple[dict, dict]:
-    """The program's writes to the outside so far, for `written_since`."""
-    snapshots = {sid: _elements(c.keep[sid], look) for sid, look in c.containers.looks.items()}
-    return {key: id(value) for key, value in c.writes.overlay.items()}, snapshots
+def state(c) -> dict[Any, Any]:
+    """The program's writes to attributes, variables and containers outside so far, to compare with later ones."""
+    found: dict[Any, Any] = {key: id(value) for key, value in c.writes.overlay.items()}
+    for kind, original, _, key, value in changes(c):
+        found[kind, id(original), id(key)] = _identities(kind, value)
+    return found
 
 
-def written_since(c, before: tuple[dict, dict]) -> bool:
-    """Whether the program has written to attributes, variables or containers outside since `state`."""
-    overlay, snapshots = before
-    if {key: id(value) for key, value in c.writes.overlay.items()} != overlay:
-        return True
-    return any(
-        _elements(c.keep[sid], look) != snapshots[sid] if sid in snapshots else bool(_changes(c.keep[sid], look))
-        for sid, look in c.containers.looks.items()
-    )
-
-
-def _elements(s, look: Look) -> list:
-    pairs = [*s.items(), *look.late] if isinstance(s, dict) else [(v,) for v in s]
-    return [id(v) for pair in pairs for v in pair]
+def _identities(kind: str, value) -> Any:
+    """A change of a container, to compare: values by their identity, but for a container that stands for the whole."""
+    if kind == "buffer":
+        return content(value)
+    inside = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, (list, set)) else ()
+    identities = map(id, inside)
+    return id(value) if kind == "item" else None, tuple(sorted(identities) if type(value) is set else identities)
 
 
 def is_changed(c, s) -> bool:

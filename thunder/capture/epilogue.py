@@ -25,15 +25,15 @@ from thunder.capture.library import outside_hooks
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
-from thunder.capture.remade import GENERATORS, UNCHANGING, call_of, goes_on, is_filled, is_global, made_of, native_new
-from thunder.capture.sources import MISSING, STEPS, held
+from thunder.capture.remade import GENERATORS, UNCHANGING, call_of, goes_on, is_global, made_of, native_new
+from thunder.capture.sources import MISSING, STEPS
 from thunder.capture.statements import check_symbol, written
 from thunder.capture.tensors import without_history
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
-from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, plain_attribute
+from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, cell_value, plain_attribute
 
 _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torch.device)
 
@@ -106,21 +106,16 @@ class EpilogueWriter:
         b = self._path(source.base)
         if source.step == "attr":
             return f"{b}.{source.key}"
-        if source.step == "call":
-            return f"{b}.{source.key[0]}({', '.join(map(self.literal, source.key[1:]))})"
-        if source.step == "held":
-            return f"{self.pin(held)}({b})"
         if source.step in ("keyed", "at"):
             return f"{b}[{self.path(source.key)}]"
         if source.step == "size":
             return f"{b}.shape[{source.key}]"
-        if source.step in ("len", "tensor"):
-            return f"{self.pin(STEPS[source.step])}({b})"
         if source.step == "number":
             return source.key.text(self.path)
-        if source.step == "cell":
-            return f"{b}.__closure__[{source.key}].cell_contents"
-        return f"{b}[{self.literal(source.key)}]"
+        if source.step == "item":
+            return f"{b}[{self.literal(source.key)}]"
+        take = STEPS[source.step]
+        return f"{self.pin(take, take.__name__)}({b}, {self.literal(source.key)})"
 
     def literal(self, value) -> str:
         return repr(value) if type(value) in (int, str, bool, type(None), bytes) else self.pin(value)
@@ -343,8 +338,8 @@ class EpilogueWriter:
             f"{value.__name__!r}, {defaults}, {closure})",
         )
         for cell in filled:
-            if is_filled(cell):
-                contents = self.c.writes.overlay.get((id(cell), None), cell.cell_contents)
+            contents = self.c.writes.overlay.get((id(cell), None), cell_value(cell, MISSING))
+            if contents is not MISSING:
                 self.lines.append(f"{self.built[id(cell)]}.cell_contents = {self.build(contents)}")
         for attribute in ("__kwdefaults__", "__qualname__", "__doc__", "__module__"):
             if (v := getattr(value, attribute)) is not None:

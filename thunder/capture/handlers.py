@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import bisect
 import functools
 import itertools
 import math
@@ -139,21 +138,6 @@ def _apply_function(c, f, args, kwargs):
     if args[0] is torch.utils.checkpoint.CheckpointFunction:
         return checkpoints.reentrant(c, args[1], args[3:])  # between them stands preserve_rng_state
     return autograd_function.apply(c, f, args, kwargs)
-
-
-def _bisect(c, f, args, kwargs):
-    """The place of a symbolic number in a list, by which the program decides: schedules with milestones ask for it."""
-    if kwargs or len(args) != 2 or not isinstance(args[1], NumberProxy) or args[1].unbacked:
-        return call_builtin(c, f, args, kwargs)
-    elements, x = [e for e in c.steps(args[0])], args[1]
-    low, high = 0, len(elements)
-    while low < high:
-        middle = (low + high) // 2
-        right = (
-            c.compare(">=", x, elements[middle]) if f is bisect.bisect_right else c.compare(">", x, elements[middle])
-        )
-        low, high = (middle + 1, high) if c.truth(right) else (low, middle)
-    return low
 
 
 def _is_number(value) -> bool:
@@ -344,7 +328,7 @@ def install() -> None:
         torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k),
             torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
         os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
-        min: _extreme, max: _extreme, bisect.bisect_left: _bisect, bisect.bisect_right: _bisect,
+        min: _extreme, max: _extreme,
         **{f: _of_numbers for f in MATH.values() if id(f) not in PROTOCOL_CALLS},
         # a compiled program has no such ranges
         torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],

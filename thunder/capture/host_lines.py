@@ -27,6 +27,7 @@ from thunder.capture.native import (
     IMMUTABLE,
     KNOWN,
     PRIMITIVE,
+    among,
     impure,
     is_tracked,
     learn_class,
@@ -184,10 +185,8 @@ _TEXT_OF = (list, dict, set, frozenset)  # their methods that make text
 def _known_kind(function, args: tuple, kwargs: dict) -> type | None:
     if any(isinstance(a, (TensorProxy, HostProxy)) for a in (*args, *kwargs.values())):
         return None
-    try:
-        kind = _KINDS.get(plain_attribute(function, "__func__", function))
-    except TypeError:
-        return None
+    called = plain_attribute(function, "__func__", function)
+    kind = _KINDS[called] if among(called, _KINDS) else None
     if kind in (int, float) and not {*map(type, (*args, *kwargs.values()))} <= _NUMBERS:
         return None
     return None if function == numpy.random.rand and len(args) + len(kwargs) else kind

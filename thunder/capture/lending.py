@@ -10,6 +10,7 @@ import random
 
 import torch
 
+from thunder.capture.native import among
 from thunder.core.host_calls import CONTAINERS, call_function, call_method, contents
 from thunder.interpreter.attributes import plain_attribute
 
@@ -37,11 +38,8 @@ def only_reads(c, function, args) -> bool:
 
 
 def _is_reader(function) -> bool:
-    try:
-        if plain_attribute(function, "__func__", function) in _READING:
-            return True
-    except TypeError:
-        pass
+    if among(plain_attribute(function, "__func__", function), _READING):
+        return True
     owner = plain_attribute(function, "__self__")
     module = plain_attribute(function, "__module__") or type(owner).__module__
     changes = plain_attribute(function, "__name__") == "shuffle"  # of NumPy's generators

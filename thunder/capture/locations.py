@@ -6,14 +6,13 @@ import functools
 import linecache
 import types
 from collections import deque
-from typing import Any
 
 import torch
 
 from thunder.capture.library.functional import original
 from thunder.capture.native import is_tracked, native_module
 from thunder.interpreter import decode, format_location
-from thunder.interpreter.attributes import plain_attribute
+from thunder.interpreter.attributes import cell_value, plain_attribute
 
 
 @functools.cache
@@ -47,7 +46,7 @@ def _module_path(c, frame) -> str | None:
     code = frame.fn.__code__
     owner = frame.locals.get(code.co_varnames[0]) if code.co_argcount else None
     if type(owner) is types.CellType:  # where a function or class inside of the method names it
-        owner = content(owner)
+        owner = cell_value(owner)
     if not isinstance(owner, torch.nn.Module):
         return None
     outside = c.outside
@@ -73,17 +72,9 @@ def user_location(c) -> tuple | None:
     return place(location)
 
 
-def content(cell: types.CellType) -> Any:
-    """The content of a cell; None where it is empty."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
 def holds_state(f: types.FunctionType, name: str, cell: types.CellType) -> bool:
     """Whether a variable of a library's closure is state: a container, or one that the function sets."""
-    held = content(cell)
+    held = cell_value(cell)
     if isinstance(held, (list, dict, set, deque)) or is_tracked(type(held)):
         return True
     return any(handler.__name__ == "STORE_DEREF" and n == name for handler, n in decode(f.__code__).program)

@@ -182,6 +182,14 @@ HARMLESS = {
 }  # fmt: skip
 
 
+def among(f, table) -> bool:
+    """Whether a callable is one of a table; one that cannot be hashed is in none."""
+    try:
+        return f in table
+    except TypeError:
+        return False
+
+
 def is_iterator(value) -> bool:
     """Whether a value of a library's type is used up by reading it."""
     return type_attribute(type(value), "__next__") is not NULL

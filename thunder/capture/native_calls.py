@@ -39,6 +39,7 @@ from thunder.capture.native import (
     HARMLESS,
     ITERATING,
     PRIMITIVE,
+    among,
     impure,
     native_module,
 )  # fmt: skip
@@ -196,7 +197,7 @@ def _formatted(c, f, args, kwargs):
 def stepping(c, f, s, args) -> list:
     """The arguments with iterators that come back to the machine."""
     kind = standins.Listed if plain_attribute(f, "__name__") == "join" else standins.Iterated
-    if _is_iterating(f):
+    if among(f, ITERATING):
         several = f in (min, max) and len(args) > 1
         last = {functools.reduce: 2, sum: 1, sorted: 1, min: 1, max: 1}.get(f, len(args)) if not several else 0
         called, _ = standins.CALLING.get(id(f), (None, ""))
@@ -206,13 +207,6 @@ def stepping(c, f, s, args) -> list:
     if s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
         return [pairs(c, a) if isinstance(s, dict) else iterable(c, a, kind) for a in args]
     return args
-
-
-def _is_iterating(f) -> bool:
-    try:
-        return f in ITERATING
-    except TypeError:
-        return False
 
 
 def iterated(c, a, kind=standins.Iterated):
@@ -415,10 +409,7 @@ def _looks_inside(f) -> bool:
         return False
     if plain_attribute(f, "__name__", "") == "__new__" and f.__self__ in _MADE_EMPTY:
         return False
-    try:
-        return f not in HARMLESS
-    except TypeError:
-        return True
+    return not among(f, HARMLESS)
 
 
 def pairs(c, a):

@@ -17,8 +17,8 @@ from typing import Any
 import numpy
 
 from thunder.capture.native import DICT_VIEWS, native_module
-from thunder.interpreter import sequences
-from thunder.interpreter.attributes import BUILTINS, type_attribute
+from thunder.interpreter import NULL, sequences
+from thunder.interpreter.attributes import BUILTINS, cell_value, type_attribute
 from thunder.interpreter.machine import Frame
 
 
@@ -36,7 +36,8 @@ def made_of(value, t: type) -> tuple | None:
     if t is property:
         return t, (value.fget, value.fset, value.fdel, value.__doc__)
     if t is types.CellType:
-        return t, ((value.cell_contents,) if is_filled(value) else ())
+        held = cell_value(value, NULL)
+        return t, (() if held is NULL else (held,))
     if t is sequences.Items:
         return iter, (value.value,)
     if t in _ITERATORS:
@@ -126,11 +127,3 @@ def native_new(t: type):
 
 
 _NATIVE_NEW = (types.BuiltinFunctionType, types.BuiltinMethodType)
-
-
-def is_filled(cell) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - asks whether there is any
-    except ValueError:
-        return False
-    return True

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from thunder.core.symbolic import Expression
-from thunder.interpreter.attributes import plain_attribute
+from thunder.interpreter.attributes import cell_value, plain_attribute
 
 _NAMED = ("number", "made", "len", "tensor")  # variables are called so
 _PRIVATE_STEPS = {"_lc_original", "__self__", "_parameters", "_buffers", "_modules", "__dict__"}
@@ -59,10 +59,7 @@ def held(proxy, _=None):
 
 
 def cell(function, index: int):
-    try:
-        return function.__closure__[index].cell_contents
-    except ValueError:
-        return MISSING
+    return cell_value(function.__closure__[index], MISSING)
 
 
 def length_of(container, _=None) -> int:

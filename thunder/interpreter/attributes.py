@@ -287,6 +287,14 @@ def remove_attribute(host, value, name):
 _PROPERTY_SET, _PROPERTY_DELETE = property.__dict__["__set__"], property.__dict__["__delete__"]
 
 
+def cell_value(cell: types.CellType, default: Any = None) -> Any:
+    """The content of a cell; the default where it is empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return default
+
+
 def native_method(kind, name):
     """The native special method behind those written in Python."""
     return next(base.__dict__[name] for base in kind.__mro__ if type(base.__dict__.get(name)) in NATIVE_METHODS)

@@ -6,7 +6,7 @@ import abc
 import sys
 import types
 
-from thunder.interpreter.attributes import in_python, type_attribute
+from thunder.interpreter.attributes import cell_value, in_python, type_attribute
 from thunder.interpreter.control import NULL
 from thunder.interpreter.operators import derives
 from thunder.interpreter.tracebacks import swallow
@@ -129,10 +129,7 @@ def _set_name(host, cls, key, value):
 
 
 def _check_class_cell(cell, made, name):
-    try:
-        inside = cell.cell_contents
-    except ValueError:
-        inside = None
+    inside = cell_value(cell)
     if inside is None:
         raise RuntimeError(
             f"__class__ not set defining {name!r} as {made!r}. Was __classcell__ propagated to type.__new__?"

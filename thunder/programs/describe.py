@@ -27,10 +27,10 @@ import torch
 
 from thunder import compat
 from thunder.capture.classes import of_library
-from thunder.capture.locations import content
 from thunder.capture.native import CONTAINERS, IMMUTABLE, slots
 from thunder.capture.sources import MISSING
 from thunder.core.symbol import Symbol
+from thunder.interpreter.attributes import cell_value
 
 PLAIN = {type(None), bool, int, str}  # what JSON says as it is
 PARTS = 200  # of an object of a library; one that leads to more is not described
@@ -94,7 +94,7 @@ def _parts(x: Any) -> list[tuple[str, Any]]:
         found.append(("__wrapped__", x.__dict__["__wrapped__"]))
     if type(x) is types.FunctionType and x.__closure__:
         cells = zip(x.__code__.co_freevars, x.__closure__, strict=True)
-        found += [(f"cell {name}", v) for name, cell in cells if type(v := content(cell)) is types.FunctionType]
+        found += [(f"cell {name}", v) for name, cell in cells if type(v := cell_value(cell)) is types.FunctionType]
     return found
 
 

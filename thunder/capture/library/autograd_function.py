@@ -72,7 +72,7 @@ def apply(c, f, args, kwargs):
     # in eager, too, it runs after the forward's autocast is left
     with separate(c, False) as backward, compat.autocast_off(), _laid_out(c, forward, placeholders) as contiguous:
         gradients = map_structure(c.recorder.latest, c.call(_backward_of(cls), [ctx, *placeholders], {}))
-    if containers.written_since(c, before):
+    if containers.state(c) != before:
         c.refuse(
             f"the backward of {cls.__name__} writes to the outside, which happens when the backward runs",
             "let the backward only compute gradients, or register a hook (Tensor.register_hook), which may do more",

@@ -405,10 +405,7 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
     found = _hooked(c, pulled, tensors, pulled.write(tensors))
     bases, taken = alias_bases(pulled.written), set()
     made = {o for operation in pulled.written for o in operation.outputs}
-    before = torch.is_grad_enabled()
-    compat.set_grad_enabled(pulled.create_graph)
-    c.synchronize()
-    try:
+    with hooks.grad_mode(c, pulled.create_graph):
         # before any is read, so that several are communicated together
         reduced = [_synchronized(c, pulled, p, g) for p, g in zip(tensors, found, strict=True)]
         for p, local, g in zip(tensors, found, reduced, strict=True):
@@ -428,6 +425,3 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
                 METHODS.call("__iadd__", known, g)
             if p in c.tensors.real:
                 outside_hooks.call_after(c, p)
-    finally:
-        compat.set_grad_enabled(before)
-        c.synchronize()

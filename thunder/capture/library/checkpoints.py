@@ -79,11 +79,11 @@ def _recomputed(c, function, args, kwargs, stops_early: bool):
         if tensors and (after := _repeatable(c)) != before:
             if after[2:] != before[2:]:
                 _refuse(c, "changes containers")
-            counters = _counters(c, [key for key, v in after[1] if dict(before[1]).get(key) != v], numbers)
+            counters = _counters(c, [key for key, v in after[1].items() if before[1].get(key) != v], numbers)
             _check_uses(c, counters, recorder.bound_symbols[start:])
-            if outer or written.intersection(b for b in c.tensors.mutated if _is_new(before, after, b)):
+            new = [b for b in c.tensors.mutated if before[0].get(b) != after[0][b]]
+            if outer or written.intersection(new):
                 _refuse(c, "writes to a tensor that was written to before, or in a checkpoint of a checkpoint")
-            new = [b for b in c.tensors.mutated if _is_new(before, after, b)]
             _Repeated(c, start, tensors, new, counters, stops_early)
     finally:
         recorder.context = recorder.context.replace(checkpoint=outer)
@@ -162,10 +162,6 @@ def _relations(c) -> dict:
     return c.numbers.decisions.relations
 
 
-def _is_new(before: tuple, after: tuple, base: TensorProxy) -> bool:
-    return dict(before[0]).get(id(base)) != dict(after[0]).get(id(base))
-
-
 def _refuse(c, what: str) -> Any:
     return c.refuse(
         f"what runs in a checkpoint {what}, which eager PyTorch does once more in the backward",
@@ -176,9 +172,9 @@ def _refuse(c, what: str) -> Any:
 def _repeatable(c) -> tuple:
     """What a checkpoint that runs again in the backward would do again, and which would not come out the same: writes
     to tensors, to numbers that the program has read, and to containers of numbers or of a number of elements."""
-    tensors = [(id(base), id(c.recorder.memory.latest(base))) for base in c.tensors.mutated]
+    tensors = {base: id(c.recorder.memory.latest(base)) for base in c.tensors.mutated}
     written = ((key, v) for key, v in c.writes.overlay.items() if _is_number(v) and _was_read(c, *key))
-    numbers = [(key, id(v) if isinstance(v, NumberProxy) else v) for key, v in written]
+    numbers = {key: id(v) if isinstance(v, NumberProxy) else v for key, v in written}
     changed = [_described(*change) for change in containers.changes(c)]
     return tensors, numbers, [change for change in changed if change is not None]
 

@@ -10,7 +10,8 @@ calls it as it is, with the contents of its closure as arguments:
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -185,16 +186,23 @@ def run(c, operation: BoundSymbol, create_graph: bool) -> TensorProxy:
     return called(c, hook.function, gradient, create_graph)
 
 
-def called(c, function: Callable, gradient: TensorProxy, create_graph: bool) -> TensorProxy:
-    """The result of a hook, which is interpreted, for a gradient."""
+@contextlib.contextmanager
+def grad_mode(c, enabled: bool) -> Iterator[None]:
+    """A grad mode in which a backward inside of the program runs."""
     before = torch.is_grad_enabled()
-    compat.set_grad_enabled(create_graph)
+    compat.set_grad_enabled(enabled)
     c.synchronize()
     try:
-        found = c.call(function, [gradient], {})
+        yield
     finally:
         compat.set_grad_enabled(before)
         c.synchronize()
+
+
+def called(c, function: Callable, gradient: TensorProxy, create_graph: bool) -> TensorProxy:
+    """The result of a hook, which is interpreted, for a gradient."""
+    with grad_mode(c, create_graph):
+        found = c.call(function, [gradient], {})
     if found is None:
         return c.recorder.latest(gradient)
     found = c.recorder.latest(found)

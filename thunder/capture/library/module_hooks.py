@@ -19,8 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch.utils.hooks import BackwardHook
 
-from thunder import compat
-from thunder.capture.library.hooks import Hook
+from thunder.capture.library.hooks import Hook, grad_mode
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 
@@ -68,24 +67,26 @@ def _natively(hook_and_values: tuple, given: list):
     return hook.rebuilt(values)(*given)
 
 
-def _run_pre_hooks(gradient, place: tuple, hooks: tuple, values: tuple):
+# call: calls a hook, given with the values that it is rebuilt of, natively or by the interpreter
+def _run_pre_hooks(gradient, place: tuple, hooks: tuple, values: tuple, call=_natively):
     """The gradient of a module's result. place: (index, number of results)."""
     packed = _pack(place[:1], [gradient], place[1])
-    return _pre_hooks(_natively, list(zip(hooks, values, strict=True)), packed)[place[0]]
+    return _pre_hooks(call, list(zip(hooks, values, strict=True)), packed)[place[0]]
 
 
-def _run_hooks(gradients: tuple, output, places: tuple, place: tuple, hooks: tuple, values: tuple) -> tuple:
+def _run_hooks(gradients: tuple, output, places: tuple, place: tuple, hooks: tuple, values: tuple, call=_natively):
     """The gradients of a module's inputs. places: (their indices, number of inputs); place: as for the result."""
     packed = _pack(places[0], gradients, places[1]), _pack(place[:1], [output], place[1])
-    found = _hooks(_natively, list(zip(hooks, values, strict=True)), *packed)
+    found = _hooks(call, list(zip(hooks, values, strict=True)), *packed)
     return tuple(found[i] for i in places[0])
 
 
-def _run_hooks_alone(output, count: int, place: tuple, hooks: tuple, values: tuple):
+def _run_hooks_alone(output, count: int, place: tuple, hooks: tuple, values: tuple, call=_natively):
     """Hooks of a module none of whose inputs requires grad."""
-    warnings.warn(_WARNING, stacklevel=2)
+    if call is _natively:
+        warnings.warn(_WARNING, stacklevel=2)
     for one in zip(hooks, values, strict=True):
-        _check_alone(_natively(one, [(None,) * count, _pack(place[:1], [output], place[1])]))
+        _check_alone(call(one, [(None,) * count, _pack(place[:1], [output], place[1])]))
     return output
 
 
@@ -220,31 +221,9 @@ def _place(c, given) -> int | None:
 
 def run(c, operation: BoundSymbol, create_graph: bool):
     """The result of hooks in a backward inside of the program, where they are interpreted."""
-
-    before = torch.is_grad_enabled()
-    compat.set_grad_enabled(create_graph)
-    c.synchronize()
-    try:
-        return _interpreted(operation, lambda hook, given: c.call(hook.function, list(given), {}))
-    finally:
-        compat.set_grad_enabled(before)
-        c.synchronize()
-
-
-def _interpreted(operation: BoundSymbol, call):
-    gradient, *rest = operation.args
-    if operation.sym is call_pre_hooks:
-        place, hooks, _ = rest
-        return _pre_hooks(call, hooks, _pack(place[:1], [gradient], place[1]))[place[0]]
-    if operation.sym is call_hooks:
-        output, places, place, hooks, _ = rest
-        packed = _pack(places[0], gradient, places[1]), _pack(place[:1], [output], place[1])
-        found = _hooks(call, hooks, *packed)
-        return tuple(found[i] for i in places[0])
-    count, place, hooks, _ = rest
-    for hook in hooks:
-        _check_alone(call(hook, [(None,) * count, _pack(place[:1], [gradient], place[1])]))
-    return gradient
+    assert operation.sym.fn is not None, "hooks are called by a function"
+    with grad_mode(c, create_graph):
+        return operation.sym.fn(*operation.args, call=lambda one, given: c.call(one[0].function, list(given), {}))
 
 
 HANDLERS = {BackwardHook.setup_input_hook: set_up_inputs, BackwardHook.setup_output_hook: set_up_outputs}

@@ -6,7 +6,8 @@ stay on the tensors, where the epilogue puts them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
@@ -15,10 +16,10 @@ from thunder import compat
 from thunder.capture import containers
 from thunder.capture.library import hooks
 from thunder.capture.library.gradients import first_proxy
-from thunder.capture.remade import is_filled
 from thunder.capture.tensors import has_new_history, is_leaf
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import recording
+from thunder.interpreter.attributes import cell_value
 from thunder.runtime.retained import retain as retain_result
 
 _TABLES = {"register_hook": "_backward_hooks", "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks"}
@@ -94,7 +95,7 @@ def remove(c, f, args, kwargs) -> None:
 def called_before(c, p: TensorProxy, gradient: TensorProxy, create_graph: bool) -> TensorProxy:
     """The gradient of a leaf, as the hooks leave it."""
     for function in _functions(c, p, "register_hook"):
-        with _Watched(c, p):
+        with _watched(c, p):
             gradient = hooks.called(c, function, gradient, create_graph)
     return gradient
 
@@ -102,7 +103,7 @@ def called_before(c, p: TensorProxy, gradient: TensorProxy, create_graph: bool) 
 def call_after(c, p: TensorProxy) -> None:
     """Call the hooks that want to know that the gradient has been accumulated."""
     for function in _functions(c, p, "register_post_accumulate_grad_hook"):
-        with _Watched(c, p):
+        with _watched(c, p):
             c.call(function, [p], {})
 
 
@@ -115,42 +116,32 @@ def _functions(c, p: TensorProxy, kind: str) -> list[Callable]:
     return before + [h.function for h in registered if first_proxy(c, h.tensor) is p]
 
 
-class _Watched:
+@contextlib.contextmanager
+def _watched(c, p: TensorProxy) -> Iterator[None]:
     """Around the call of a hook. Hooks of several tensors run in an order that the engine chooses: those that change
     the same objects, or run code on the host, are refused."""
+    before = _changes(c)
+    yield
+    changed = {key for key, value in _changes(c).items() if before.get(key) != value}
+    others = set().union(*(keys for other, keys in c.engine.changed_by_hooks if other is not p))
+    if changed & others:
+        c.refuse(
+            "hooks of several tensors change the same object in a backward inside of it, in an order that is not known",
+            "call backward outside of the compiled function",
+        )
+    c.engine.changed_by_hooks.append((p, changed))
 
-    def __init__(self, c, p: TensorProxy):
-        self.c, self.p = c, p
 
-    def __enter__(self) -> None:
-        self.before = self._changes()
-
-    def __exit__(self, kind, error, traceback) -> None:
-        if kind is not None:
-            return
-        changed = {key for key, value in self._changes().items() if self.before.get(key) != value}
-        others = set().union(*(keys for p, keys in self.c.engine.changed_by_hooks if p is not self.p))
-        if changed & others:
-            self.c.refuse(
-                "hooks of several tensors change the same object in a backward inside of it, in an order that is not "
-                "known",
-                "call backward outside of the compiled function",
-            )
-        self.c.engine.changed_by_hooks.append((self.p, changed))
-
-    def _changes(self) -> dict[Any, Any]:
-        c = self.c
-        found: dict[Any, Any] = {key: id(value) for key, value in c.writes.overlay.items()}
-        for kind, original, _, key, value in containers.changes(c):
-            found[kind, id(original), id(key)] = len(value) if isinstance(value, (list, dict, set)) else id(value)
-        found["host"] = len(c.path.log)
-        for hook in c.engine.outside_hooks:
-            for cell in getattr(hook.function, "__closure__", None) or ():
-                inner = cell.cell_contents if is_filled(cell) else None
-                found[id(cell)] = id(inner)
-                if isinstance(inner, (list, dict, set)):
-                    found[id(inner)] = len(inner)
-        return found
+def _changes(c) -> dict[Any, Any]:
+    found = containers.state(c)
+    found["host"] = len(c.path.log)
+    for hook in c.engine.outside_hooks:
+        for cell in getattr(hook.function, "__closure__", None) or ():
+            inner = cell_value(cell)
+            found[id(cell)] = id(inner)
+            if isinstance(inner, (list, dict, set)):
+                found[id(inner)] = len(inner)
+    return found
 
 
 # ---------------------------------------------------------------- the epilogue

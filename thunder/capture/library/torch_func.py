@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import cast
 
 from thunder import compat
 from thunder.capture.library.functional import (
@@ -66,31 +65,21 @@ def _torch_jvp(c, f, args, kwargs):
     if argnums is None:
         return made(c, JVP(given["func"], given["has_aux"])).apply(c, (primals, given["tangents"]), {})
     selected, _ = selected_arguments(argnums, primals, {})
+    function = functools.partial(_filled, given["func"], primals, tuple(selected))
+    return made(c, JVP(function, given["has_aux"])).apply(c, (tuple(selected.values()), given["tangents"]), {})
 
-    def function(*values):
-        now = dict(zip(selected, values, strict=True))
-        return c.call(given["func"], [now.get(i, x) for i, x in enumerate(primals)], {})
 
-    return made(c, JVP(cast(Callable, _Called(function)), given["has_aux"])).apply(
-        c, (tuple(selected.values()), given["tangents"]), {}
-    )
+def _filled(function, arguments, places, *values):
+    """A function of some of its arguments. Interpreted, as the function is."""
+    now = dict(zip(places, values, strict=True))
+    return function(*[now.get(i, x) for i, x in enumerate(arguments)])
 
 
 def _torch_vmap(c, f, args, kwargs):
     function, in_dims, out_dims, randomness, chunk_size, *given = args
-    if chunk_size is not None:
-        c.refuse("torch.func.vmap with chunk_size", "leave chunk_size out: the whole batch is computed at once")
+    if chunk_size is not None:  # PyTorch's Python enters a level for each part
+        return c.enter(f, args, kwargs)
     return made(c, VMap(function, in_dims, out_dims, randomness)).apply(c, given, kwargs)
-
-
-class _Called:
-    """A function of ours in the place of one of the program's: it runs natively, and calls back the program's code."""
-
-    def __init__(self, function: Callable):
-        self.function = function
-
-    def apply(self, c, args, kwargs):
-        return self.function(*args, **kwargs)
 
 
 HANDLERS = {
@@ -121,4 +110,4 @@ BY_NAME = {
         "vmap": VMap,
     }.items()
 }
-KINDS = dict.fromkeys((Grad, VJP, JVP, VMap, PullbackFunction, _Called), _call_transformed)
+KINDS = dict.fromkeys((Grad, VJP, JVP, VMap, PullbackFunction), _call_transformed)
