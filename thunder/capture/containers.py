@@ -60,6 +60,21 @@ def _known(c, value, source: Source):
     return s
 
 
+def held(c, value):
+    """What native code gives, with the snapshots of the containers from outside that are in it: an object in C that
+    came from outside keeps those themselves."""
+    known = c.containers.snapshots
+    if not known or type(value) not in (tuple, list) or id(value) in known:
+        return known.get(id(value), value)
+    found = [held(c, x) if type(x) is tuple else known.get(id(x), x) for x in value]
+    if all(map(operator.is_, found, value)):
+        return value
+    if type(value) is tuple:
+        return tuple(found)
+    value[:] = found
+    return value
+
+
 def _stand_for(c, s, value, source: Source) -> Look:
     look = c.containers.looks[id(s)] = Look(value, source)
     c.containers.snapshots[id(value)], c.sources[id(s)] = s, source

@@ -1,5 +1,6 @@
-"""Calls of PyTorch's in a `try` of the program, run on examples first: PyTorch's errors about types and shapes of the
-arguments are raised where the program may handle them, and not when the compiled program runs."""
+"""Calls of PyTorch's that are run on examples first: PyTorch's errors about types and shapes of the arguments are raised
+where the program may handle them, in a `try`, and not when the compiled program runs; those about objects that no
+operation knows are raised everywhere."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ import numpy
 import torch
 
 from thunder import compat
+from thunder.capture import callbacks
+from thunder.capture.expose import keeps
 from thunder.capture.native import PRIMITIVE
 from thunder.capture.tensors import is_leaf, shows_leaf
-from thunder.core.proxies import NumberProxy, TensorProxy, map_structure, number_value, numbers_in
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, number_value, numbers_in
 from thunder.errors import ThunderError
 from thunder.interpreter.attributes import plain_attribute
 from thunder.ops.infer import as_torch
@@ -22,8 +25,9 @@ _FEW = 1 << 16  # elements of an example
 
 
 def checked(c, function, args, kwargs, run):
-    """`run()`, which records a call, with PyTorch's own errors where the program may handle one."""
-    if not is_tried(c):
+    """`run()`, which records a call, with PyTorch's own errors where the program may handle one, and about strange
+    arguments."""
+    if not is_tried(c) and not any(map(_is_strange, (*args, *kwargs.values()))):
         return run()
     error = _known_error(c, function, args, kwargs)
     if error is not None:
@@ -40,6 +44,17 @@ def checked(c, function, args, kwargs, run):
             f"{plain_attribute(function, '__name__', function)}() in a `try` fails, which PyTorch does not: {error}",
             "call it outside of the `try`",
         )
+
+
+def _is_strange(x) -> bool:
+    """Whether an argument is an object of a class that is neither Python's for values nor PyTorch's or NumPy's."""
+    t = type(x)
+    if t in _USUAL or isinstance(x, (Proxy, NumberProxy)):
+        return False
+    return t.__module__.split(".")[0] not in ("torch", "thunder", "numpy")
+
+
+_USUAL = {*PRIMITIVE, list, tuple, dict, type, types.FunctionType}
 
 
 def is_tried(c) -> bool:
@@ -119,7 +134,9 @@ def _example(c, make, x):
         plain = type(x) in PRIMITIVE or type(x) in (type, types.FunctionType)
         if plain or isinstance(x, (numpy.generic, numpy.ndarray)) or type(x).__module__ in _OF_THUNDER:
             return as_torch(x)
-        raise _Unknown
+        if not _is_strange(x) or callbacks.called_in(c, type(x)) or keeps((x,), (Proxy, NumberProxy)):
+            raise _Unknown
+        return x
     shape = tuple(_number(c, n) for n in x.shape)
     if numpy.prod(shape) > _FEW:
         raise _Unknown

@@ -84,14 +84,14 @@ IMMUTABLE = (
 
 # Python code of these packages runs natively unless it gets a tracked object or a function of the user's
 _NATIVE = {
-    "typing", "inspect", "re", "logging", "warnings", "functools", "abc", "enum", "weakref", "importlib",
+    "typing", "inspect", "re", "logging", "warnings", "functools", "abc", "enum", "importlib",
     "types", "math", "torch", "numpy", "operator",
     "threading", "contextvars", "random", "time", "traceback", "linecache", "packaging", "posixpath", "genericpath",
     "typing_extensions", "collections",
     "dataclasses", "builtins", "_thread", "ast", "tokenize", "textwrap", "json", "pathlib", "huggingface_hub",
     "thunder", "itertools", "string", "os", "sys",
     "optree", "contextlib", "numbers", "decimal", "fractions", "heapq", "bisect", "io", "codecs", "tempfile",
-    "pickle", "_weakrefset",
+    "pickle",
 }  # fmt: skip
 _INTERPRETED = (
     "torch.nn.modules", "torch.nn.functional", "torch.functional", "torch.utils.checkpoint",

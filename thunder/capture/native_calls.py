@@ -144,11 +144,14 @@ _OF_ELEMENT = ("add", "discard", "remove", "__contains__")
 
 
 def _hashed(c, a):
-    """An iterable of elements of a set, with the values of texts among them."""
-    if isinstance(a, (list, tuple, Iterator)):
+    """An iterable of elements of a set, with the values of texts among them. A set that comes from another one asks for
+    no iterator."""
+    if isinstance(a, (list, tuple)):
         return [changing.settled(c, x) for x in c.steps(a)]
+    if isinstance(a, Iterator):
+        return _Hashed(c, a, {})
     changing.settle_inside(c, a)
-    found = iterable(c, a)
+    found = c.materialize(a) if isinstance(a, (set, frozenset)) else iterable(c, a)
     return _Hashed(c, a, {}) if type(found) is standins.Iterated else found
 
 
@@ -158,7 +161,7 @@ class _Hashed(standins.Iterated):
     __slots__ = ()
 
     def __iter__(self):
-        return (changing.settled(self.host, x) for x in self.host.steps(self.value))
+        return (self.host.hashed([x])[0] for x in self.host.steps(self.value))
 
 
 def _by_receiver(c, f, s, args, kwargs):
@@ -265,6 +268,7 @@ def call_native(c, f, args, kwargs):
             _name_operands(c, error, args)
             raise
         _note_made(c, f, args, result)
+        result = containers.held(c, result)
         result = numpy_values.own_arrays(c, result) if c.path.own_arrays else result
         if type(plain_attribute(f, "__self__")) is types.GeneratorType:
             c.follow_settings(f, result)  # of a context manager of PyTorch's that ends

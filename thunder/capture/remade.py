@@ -47,8 +47,6 @@ def made_of(value, t: type) -> tuple | None:
         return functools.lru_cache(**value.cache_parameters()), (value.__wrapped__,)
     if t is weakref.WeakMethod:
         return t, (value(),)
-    if t in (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
-        return t, (set(value) if t is weakref.WeakSet else dict(value),)
     return None
 
 
