@@ -1,6 +1,6 @@
-"""Calls of PyTorch's that are run on examples first: PyTorch's errors about types and shapes of the arguments are raised
-where the program may handle them, in a `try`, and not when the compiled program runs; those about objects that no
-operation knows are raised everywhere."""
+"""Calls of PyTorch's that are run on examples first: PyTorch's errors about types and shapes of the arguments are
+raised where the program may handle them, in a `try`, and not when the compiled program runs; those about objects that
+no operation knows are raised everywhere."""
 
 from __future__ import annotations
 

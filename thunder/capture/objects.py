@@ -19,6 +19,7 @@ from thunder.capture.classes import DELETED, UNKNOWN, entry, is_fixed, lookup, o
 from thunder.capture.library import assigned_data, gradients
 from thunder.capture.locks import refuse_in_threads
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE, is_tracked, native_module
+from thunder.capture.remade import native_new, stored
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy, concrete
@@ -297,15 +298,6 @@ def native_set(c, found, o, n, v) -> None:
         own_store(c, o, n, v)
 
 
-def _check_writable(found, o) -> None:
-    """Raises where an attribute of a C type is read-only, which nothing but a write tells: it is given what it has."""
-    try:
-        now = found.__get__(o, type(o))
-    except AttributeError:  # a slot without a value
-        return
-    found.__set__(o, now)
-
-
 def _is_own(c, o) -> bool:
     """Whether an object is the program's own. Classes, modules and functions that nobody asked about are not."""
     shared = issubclass(type(o), (type, types.ModuleType, types.FunctionType)) and id(o) not in c.fresh
@@ -347,7 +339,7 @@ def own_store(c, o, n, v) -> None:
     found = type_attribute(type(o), n)
     native = type(found) in (types.MemberDescriptorType, types.GetSetDescriptorType)
     if native:
-        _check_writable(found, o)
+        v = stored(found, o, v)
     if id(o) not in c.sources:
         c.know(o, c.const(o))
     c.writes.overlay[id(o), n] = v
@@ -410,14 +402,19 @@ def own_delete(c, o, n) -> None:
 
 
 def _check_filled(c, o, n) -> None:
-    """There is something to delete; of an empty slot, its descriptor says so."""
-    found = type_attribute(type(o), n)
-    try:
+    """There is something to delete, and it may be deleted: of an empty slot, or an attribute in C, an empty object says
+    so."""
+    t, found = type(o), type_attribute(type(o), n)
+    if type(found) is types.MemberDescriptorType:
+        try:
+            native_get(c, type(found).__get__, found, o, t, n)
+        except AttributeError:
+            found.__delete__(native_new(t)(t))
+            raise
+    elif type(found) is types.GetSetDescriptorType:
+        found.__delete__(native_new(t)(t))
+    else:
         c.load_attr(o, n)
-    except AttributeError:
-        if type(found) is types.MemberDescriptorType:
-            found.__delete__(object.__new__(type(o)))
-        raise
 
 
 # ---------------------------------------------------------------- globals
