@@ -57,11 +57,14 @@ def call(c, f, args, kwargs):
     if t is types.BuiltinFunctionType and f.__name__ == "__format__" and type(f.__self__) in CONTAINERS:
         return text.formatted(c, f.__self__, *args)
     if t in IDENTITY_CALLS:
-        return (reduced if f.__name__ == "__reduce_ex__" else call_builtin)(c, f, args, kwargs)
+        return _BOUND.get(f.__name__, call_builtin)(c, f, args, kwargs)
     special = BY_TYPE.get(t)
     if special is not None:
         return special(c, f, args, kwargs)
     return construct_object(c, f, args, kwargs) if isinstance(f, type) else _call_object(c, f, t, args, kwargs)
+
+
+_BOUND = {"__reduce_ex__": reduced, "__subclasses__": settings.subclasses}  # methods that an object gives anew
 
 
 def _call_object(c, f, t: type, args, kwargs):

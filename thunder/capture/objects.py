@@ -14,17 +14,27 @@ from typing import Any
 import torch
 
 from thunder.capture import containers, host_lines, opaque_values, reads
-from thunder.capture.ask import IDENTITY, KEYS, PRESENT, TYPE
+from thunder.capture.ask import IDENTITY, KEYS, PRESENT, TYPE, VALUE
 from thunder.capture.classes import DELETED, UNKNOWN, entry, is_fixed, lookup, of_library, owner_of
 from thunder.capture.library import assigned_data, gradients
 from thunder.capture.locks import refuse_in_threads
-from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE, is_tracked, native_module
+from thunder.capture.native import (
+    CONTAINERS,
+    DICT_VIEWS,
+    ENUM,
+    IDENTICAL,
+    PRIMITIVE,
+    is_tracked,
+    native_module,
+    plain_base,
+)
 from thunder.capture.remade import native_new, stored
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import NULL, attributes
 from thunder.interpreter.attributes import HEAP_TYPE, call_special, in_python, native_method, type_attribute
+from thunder.interpreter.instructions import builtin_namespace
 
 # ---------------------------------------------------------------- objects
 
@@ -63,7 +73,8 @@ def own(c, o, name):
     if found is not NULL:
         owner = None if said is NULL or is_fixed(said) else owner_of(t, name, said)
         if owner is not None and id(owner) not in c.fresh:
-            c.ask(entry(c, owner, name), TYPE)  # it is no data descriptor, which would come first
+            # it is no data descriptor, which would come first; a number is looked up together with others
+            c.ask(entry(c, owner, name), VALUE if type(said) in PRIMITIVE else TYPE)
         return c.read(found, source.attr(name))
     if not issubclass(t, torch.nn.Module) or said is not NULL:
         c.ask(source.attr("__dict__").item(name), PRESENT)
@@ -439,10 +450,11 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
                 elif t in _ITSELF or t in _MADE and not native_module(space.get("__name__")):
                     c.keep[id(value)], c.outside.origins[id(value)] = value, source
         return value
-    by_attribute = t in CONTAINERS and label != "global"  # `sys.argv`; a library's own code changes its tables natively
-    if native_module(space.get("__name__")) and not (is_tracked(t) or by_attribute):
-        return value
-    return c.read(value, answered or c.const(space, "global").item(n))
+    if not native_module(space.get("__name__")):
+        return c.read(value, answered or c.const(space, "global").item(n))
+    # `sys.argv`, `math.pi`; a library's own code changes its globals natively
+    by_attribute = label != "global" and (t in CONTAINERS or plain_base(t) is not None)
+    return c.read(value, answered or c.const(space, label).item(n)) if by_attribute or is_tracked(t) else value
 
 
 def namespace(c, f):
@@ -470,9 +482,14 @@ def load_global(c, f, n):
         return written
     if n in space and written is UNKNOWN:
         return namespace_value(c, space, "global", n, space[n])
-    if not native_module(space.get("__name__")) and written is UNKNOWN:
+    if native_module(space.get("__name__")):
+        return c.load_builtin(space, n)
+    if written is UNKNOWN:
         c.ask(c.const(space, "global").item(n), PRESENT)
-    found = c.load_builtin(space, n)
+    source = c.const(builtin_namespace(space), "builtins.").item(n)
+    if c.ask(source, PRESENT) is False:
+        return c.load_builtin(space, n)  # raises
+    found = c.reach(source)
     if not c.writes.overlay:
         c.known.names[id(space), n] = found
         c.known.builtins.add((id(space), n))

@@ -9,12 +9,21 @@ from collections.abc import Callable
 
 import torch
 
+from thunder.capture.ask import ELEMENTS
+from thunder.interpreter.attributes import plain_attribute
+
 
 def asked_again(c, f, args, kwargs, call: Callable):
     """The result of a call that looks at something outside of the program: the prologue makes the call again."""
     key = f, *map(type, args), *args, *kwargs.items()
     asked = c.known.cached_calls.setdefault(key, functools.partial(f, *args, **kwargs))
     return c.read(call(asked), c.const(asked, getattr(f, "__name__", "")).call("__call__"))
+
+
+def subclasses(c, f, args, kwargs):
+    """`kind.__subclasses__()`: a class is told of those that others make."""
+    kind = plain_attribute(f, "__self__", *args)
+    return list(c.ask(c.const(kind).call("__subclasses__"), ELEMENTS)) if isinstance(kind, type) else f(*args, **kwargs)
 
 
 def is_question(c, f) -> bool:
