@@ -285,6 +285,8 @@ class _Values:
         self.of(proxies_in((args, kwargs), []), everything_before=index is not None)
         with self._run_mode(False), logged(self.log):
             given = map_structure(self._given, args), map_structure(self._given, kwargs)
+            if lent:  # what it does to a tensor shows, and is not done
+                given = map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, given)
             value = taken_from_log(index, function, *given, effect, lent)
             gives_back = _gives_back(value, given)
         if gives_back:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import itertools
 import math
+import multiprocessing.process
 import operator
 import os
 import types
@@ -312,6 +314,8 @@ def install() -> None:
         torch.autograd.graph.saved_tensors_hooks.__enter__: _hook_saved_tensors,
         torch.autograd.graph.saved_tensors_hooks.__exit__: _constant(None),
         asyncio.new_event_loop: _outside_of_programs("an event loop is made"),
+        multiprocessing.process.BaseProcess.start: _outside_of_programs("a process is started"),
+        contextvars.copy_context: _outside_of_programs("the context variables are copied"),
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
         torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast,  # pyright: ignore[reportPrivateImportUsage]
         torch.cuda.amp.autocast.__exit__: _leave_autocast,

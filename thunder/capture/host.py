@@ -32,10 +32,12 @@ from thunder.capture import (
     host_lines,
     items,
     locations,
+    namespaces,
     native_calls,
     objects,
     operations,
     operators,
+    settings,
     tensors,
     values,
     whole,
@@ -199,7 +201,9 @@ class Capture(Host):
     tensor_attribute = operations.tensor_attribute
     store_attr, own_store, native_set = objects.store_attr, objects.own_store, objects.native_set
     delete_attr, own_delete, native_delete = objects.delete_attr, objects.own_delete, objects.native_delete
-    load_global, store_global, delete_global = objects.load_global, objects.store_global, objects.delete_global
+    recursion_limit = settings.recursion_limit
+    load_global, store_global = namespaces.load_global, namespaces.store_global
+    delete_global, import_name = namespaces.delete_global, namespaces.import_name
 
     def load_special(self, value, name):
         if type(value) is not HostProxy:
@@ -411,7 +415,6 @@ class Capture(Host):
         self.recorder.context.names.settings = ()
 
     # ------------------------------------------------------------------------------------------------ trouble
-
     own_location, user_location = locations.own_location, locations.user_location
 
     def refuse(self, reason: str, remedy: str = ""):

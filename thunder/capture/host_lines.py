@@ -420,7 +420,7 @@ _SYMBOLIC = ("torch", "thunder", "operator", "_operator", "itertools", "functool
 _KEEPING = {isinstance, issubclass, id, callable, iter, next, getattr, setattr, hasattr, len, sum, min, max, sorted,
             abs, round, divmod, pow, any, all, hash}  # fmt: skip
 _HOLDERS = (functools.partial, property, staticmethod, classmethod, types.MethodType)
-_COMPUTING = {abs, round, divmod, pow}  # these keep a symbolic number
+_COMPUTING = {abs, round, divmod, pow, bytes, bytearray, complex}  # with such a value
 _KEEPING_CLASSES = (object, tuple, list)  # which keep what they are made of
 
 

@@ -12,6 +12,7 @@ import torch
 
 from thunder.capture.native import among
 from thunder.core.host_calls import CONTAINERS, call_function, call_method, contents
+from thunder.core.proxies import TensorProxy
 from thunder.interpreter.attributes import plain_attribute
 
 _CHOOSING = {f.__func__ for f in (random.choice, random.choices, random.sample)}
@@ -55,10 +56,14 @@ def _gives_back(c, function, args) -> bool:
 
 
 def lent(args: tuple, kwargs: dict, reads: bool) -> tuple[int | str, ...]:
-    """The arguments, by position or keyword, that are or hold containers of the program's, which the function may
-    change. reads: it does not."""
+    """The arguments, by position or keyword, that are or hold the program's containers or tensors, which the function
+    may change. reads: it does not."""
     named = () if reads else (*enumerate(args), *kwargs.items())
-    return tuple(at for at, a in named if any(isinstance(x, type) and x in CONTAINERS for x in contents(a)))
+    return tuple(
+        at
+        for at, a in named
+        if any(x in CONTAINERS if isinstance(x, type) else type(x) is TensorProxy for x in contents(a))
+    )
 
 
 def without_nothing(effect: str, lent: tuple) -> tuple:

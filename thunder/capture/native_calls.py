@@ -248,6 +248,7 @@ def call_native(c, f, args, kwargs):
     if c.reading is not None:
         c.reading.call(c, f)
     items.given(c, *args)
+    settings.look_beside(c, f)
     if (found := host_lines.native(c, f, args, kwargs)) is not NULL:
         return found
     args, kwargs = standins.with_functions(c, f, args, kwargs)
@@ -345,7 +346,8 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
         expose(c, s, *args, *kwargs.values(), concretely=_asks_for_types(f), called=called)
         return args, kwargs
     if f in _KEYED:  # values are put in unseen
-        keys = [k for a in args for k in (a if isinstance(a, dict) else (p[0] for p in a if type(p) is tuple and p))]
+        known = [a for a in args if not isinstance(a, standins.StandIn)]
+        keys = [k for a in known for k in (a if isinstance(a, dict) else (p[0] for p in a if type(p) is tuple and p))]
         if c.hashed(keys) is not keys:
             c.refuse(f"{f.__name__}() is given a key that a host call gives", "make a dict by a comprehension")
         return args, kwargs
@@ -421,9 +423,20 @@ def pairs(c, a):
     if isinstance(a, dict) and not c.slot(type(a), "__iter__"):
         return c.materialize(a)
     if type(a) is TensorProxy or not _has_keys(c, a):
-        return [_pair(c, p) for p in c.steps(a)]
+        return [_pair(c, p) for p in c.steps(a)] if type(a) in (list, tuple) else _Pairs(c, a, {})
     keys = list(c.steps(c.call(c.load_attr(a, "keys"), [], {})))
     return [(k, c.getitem(a, k)) for k in keys]
+
+
+class _Pairs(standins.Iterated):
+    """An iterable of keys and values, which native code hashes one by one."""
+
+    __slots__ = ()
+
+    def __iter__(self):
+        for pair in map(functools.partial(_pair, self.host), self.host.steps(self.value)):
+            is_pair = type(pair) is tuple and len(pair) == 2
+            yield (*self.host.hashed(pair[:1]), pair[1]) if is_pair else pair
 
 
 def _has_keys(c, a) -> bool:

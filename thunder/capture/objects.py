@@ -14,19 +14,18 @@ from typing import Any
 import torch
 
 from thunder.capture import containers, host_lines, opaque_values, reads
-from thunder.capture.ask import IDENTITY, KEYS, PRESENT, TYPE, VALUE
-from thunder.capture.classes import DELETED, UNKNOWN, entry, is_fixed, lookup, of_library, owner_of
+from thunder.capture.ask import KEYS, PRESENT, TYPE, VALUE
+from thunder.capture.classes import DELETED, entry, is_fixed, lookup, of_library, owner_of
 from thunder.capture.library import assigned_data, gradients
 from thunder.capture.locks import refuse_in_threads
+from thunder.capture.namespaces import namespace, namespace_value
 from thunder.capture.native import (
     CONTAINERS,
     DICT_VIEWS,
     ENUM,
     IDENTICAL,
     PRIMITIVE,
-    is_tracked,
     native_module,
-    plain_base,
 )
 from thunder.capture.remade import native_new, stored
 from thunder.capture.sources import Source
@@ -34,7 +33,6 @@ from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import NULL, attributes
 from thunder.interpreter.attributes import HEAP_TYPE, call_special, in_python, native_method, type_attribute
-from thunder.interpreter.instructions import builtin_namespace
 
 # ---------------------------------------------------------------- objects
 
@@ -327,10 +325,7 @@ def own_store(c, o, n, v) -> None:
                 f"attribute {n!r} of a {type(o).__name__} from outside is set, which is not watched for changes",
                 "set it outside of the compiled function",
             )
-        if issubclass(type(o), (type, types.FunctionType)):
-            native_method(type(o), "__setattr__")(o, n, v)
-        else:
-            object.__setattr__(o, n, v)
+        native_method(type(o), "__setattr__")(o, n, v)
         return
     if n == "__class__":
         c.refuse("the class of an object from outside is changed", "change it outside of the compiled function")
@@ -426,88 +421,3 @@ def _check_filled(c, o, n) -> None:
         found.__delete__(native_new(t)(t))
     else:
         c.load_attr(o, n)
-
-
-# ---------------------------------------------------------------- globals
-
-
-# by identity, and no constant: a program gives back the object itself
-_ITSELF = {object, types.GenericAlias, types.UnionType, *attributes.BUILTINS}
-_MADE = {types.FunctionType, functools._lru_cache_wrapper}  # by functions of libraries
-
-
-def namespace_value(c, space: dict, label: str, n: str, value, answered: Source | None = None):
-    """The value of a name in a module's globals; `answered` where the module's `__getattr__` says it."""
-    t = type(value)
-    if t in IDENTICAL or issubclass(t, (type, types.ModuleType)):
-        if (id(space), n) not in c.known.names:
-            c.known.names[id(space), n] = value
-            if n in space:
-                source = c.const(space, label).item(n)
-                c.ask(source, IDENTITY)
-                if t is torch.Generator:
-                    c.sources.setdefault(id(value), source)
-                elif t in _ITSELF or t in _MADE and not native_module(space.get("__name__")):
-                    c.keep[id(value)], c.outside.origins[id(value)] = value, source
-        return value
-    if not native_module(space.get("__name__")):
-        return c.read(value, answered or c.const(space, "global").item(n))
-    # `sys.argv`, `math.pi`; a library's own code changes its globals natively
-    by_attribute = label != "global" and (t in CONTAINERS or plain_base(t) is not None)
-    return c.read(value, answered or c.const(space, label).item(n)) if by_attribute or is_tracked(t) else value
-
-
-def namespace(c, f):
-    """`globals()`: read name by name; nobody may write through it."""
-    space = f.__globals__
-    if native_module(space.get("__name__")) or id(f) in c.fresh:
-        return space
-    c.outside.namespaces.add(id(space))
-    _check_namespace(c, space)
-    return c.read(space, c.const(space, "global"))
-
-
-def _check_namespace(c, space) -> None:
-    if id(space) in c.outside.namespaces and any(i == id(space) for i, _ in c.writes.overlay):
-        c.refuse("globals() is read in a program that assigns globals", "read the global by its name")
-
-
-def load_global(c, f, n):
-    space = f.__globals__
-    known = None if c.writes.overlay else c.known.names.get((id(space), n))
-    if known is not None and (space.get(n) is known or n not in space and (id(space), n) in c.known.builtins):
-        return known
-    written = c.writes.overlay.get((id(space), n), UNKNOWN) if c.writes.overlay else UNKNOWN
-    if written is not UNKNOWN and written is not DELETED:
-        return written
-    if n in space and written is UNKNOWN:
-        return namespace_value(c, space, "global", n, space[n])
-    if native_module(space.get("__name__")):
-        return c.load_builtin(space, n)
-    if written is UNKNOWN:
-        c.ask(c.const(space, "global").item(n), PRESENT)
-    source = c.const(builtin_namespace(space), "builtins.").item(n)
-    if c.ask(source, PRESENT) is False:
-        return c.load_builtin(space, n)  # raises
-    found = c.reach(source)
-    if not c.writes.overlay:
-        c.known.names[id(space), n] = found
-        c.known.builtins.add((id(space), n))
-    return found
-
-
-def store_global(c, f, n, v) -> None:
-    space = f.__globals__
-    c.writes.written[c.const(space, "global").item(n)] = v
-    c.writes.overlay[id(space), n] = v
-    _check_namespace(c, space)
-    c.writes.effects[id(space), n] = ("global", space, n)
-
-
-def delete_global(c, f, n) -> None:
-    load_global(c, f, n)
-    store_global(c, f, n, DELETED)
-    if c.ask(c.const(f.__globals__, "global").item(n), PRESENT):
-        c.writes.effects[id(f.__globals__), n] = ("delglobal", f.__globals__, n)
-    else:  # the program made it
-        del c.writes.effects[id(f.__globals__), n]

@@ -225,13 +225,19 @@ def lifted(c, v, *, typed: bool = False):
     if t in CONTAINERS or t is tuple or t is slice:
         expose(c, v, opened=True)
         return _lifted(c, v, typed) if t in (list, tuple, dict, slice) else v
-    if isinstance(v, (list, tuple)) and t not in (Size, torch.Size):
+    takes_over = type_attribute(t, "__torch_function__") is not NULL
+    if isinstance(v, (list, tuple)) and t not in (Size, torch.Size) and not takes_over:
         expose(c, v, called=f"an operation that is given a {t.__name__}", opened=True)
         return _lifted(c, v if type_attribute(t, "_make") is not NULL else list(v), typed)
     if typed and (elements := _elements(c, v, t)) is not None:
         return lifted(c, elements, typed=True)
+    if (base := plain_base(t)) in _NUMBERS and not (typed or takes_over):
+        return base.__pos__(v)  # PyTorch asks no method of the class
     _check_object(c, v, t)
     return v.item() if isinstance(v, numpy.generic) and not typed else v
+
+
+_NUMBERS = (int, float, complex)
 
 
 def _check_object(c, v, t: type) -> None:

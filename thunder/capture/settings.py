@@ -3,7 +3,10 @@ calls them again."""
 
 from __future__ import annotations
 
+import csv
+import decimal
 import functools
+import locale
 import types
 from collections.abc import Callable
 
@@ -11,6 +14,7 @@ import torch
 
 from thunder.capture.ask import ELEMENTS
 from thunder.interpreter.attributes import plain_attribute
+from thunder.interpreter.recursion import original_limit
 
 
 def asked_again(c, f, args, kwargs, call: Callable):
@@ -26,6 +30,19 @@ def subclasses(c, f, args, kwargs):
     return list(c.ask(c.const(kind).call("__subclasses__"), ELEMENTS)) if isinstance(kind, type) else f(*args, **kwargs)
 
 
+def _recursion_limit(c) -> int:
+    """A program asks for it, or is so deep that it may meet it."""
+    c.setting(c.const(original_limit, "sys.getrecursionlimit").call("__call__"), c.limit)
+    return c.limit
+
+
+def _set_recursion_limit(c, limit: int) -> None:
+    c.limit = limit
+
+
+recursion_limit = property(_recursion_limit, _set_recursion_limit)
+
+
 def is_question(c, f) -> bool:
     """Whether a function of a library asks for a setting, where it is given no objects: it may be asked again. In an
     event loop of the program it may ask for what the program has made."""
@@ -34,7 +51,7 @@ def is_question(c, f) -> bool:
         return False
     if (f.__module__ or "").startswith("thunder."):
         return False
-    asks = f.__name__.lstrip("_").startswith(_ASKING) or f.__name__.endswith("_enabled")
+    asks = f.__name__.lstrip("_").startswith(_ASKING) or f.__name__.endswith("enabled")
     return asks and f not in _OF_MODES
 
 
@@ -49,3 +66,34 @@ _OF_MODES = (
     torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled,
     torch.cuda.is_current_stream_capturing,
 )  # fmt: skip
+
+
+# ---------------------------------------------------------------- what a library's native code looks at besides
+
+
+def _decimal() -> tuple:
+    contexts = decimal.getcontext(), decimal.DefaultContext
+    return tuple((c.prec, c.rounding, c.Emin, c.Emax, c.capitals, c.clamp, str(c.traps)) for c in contexts)
+
+
+def _dialects() -> tuple:
+    known = ((name, csv.get_dialect(name)) for name in csv.list_dialects())
+    return csv.field_size_limit(), tuple((n, *(getattr(d, x) for x in _OF_DIALECTS)) for n, d in known)
+
+
+_OF_DIALECTS = (
+    "delimiter", "doublequote", "escapechar", "lineterminator", "quotechar", "quoting", "skipinitialspace", "strict",
+)  # fmt: skip
+_STATES = {  # by the module of functions and classes in C
+    "decimal": _decimal,
+    "_csv": _dialects,
+    "_locale": functools.partial(locale.setlocale, locale.LC_ALL),
+}
+
+
+def look_beside(c, f) -> None:
+    """Native code of a library runs, or an object of it comes in: the program depends on what it looks at besides."""
+    state = _STATES.get(plain_attribute(f, "__module__"))
+    source = c.const(state, f"{f.__module__}.settings").call("__call__") if state is not None else None
+    if source is not None and source not in c.settings:
+        c.setting(source, state())

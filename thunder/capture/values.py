@@ -3,6 +3,7 @@ they are read."""
 
 from __future__ import annotations
 
+import decimal
 import functools
 import operator
 import types
@@ -12,7 +13,7 @@ from typing import Any
 import numpy
 import torch
 
-from thunder.capture import changing, containers, tensors
+from thunder.capture import changing, containers, settings, tensors
 from thunder.capture.ask import CONTENT, ELEMENTS, IDENTITY, KEYS, LENGTH, SAME, TYPE, VALUE, ask, is_data
 from thunder.capture.native import (
     BUFFERS,
@@ -145,6 +146,8 @@ def _other(c, value, t: type, source: Source):
     """A value that is neither a primitive, a tensor, a container nor a module."""
     if issubclass(t, IMMUTABLE) and changing.changes(c, value, source):
         return changing.read(c, value, source)
+    if issubclass(t, decimal.Decimal):
+        settings.look_beside(c, decimal.Decimal)
     if issubclass(t, IMMUTABLE) or plain_base(t) is not None and not issubclass(t, ENUM):
         ask(c, source, VALUE)
         if not issubclass(t, IMMUTABLE):

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from thunder.capture import host_lines, native
-from thunder.core.proxies import TensorProxy, proxies_in
+from thunder.core.proxies import TensorProxy
 from thunder.errors import CaptureError
 from thunder.interpreter import NULL
+from thunder.interpreter.attributes import parts_of
 
 
 class Entered:
@@ -68,7 +69,7 @@ def called(c, f: Callable, known: Any, args, kwargs):
 
 def may_be_given(c, values: tuple) -> bool:
     """Whether host code may be given all of these: no tensors, whose gradients and sizes it would not see."""
-    if any(type(p) is TensorProxy for p in proxies_in(values, [])):
+    if any(type(p) is TensorProxy for p in parts_of(values)):
         return False
     lent = len(c.path.lent)
     try:

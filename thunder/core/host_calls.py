@@ -101,29 +101,32 @@ class HostProxy(AnyProxy):
 CONTAINERS = (list, dict, set)
 
 
-def contents(value: Any) -> list:
-    """All that is in a container, and in those inside of it, in order; a value that is none by itself."""
+def contents(value: Any, written: bool = False) -> list:
+    """All that is in a container, and in those inside of it, in order; a value that is none by itself. written: of a
+    tensor also how often it was written to."""
     if type(value) not in (*CONTAINERS, tuple):
-        return [value]
+        return [value, value._version] if written and hasattr(type(value), "_version") else [value]
     inside = [part for item in value.items() for part in item] if type(value) is dict else value
-    return [type(value), len(value), *(found for part in inside for found in contents(part))]
+    return [type(value), len(value), *(found for part in inside for found in contents(part, written))]
 
 
 class Lent:
-    """A container that host code is given: a copy of the program's, which it must not change, now or later."""
+    """A container that host code is given: a copy of the program's, which it must not change, now or later. written:
+    and tensors that it must not write to now."""
 
-    def __init__(self, container: Any, name: str):
-        self.container, self.name, self.before = container, name, contents(container)
+    def __init__(self, container: Any, name: str, written: bool = False):
+        self.container, self.name, self.written = container, name, written
+        self.before = contents(container, written)
 
     @property
     def is_changed(self) -> bool:
-        now = contents(self.container)
+        now = contents(self.container, self.written)
         same = (a is b or type(a) is int and a == b for a, b in zip(now, self.before, strict=False))
         return len(now) != len(self.before) or not all(same)
 
 
 def check_lent(lent: list[Lent]) -> None:
-    """Raises CaptureError where host code has changed a container that it was given."""
+    """Raises CaptureError where host code has changed a container or a tensor that it was given."""
     for one in lent:
         if one.is_changed:
             raise CaptureError(
@@ -290,7 +293,7 @@ def taken_from_log(
         return results[index]
     before = 0 if results is None else len(results.effects)
     name = args[1] if function is call_method else function.__name__
-    given = [Lent(kwargs[at] if isinstance(at, str) else args[at], name) for at in lent]
+    given = [Lent(kwargs[at] if isinstance(at, str) else args[at], name, written=True) for at in lent]
     if results is not None and effect:
         results.note(effect, function, args)
     try:
@@ -305,7 +308,7 @@ def taken_from_log(
         check_lent(given)
         kept = _LOG.lent if results is None else results.lent
         if kept is not None:
-            kept += given
+            kept += [Lent(one.container, name) for one in given]
     return value
 
 

@@ -229,6 +229,8 @@ def _number(kind, *names):
     """`int(x)`, `float(x)`, `complex(x)`: by the first special method that the class has."""
 
     def run(host, function, args, kwargs):
+        if kind is complex and len(args) == 1 and isinstance(args[0], str):  # whose methods it does not ask
+            args = [str.__str__(args[0])]
         for name in names if len(args) == 1 and not kwargs else ():
             method = host.lookup(type(args[0]), name)
             if in_python(method):

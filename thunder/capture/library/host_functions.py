@@ -17,8 +17,9 @@ from thunder.capture import callbacks, host_lines, operations
 from thunder.capture.native import impure
 from thunder.capture.native_calls import call_native
 from thunder.core.host_calls import warn_at
-from thunder.core.proxies import FloatProxy, IntegerProxy, TensorProxy, concrete, proxies_in
+from thunder.core.proxies import FloatProxy, IntegerProxy, TensorProxy, concrete
 from thunder.interpreter import format_location, standins
+from thunder.interpreter.attributes import parts_of
 from thunder.options import SHARP_EDGES_OPTIONS
 
 MOST = 64  # elements of a list that is shuffled: each is a host call
@@ -64,7 +65,7 @@ def _shuffle(c, f, args, kwargs):
 
 def _written(c, f, args, kwargs):
     """`torch.save` and `pickle.dumps`, of tensors as the program leaves them."""
-    inside = [p for p in proxies_in(c.materialize(args[0]), []) if type(p) is TensorProxy]
+    inside = [p for p in parts_of(c.materialize(args[0])) if type(p) is TensorProxy]
     if any(c.recorder.latest(p).requires_grad for p in inside):
         c.refuse(f"{f.__name__}() is given a tensor that requires grad", "give it x.detach()")
     if f is pickle.dumps and inside:

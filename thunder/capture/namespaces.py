@@ -1,0 +1,110 @@
+"""Names in modules: globals, builtins and imports. Functions take the capture first."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+
+import torch
+
+from thunder.capture.ask import IDENTITY, PRESENT
+from thunder.capture.classes import DELETED, UNKNOWN
+from thunder.capture.native import CONTAINERS, IDENTICAL, is_tracked, native_module, plain_base
+from thunder.capture.sources import Source
+from thunder.interpreter import Host, attributes
+from thunder.interpreter.instructions import builtin_namespace
+
+
+def import_name(c, f, name, names, level):
+    """`import name`: another module may stand under it, or one where there is none."""
+    try:
+        found = Host.import_name(c, f, name, names, level)
+    except ImportError:
+        c.ask(c.const(sys.modules, "sys.modules").item(name), PRESENT)
+        raise
+    if not native_module(found.__name__) and found.__name__ in sys.modules:
+        c.ask(c.const(sys.modules, "sys.modules").item(found.__name__), IDENTITY)
+    return found
+
+
+# by identity, and no constant: a program gives back the object itself
+_ITSELF = {object, types.GenericAlias, types.UnionType, *attributes.BUILTINS}
+_MADE = {types.FunctionType, functools._lru_cache_wrapper}  # by functions of libraries
+
+
+def namespace_value(c, space: dict, label: str, n: str, value, answered: Source | None = None):
+    """The value of a name in a module's globals; `answered` where the module's `__getattr__` says it."""
+    t = type(value)
+    if t in IDENTICAL or issubclass(t, (type, types.ModuleType)):
+        if (id(space), n) not in c.known.names:
+            c.known.names[id(space), n] = value
+            if n in space:
+                source = c.const(space, label).item(n)
+                c.ask(source, IDENTITY)
+                if t is torch.Generator:
+                    c.sources.setdefault(id(value), source)
+                elif t in _ITSELF or t in _MADE and not native_module(space.get("__name__")):
+                    c.keep[id(value)], c.outside.origins[id(value)] = value, source
+        return value
+    if not native_module(space.get("__name__")):
+        return c.read(value, answered or c.const(space, "global").item(n))
+    # `sys.argv`, `math.pi`; a library's own code changes its globals natively
+    by_attribute = label != "global" and (t in CONTAINERS or plain_base(t) is not None)
+    return c.read(value, answered or c.const(space, label).item(n)) if by_attribute or is_tracked(t) else value
+
+
+def namespace(c, f):
+    """`globals()`: read name by name; nobody may write through it."""
+    space = f.__globals__
+    if native_module(space.get("__name__")) or id(f) in c.fresh:
+        return space
+    c.outside.namespaces.add(id(space))
+    _check_namespace(c, space)
+    return c.read(space, c.const(space, "global"))
+
+
+def _check_namespace(c, space) -> None:
+    if id(space) in c.outside.namespaces and any(i == id(space) for i, _ in c.writes.overlay):
+        c.refuse("globals() is read in a program that assigns globals", "read the global by its name")
+
+
+def load_global(c, f, n):
+    space = f.__globals__
+    known = None if c.writes.overlay else c.known.names.get((id(space), n))
+    if known is not None and (space.get(n) is known or n not in space and (id(space), n) in c.known.builtins):
+        return known
+    written = c.writes.overlay.get((id(space), n), UNKNOWN) if c.writes.overlay else UNKNOWN
+    if written is not UNKNOWN and written is not DELETED:
+        return written
+    if n in space and written is UNKNOWN:
+        return namespace_value(c, space, "global", n, space[n])
+    if native_module(space.get("__name__")):
+        return c.load_builtin(space, n)
+    if written is UNKNOWN:
+        c.ask(c.const(space, "global").item(n), PRESENT)
+    source = c.const(builtin_namespace(space), "builtins.").item(n)
+    if c.ask(source, PRESENT) is False:
+        return c.load_builtin(space, n)  # raises
+    found = c.reach(source)
+    if not c.writes.overlay:
+        c.known.names[id(space), n] = found
+        c.known.builtins.add((id(space), n))
+    return found
+
+
+def store_global(c, f, n, v) -> None:
+    space = f.__globals__
+    c.writes.written[c.const(space, "global").item(n)] = v
+    c.writes.overlay[id(space), n] = v
+    _check_namespace(c, space)
+    c.writes.effects[id(space), n] = ("global", space, n)
+
+
+def delete_global(c, f, n) -> None:
+    load_global(c, f, n)
+    store_global(c, f, n, DELETED)
+    if c.ask(c.const(f.__globals__, "global").item(n), PRESENT):
+        c.writes.effects[id(f.__globals__), n] = ("delglobal", f.__globals__, n)
+    else:  # the program made it
+        del c.writes.effects[id(f.__globals__), n]
