@@ -315,7 +315,7 @@ def install() -> None:
         torch.autograd.graph.saved_tensors_hooks.__exit__: _constant(None),
         asyncio.new_event_loop: _outside_of_programs("an event loop is made"),
         multiprocessing.process.BaseProcess.start: _outside_of_programs("a process is started"),
-        contextvars.copy_context: _outside_of_programs("the context variables are copied"),
+        contextvars.copy_context: _copy_context,
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
         torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast,  # pyright: ignore[reportPrivateImportUsage]
         torch.cuda.amp.autocast.__exit__: _leave_autocast,
@@ -352,6 +352,13 @@ def install() -> None:
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})
     KEEP.extend(table)
+
+
+def _copy_context(c, f, args, kwargs):
+    """A copy has all variables, thunder's own as well. An event loop of the program only hands copies on."""
+    if c.loop is None:
+        c.refuse("the context variables are copied inside the program", "read each by its name, or copy them outside")
+    return call_native(c, f, args, kwargs)
 
 
 def _hook_saved_tensors(c, f, args, kwargs) -> None:
