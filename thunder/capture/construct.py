@@ -11,8 +11,9 @@ import torch
 
 from thunder.capture import callbacks, whole
 from thunder.capture.expose import expose
+from thunder.capture.items import pairs
 from thunder.capture.native import ENUM, ITERATING, native_module
-from thunder.capture.native_calls import call_native, iterated, pairs, reaches, stepping
+from thunder.capture.native_calls import call_native, iterated, reaches, stepping
 from thunder.capture.operations import record, size
 from thunder.core.proxies import Size
 from thunder.interpreter import NULL, Host, construction, standins

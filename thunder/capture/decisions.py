@@ -245,6 +245,10 @@ def _in_order(b: BoundSymbol) -> bool:
     return _may_draw(b) or b.sym is host_call and b.args[0] is not None
 
 
+def _cloned(x):
+    return x.clone() if isinstance(x, torch.Tensor) else x
+
+
 def _gives_back(value: Any, given: tuple) -> bool:
     """Whether a container that a host call gives holds a tensor that the call was given, or one of its memory, whose
     identity and history the program would lose."""
@@ -284,11 +288,11 @@ class _Values:
         """The result of a host call that is not recorded yet. One with a number runs after those before it."""
         self.of(proxies_in((args, kwargs), []), everything_before=index is not None)
         with self._run_mode(False), logged(self.log):
-            given = map_structure(self._given, args), map_structure(self._given, kwargs)
+            args, kwargs = map_structure(self._given, args), map_structure(self._given, kwargs)
             if lent:  # what it does to a tensor shows, and is not done
-                given = map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, given)
-            value = taken_from_log(index, function, *given, effect, lent)
-            gives_back = _gives_back(value, given)
+                args, kwargs = map_structure(_cloned, args), map_structure(_cloned, kwargs)
+            value = taken_from_log(index, function, args, kwargs, effect, lent)
+            gives_back = _gives_back(value, (args, kwargs))
         if gives_back:
             reason = f"{function.__name__}() gives back a {type(value).__name__} with a tensor that it is given"
             self.c.refuse(reason, "call it outside of the compiled function")

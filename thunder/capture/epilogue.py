@@ -192,9 +192,7 @@ class EpilogueWriter:
             value.__self__, (types.ModuleType, types.NoneType, type)
         ):
             return self.variable(value, f"({self.build(value.__self__)}).{value.__name__}")
-        if t in (weakref.ref, weakref.KeyedRef):
-            if value() is None:
-                return self.pin(value)
+        if t in (weakref.ref, weakref.KeyedRef) and value() is not None:
             given = [value(), value.__callback__, *([value.key] if isinstance(value, weakref.KeyedRef) else [])]
             return self.variable(value, f"{self.pin(t)}({', '.join(map(self.build, given))})")
         return None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import collections.abc
 import operator
+from typing import Any
 
 import numpy
 import torch
@@ -18,6 +19,7 @@ from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, map_structure
 from thunder.interpreter import NULL, standins
+from thunder.interpreter.tracebacks import swallow
 from thunder.options import SHARP_EDGES_OPTIONS
 
 # of mappings written in Python
@@ -160,3 +162,46 @@ def iterate(c, o):
         elements = c.elements(original)
         return iter(original if all(map(operator.is_, elements, original)) else elements)
     return iter(o)
+
+
+def pairs(c, a):
+    """An argument of dict(): a dict, a mapping's items, or pairs (dict_update_arg)."""
+    if isinstance(a, dict) and not c.slot(type(a), "__iter__"):
+        return c.materialize(a)
+    if type(a) is TensorProxy or not _has_keys(c, a):
+        return [_pair(c, p) for p in c.steps(a)] if type(a) in (list, tuple) else _Pairs(c, a, {})
+    keys = list(c.steps(c.call(c.load_attr(a, "keys"), [], {})))
+    return [(k, c.getitem(a, k)) for k in keys]
+
+
+class _Pairs(standins.Iterated):
+    """An iterable of keys and values, which native code hashes one by one."""
+
+    __slots__ = ()
+
+    def __iter__(self):
+        for element in self.host.steps(self.value):
+            pair: Any = _pair(self.host, element)
+            is_pair = type(pair) is tuple and len(pair) == 2
+            yield (*self.host.hashed(pair[:1]), pair[1]) if is_pair else pair
+
+
+def _has_keys(c, a) -> bool:
+    try:
+        c.load_attr(a, "keys")
+    except AttributeError as error:
+        swallow(error)
+        return False
+    return True
+
+
+def _pair(c, p):
+    known = c.lookup(type(p), "__iter__") is not NULL or c.lookup(type(p), "__getitem__") is not NULL
+    if not known or type(p) is tuple:
+        return p
+    try:
+        elements = iter(standins.Listed(c, p, {}))
+    except TypeError as error:
+        swallow(error)
+        return None  # of which native code says that it is no sequence
+    return tuple(elements)

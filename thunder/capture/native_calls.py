@@ -51,7 +51,6 @@ from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, conc
 from thunder.interpreter import NULL, Host, standins, text
 from thunder.interpreter.attributes import BUILTINS, plain_attribute
 from thunder.interpreter.sequences import iterates_in_python
-from thunder.interpreter.tracebacks import swallow
 from thunder.ops import inplace_of, lookup
 
 IDENTITY_CALLS = {
@@ -208,7 +207,7 @@ def stepping(c, f, s, args) -> list:
             return [_hashed(c, a) for a in args]
         return [iterable(c, a, kind) if i < last and i != called else a for i, a in enumerate(args)]
     if s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
-        return [pairs(c, a) if isinstance(s, dict) else iterable(c, a, kind) for a in args]
+        return [items.pairs(c, a) if isinstance(s, dict) else iterable(c, a, kind) for a in args]
     return args
 
 
@@ -346,8 +345,10 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
         expose(c, s, *args, *kwargs.values(), concretely=_asks_for_types(f), called=called)
         return args, kwargs
     if f in _KEYED:  # values are put in unseen
-        known = [a for a in args if not isinstance(a, standins.StandIn)]
-        keys = [k for a in known for k in (a if isinstance(a, dict) else (p[0] for p in a if type(p) is tuple and p))]
+        unhashed = [a for a in args if not isinstance(a, standins.StandIn)]
+        keys = [
+            k for a in unhashed for k in (a if isinstance(a, dict) else (p[0] for p in a if type(p) is tuple and p))
+        ]
         if c.hashed(keys) is not keys:
             c.refuse(f"{f.__name__}() is given a key that a host call gives", "make a dict by a comprehension")
         return args, kwargs
@@ -416,48 +417,6 @@ def _looks_inside(f) -> bool:
     if plain_attribute(f, "__name__", "") == "__new__" and f.__self__ in _MADE_EMPTY:
         return False
     return not among(f, HARMLESS)
-
-
-def pairs(c, a):
-    """An argument of dict(): a dict, a mapping's items, or pairs (dict_update_arg)."""
-    if isinstance(a, dict) and not c.slot(type(a), "__iter__"):
-        return c.materialize(a)
-    if type(a) is TensorProxy or not _has_keys(c, a):
-        return [_pair(c, p) for p in c.steps(a)] if type(a) in (list, tuple) else _Pairs(c, a, {})
-    keys = list(c.steps(c.call(c.load_attr(a, "keys"), [], {})))
-    return [(k, c.getitem(a, k)) for k in keys]
-
-
-class _Pairs(standins.Iterated):
-    """An iterable of keys and values, which native code hashes one by one."""
-
-    __slots__ = ()
-
-    def __iter__(self):
-        for pair in map(functools.partial(_pair, self.host), self.host.steps(self.value)):
-            is_pair = type(pair) is tuple and len(pair) == 2
-            yield (*self.host.hashed(pair[:1]), pair[1]) if is_pair else pair
-
-
-def _has_keys(c, a) -> bool:
-    try:
-        c.load_attr(a, "keys")
-    except AttributeError as error:
-        swallow(error)
-        return False
-    return True
-
-
-def _pair(c, p):
-    known = c.lookup(type(p), "__iter__") is not NULL or c.lookup(type(p), "__getitem__") is not NULL
-    if not known or type(p) is tuple:
-        return p
-    try:
-        elements = iter(standins.Listed(c, p, {}))
-    except TypeError as error:
-        swallow(error)
-        return None  # of which native code says that it is no sequence
-    return tuple(elements)
 
 
 HANDLERS: dict[int, Callable] = {}  # by the id of a function: see `handlers.py`

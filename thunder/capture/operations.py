@@ -231,8 +231,8 @@ def lifted(c, v, *, typed: bool = False):
         return _lifted(c, v if type_attribute(t, "_make") is not NULL else list(v), typed)
     if typed and (elements := _elements(c, v, t)) is not None:
         return lifted(c, elements, typed=True)
-    if (base := plain_base(t)) in _NUMBERS and not (typed or takes_over):
-        return base.__pos__(v)  # PyTorch asks no method of the class
+    if plain_base(t) in _NUMBERS and not (typed or takes_over):
+        return plain_base(t).__pos__(v)  # PyTorch asks no method of the class
     _check_object(c, v, t)
     return v.item() if isinstance(v, numpy.generic) and not typed else v
 

@@ -105,7 +105,7 @@ UNCHANGING = (
     re.Pattern, re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller,
     staticmethod, classmethod, types.CodeType, types.WrapperDescriptorType, types.MethodDescriptorType,
     types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType, types.TracebackType,
-    types.FrameType, type(...),
+    types.FrameType, type(...), weakref.ref,
     type(NotImplemented), numpy.dtype, numpy.ufunc,
 )  # fmt: skip
 

@@ -93,7 +93,8 @@ _STATES = {  # by the module of functions and classes in C
 
 def look_beside(c, f) -> None:
     """Native code of a library runs, or an object of it comes in: the program depends on what it looks at besides."""
-    state = _STATES.get(plain_attribute(f, "__module__"))
-    source = c.const(state, f"{f.__module__}.settings").call("__call__") if state is not None else None
-    if source is not None and source not in c.settings:
+    if (state := _STATES.get(plain_attribute(f, "__module__"))) is None:
+        return
+    source = c.const(state, f"{f.__module__}.settings").call("__call__")
+    if source not in c.settings:
         c.setting(source, state())
