@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 import thunder
+from tests.properties import surroundings
 from thunder.errors import FallbackWarning, SharpEdgeWarning, ThunderError
 
 MODULE = "generated_program"
@@ -312,6 +313,7 @@ class Side:
                 description.add(name, self.space[name])
         new = set(self.space) - self.given - self.original
         description.lines.append(f"names: {sorted(n for n in new if not n.startswith('_'))}")
+        description.lines.append(f"surroundings: {surroundings.state()}")
         return description
 
     def step(self, text: str, filename: str) -> str:
@@ -356,6 +358,7 @@ def restored(seconds: float = 20.0):
         torch.set_grad_enabled(grad)
         torch.set_default_dtype(dtype)
         sys.modules.pop(MODULE, None)
+        surroundings.restore()
 
 
 def run(program: Program, jit: Callable | None = None) -> list[Verdict]:

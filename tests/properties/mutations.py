@@ -8,6 +8,7 @@ import types
 import warnings
 from typing import Any
 
+from tests.properties import surroundings
 from tests.properties.compared import Program, restored
 from tests.properties.objects import (
     ANY,
@@ -35,6 +36,7 @@ class Writer:
         self.layout = rng.choice(LAYOUTS)
         self.roots = [self._root(i) for i in range(rng.randint(1, 3))]
         self.roots += [Root(c, c, "", "class") for c in self.world.classes]
+        self.around = rng.choice(surroundings.ROWS) if rng.random() < 0.2 else None
         self.body: list[str] = []
         self.helpers: list[str] = []
 
@@ -65,6 +67,8 @@ class Writer:
 
     def source(self) -> str:
         lines = list(self.world.texts)
+        if self.around is not None:
+            lines.append(f"import {self.around.imports}")
         arguments = [r for r in self.roots if r.kind == "argument"]
         for i, r in enumerate(arguments):
             r.reach = f"ARGS[{i + 1}]"
@@ -113,6 +117,9 @@ class Writer:
         places = self.world.walk(self.roots[: -len(self.world.classes)], 60)
         self.read_places = []
         classes = self.world.walk(self.roots, 60)[-6:]
+        if self.around is not None:
+            for _ in range(self.rng.randint(1, 2)):
+                self.body.append(self._guarded(f"out.append({self._around(self.around.reads)})", 0.9))
         for _ in range(self.rng.randint(1, 5)):
             for _ in range(6):
                 place = self._choose(places if self.rng.random() < 0.9 else classes)
@@ -121,6 +128,10 @@ class Writer:
                     self.body.append(statement)
                     self.read_places.append(place)
                     break
+
+    def _around(self, options: tuple[str, ...]) -> str:
+        classes = self.world.classes
+        return self.rng.choice(options).replace("{C}", self.rng.choice(classes) if classes else "object")
 
     def _choose(self, places: list[Place]) -> Place:
         return self.rng.choice(places[:6] if self.rng.random() < 0.4 else places)
@@ -196,6 +207,10 @@ class Writer:
             chance = rng.random()
             if chance < 0.08:
                 steps.append("pass")
+                continue
+            if self.around is not None and rng.random() < 0.5:
+                steps.append(self._around(self.around.changes).replace("{{}}", "{}"))
+                applies(self.world, steps[-1])
                 continue
             if self.precise and chance < 0.55:
                 step = self._unread(places)

@@ -12,9 +12,10 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+import numpy
 import torch
 
-from thunder.capture import callbacks, containers
+from thunder.capture import callbacks, containers, settings
 from thunder.capture.ask import KEYS
 from thunder.capture.identities import stays_apart
 from thunder.capture.native import (
@@ -97,6 +98,8 @@ def _elements(c, value, kind: type) -> tuple:
 
 
 def _check_shown(c, kind: type) -> None:
+    if issubclass(kind, (numpy.ndarray, numpy.generic)):
+        settings.look_beside(c, "texts of numpy")
     what = "tensor" if kind is TensorProxy else "module" if issubclass(kind, torch.nn.Module) else None
     if what is not None:
         c.refuse(f"the text of an object that holds a {what} is made by native code", f"make a text of the {what}")

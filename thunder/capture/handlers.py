@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import importlib
 import itertools
 import math
 import multiprocessing.process
@@ -17,7 +18,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import changing, host_lines, objects
+from thunder.capture import changing, host_lines, namespaces, objects
 from thunder.capture.ask import FILLED
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.identities import hashable, id_of
@@ -304,6 +305,7 @@ def install() -> None:
         M.__call__: _module_call,
         M.__getattr__: lambda c, f, a, k: objects.of_torch_module(c, *a),
         M.__setattr__: _module_setattr,
+        **dict.fromkeys((__import__, importlib.import_module), namespaces.import_module),
         object.__reduce_ex__: reduced, type.__instancecheck__: _instance_check,
         torch.utils.checkpoint.checkpoint: checkpoints.call,
         torch.compile: _torch_compile, vars(itertools.chain)["from_iterable"]: _chained,

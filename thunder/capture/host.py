@@ -203,7 +203,7 @@ class Capture(Host):
     delete_attr, own_delete, native_delete = objects.delete_attr, objects.own_delete, objects.native_delete
     recursion_limit = settings.recursion_limit
     load_global, store_global = namespaces.load_global, namespaces.store_global
-    delete_global, import_name = namespaces.delete_global, namespaces.import_name
+    delete_global = namespaces.delete_global
 
     def load_special(self, value, name):
         if type(value) is not HostProxy:

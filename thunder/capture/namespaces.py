@@ -11,20 +11,22 @@ import torch
 from thunder.capture.ask import IDENTITY, PRESENT
 from thunder.capture.classes import DELETED, UNKNOWN
 from thunder.capture.native import CONTAINERS, IDENTICAL, is_tracked, native_module, plain_base
+from thunder.capture.native_calls import call_native
 from thunder.capture.sources import Source
-from thunder.interpreter import Host, attributes
+from thunder.interpreter import attributes
 from thunder.interpreter.instructions import builtin_namespace
 
 
-def import_name(c, f, name, names, level):
-    """`import name`: another module may stand under it, or one where there is none."""
+def import_module(c, f, args, kwargs):
+    """`__import__` and `importlib.import_module`: another module may stand under a name, or one where there is none."""
+    modules, name = c.const(sys.modules, "sys.modules"), kwargs.get("name", args[0] if args else None)
     try:
-        found = Host.import_name(c, f, name, names, level)
+        found = call_native(c, f, args, kwargs)
     except ImportError:
-        c.ask(c.const(sys.modules, "sys.modules").item(name), PRESENT)
+        c.ask(modules.item(name), PRESENT)
         raise
     if not native_module(found.__name__) and found.__name__ in sys.modules:
-        c.ask(c.const(sys.modules, "sys.modules").item(found.__name__), IDENTITY)
+        c.ask(modules.item(found.__name__), IDENTITY)
     return found
 
 

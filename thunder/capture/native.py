@@ -268,6 +268,8 @@ def _names_system(code: types.CodeType, module: str | None) -> bool:
         names = pending.pop().co_names
         found = [open if n == "open" else space.get(n, sys.modules.get(n)) for n in names]
         found += [vars(v).get(n) for v in found if isinstance(v, types.ModuleType) for n in names]
+        if any(v is os.environ for v in found):
+            return True
         for v in found:
             if not isinstance(v, (types.BuiltinFunctionType, types.FunctionType, type)) or v in seen:
                 continue

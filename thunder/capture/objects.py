@@ -219,8 +219,7 @@ def _of_module(c, o, n):
     try:
         value = getattr(o, n)
     except AttributeError:
-        if not native_module(o.__name__):
-            c.ask(c.const(vars(o), f"{o.__name__}.").item(n), PRESENT)
+        c.ask(c.const(vars(o), f"{o.__name__}.").item(n), PRESENT)
         raise
     if n == "__dict__" and not native_module(o.__name__):
         return containers.attribute_dict(c, o, value, c.const(o))

@@ -10,9 +10,10 @@ import locale
 import types
 from collections.abc import Callable
 
+import numpy
 import torch
 
-from thunder.capture.ask import ELEMENTS
+from thunder.capture.ask import SUBCLASSES
 from thunder.interpreter.attributes import plain_attribute
 from thunder.interpreter.recursion import original_limit
 
@@ -27,7 +28,9 @@ def asked_again(c, f, args, kwargs, call: Callable):
 def subclasses(c, f, args, kwargs):
     """`kind.__subclasses__()`: a class is told of those that others make."""
     kind = plain_attribute(f, "__self__", *args)
-    return list(c.ask(c.const(kind).call("__subclasses__"), ELEMENTS)) if isinstance(kind, type) else f(*args, **kwargs)
+    if not isinstance(kind, type):
+        return f(*args, **kwargs)  # raises
+    return [found() for found in c.ask(c.const(kind), SUBCLASSES)]
 
 
 def _recursion_limit(c) -> int:
@@ -84,17 +87,18 @@ def _dialects() -> tuple:
 _OF_DIALECTS = (
     "delimiter", "doublequote", "escapechar", "lineterminator", "quotechar", "quoting", "skipinitialspace", "strict",
 )  # fmt: skip
-_STATES = {  # by the module of functions and classes in C
+_STATES: dict[str | None, Callable] = {  # by the module of functions and classes in C
     "decimal": _decimal,
     "_csv": _dialects,
     "_locale": functools.partial(locale.setlocale, locale.LC_ALL),
+    "texts of numpy": lambda: str(numpy.get_printoptions()),
 }
 
 
-def look_beside(c, f) -> None:
+def look_beside(c, module: str | None) -> None:
     """Native code of a library runs, or an object of it comes in: the program depends on what it looks at besides."""
-    if (state := _STATES.get(plain_attribute(f, "__module__"))) is None:
+    if (state := _STATES.get(module)) is None:
         return
-    source = c.const(state, f"{f.__module__}.settings").call("__call__")
+    source = c.const(state, f"{module}.settings").call("__call__")
     if source not in c.settings:
         c.setting(source, state())

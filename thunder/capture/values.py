@@ -147,7 +147,7 @@ def _other(c, value, t: type, source: Source):
     if issubclass(t, IMMUTABLE) and changing.changes(c, value, source):
         return changing.read(c, value, source)
     if issubclass(t, decimal.Decimal):
-        settings.look_beside(c, decimal.Decimal)
+        settings.look_beside(c, "decimal")
     if issubclass(t, IMMUTABLE) or plain_base(t) is not None and not issubclass(t, ENUM):
         ask(c, source, VALUE)
         if not issubclass(t, IMMUTABLE):

@@ -8,6 +8,7 @@ import functools
 import torch
 
 from thunder.capture.ask import value_at
+from thunder.capture.library import gradients
 from thunder.capture.numbers import source_of
 from thunder.capture.sources import Source
 from thunder.capture.tensors import is_leaf
@@ -127,6 +128,8 @@ def parameter(c, cls, args, kwargs) -> TensorProxy:
 def copied(c, f, args, kwargs) -> TensorProxy:
     """`Tensor.__deepcopy__`: of a leaf that requires grad another one, of a parameter a parameter."""
     p, memo = c.recorder.memory.holder(args[0]), args[1]
+    if id(p) not in memo and gradients.read_gradient(c, p) is not None:
+        c.refuse("a tensor with a gradient is copied, and the gradient with it", "give it x.detach().clone()")
     values = c.recorder.latest(p)
     kind = type(c.tensors.real[p][0]) if p in c.tensors.real else torch.Tensor
     if kind is not torch.nn.Parameter and not values.requires_grad:
