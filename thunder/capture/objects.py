@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from thunder import compat
 from thunder.capture import containers, host_lines, opaque_values, reads
 from thunder.capture.ask import KEYS, PRESENT, TYPE, VALUE
 from thunder.capture.classes import DELETED, entry, is_fixed, lookup, of_library, owner_of
@@ -33,6 +34,7 @@ from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import NULL, attributes
 from thunder.interpreter.attributes import HEAP_TYPE, call_special, in_python, native_method, type_attribute
+from thunder.ops.infer import fake
 
 # ---------------------------------------------------------------- objects
 
@@ -260,6 +262,14 @@ def of_torch_module(c, m, n: str):
 
 def names(c, o):
     """`dir(o)`: with the program's writes and without its deletions; classes of the user's are asked for theirs."""
+    if isinstance(o, NumberProxy):
+        return dir(o.python_type)
+    if type(o) is TensorProxy:
+        with compat.DisableTorchFunction():
+            real, source = c.tensors.real.get(c.recorder.memory.holder(o), (None, None))
+            if source is not None:
+                c.ask(source.attr("__dict__"), KEYS)
+            return dir(fake(o) if real is None else real)
     method = c.lookup(type(o), "__dir__")
     if in_python(method):
         return sorted([*c.steps(call_special(c, method, o, [], "__dir__"))])
