@@ -52,7 +52,7 @@ def is_question(c, f) -> bool:
     owner = f.__self__ if type(f) is types.BuiltinFunctionType else None
     if c.loop is not None or c.threads or type(f) not in _FUNCTIONS or type(owner) not in _MODULES:
         return False
-    if (f.__module__ or "").startswith("thunder."):
+    if (f.__module__ or "").startswith(("thunder.", "inspect")):  # which asks about what it is given
         return False
     asks = f.__name__.lstrip("_").startswith(_ASKING) or f.__name__.endswith("enabled")
     return asks and f not in _OF_MODES
