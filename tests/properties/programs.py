@@ -501,7 +501,7 @@ class Writer:
     def simple(self) -> str:
         return self.pick([
             f"out.append({self.any()})", f"out.append({self.any()})", f"x = {self.tensor()}", f"n = {self.integer()}",
-            f"l = {self.ints()}", f"s = {self.text()}[:20]", f"n += {self.integer(1)}", f"l += {self.ints(1)}",
+            f"l = {self.ints()}", f"s = {self.text()}[:20]", f"n += {self.integer(1)}", f"l += ({self.ints(1)})[:6]",
             f"x = x + {self.integer(1)}",
             f"a, *b = {self.ints(1)} + [1]\nout.append((a, b))", f"l.append({self.integer(1)})",
             f"LOG.append({self.text(1)})", "global_add(n)", f"out.append(({self.any(1)}, {self.any(1)}))",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ def import_module(c, f, args, kwargs):
     """`__import__` and `importlib.import_module`: another module may stand under a name, or one where there is none."""
     modules, name = c.const(sys.modules, "sys.modules"), kwargs.get("name", args[0] if args else None)
     try:
-        found = call_native(c, f, args, kwargs)
+        found: Any = call_native(c, f, args, kwargs)
     except ImportError:
         c.ask(modules.item(name), PRESENT)
         raise
