@@ -345,10 +345,7 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
         expose(c, s, *args, *kwargs.values(), concretely=_asks_for_types(f), called=called)
         return args, kwargs
     if f in _KEYED:  # values are put in unseen
-        unhashed = [a for a in args if not isinstance(a, standins.StandIn)]
-        keys = [
-            k for a in unhashed for k in (a if isinstance(a, dict) else (p[0] for p in a if type(p) is tuple and p))
-        ]
+        keys = [k for a in args for k in _keys_of(a)]
         if c.hashed(keys) is not keys:
             c.refuse(f"{f.__name__}() is given a key that a host call gives", "make a dict by a comprehension")
         return args, kwargs
@@ -359,6 +356,13 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
             if f in _HASHING and isinstance(a, Iterable):
                 _check_keys(c, (), [a])
     return args, kwargs
+
+
+def _keys_of(a) -> Iterable:
+    """The keys that `dict(a)` hashes, unless `a` hashes them itself as they come."""
+    if isinstance(a, (dict, standins.StandIn)):
+        return a if isinstance(a, dict) else ()
+    return (pair[0] for pair in a if type(pair) is tuple and pair)
 
 
 _HOLDING = (tuple, *containers.MUTABLE)

@@ -231,16 +231,15 @@ def lifted(c, v, *, typed: bool = False):
         return _lifted(c, v if type_attribute(t, "_make") is not NULL else list(v), typed)
     if typed and (elements := _elements(c, v, t)) is not None:
         return lifted(c, elements, typed=True)
-    if plain_base(t) in _NUMBERS and not (typed or takes_over):
+    if not takes_over and not typed and plain_base(t) in _NUMBERS:
         return plain_base(t).__pos__(v)  # PyTorch asks no method of the class
-    _check_object(c, v, t)
-    return v.item() if isinstance(v, numpy.generic) and not typed else v
+    return _object(c, v, t, typed)
 
 
 _NUMBERS = (int, float, complex)
 
 
-def _check_object(c, v, t: type) -> None:
+def _object(c, v, t: type, typed: bool):
     if type_attribute(t, "__torch_function__") is not NULL or _means_nothing(c, v, t):
         c.refuse(f"a {t.__name__} goes into an operation", "give it tensors and numbers")
     if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
@@ -248,6 +247,7 @@ def _check_object(c, v, t: type) -> None:
             "a torch.Generator made inside the program is used: every call would go on where the last one stopped",
             "make it outside and pass it in",
         )
+    return v.item() if isinstance(v, numpy.generic) and not typed else v
 
 
 def _lifted(c, v, typed: bool, deep: int = 0):
