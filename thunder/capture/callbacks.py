@@ -94,7 +94,8 @@ _NAMES = {
     **dict.fromkeys((id(repr), id(ascii)), ("__repr__",)), id(str): ("__str__", "__repr__", "__bytes__"),
     id(format): ("__format__", "__str__", "__repr__"), id(hash): ("__hash__",),
     id(type.__new__): (), id(ord): (), id(slice): (), id(types.MappingProxyType): (),
-    id(pickle.dumps): _COPIED, id(abs): ("__abs__",), id(len): ("__len__",), id(dir): ("__dir__", "__getattr__", "__getattribute__"),
+    id(pickle.dumps): _COPIED, id(abs): ("__abs__",), id(len): ("__len__",),
+    id(dir): ("__dir__", "__getattr__", "__getattribute__"),
     id(bytes): ("__bytes__", "__index__", "__iter__", "__len__", "__getitem__", "__next__"),
 }  # fmt: skip
 _NOT_CALLED = standins.CALLED - {"__call__"}

@@ -28,6 +28,9 @@ def reduced(c, f, args, kwargs):
     c.materialize(o)
     if c.slot(type(type(o)), "__getattr__") and "__slotnames__" not in vars(type(o)):
         c.refuse(f"copying a {type(o).__name__} asks its metaclass's __getattr__ natively", "copy it outside")
+    steps = "__iter__" if isinstance(o, list) else "items" if isinstance(o, dict) else ""
+    if steps and c.slot(type(o), steps) is not None:
+        c.refuse(f"copying a {type(o).__name__} calls its {steps} natively", "copy it outside")
     if (by_class := c.slot(type(o), "__reduce__")) is not None:
         return c.call(by_class, [o], {})
     state_of = c.slot(type(o), "__getstate__")
