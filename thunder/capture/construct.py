@@ -6,6 +6,7 @@ import collections
 import copyreg
 import itertools
 import types
+import weakref
 
 import torch
 
@@ -21,6 +22,12 @@ from thunder.interpreter.attributes import plain_attribute, type_attribute
 from thunder.ops import lookup
 
 
+def _refuse_steps(c, o) -> None:
+    steps = "__iter__" if isinstance(o, list) else "items" if isinstance(o, dict) else ""
+    if steps and c.slot(type(o), steps) is not None:
+        c.refuse(f"copying a {type(o).__name__} calls its {steps} natively", "copy it outside")
+
+
 def reduced(c, f, args, kwargs):
     """`__reduce_ex__`, by which `copy` makes copies: the attributes of an object as the program sees them. Of special
     methods of the user's only those are called natively that `object.__reduce_ex__` reads attributes by."""
@@ -28,9 +35,7 @@ def reduced(c, f, args, kwargs):
     c.materialize(o)
     if c.slot(type(type(o)), "__getattr__") and "__slotnames__" not in vars(type(o)):
         c.refuse(f"copying a {type(o).__name__} asks its metaclass's __getattr__ natively", "copy it outside")
-    steps = "__iter__" if isinstance(o, list) else "items" if isinstance(o, dict) else ""
-    if steps and c.slot(type(o), steps) is not None:
-        c.refuse(f"copying a {type(o).__name__} calls its {steps} natively", "copy it outside")
+    _refuse_steps(c, o)
     if (by_class := c.slot(type(o), "__reduce__")) is not None:
         return c.call(by_class, [o], {})
     state_of = c.slot(type(o), "__getstate__")
@@ -57,7 +62,16 @@ def _member(c, cls, args, kwargs):
     return args[0] if is_plain and list(map(type, args)) == [cls] else call_native(c, cls, args, kwargs)
 
 
+def _check_callback(c, cls, args) -> None:
+    """A weak reference to an object of the program's own, which may die while the program is captured."""
+    if cls is not weakref.ref or len(args) != 2 or args[1] is None or id(args[1]) in c.fresh:
+        return
+    if id(args[0]) not in c.sources and not isinstance(args[0], (type, types.FunctionType, types.ModuleType)):
+        c.refuse("a function from outside is to be called when an object of the program dies", "keep the object")
+
+
 def construct_object(c, cls, args, kwargs):
+    _check_callback(c, cls, args)
     if lookup(cls) is not None:
         return record(c, cls, args, kwargs)
     if cls in ITERATING:
