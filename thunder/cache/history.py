@@ -22,7 +22,7 @@ REASONS = (
     ("other-kinds-of-tensor", r"\.(dtype|device|requires_grad|layout|is_\w+\(\)|stride\(\)) was "
      r"| was a \w+, is | is another kind of tensor than "),
     ("other-types", r" was of type "),
-    ("other-containers", r"^len\(|^the (keys|elements|content) of | held .*, does not$| holds .* now$"),
+    ("other-containers", r"^len\(|^the (keys|elements|content|subclasses) of | held .*, does not$| holds .* now$"),
     ("other-code", r"^(the code|a default argument) of "),
     ("another-object", r" is another object than before$"),
     ("come-or-gone", r" (exists now|is gone|is nothing)$| was nothing, is "),

@@ -84,6 +84,10 @@ def _dialects() -> tuple:
     return csv.field_size_limit(), tuple((n, *(getattr(d, x) for x in _OF_DIALECTS)) for n, d in known)
 
 
+def _printing() -> str:
+    return str(numpy.get_printoptions())
+
+
 _OF_DIALECTS = (
     "delimiter", "doublequote", "escapechar", "lineterminator", "quotechar", "quoting", "skipinitialspace", "strict",
 )  # fmt: skip
@@ -91,7 +95,7 @@ _STATES: dict[str | None, Callable] = {  # by the module of functions and classe
     "decimal": _decimal,
     "_csv": _dialects,
     "_locale": functools.partial(locale.setlocale, locale.LC_ALL),
-    "texts of numpy": lambda: str(numpy.get_printoptions()),
+    "texts of numpy": _printing,
 }
 
 
