@@ -85,19 +85,25 @@ class Captured:
         handles = checks or any(record.catches for record in c.calls)
         self.may_fail_over = bool((handles or epilogue.writes and not draws) and not happened)
         c.ask_at_the_end()
-        self._write_prologue(c)
-        self.guard_count = len(c.observed) + len(c.tensors.shapes)
 
-    def _write_prologue(self, c: Capture) -> None:
+    def with_prologue(self) -> Captured:
+        """Writes it, which takes a tenth of a first call: not for a program that is captured again."""
+        with compat.DisableTorchFunction():
+            self._write_prologue()
+        return self
+
+    def _write_prologue(self) -> None:
+        c = self._capture
         writer = PrologueWriter(c, self._input_sources)
         unchecked = c.request.options.cache is CACHE_OPTIONS.SAME_INPUT
         prologue, self.prologue_fn = writer.write_extraction() if unchecked else writer.write()
         self.prologue_traces, self._weak, self._checked = [prologue], writer.weak, len(c.numbers.decisions.relations)
+        self.guard_count = len(c.observed) + len(c.tensors.shapes)
 
     def settle(self, options: JitOptions, model) -> None:
         """Ends the decisions by symbolic numbers. The prologue is written again where lowering has added to them."""
         if len(self.decisions.relations) > self._checked:
-            self._write_prologue(self._capture)
+            self._write_prologue()
             traces = self.prologue_traces, self.computation_traces[:1], self.epilogue_traces[:1]
             transform_traces(options.transforms, *traces, options.executors, model)
             if len(self.prologue_traces) > 1:
@@ -286,17 +292,17 @@ def _for_other_calls(c: Capture, captured: Captured) -> Captured:
     counters = {path: None for path in written if path not in c.request.changing}
     apart = may_be_apart(c)
     if not (counters or apart) or c.sharp_edges:  # code that capture ran runs once
-        return captured
+        return captured.with_prologue()
     changing = {**c.request.changing, **counters}
     request = replace(c.request, changing=changing, path=tuple(c.path.taken))
     second = Capture(request, c.compiling, c.path.decides, c.path.own_arrays)
     second.whole = c.whole
     second.tensors.apart = apart
     try:
-        found = _read(second)
+        found = _read(second).with_prologue()
     except Exception:  # noqa: BLE001 - as it was it was captured
         _close(second)
-        return captured
+        return captured.with_prologue()
     captured.close()
     return found
 
