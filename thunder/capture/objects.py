@@ -101,6 +101,8 @@ def native_get(c, get, found, o, kind, name):
     source = None if o is None or name == "__class__" or not attributes.is_data(c, found) else origin(c, o)
     if c.writes.overlay and (id(o), name) in c.writes.overlay:
         if c.writes.overlay[id(o), name] is DELETED:
+            if type(found) is types.MemberDescriptorType:
+                get(found, native_new(kind)(kind), kind)  # an empty slot says so
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
         return c.writes.overlay[id(o), name]
     if name == "__dict__" and cached_outside(c, o):
