@@ -161,6 +161,8 @@ def _call_partial(c, f, args, kwargs):
 
 def _call_reference(c, f, args, kwargs):
     """A call of a weak reference: of one from outside the prologue asks for its object again."""
+    if args or kwargs:
+        return f(*args, **kwargs)  # raises
     if id(f) in c.sources:
         return c.reach(c.sources[id(f)].call("__call__"))
     found = f()

@@ -325,12 +325,12 @@ class Capture(Host):
             return None
         code = f.__code__
         source = self.sources.get(id(f)) or self.const(f)
-        if name in (f.__kwdefaults__ or ()):
+        index = code.co_varnames.index(name) - code.co_argcount
+        if index >= 0:
             return self.read(value, source.attr("__kwdefaults__").item(name))
         self.ask(self._part_of(f, "__defaults__"), IDENTITY)
         if type(value) in PRIMITIVE:
             return value
-        index = code.co_varnames.index(name) - code.co_argcount
         return self.read(value, source.attr("__defaults__").item(index))
 
     # ------------------------------------------------------------------------------------------------ operators

@@ -28,8 +28,8 @@ def bind(f, record, arguments, keywords, default):
         default(f, None, None)
         return _binder(f, form)(*arguments, **keywords)  # raises, with the name of this function
     for name in [n for n, value in bound.items() if value is NULL]:
-        known = name in by_name
-        value = by_name[name] if known else defaults[record.arguments.index(name) - record.argument_count]
+        by_position = name in record.arguments
+        value = defaults[record.arguments.index(name) - record.argument_count] if by_position else by_name[name]
         bound[name] = default(f, name, value)
     return bound
 
