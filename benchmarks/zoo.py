@@ -1,11 +1,13 @@
 """Models and programs that nobody tuned for, under eager PyTorch, torch.compile and thunder.
 
-    python benchmarks/zoo.py [NAME ...] [--systems eager,torch.compile,thunder,thunder_tiers] [--device cuda]
-        [--full] [--rounds 20] [--threads 2] [--minutes 8] [--batch 1/3] [--together 6] [--json FILE]
+    python benchmarks/zoo.py [NAME ...] [--systems eager,torch.compile,thunder,thunder_tiers,thunder_again]
+        [--device cuda] [--full] [--rounds 20] [--threads 2] [--minutes 8] [--batch 1/3] [--together 6] [--json FILE]
 
 The rows are those of zoo_programs.py, small models with odd sizes, trained without dropout; with `--full` those of
 zoo_full.py, for a GPU, what tells most first. Each runs in a process of its own, all systems on copies of the same
-module and arguments, taking turns. `--together`: so many processes compile at a time, one after the other measures,
+module and arguments, taking turns. On a GPU, `thunder_tiers` and `thunder_again` have processes of their own, where
+they find no kernels of `thunder`. `thunder_again` is a second process, which finds the program and the kernels of the
+first on the disk. `--together`: so many processes compile at a time, one after the other measures,
 and their first calls hinder each other. A run ends after `--minutes`; rows that FILE has are not measured again, so
 that several runs make one table. NAME: parts of names.
 
@@ -37,7 +39,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from model_zoo import named_tensors
@@ -56,7 +58,9 @@ from thunder.tests.measuring import (
 
 ROUND_SECONDS = 0.02  # a turn is as many steps as take about this long
 COLUMNS = ("ratio", "eager", "first_ratio", "peak_ratio", "gradient_ratio")
-CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")
+ALONE = ("thunder_tiers", "thunder_again")
+KEEPS = {"THUNDER_KEEP_PROGRAMS": "1"}
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "THUNDER_CACHE_DIR")
 
 
 def task_of(row: Row, device: str, dtype: torch.dtype | None = None) -> Task:
@@ -198,6 +202,10 @@ def measure(name: str, chosen: argparse.Namespace, ready: Callable[[], None]) ->
     exact = exact_of(row, chosen.device)
     synchronize = torch.cuda.synchronize if chosen.device == "cuda" else lambda: None
     steps: dict[str, Callable] = {}
+    if "thunder_again" in chosen.systems:
+        subprocess.run([*command(name, chosen, ["thunder"]), "--once"], check=True, env=os.environ | KEEPS)
+    if "eager" not in chosen.systems:  # whose first step loads libraries for the others
+        step_of(task_of(row, chosen.device), task_of(row, chosen.device).function)()
     for system, found in rows.items():
         task = task_of(row, chosen.device)
         step = step_of(task, compile_with(system, task.function))
@@ -232,12 +240,31 @@ def measure(name: str, chosen: argparse.Namespace, ready: Callable[[], None]) ->
     if chosen.device == "cuda":
         for system, call in steps.items():
             rows[system]["kernels"] = kernels_of(call)
-    base = rows.get("torch.compile", {})
-    for found in rows.values():
-        for what in ("first", "peak", "gradient"):
-            if found is not base and base.get(what) and what in found:
-                found[f"{what}_ratio"] = found[what] / base[what]
     return list(rows.values())
+
+
+def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a program, with ratios to torch.compile of what is measured once."""
+    base = next((row for row in rows if row["system"] == "torch.compile"), {})
+    for row in rows:
+        for what in ("first", "peak", "gradient"):
+            if row is not base and base.get(what) and what in row:
+                row[f"{what}_ratio"] = row[what] / base[what]
+    return rows
+
+
+def once(name: str, chosen: argparse.Namespace) -> None:
+    """A first step, for the programs and kernels that it leaves on the disk."""
+    row = rows_of(chosen)[name]
+    task = task_of(row, chosen.device)
+    torch.set_float32_matmul_precision("high" if task.tf32 or chosen.tf32 else "highest")
+    step_of(task, compile_with(chosen.systems[0], task.function))()
+
+
+def command(name: str, chosen: argparse.Namespace, systems: Sequence[str]) -> list[str]:
+    options = [f"--{n}={getattr(chosen, n)}" for n in ("rounds", "threads", "device")]
+    options += [f"--{n}" for n in ("tf32", "full", "small") if getattr(chosen, n)]
+    return [sys.executable, __file__, name, "--inner", f"--systems={','.join(systems)}", *options]
 
 
 def rows_of(chosen: argparse.Namespace) -> dict[str, Row]:
@@ -246,24 +273,22 @@ def rows_of(chosen: argparse.Namespace) -> dict[str, Row]:
 
 def together(names: Sequence[str], chosen: argparse.Namespace, limit: float) -> Iterator[list[dict[str, Any]]]:
     """What rows measure whose processes compile at the same time. After so many seconds these are killed."""
-    options = [f"--{name}={getattr(chosen, name)}" for name in ("rounds", "threads", "device")]
-    options += [
-        f"--systems={','.join(chosen.systems)}",
-        *(f"--{n}" for n in ("tf32", "full", "small") if getattr(chosen, n)),
-    ]
+    alone = [s for s in chosen.systems if s in ALONE and chosen.device == "cuda"]
+    groups = [g for g in ([s for s in chosen.systems if s not in alone], *([s] for s in alone)) if g]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        processes: dict[str, subprocess.Popen] = {}
+        processes: dict[tuple[str, tuple[str, ...]], subprocess.Popen] = {}
         said = {}
-        for i, name in enumerate(names):
+        for i, key in enumerate((name, tuple(group)) for name in names for group in groups):
             caches = {c: os.path.join(folder, f"{i}", c) for c in CACHES} if chosen.device == "cuda" else {}
             compilers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // len(names)))}
-            said[name] = stack.enter_context(open(os.path.join(folder, f"{i}.txt"), "w+"))
+            said[key] = stack.enter_context(open(os.path.join(folder, f"{i}.txt"), "w+"))
+            kept = KEEPS if "thunder_again" in key[1] else {}
             process = subprocess.Popen(
-                [sys.executable, __file__, name, "--inner", *options],
-                env=compilers | os.environ | caches | {"THUNDER_FALLBACK": "error"}, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said[name],
+                command(key[0], chosen, key[1]),
+                env=compilers | os.environ | caches | kept | {"THUNDER_FALLBACK": "error"}, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said[key],
             )  # fmt: skip
-            processes[name] = stack.enter_context(process)
+            processes[key] = stack.enter_context(process)
             stack.callback(process.kill)
         timer = threading.Timer(limit, lambda: [process.kill() for process in processes.values()])
         timer.start()
@@ -271,15 +296,23 @@ def together(names: Sequence[str], chosen: argparse.Namespace, limit: float) -> 
         for process in processes.values():
             while process.stdout.readline() not in ("ready\n", ""):  # type: ignore[union-attr]
                 pass
-        for name, process in processes.items():
-            out, _ = process.communicate("go\n")
-            if process.returncode == 0:
-                yield json.loads(out.splitlines()[-1])
-                continue
-            said[name].seek(0)
-            last = (said[name].read().strip().splitlines() or ["no output"])[-1]
-            last = last if process.returncode > 0 else f"was killed, or died, within {limit:.0f} seconds: {last}"
-            yield [{"workload": name, "system": system, "failed": last} for system in chosen.systems]
+        for name in names:
+            found: list[dict[str, Any]] = []
+            for key in processes:
+                if key[0] == name:
+                    found += result_of(key, processes[key], said[key], limit)
+            yield compared(found)
+
+
+def result_of(key: tuple, process: subprocess.Popen, said: IO[str], limit: float) -> list[dict[str, Any]]:
+    """What a process measures, that is told to begin now. said: what it writes for people."""
+    out, _ = process.communicate("go\n")
+    if process.returncode == 0:
+        return json.loads(out.splitlines()[-1])
+    said.seek(0)
+    last = (said.read().strip().splitlines() or ["no output"])[-1]
+    last = last if process.returncode > 0 else f"was killed, or died, within {limit:.0f} seconds: {last}"
+    return [{"workload": key[0], "system": system, "failed": last} for system in key[1]]
 
 
 def line(row: dict[str, Any]) -> str:
@@ -348,11 +381,15 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="print the rows, and measure nothing")
     parser.add_argument("--json", help="rows are added there", metavar="FILE")
     parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
 def main() -> int:
     chosen = (parser := arguments()).parse_args()
+    if chosen.once:
+        once(chosen.names[0], chosen)
+        return 0
     if chosen.inner:
         print(json.dumps(measure(chosen.names[0], chosen, ready)))
         return 0

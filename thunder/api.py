@@ -79,9 +79,9 @@ def jit(
     layouts (a view that was overwritten is read as a new tensor): only executors and transforms that say they are
     `exact` are used.
     rng: "torch", or "fused": fusion executors may draw random numbers of their own.
-    tiers: "wait" (the default), or "background": calls run PyTorch's kernels until the regions of the executor
-    inductor, which need not be named, are compiled in another process; then those run, where they are faster. Results
-    change by rounding when they come in.
+    tiers: "wait" (the default), or "background": calls run PyTorch's kernels until those of fusion executors are
+    compiled in other processes. On the CPU these are the executor inductor's, which need not be named, and they stay
+    where they are faster. Results change by rounding when they come in.
     sharp_edges: "allow", "warn" (the default) or "error".
     fallback: for programs that cannot be captured. "eager" (the default) runs the original function and warns once;
     "error" raises CaptureError and runs nothing. With transforms, or where parameters are replaced, it is always an

@@ -5,8 +5,13 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import thunder
+from thunder.core.devices import Device
+from thunder.core.proxies import TensorProxy
+from thunder.ops.families.embeddings import _types_on_gpus
+from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -38,3 +43,27 @@ def test_gradients_of_bags(mode, form):
         assert torch.equal(found, expected)
         assert torch.equal(*(torch.autograd.grad(y, table, cotangent)[0] for y in (found, expected)))
         assert "with_graph" not in str(compiled.programs[0].forward)
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("last", [False, True])
+def test_types_on_gpus_are_those_of_pytorch(mode, last):
+    """Beside its fake tensors, for which no GPU is needed."""
+    for index, kind, weighted in itertools.product((torch.int32, torch.int64), ("float32", "bfloat16"), (False, True)):
+        if weighted and mode:
+            continue
+        with FakeTensorMode():
+            weight = torch.empty(10, 4, dtype=getattr(torch, kind), device="cuda")
+            indices, offsets = (torch.empty(n, dtype=index, device="cuda") for n in (6, 3))
+            weights = torch.empty(6, dtype=weight.dtype, device="cuda") if weighted else None
+            expected = torch.ops.aten._embedding_bag(weight, indices, offsets, False, mode, False, weights, last, -1)
+
+        def proxy(t):
+            dtype = from_tensor_dtype(t.dtype)
+            return TensorProxy(f"t{id(t)}", shape=tuple(t.shape), device=Device("cuda:0"), dtype=dtype)
+
+        given = [None if t is None else proxy(t) for t in (weight, indices, offsets, weights)]
+        found = _types_on_gpus(*given[:3], False, mode, False, given[3], last, -1)
+        assert [(tuple(t.shape), to_torch_dtype(t.dtype)) for t in found] == [
+            (tuple(t.shape), t.dtype) for t in expected
+        ]

@@ -141,7 +141,7 @@ class Captured:
         info = TraceInfo(
             parameters=_parameter_paths(c, tensors) if asked else {}, held=_held(c, tensors) if asked else frozenset(),
             written=memory.versions, copies=frozenset(v.name for v in memory.copies),
-            backwards=c.engine.backwards,
+            backwards=c.engine.backwards, strides=_strides(c, tensors),
         )  # fmt: skip
         self.computation_traces = [
             Trace("computation", inputs, operations, output, c.recorder.context.names, info=info)
@@ -236,6 +236,12 @@ def _held(c: Capture, tensors: list[TensorProxy]) -> frozenset[str]:
         for p in tensors
         if any(s.step == "attr" and s.key in ("_parameters", "_buffers") for s in c.tensors.real[p][1].steps())
     )
+
+
+def _strides(c: Capture, tensors: list[TensorProxy]) -> dict[str, tuple]:
+    with compat.DisableTorchFunction():
+        given = ((p.name, c.tensors.real[p][0]) for p in tensors)
+        return {name: t.stride() for name, t in given if t.layout is torch.strided}
 
 
 class FailsWithParts(Exception):

@@ -58,6 +58,8 @@ class Definition:
     # --- derivatives
     nondifferentiable: Container[int] = ()
     """Places of the results that never require grad."""
+    reaches_all: bool = False
+    """PyTorch has a derivative for each floating operand, so that no examples are differentiated to see which."""
     detaches: Callable[..., bool] | None = None
     """(*args, **kwargs): whether the results do not require grad, whatever the arguments do."""
     differentiate_decomposition: bool | Callable[..., bool] = False

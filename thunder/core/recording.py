@@ -93,7 +93,7 @@ class Names:
     default_dtype: the default dtype of the call, under which the program runs.
     """
 
-    __slots__ = ("taken", "counters", "facts", "backends", "attends", "settings", "default_dtype")
+    __slots__ = ("taken", "counters", "facts", "backends", "attends", "settings", "default_dtype", "__weakref__")
 
     def __init__(self):
         self.taken: set[str] = {"_"}  # what a printed program calls an output that is None

@@ -17,7 +17,7 @@ from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import NumberProxy, TensorProxy, element_count
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
-from thunder.executors.handwritten import Handwritten, Settings, Steps, launching
+from thunder.executors.handwritten import CompilesKernels, Handwritten, Settings, Steps, launching
 from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops.backward import embedding_backward
@@ -77,7 +77,7 @@ def _checker(g: TensorProxy, indices: TensorProxy, count: int, padding_idx: int,
     return element_count(indices) in INDICES and row >= NARROWEST and count * row >= SMALLEST
 
 
-class EmbeddingGradientExecutor(OperatorExecutor):
+class EmbeddingGradientExecutor(CompilesKernels, OperatorExecutor):
     """Takes gradients of embeddings on a GPU."""
 
     capturable = True

@@ -38,7 +38,8 @@ import torch
 
 from thunder.core.codegen import PerCall, compile_source
 from thunder.core.proxies import leaves
-from thunder.executors.triton_kernels.binary import binary_of
+from thunder.core.trace import Trace
+from thunder.executors.triton_kernels.binary import binary_of, wait_for_kernels
 from thunder.executors.triton_kernels.by_strides import ByStrides
 from thunder.executors.triton_kernels.compiling import Request
 from thunder.executors.triton_kernels.index import strides_of
@@ -91,6 +92,15 @@ class Handwritten:
     def source(self) -> tuple[str, str]:
         """Its name and text."""
         return self.name, _kernels(self.file)[0]
+
+
+class CompilesKernels:
+    """Of an executor whose `expect` starts its kernels: other ones run in the first of two tiers."""
+
+    compiles_ahead = True
+
+    def compile_ahead(self, forward: Trace, backward: Trace | None, strides: dict[str, tuple]) -> None:
+        wait_for_kernels()
 
 
 _TYPES = {"i": "i32", "l": "i64", "": "constexpr"}

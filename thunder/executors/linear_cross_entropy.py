@@ -26,19 +26,28 @@ import torch
 
 from thunder.analysis.flow import producers, uses
 from thunder.core.dtypes import bfloat16, float32, float64
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, element_count, like, number_value, numbers_in
+from thunder.core.proxies import (
+    NumberProxy,
+    Proxy,
+    TensorProxy,
+    element_count,
+    has_numbers,
+    like,
+    number_value,
+    numbers_in,
+)
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
-from thunder.executors.handwritten import Handwritten, Steps, launching
+from thunder.executors.handwritten import CompilesKernels, Handwritten, Settings, Steps, launching
 from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
 from thunder.ops.backward import times_cotangent
 from thunder.ops.families.aligned import multiply_into
-from thunder.ops.layout import empty_rows
-from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
+from thunder.ops.layout import empty_rows, padded_row
+from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch_dtype
 
 # bytes of logits that are made at once, or as many as the weight has; below that there is little to save, and smaller
 # products are slower
@@ -120,17 +129,20 @@ def over_rows(
     `scale` (), over the logits. Rows not kept are 0."""
     rows, classes = logits.shape
     if rows:
-        block, stride = min(2048, power_of_two(classes)), logits.stride(0)
         tensors = logits, target, keep, chosen, scale, losses
-        settings = (rows,), (classes, stride, gradient, block), 8 if block == 2048 else 4
-        steps.launch(_kernel, tensors, settings)
+        steps.launch(_kernel, tensors, _settings(rows, classes, logits.stride(0), gradient))
+
+
+def _settings(rows: int, classes: int, stride: int, gradient: bool) -> Settings:
+    block = min(2048, power_of_two(classes))
+    return (rows,), (classes, stride, gradient, block), 8 if block == 2048 else 4
 
 
 # ----------------------------------------------------------------------------------------------------------------
 # operations
 
 
-class LinearCrossEntropyExecutor(OperatorExecutor):
+class LinearCrossEntropyExecutor(CompilesKernels, OperatorExecutor):
     """Joins a linear layer and the cross-entropy of its result, which it finds by data flow."""
 
     def combined(self, trace: Trace) -> Trace:
@@ -148,6 +160,16 @@ class LinearCrossEntropyExecutor(OperatorExecutor):
 
         result = rewrite(trace, rule)
         return result if joined else trace
+
+    def expect(self, trace: Trace) -> None:
+        for b in trace.bound_symbols:
+            if b.sym in (linear_cross_entropy, with_gradients) and not has_numbers(b.args):
+                hidden, weight, _, target, _, _, dtype, *wanted = b.args
+                of_logits, device = to_torch_dtype(hidden.dtype), to_torch_device(hidden.device)
+                stride = padded_row(weight.shape[0], hidden.dtype.bytes)
+                types = of_logits, to_torch_dtype(target.dtype), torch.bool, of_logits, dtype, torch.float32
+                gradient = bool(wanted) and any(wanted[0])
+                _kernel.start(types, _settings(1, weight.shape[0], stride, gradient), device)
 
 
 linear_cross_entropy_ex = LinearCrossEntropyExecutor("linear_cross_entropy")

@@ -30,7 +30,7 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
-from thunder.executors.handwritten import Handwritten, Settings, Steps, launching
+from thunder.executors.handwritten import CompilesKernels, Handwritten, Settings, Steps, launching
 from thunder.executors.triton_kernels.launcher import ALIGNMENT
 from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
@@ -113,7 +113,7 @@ def _blocks(m: int, n: int, k: int) -> tuple[int, int, int, int]:
     return 2, inner, min(16, inner // 256), 1
 
 
-class MatvecExecutor(OperatorExecutor):
+class MatvecExecutor(CompilesKernels, OperatorExecutor):
     """Takes linear layers of at most so many rows. usable: whether its kernels run on a device."""
 
     capturable = True

@@ -10,6 +10,7 @@ products, attention and, unless `rng="fused"`, random operations. The compiler i
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -19,9 +20,11 @@ from thunder.analysis.cost import bytes_moved, nbytes, region_bytes, tensors_in
 from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, has_numbers
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, Names, OpTags
+from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.executors.triton_kernels.binary import expect_kernels
 from thunder.executors.triton_kernels.by_strides import KeptRegion
+from thunder.executors.triton_kernels.expected import expected_strides
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.last_sums import without_last_sums
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
@@ -60,6 +63,8 @@ class TritonFuser(FusionExecutor):
         self.autotune = autotune
         self._tuning: TritonFuser | None = None
         self._plans: TritonFuser | None = None
+        # by the names of a program: the forward's, which its backward reads
+        self._strides: weakref.WeakKeyDictionary[Names, dict[str, tuple]] = weakref.WeakKeyDictionary()
 
     def configured(self, options) -> TritonFuser:
         if not options.get(TRITON_AUTOTUNE):
@@ -146,7 +151,6 @@ class TritonFuser(FusionExecutor):
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         try:
             run = self.scheduled(region)
-            run.start()
         except Undecided:
             raise Unfused("a kernel would have to know more of sizes that stay symbolic") from None
         return self.register_temporary_operation(
@@ -165,6 +169,22 @@ class TritonFuser(FusionExecutor):
     ) -> tuple[Callable, dict[int, int]] | None:
         found = function.writing_over(frozenset(dying), homes) if isinstance(function, FusedRegion) else None
         return (found, found.over) if found is not None and found.over else None
+
+    def expect(self, trace: Trace) -> None:
+        """Compiles kernels in the background, for the strides that inputs of regions will have."""
+        known = self._strides.setdefault(trace.names, dict(trace.info.strides))
+        for region, strides in expected_strides(trace, known):
+            region.waits = True
+            region.expect(strides)
+
+    compiles_ahead = True
+
+    def compile_ahead(self, forward: Trace, backward: Trace | None, strides: dict[str, tuple]) -> None:
+        for trace in (forward, backward):
+            for operation in trace.bound_symbols if trace is not None else ():
+                if isinstance(region := operation.sym.fn, FusedRegion):
+                    region.waits = False
+                    region.finish()
 
     def as_text(self, function: Callable) -> dict | None:
         return function.as_text() if isinstance(function, FusedRegion) else None

@@ -34,7 +34,7 @@ __all__ = [
     "turns",
 ]
 
-SYSTEMS = ("eager", "torch.compile", "thunder", "thunder_inductor", "thunder_tiers")
+SYSTEMS = ("eager", "torch.compile", "thunder", "thunder_inductor", "thunder_tiers", "thunder_again")
 
 
 def cxx_compiler() -> str | None:
@@ -48,7 +48,7 @@ def compile_with(system: str, fn: Callable) -> Callable:
         return fn
     if system == "torch.compile":
         return torch.compile(fn)
-    if system in ("thunder", "thunder_inductor", "thunder_tiers"):
+    if system in ("thunder", "thunder_inductor", "thunder_tiers", "thunder_again"):
         import thunder
 
         tiers = "background" if system == "thunder_tiers" else "wait"

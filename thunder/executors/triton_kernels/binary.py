@@ -9,8 +9,9 @@ import contextlib
 import functools
 import importlib.metadata
 import os
+import queue
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from typing import NamedTuple
 
 import torch
@@ -50,13 +51,35 @@ def binary_of(request: Request) -> Future[Binary]:
         if found is None:
             while len(_requested) >= KEPT:
                 del _requested[next(iter(_requested))]
-            found = _requested[request] = _pool().submit(_binary, request)
+            found = _requested[request] = Future()
+            _jobs().put((request, found))
         return found
 
 
+def wait_for_kernels() -> None:
+    """Waits for all kernels that were asked for."""
+    with _lock:
+        waiting = [*_requested.values()]
+    wait(waiting)
+
+
 @functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(PROCESSES, os.cpu_count() or 1), thread_name_prefix="thunder_compile")
+def _jobs() -> queue.SimpleQueue[tuple[Request, Future[Binary]]]:
+    """What waits for one of the threads. These are daemons: a program that ends waits for no kernel."""
+    jobs: queue.SimpleQueue[tuple[Request, Future[Binary]]] = queue.SimpleQueue()
+    for i in range(min(PROCESSES, os.cpu_count() or 1)):
+        threading.Thread(target=_work, args=(jobs,), name=f"thunder_compile_{i}", daemon=True).start()
+    return jobs
+
+
+def _work(jobs: queue.SimpleQueue[tuple[Request, Future[Binary]]]) -> None:
+    while True:
+        request, made = jobs.get()
+        try:
+            made.set_result(_binary(request))
+        except BaseException as error:  # noqa: BLE001  it is raised where the kernel is needed
+            made.set_exception(error)
+        del request, made
 
 
 def _after_fork() -> None:
@@ -64,7 +87,7 @@ def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
     _servers.clear()
-    _pool.cache_clear()
+    _jobs.cache_clear()
     for request in [r for r, made in _requested.items() if not made.done()]:
         del _requested[request]
 

@@ -39,7 +39,10 @@ class ByStrides(FusedFunction):
         key = self._strides(tensors, numbers)
         run = self._variants.get(key)
         if run is None:
-            run = self._variants[key] = self._first(key, args)
+            run = self._first(key, args)
+            if run is None:
+                return self.by_operations(*args)
+            self._variants[key] = run
             check = self._check(key, tensors)
             self._usual = None if check is None else (check, run)
         return run(*args)
@@ -57,8 +60,12 @@ class ByStrides(FusedFunction):
         return tuple([t.stride() for t in tensors])
 
     @abstractmethod
-    def _first(self, key: tuple, args: tuple) -> Callable:
-        """The function for new strides, which a call with these arguments has."""
+    def _first(self, key: tuple, args: tuple) -> Callable | None:
+        """The function for new strides, which a call with these arguments has; None while it is compiled."""
+
+    def by_operations(self, *args) -> list[torch.Tensor]:
+        """The call by PyTorch's operations."""
+        raise NotImplementedError
 
     def _check(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Callable | None:
         """Whether a call fits the kernels for some strides, as a function of its arguments; None where PyTorch has

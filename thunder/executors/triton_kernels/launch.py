@@ -53,14 +53,15 @@ def _facts(device: torch.device) -> tuple[int, int]:
 class FusedRegion(ByStrides):
     """A region as a function from its inputs to the list of its outputs, which have PyTorch's strides.
 
-    `start` compiles kernels for row-major inputs in the background; those for other strides are compiled at their first
-    call. `source` is the text of the kernels, `kernels` their number.
+    `expect` compiles kernels for strides in the background; those for other strides are compiled at their first call.
+    `source` is the text of the kernels, `kernels` their number.
 
     Symbolic sizes are arguments behind the tensors. The kernels are compiled once for all sizes, for strides in terms
     of sizes.
 
     over: by place of an output, the place of the input that it is written over if both have the same strides; see
-    `writing_over`. planned: kernels are those of an H100 or H200 and are not compiled, so that no GPU is needed.
+    `writing_over`. waits: for kernels of strides that were not expected; PyTorch's operations run otherwise, until
+    there are some. planned: kernels are those of an H100 or H200 and are not compiled, so that no GPU is needed.
 
     Raises TooLarge for a region that has to be split.
     """
@@ -91,16 +92,27 @@ class FusedRegion(ByStrides):
         self.schedules = {self._order(self._row_major()): self.schedule}
         self._unusual: dict[tuple, Callable] = {}
         self._source = ""
-        self._expected: Compiled | None = None
-        self._is_started = False
-
-    def start(self) -> None:
-        """Compiles kernels in the background. Raises Undecided."""
-        if not self._is_started and not (self.interpreted or self.autotune or self.planned):
-            self._expected = Compiled(self, self._row_major())
-        if not self._is_started and self.region.numbers and self._expected is None:
+        self.waits = True
+        self._expected: dict[tuple, Compiled] = {}  # by strides
+        if region.numbers:
             self._sources(self._row_major())  # raises Undecided
-        self._is_started = True
+
+    @property
+    def usual_strides(self) -> tuple:
+        return self._row_major()
+
+    def expect(self, strides: tuple) -> None:
+        """Compiles kernels for inputs of these strides in the background."""
+        if strides not in self._variants and strides not in self._expected and not (
+            self.interpreted or self.autotune or self.planned
+        ):  # fmt: skip
+            self._expected[strides] = Compiled(self, strides)
+
+    def finish(self) -> None:
+        """Waits for the kernels that are expected. Raises RuntimeError where one is not compiled."""
+        for made in self._expected.values():
+            for binary in made.binaries:
+                binary.result()
 
     def as_text(self) -> dict[str, Any] | None:
         """What `KeptRegion` needs, as far as calls have made it; None for a region that takes numbers."""
@@ -170,13 +182,12 @@ class FusedRegion(ByStrides):
             found = self._overwriting[key] = self._copy()
             found.dying, found.homes = dying, homes
             found.over = found._places(self._row_major())
-            if found.over and self._expected is not None:
-                found._expected = Compiled(found, self._row_major())
         return found
 
     def _copy(self) -> FusedRegion:
         found = copy.copy(self)
         found._overwriting, found._variants, found._unusual, found._usual, found.launches = {}, {}, {}, None, {}
+        found._expected = {}
         return found
 
     def overwritten(self, strides: tuple) -> dict[int, int]:
@@ -263,16 +274,19 @@ class FusedRegion(ByStrides):
             *(f"{name} = in{name[1:].replace('_', '.stride(')})" for name in own),
         ]
 
-    def _first(self, key: tuple, args: tuple) -> Callable:
+    def _first(self, key: tuple, args: tuple) -> Callable | None:
         """The function for new strides."""
-        expected = self._expected is not None and self._expected.strides == key
         if self.autotune:
             with torch.cuda.device(self.device):
                 kernels = self.scheduled(key).kernels
                 tiles = tuned(kernels, self.device, lambda tiles: Compiled(self, key, tiles=tiles))
                 variant = Compiled(self, key, tiles=tiles)
         else:
-            variant = self._expected if expected else (Interpreted if self.interpreted else Compiled)(self, key)
+            variant = self._expected.get(key) or (Interpreted if self.interpreted else Compiled)(self, key)
+        if not self.waits and isinstance(variant, Compiled) and not variant.is_compiled:
+            self._expected[key] = variant
+            return None
+        self._expected.pop(key, None)
         launch = self.launches[key] = variant.launch()
         return launch.function(self.device, self.called())
 

@@ -8,7 +8,7 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import torch
 
@@ -26,14 +26,19 @@ from thunder.ops.layout import is_dense, padded_strides, run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 
-class _Tensors(dict[Proxy, torch.Tensor]):
-    """What a region's values are. seen: the value of a size that stays symbolic. padded, bases: values
-    whose rows are apart, and what all views are of."""
+class Tensors(dict[Proxy, torch.Tensor]):
+    """What values of operations are. seen: the value of a size that stays symbolic. padded, bases: values whose rows
+    are apart, and what all views are of."""
 
-    def __init__(self, region: Region, seen: Callable[[NumberProxy], int]):
+    def __init__(
+        self,
+        padded: Set[Proxy],
+        operations: Sequence[BoundSymbol],
+        seen: Callable[[NumberProxy], int] = number_value,
+    ):
         super().__init__()
-        self.seen, self.padded = seen, region.padded
-        self.bases = alias_bases(region.bound_symbols, maybe=True) if region.padded else {}
+        self.seen, self.padded = seen, padded
+        self.bases = alias_bases(operations, maybe=True) if padded else {}
 
     def shape(self, p: TensorProxy) -> tuple[int, ...]:
         return tuple(self.seen(n) if isinstance(n, NumberProxy) else n for n in p.shape)
@@ -55,10 +60,10 @@ def layout_of(
     """The strides of a region's outputs, for inputs of these strides; row-major ones for outputs whose elements overlap
     or have gaps, and, without `fakes`, where no rule tells. seen: values of sizes that stay symbolic."""
     with compat.DisableTorchFunction(), torch.no_grad():
-        values = _Tensors(region, seen)
+        values = Tensors(region.padded, region.bound_symbols, seen)
         for p, s in zip(_tensors(region.inputs), strides, strict=True):
             values.make(p, s)
-        if not all(_follow(operation, values) and values.pad(operation) for operation in region.bound_symbols):
+        if not all(follow(operation, values) and values.pad(operation) for operation in region.bound_symbols):
             if not fakes:
                 return [strides_of(values.shape(o)) for o in _tensors(region.outputs)]
             with compat.FakeTensorMode():
@@ -74,7 +79,7 @@ def _tensors(proxies: Sequence[Proxy]) -> list[TensorProxy]:
     return [p for p in proxies if isinstance(p, TensorProxy)]
 
 
-def _follow(operation: BoundSymbol, values: _Tensors) -> bool:
+def follow(operation: BoundSymbol, values: Tensors) -> bool:
     """Adds what an operation makes to `values`; False where no rule says how it is laid out."""
     symbol = operation.sym
     if OpTags.VIEW in symbol.tags and sum(isinstance(i, TensorProxy) for i in operation.inputs) == 1:
@@ -89,7 +94,7 @@ def _follow(operation: BoundSymbol, values: _Tensors) -> bool:
             values.make(o, strides_of(values.shape(o)))
         return True
     if (symbol.fn is None or symbol.layout == "as decomposition") and not primitive(operation):
-        return all(_follow(sub, values) for sub in operation.subsymbols) and all(
+        return all(follow(sub, values) for sub in operation.subsymbols) and all(
             _named(old, new, values) for old, new in operation.aliases.items()
         )
     if len(operation.outputs) != 1:
@@ -219,7 +224,7 @@ def _in_order(shape: Sequence[int], order: Sequence[int]) -> tuple:
     return tuple(strides)
 
 
-def _of_result(value: Proxy, values: _Tensors) -> tuple:
+def _of_result(value: Proxy, values: Tensors) -> tuple:
     tensor, base = values[value], values.bases.get(value, value)
     padded = value in values.padded or base in values.padded and tensor.numel() == values[base].numel()
     return tensor.stride() if padded or is_dense(tensor) else strides_of(tensor.shape)

@@ -165,6 +165,12 @@ class Compiled(Variant):
             for s, text in zip(self.sources, self.texts, strict=True)
         ]
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether no kernel has to be waited for. A call that a CUDA graph records waits: it would record what runs in
+        their place."""
+        return all(b.done() for b in self.binaries) or torch.cuda.is_current_stream_capturing()
+
     def launches(self) -> list[Callable[[], None]]:
         """A launch of each kernel, on zeros, which are indices as well: for measuring."""
         tensors = {

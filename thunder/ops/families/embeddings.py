@@ -170,17 +170,34 @@ def _embedding_bag(a, weight, offsets=None, max_norm=None, norm_type=2, *options
 
 
 def _bag_types(function: Callable) -> Callable:
-    """Typed by running: the last three results are what PyTorch's kernel keeps for its backward, and their sizes are a
-    matter of the way it takes."""
+    """The last three results are what PyTorch's kernel keeps for its backward. On the CPU their sizes are a matter of
+    the way it takes, and they are typed by running."""
     run = infer.typed_by_running(function, "embedding_bag")
 
     def meta(weight, *args, **kwargs):
+        if weight.device.type == "cuda":
+            return _types_on_gpus(weight, *args, **kwargs)
         # PyTorch's own rule does not know that bfloat16 goes the way of float32
         wide = like(weight, dtype=float32) if weight.dtype is bfloat16 else weight
         out, *kept = run(wide, *args, **kwargs)
         return like(out, dtype=weight.dtype), *kept
 
     return meta
+
+
+def _types_on_gpus(
+    weight, indices, offsets, scale_grad_by_freq=False, mode=0, sparse=False, per_sample_weights=None,
+    include_last_offset=False, padding_idx=None,
+):  # fmt: skip
+    """Fake tensors know them as well, but import Dynamo, which takes longer than all the rest of a program."""
+    whole = ("int32", "int64")
+    require(indices.dtype.name in whole and offsets.dtype.name in whole and weight.dtype.category >= 2)
+    require(len(weight.shape) == 2 and len(indices.shape) == len(offsets.shape) == 1)
+    bags = offsets.shape[0] - (1 if include_last_offset else 0)
+    require(bags >= 0 and (per_sample_weights is None or mode == 0 and per_sample_weights.shape == indices.shape))
+    largest = (bags, weight.shape[1]) if mode == 2 else (0,)
+    out = like(weight, (bags, weight.shape[1]))
+    return out, like(indices), like(indices, offsets.shape), like(indices, largest)
 
 
 native_embedding_bag = torch_prim(torch.embedding_bag, name="native_embedding_bag")(_bag_types(torch.embedding_bag))

@@ -14,7 +14,7 @@ from thunder.errors import CaptureError
 from thunder.ops import autocast, backward, opaque, pytorch_derivative
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import to_float
-from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.shape_rules import require
 
 # ---------------------------------------------------------------------------------------------------------------- cells
@@ -207,6 +207,8 @@ def _net(name: str) -> None:
     # with dropout between layers it draws random numbers, and is another operation for passes that merge or repeat
     padded_random = _drawing(f"{name}_with_dropout", meta, function)
     packed_random = _drawing(f"{name}_of_packed_sequences_with_dropout", packed_meta, function)
+    # differentiated without memory, PyTorch runs a cell in Python for each place of the sequence
+    declare(padded, packed, padded_random, packed_random, reaches_all=True)
     packed_under_autocast = _packed_under_autocast(name, function, step, packed_meta)
 
     @alias(function)
