@@ -123,6 +123,18 @@ def test_calls_do_not_wait_and_the_faster_tier_stays():
     assert executor.ran > before
 
 
+@pytest.mark.parametrize("steps", [("forward", "backward"), ("forward", "forward"), ("served",)])
+def test_passes_do_not_keep_the_first_step_waiting(monkeypatch, steps):
+    submitted = []
+    monkeypatch.setattr(background, "submit", submitted.append)
+    compiled, result = in_tiers(Ahead(f"first {steps}")), None
+    x = torch.randn(4, 4, requires_grad=steps[0] == "forward")
+    for step in steps:
+        assert not submitted
+        result = result.sum().backward() if step == "backward" else compiled(x)
+    assert len(submitted) == 1
+
+
 def test_a_tier_that_is_slower_is_given_back():
     executor = Ahead("slower", seconds=0.5)
     compiled = in_tiers(executor)

@@ -1,9 +1,9 @@
 """Tiers: a program runs at once, and a compiler's kernels come in between calls (`tiers="background"`).
 
 The first tier is the program without the executors that compile ahead: PyTorch's kernels, and whatever needs no
-compiler. When it has run for the first time, the second tier is lowered and compiled in the background, for arguments
-that lie in memory as that call's. Calls do not wait for it. Forward and backward of a call are of one tier, since each
-tier is a program of its own, with its own saved values.
+compiler. When it has run for the first time, with its backward where that comes before the next call, the second tier
+is lowered and compiled in the background, for arguments that lie in memory as that call's. Calls do not wait for it.
+Forward and backward of a call are of one tier, since each tier is a program of its own, with its own saved values.
 
 On the CPU the clock decides which one stays. `TIMED` calls of each are measured, the first one of each left out: the
 median of the forward's times and that of the backward's. A second tier that is slower is given back. One that cannot be
@@ -82,15 +82,20 @@ def _lowered_again(captured: Captured, options: JitOptions, modes: tuple, watch:
 
 
 class _Tier:
-    """A lowered program, and how long its calls have taken, by the clock: those of its forward and of its backward."""
+    """A lowered program, and how long its calls have taken, by the clock: those of its forward and of its backward.
 
-    def __init__(self):
+    after: called when a backward has run.
+    """
+
+    def __init__(self, after: Callable[[], None]):
+        self._after = after
         self.program: Lowered | None = None
         self.forward: list[float] = []
         self.backward: list[float] = []
 
     def watched(self, trace: Trace, run: Callable) -> Callable:
-        times = self.backward if TraceTag.BACKWARD in trace.tags else self.forward
+        is_backward = TraceTag.BACKWARD in trace.tags
+        times = self.backward if is_backward else self.forward
 
         def timed(*args):
             if len(times) > TIMED:
@@ -100,6 +105,8 @@ class _Tier:
                 return run(*args)
             finally:
                 times.append(clock() - start)
+                if is_backward:
+                    self._after()
 
         return timed
 
@@ -119,13 +126,14 @@ class Tiers:
     """
 
     def __init__(self, lower: Callable[[Callable], Lowered], executors: Sequence, lock: threading.RLock):
-        self.first, self.second = _Tier(), _Tier()
+        self.first, self.second = _Tier(self._start), _Tier(_nothing)
         self.running, self.reason = "first", "it has not run yet"
         self._lower, self._executors, self._lock = lower, executors, lock
         self._entry: Callable[[], CacheEntry | None] = _nothing
         self._kept: Lowered | None = None
         self._choosing = threading.Lock()
-        self._begun, self._failure, self._ready = False, "", False
+        self._strides: dict[str, tuple] = {}  # of the first call's arguments
+        self._called, self._begun, self._failure, self._ready = False, False, "", False
         self._calls = 0  # while both are measured
 
     def __str__(self) -> str:
@@ -143,15 +151,25 @@ class Tiers:
         with self._choosing:
             program = self._kept or self._chosen(inputs).program
         assert program is not None, "a tier that is chosen was lowered"
-        return program.run(*inputs)
+        results = program.run(*inputs)
+        if not self._begun and not program.backward_traces:
+            self._start()
+        return results
+
+    def _start(self) -> None:
+        """The first call has ended: before, passes would have kept it waiting."""
+        if not self._begun:
+            self._begun, self.reason = True, "the second tier is being compiled"
+            background.submit(self._compile)
 
     def _chosen(self, inputs: tuple) -> _Tier:
         """The tier that runs this call. Where it is known which one stays, that has the calls from now on."""
-        if not self._begun:
-            self._begun, self.reason = True, "the second tier is being compiled"
+        if self._called:
+            self._start()
+        else:
             arguments = self.first.program.computation_traces[-1].args  # type: ignore[union-attr]
-            strides = {p.name: t.stride() for p, t in zip(arguments, inputs) if _is_plain(t)}
-            background.submit(lambda: self._compile(strides))
+            self._strides = {p.name: t.stride() for p, t in zip(arguments, inputs) if _is_plain(t)}
+            self._called = True
         if self._failure:
             tier = self._settle(self.first, self._failure)
             text = f"tiers='background': a program stays in its first tier, PyTorch's kernels, because {self._failure}"
@@ -187,7 +205,7 @@ class Tiers:
         self._lower, self._executors = _nothing, ()  # these hold the captured program
         return tier
 
-    def _compile(self, strides: dict[str, tuple]) -> None:
+    def _compile(self) -> None:
         """In the background."""
         entry = self._entry()
         if entry is None:
@@ -198,7 +216,7 @@ class Tiers:
                 found = self._lower(self.second.watched)
             backward = found.backward_traces[-1] if found.backward_traces else None
             for executor in self._executors:
-                executor.compile_ahead(found.computation_traces[-1], backward, strides)
+                executor.compile_ahead(found.computation_traces[-1], backward, self._strides)
         except background.Ended:
             raise
         except MissingImplementationError as error:
