@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import thunder
+from thunder.core.symbol import Symbol
 from thunder.core.transforms import get_grad, put_grad, put_grads
 from thunder.extend import OperatorExecutor
 from thunder.transforms.autodiff import (
@@ -38,6 +39,13 @@ def test_grad_transform_on_trace_is_forward_then_get_grad_then_backward():
     assert len(joint.output["output"]) == len(joint.output["flat_args"]) == 2
     assert joint.output["fw_flat_out"] is joint.bound_symbols[1].output
     assert "get_grad(" in str(joint)
+
+
+def test_rules_write_no_marks(monkeypatch):
+    trace, recorded, record = acquired(lambda x, y: torch.sin(x) * y, T(3), T(3, seed=1)), [], Symbol.record
+    monkeypatch.setattr(Symbol, "record", lambda self, *given: recorded.append(self.name) or record(self, *given))
+    grad_transform_on_trace(trace)
+    assert recorded.count("get_grad") == 1 and "put_grad" not in recorded  # that of the result
 
 
 def test_split_gives_programs_that_run():

@@ -249,3 +249,21 @@ def test_a_bound_method_and_methods_of_compiled_modules():
         thunder.last_traces(compiled.extra_repr)
     again = thunder.jit(owner.method, cache="constant values")
     assert torch.equal(again(ONES), 3 * ONES) and thunder.cache_misses(again) == 1
+
+
+def test_a_backward_is_made_a_function_at_its_first_call(monkeypatch):
+    made, compile_source = [], thunder.core.trace.compile_source
+
+    def noted(source, name, *rest):
+        made.append(name)
+        return compile_source(source, name, *rest)
+
+    monkeypatch.setattr(thunder.core.trace, "compile_source", noted)
+    compiled, x = thunder.jit(lambda x: (x * x).sum()), torch.ones(2, requires_grad=True)
+    result = compiled(x)
+    assert "backward_fn" not in made
+    result.backward()
+    assert made.count("backward_fn") == 1
+    compiled(x).backward()
+    assert made.count("backward_fn") == 1 and torch.equal(x.grad, torch.full((2,), 4.0))
+    assert compiled.programs[0].backward_fn is compiled.programs[0].backward.python_callable()

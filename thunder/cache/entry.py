@@ -50,7 +50,7 @@ class CacheEntry:
 
     __slots__ = (
         "captured", "path", "modes", "used", "calls", "left_after", "prologue_fn", "prologue_traces", "computation_fn",
-        "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces", "executed",
+        "computation_traces", "epilogue_fn", "epilogue_traces", "backward_traces", "executed",
         "tiers", "connection", "from_disk", "locks", "_questions", "__weakref__",
     )  # fmt: skip
 
@@ -70,12 +70,13 @@ class CacheEntry:
     def take(self, found: Lowered) -> None:
         """Calls run this computation from now on."""
         self.computation_traces, self.backward_traces = found.computation_traces, found.backward_traces
-        self.backward_fn = found.backward_traces[-1].python_callable() if found.backward_traces else None
         self.computation_fn, self.executed, self.connection = found.run, found.executed, found.connection
 
     prologue = property(lambda self: self.prologue_traces[-1])
     forward = property(lambda self: self.computation_traces[-1])
     backward = property(lambda self: self.backward_traces[-1] if self.backward_traces else None)
+    # made when somebody asks for it: the program makes its own at its first backward (see `_connect`)
+    backward_fn = property(lambda self: self.backward.python_callable() if self.backward_traces else None)
     epilogue = property(lambda self: self.epilogue_traces[-1] if self.epilogue_traces else None)
 
     def inputs(self, fn: Callable, args: tuple, kwargs: dict) -> tuple | str:

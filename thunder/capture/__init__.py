@@ -33,7 +33,7 @@ from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
 from thunder.capture.state import Request
-from thunder.capture.tensors import input_source, may_be_apart, write_back
+from thunder.capture.tensors import DependsOnIdentity, check_apart, input_source, write_back
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
@@ -259,13 +259,24 @@ def capture(request: Request) -> Captured:
     Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of
     the program's own leaves as it is, or as the cause of FailsWithParts.
     """
+    before = request.log.mark()
+    try:
+        return _capture(request, apart=True)
+    except DependsOnIdentity:
+        request.log.rewind(before)
+    return _capture(request, apart=False)
+
+
+def _capture(request: Request, apart: bool) -> Captured:
+    """See `capture`. apart: see `Tensors`. Raises DependsOnIdentity where a tensor is several arguments and the program
+    depends on that, or fails."""
     # compiling, and whether it may decide by data once it has asked: a program of another path was made so
     ways = [(False, True), (True, True)] if request.path else [(False, False), (True, False)]
     own_arrays, known_whole = False, set[Any]()
     while True:
         compiling, decides = ways.pop(0)
         c, before = Capture(request, compiling, decides, own_arrays), request.log.mark()
-        c.whole = known_whole
+        c.whole, c.tensors.apart = known_whole, apart
         try:
             return _for_other_calls(c, _read(c))
         except BaseException as error:
@@ -285,25 +296,25 @@ def capture(request: Request) -> Captured:
                 ways = [way for way in ways if way[0] is compiling]
             if c.path.refused:
                 ways.append((compiling, True))
+            passed_twice = c.tensors.passed_twice
             _close(c)
             if not ways or not isinstance(error, CaptureError):
+                if passed_twice and isinstance(error, Exception):
+                    raise DependsOnIdentity from error
                 raise
 
 
 def _for_other_calls(c: Capture, captured: Captured) -> Captured:
     """The program captured again where it writes to numbers that it was captured for one value of, or puts tensors of
-    other sizes in the places of its own: the next call finds those there; and where it need not know that two arguments
-    are one tensor: the next call may have two."""
+    other sizes in the places of its own: the next call finds those there."""
     written = captured.effects & read_numbers(c) | outgrown_sizes(c, captured.constants)
     counters = {path: None for path in written if path not in c.request.changing}
-    apart = may_be_apart(c)
-    if not (counters or apart) or c.sharp_edges:  # code that capture ran runs once
+    if not counters or c.sharp_edges:  # code that capture ran runs once
         return captured.with_prologue()
     changing = {**c.request.changing, **counters}
     request = replace(c.request, changing=changing, path=tuple(c.path.taken))
     second = Capture(request, c.compiling, c.path.decides, c.path.own_arrays)
-    second.whole = c.whole
-    second.tensors.apart = apart
+    second.whole, second.tensors.apart = c.whole, c.tensors.apart
     try:
         found = _read(second).with_prologue()
     except Exception:  # noqa: BLE001 - as it was it was captured
@@ -348,7 +359,9 @@ def _read(c: Capture) -> Captured:
                     )
                 c.writes.left = compat.changed_settings(before)
             with compat.DisableTorchFunction():  # modes outside see the program's operations only
-                return Captured(c, result)
+                captured = Captured(c, result)
+            check_apart(c)
+            return captured
     except UnsupportedError as error:
         raise CaptureError(
             str(error), remedy="write this part in another way, or call it outside of the compiled function"

@@ -59,7 +59,10 @@ _USUAL = {*PRIMITIVE, list, tuple, dict, type, types.FunctionType}
 
 def is_tried(c) -> bool:
     """Whether a frame of the program handles exceptions where it stands."""
-    return any(frame.record.catches and frame.record.handles(frame.ip) for frame in c.stack_of_frames)
+    for frame in c.stack_of_frames:  # for each operation: no generator
+        if frame.record.catches and frame.record.handles(frame.ip):
+            return True
+    return False
 
 
 def _known_error(c, function, args, kwargs) -> Exception | None:

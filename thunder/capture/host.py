@@ -77,7 +77,7 @@ class Capture(Host):
     """One capture of a program. Everything named by an id here is kept alive by `keep` until it is over."""
 
     named_type = TensorProxy
-    uncatchable = (*Host.uncatchable, CaptureError)
+    uncatchable = (*Host.uncatchable, CaptureError, tensors.DependsOnIdentity)
 
     def __init__(self, request: Request, compiling: bool = False, decides: bool = False, own_arrays: bool = False):
         """compiling: the answer of torch.compiler.is_compiling(). decides, own_arrays: see `Path`."""
@@ -445,7 +445,7 @@ class Capture(Host):
         """Objects that must stay apart: those that are compared by identity, those that the program reads, where it
         writes to the outside, and tensors with gradients that it does not write to."""
         leaves = [self.tensors.real[p][1] for p in self.engine.leaves.values() if p not in self.tensors.mutated]
-        if self.tensors.required:  # no other argument is one of these
+        if self.tensors.required or self.tensors.rebound:  # no other argument is one of these
             leaves = list(dict.fromkeys([*leaves, *self.tensors.shapes]))
         if not self.writes.effects and not containers.changes(self):
             return [(leaves, "tensors"), (list(self.outside.apart), "objects")]

@@ -79,9 +79,10 @@ class Tensors:
 
     replaced: dict[int, tuple[dict, str]]
     replaced_sources: dict[Source, tuple[dict, str]] = field(default_factory=dict)
-    apart: bool = False  # a tensor that is several arguments is as many proxies
-    proxies: dict = field(default_factory=dict)  # id(tensor), or source of an argument -> proxy
-    passed_twice: set[TensorProxy] = field(default_factory=set)
+    apart: bool = True  # a tensor that is several arguments is as many proxies
+    # id(tensor) -> its proxies, by the source of an argument, None for all that are none
+    proxies: dict[int, dict[Source | None, TensorProxy]] = field(default_factory=dict)
+    passed_twice: set[int] = field(default_factory=set)  # ids of those that have several
     real: dict[TensorProxy, tuple[torch.Tensor, Source]] = field(default_factory=dict)
     shapes: dict[Source, tuple] = field(default_factory=dict)  # as guarded: None for a size that stays symbolic
     placements: dict[Proxy, Placement] = field(default_factory=dict)  # of parameters that the ranks hold together

@@ -16,6 +16,7 @@ from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, like, map_structure
 from thunder.core.symbol import recording
 from thunder.distributed.placement import placement_of
+from thunder.errors import ThunderError
 from thunder.ops.functionalize import inplace
 from thunder.ops.functionalize.histories import grad_enabled, is_unseen
 from thunder.ops.functionalize.parts import are_disjoint, part_shown
@@ -24,33 +25,54 @@ from thunder.ops.registry import LTORCH
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 
+class DependsOnIdentity(ThunderError):
+    """A program depends on two of its tensors from outside being one, and they have a proxy each."""
+
+
 def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
-    """The proxy for a tensor, which has one, however it is reached, or one for each argument (`Tensors.apart`)."""
+    """The proxy for a tensor: one for each argument (`Tensors.apart`), and one however else it is reached."""
     c.values[source] = value
-    key = source if c.tensors.apart and source.is_argument else id(value)
     if c.tensors.replaced and id(value) in c.tensors.replaced:
         c.tensors.replaced_sources[source] = c.tensors.replaced[id(value)]
-    found = c.tensors.proxies.get(key)
+    known = c.tensors.proxies.get(id(value), _NONE)
+    key = source if source.is_argument else None
+    found = known.get(key)
+    if found is None and known:
+        if not c.tensors.apart or c.sharp_edges:  # code that capture ran runs once: there is no way back
+            found = next(iter(known.values()))
+        else:
+            c.tensors.passed_twice.add(id(value))
+            check_apart(c)
     if found is None:
         with compat.DisableTorchFunction():  # questions to the real tensor here are not part of the program
             if is_unusual(value):
                 return opaque_values.read(c, value, source)
-            found = c.tensors.proxies[key] = _new_proxy(c, value, source)
+            found = _new_proxy(c, value, source)
+        c.tensors.proxies.setdefault(id(value), {})[key] = found
         c.keep[id(value)] = value
     elif c.tensors.real[found][1] is not source:
-        other = c.tensors.real[found][1]
-        ask(c, source, SAME, other)
-        if source.is_argument or other.is_argument:
-            c.tensors.passed_twice.add(found)
+        ask(c, source, SAME, c.tensors.real[found][1])
     return found
 
 
-def may_be_apart(c) -> bool:
-    """Whether a tensor is several arguments, and nothing in the program depends on that."""
-    t = c.tensors
-    changed = (t.mutated, t.required, t.frozen, t.rebound, t.joined, c.engine.leaves.values(), c.outside.ids)
-    sources = {t.real[p][1] for p in t.passed_twice}
-    return bool(sources) and not any(changed) and sources.isdisjoint(c.outside.apart) and not c.writes.effects
+_NONE: dict = {}
+
+
+def check_apart(c) -> None:
+    """Raises DependsOnIdentity where a tensor with several proxies is written to, or gradients of it are, or where its
+    identity matters, as that of all does where `requires_grad_` or `.data` is written (`Capture.distinct_groups`)."""
+    t, engine = c.tensors, c.engine
+    if not t.passed_twice:
+        return
+    hooked = (*(handle.tensor for handle in engine.outside_hooks), *engine.outside_retained)
+    touched = {*t.mutated, *t.frozen, *t.joined, *engine.leaves.values(), *hooked}
+    touched.update(owner for _, owner, _ in c.writes.effects.values() if type(owner) is TensorProxy)
+    with compat.DisableTorchFunction():
+        memory = {_memory_of(c.keep[i]) for i in t.passed_twice}
+        written = any(_memory_of(t.real[p][0]) in memory for p in touched if p in t.real)
+    told = {id(real) for _, real in c.outside.ids.values()}.union(id(c.values[source]) for source in c.outside.apart)
+    if written or t.required or t.rebound or not told.isdisjoint(t.passed_twice):
+        raise DependsOnIdentity("a tensor that is several arguments is written to, or its identity matters")
 
 
 def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
@@ -153,6 +175,7 @@ def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
             raise RuntimeError(f"a {shows}leaf Variable that requires grad is being used in an in-place operation.")
     if base not in c.tensors.mutated:
         c.tensors.mutated[base] = None
+        check_apart(c)
         for other, (tensor, _) in list(c.tensors.real.items()):
             if base in c.tensors.mutated:
                 _share(c, base, other, tensor)

@@ -134,12 +134,23 @@ def _array(c, value: numpy.ndarray, source: Source):
     return value
 
 
+def _identical(c, value, source: Source):
+    """A value that is no other object in any call."""
+    ask(c, source, IDENTITY)
+    t = type(value)
+    if t is types.FunctionType:
+        c.outside.function_sources.setdefault(id(value), source)
+    if t is torch.Generator or t is types.FunctionType and source.root.key in ("args", "kwargs"):
+        c.know(value, source)
+    return value
+
+
 _RULES = {
     types.MethodType: _method,
     types.MappingProxyType: _mapping_proxy,
     frozenset: _frozenset,
 }
-_RULES |= dict.fromkeys(DICT_VIEWS, _view)
+_RULES |= dict.fromkeys(DICT_VIEWS, _view) | dict.fromkeys(IDENTICAL, _identical)
 
 
 def _other(c, value, t: type, source: Source):
@@ -157,14 +168,11 @@ def _other(c, value, t: type, source: Source):
         return containers.buffer(c, value, source)
     if is_iterator(value) and not in_python(type_attribute(t, "__next__")):
         c.outside.iterators[id(value)] = value
-    by_identity = t in IDENTICAL or issubclass(t, (type, ENUM, frozenset))
-    if by_identity or native_module(t.__module__) and not (is_tracked(t) or issubclass(t, weakref.ref)):
+    if issubclass(t, (type, ENUM, frozenset)):
+        return _identical(c, value, source)
+    if native_module(t.__module__) and not (is_tracked(t) or issubclass(t, weakref.ref)):
         ask(c, source, IDENTITY)
-        if t is types.FunctionType:
-            c.outside.function_sources.setdefault(id(value), source)
-        is_argument = source.root.key in ("args", "kwargs")
-        of_library = not by_identity and not issubclass(t, UNCHANGING)
-        if of_library or t in (torch.Generator, functools.partial) or t is types.FunctionType and is_argument:
+        if t is functools.partial or not issubclass(t, UNCHANGING):
             c.know(value, source)
         return value
     c.know(value, source)

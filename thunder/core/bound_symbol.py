@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from thunder.core.codegen import Printer
-from thunder.core.proxies import NumberProxy, Proxy, leaves, map_structure, numbers_in, proxies_in
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, numbers_in, proxies_in
 from thunder.core.recording import Context, detached
 from thunder.errors import DataDependentError
 
 if TYPE_CHECKING:
     from thunder.core.symbol import Symbol
+
+_KEPT: Any = object()  # of `BoundSymbol.replace`
 
 
 class BoundSymbol:
@@ -73,19 +75,32 @@ class BoundSymbol:
         operations, self.aliases = adopt(inner.bound_symbols, result, self.output)
         return tuple(operations)
 
-    def replace(self, **changes) -> BoundSymbol:
+    def replace(
+        self,
+        *,
+        sym: Any = _KEPT,
+        args: Any = _KEPT,
+        kwargs: Any = _KEPT,
+        output: Any = _KEPT,
+        subsymbols: Any = _KEPT,
+        context: Any = _KEPT,
+    ) -> BoundSymbol:
         """A copy with some of sym, args, kwargs, output, subsymbols, context changed. `from_bsym` is the same."""
+        reads_same, writes_same = args is _KEPT and kwargs is _KEPT, output is _KEPT
         new = BoundSymbol(
-            changes.get("sym", self.sym), changes.get("args", self.args), changes.get("kwargs", self.kwargs),
-                changes.get("output", self.output),
-            context=changes.get("context", self.context), location=self.location,
-            inputs=None if "args" in changes or "kwargs" in changes else self.inputs,
-            outputs=None if "output" in changes else self.outputs,
-        )  # fmt: skip
+            self.sym if sym is _KEPT else sym,
+            self.args if args is _KEPT else args,
+            self.kwargs if kwargs is _KEPT else kwargs,
+            self.output if writes_same else output,
+            context=self.context if context is _KEPT else context,
+            inputs=self.inputs if reads_same else None,
+            outputs=self.outputs if writes_same else None,
+            location=self.location,
+        )
         new.header = self.header
-        if "subsymbols" in changes:
-            new._subsymbols = tuple(changes["subsymbols"])
-        elif "args" not in changes and "kwargs" not in changes and "output" not in changes and "sym" not in changes:
+        if subsymbols is not _KEPT:
+            new._subsymbols = tuple(subsymbols)
+        elif reads_same and writes_same and sym is _KEPT:
             new._subsymbols, new.aliases = self._subsymbols, self.aliases
         return new
 
@@ -100,19 +115,23 @@ class BoundSymbol:
 
     def swap(self, table: dict[Proxy, Any]) -> BoundSymbol:
         """A copy that reads and writes other values: `table` maps proxies to what takes their place."""
-        if table.keys().isdisjoint(self.inputs) and table.keys().isdisjoint(self.outputs):
+        reads_same, writes_same = table.keys().isdisjoint(self.inputs), table.keys().isdisjoint(self.outputs)
+        if reads_same and writes_same:
             return self
 
         def swapped(x):
+            if type(x) is TensorProxy:
+                return table.get(x, x)
             return table.get(x, x) if isinstance(x, Proxy) else x.renamed(table) if isinstance(x, NumberProxy) else x
 
-        kwargs = map_structure(swapped, self.kwargs) if self.kwargs else self.kwargs
         new = BoundSymbol(
             self.sym,
-            map_structure(swapped, self.args),
-            kwargs,
-            map_structure(swapped, self.output),
+            self.args if reads_same else map_structure(swapped, self.args),
+            self.kwargs if reads_same or not self.kwargs else map_structure(swapped, self.kwargs),
+            self.output if writes_same else map_structure(swapped, self.output),
             context=self.context,
+            inputs=self.inputs if reads_same else None,
+            outputs=self.outputs if writes_same else None,
             location=self.location,
         )
         if self._subsymbols:
@@ -141,7 +160,10 @@ def adopt(operations: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymb
     Returns the operations, and a dict from each wanted value that they do not compute to the input, number or other
     wanted value that it is. Raises ValueError where the structures differ in length.
     """
-    pairs = list(zip(leaves(result), leaves(wanted), strict=True))
+    if type(result) is type(wanted) is TensorProxy:
+        pairs = [(result, wanted)]
+    else:
+        pairs = list(zip(leaves(result), leaves(wanted), strict=True))
     made = {o for operation in operations for o in operation.outputs}
     table: dict[Proxy, Any] = {}
     for new, old in pairs:

@@ -75,6 +75,7 @@ class Printer:
         self.imports: set[str] = {"import torch"}
         self.context: dict[str, Any] = {}
         self.variables: set[str] = set()  # names of the program's values, which no function may take
+        self._modules: set[str] = set()  # whose imports are collected
         self._names: dict[int, str] = {}
         self._taken: set[str] = set()
         self._comment = False  # what only a comment names is neither imported nor passed in
@@ -82,6 +83,11 @@ class Printer:
     # --- values
     def value(self, x, prims: bool = False) -> str:
         """The Python expression for an argument; `prims` spells dtypes and devices as thunder's own."""
+        t = type(x)
+        if t is TensorProxy:
+            return x.name
+        if t in _LITERALS:
+            return repr(x)
         if isinstance(x, Proxy):
             return x.name
         if isinstance(x, NumberProxy):
@@ -89,9 +95,6 @@ class Printer:
             if "math." in text and not self._comment:
                 self.imports.add(IMPORTS["math"])
             return text
-        t = type(x)
-        if t in _LITERALS:
-            return repr(x)
         if x is ...:
             return "..."
         if t is float or t is complex:
@@ -182,12 +185,14 @@ class Printer:
         sym = b.sym
         prims = sym.module == "prims"
         self._comment = commented
-        arguments = ", ".join(
-            [self.value(a, prims) for a in b.args] + [f"{k}={self.value(v, prims)}" for k, v in b.kwargs.items()]
-        )
-        call = f"{self.callee(sym)}({arguments})"
+        arguments = [self.value(a, prims) for a in b.args]
+        if b.kwargs:
+            arguments += [f"{k}={self.value(v, prims)}" for k, v in b.kwargs.items()]
+        call = f"{self.callee(sym)}({', '.join(arguments)})"
         if sym.condition is not None:
             return f"{sym.condition(b, self)} {call}"
+        if type(b.output) is TensorProxy:
+            return f'{b.output.name} = {call}  # {b.output.name}: "{b.output._type_text()}"'
         if b.output is None or (not b.outputs and not isinstance(b.output, (tuple, list))):
             return call
         if _has_dict(b.output):  # which no left-hand side takes apart
@@ -200,7 +205,8 @@ class Printer:
         """How the symbol's function is written, with its import or object remembered unless it stands in a comment."""
         if sym.module is None:
             return self.function(sym)
-        if not self._comment:
+        if not self._comment and sym.module not in self._modules:
+            self._modules.add(sym.module)
             root = sym.module.split(".")[0]
             self.imports.add(IMPORTS.get(sym.module) or IMPORTS.get(root) or f"import {sym.module}")
             # torch.ops makes its attributes when they are asked for

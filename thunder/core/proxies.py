@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -132,7 +133,7 @@ class TensorProxy(Proxy):
 
     def _type_text(self) -> str:
         """The type as traces print it: `cpu f32[2, 2]`."""
-        sizes = [str(getattr(n, "expression", n)) for n in self.shape]
+        sizes = [str(n if type(n) is int else getattr(n, "expression", n)) for n in self.shape]
         return f"{self.device.name} {self.dtype.shortname}[{', '.join(sizes)}]"
 
     __hash__ = object.__hash__
@@ -293,6 +294,7 @@ def has_numbers(value) -> bool:
 
 
 _CONSTANTS = frozenset((int, float, bool, str, type(None)))  # most of what stands beside tensors in arguments
+_LEAVES = _CONSTANTS | {TensorProxy}
 
 
 def proxies_in(value, found: list) -> list:
@@ -320,14 +322,20 @@ def proxies_in(value, found: list) -> list:
 def map_structure(function: Callable, value) -> Any:
     """`value` with `function` applied to every leaf of its containers; the same object where nothing changed."""
     t = type(value)
+    if t in _LEAVES:
+        return function(value)
+    if t is tuple or t is list:
+        new = [function(x) if type(x) in _LEAVES else map_structure(function, x) for x in value]
+        return value if all(map(operator.is_, new, value)) else t(new)
     if t is slice:
         return slice(*[map_structure(function, x) for x in (value.start, value.stop, value.step)])
-    if t is dict or isinstance(value, dict):
+    if isinstance(value, dict):
         new_dict = {k: map_structure(function, x) for k, x in dict.items(value)}
         return value if all(new_dict[k] is x for k, x in dict.items(value)) else _rebuilt(value, new_dict)
-    if t is tuple or t is list or isinstance(value, (tuple, list)):
-        new = [map_structure(function, x) for x in _children(value)]  # pyright: ignore[reportOptionalIterable]
-        return value if all(a is b for a, b in zip(new, _children(value))) else _rebuilt(value, new)  # pyright: ignore
+    if isinstance(value, (tuple, list)):
+        inside = list(_children(value))  # pyright: ignore[reportArgumentType]
+        new = [map_structure(function, x) for x in inside]
+        return value if all(map(operator.is_, new, inside)) else _rebuilt(value, new)
     return function(value)
 
 

@@ -24,15 +24,13 @@ def del_last_used(trace: Trace) -> Trace:
     live = set(trace.output_proxies)
     operations: list[BoundSymbol] = []
     for operation in reversed(trace.bound_symbols):
-        dead = tuple(
-            dict.fromkeys(
-                p
-                for p in (*operation.inputs, *operation.outputs)
-                if p not in live and not isinstance(p, CollectionProxy)
-            )
-        )
-        live.update(dead)
-        if dead:
+        last: list[Proxy] = []
+        for p in (*operation.inputs, *operation.outputs):
+            if p not in live and not isinstance(p, CollectionProxy):
+                live.add(p)
+                last.append(p)
+        if last:
+            dead = tuple(last)
             operations.append(BoundSymbol(python_del, dead, {}, None, inputs=dead, outputs=()))
         operations.append(operation)
     unused: tuple[Proxy, ...] = tuple(

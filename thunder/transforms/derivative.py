@@ -89,16 +89,26 @@ class Derivative:
         return any(isinstance(i, TensorProxy) and i not in made for b in self.backward for i in b.inputs)
 
 
-def _run_generator(rule: Callable, operation: BoundSymbol):
-    """Runs a generator rule by calls of get_grad and put_grads."""
+def _run_generator(rule: Callable, operation: BoundSymbol, recorder: Recorder, gets: list, puts: list):
+    """Runs a generator rule. Appends to `gets` and `puts`: see `Derivative`."""
     steps = rule(*operation.args, **operation.kwargs)
     try:
         result = next(steps)
     except StopIteration:  # it declined
         return NotImplemented
-    cotangents = map_structure(
-        lambda o: get_grad(o) if isinstance(o, TensorProxy) and o.dtype.category >= 2 else None, result
-    )
+    placeholders: dict[TensorProxy, TensorProxy] = {}
+
+    def cotangent(value):
+        if not isinstance(value, TensorProxy) or value.dtype.category < 2:
+            return None
+        if value not in placeholders:
+            made = placeholders[value] = like(value)
+            made.name = recorder.context.names.make()
+            made.requires_grad = recorder.context.grad_enabled and value.requires_grad
+        return placeholders[value]
+
+    cotangents = map_structure(cotangent, result)
+    gets += placeholders.items()
     try:
         steps.send(cotangents)
     except StopIteration as done:
@@ -109,19 +119,20 @@ def _run_generator(rule: Callable, operation: BoundSymbol):
             "returns the gradients"
         )
     for argument, gradient in zip((*operation.args, operation.kwargs), gradients, strict=False):
-        _put(operation, argument, gradient)
+        _put(argument, gradient, puts)
     return result
 
 
-def _put(operation: BoundSymbol, argument, gradient) -> None:
-    if isinstance(argument, (tuple, list)) and isinstance(gradient, (tuple, list)):
+def _put(argument, gradient, puts: list) -> None:
+    if isinstance(argument, TensorProxy):
+        if isinstance(gradient, TensorProxy) and argument.requires_grad:
+            puts.append((argument, gradient))
+    elif isinstance(argument, (tuple, list)) and isinstance(gradient, (tuple, list)):
         for a, g in zip(argument, gradient, strict=True):
-            _put(operation, a, g)
+            _put(a, g, puts)
     elif isinstance(argument, dict) and isinstance(gradient, dict):
         for name, g in gradient.items():
-            _put(operation, argument[name], g)
-    elif isinstance(argument, TensorProxy) and isinstance(gradient, TensorProxy) and argument.requires_grad:
-        put_grad(argument, gradient)
+            _put(argument[name], g, puts)
 
 
 def differentiate(
@@ -132,16 +143,25 @@ def differentiate(
 
     Raises MissingImplementationError where it returns another number of values than the operation has.
     """
+    gets: list = []
+    puts: list = []
     with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
-        result = _run_generator(rule, operation) if is_generator else rule(*operation.args, **operation.kwargs)
+        if is_generator:
+            result = _run_generator(rule, operation, recorder, gets, puts)
+        else:
+            result = rule(*operation.args, **operation.kwargs)
         if result is NotImplemented:
             return None
-        marks = (get_grad_symbol, put_grad_symbol)
-        operations = [b for b in recorder.bound_symbols if b.sym not in marks]
-        gets = [(b.args[0], b.output) for b in recorder.bound_symbols if b.sym is get_grad_symbol]
+        operations = []
+        for b in recorder.bound_symbols:
+            if b.sym is get_grad_symbol:
+                gets.append((b.args[0], b.output))
+            elif b.sym is put_grad_symbol:
+                puts.append(b.args)
+            else:
+                operations.append(b)
         if conjugates:
             operations = _conjugated(operations, {g for _, g in gets}, recorder)
-    puts = [b.args for b in recorder.bound_symbols if b.sym is put_grad_symbol]
     try:
         adopted, aliases = adopt(operations, result, operation.output)
     except ValueError:
@@ -152,7 +172,8 @@ def differentiate(
         ) from None
     renamed = _renamed(operations, adopted, proxies_in(result, []), proxies_in(operation.output, []))
     gets = [(renamed.get(o, o), g) for o, g in gets]
-    puts = [(a if any(a is i for i in operation.inputs) else renamed.get(a, a), renamed.get(g, g)) for a, g in puts]
+    inputs = set(operation.inputs)
+    puts = [(a if a in inputs else renamed.get(a, a), renamed.get(g, g)) for a, g in puts]
     for old, new in aliases.items():  # a result that is an argument: an edge of its own
         adopted.append(LTORCH["detach"].bind(new, output=old, context=operation.context))
         # what the rule does not ask for passes through
@@ -201,8 +222,9 @@ def _conjugate(x):
 
 def _check_puts(operation: BoundSymbol, puts: list, gets: list) -> None:
     """Checks that gradients belong to arguments; all others would be lost."""
+    inputs = set(operation.inputs)
     for value, _ in puts:
-        if not any(value is i for i in operation.inputs):
+        if value not in inputs:
             read = (
                 "whose gradient was read before" if any(value is o for o, _ in gets) else "which is no argument of it"
             )

@@ -25,6 +25,8 @@ from thunder.ops.torch_types import to_torch_dtype
 # the types that numbers are converted to, with their largest values
 _KINDS = {float32: torch.finfo(torch.float32).max, float64: torch.finfo(torch.float64).max}
 
+_NUMBERS = {int, float}
+
 
 def keep_numbers(trace: Trace) -> Trace:
     """The trace with a tensor in the place of each number that a kernel would convert in each call."""
@@ -35,10 +37,10 @@ def keep_numbers(trace: Trace) -> Trace:
 
 def _takes_number(operation: BoundSymbol) -> bool:
     """Whether PyTorch runs an operation, in place or not, on tensors on the CPU and a number of their type."""
-    if operation.sym.is_fusion or operation.kwargs:
+    if operation.sym.is_fusion or operation.kwargs or _NUMBERS.isdisjoint(map(type, operation.args)):
         return False
     places = original_of(operation).sym.converts_numbers
-    numbers = [x for i, x in enumerate(operation.args) if i in places and type(x) in (int, float)]
+    numbers = [x for i, x in enumerate(operation.args) if i in places and type(x) in _NUMBERS]
     kind = _kind(operation) if numbers else None
     # some kernels refuse a number that overflows
     return kind is not None and all(abs(x) <= _KINDS[kind] or not math.isfinite(x) for x in numbers)
@@ -56,7 +58,7 @@ def _kept(operation: BoundSymbol, made: dict[tuple, torch.Tensor]) -> BoundSymbo
     args, kind = list(operation.args), _kind(operation)
     assert kind is not None, "it takes a number"
     for i in original_of(operation).sym.converts_numbers:
-        if type(number := args[i]) in (int, float):
+        if type(number := args[i]) in _NUMBERS:
             key = repr(number), kind
             if key not in made:
                 made[key] = _tensor(number, kind)

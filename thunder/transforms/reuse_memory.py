@@ -17,7 +17,7 @@ Memory inside of a CUDA graph is left alone: its pool reuses it.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 import torch
 
@@ -48,6 +48,9 @@ def reuse_memory(trace: Trace, fused: bool) -> Trace:
     state.owned |= dict.fromkeys(saved.large, True)
     operations: list[BoundSymbol] = []
     for i, operation in enumerate(trace.bound_symbols):
+        if operation.sym is python_del:
+            operations.append(saved.deleted(operation))
+            continue
         fuser, own = _fuser(operation), operation.sym.owns_result
         hidden = fuser is not None or OpTags.MATMUL_OP in operation.sym.tags
         accumulates = _adds_gradients(operation) or backward and operation.sym.accumulates
@@ -58,18 +61,19 @@ def reuse_memory(trace: Trace, fused: bool) -> Trace:
         elif (accumulates or fused and operation.sym.elementwise) and (function := _in_place_function(operation)):
             home = state.home(i, operation, rearranged=accumulates)
             # a linear layer returns a view of a base that nobody else has; an output of the forward must be no view
-            if (
-                home is not None
-                and (home not in saved.large or home is operation.args[0])
-                and (backward or not state.owned[home] or not state.leaves(operation))
-                and (home not in padded or operation.output in padded)
-            ):
+            may_be_view = backward or not state.leaves(operation)
+            if home is not None and (may_be_view or not state.owned[home]) and _fits(operation, home, saved, padded):
                 hidden, own = state.owned[home], True
                 operation = saved.taken(run_in_place(operation, function), [home], operations)
-        operations.append(saved.deleted(operation))
+        operations.append(operation)
         state.after(operation, own, hidden)
     disposable = state.disposable(trace) if TraceTag.AUGMENTED_FORWARD in trace.tags else frozenset()
     return trace.replace(bound_symbols=operations, info=trace.info.replace(disposable=disposable))
+
+
+def _fits(operation: BoundSymbol, home: Proxy, saved: _Saved, padded: Set[Proxy]) -> bool:
+    """Whether the memory of a value holds the result of an operation as it is: a large saved one is read as it is."""
+    return (home not in saved.large or home is operation.args[0]) and (home not in padded or operation.output in padded)
 
 
 class _Saved:
@@ -95,8 +99,8 @@ class _Saved:
         return swapped
 
     def deleted(self, operation: BoundSymbol) -> BoundSymbol:
-        """The operation; what stands for a value is deleted together with it."""
-        new = [self._instead[p] for p in operation.args if p in self._instead] if operation.sym is python_del else []
+        """A `python_del`; what stands for a value is deleted together with it."""
+        new = [self._instead[p] for p in operation.args if p in self._instead] if self._instead else []
         if not new:
             return operation
         dead = (*operation.args, *new)
@@ -160,9 +164,7 @@ class _Lifetimes:
         inputs, or return them under other names."""
         if own:
             self.owned |= {o: hidden for o in operation.outputs if isinstance(o, TensorProxy)}
-        elif operation.sym is not python_del and not (
-            operation.outputs and all(o in self.bases for o in operation.outputs)
-        ):
+        elif not (operation.outputs and all(o in self.bases for o in operation.outputs)):
             for base in map(self.bases.__getitem__, operation.inputs):
                 self.owned.pop(base, None)
 

@@ -22,15 +22,16 @@ DEVICES = ("cuda",)  # with such products
 
 def _is_cast(operation: BoundSymbol) -> bool:
     """Whether an operation only converts the type of one tensor, and PyTorch runs it."""
+    out = operation.output
+    if not isinstance(out, TensorProxy) or out.device.type not in DEVICES:
+        return False
     if original_of(operation).sym is not LTORCH["to"] or operation.sym.is_fusion:
         return False
-    x, out = operation.args[0], operation.output
+    x = operation.args[0]
     return (
         isinstance(x, TensorProxy)
-        and isinstance(out, TensorProxy)
         and operation.kwargs.keys() <= {"dtype", "device"}
         and x.device is out.device
-        and x.device.type in DEVICES
         and x.dtype is not out.dtype
         and not any(n.unbacked for n in numbers_in(x, []))
     )
