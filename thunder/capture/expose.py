@@ -17,6 +17,7 @@ import torch
 
 from thunder.capture import callbacks, containers, settings
 from thunder.capture.ask import KEYS
+from thunder.capture.classes import PROXIES
 from thunder.capture.identities import stays_apart
 from thunder.capture.native import (
     CONTAINERS,
@@ -30,10 +31,11 @@ from thunder.capture.native import (
 from thunder.capture.sources import MISSING
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
+from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, map_structure
 from thunder.interpreter import NULL, standins, text
 from thunder.interpreter.attributes import parts_of, plain_attribute, type_attribute
 from thunder.interpreter.instructions import PLAIN
+from thunder.interpreter.operators import COMPARE_METHOD, METHOD_OF
 
 MOST = 10_000  # objects that one call may look at
 # native code calls them, or asks torch about them
@@ -112,8 +114,31 @@ def settle_values(c, container, settled: Callable) -> None:
     look = c.containers.looks.get(id(container))
     for part in (container, *([look.was] if look is not None else [])):
         for k, x in list(part.items() if isinstance(part, dict) else enumerate(part)):
-            if (found := settled(x)) is not x:
+            if (found := map_structure(settled, x) if type(x) is tuple else settled(x)) is not x:
                 part[k] = found
+
+
+def is_for_library(*values) -> bool:
+    """Whether a library's class in C may compute with the values: NumPy makes an array of a list beside one of its
+    numbers, and asks for the types of what is in it."""
+    return any(_computes_in_c(kind) for kind in set(map(type, parts_of(*values))))
+
+
+def with_numbers(c, *values) -> list:
+    """The values, exposed, with the values of symbolic numbers."""
+    expose(c, *values, concretely=True)
+    return [map_structure(concrete, x) if type(x) is tuple else concrete(x) for x in values]
+
+
+_OPERATORS = (*COMPARE_METHOD.values(), *(f"__{n}__" for n in METHOD_OF.values()))
+
+
+def _computes_in_c(kind: type) -> bool:
+    """Whether a class of a library's, or one that derives from it, has operators in C."""
+    if kind in PRIMITIVE or kind in CONTAINERS or issubclass(kind, PROXIES):
+        return False
+    owners = (plain_attribute(type_attribute(kind, n), "__objclass__", object) for n in _OPERATORS)
+    return any(owner.__module__ not in ("builtins", "collections") for owner in owners)
 
 
 def _inside(c, value, kind: type, again: bool) -> list:

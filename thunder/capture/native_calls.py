@@ -30,7 +30,7 @@ from thunder.capture import (
     settings,
 )
 from thunder.capture.classes import of_library
-from thunder.capture.expose import as_operand, expose
+from thunder.capture.expose import as_operand, expose, is_for_library, with_numbers
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
 from thunder.capture.native import (
@@ -49,7 +49,7 @@ from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure, settled
 from thunder.interpreter import NULL, Host, standins, text
-from thunder.interpreter.attributes import BUILTINS, plain_attribute
+from thunder.interpreter.attributes import BUILTINS, parts_of, plain_attribute
 from thunder.interpreter.sequences import iterates_in_python
 from thunder.ops import inplace_of, lookup
 
@@ -182,8 +182,8 @@ def _by_receiver(c, f, s, args, kwargs):
         return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     if type(s) is TensorProxy:
         return f(*all_lifted(c, args), **all_lifted(c, kwargs))
-    if f is str.format and args and type(args[0]) is str:
-        return _formatted(c, args[0].format, args[1:], kwargs)
+    if f in (str.format, str.__mod__) and args and type(args[0]) is str:
+        return _formatted(c, getattr(args[0], f.__name__), args[1:], kwargs)
     return NULL
 
 
@@ -243,6 +243,15 @@ def _of_lazy(c, f, s, args):
     return NULL
 
 
+def special(c, method, value, args):
+    """A special method in C, which an operator has found on the class of `value`: it is any call where it may call
+    methods of what it is given."""
+    given = (x for x in parts_of(value, *args) if x is not value)
+    if any(callbacks.called_in(c, type(x), method) for x in given):
+        return c.call(method, [value, *args], {})
+    return method(value, *args)
+
+
 def call_native(c, f, args, kwargs):
     if c.reading is not None:
         c.reading.call(c, f)
@@ -258,9 +267,13 @@ def call_native(c, f, args, kwargs):
     # values in containers from outside are seen now
     if (c.outside.host_values or c.numbers.proxies) and (found := host_lines.native(c, f, args, kwargs)) is not NULL:
         return found
+    given = *args, *kwargs.values()
     if _asks_for_types(f):
         args = [map_structure(concrete, a) if type(a) is tuple else concrete(a) for a in args]
         kwargs = {k: concrete(a) for k, a in kwargs.items()}
+    elif c.numbers.proxies and _looks_inside(f) and is_for_library(*given):
+        found = with_numbers(c, *given)
+        args, kwargs = list(found[: len(args)]), dict(zip(kwargs, found[len(args) :], strict=True))
     if not _is_torch(f):
         try:
             result = Host.call_native(c, f, args, kwargs)
