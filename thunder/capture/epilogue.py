@@ -108,6 +108,8 @@ class EpilogueWriter:
             return f"{b}.{source.key}"
         if source.step in ("keyed", "at"):
             return f"{b}[{self.path(source.key)}]"
+        if source.step == "of":
+            return f"{b}(({''.join(f'{self.path(place)}, ' for place in source.key)}))"
         if source.step == "size":
             return f"{b}.shape[{source.key}]"
         if source.step == "number":
