@@ -35,7 +35,7 @@ from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, m
 from thunder.interpreter import NULL, standins, text
 from thunder.interpreter.attributes import parts_of, plain_attribute, type_attribute
 from thunder.interpreter.instructions import PLAIN
-from thunder.interpreter.operators import COMPARE_METHOD, METHOD_OF
+from thunder.interpreter.operators import METHOD_OF
 
 MOST = 10_000  # objects that one call may look at
 # native code calls them, or asks torch about them
@@ -130,14 +130,12 @@ def with_numbers(c, *values) -> list:
     return [map_structure(concrete, x) if type(x) is tuple else concrete(x) for x in values]
 
 
-_OPERATORS = (*COMPARE_METHOD.values(), *(f"__{n}__" for n in METHOD_OF.values()))
-
-
 def _computes_in_c(kind: type) -> bool:
-    """Whether a class of a library's, or one that derives from it, has operators in C."""
+    """Whether a class of a library's, or one that derives from it, has arithmetic in C."""
     if kind in PRIMITIVE or kind in CONTAINERS or issubclass(kind, PROXIES):
         return False
-    owners = (plain_attribute(type_attribute(kind, n), "__objclass__", object) for n in _OPERATORS)
+    methods = (type_attribute(kind, f"__{name}__") for name in METHOD_OF.values())
+    owners = (plain_attribute(method, "__objclass__", object) for method in methods)
     return any(owner.__module__ not in ("builtins", "collections") for owner in owners)
 
 
