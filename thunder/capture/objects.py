@@ -208,7 +208,7 @@ def _of_builtin(c, o, n):
 def _of_number(c, o, n):
     if n in ("real", "imag"):
         return o if n == "real" else o.python_type()
-    return getattr(o.concrete() if hasattr(o.python_type, n) else o.python_type, n)
+    return getattr(o.concrete() if hasattr(o.python_type, n) else o.python_type(), n)  # raises
 
 
 def _of_frame(c, o, n):

@@ -112,6 +112,8 @@ def native_binary(c, symbol, a, b):
         return host_lines.operate(c, ARITHMETIC[symbol], a, b)
     if type(a) is str and symbol == "%":
         return operations.formatted_text(c, a, b)
+    if symbol == "%" and issubclass(ta, (bytes, bytearray)):
+        return c.call(ta.__mod__, [a, b], {})
     if ta is AnyProxy or tb is AnyProxy:
         if symbol.endswith("=") and ta in (AnyProxy, TensorProxy):
             c.refuse(f"{symbol} with a tensor that is sparse, nested or of a subclass", f"write a = a {symbol[:-1]} b")
