@@ -23,8 +23,7 @@ from thunder.capture.native import IMMUTABLE
 from thunder.capture.numbers import length, number, parts_of_plain, primitive
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy, call_method
-from thunder.core.proxies import NumberProxy, TensorProxy, map_structure
-from thunder.core.proxies import settled as without_symbols
+from thunder.core.proxies import TensorProxy, map_structure
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import parts_of, plain_attribute
 from thunder.interpreter.operators import COMPARE_METHOD, REFLECTED
@@ -108,8 +107,6 @@ def settled(c, value):
     """The value itself where only a value will do (a name, a key, also in a tuple): the program is for this one."""
     if isinstance(value, tuple):
         return map_structure(lambda x: settled(c, x), value)
-    if isinstance(value, NumberProxy):
-        return without_symbols(value)
     if type(value) is not HostProxy:
         for name, x in plain_attribute(value, "__dict__", {}).items() if id(value) not in c.sources else ():
             if type(x) is HostProxy:  # of a key that hashes its attributes

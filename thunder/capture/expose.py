@@ -11,6 +11,7 @@ import gc
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy
 import torch
@@ -108,14 +109,29 @@ def _check_shown(c, kind: type) -> None:
 
 
 def settle_values(c, container, settled: Callable) -> None:
-    """Values in a list, a dict or a deque are replaced by what `settled` makes of them."""
-    if not isinstance(container, (list, dict, deque)):
+    """Values, keys and elements of a list, a dict, a set or a deque are replaced by what `settled` makes of them."""
+    if not isinstance(container, (list, dict, set, deque)):
         return
     look = c.containers.looks.get(id(container))
     for part in (container, *([look.was] if look is not None else [])):
-        for k, x in list(part.items() if isinstance(part, dict) else enumerate(part)):
+        settle_keys(part, settled)
+        places = list(part.items() if isinstance(part, dict) else enumerate(() if isinstance(part, set) else part))
+        for k, x in places:
             if (found := map_structure(settled, x) if type(x) is tuple else settled(x)) is not x:
                 part[k] = found
+
+
+def settle_keys(part, settled: Callable) -> None:
+    """A number that stands for another is replaced, in its place: its hash has decided about it."""
+    base: Any = dict if isinstance(part, dict) else set if isinstance(part, set) else None
+    keys = [] if base is None else list(base.__iter__(part))
+    found = [map_structure(settled, k) if type(k) is tuple else settled(k) for k in keys]
+    if all(k is new for k, new in zip(keys, found, strict=True)):
+        return
+    content = zip(found, dict.values(part), strict=True) if base is dict else found
+    made = base(content)
+    base.clear(part)
+    base.update(part, made)
 
 
 def is_for_library(*values) -> bool:

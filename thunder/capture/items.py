@@ -110,7 +110,7 @@ def setitem(c, o, k, v) -> None:
     if c.containers.lazy and id(o) in c.containers.lazy and not isinstance(o, dict):
         containers.materialize(c, o)
     if isinstance(o, dict):
-        (k,) = c.hashed((k,), () if id(o) in c.containers.lazy else o)
+        c.hashed((k,), () if id(o) in c.containers.lazy else o)
         if c.containers.lazy and containers.write_late(c, o, k, v):
             return
     if type(k) is slice and isinstance(o, list):
