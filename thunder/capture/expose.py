@@ -175,7 +175,8 @@ def attributes(c, o, source) -> list:
     children = []
     if isinstance(own, dict):
         c.ask(source.attr("__dict__"), KEYS)
-        children += [c.reach(source.attr(n)) for n, x in list(own.items()) if _can_be_asked(c, x, source, n)]
+        found = [(n, x) for n, x in list(own.items()) if _can_be_asked(c, x, source, n)]
+        children += [c.reach(_place_of(c, o, source, n)) for n, _ in found]
     names = [*slots(type(o)), *_members(type(o))]
     filled = ((n, plain_attribute(o, n, MISSING) is not MISSING) for n in names)  # else `__getattr__` would answer
     places = [source.attr(n) if is_filled else source.find(n) for n, is_filled in filled]
@@ -185,6 +186,12 @@ def attributes(c, o, source) -> list:
         reason = f"{path}, which the program has written to, goes to code that thunder does not read"
         c.refuse(reason, "give the code the attributes that it needs")
     return [concrete(x) for x in children]
+
+
+def _place_of(c, o, source, name: str):
+    """The place of an object's own attribute; in its `__dict__` where code of the user's may answer instead."""
+    answers = hasattr(type(type_attribute(type(o), name)), "__set__") or c.slot(type(o), "__getattribute__")
+    return source.attr("__dict__").item(name) if answers else source.attr(name)
 
 
 def _members(kind: type) -> list[str]:
