@@ -176,10 +176,6 @@ def _is_no_operand(c, a, b, symbol: str) -> bool:
     tensor, other = (a, b) if isinstance(a, PROXIES) else (b, a)
     if isinstance(other, _OPERANDS):
         return False
-    if c.slot(type(other), "__getattr__") is not None:
-        c.refuse(
-            f"PyTorch asks a {type(other).__name__}, which has a __getattr__, for more than is seen", "call it outside"
-        )
     return type(tensor) is TensorProxy
 
 
@@ -192,6 +188,8 @@ def check_override(c, *operands) -> None:
     for x in operands:
         if _overrides(x):
             c.refuse(f"a {type(x).__name__} goes into an operation", "give it tensors and numbers")
+        if type(x) not in PRIMITIVE and not issubclass(type(x), (torch.Tensor, *PROXIES)):
+            operations.check_asked(c, type(x))
 
 
 def _overrides(x) -> bool:
