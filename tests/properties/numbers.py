@@ -30,11 +30,9 @@ _TENSORS = (
 _ITEMS = (
     "TABLE[{i}] = {n}", "TABLE[{i}] = {n}", "TABLE[{i}] = {x}", "TABLE['last'] = {n}", "TABLE[{i}], TABLE[{j}] = {n}, {m}",
     "TABLE[{i}] = TABLE.get({j})", "TABLE[{i}] = {j} in TABLE", "TABLE[{i}] = len(TABLE)", "TABLE[3] = {n}",
-    "TABLE[{i}] = json.dumps({{{i}: 1}})", "TABLE[3] = np.int64(7) * {i} + {j}", "TABLE[3] = divmod(np.int64(7), {i} or 1)",
-    "TABLE[{i}] = math.prod([{j}, np.int8(1)])", "TABLE.pop({i}, None)", "TABLE[{i}] = list(TABLE)", "TABLE.setdefault({i}, {n})", "TABLE.update({{{i}: {n}}})",
+    "TABLE.pop({i}, None)", "TABLE[{i}] = list(TABLE)", "TABLE.setdefault({i}, {n})", "TABLE.update({{{i}: {n}}})",
 )  # fmt: skip
-_HEAD = """import json, math
-import numpy as np
+_HEAD = """import math
 import torch
 TABLE = {0: 1.5, 3: 2, "first": 4}
 def filled(x, i, n):
