@@ -231,9 +231,10 @@ def lifted(c, v, *, typed: bool = False):
         return _lifted(c, v if type_attribute(t, "_make") is not NULL else list(v), typed)
     if typed and (elements := _elements(c, v, t)) is not None:
         return lifted(c, elements, typed=True)
-    if not takes_over and not typed and plain_base(t) in _NUMBERS:
+    if not takes_over and plain_base(t) in _NUMBERS:
         check_asked(c, t)
-        return plain_base(t).__pos__(v)  # PyTorch asks no method of the class
+        if not typed:
+            return plain_base(t).__pos__(v)  # PyTorch asks no method of the class
     return _object(c, v, t, typed)
 
 
