@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.capture import afterwards, arrays, containers, operations
+from thunder.capture import afterwards, arrays, containers, operations, remade
 from thunder.capture.identities import Id
 from thunder.capture.library import outside_hooks
 from thunder.capture.library.backward import freed
@@ -362,7 +362,7 @@ class EpilogueWriter:
             self.lines.append(f"{self.pin(property.__init__)}({name}, {parts})")
         self._attributes(value, name)
         if isinstance(value, BaseException):
-            self.lines.append(f"{name}.args = {self.build(value.args)}")
+            self.lines.append(f"{self.pin(remade.SET_ARGS, 'set_args')}({name}, {self.build(value.args)})")
         return name
 
     def _reduced(self, value, t: type) -> str:
@@ -379,8 +379,9 @@ class EpilogueWriter:
         return name
 
     def _attributes(self, value, name: str) -> None:
+        space = remade.space_of(value, name, self.pin)
         for k, v in plain_attribute(value, "__dict__", {}).items():
-            self.lines.append(f"{name}.__dict__[{k!r}] = {self.build(v)}")
+            self.lines.append(f"{space}[{k!r}] = {self.build(v)}")
         for slot in slots(type(value)):
             if (held := plain_attribute(value, slot, MISSING)) is not MISSING:
                 new = self.build(held)

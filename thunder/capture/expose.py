@@ -7,6 +7,7 @@ from outside are read.
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import types
 from collections import deque
@@ -161,9 +162,18 @@ def _inside(c, value, kind: type, again: bool) -> list:
     if source is not None:
         return [] if id(value) in c.known.exposed and not again else attributes(c, value, source)
     if native_module(kind.__module__):
-        return []
+        return _kept_by(value)
     kept = (plain_attribute(value, n, MISSING) for n in slots(kind))
     return [*plain_attribute(value, "__dict__", {}).values(), *(x for x in kept if x is not MISSING)]
+
+
+def _kept_by(value) -> list:
+    """The values that an object of a library's class, which the program has made, was given."""
+    if isinstance(value, BaseException):
+        return list(value.args)
+    if isinstance(value, functools.partial):
+        return [*value.args, *value.keywords.values()]
+    return list(vars(value).values()) if isinstance(value, types.SimpleNamespace) else []
 
 
 def attributes(c, o, source) -> list:

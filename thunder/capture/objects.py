@@ -49,7 +49,11 @@ def origin(c, o) -> Source | None:
         return c.const(o)
     if issubclass(type(o), type):
         return None if of_library(o) else c.const(o)  # pyright: ignore[reportArgumentType]
-    return c.outside.origins.get(id(o)) if type(o) in IDENTICAL or isinstance(o, ENUM) else None
+    found = c.outside.origins.get(id(o)) if type(o) in IDENTICAL or isinstance(o, ENUM) else None
+    if found is None and type(o) is functools._lru_cache_wrapper:
+        wrapped = attributes.plain_attribute(o, "__wrapped__", NULL)  # of the program's own, it is not there yet
+        return None if wrapped is NULL or id(wrapped) in c.fresh else c.const(o)
+    return found
 
 
 def own(c, o, name):

@@ -12,13 +12,14 @@ import re
 import struct
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 
 from thunder.capture.native import DICT_VIEWS, native_module
 from thunder.interpreter import NULL, sequences
-from thunder.interpreter.attributes import BUILTINS, cell_value, type_attribute
+from thunder.interpreter.attributes import BUILTINS, cell_value, in_python, type_attribute
 from thunder.interpreter.machine import Frame
 
 
@@ -137,3 +138,13 @@ def stored(found, o, v):
 
 
 _NATIVE_NEW = (types.BuiltinFunctionType, types.BuiltinMethodType)
+
+
+SET_ARGS = BaseException.__dict__["args"].__set__  # an assignment would call the class's `__setattr__`
+
+
+def space_of(value, name: str, pin: Callable) -> str:
+    """The expression of an object's `__dict__`, which a class's own `__getattribute__` is not asked for."""
+    if not in_python(type_attribute(type(value), "__getattribute__")):
+        return f"{name}.__dict__"
+    return f"{pin(object.__getattribute__)}({name}, '__dict__')"
