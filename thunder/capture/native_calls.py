@@ -327,8 +327,9 @@ def _makes_class(f) -> bool:
 
 
 def _note_made(c, f, args, result) -> None:
-    """Native code has run: a class that it made is the program's own; arrays from outside are as they were."""
-    if len(args) > 2 and _makes_class(f):
+    """Native code has run: a class or a cache that it made is the program's own; arrays from outside are as they
+    were."""
+    if f is functools._lru_cache_wrapper or len(args) > 2 and _makes_class(f):
         c.fresh.add(id(result))
         c.keep[id(result)] = result
     if c.outside.arrays:

@@ -49,11 +49,7 @@ def origin(c, o) -> Source | None:
         return c.const(o)
     if issubclass(type(o), type):
         return None if of_library(o) else c.const(o)  # pyright: ignore[reportArgumentType]
-    found = c.outside.origins.get(id(o)) if type(o) in IDENTICAL or isinstance(o, ENUM) else None
-    if found is None and type(o) is functools._lru_cache_wrapper:
-        wrapped = attributes.plain_attribute(o, "__wrapped__", NULL)  # of the program's own, it is not there yet
-        return None if wrapped is NULL or id(wrapped) in c.fresh else c.const(o)
-    return found
+    return c.outside.origins.get(id(o)) if type(o) in IDENTICAL or isinstance(o, ENUM) else None
 
 
 def own(c, o, name):
@@ -97,7 +93,7 @@ def own_of_class(c, kind, name):
 def cached_outside(c, o) -> bool:
     """Whether an object is a function behind functools.lru_cache that the program did not make."""
     wrapped = getattr(o, "__wrapped__", None) if type(o) is functools._lru_cache_wrapper else None
-    return wrapped is not None and id(wrapped) not in c.fresh
+    return wrapped is not None and id(wrapped) not in c.fresh and id(o) not in c.fresh
 
 
 def native_get(c, get, found, o, kind, name):
