@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextvars
-import gc
 import operator
 import sys
 import types
@@ -73,6 +72,7 @@ class EpilogueWriter:
         # the results of the computation, in order: name and value, by id
         self.values: dict[int, tuple[str, Any]] = {}
         self.built: dict[int, str] = {}
+        self.pinned: set[int] = set()  # ids of what is inside of what is pinned
         self.originals = {id(s): c.sources[id(s)] for s in c.containers.snapshots.values()}
         writes = c.writes.effects or c.writes.left or c.tensors.written_after or c.tensors.frozen
         outside = c.engine.outside_hooks or c.engine.outside_retained or c.engine.retained
@@ -251,22 +251,10 @@ class EpilogueWriter:
         return isinstance(value, UNCHANGING) or t.__module__.startswith("torch") and not t.__dictoffset__
 
     def _holds_values(self, value) -> bool:
-        """Whether something that is pinned as it is leads to proxies, or to snapshots of containers from outside."""
-        c, seen, pending = self.c, set(), [value]
-        while pending:
-            value = pending.pop()
-            snapshot = id(value) in c.containers.looks
-            if snapshot or isinstance(value, (Proxy, NumberProxy)):
-                return True
-            stays = isinstance(value, types.ModuleType) or isinstance(value, type) and not self._is_made(value)
-            if id(value) in seen or stays or id(value) in c.sources or type(value) in _LITERAL or len(seen) > 10_000:
-                continue
-            seen.add(id(value))
-            if isinstance(value, types.FunctionType):
-                pending += (value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__)
-            else:
-                pending += gc.get_referents(vars(value) if isinstance(value, type) else value)
-        return False
+        """Whether something that is pinned leads to proxies, to snapshots, or to what each call makes anew."""
+        inside = remade.pinned_with(self.c, value, self.built, self._is_made)
+        self.pinned |= inside or set()
+        return inside is None
 
     def _is_made(self, kind: type) -> bool:
         """Whether a class was made while the program was captured: no module has it, nor came it from outside."""
@@ -277,6 +265,9 @@ class EpilogueWriter:
         return not known and getattr(module, kind.__qualname__.split(".")[0], None) is None
 
     def variable(self, value, expression: str) -> str:
+        if id(value) in self.pinned and type(value) is not tuple:
+            kind = type(value).__name__
+            self.c.refuse(f"a {kind} and a class with it leave the compiled function", "return one of them")
         name = self.built[id(value)] = self.names.make("o")
         self.c.keep[id(value)] = value
         self.lines.append(f"{name} = {expression}")
