@@ -47,12 +47,16 @@ def made_of(value, t: type) -> tuple | None:
         make, *given = value.__reduce__()
         return make, given[0]
     if t is functools._lru_cache_wrapper:
-        return functools.lru_cache(**value.cache_parameters()), (value.__wrapped__,)
+        given = value.cache_parameters()
+        directly = given == _CACHE.cache_parameters() and value.cache_parameters.__qualname__ == _DIRECT
+        return functools.lru_cache if directly else functools.lru_cache(**given), (value.__wrapped__,)
     if t is weakref.WeakMethod:
         return t, (value(),)
     return None
 
 
+_CACHE: Any = functools.lru_cache(repr)  # without parentheses
+_DIRECT = _CACHE.cache_parameters.__qualname__
 GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 
 
