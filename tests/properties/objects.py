@@ -30,7 +30,7 @@ PRELUDE = (
     + """
 import array, bisect, collections, contextvars, copy, dataclasses, datetime, decimal, enum, fractions, functools
 import heapq, inspect, itertools, json, math, operator, pathlib, pickle, pprint, random, re, statistics, string
-import textwrap, types, typing, weakref
+import textwrap, traceback, types, typing, weakref
 import numpy as np
 import torch
 from torch import nn
@@ -76,6 +76,7 @@ FEATURES = {
     "p": "@property\ndef p(self): return self.b",
     "q": "@property\ndef q(self): return self.b\n@q.setter\ndef q(self, v): self.b = v",
     "cp": "@functools.cached_property\ndef cp(self): return self.a",
+    "lc": "@functools.lru_cache\ndef lc(self, v=1): return (self.a, v)",
     "cm": "@classmethod\ndef cm(cls, v=0): return cls.k",
     "sm": "@staticmethod\ndef sm(v=2): return v",
     "d": "d = Holds('b')",
@@ -350,7 +351,8 @@ ANY = [
     "tuple({p})", "sorted([{p}, {q}], key=lambda v: type(v).__name__)[0]", "max({p}, key=str)", "type({p})",
     "iter({p}) is {p}", "{p} == copy.deepcopy({p})", "[{p}, {q}].count({p})",
     "'%s' % ({p},)", "'{{}}'.format({p})", "{p}", "{p}", "{p}", "[{p}]", "({p}, {q})", "{{'r': {p}}}", "any([{p}])",
-    "pprint.pformat({p})",
+    "pprint.pformat({p})", "b'%a' % ({p},)", "traceback.format_exception_only(ValueError({p}))",
+    "np.int64(2) == {p}", "np.int64(2) * {p}", "'{{0!r:>4}}'.format({p})",
 ]  # fmt: skip
 READS: list[tuple[Any, list[str]]] = [
     (bool | int | float, [
@@ -362,6 +364,8 @@ READS: list[tuple[Any, list[str]]] = [
         "{p}.__class__", "math.sqrt(abs({p}))", "torch.ones({p})", "(1 << 3) & {p}", "str({p})",
         "{p} ** 2", "1 <= {p} < 4", "float({p}).hex()", "{p}.real", "hash({p})", "json.dumps({p})",
         "decimal.Decimal({p})", "t.clamp(max={p})", "t.to(torch.float64) * {p}", "F({p})",
+        "math.prod([{p}, np.int8(2)])", "divmod(np.int64(7), {p})", "np.arange(6)[[{p}, 1]]", "json.dumps({{{p}: 1}})",
+        "np.array({{{p}}})", "[np.int64(1), {p}] == [{p}, 1]",
     ]),
     (str, ["len({p})", "{p}.upper()", "{p} + 'x'", "{p} in 'abc'", "{p} == 'a'", "getattr({q}, {p}, 0)", "{p} * 2",
         "{p}.join(['1', '2'])", "f'{{{p}:>4}}'", "{{'a': 1, 'b': 2}}.get({p})", "{p}[0]", "ord({p})",
@@ -402,7 +406,8 @@ READS: list[tuple[Any, list[str]]] = [
     ]),
     (set | frozenset, ["1 in {p}", "len({p})", "sorted({p})", "{p} | {{9}}", "{p} <= {{1, 2, 3}}", "sum({p})",
         "{p} == {{1, 2}}", "[v for v in sorted({p})]", "max({p}, default=0)", "bool({p})", "{p}.isdisjoint({{1}})",
-        "torch.tensor(sorted({p}))", "{p} & {{1, 5}}", "{p} - {{1}}", "frozenset({p})"]),
+        "torch.tensor(sorted({p}))", "{p} & {{1, 5}}", "{p} - {{1}}", "frozenset({p})",
+        "{p}.symmetric_difference_update(np.arange(2.0))", "{p} | set(np.arange(2.0))"]),
     (torch.nn.Module, [
         "{p}(t)", "{p}.training", "{p}.w", "len(list({p}.parameters()))", "[n for n, _ in {p}.named_parameters()]",
         "sum(q.sum() for q in {p}.parameters())", "list({p}.state_dict())", "{p}.n", "{p}.layers[0](t)",
@@ -425,7 +430,8 @@ READS: list[tuple[Any, list[str]]] = [
         "{p}.dtype", "{p}.mean()", "np.asarray({p}).max()", "t + torch.as_tensor({p}).sum()", "len({p})", "{p} + 1",
         "{p} * 2 == 2", "float({p}.flat[0])", "np.stack([{p}, {p}])", "json.dumps({p}.tolist())", "{p}.astype(int)",
         "sum({p})", "np.concatenate([{p}, {p}]).shape"]),
-    (np.generic, ["t * {p}", "{p} + 1", "float({p})", "{p}.item()", "{p} > 1", "torch.tensor({p})", "{p}.dtype"]),
+    (np.generic, ["t * {p}", "{p} + 1", "float({p})", "{p}.item()", "{p} > 1", "torch.tensor({p})", "{p}.dtype",
+        "{p} == {q}", "{p} * {q}", "divmod({p}, 2)", "[{p}, 1] == [2, {q}]", "math.prod([{p}, 2])"]),
     (types.FunctionType | functools.partial | types.MethodType | functools._lru_cache_wrapper, ["{p}(1)", "{p}()",
         "{p}.__name__", "functools.partial({p}, 2)()", "list(map({p}, [1, 2]))", "getattr({p}, '__defaults__', 0)",
         "str(inspect.signature({p}))", "{p}(t)", "sorted([3, 1], key={p})", "{p}.zz", "{p}.__kwdefaults__",
@@ -461,7 +467,7 @@ OF_OBJECT = [
     "functools.partial(C0.m, {p})()",
     "{p}.b == {q}", "{p}.__class__", "{p}.__class__.__name__", "{p} is not {q}", "list(zip({p}, [1, 2]))",
     "dataclasses.astuple({p})", "dataclasses.fields({p})[0].name", "'{{0.a}}'.format({p})", "set([{p}])", "t[{p}]",
-    "math.trunc({p})",
+    "math.trunc({p})", "{p}.lc()", "{p}.lc({q})", "type({p}).lc({p}, 2)",
 ]  # fmt: skip
 BLOCKS = [
     "match {p}:\n    case [a, *_]: out.append(a)\n    case {{'a': a}}: out.append(('d', a))\n"

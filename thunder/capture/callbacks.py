@@ -12,9 +12,12 @@ import functools
 import math
 import operator
 import pickle
+import random
 import sys
 import types
 import weakref
+
+import numpy
 
 from thunder.capture.ask import KEYS
 from thunder.capture.containers import MUTABLE
@@ -146,9 +149,14 @@ def check_given(c, value, caller) -> None:
     kind = type(value)
     if called_in(c, kind, caller):
         refuse(c, value, caller)
+    if issubclass(kind, _STATEFUL) and id(value) in c.sources:
+        c.refuse(f"native code is given a {kind.__name__}, whose state is not watched", "call its methods")
     for base in kind.__mro__[:-1] if kind not in PRIMITIVE and kind not in _KINDS else ():
         if not _of_library(base.__module__) and id(base) not in c.fresh:
             c.ask(c.const(base, base.__qualname__).attr("__dict__"), KEYS)
+
+
+_STATEFUL = (random.Random, numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
 
 
 def _of_library(module) -> bool:

@@ -12,18 +12,18 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import callbacks, host_lines, settings
+from thunder.capture import cached_calls, callbacks, host_lines, settings
 from thunder.capture.ask import KEYS
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.expose import kept
 from thunder.capture.library import higher_order, torch_func
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import CONTAINERS, PRIMITIVE, among, impure, native_module
+from thunder.capture.native import CONTAINERS, among, impure, native_module
 from thunder.capture.native_calls import BY_NAME, BY_TYPE, HANDLERS, IDENTITY_CALLS, call_builtin, call_native, reaches
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import TensorProxy, map_structure, settled
+from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.interpreter import NULL, text
 from thunder.interpreter.attributes import NATIVE_METHODS, type_attribute
@@ -84,58 +84,13 @@ def _call_object(c, f, t: type, args, kwargs):
     method = c.slot(t, "__call__")
     if method is not None:
         return call(c, method, [f, *args], kwargs)
-    if t is functools._lru_cache_wrapper and not native_module(_module_of_cached(f)):
-        return _call_cached(c, f, args, kwargs)
+    if t is functools._lru_cache_wrapper and not native_module(cached_calls.module_of(f)):
+        return cached_calls.call(c, f, args, kwargs)
     if any(map(callbacks.runs_python, kept(f))):
         c.refuse(
             f"a call of a {t.__name__} calls a function natively, which thunder would not see", "write it in Python"
         )
     return call_native(c, f, args, kwargs)
-
-
-def _module_of_cached(f) -> str:
-    """The module of the function behind functools.lru_cache, through partial objects, which have the module of theirs.
-
-    A cached method of a class has no `__module__` of its own."""
-    function = f.__wrapped__
-    while type(function) is functools.partial:
-        function = function.func
-    return getattr(function, "__module__", None) or type(function).__module__
-
-
-def _call_cached(c, f, args, kwargs):
-    """A function of the user's behind functools.lru_cache: the prologue asks it, as eager does at each call, and
-    its result is read like anything from outside."""
-    hash((*args, *kwargs.values()))  # raises
-    # a symbolic number would be another key than the number it stands for
-    args, kwargs = map_structure(settled, list(args)), map_structure(settled, dict(kwargs))
-    if id(f.__wrapped__) in c.fresh and {*map(type, (*args, *kwargs.values()))} <= PRIMITIVE | {TensorProxy}:
-        return _own_cache(c, f)(*args, **kwargs)
-    if any(type(a) is TensorProxy for a in (*args, *kwargs.values())):
-        name = getattr(f, "__name__", "a function")
-        reason = f"{name}() is behind functools.lru_cache, which keeps results by tensor"
-        c.refuse(reason, "call it without the cache (`__wrapped__`), or outside of the compiled function")
-    if reaches(c, args, kwargs) or id(f.__wrapped__) in c.fresh:
-        return call(c, f.__wrapped__, args, kwargs)
-    return settings.asked_again(c, f, args, kwargs, functools.partial(_natively, c))
-
-
-def _natively(c, asked):
-    c.in_cached_call += 1
-    try:
-        return call_native(c, asked, [], {})
-    finally:
-        c.in_cached_call -= 1
-
-
-def _own_cache(c, f):
-    """A cache in the place of one that the program made, whose function comes back to the machine."""
-    found = c.known.own_caches.get(id(f))
-    if found is None:
-        function = f.__wrapped__
-        found = functools.lru_cache(**f.cache_parameters())(lambda *a, **k: call(c, function, list(a), k))
-        c.known.own_caches[id(f)], c.keep[id(f)] = found, f
-    return found
 
 
 def _original(c, f):

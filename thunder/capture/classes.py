@@ -76,7 +76,7 @@ def of_library(kind: type) -> bool:
     return not isinstance(module, str) or native_module(module) and not issubclass(kind, torch.nn.Module)
 
 
-_MADE_AGAIN = {property, staticmethod, classmethod}
+_MADE_AGAIN = {property, staticmethod, classmethod, functools._lru_cache_wrapper}
 
 
 def _depend(c, kind, name, after, found, owner, passed) -> None:

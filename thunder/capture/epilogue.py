@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextvars
-import gc
 import operator
 import sys
 import types
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.capture import afterwards, arrays, containers, operations
+from thunder.capture import afterwards, arrays, containers, operations, remade
 from thunder.capture.identities import Id
 from thunder.capture.library import outside_hooks
 from thunder.capture.library.backward import freed
@@ -73,6 +72,7 @@ class EpilogueWriter:
         # the results of the computation, in order: name and value, by id
         self.values: dict[int, tuple[str, Any]] = {}
         self.built: dict[int, str] = {}
+        self.pinned: set[int] = set()  # ids of what is inside of what is pinned
         self.originals = {id(s): c.sources[id(s)] for s in c.containers.snapshots.values()}
         writes = c.writes.effects or c.writes.left or c.tensors.written_after or c.tensors.frozen
         outside = c.engine.outside_hooks or c.engine.outside_retained or c.engine.retained
@@ -108,6 +108,8 @@ class EpilogueWriter:
             return f"{b}.{source.key}"
         if source.step in ("keyed", "at"):
             return f"{b}[{self.path(source.key)}]"
+        if source.step == "of":
+            return f"{b}(({''.join(f'{self.path(place)}, ' for place in source.key)}))"
         if source.step == "size":
             return f"{b}.shape[{source.key}]"
         if source.step == "number":
@@ -249,22 +251,10 @@ class EpilogueWriter:
         return isinstance(value, UNCHANGING) or t.__module__.startswith("torch") and not t.__dictoffset__
 
     def _holds_values(self, value) -> bool:
-        """Whether something that is pinned as it is leads to proxies, or to snapshots of containers from outside."""
-        c, seen, pending = self.c, set(), [value]
-        while pending:
-            value = pending.pop()
-            snapshot = id(value) in c.containers.looks
-            if snapshot or isinstance(value, (Proxy, NumberProxy)):
-                return True
-            stays = isinstance(value, types.ModuleType) or isinstance(value, type) and not self._is_made(value)
-            if id(value) in seen or stays or id(value) in c.sources or type(value) in _LITERAL or len(seen) > 10_000:
-                continue
-            seen.add(id(value))
-            if isinstance(value, types.FunctionType):
-                pending += (value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__)
-            else:
-                pending += gc.get_referents(vars(value) if isinstance(value, type) else value)
-        return False
+        """Whether something that is pinned leads to proxies, to snapshots, or to what each call makes anew."""
+        inside = remade.pinned_with(self.c, value, self.built, self._is_made)
+        self.pinned |= inside or set()
+        return inside is None
 
     def _is_made(self, kind: type) -> bool:
         """Whether a class was made while the program was captured: no module has it, nor came it from outside."""
@@ -275,6 +265,9 @@ class EpilogueWriter:
         return not known and getattr(module, kind.__qualname__.split(".")[0], None) is None
 
     def variable(self, value, expression: str) -> str:
+        if id(value) in self.pinned and type(value) is not tuple:
+            kind = type(value).__name__
+            self.c.refuse(f"a {kind} and a class with it leave the compiled function", "return one of them")
         name = self.built[id(value)] = self.names.make("o")
         self.c.keep[id(value)] = value
         self.lines.append(f"{name} = {expression}")
@@ -360,7 +353,7 @@ class EpilogueWriter:
             self.lines.append(f"{self.pin(property.__init__)}({name}, {parts})")
         self._attributes(value, name)
         if isinstance(value, BaseException):
-            self.lines.append(f"{name}.args = {self.build(value.args)}")
+            self.lines.append(f"{self.pin(remade.SET_ARGS, 'set_args')}({name}, {self.build(value.args)})")
         return name
 
     def _reduced(self, value, t: type) -> str:
@@ -377,8 +370,9 @@ class EpilogueWriter:
         return name
 
     def _attributes(self, value, name: str) -> None:
+        space = remade.space_of(value, name, self.pin)
         for k, v in plain_attribute(value, "__dict__", {}).items():
-            self.lines.append(f"{name}.__dict__[{k!r}] = {self.build(v)}")
+            self.lines.append(f"{space}[{k!r}] = {self.build(v)}")
         for slot in slots(type(value)):
             if (held := plain_attribute(value, slot, MISSING)) is not MISSING:
                 new = self.build(held)

@@ -7,16 +7,19 @@ from outside are read.
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy
 import torch
 
 from thunder.capture import callbacks, containers, settings
 from thunder.capture.ask import KEYS
+from thunder.capture.classes import PROXIES
 from thunder.capture.identities import stays_apart
 from thunder.capture.native import (
     CONTAINERS,
@@ -30,10 +33,11 @@ from thunder.capture.native import (
 from thunder.capture.sources import MISSING
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
+from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, map_structure
 from thunder.interpreter import NULL, standins, text
 from thunder.interpreter.attributes import parts_of, plain_attribute, type_attribute
 from thunder.interpreter.instructions import PLAIN
+from thunder.interpreter.operators import METHOD_OF
 
 MOST = 10_000  # objects that one call may look at
 # native code calls them, or asks torch about them
@@ -106,14 +110,50 @@ def _check_shown(c, kind: type) -> None:
 
 
 def settle_values(c, container, settled: Callable) -> None:
-    """Values in a list, a dict or a deque are replaced by what `settled` makes of them."""
-    if not isinstance(container, (list, dict, deque)):
+    """Values, keys and elements of a list, a dict, a set or a deque are replaced by what `settled` makes of them."""
+    if not isinstance(container, (list, dict, set, deque)):
         return
     look = c.containers.looks.get(id(container))
     for part in (container, *([look.was] if look is not None else [])):
-        for k, x in list(part.items() if isinstance(part, dict) else enumerate(part)):
-            if (found := settled(x)) is not x:
+        settle_keys(part, settled)
+        places = list(part.items() if isinstance(part, dict) else enumerate(() if isinstance(part, set) else part))
+        for k, x in places:
+            if (found := map_structure(settled, x) if type(x) is tuple else settled(x)) is not x:
                 part[k] = found
+
+
+def settle_keys(part, settled: Callable) -> None:
+    """A number that stands for another is replaced, in its place: its hash has decided about it."""
+    base: Any = dict if isinstance(part, dict) else set if isinstance(part, set) else None
+    keys = [] if base is None else list(base.__iter__(part))
+    found = [map_structure(settled, k) if type(k) is tuple else settled(k) for k in keys]
+    if all(k is new for k, new in zip(keys, found, strict=True)):
+        return
+    content = zip(found, dict.values(part), strict=True) if base is dict else found
+    made = base(content)
+    base.clear(part)
+    base.update(part, made)
+
+
+def is_for_library(*values) -> bool:
+    """Whether a library's class in C may compute with the values: NumPy makes an array of a list beside one of its
+    numbers, and asks for the types of what is in it."""
+    return any(_computes_in_c(kind) for kind in set(map(type, parts_of(*values))))
+
+
+def with_numbers(c, *values) -> list:
+    """The values, exposed, with the values of symbolic numbers."""
+    expose(c, *values, concretely=True)
+    return [map_structure(concrete, x) if type(x) is tuple else concrete(x) for x in values]
+
+
+def _computes_in_c(kind: type) -> bool:
+    """Whether a class of a library's, or one that derives from it, has arithmetic in C."""
+    if kind in PRIMITIVE or kind in CONTAINERS or issubclass(kind, PROXIES):
+        return False
+    methods = (type_attribute(kind, f"__{name}__") for name in METHOD_OF.values())
+    owners = (plain_attribute(method, "__objclass__", object) for method in methods)
+    return any(owner.__module__ not in ("builtins", "collections") for owner in owners)
 
 
 def _inside(c, value, kind: type, again: bool) -> list:
@@ -122,9 +162,18 @@ def _inside(c, value, kind: type, again: bool) -> list:
     if source is not None:
         return [] if id(value) in c.known.exposed and not again else attributes(c, value, source)
     if native_module(kind.__module__):
-        return []
+        return _kept_by(value)
     kept = (plain_attribute(value, n, MISSING) for n in slots(kind))
     return [*plain_attribute(value, "__dict__", {}).values(), *(x for x in kept if x is not MISSING)]
+
+
+def _kept_by(value) -> list:
+    """The values that an object of a library's class, which the program has made, was given."""
+    if isinstance(value, BaseException):
+        return list(value.args)
+    if isinstance(value, functools.partial):
+        return [*value.args, *value.keywords.values()]
+    return list(vars(value).values()) if isinstance(value, types.SimpleNamespace) else []
 
 
 def attributes(c, o, source) -> list:
@@ -136,7 +185,8 @@ def attributes(c, o, source) -> list:
     children = []
     if isinstance(own, dict):
         c.ask(source.attr("__dict__"), KEYS)
-        children += [c.reach(source.attr(n)) for n, x in list(own.items()) if _can_be_asked(c, x, source, n)]
+        found = [(n, x) for n, x in list(own.items()) if _can_be_asked(c, x, source, n)]
+        children += [c.reach(_place_of(c, o, source, n)) for n, _ in found]
     names = [*slots(type(o)), *_members(type(o))]
     filled = ((n, plain_attribute(o, n, MISSING) is not MISSING) for n in names)  # else `__getattr__` would answer
     places = [source.attr(n) if is_filled else source.find(n) for n, is_filled in filled]
@@ -146,6 +196,12 @@ def attributes(c, o, source) -> list:
         reason = f"{path}, which the program has written to, goes to code that thunder does not read"
         c.refuse(reason, "give the code the attributes that it needs")
     return [concrete(x) for x in children]
+
+
+def _place_of(c, o, source, name: str):
+    """The place of an object's own attribute; in its `__dict__` where code of the user's may answer instead."""
+    answers = hasattr(type(type_attribute(type(o), name)), "__set__") or c.slot(type(o), "__getattribute__")
+    return source.attr("__dict__").item(name) if answers else source.attr(name)
 
 
 def _members(kind: type) -> list[str]:

@@ -219,7 +219,7 @@ class Capture(Host):
         found = self.lookup(t, name)
         return found if type(found) is types.FunctionType else None
 
-    names = objects.names
+    names, native_special = objects.names, native_calls.special
 
     def compares(self, kind) -> bool:
         return kind is HostProxy or issubclass(kind, NumberProxy)

@@ -20,7 +20,7 @@ import torch
 from thunder import compat
 from thunder.capture import arrays, callbacks, changing, lending
 from thunder.capture.examples import is_tried
-from thunder.capture.expose import expose, is_written, keeps
+from thunder.capture.expose import expose, is_written, keeps, settle_keys
 from thunder.capture.library import printed_nodes
 from thunder.capture.native import (
     CHANGES,
@@ -53,6 +53,7 @@ from thunder.core.proxies import (
     Proxy,
     Size,
     TensorProxy,
+    concrete,
     proxies_in,
 )
 from thunder.core.symbol import current_recorder
@@ -271,6 +272,7 @@ def _given_container(c, value, reads: bool):
             )
         c.path.lend(value)
     expose(c, value)
+    settle_keys(value, concrete)
     if t is collections.OrderedDict:  # as state dicts are, with their attributes
         return run(c, _ordered, (tuple(value.items()), tuple(vars(value).items())), pure=True)
     if t is dict:

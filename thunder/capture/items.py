@@ -12,7 +12,7 @@ import numpy
 import torch
 
 from thunder.capture import arrays, changing, containers, host_lines, numpy_values, opaque_values
-from thunder.capture.expose import expose
+from thunder.capture.expose import expose, is_for_library
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.native import CONTAINERS, PRIMITIVE
 from thunder.capture.watched import check_watched
@@ -58,7 +58,7 @@ def getitem(c, o, k):
         return host_lines.operate(c, operator.getitem, o, k)
     check_watched(c, o, "__getitem__", f"an item of a {t.__name__}")
     if type(k) not in PRIMITIVE:
-        expose(c, k)
+        expose(c, k, concretely=is_for_library(o))
     if isinstance(o, dict):
         told_apart(c, k, o)
         if type(k) is Id and k not in o:

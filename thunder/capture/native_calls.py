@@ -30,7 +30,7 @@ from thunder.capture import (
     settings,
 )
 from thunder.capture.classes import of_library
-from thunder.capture.expose import as_operand, expose
+from thunder.capture.expose import as_operand, expose, is_for_library, with_numbers
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
 from thunder.capture.native import (
@@ -49,7 +49,7 @@ from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure, settled
 from thunder.interpreter import NULL, Host, standins, text
-from thunder.interpreter.attributes import BUILTINS, plain_attribute
+from thunder.interpreter.attributes import BUILTINS, parts_of, plain_attribute
 from thunder.interpreter.sequences import iterates_in_python
 from thunder.ops import inplace_of, lookup
 
@@ -176,18 +176,20 @@ def _by_receiver(c, f, s, args, kwargs):
         return c.loop.name_of(s)
     if type(s) is queue.SimpleQueue and f.__name__ == "get" and id(s) not in c.sources and s.empty():
         c.refuse("the program waits for what another thread puts into a queue", "put it there before")
-    if type(s) is str and f.__name__ in ("format", "__mod__"):
+    if type(s) is str and f.__name__ in ("format", "format_map", "__mod__"):
         return _formatted(c, f, args, kwargs)
     if type(s) is torch.Generator:
         return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     if type(s) is TensorProxy:
         return f(*all_lifted(c, args), **all_lifted(c, kwargs))
-    if f is str.format and args and type(args[0]) is str:
-        return _formatted(c, args[0].format, args[1:], kwargs)
+    if f in (str.format, str.format_map, str.__mod__) and args and type(args[0]) is str:
+        return _formatted(c, getattr(args[0], f.__name__), args[1:], kwargs)
     return NULL
 
 
 def _formatted(c, f, args, kwargs):
+    if f.__name__ == "format_map" and len(args) == 1 and not kwargs:
+        return text.format_fields(c, f.__self__, None, args[0])
     if f.__name__ == "format" and text.looks_inside(f.__self__):
         return text.format_fields(c, f.__self__, args, kwargs)
     kwargs = {k: v for k, v in kwargs.items() if isinstance(k, str) and k in f.__self__}  # which it may look at
@@ -243,6 +245,18 @@ def _of_lazy(c, f, s, args):
     return NULL
 
 
+def special(c, method, value, args):
+    """A special method in C, which an operator has found on the class of `value`: any call where it may call methods of
+    what it is given. A container's compares its elements with those of such a container, and looks at nothing else."""
+    given, owner = args, method.__objclass__
+    if issubclass(owner, _HOLDING):
+        compared = (value, *args) if method.__name__ in standins.COMPARED and isinstance(args[0], owner) else ()
+        given = [x for x in parts_of(*compared) if not any(x is whole for whole in compared)]
+    if any(callbacks.called_in(c, type(x), method) for x in parts_of(*given)):
+        return c.call(method, [value, *args], {})
+    return method(value, *args)
+
+
 def call_native(c, f, args, kwargs):
     if c.reading is not None:
         c.reading.call(c, f)
@@ -258,15 +272,15 @@ def call_native(c, f, args, kwargs):
     # values in containers from outside are seen now
     if (c.outside.host_values or c.numbers.proxies) and (found := host_lines.native(c, f, args, kwargs)) is not NULL:
         return found
+    given = *args, *kwargs.values()
     if _asks_for_types(f):
         args = [map_structure(concrete, a) if type(a) is tuple else concrete(a) for a in args]
         kwargs = {k: concrete(a) for k, a in kwargs.items()}
+    elif c.numbers.proxies and _looks_inside(f) and is_for_library(*given):
+        found = with_numbers(c, *given)
+        args, kwargs = list(found[: len(args)]), dict(zip(kwargs, found[len(args) :], strict=True))
     if not _is_torch(f):
-        try:
-            result = Host.call_native(c, f, args, kwargs)
-        except TypeError as error:
-            _name_operands(c, error, args)
-            raise
+        result = _run(c, f, args, kwargs)
         _note_made(c, f, args, result)
         result = containers.held(c, result)
         result = numpy_values.own_arrays(c, result) if c.path.own_arrays else result
@@ -276,6 +290,21 @@ def call_native(c, f, args, kwargs):
             return settings.asked_again(c, f, args, kwargs, lambda f: result)
         return callbacks.released(c, f, result, known) if known else result
     return _call_torch(c, f, args, kwargs)
+
+
+def _run(c, f, args, kwargs):
+    """The call. Where native code has made a text of what stands for a value, the call is refused: it may have gone
+    anywhere."""
+    recorder, texts = c.recorder, c.recorder.texts
+    try:
+        return Host.call_native(c, f, args, kwargs)
+    except TypeError as error:
+        _name_operands(c, error, args)
+        raise
+    finally:
+        if recorder.texts != texts:
+            shown = plain_attribute(f, "__qualname__", f)
+            c.refuse(f"{shown}, which runs natively, makes a text of a tensor", "make the text in Python before")
 
 
 def _call_torch(c, f, args, kwargs):
@@ -298,8 +327,9 @@ def _makes_class(f) -> bool:
 
 
 def _note_made(c, f, args, result) -> None:
-    """Native code has run: a class that it made is the program's own; arrays from outside are as they were."""
-    if len(args) > 2 and _makes_class(f):
+    """Native code has run: a class or a cache that it made is the program's own; arrays from outside are as they
+    were."""
+    if f is functools._lru_cache_wrapper or len(args) > 2 and _makes_class(f):
         c.fresh.add(id(result))
         c.keep[id(result)] = result
     if c.outside.arrays:
@@ -345,10 +375,7 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
         expose(c, s, *args, *kwargs.values(), concretely=_asks_for_types(f), called=called)
         return args, kwargs
     if f in _KEYED:  # values are put in unseen
-        keys = [k for a in args for k in _keys_of(a)]
-        if c.hashed(keys) is not keys:
-            c.refuse(f"{f.__name__}() is given a key that a host call gives", "make a dict by a comprehension")
-        return args, kwargs
+        return [_with_hashed(c, a) for a in args], kwargs
     for a in given:
         c.materialize(a)
         if f in _COMPARING:
@@ -358,11 +385,13 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
     return args, kwargs
 
 
-def _keys_of(a) -> Iterable:
-    """The keys that `dict(a)` hashes, unless `a` hashes them itself as they come."""
+def _with_hashed(c, a):
+    """The argument of `dict`, with the values of the keys that it hashes, unless `a` hashes them as they come."""
+    if isinstance(a, dict):
+        c.hashed(ask.keys(a))
     if isinstance(a, (dict, standins.StandIn)):
-        return a if isinstance(a, dict) else ()
-    return (pair[0] for pair in a if type(pair) is tuple and pair)
+        return a
+    return [(*c.hashed(pair[:1]), *pair[1:]) if type(pair) is tuple and pair else pair for pair in a]
 
 
 _HOLDING = (tuple, *containers.MUTABLE)

@@ -93,7 +93,7 @@ def own_of_class(c, kind, name):
 def cached_outside(c, o) -> bool:
     """Whether an object is a function behind functools.lru_cache that the program did not make."""
     wrapped = getattr(o, "__wrapped__", None) if type(o) is functools._lru_cache_wrapper else None
-    return wrapped is not None and id(wrapped) not in c.fresh
+    return wrapped is not None and id(wrapped) not in c.fresh and id(o) not in c.fresh
 
 
 def native_get(c, get, found, o, kind, name):
@@ -208,7 +208,7 @@ def _of_builtin(c, o, n):
 def _of_number(c, o, n):
     if n in ("real", "imag"):
         return o if n == "real" else o.python_type()
-    return getattr(o.concrete() if hasattr(o.python_type, n) else o.python_type, n)
+    return getattr(o.concrete() if hasattr(o.python_type, n) else o.python_type(), n)  # raises
 
 
 def _of_frame(c, o, n):

@@ -231,12 +231,22 @@ def lifted(c, v, *, typed: bool = False):
         return _lifted(c, v if type_attribute(t, "_make") is not NULL else list(v), typed)
     if typed and (elements := _elements(c, v, t)) is not None:
         return lifted(c, elements, typed=True)
-    if not takes_over and not typed and plain_base(t) in _NUMBERS:
-        return plain_base(t).__pos__(v)  # PyTorch asks no method of the class
+    if not takes_over and plain_base(t) in _NUMBERS:
+        check_asked(c, t)
+        if not typed:
+            return plain_base(t).__pos__(v)  # PyTorch asks no method of the class
     return _object(c, v, t, typed)
 
 
 _NUMBERS = (int, float, complex)
+
+
+def check_asked(c, t: type) -> None:
+    """Refuse an object whose attributes are the user's code: PyTorch asks what is given beside a tensor, and is no
+    plain number, for `__torch_function__`."""
+    for name in ("__getattr__", "__getattribute__"):
+        if c.slot(t, name) is not None:
+            c.refuse(f"PyTorch asks a {t.__name__}, which has a {name}, for more than is seen", "call it outside")
 
 
 def _object(c, v, t: type, typed: bool):

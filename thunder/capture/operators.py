@@ -20,6 +20,7 @@ import torch
 from thunder import compat
 from thunder.capture import (
     arrays,
+    callbacks,
     changing,
     containers,
     host_lines,
@@ -32,7 +33,7 @@ from thunder.capture import (
 )
 from thunder.capture.classes import PROXIES, ask_bases, of_library
 from thunder.capture.examples import checked
-from thunder.capture.expose import as_text, expose
+from thunder.capture.expose import as_text, expose, is_for_library, with_numbers
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.library import distributions, gradients
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, native_module
@@ -58,9 +59,18 @@ def binary(c, symbol, a, b):
     if not (symbol == "+=" and type(a) is list):  # which appends, and looks at nothing
         c.materialize(a)
     c.materialize(b)
+    _beside_tensor(c, a, b)
     if symbol.endswith("="):
         arrays.refuse_array(c, a)
     return operators.binary(c, symbol, *_beside_python(c, symbol, a, b))
+
+
+def _beside_tensor(c, a, b) -> None:
+    """PyTorch asks a list or a tuple beside a tensor for its length, when it says why it does not take it."""
+    if (type(a) is TensorProxy) is not (type(b) is TensorProxy):
+        other = b if type(a) is TensorProxy else a
+        if isinstance(other, (list, tuple)) and in_python(c.lookup(type(other), "__len__")):
+            callbacks.refuse(c, other, len)
 
 
 def _beside_python(c, symbol: str, a, b) -> tuple:
@@ -102,6 +112,8 @@ def native_binary(c, symbol, a, b):
         return host_lines.operate(c, ARITHMETIC[symbol], a, b)
     if type(a) is str and symbol == "%":
         return operations.formatted_text(c, a, b)
+    if symbol == "%" and issubclass(ta, (bytes, bytearray)):
+        return c.call(ta.__mod__, [a, b], {})
     if ta is AnyProxy or tb is AnyProxy:
         if symbol.endswith("=") and ta in (AnyProxy, TensorProxy):
             c.refuse(f"{symbol} with a tensor that is sparse, nested or of a subclass", f"write a = a {symbol[:-1]} b")
@@ -112,11 +124,24 @@ def native_binary(c, symbol, a, b):
             return Host.native_binary(c, symbol, a, c.steps(b))
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return _of_tensors(c, symbol, a, b)
-    if ta in DICT_VIEWS or tb in DICT_VIEWS:
+    return _without_tensors(c, symbol, a, b)
+
+
+def _without_tensors(c, symbol, a, b):
+    kinds = {type(a), type(b)}
+    if not kinds.isdisjoint(DICT_VIEWS):
         changing.settle_inside(c, a, b)
-    if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
+    if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and kinds & {torch.Size, Size}:
         return operations.size((*a, *b))
+    if is_for_library(a, b):
+        return _in_library(c, ARITHMETIC[symbol], a, b)
     return Host.native_binary(c, symbol, a, b)
+
+
+def _in_library(c, function, a, b):
+    """An operator that a library's class in C computes."""
+    a, b = with_numbers(c, a, b)
+    return host_lines.operate(c, function, a, b) if host_lines.holds_host_values(c, a, b) else function(a, b)
 
 
 def _of_tensors(c, symbol, a, b):
@@ -151,10 +176,6 @@ def _is_no_operand(c, a, b, symbol: str) -> bool:
     tensor, other = (a, b) if isinstance(a, PROXIES) else (b, a)
     if isinstance(other, _OPERANDS):
         return False
-    if c.slot(type(other), "__getattr__") is not None:
-        c.refuse(
-            f"PyTorch asks a {type(other).__name__}, which has a __getattr__, for more than is seen", "call it outside"
-        )
     return type(tensor) is TensorProxy
 
 
@@ -167,6 +188,8 @@ def check_override(c, *operands) -> None:
     for x in operands:
         if _overrides(x):
             c.refuse(f"a {type(x).__name__} goes into an operation", "give it tensors and numbers")
+        if type(x) not in PRIMITIVE and not issubclass(type(x), (torch.Tensor, *PROXIES)):
+            operations.check_asked(c, type(x))
 
 
 def _overrides(x) -> bool:
@@ -229,6 +252,7 @@ def compare(c, symbol, a, b):
     for x in (a, b):
         if isinstance(x, (tuple, frozenset, *containers.MUTABLE)):
             expose(c, x)
+    _beside_tensor(c, a, b)
     return operators.compare(c, symbol, *_beside_python(c, symbol, a, b))
 
 
@@ -247,7 +271,7 @@ def native_compare(c, symbol, a, b):
     for x in (a, b):
         if type(x) not in PRIMITIVE and native_module(type(x).__module__):
             expose(c, x)
-    return COMPARISONS[symbol](a, b)
+    return _in_library(c, COMPARISONS[symbol], a, b) if is_for_library(a, b) else COMPARISONS[symbol](a, b)
 
 
 def native_index(c, value):

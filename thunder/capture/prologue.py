@@ -157,7 +157,7 @@ class PrologueWriter:
             return f"getattr({b}, {key!r}, MISSING)"
         if source.step == "size":
             return f"{b}.shape[{key}]"
-        if source.step in ("number", "made", "at"):
+        if source.step in ("number", "made", "of", "at"):
             return self._of_numbers(source)
         kind = self.type_of(base)
         if source.step == "keyed":
@@ -176,8 +176,8 @@ class PrologueWriter:
         if source.step == "number":
             self.objects |= {computed.name: computed for computed in key.expression.computed()}
             return key.text(self.variable)
-        if source.step == "made":
-            return f"{b}(({', '.join(self.variable(n) if type(n) is Source else str(n) for n in key)},))"
+        if source.step in ("made", "of"):
+            return f"{b}(({''.join(f'{self.variable(n) if type(n) is Source else n}, ' for n in key)}))"
         return f"item({b}, {self.variable(key)})"
 
     def type_of(self, source: Source) -> type | None:

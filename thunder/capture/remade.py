@@ -12,13 +12,16 @@ import re
 import struct
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 
 from thunder.capture.native import DICT_VIEWS, native_module
+from thunder.core.proxies import NumberProxy, Proxy
 from thunder.interpreter import NULL, sequences
-from thunder.interpreter.attributes import BUILTINS, cell_value, type_attribute
+from thunder.interpreter.attributes import BUILTINS, cell_value, in_python, type_attribute
+from thunder.interpreter.instructions import PLAIN
 from thunder.interpreter.machine import Frame
 
 
@@ -44,12 +47,16 @@ def made_of(value, t: type) -> tuple | None:
         make, *given = value.__reduce__()
         return make, given[0]
     if t is functools._lru_cache_wrapper:
-        return functools.lru_cache(**value.cache_parameters()), (value.__wrapped__,)
+        given = value.cache_parameters()
+        directly = given == _CACHE.cache_parameters() and value.cache_parameters.__qualname__ == _DIRECT
+        return functools.lru_cache if directly else functools.lru_cache(**given), (value.__wrapped__,)
     if t is weakref.WeakMethod:
         return t, (value(),)
     return None
 
 
+_CACHE: Any = functools.lru_cache(repr)  # without parentheses
+_DIRECT = _CACHE.cache_parameters.__qualname__
 GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 
 
@@ -137,3 +144,32 @@ def stored(found, o, v):
 
 
 _NATIVE_NEW = (types.BuiltinFunctionType, types.BuiltinMethodType)
+
+
+SET_ARGS = BaseException.__dict__["args"].__set__  # an assignment would call the class's `__setattr__`
+
+
+def space_of(value, name: str, pin: Callable) -> str:
+    """The expression of an object's `__dict__`, which a class's own `__getattribute__` is not asked for."""
+    if not in_python(type_attribute(type(value), "__getattribute__")):
+        return f"{name}.__dict__"
+    return f"{pin(object.__getattribute__)}({name}, '__dict__')"
+
+
+def pinned_with(c, value, built: dict, is_made: Callable) -> set[int] | None:
+    """The ids of what something leads to that is pinned as it is; None where proxies, snapshots of containers from
+    outside or objects that were built are among them. is_made: whether the program made a class."""
+    seen, pending = set[int](), [value]
+    while pending:
+        value = pending.pop()
+        if id(value) in c.containers.looks or id(value) in built or isinstance(value, (Proxy, NumberProxy)):
+            return None
+        stays = isinstance(value, types.ModuleType) or isinstance(value, type) and not is_made(value)
+        if id(value) in seen or stays or id(value) in c.sources or type(value) in PLAIN or len(seen) > 10_000:
+            continue
+        seen.add(id(value))
+        if isinstance(value, types.FunctionType):
+            pending += (value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__)
+        else:
+            pending += gc.get_referents(vars(value) if isinstance(value, type) else value)
+    return seen

@@ -14,7 +14,7 @@ import torch
 from thunder.core.symbolic import Expression
 from thunder.interpreter.attributes import cell_value, plain_attribute
 
-_NAMED = ("number", "made", "len", "tensor")  # variables are called so
+_NAMED = ("number", "made", "of", "len", "tensor")  # variables are called so
 _PRIVATE_STEPS = {"_lc_original", "__self__", "_parameters", "_buffers", "_modules", "__dict__"}
 
 
@@ -105,9 +105,9 @@ class Source:
     "find" (an attribute that no code of the user's answers), "item", "keyed" (an item whose key is the tensor at
     another source), "held" (the mapping behind a mappingproxy), "tensor" (that of an array), "cell" (key: index in the
     closure), "call" (key: a method's name and arguments), "size" (key: a dimension of a tensor), "len", "at" (an item
-    whose key is the number at another source), "number" (key: a `Computation`, of the base among others), or "made"
-    (what the base makes of a shape, of ints and sources of numbers). label: how a root or constant is called when a
-    person reads about it.
+    whose key is the number at another source), "number" (key: a `Computation`, of the base among others), "made" (what
+    the base makes of a shape, of ints and sources of numbers), or "of" (what it gives of the values at sources). label:
+    how a root or constant is called when a person reads about it.
     """
 
     __slots__ = ("base", "root", "step", "key", "label", "_children")
@@ -128,7 +128,7 @@ class Source:
             return item(base, values[self.key])
         if self.step == "number":
             return self.key.evaluate(values)
-        if self.step == "made":
+        if self.step in ("made", "of"):
             return base(tuple(values[n] if type(n) is Source else n for n in self.key))
         return STEPS[self.step](base, self.key)
 
@@ -191,6 +191,8 @@ class Source:
         if step == "call":
             given = f"({', '.join(map(repr, key[1:]))})"
             return f"{text}.{key[0]}{given}" if key[0] != "__call__" else f"{text}{given}"
+        if step == "of":
+            return f"{text}({', '.join(source.describe(parameters) for source in key)})"
         if step == "cell":
             return f"closure variable {self.label or key}"
         if step == "size":

@@ -27,6 +27,7 @@ from thunder.capture.native import (
     is_tracked,
     native_module,
     plain_base,
+    read_of_library,
 )
 from thunder.capture.numbers import is_symbolic, parts_of_plain, primitive
 from thunder.capture.remade import UNCHANGING
@@ -187,8 +188,10 @@ def elements(c, value) -> list:
 
 
 def _is_primitive(value) -> bool:
-    """Whether a value is a number or text, or a tuple of such values."""
+    """Whether a value is a number or text, one of a library that is compared by value, or a tuple of such values."""
     kind = type(value)
+    if issubclass(kind, IMMUTABLE):
+        return native_module(kind.__module__) or read_of_library(kind.__module__)
     return kind in PRIMITIVE or issubclass(kind, tuple) and all(map(_is_primitive, tuple.__iter__(value)))
 
 

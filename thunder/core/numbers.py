@@ -14,7 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 from thunder.core import symbolic
-from thunder.core.recording import decided_by_data, errors_are_handled, made_by_program, user_location, why_undecided
+from thunder.core.recording import (
+    decided_by_data,
+    errors_are_handled,
+    made_by_program,
+    note_text,
+    user_location,
+    why_undecided,
+)
 from thunder.core.symbolic import RELATIONS
 from thunder.core.values import BINARY_DUNDERS, Proxy
 from thunder.errors import DataDependentError
@@ -199,6 +206,7 @@ class NumberProxy:
         return bool(_compare(self, 0, "!="))
 
     def __repr__(self) -> str:
+        note_text()
         hint = "" if self.unbacked else f", {_hint(self)!r} at capture"
         return f"<{type(self).__name__} {self.expression}{hint}>"
 

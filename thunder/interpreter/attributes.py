@@ -103,8 +103,10 @@ def call_special(host, method, value, args, name):
         return host.call(method, [value, *args], {})
     if kind is types.NoneType:
         return method(value, *args)  # raises
+    if kind in NATIVE_METHODS and method.__name__ == name:
+        return host.native_special(method, value, args)
     if kind in NATIVE_METHODS:  # under another name, as in `__getattr__ = dict.get`, it is any call
-        return method(value, *args) if method.__name__ == name else host.call(method, [value, *args], {})
+        return host.call(method, [value, *args], {})
     return host.call(bind(host, method, value, type(value), name), list(args), {})
 
 

@@ -291,6 +291,10 @@ class Host:
 
     # ---------------------------------------------------------------- native code
 
+    def native_special(self, method, value, args) -> Any:
+        """A special method in C, as it was found on the class of `value`."""
+        return method(value, *args)
+
     def class_value(self, kind, name, found):
         """Something on a class that is no descriptor is the attribute's value."""
         return found

@@ -106,21 +106,29 @@ def format_value(host, value, conversion, spec):
 
 
 def format_fields(host, template: str, args, named, count=None):
-    """`template.format(*args, **named)` whose fields look into values: `{0.name}`, `{0[key]}` (MarkupIterator_next)."""
+    """`template.format(*args, **named)` whose fields look into values: `{0.name}`, `{0[key]}` (MarkupIterator_next);
+    `template.format_map(named)` where there are no `args`."""
     count, parts = count or itertools.count(), []
     for literal, field, spec, conversion in _string.formatter_parser(template):
         parts.append(literal)
         if field is not None:
             first, path = _string.formatter_field_name_split(field)
             first = next(count) if first == "" else first
+            if type(first) is int and args is None:
+                raise ValueError("Format string contains positional fields")
             if type(first) is int and first >= len(args):
                 raise IndexError(f"Replacement index {first} out of range for positional args tuple")
             value = args[first] if type(first) is int else host.getitem(named, first)
             for is_attribute, name in path:
                 value = host.load_attr(value, name) if is_attribute else host.getitem(value, name)
             spec = format_fields(host, spec, args, named, count) if "{" in spec else spec
-            parts.append(format_value(host, value, "\0sra".index(conversion or "\0"), spec))
+            if conversion not in _CONVERTED:
+                raise ValueError(f"Unknown conversion specifier {conversion}")
+            parts.append(format_value(host, value, _CONVERTED.index(conversion), spec))
     return host.join(parts)
+
+
+_CONVERTED = (None, "s", "r", "a")
 
 
 def looks_inside(template: str) -> bool:

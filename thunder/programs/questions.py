@@ -91,6 +91,8 @@ class _Writer:
             return [base, "number", [said_expression(key.expression), self.names(key.sources)]]
         if source.step == "made":
             raise Unspeakable(f"{source.describe(self.c.parameters)}, which is made of symbolic sizes")
+        if source.step == "of":
+            raise Unspeakable(f"{source.describe(self.c.parameters)}, which a cache has")
         if source.step == "call":
             check_call(self.c.values.get(source.base, MISSING), source.describe(self.c.parameters))
         said = Describer()(key)

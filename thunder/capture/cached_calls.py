@@ -1,0 +1,156 @@
+"""Functions of the user's behind functools.lru_cache: the prologue calls them, as eager does at each call.
+
+    t0 = table(self, 3)   # self from outside: its cache may have the result, of an object that is another since
+    if passes.attributes_are(...): ...; table_0 = ask_table((self,))
+
+An object of the program's own is a key that no cache has; where its class compares, an equal one is made once.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from thunder.capture import callbacks
+from thunder.capture.ask import TYPE, value_at
+from thunder.capture.expose import is_written
+from thunder.capture.native import ENUM, IDENTICAL, IMMUTABLE, PRIMITIVE, slots
+from thunder.capture.native_calls import call_native
+from thunder.capture.sources import Source
+from thunder.core.proxies import TensorProxy, map_structure, settled
+from thunder.interpreter.attributes import parts_of, type_attribute
+from thunder.interpreter.standins import stands_alone
+
+
+class _Place(NamedTuple):
+    """An argument that the prologue reads: the position of its source."""
+
+    index: int
+
+
+def module_of(f) -> str:
+    """The module of the function behind functools.lru_cache, through partial objects, which have the module of theirs.
+
+    A cached method of a class has no `__module__` of its own."""
+    function = f.__wrapped__
+    while type(function) is functools.partial:
+        function = function.func
+    return getattr(function, "__module__", None) or type(function).__module__
+
+
+def call(c, f, args, kwargs):
+    """The result is read like anything from outside."""
+    callbacks.check_hashed(c, (*args, *kwargs.values()))
+    hash((*args, *kwargs.values()))  # raises
+    # a symbolic number would be another key than the number it stands for
+    args, kwargs = map_structure(settled, list(args)), map_structure(settled, dict(kwargs))
+    given = tuple(parts_of(*args, *kwargs.values()))
+    if id(f.__wrapped__) in c.fresh:
+        if not all(_by_identity(x) for x in given if not _is_constant(c, x)):
+            _refuse(c, f, "compares an object of the program with others")
+        return _own_cache(c, f)(*args, **kwargs)
+    if any(type(a) is TensorProxy for a in given):
+        _refuse(c, f, "keeps results by tensor")
+    own = [x for x in given if not (_is_constant(c, x) or id(x) in c.sources or type(x) is tuple)]
+    if any(map(_by_identity, own)):
+        return _own_cache(c, f)(*args, **kwargs)
+    if not all(_is_made_again(c, x) for x in own):
+        _refuse(c, f, "compares an object of the program with others")
+    if any(is_written(c, x) for x in (f.__wrapped__, *given)):
+        _refuse(c, f, "is given an object that the program has written to")
+    return _asked(c, f, args, kwargs)
+
+
+def _refuse(c, f, why: str):
+    name = getattr(f, "__name__", "a function")
+    reason = f"{name}() is behind functools.lru_cache, which {why}"
+    c.refuse(reason, "call it without the cache (`__wrapped__`), or outside of the compiled function")
+
+
+def _is_constant(c, x) -> bool:
+    """Whether a key is compared by value, or is something that stays."""
+    kind = type(x)
+    if kind in PRIMITIVE or issubclass(kind, IMMUTABLE):
+        return True
+    return id(x) not in c.fresh and (kind in IDENTICAL or issubclass(kind, (type, ENUM)))
+
+
+def _by_identity(x) -> bool:
+    """Whether an object is equal to no other."""
+    return type(x) in (tuple, TensorProxy) or type_attribute(type(x), "__hash__") is object.__hash__
+
+
+def _is_made_again(c, x) -> bool:
+    """Whether an object of the program's own is made of constants, so that each call makes an equal one."""
+    kind = type(x)
+    if slots(kind) or not stands_alone(kind) or id(kind) in c.fresh:
+        return False
+    return all(_is_constant(c, settled(value)) for value in vars(x).values())
+
+
+def _made_again(x):
+    made = object.__new__(type(x))
+    vars(made).update({name: settled(value) for name, value in vars(x).items()})
+    return made
+
+
+def _asked(c, f, args, kwargs):
+    """The prologue makes the call again, of what is then at the places of the arguments."""
+    sources: list[Source] = []
+
+    def place(x) -> Any:
+        if type(x) is tuple:
+            return tuple(map(place, x))
+        if _is_constant(c, x):
+            return x
+        if id(x) not in c.sources:
+            return _made_again(x)
+        sources.append(c.sources[id(x)])
+        return _Place(len(sources) - 1)
+
+    places = [place(x) for x in args], {k: place(x) for k, x in kwargs.items()}
+    key = f, *map(type, args), *places[0], *places[1].items()
+    asked = c.known.cached_calls.setdefault(key, functools.partial(_ask, f, *places))
+    values = tuple(value_at(c, source) for source in sources)
+    c.in_cached_call += 1
+    try:
+        found = call_native(c, functools.partial(asked, values), [], {})
+    finally:
+        c.in_cached_call -= 1
+    source = c.const(asked, getattr(f, "__name__", "")).child("of", tuple(sources))
+    if type(found) is _Raised:
+        c.ask(source, TYPE)
+        raise c.read(found.error, source.attr("error"))
+    return c.read(found, source)
+
+
+class _Raised:
+    """The result of a call that raises, which is no other result."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+
+def _ask(f, args, kwargs, values: tuple):
+    """The result, with values in the places of arguments."""
+
+    def given(x) -> Any:
+        return values[x.index] if type(x) is _Place else tuple(map(given, x)) if type(x) is tuple else x
+
+    try:
+        return f(*map(given, args), **{k: given(x) for k, x in kwargs.items()})
+    except Exception as error:  # noqa: BLE001 - the program that asks raises it
+        return _Raised(error)
+
+
+def _own_cache(c, f):
+    """A cache in the place of one that the program made, or that has nothing of what the program made, whose function
+    comes back to the machine."""
+    found = c.known.own_caches.get(id(f))
+    if found is None:
+        function = f.__wrapped__
+        found = functools.lru_cache(**f.cache_parameters())(lambda *a, **k: c.call(function, list(a), k))
+        c.known.own_caches[id(f)], c.keep[id(f)] = found, f
+    return found
