@@ -12,7 +12,7 @@ import gc
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import torch
@@ -114,7 +114,8 @@ def settle_values(c, container, settled: Callable) -> None:
     if not isinstance(container, (list, dict, set, deque)):
         return
     look = c.containers.looks.get(id(container))
-    for part in (container, *([look.was] if look is not None else [])):
+    parts: list[Any] = [container, *([look.was] if look is not None else [])]
+    for part in parts:
         settle_keys(part, settled)
         places = list(part.items() if isinstance(part, dict) else enumerate(() if isinstance(part, set) else part))
         for k, x in places:
@@ -122,15 +123,16 @@ def settle_values(c, container, settled: Callable) -> None:
                 part[k] = found
 
 
-def settle_keys(part, settled: Callable) -> None:
+def settle_keys(part: Any, settled: Callable) -> None:
     """A number that stands for another is replaced, in its place: its hash has decided about it."""
-    base: Any = dict if isinstance(part, dict) else set if isinstance(part, set) else None
-    keys = [] if base is None else list(base.__iter__(part))
+    if not isinstance(part, (dict, set)):
+        return
+    base = cast(Any, dict if isinstance(part, dict) else set)
+    keys = list(base.__iter__(part))
     found = [map_structure(settled, k) if type(k) is tuple else settled(k) for k in keys]
     if all(k is new for k, new in zip(keys, found, strict=True)):
         return
-    content = zip(found, dict.values(part), strict=True) if base is dict else found
-    made = base(content)
+    made = base(zip(found, dict.values(part), strict=True) if isinstance(part, dict) else found)
     base.clear(part)
     base.update(part, made)
 
