@@ -114,11 +114,11 @@ def settle_values(c, container, settled: Callable) -> None:
     if not isinstance(container, (list, dict, set, deque)):
         return
     look = c.containers.looks.get(id(container))
-    parts: list[Any] = [container, *([look.was] if look is not None else [])]
-    for part in parts:
+    for part in (container, *([look.was] if look is not None else [])):
         settle_keys(part, settled)
-        places = list(part.items() if isinstance(part, dict) else enumerate(() if isinstance(part, set) else part))
-        for k, x in places:
+        if isinstance(part, set):
+            continue
+        for k, x in list(part.items() if isinstance(part, dict) else enumerate(part)):
             if (found := map_structure(settled, x) if type(x) is tuple else settled(x)) is not x:
                 part[k] = found
 

@@ -352,7 +352,8 @@ def own_store(c, o, n, v) -> None:
         refuse_in_threads(c, f"a thread's own variable {n!r} is written")
     has_attributes = type_attribute(type(o), "__dict__") is not NULL or is_local
     if not has_attributes and type_attribute(type(o), n) is NULL:
-        object.__setattr__(o, n, v)  # raises
+        native_method(type(o), "__setattr__")(o, n, v)  # raises, but for a class in C that takes any name
+        c.refuse(f"attribute {n!r} is set on a {type(o).__name__}, which native code keeps", "set it outside")
     found = type_attribute(type(o), n)
     native = type(found) in (types.MemberDescriptorType, types.GetSetDescriptorType)
     if native:
