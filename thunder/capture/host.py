@@ -46,7 +46,7 @@ from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE
 from thunder.capture.ask import keys as keys_of
 from thunder.capture.decisions import Path
 from thunder.capture.expose import expose
-from thunder.capture.identities import COPIED, same_number, told_apart
+from thunder.capture.identities import COPIED, place, same_number, told_apart
 from thunder.capture.library import backward, collectives, higher_order, triton_kernels
 from thunder.capture.library.functional import original
 from thunder.capture.locks import Locks
@@ -385,11 +385,11 @@ class Capture(Host):
         if ta is HostProxy or tb is HostProxy:
             alike = operations.type_of(self, a) is operations.type_of(self, b)
             return alike and self.truth(host_lines.run(self, operator.is_, (a, b), pure=True))
-        if ta is not tb or ta in PRIMITIVE:
+        if ta is not tb or ta in PRIMITIVE and ta not in (slice, torch.Size):
             return False
         if ta is TensorProxy:
             return self._same_tensor(a, b)
-        sa, sb = self.sources.get(id(a)), self.sources.get(id(b))
+        sa, sb = place(self, a), place(self, b)
         if sa is not None and sb is not None:
             return self.ask(sa, SAME, sb)
         return False

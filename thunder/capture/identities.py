@@ -7,9 +7,15 @@ import weakref
 
 from thunder.capture.ask import IDENTITY, SAME, same_value
 from thunder.capture.native import CONTAINERS, native_module
+from thunder.capture.sources import Source
 from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy, TensorProxy, concrete
 from thunder.interpreter.attributes import parts_of
 from thunder.interpreter.instructions import PLAIN
+
+
+def place(c, value) -> Source | None:
+    """Where an object from outside is, or the one that this stands for."""
+    return c.sources.get(id(value)) or c.outside.standing.get(id(value))
 
 
 class Id(int):
@@ -21,9 +27,11 @@ def id_of(c, f, args, kwargs):
     o = concrete(args[0])
     look = c.containers.looks.get(id(o))
     known = look.original if look is not None else o
-    real, source = c.tensors.real.get(o, (None, None)) if type(o) is TensorProxy else (known, c.sources.get(id(o)))
+    real, source = c.tensors.real.get(o, (None, None)) if type(o) is TensorProxy else (known, place(c, o))
     if source is None:
         return id(o)
+    if id(o) in c.outside.standing:
+        real = c.values[source]
     k = Id(id(o))
     c.outside.ids[k] = source, real
     return k
@@ -78,7 +86,7 @@ def stays_apart(c, value) -> None:
     are. Containers are compared by their content, and references as their objects."""
     value = value() if isinstance(value, weakref.ref) else value
     kind = type(value)
-    source = c.tensors.real.get(value, _NO_SOURCE)[1] if kind is TensorProxy else c.sources.get(id(value))
+    source = c.tensors.real.get(value, _NO_SOURCE)[1] if kind is TensorProxy else place(c, value)
     if source is not None and kind not in CONTAINERS:
         c.outside.apart[source] = None
 

@@ -53,6 +53,9 @@ class Outside:
     constant_sources: dict[int, Source] = field(default_factory=dict)
     # sources of values that are asked as a whole, and that leave as the values there
     origins: dict[int, Source] = field(default_factory=dict)
+    # by id, values that are remade with what the program has in the place of their parts -> the value, source, result
+    remade: dict[int, tuple[Any, Source, Any]] = field(default_factory=dict)
+    standing: dict[int, Source] = field(default_factory=dict)  # by id, the results, and where the values are
     function_sources: dict[int, Source] = field(default_factory=dict)
     # cells from outside -> a function that has them: functions made inside share them
     cells: dict[int, types.FunctionType] = field(default_factory=dict)

@@ -41,8 +41,11 @@ def read(c, value, source: Source):
     """A value from a source, as the program may hold it."""
     t = type(value)
     c.values[source] = value
+    if (known := c.outside.remade.get(id(value))) is not None:
+        return _again(c, source, *known[1:])
     if t in PRIMITIVE:
-        return _PARTED.get(t, primitive)(c, value, source)
+        found = _PARTED.get(t, primitive)(c, value, source)
+        return _kept(c, value, source, found) if t in (slice, torch.Size) else found
     if t is TensorProxy:
         return value
     if issubclass(t, torch.Tensor):
@@ -64,8 +67,27 @@ def read(c, value, source: Source):
         return value
     rule = _tuple if issubclass(t, tuple) else _array if issubclass(t, numpy.ndarray) else _RULES.get(t)
     found = rule(c, value, source) if rule is not None else _other(c, value, t, source)
+    if issubclass(t, _REMADE):
+        _kept(c, value, source, found)
     if t is not tuple and t is not types.MethodType and id(found) not in c.sources:
         c.keep[id(found)], c.outside.origins[id(found)] = found, source
+    return found
+
+
+_REMADE = tuple, frozenset, types.MappingProxyType, types.MethodType  # where something in them is another object here
+
+
+def _kept(c, value, source: Source, found):
+    """`found`, which stands for the value wherever it is read again."""
+    if found is not value:
+        c.outside.remade[id(value)] = value, source, found
+        c.keep[id(found)], c.outside.standing[id(found)] = found, source
+    return found
+
+
+def _again(c, source: Source, first: Source, found):
+    if source is not first:
+        ask(c, source, IDENTITY) if first.step == "const" else ask(c, source, SAME, first)
     return found
 
 
