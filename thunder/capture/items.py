@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import collections.abc
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -180,7 +181,10 @@ class _Pairs(standins.Iterated):
     __slots__ = ()
 
     def __iter__(self):
-        for element in self.host.steps(self.value):
+        return self._hashed(self.host.steps(self.value))  # whose StopIteration is no end of a generator
+
+    def _hashed(self, steps: Iterator) -> Iterator:
+        for element in steps:
             pair: Any = _pair(self.host, element)
             is_pair = type(pair) is tuple and len(pair) == 2
             yield (*self.host.hashed(pair[:1]), pair[1]) if is_pair else pair

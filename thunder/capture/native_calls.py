@@ -247,7 +247,8 @@ def _of_lazy(c, f, s, args):
 
 def special(c, method, value, args):
     """A special method in C, which an operator has found on the class of `value`: any call where it may call methods of
-    what it is given, or a library looks at it. A container's compares its elements with those of such a container, and looks at nothing else."""
+    what it is given, or a library looks at it. A container's compares its elements with those of such a container, and
+    looks at nothing else."""
     given, owner = args, method.__objclass__
     if issubclass(owner, _HOLDING):
         compared = (value, *args) if method.__name__ in standins.COMPARED and isinstance(args[0], owner) else ()
