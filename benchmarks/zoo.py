@@ -7,9 +7,9 @@ The rows are those of zoo_programs.py, small models with odd sizes, trained with
 zoo_full.py, for a GPU, what tells most first. Each runs in a process of its own, all systems on copies of the same
 module and arguments, taking turns. On a GPU, `thunder_tiers` and `thunder_again` have processes of their own, where
 they find no kernels of `thunder`. `thunder_again` is a second process, which finds the program and the kernels of the
-first on the disk. `--together`: so many processes compile at a time, one after the other measures,
-and their first calls hinder each other. A run ends after `--minutes`; rows that FILE has are not measured again, so
-that several runs make one table. NAME: parts of names.
+first on the disk. `--together`: so many processes compile at a time, one after the other measures, and their first
+calls hinder each other. A run ends after `--minutes`; rows that FILE has are not measured again, so that several runs
+make one table. NAME: parts of names.
 
 One line for each row and system, and at the end the geometric means of all ratios to torch.compile:
 
@@ -205,7 +205,8 @@ def measure(name: str, chosen: argparse.Namespace, ready: Callable[[], None]) ->
     if "thunder_again" in chosen.systems:
         subprocess.run([*command(name, chosen, ["thunder"]), "--once"], check=True, env=os.environ | KEEPS)
     if "eager" not in chosen.systems:  # whose first step loads libraries for the others
-        step_of(task_of(row, chosen.device), task_of(row, chosen.device).function)()
+        task = task_of(row, chosen.device)
+        step_of(task, task.function)()
     for system, found in rows.items():
         task = task_of(row, chosen.device)
         step = step_of(task, compile_with(system, task.function))
