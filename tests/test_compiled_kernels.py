@@ -309,7 +309,7 @@ shapes = [(2048, 3), (8, 128), (7,), (1024,), ()]
 ps, gs = ([torch.ones(s) for s in shapes] for _ in range(2))
 entry, _ = thunder.jit(update, executors=[Planned("planned"), "torch"]).entry_for((ps, gs, torch.ones(5)), {})
 (region,) = [b.sym.fn for b in entry.computation_traces[-1].bound_symbols if b.sym.is_fusion]
-((source,), _) = region._sources(region._row_major())
+((source,), _) = region._sources(region.usual_strides())
 helpers = "".join(functions.HELPERS[h] for h in source.helpers)
 arguments = ("*fp32", True),
 made = binary.binary_of(binary.Request(

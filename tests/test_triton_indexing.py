@@ -200,7 +200,7 @@ def test_what_is_added_to_is_not_copied_where_the_program_writes_it():
         assert torch.equal(compiled(own, source, i), step(x, source, i))
         torch.testing.assert_close(own, x)
     (region,) = fusions(compiled)
-    variant = variants.Interpreted(region, region._row_major())
+    variant = variants.Interpreted(region, region.usual_strides())
     assert len(region.over) == 1 and len(variant.idle) == 1
 
 

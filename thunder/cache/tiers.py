@@ -2,8 +2,9 @@
 
 The first tier is the program without the executors that compile ahead: PyTorch's kernels, and whatever needs no
 compiler. When it has run for the first time, with its backward where that comes before the next call, the second tier
-is lowered and compiled in the background, for arguments that lie in memory as that call's. Calls do not wait for it.
-Forward and backward of a call are of one tier, since each tier is a program of its own, with its own saved values.
+is lowered and compiled in the background, for arguments that lie in memory as those of the captured call. Calls do not
+wait for it. Forward and backward of a call are of one tier, since each tier is a program of its own, with its own saved
+values.
 
 On the CPU the clock decides which one stays. `TIMED` calls of each are measured, the first one of each left out: the
 median of the forward's times and that of the backward's. A second tier that is slower is given back. One that cannot be
@@ -132,7 +133,6 @@ class Tiers:
         self._entry: Callable[[], CacheEntry | None] = _nothing
         self._kept: Lowered | None = None
         self._choosing = threading.Lock()
-        self._strides: dict[str, tuple] = {}  # of the first call's arguments
         self._called, self._begun, self._failure, self._ready = False, False, "", False
         self._calls = 0  # while both are measured
 
@@ -166,10 +166,7 @@ class Tiers:
         """The tier that runs this call. Where it is known which one stays, that has the calls from now on."""
         if self._called:
             self._start()
-        else:
-            arguments = self.first.program.computation_traces[-1].args  # type: ignore[union-attr]
-            self._strides = {p.name: t.stride() for p, t in zip(arguments, inputs) if _is_plain(t)}
-            self._called = True
+        self._called = True
         if self._failure:
             tier = self._settle(self.first, self._failure)
             text = f"tiers='background': a program stays in its first tier, PyTorch's kernels, because {self._failure}"
@@ -214,9 +211,10 @@ class Tiers:
         try:
             with self._lock:
                 found = self._lower(self.second.watched)
+            forward = found.computation_traces[-1]
             backward = found.backward_traces[-1] if found.backward_traces else None
             for executor in self._executors:
-                executor.compile_ahead(found.computation_traces[-1], backward, self._strides)
+                executor.compile_ahead(forward, backward, dict(forward.info.strides))
         except background.Ended:
             raise
         except MissingImplementationError as error:
@@ -226,10 +224,6 @@ class Tiers:
             self._failure = f"the second cannot be compiled: {type(error).__name__}: {error}"
             return
         self.second.program, self._ready = found, True
-
-
-def _is_plain(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.layout is torch.strided
 
 
 def _nothing(*args) -> Any:

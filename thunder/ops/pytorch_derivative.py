@@ -82,7 +82,7 @@ _REACHED: dict = {}
 def _reached(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
     """Those of the wanted positions that PyTorch has a gradient for and not None. It differentiates examples, once for
     arguments of one kind."""
-    # a library's, whose backward is anybody's Python
+    # or a library's, whose backward is anybody's Python
     if symbol.reaches_all or symbol.module is not None and symbol.module.startswith("torch.ops"):
         return wanted
 

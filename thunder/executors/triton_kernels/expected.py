@@ -51,7 +51,7 @@ def expected_strides(trace: Trace, known: dict[str, tuple]) -> Iterator[tuple[Fu
                     values.make(o, found)  # type: ignore[arg-type]
                 continue
             if isinstance(region, FusedRegion):
-                yield region, region.usual_strides
+                yield region, region.usual_strides()
             with contextlib.suppress(Exception):  # it is a guess
                 if not _is_followed(operation, values):
                     _guess(operation, values)

@@ -88,18 +88,14 @@ class FusedRegion(ByStrides):
         )
         self.reduces, self.adds = (any(v.kind == kind for v in values) for kind in ("reduce", "added"))
         self._layouts: dict[tuple, list[tuple]] = {}
-        self.schedule = self._scheduled(self._row_major())
-        self.schedules = {self._order(self._row_major()): self.schedule}
+        self.schedule = self._scheduled(self.usual_strides())
+        self.schedules = {self._order(self.usual_strides()): self.schedule}
         self._unusual: dict[tuple, Callable] = {}
         self._source = ""
         self.waits = True
         self._expected: dict[tuple, Compiled] = {}  # by strides
         if region.numbers:
-            self._sources(self._row_major())  # raises Undecided
-
-    @property
-    def usual_strides(self) -> tuple:
-        return self._row_major()
+            self._sources(self.usual_strides())  # raises Undecided
 
     def expect(self, strides: tuple) -> None:
         """Compiles kernels for inputs of these strides in the background."""
@@ -145,7 +141,7 @@ class FusedRegion(ByStrides):
     def source(self) -> str:
         """The text of the kernels; of those for row-major inputs where none is compiled yet."""
         if not self._source:
-            self._sources(self._row_major())
+            self._sources(self.usual_strides())
         return self._source
 
     def rows_apart(self, program: Program, strides: Mapping[Value, Sequence]) -> set[Value]:
@@ -181,7 +177,7 @@ class FusedRegion(ByStrides):
         if found is None:
             found = self._overwriting[key] = self._copy()
             found.dying, found.homes = dying, homes
-            found.over = found._places(self._row_major())
+            found.over = found._places(self.usual_strides())
         return found
 
     def _copy(self) -> FusedRegion:
@@ -192,7 +188,7 @@ class FusedRegion(ByStrides):
 
     def overwritten(self, strides: tuple) -> dict[int, int]:
         """By output, the input that it is written over for these strides."""
-        if not self.over or strides == self._row_major():
+        if not self.over or strides == self.usual_strides():
             return self.over
         there = self._places(strides)
         return {o: i for o, i in self.over.items() if there.get(o) == i}
@@ -214,7 +210,7 @@ class FusedRegion(ByStrides):
                     break
         return taken
 
-    def _row_major(self) -> tuple:
+    def usual_strides(self) -> tuple:
         """The expected strides of inputs: row-major ones, with the row strides of padded values."""
         return tuple(
             padded_strides(v.shape, v.dtype.bytes) if p else strides_of(v.shape)
