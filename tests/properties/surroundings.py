@@ -35,6 +35,7 @@ class Surrounding(NamedTuple):
 
 
 _PI, _DIGITS, _E = math.pi, string.digits, numpy.e
+_LOCALE = locale.setlocale(locale.LC_ALL)
 _LIMIT, _INTERVAL, _THRESHOLD = sys.getrecursionlimit(), sys.getswitchinterval(), gc.get_threshold()
 
 
@@ -113,7 +114,7 @@ ROWS = [
         "locale", ("locale.localeconv()['decimal_point']", "locale.setlocale(locale.LC_ALL)", "locale.str(1.5)",
                    "format(1234.5, 'n')", "locale.getlocale()[1]"),
         ("locale.setlocale(locale.LC_ALL, 'C')", "locale.setlocale(locale.LC_ALL, 'C.UTF-8')"),
-        lambda: locale.setlocale(locale.LC_ALL), lambda: locale.setlocale(locale.LC_ALL, "C"),
+        lambda: locale.setlocale(locale.LC_ALL), lambda: locale.setlocale(locale.LC_ALL, _LOCALE),
     ),
     Surrounding(
         "os", ("os.environ.get('ZORK')", "os.getenv('ZORK', 1)", "'ZORK' in os.environ", "os.path.expandvars('$ZORK')"),

@@ -16,6 +16,7 @@ from thunder.capture.items import pairs
 from thunder.capture.native import ENUM, ITERATING, native_module
 from thunder.capture.native_calls import call_native, iterated, reaches, stepping
 from thunder.capture.operations import record, size
+from thunder.capture.watched import check_watched
 from thunder.core.proxies import Size
 from thunder.interpreter import NULL, Host, construction, standins
 from thunder.interpreter.attributes import plain_attribute, type_attribute
@@ -33,6 +34,7 @@ def reduced(c, f, args, kwargs):
     methods of the user's only those are called natively that `object.__reduce_ex__` reads attributes by."""
     o = args[0] if plain_attribute(f, "__self__") is None else f.__self__
     c.materialize(o)
+    check_watched(c, o, "__reduce_ex__", f"copying a {type(o).__name__}")
     if c.slot(type(type(o)), "__getattr__") and "__slotnames__" not in vars(type(o)):
         c.refuse(f"copying a {type(o).__name__} asks its metaclass's __getattr__ natively", "copy it outside")
     _refuse_steps(c, o)

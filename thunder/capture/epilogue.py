@@ -32,7 +32,7 @@ from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
-from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, cell_value, plain_attribute
+from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, cell_value, of_python, plain_attribute
 
 _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torch.device)
 
@@ -260,7 +260,7 @@ class EpilogueWriter:
         """Whether a class was made while the program was captured: no module has it, nor came it from outside."""
         if id(kind) in self.c.fresh:
             return True
-        known = id(kind) in self.c.outside.constant_sources or not kind.__flags__ & HEAP_TYPE
+        known = id(kind) in self.c.outside.constant_sources or not of_python(kind)
         module = sys.modules.get(kind.__module__) if isinstance(kind.__module__, str) else None
         return not known and getattr(module, kind.__qualname__.split(".")[0], None) is None
 
@@ -280,7 +280,7 @@ class EpilogueWriter:
         text = f"({', '.join(inside)}{',' if len(inside) == 1 else ''})"
         if t is tuple or t is torch.Size:
             return text if t is tuple else self.variable(value, f"{self.pin(t)}({text})")
-        if not t.__flags__ & HEAP_TYPE or tuple.__new__ is not native_new(t):
+        if not of_python(t) or tuple.__new__ is not native_new(t):
             return self.pin(value) if all(type(x) in _LITERAL for x in value) else self._reduced(value, t)
         name = self.variable(value, f"{self.pin(tuple.__new__)}({self.pin(t)}, {text})")
         self._attributes(value, name)
@@ -345,7 +345,7 @@ class EpilogueWriter:
         if allocating.__flags__ & HEAP_TYPE and type(allocating.__new__) is types.BuiltinFunctionType:
             return self._reduced(value, t)
         # the user's own __new__ and __init__ ran while the program was captured
-        builtin = next(c for c in t.__mro__ if not c.__flags__ & HEAP_TYPE)
+        builtin = next(c for c in t.__mro__ if not of_python(c))
         given = f", *{self.build(value.args)}" if isinstance(value, BaseException) else ""
         name = self.variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)}{given})")
         if isinstance(value, property):

@@ -198,7 +198,7 @@ class Capture(Host):
 
     lookup, class_value, own, native_get = classes.lookup, classes.class_value, objects.own, objects.native_get
     missing, fallback, load_attr = objects.missing, objects.fallback, objects.load_attr
-    tensor_attribute = operations.tensor_attribute
+    tensor_attribute, pattern_type = operations.tensor_attribute, operations.type_of
     store_attr, own_store, native_set = objects.store_attr, objects.own_store, objects.native_set
     delete_attr, own_delete, native_delete = objects.delete_attr, objects.own_delete, objects.native_delete
     recursion_limit = settings.recursion_limit

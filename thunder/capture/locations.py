@@ -73,8 +73,8 @@ def user_location(c) -> tuple | None:
 
 
 def holds_state(f: types.FunctionType, name: str, cell: types.CellType) -> bool:
-    """Whether a variable of a library's closure is state: a container, or one that the function sets."""
+    """Whether a variable of a library's closure is state: a container, a function, or one that the function sets."""
     held = cell_value(cell)
-    if isinstance(held, (list, dict, set, deque)) or is_tracked(type(held)):
+    if isinstance(held, (list, dict, set, deque, types.FunctionType)) or is_tracked(type(held)):
         return True
     return any(handler.__name__ == "STORE_DEREF" and n == name for handler, n in decode(f.__code__).program)

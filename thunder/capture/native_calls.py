@@ -49,7 +49,7 @@ from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure, settled
 from thunder.interpreter import NULL, Host, standins, text
-from thunder.interpreter.attributes import BUILTINS, parts_of, plain_attribute
+from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute
 from thunder.interpreter.sequences import iterates_in_python
 from thunder.ops import inplace_of, lookup
 
@@ -109,7 +109,8 @@ def call_builtin(c, f, args, kwargs):
     if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
         return handler(c, f, [s, *args], kwargs)
     if impure(f) is None:
-        check_watched(c, s, f.__name__, f.__qualname__)
+        looked_at = args[0] if args and type(f) in NATIVE_METHODS else s  # decimal.Context.copy(context)
+        check_watched(c, looked_at, f.__name__, f.__qualname__)
     if type(s) is str and f.__name__ == "join" and len(args) == 1 and isinstance(args[0], Iterator):
         args = [list(iter(standins.Listed(c, args[0], {})))]  # data-dependent texts among them
     found = _by_receiver(c, f, s, args, kwargs)
@@ -294,18 +295,29 @@ def call_native(c, f, args, kwargs):
 
 
 def _run(c, f, args, kwargs):
-    """The call. Where native code has made a text of what stands for a value, the call is refused: it may have gone
-    anywhere."""
-    recorder, texts = c.recorder, c.recorder.texts
+    """The call. Where native code has looked at what stands for a value, the call is refused: a text of it may have
+    gone anywhere, and native code may have handled an error."""
+    recorder, looks = c.recorder, c.recorder.looks
     try:
-        return Host.call_native(c, f, args, kwargs)
-    except TypeError as error:
-        _name_operands(c, error, args)
+        result = Host.call_native(c, f, args, kwargs)
+    except c.uncatchable:
         raise
-    finally:
-        if recorder.texts != texts:
-            shown = plain_attribute(f, "__qualname__", f)
-            c.refuse(f"{shown}, which runs natively, makes a text of a tensor", "make the text in Python before")
+    except BaseException as error:
+        _check_looks(c, f, recorder, looks)
+        if isinstance(error, TypeError):
+            _name_operands(c, error, args)
+        raise
+    _check_looks(c, f, recorder, looks)
+    return result
+
+
+def _check_looks(c, f, recorder, before: int) -> None:
+    if recorder.looks != before:
+        shown = plain_attribute(f, "__qualname__", f)
+        c.refuse(
+            f"{shown}, which runs natively, makes a text of a tensor, or looks at what a host call gives",
+            "write this part in Python",
+        )
 
 
 def _call_torch(c, f, args, kwargs):

@@ -33,7 +33,7 @@ from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import NULL, attributes
-from thunder.interpreter.attributes import HEAP_TYPE, call_special, in_python, native_method, type_attribute
+from thunder.interpreter.attributes import call_special, in_python, native_method, of_python, type_attribute
 from thunder.ops.infer import fake
 
 # ---------------------------------------------------------------- objects
@@ -340,7 +340,7 @@ def own_store(c, o, n, v) -> None:
         return
     if n == "__class__":
         c.refuse("the class of an object from outside is changed", "change it outside of the compiled function")
-    if issubclass(type(o), type) and not o.__flags__ & HEAP_TYPE:
+    if issubclass(type(o), type) and not of_python(o):
         type.__setattr__(o, n, v)  # raises
     if issubclass(type(o), types.ModuleType) and native_module(o.__name__):
         c.refuse(
@@ -374,6 +374,8 @@ def own_store(c, o, n, v) -> None:
 
 def delete_attr(c, o, n) -> None:
     o = concrete(o)
+    if type(o) is HostProxy:
+        c.refuse(f"attribute {n!r} of a {o.kind.__name__} that a host call gives is deleted", "make the object outside")
     if type(o) is TensorProxy and n == "grad":
         gradients.write_gradient(c, o, None)
     elif type(o) is TensorProxy:
@@ -390,11 +392,11 @@ def native_delete(c, found, o, n) -> None:
 
 
 def own_delete(c, o, n) -> None:
-    if type(o) is TensorProxy:
+    if type(o) in (TensorProxy, HostProxy):
         return delete_attr(c, o, n)
     if issubclass(type(o), type):
         c.known.looked_up.clear()
-    if _is_own(c, o) or issubclass(type(o), type) and not o.__flags__ & HEAP_TYPE:
+    if _is_own(c, o) or issubclass(type(o), type) and not of_python(o):
         native_method(type(o), "__delattr__")(o, n)
         return
     if id(o) not in c.sources:

@@ -46,8 +46,27 @@ def _is_watched(o, name: str) -> bool:
         return True
     if isinstance(o, (torch.UntypedStorage, torch.TypedStorage)):
         return False
+    if isinstance(o, types.SimpleNamespace) or t.__module__.split(".")[0] in ("torch", "numpy"):
+        return True
     found = type_attribute(t, name)
     if found is NULL:
-        found = type_attribute(t, "__getitem__")  # by which native code iterates and searches as well
-    owner = getattr(found, "__objclass__", object)
-    return owner in (object, types.SimpleNamespace) or t.__module__.split(".")[0] in ("torch", "numpy")
+        return not _has_native_state(t)
+    if getattr(found, "__objclass__", object) is not object:
+        return False
+    return name not in _CALLED_BY_OBJECT or _is_watched(o, _CALLED_BY_OBJECT[name])
+
+
+# methods of `object` -> the method that they call
+_CALLED_BY_OBJECT = {
+    "__str__": "__repr__", "__format__": "__str__", "__ne__": "__eq__", "__reduce_ex__": "__reduce__",
+}  # fmt: skip
+
+
+@functools.cache
+def _has_native_state(kind: type) -> bool:
+    """Whether objects of a class keep, in C, what only its methods show. Slots and attributes are asked."""
+    own = ((name, method) for base in kind.__mro__ for name, method in vars(base).items() if base is not object)
+    return any(type(m) in _OF_C and n not in ("__dict__", "__weakref__") for n, m in own)
+
+
+_OF_C = (types.MethodDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType)

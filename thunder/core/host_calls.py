@@ -29,6 +29,7 @@ import numpy
 from thunder.core.codegen import OBJECT_NAMES
 from thunder.core.paths import OtherPath
 from thunder.core.proxies import AnyProxy, Proxy
+from thunder.core.recording import note_look
 from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
 
@@ -54,6 +55,7 @@ class HostProxy(AnyProxy):
         return self._value()
 
     def _refuse(self, *args: Any) -> Any:
+        note_look()
         raise CaptureError(
             f"a {self.kind.__name__} that a host call gives is used by native code that thunder does not read",
             location=user_location(),

@@ -18,7 +18,7 @@ from thunder.core.recording import (
     decided_by_data,
     errors_are_handled,
     made_by_program,
-    note_text,
+    note_look,
     user_location,
     why_undecided,
 )
@@ -206,7 +206,7 @@ class NumberProxy:
         return bool(_compare(self, 0, "!="))
 
     def __repr__(self) -> str:
-        note_text()
+        note_look()
         hint = "" if self.unbacked else f", {_hint(self)!r} at capture"
         return f"<{type(self).__name__} {self.expression}{hint}>"
 

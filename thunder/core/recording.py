@@ -29,10 +29,11 @@ def user_location() -> tuple | None:
     return recorder.where() if recorder is not None and recorder.where is not None else None
 
 
-def note_text() -> None:
-    """A text of a proxy is made: native code of a program that is captured must not be what makes it."""
+def note_look() -> None:
+    """A text of a proxy is made, or one is looked at in vain: native code of a program that is captured must not be
+    what does it."""
     if (recorder := RECORDER.get()) is not None:
-        recorder.texts += 1
+        recorder.looks += 1
 
 
 def _path_captured() -> Any:
@@ -189,7 +190,7 @@ class Recorder:
 
     __slots__ = (
         "bound_symbols", "context", "memory", "casts", "is_leaf", "location", "where", "sizes", "decide", "typing",
-        "read_numbers", "texts", "_places", "_placed",
+        "read_numbers", "looks", "_places", "_placed",
     )  # fmt: skip
 
     def __init__(
@@ -208,7 +209,7 @@ class Recorder:
         self.decide: Any = None
         self.typing = False
         self.read_numbers: dict = {}
-        self.texts = 0
+        self.looks = 0
         self._places: dict[Any, int] = {}  # where the values of the first `_placed` operations are made
         self._placed = 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from thunder.core.recording import note_text
+from thunder.core.recording import note_look
 
 BINARY_DUNDERS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 
@@ -60,7 +60,7 @@ class Proxy:
         return "Any"
 
     def __repr__(self) -> str:
-        note_text()
+        note_look()
         return f'<{type(self).__name__} {self.name or "unnamed"}: "{self._type_text()}">'
 
 

@@ -19,7 +19,8 @@ from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.tracebacks import swallow
 
 FUNCTION, METHOD = types.FunctionType, types.MethodType
-HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
+# Py_TPFLAGS_HEAPTYPE: a class with memory of its own, in C perhaps; Py_TPFLAGS_IMMUTABLETYPE: one in C
+HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 # Types of special methods that native code implements. They take the object first, and need no binding.
 NATIVE_METHODS = frozenset({types.WrapperDescriptorType, types.MethodDescriptorType})
 # Types of functions and bound methods in C; the second is that of methods that are told their class.
@@ -59,8 +60,13 @@ def plain_attribute(value, name, default=None) -> Any:
 
 def name_in_errors(kind: type) -> str:
     """The name that CPython's errors have for a class: of one in C, the module's as well."""
-    of_python = kind.__flags__ & HEAP_TYPE or kind.__module__ == "builtins"
-    return kind.__name__ if of_python else f"{kind.__module__}.{kind.__qualname__}"
+    short = of_python(kind) or kind.__module__ == "builtins"
+    return kind.__name__ if short else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def of_python(kind: type) -> bool:
+    """Whether a class was made by a class statement, or a call of its metaclass."""
+    return kind.__flags__ & (HEAP_TYPE | _IMMUTABLE_TYPE) == HEAP_TYPE
 
 
 def lacks_dict(value) -> bool:

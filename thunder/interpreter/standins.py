@@ -21,7 +21,7 @@ import types
 from collections import deque
 from typing import Any
 
-from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, call_special, in_python, parts_of, type_attribute
+from thunder.interpreter.attributes import BUILTINS, call_special, in_python, of_python, parts_of, type_attribute
 from thunder.interpreter.binding import of
 from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.operators import COMPARE_METHOD
@@ -342,7 +342,7 @@ _CLASSES: dict[tuple, type] = {}
 
 def stands_alone(kind: type) -> bool:
     """Whether objects of a class have no part that code in C reads by itself, as a list's items."""
-    return next(base for base in kind.__mro__ if not base.__flags__ & HEAP_TYPE) is object
+    return next(base for base in kind.__mro__ if not of_python(base)) is object
 
 
 def substitute(host, value, known):

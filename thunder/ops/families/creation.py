@@ -11,7 +11,7 @@ from thunder import compat
 from thunder.core import dtypes
 from thunder.core.devices import to_device
 from thunder.core.dtypes import to_dtype
-from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, concrete, like, map_structure
+from thunder.core.proxies import METHODS, NumberProxy, Proxy, TensorProxy, concrete, like, map_structure
 from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
 from thunder.core.unbacked import as_size, fresh_size
 from thunder.errors import DataDependentError
@@ -84,6 +84,9 @@ def _full_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     if type(value) is TensorProxy:  # its value counts, as a number's
         kind = number_dtype((False, 0, 0.0, 0j)[value.dtype.category])
     else:
+        if not isinstance(value, (int, float, complex, Proxy)):
+            with compat.DisableTorchFunction():
+                torch.full((), value)  # raises where it is no number, in PyTorch's words
         kind = number_dtype(value)
     return (_shape_of((shape,)), value), _options(kwargs, kind)
 
