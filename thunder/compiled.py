@@ -25,6 +25,7 @@ from thunder.cache.logs import configure, log_recompilation
 from thunder.cache.store import ADVICE, ProgramCache, Strays, path_limit
 from thunder.capture.decisions import RaisesBefore
 from thunder.capture.locks import held
+from thunder.capture.state import original_stands_in
 from thunder.core.host_calls import Log, beginning_with
 from thunder.core.paths import OtherPath
 from thunder.core.symbol import current_recorder
@@ -394,6 +395,9 @@ class Compiled:
             if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(log):
                 raise
             return self._refused_for(error, modes, facts)
+        if (failure := entry.captured.failure) is not None:
+            self._run_now(entry, inputs, args, kwargs, log)
+            raise failure from failure.__cause__
         self._cache.add(modes, entry, facts, self._name)
         stats.times["prologue execution"] = (start, clock())
         return entry, inputs, True
@@ -453,11 +457,7 @@ class Compiled:
         keep(entry, self.fn, self.options, entry.modes)
 
     def _original_stands_in(self, log: Log | None = None) -> bool:
-        """Whether the original function computes what the compiled one does. log: what this call has done already: what
-        others have seen is not done again."""
-        if log is not None and log.effects:
-            return False
-        return not (self.options.transforms or self.options.disable_torch_autograd or any(self.overrides))
+        return original_stands_in(self.options, self.overrides, log)
 
     def _warn_once(self, text: str, category: type[Warning], about: str) -> None:
         if about not in self._warned:

@@ -295,6 +295,7 @@ class Side:
             except Exception as e:  # noqa: BLE001 - the errors of generated programs are compared
                 error = e
                 _free_frames(e)
+            gc.collect(0)  # a generator that only a cycle held is closed on both sides
         modes = torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_autocast_enabled("cpu")
         description = Description()
         if error is not None:

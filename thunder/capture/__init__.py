@@ -50,9 +50,14 @@ from thunder.transforms.base import asked, check_replaced, transform_traces
 
 
 class Captured:
-    """The result of a capture. It holds no tensor of the call."""
+    """The result of a capture. It holds no tensor of the call.
 
-    def __init__(self, c: Capture, result: Any):
+    failure: what the program raised. Its effects before are those of this program, which runs once: the original
+    function does not stand in, and would do them for a call that fails elsewhere.
+    """
+
+    def __init__(self, c: Capture, result: Any, failure: Exception | None = None):
+        self.failure = failure
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self.log, self.history = c.log, c.history  # as the queries about an interpretation want them
         self.parameters, self.decisions, self._capture = c.parameters, c.numbers.decisions, c
@@ -347,7 +352,7 @@ def _read(c: Capture) -> Captured:
                 try:
                     with recording(c.recorder), RecordingMode(c):
                         depth = compat.function_modes()
-                        result = _run(c)
+                        result, failure = _run_or_fail(c)
                         leaves_mode = compat.function_modes() != depth
                 finally:
                     c.restore_context()
@@ -359,7 +364,7 @@ def _read(c: Capture) -> Captured:
                     )
                 c.writes.left = compat.changed_settings(before)
             with compat.DisableTorchFunction():  # modes outside see the program's operations only
-                captured = Captured(c, result)
+                captured = Captured(c, result, failure)
             check_apart(c)
             return captured
     except UnsupportedError as error:
@@ -372,6 +377,18 @@ def _read(c: Capture) -> Captured:
         if any(not placement.is_whole for placement in c.tensors.placements.values()):
             raise FailsWithParts from error
         raise
+
+
+def _run_or_fail(c: Capture) -> tuple[Any, Exception | None]:
+    """The result of the program, or what it raises where its effects before would be lost."""
+    try:
+        return _run(c), None
+    except c.uncatchable:
+        raise
+    except Exception as error:
+        if c.request.original_stands_in or c.tensors.passed_twice:
+            raise
+        return None, error
 
 
 def _run(c: Capture):

@@ -8,6 +8,7 @@ an object that has none is refused.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import math
 import operator
@@ -151,9 +152,21 @@ def check_given(c, value, caller) -> None:
         refuse(c, value, caller)
     if issubclass(kind, _STATEFUL) and id(value) in c.sources:
         c.refuse(f"native code is given a {kind.__name__}, whose state is not watched", "call its methods")
+    if caller is pickle.dumps:
+        _ask_name(c, value if isinstance(value, (type, types.FunctionType)) else kind)
     for base in kind.__mro__[:-1] if kind not in PRIMITIVE and kind not in _KINDS else ():
         if not _of_library(base.__module__) and id(base) not in c.fresh:
             c.ask(c.const(base, base.__qualname__).attr("__dict__"), KEYS)
+
+
+def _ask_name(c, named) -> None:
+    """`pickle` looks for a class or a function under its name."""
+    if _of_library(named.__module__) or id(named) in c.fresh:
+        return
+    found = sys.modules.get(named.__module__)
+    with contextlib.suppress(AttributeError):  # which `pickle` says in its own words
+        for name in named.__qualname__.split(".") if found is not None else ():
+            found = c.load_attr(found, name)
 
 
 _STATEFUL = (random.Random, numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)

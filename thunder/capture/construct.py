@@ -55,7 +55,9 @@ def reduced(c, f, args, kwargs):
         state = own, {n: c.load_attr(o, n) for n in state[1]}
     if not isinstance(o, torch.nn.Module):  # of which Python's code alone reads the state
         expose(c, own)
-    return *found[:2], own if state is None or type(state) is dict else state, *found[3:]
+    if state is None or type(state) is dict:
+        state = own or None  # as CPython says of an object without attributes
+    return *found[:2], state, *found[3:]
 
 
 def _member(c, cls, args, kwargs):

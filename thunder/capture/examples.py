@@ -32,8 +32,7 @@ def checked(c, function, args, kwargs, run):
     error = _known_error(c, function, args, kwargs)
     if error is not None:
         for number in numbers_in((args, kwargs), []):
-            if number.unbacked:
-                number.concrete()  # another number may be no error
+            number.concrete()  # another number may be no error
         raise error
     try:
         return run()

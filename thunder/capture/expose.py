@@ -55,6 +55,7 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
     """
     opaque = _OPAQUE if called is not None and not opened and callbacks.copies(called) else (*_OPAQUE, torch.nn.Module)
     seen: set[int] = set()
+    as_it_is: set[int] = set()  # what objects from outside hold: native code sees no symbolic number there
     pending, data, lazy = list(values), c.containers.data, c.containers.lazy
     while pending:
         if len(seen) > MOST:
@@ -77,21 +78,34 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
             containers.materialize(c, value)
             if id(value) in data:
                 continue
-        if concretely:
+        is_held = id(value) in as_it_is
+        if concretely or is_held:
             settle_values(c, value, concrete)
-        if isinstance(value, containers.MUTABLE) and kind not in CONTAINERS:
-            pending += _inside(c, value, kind, shown)
-        if isinstance(value, (dict, *_SEQUENCES)):
-            pending += _elements(c, value, kind)
-        elif kind is types.MappingProxyType:
-            pending += value.values()
-        elif kind is slice:
-            pending += (value.start, value.stop, value.step)
-        elif kind is types.MethodType:
-            pending.append(value.__self__)
-        elif not isinstance(value, opaque):
-            check_watched(c, value, "__getitem__", f"native code that is given a {kind.__name__}")
-            pending += _inside(c, value, kind, shown)
+        if is_held and isinstance(value, tuple):
+            map_structure(concrete, value)
+        found = _parts(c, value, kind, shown, opaque)
+        if is_held or id(value) in c.sources and not isinstance(value, (dict, *_SEQUENCES)):
+            as_it_is.update(map(id, found))
+        pending += found
+
+
+def _parts(c, value, kind: type, shown: bool, opaque: tuple) -> list:
+    """What native code finds in a value."""
+    found: list = []
+    if isinstance(value, containers.MUTABLE) and kind not in CONTAINERS:
+        found += _inside(c, value, kind, shown)
+    if isinstance(value, (dict, *_SEQUENCES)):
+        found += _elements(c, value, kind)
+    elif kind is types.MappingProxyType:
+        found += value.values()
+    elif kind is slice:
+        found += (value.start, value.stop, value.step)
+    elif kind is types.MethodType:
+        found.append(value.__self__)
+    elif not isinstance(value, opaque):
+        check_watched(c, value, "__getitem__", f"native code that is given a {kind.__name__}")
+        found += _inside(c, value, kind, shown)
+    return found
 
 
 def _elements(c, value, kind: type) -> tuple:

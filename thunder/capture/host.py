@@ -346,7 +346,7 @@ class Capture(Host):
     truth, native_truth = operators.truth, operators.native_truth
     native_text, native_isinstance = operators.native_text, operators.native_isinstance
     native_issubclass = operators.native_issubclass
-    asks_in_python = operators.asks_in_python
+    asks_in_python, sum_of_numbers = operators.asks_in_python, operators.sum_of_numbers
 
     attribute_name = changing.settled
 

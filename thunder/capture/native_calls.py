@@ -7,6 +7,7 @@ import asyncio
 import collections
 import contextvars
 import functools
+import math
 import queue
 import types
 import weakref
@@ -41,6 +42,7 @@ from thunder.capture.native import (
     PRIMITIVE,
     among,
     impure,
+    is_iterator,
     native_module,
 )  # fmt: skip
 from thunder.capture.operations import all_lifted, record
@@ -162,6 +164,18 @@ class _Hashed(standins.Iterated):
 
     def __iter__(self):
         return (self.host.hashed([x])[0] for x in self.host.steps(self.value))
+
+
+class _HashedSteps(_Hashed):
+    """An iterator of the program's, which native code is given and may hash the elements of."""
+
+    __slots__ = ()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self.host.hashed([self.host.next(self.value)])[0]
 
 
 def _by_receiver(c, f, s, args, kwargs):
@@ -382,6 +396,8 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
     if _looks_inside(f):
         stands = not _is_torch(f)
         if stands:
+            if c.outside.host_values:
+                args = [_HashedSteps(c, a, {}) if _steps(c, a) else a for a in args]
             args = [_stand_in(c, f, a, known) for a in args]
             kwargs = {k: _stand_in(c, f, a, known) for k, a in kwargs.items()}
         called = f if stands and not standins.compares(f) else None
@@ -393,9 +409,14 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
         c.materialize(a)
         if f in _COMPARING:
             expose(c, a, called=f if f is repr else None)
-            if f in _HASHING and isinstance(a, Iterable):
+            if f in _HASHING and isinstance(a, Iterable) and not isinstance(a, (str, bytes)):
                 _check_keys(c, (), [a])
     return args, kwargs
+
+
+def _steps(c, a) -> bool:
+    """Whether a value is an iterator of the program's over what may be texts."""
+    return type(a).__module__ in ("builtins", "itertools") and is_iterator(a) and id(a) not in c.outside.iterators
 
 
 def _with_hashed(c, a):
@@ -431,6 +452,8 @@ def _check_keys(c, table, given) -> None:
 def _asks_for_types(f) -> bool:
     """Whether native code may do another thing with a symbolic number than with a number; others use numbers' own
     methods."""
+    if f is getattr(math, "sumprod", None):  # Python 3.12: it multiplies floats in a precision of its own
+        return True
     if isinstance(plain_attribute(f, "__self__"), _PLAIN) or plain_attribute(f, "__objclass__") in _PLAIN:
         return True
     module = plain_attribute(f, "__module__") or type(plain_attribute(f, "__self__")).__module__

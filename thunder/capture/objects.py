@@ -141,11 +141,19 @@ def _cell_contents(c, cell):
         raise ValueError("Cell is empty") from None
 
 
+def _no_attribute(o, name: str) -> AttributeError:
+    kind = "type object" if issubclass(type(o), type) else "module" if isinstance(o, types.ModuleType) else None
+    shown = f"{type(o).__name__!r} object" if kind is None else f"{kind} {o.__name__!r}"
+    return AttributeError(f"{shown} has no attribute {name!r}", name=name, obj=o)
+
+
 def missing(c, getattribute, o, name):
     """There is no such attribute, or the type keeps it in its own way (threading.local). An attribute that the
     program deleted is still there for native code."""
-    if c.writes.overlay and any(n == name and value is DELETED for (_, n), value in c.writes.overlay.items()):
-        raise AttributeError(f"{type(o).__name__!r} object has no attribute {name!r}", name=name, obj=o)
+    if c.writes.overlay:
+        places = (o, *type(o).__mro__, *(o.__mro__ if issubclass(type(o), type) else ()))
+        if any(c.writes.overlay.get((id(place), name)) is DELETED for place in places):
+            raise _no_attribute(o, name)
     if isinstance(o, threading.local):
         refuse_in_threads(c, f"a thread's own variable {name!r} is read")
     if (source := origin(c, o)) is None:
@@ -403,9 +411,9 @@ def own_delete(c, o, n) -> None:
         c.know(o, c.const(o))
     if issubclass(type(o), type):
         if own_of_class(c, o, n) is NULL:
-            raise AttributeError(f"type object {o.__name__!r} has no attribute {n!r}", name=n, obj=o)
+            raise _no_attribute(o, n)
     elif own(c, o, n) is NULL and not hasattr(type(type_attribute(type(o), n)), "__set__"):
-        raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}", name=n, obj=o)
+        raise _no_attribute(o, n)
     else:
         _check_filled(c, o, n)
     c.writes.overlay[id(o), n] = DELETED

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import builtins
 import collections
+import functools
 import operator
 import types
 from typing import Any
@@ -39,6 +40,7 @@ from thunder.capture.library import distributions, gradients
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, native_module
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
+from thunder.core.numbers import application
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Size, TensorProxy
 from thunder.interpreter import NULL, Host, operators, sequences
 from thunder.interpreter.attributes import in_python, name_in_errors, type_attribute
@@ -310,6 +312,14 @@ def native_delitem(c, o, k):
     owner: Any = gradients.A_TENSOR if type(o) is TensorProxy else o  # a tensor raises
     del owner[changing.settled(c, k) if isinstance(o, dict) else k]
     containers.write_attributes(c, o)
+
+
+def sum_of_numbers(c, numbers: list):
+    if not any(isinstance(n, NumberProxy) for n in numbers):
+        return sum(numbers[1:], numbers[0])
+    if not any(c.pattern_type(n) is float for n in numbers):
+        return functools.reduce(functools.partial(binary, c, "+"), numbers)
+    return application("sum", *numbers)
 
 
 def native_next(c, iterator):

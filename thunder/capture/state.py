@@ -41,6 +41,16 @@ class Request:
     path: tuple[Decision, ...] = ()
     log: Log = field(default_factory=Log)
 
+    @property
+    def original_stands_in(self) -> bool:
+        return original_stands_in(self.options, self.overrides, self.log)
+
+
+def original_stands_in(options: JitOptions, overrides: tuple[dict, ...], log: Log | None = None) -> bool:
+    """Whether the original function computes what the compiled one does. log: what this call has done already: what
+    others have seen is not done again."""
+    return not (log and log.effects or options.transforms or options.disable_torch_autograd or any(overrides))
+
 
 @dataclass(slots=True)
 class Outside:

@@ -43,6 +43,8 @@ APPLICATIONS: dict[str, tuple[Callable, str]] = {
     "rshift": (operator.rshift, "({} >> {})"),
     "invert": (operator.invert, "(~{})"),
     "neg": (operator.neg, "(-{})"),
+    # of floats, which Python 3.12 compensates for what rounding loses; the first is the start
+    "sum": (lambda start, *values: sum(values, start), "sum([{values}], {})"),
     **{name: (function, "") for name, function in MATH.items()},  # "": as a call of the name
     **{function.__name__: (function, "") for function in (abs, max, min, int, float, round)},
 }
@@ -198,7 +200,7 @@ def _monomial(mono: tuple, c) -> str:
 def _application(name: str | Computed, *operands: Expression) -> str:
     texts = list(map(_operand, operands))
     written = "" if isinstance(name, Computed) else APPLICATIONS[name][1]
-    return written.format(*texts) if written else f"{name}({', '.join(texts)})"
+    return written.format(*texts, values=", ".join(texts[1:])) if written else f"{name}({', '.join(texts)})"
 
 
 def _operand(e: Expression) -> str:

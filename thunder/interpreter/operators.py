@@ -34,7 +34,8 @@ def binary(host, symbol, a, b):
     name = METHOD_OF[plain]
     if plain != symbol:
         method = host.lookup(type(a), f"__i{name}__")
-        if in_python(method):
+        appends = name == "add" and isinstance(a, SEQUENCES)
+        if in_python(method) or not appends and method is not NULL and in_python(host.lookup(type(b), f"__r{name}__")):
             result = call_special(host, method, a, [b], f"__i{name}__")
             if result is not NotImplemented:
                 return result
@@ -42,7 +43,7 @@ def binary(host, symbol, a, b):
                 shown = f"{symbol}: '{host.type_name(a)}' and '{host.type_name(b)}'"
                 raise TypeError(f"unsupported operand type(s) for {shown}")  # natively, it would be called again
             return _after_in_place(host, name, plain, a, b)
-        elif method is not NULL and not (name == "add" and isinstance(a, SEQUENCES)):
+        elif method is not NULL and not appends:
             return host.native_binary(symbol, a, b)
         elif method is not NULL:  # a sequence's own comes after the other operand's reflected method
             reflected = host.lookup(type(b), "__radd__")
@@ -100,8 +101,10 @@ def by_methods(host, name, a, b, shown, natively):
             )
         ):
             steps.reverse()
-            if name == "mul" and host.lookup(kind_b, "__index__") is NULL:
-                steps[1] = (_no_multiple, a, b, forward)
+        method, sequence, factor, called = steps[1]
+        if name == "mul" and isinstance(sequence, SEQUENCES) and not in_python(method):  # it is repeated at last
+            if host.lookup(type(factor), "__index__") is NULL:
+                steps[1] = (_no_multiple, sequence, factor, called)
     for method, x, y, called in steps:
         if method is NULL:
             continue

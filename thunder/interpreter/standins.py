@@ -156,9 +156,18 @@ def _sum(host, function, args, kwargs):
         return host.call_native(function, args, kwargs)
     if isinstance(start, (str, bytes, bytearray)):
         return function((), start)  # raises
+    numbers: list | None = [start]  # first, of which native code makes one sum
     for value in host.steps(values):
+        if numbers is not None and {host.pattern_type(value), host.pattern_type(start)} <= _SUMMED:
+            numbers.append(value)
+            continue
+        if numbers is not None:
+            start, numbers = host.sum_of_numbers(numbers), None
         start = host.binary("+", start, value)
-    return start
+    return start if numbers is None else host.sum_of_numbers(numbers)
+
+
+_SUMMED = {int, float, bool}
 
 
 @of(1)

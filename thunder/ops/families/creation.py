@@ -84,7 +84,7 @@ def _full_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     if type(value) is TensorProxy:  # its value counts, as a number's
         kind = number_dtype((False, 0, 0.0, 0j)[value.dtype.category])
     else:
-        if not isinstance(value, (int, float, complex, Proxy)):
+        if not isinstance(value, Proxy) and not is_number(value):
             with compat.DisableTorchFunction():
                 torch.full((), value)  # raises where it is no number, in PyTorch's words
         kind = number_dtype(value)
