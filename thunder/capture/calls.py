@@ -25,8 +25,8 @@ from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
-from thunder.interpreter import NULL, text
-from thunder.interpreter.attributes import NATIVE_METHODS, type_attribute
+from thunder.interpreter import NULL, attributes, text
+from thunder.interpreter.attributes import NATIVE_METHODS, plain_attribute, type_attribute
 from thunder.ops import inplace_of, lookup
 
 
@@ -64,7 +64,19 @@ def call(c, f, args, kwargs):
     return construct_object(c, f, args, kwargs) if isinstance(f, type) else _call_object(c, f, t, args, kwargs)
 
 
-_BOUND = {"__reduce_ex__": reduced, "__subclasses__": settings.subclasses}  # methods that an object gives anew
+def _attribute_by_name(c, f, args, kwargs):
+    """`float.__getattribute__(value, name)` and the like: a builtin class finds attributes as `object` does."""
+    owner = plain_attribute(f, "__objclass__")
+    if owner is None or owner.__module__ not in ("builtins", "collections"):
+        return call_builtin(c, f, args, kwargs)
+    given = args if type(f) is types.WrapperDescriptorType else [f.__self__, *args]
+    return attributes.call_by_name(owner, f.__name__)(c, f, given, kwargs)
+
+
+_BOUND = {  # methods that an object gives anew
+    "__reduce_ex__": reduced, "__subclasses__": settings.subclasses,
+    **dict.fromkeys(("__getattribute__", "__setattr__", "__delattr__"), _attribute_by_name),
+}  # fmt: skip
 
 
 def _call_object(c, f, t: type, args, kwargs):

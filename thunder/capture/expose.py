@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import operator
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -33,7 +34,7 @@ from thunder.capture.native import (
 from thunder.capture.sources import MISSING
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, map_structure
+from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import NULL, standins, text
 from thunder.interpreter.attributes import parts_of, plain_attribute, type_attribute
 from thunder.interpreter.instructions import PLAIN
@@ -82,7 +83,7 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
         if concretely or is_held:
             settle_values(c, value, concrete)
         if is_held and isinstance(value, tuple):
-            map_structure(concrete, value)
+            in_tuples(concrete, value)
         found = _parts(c, value, kind, shown, opaque)
         if is_held or id(value) in c.sources and not isinstance(value, (dict, *_SEQUENCES)):
             as_it_is.update(map(id, found))
@@ -133,8 +134,17 @@ def settle_values(c, container, settled: Callable) -> None:
         if isinstance(part, set):
             continue
         for k, x in list(part.items() if isinstance(part, dict) else enumerate(part)):
-            if (found := map_structure(settled, x) if type(x) is tuple else settled(x)) is not x:
+            if (found := in_tuples(settled, x)) is not x:
                 part[k] = found
+
+
+def in_tuples(settled: Callable, x):
+    """What `settled` makes of a value, or of the elements of a tuple. Lists, which may hold themselves, are not
+    opened."""
+    if type(x) is not tuple:
+        return settled(x)
+    found = tuple([in_tuples(settled, y) for y in x])
+    return x if all(map(operator.is_, found, x)) else found
 
 
 def settle_keys(part: Any, settled: Callable) -> None:
@@ -143,7 +153,7 @@ def settle_keys(part: Any, settled: Callable) -> None:
         return
     base = cast(Any, dict if isinstance(part, dict) else set)
     keys = list(base.__iter__(part))
-    found = [map_structure(settled, k) if type(k) is tuple else settled(k) for k in keys]
+    found = [in_tuples(settled, k) for k in keys]
     if all(k is new for k, new in zip(keys, found, strict=True)):
         return
     made = base(zip(found, dict.values(part), strict=True) if isinstance(part, dict) else found)
@@ -160,7 +170,7 @@ def is_for_library(*values) -> bool:
 def with_numbers(c, *values) -> list:
     """The values, exposed, with the values of symbolic numbers."""
     expose(c, *values, concretely=True)
-    return [map_structure(concrete, x) if type(x) is tuple else concrete(x) for x in values]
+    return [in_tuples(concrete, x) for x in values]
 
 
 def _computes_in_c(kind: type) -> bool:

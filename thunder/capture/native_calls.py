@@ -31,7 +31,7 @@ from thunder.capture import (
     settings,
 )
 from thunder.capture.classes import of_library
-from thunder.capture.expose import as_operand, expose, is_for_library, with_numbers
+from thunder.capture.expose import as_operand, expose, in_tuples, is_for_library, with_numbers
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
 from thunder.capture.native import (
@@ -290,7 +290,7 @@ def call_native(c, f, args, kwargs):
         return found
     given = *args, *kwargs.values()
     if _asks_for_types(f):
-        args = [map_structure(concrete, a) if type(a) is tuple else concrete(a) for a in args]
+        args = [in_tuples(concrete, a) for a in args]
         kwargs = {k: concrete(a) for k, a in kwargs.items()}
     elif c.numbers.proxies and _looks_inside(f) and is_for_library(*given):
         found = with_numbers(c, *given)

@@ -319,7 +319,7 @@ def sum_of_numbers(c, numbers: list):
         return sum(numbers[1:], numbers[0])
     if not any(c.pattern_type(n) is float for n in numbers):
         return functools.reduce(functools.partial(binary, c, "+"), numbers)
-    return application("sum", *numbers)
+    return application("total", *numbers)
 
 
 def native_next(c, iterator):

@@ -8,7 +8,6 @@ PyTorch functions that run later. A view that was written to is asked as the vie
 
 from __future__ import annotations
 
-import warnings
 from typing import cast
 
 import torch
@@ -157,9 +156,9 @@ def _input(c, proxy: TensorProxy, layouts: dict, with_offset: bool, with_bits: b
     ):
         c.ask(source.call(name), VALUE)
     if proxy not in layouts:
-        with warnings.catch_warnings():  # it looks for gradients of tensors that are no leaves
-            warnings.simplefilter("ignore")
-            fake = c.tensors.fake_mode.from_tensor(real)
+        with compat.without_fakes(), compat.DisableTorchFunction():
+            plain = real.data  # a gradient may have another size
+        fake = c.tensors.fake_mode.from_tensor(plain)
         layouts[proxy] = fake if c.request.options.device is None else fake.to(to_torch_device(proxy.device))
 
 

@@ -71,10 +71,8 @@ class HostProxy(AnyProxy):
             return self._refuse()
         return recorder.decide.host_value(self)
 
-    def __eq__(self, other: object) -> Any:
+    def _compared(self, compare: Callable, other: object) -> Any:
         """Native code compares a value that is inside of a container: the program decides by it."""
-        if self is other:
-            return True
         recorder = current_recorder()
         theirs = type(other) is HostProxy
         if recorder is None or recorder.decide is None or isinstance(other, Proxy) and not theirs:
@@ -82,7 +80,22 @@ class HostProxy(AnyProxy):
         if self.kind.__hash__ in (None, object.__hash__):
             return self._refuse()
         value = recorder.decide.host_value(self)
-        return value == (recorder.decide.host_value(other) if theirs else other)
+        return compare(value, recorder.decide.host_value(other) if theirs else other)
+
+    def __eq__(self, other: object) -> Any:
+        return True if self is other else self._compared(operator.eq, other)
+
+    def __lt__(self, other: object) -> Any:
+        return self._compared(operator.lt, other)
+
+    def __le__(self, other: object) -> Any:
+        return self._compared(operator.le, other)
+
+    def __gt__(self, other: object) -> Any:
+        return self._compared(operator.gt, other)
+
+    def __ge__(self, other: object) -> Any:
+        return self._compared(operator.ge, other)
 
     __hash__ = object.__hash__
 

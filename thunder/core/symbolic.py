@@ -44,7 +44,7 @@ APPLICATIONS: dict[str, tuple[Callable, str]] = {
     "invert": (operator.invert, "(~{})"),
     "neg": (operator.neg, "(-{})"),
     # of floats, which Python 3.12 compensates for what rounding loses; the first is the start
-    "sum": (lambda start, *values: sum(values, start), "sum([{values}], {})"),
+    "total": (lambda start, *values: sum(values, start), "sum([{values}], {})"),
     **{name: (function, "") for name, function in MATH.items()},  # "": as a call of the name
     **{function.__name__: (function, "") for function in (abs, max, min, int, float, round)},
 }

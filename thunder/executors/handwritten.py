@@ -68,7 +68,7 @@ class Handwritten:
     def start(self, dtypes: Sequence[torch.dtype], settings: Settings, device: torch.device) -> None:
         """Compiles it in the background for tensors of these types. Nothing where there is no GPU: a program that is
         only looked at may be one for GPUs."""
-        if torch.cuda.is_available() and not interpreting():
+        if device.type == "cuda" and torch.cuda.is_available() and not interpreting():
             _, numbers, warps = settings
             binary_of(self.request(dtypes, [True] * len(dtypes), numbers, warps, device)[1])
 

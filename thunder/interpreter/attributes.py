@@ -11,7 +11,7 @@ import functools
 import gc
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from thunder.interpreter.binding import of
@@ -311,6 +311,9 @@ def native_method(kind, name):
 # ---------------------------------------------------------------- the same as functions
 
 
+_ACCESSES = ("__getattribute__", "__setattr__", "__delattr__")
+
+
 def _explicit(reader):
     """`object.__getattribute__(value, name)` and the like, called by name."""
     find = READERS.get(reader, instance_attribute)
@@ -345,11 +348,18 @@ def _of_kind(kind: type, name: str, perform):
     return run
 
 
+def call_by_name(kind: type, name: str) -> Callable:
+    """`kind.__getattribute__(value, name)`, `__setattr__` or `__delattr__` of a class in C, as a function."""
+    if name == "__getattribute__":
+        return _explicit(kind.__getattribute__)
+    if name == "__setattr__":
+        return of(3, named=True)(_of_kind(kind, name, set_attribute))
+    return of(2, named=True)(_of_kind(kind, name, remove_attribute))
+
+
 _KINDS = (object, type, types.ModuleType, types.MethodType, BaseException, types.SimpleNamespace, functools.partial)
 CALLS = {
-    **{kind.__getattribute__: _explicit(kind.__getattribute__) for kind in _KINDS},
-    **{kind.__setattr__: of(3, named=True)(_of_kind(kind, "__setattr__", set_attribute)) for kind in _KINDS},
-    **{kind.__delattr__: of(2, named=True)(_of_kind(kind, "__delattr__", remove_attribute)) for kind in _KINDS},
+    **{getattr(kind, name): call_by_name(kind, name) for kind in _KINDS for name in _ACCESSES},
     property.__get__: _get,
     FUNCTION.__get__: _get,
 }

@@ -195,7 +195,9 @@ def _by_items(host, symbol, a, b) -> bool:
 def compare_items(host, symbol, a, b):
     """list_richcompare and dict_equal: items that are one object are equal; the first that are not decide."""
     if isinstance(a, dict):
-        equal = len(a) == len(b) and all(_equal(host, x, dict.get(b, k, NULL)) for k, x in dict.items(a))
+        equal = len(a) == len(b)
+        for k, x in dict.items(a):  # no generator, which makes a RuntimeError of StopIteration
+            equal = equal and _equal(host, x, dict.get(b, k, NULL))
         return equal is (symbol == "==")
     base = cast(Any, list if isinstance(a, list) else tuple)
     n, m = base.__len__(a), base.__len__(b)

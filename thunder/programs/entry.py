@@ -233,6 +233,7 @@ class Loaded:
     """What a cache entry from disk knows in the place of a capture."""
 
     path = host_calls = locks = ()
+    failure = None
     sharp_edges: tuple = ()
     instructions = 0
 
