@@ -12,6 +12,7 @@ from thunder.capture.native import ENUM, IDENTICAL, native_module
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy
 from thunder.interpreter import NULL
+from thunder.interpreter.attributes import plain_attribute
 
 PROXIES = (TensorProxy, AnyProxy, Condition, NumberProxy)
 
@@ -113,7 +114,7 @@ def _by_class(c, kind, name, after, found) -> bool:
     made = type(found)
     if after is not None or id(kind) in c.fresh or not of_library(type(kind)) or made not in _SHOWN_BY_CLASSES:
         return False
-    if type.__getattribute__(kind, name) is not (found.__func__ if made is staticmethod else found):
+    if plain_attribute(kind, name) is not (found.__func__ if made is staticmethod else found):
         return False
     c.ask(c.const(kind, kind.__qualname__).attr(name), IDENTITY)
     return True

@@ -401,7 +401,9 @@ def _changes(s, look: Look) -> list[tuple]:
         return _changed_dict(dict(container_base(type(s)).items(s)), was, original, source)
     if isinstance(s, set):
         now = set(set.__iter__(s))
-        return [("set", original, source, None, now)] if was is not None and now != was else []
+        # an element may have given way to one that equals it
+        differs = was is not None and set(map(id, now)) != set(map(id, was))
+        return [("set", original, source, None, now)] if differs else []
     s = list(container_base(type(s)).__iter__(s))
     if was is None:
         return [("extend", original, source, None, s)] if s else []
@@ -413,7 +415,7 @@ def _changes(s, look: Look) -> list[tuple]:
 
 def _changed_dict(s: dict, was: dict, original, source) -> list[tuple]:
     written = [k for k in was if k in s] + [k for k in s if k not in was]  # what is new is written behind what stayed
-    if list(s) != written:
+    if len(s) != len(written) or not all(map(operator.is_, s, written)):  # a key, to one that equals it
         return [("replacedict", original, source, None, dict(s))]
     out = [("delitem", original, source, k, None) for k in was if k not in s]
     return out + [("item", original, source, k, v) for k, v in s.items() if k not in was or was[k] is not v]

@@ -71,9 +71,9 @@ def _settled(c, o, k):
     """A key of a dict, or an index of a list, with the values of texts and NumPy's numbers."""
     if isinstance(o, dict):
         return changing.settled(c, k)
-    if type(o) in (list, tuple) and type(k) in (slice, HostProxy):
-        return map_structure(lambda x: numpy_values.as_number(c, x), k)
-    return k
+    if type(o) in (list, tuple) and type(k) is slice:
+        return slice(*[numpy_values.as_number(c, x) for x in (k.start, k.stop, k.step)])
+    return numpy_values.as_number(c, k) if type(o) in (list, tuple) else k
 
 
 def _key(c, k):

@@ -235,6 +235,8 @@ def iterated(c, a, kind=standins.Iterated):
 
 def iterable(c, a, kind=standins.Iterated):
     t = type(a)
+    if t is HostProxy and kind is standins.Listed:  # `join`, which the host then does
+        return a
     if t is HostProxy or t is not TensorProxy and iterates_in_python(c, a, counted=True):
         return iterated(c, a, kind)
     if id(a) in c.outside.iterators or type(a) is set:

@@ -148,7 +148,7 @@ def _in_library(c, function, a, b):
 
 def _of_tensors(c, symbol, a, b):
     repeated = a if type(b) is TensorProxy else b if symbol == "*" else None  # no sequence behind `*=`
-    if symbol in ("*", "*=") and isinstance(repeated, sequences.INDEXED):
+    if symbol in ("*", "*=") and isinstance(repeated, sequences.INDEXED) and not _overrides(repeated):
         return ARITHMETIC[symbol](*(operator.index(x) if type(x) is TensorProxy else x for x in (a, b)))
     if not _is_no_operand(c, a, b, symbol):
         return _recorded(c, ARITHMETIC[symbol], a, b)
