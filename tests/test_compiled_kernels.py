@@ -538,3 +538,12 @@ def test_blocks_are_measured_once_and_kept(driver, compiled, monkeypatch):
     assert driver[-1][1] == 2 and driver[-1][4] == 8, "what another process measured"
     thunder.jit(program, executors=[Everywhere("guessed")])(x, x)
     assert driver[-1][1] == 4
+
+
+def test_nothing_is_started_for_tensors_of_the_cpu(monkeypatch):
+    """A machine with a GPU has programs for the CPU as well."""
+    from thunder.executors import linear_cross_entropy
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(linear_cross_entropy._kernel, "request", lambda *_: pytest.fail("it is started"))
+    linear_cross_entropy._kernel.start([torch.float32] * 6, ((1,), (), 4), torch.device("cpu"))
