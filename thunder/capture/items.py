@@ -55,6 +55,7 @@ def getitem(c, o, k):
     if t is AnyProxy:
         return opaque_values.apply(c, operator.getitem, (o, k), {})
     of_array = t is numpy.ndarray and id(o) in c.outside.arrays and isinstance(k, NumberProxy)
+    of_array = of_array or t is numpy.ndarray and host_lines.holds_host_values(c, k, numbers=False)
     if t is HostProxy or type(k) is HostProxy or of_array:
         return host_lines.operate(c, operator.getitem, o, k)
     check_watched(c, o, "__getitem__", f"an item of a {t.__name__}")
@@ -171,7 +172,9 @@ def pairs(c, a):
         return c.materialize(a)
     if type(a) is TensorProxy or not _has_keys(c, a):
         return [_pair(c, p) for p in c.steps(a)] if type(a) in (list, tuple) else _Pairs(c, a, {})
-    keys = list(c.steps(c.call(c.load_attr(a, "keys"), [], {})))
+    keys = []
+    for k in c.steps(c.call(c.load_attr(a, "keys"), [], {})):  # `list` would ask for a length
+        keys.append(k)  # noqa: PERF402
     return [(k, c.getitem(a, k)) for k in keys]
 
 

@@ -122,6 +122,11 @@ def native_get(c, get, found, o, kind, name):
     except AttributeError:  # an empty slot
         c.ask(source.find(name), PRESENT)
         raise
+    if type(value) is types.MappingProxyType and any(i == id(o) for i, _ in c.writes.overlay):
+        c.refuse(
+            f"the attributes of {o.__qualname__}, which the program has written to, are read as one",
+            "read them by name",
+        )
     own = name == "__dict__" and isinstance(value, dict)
     return containers.attribute_dict(c, o, value, source) if own else c.read(value, source.attr(name))
 

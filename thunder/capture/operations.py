@@ -371,9 +371,11 @@ def formatted_text(c, text: str, values):
     expose(c, values)
     if is_unknown_text(c, values):
         return host_lines.text(c, text.__mod__, values)
-    return text % (
-        tuple(as_operand(c, v) for v in tuple.__iter__(values)) if isinstance(values, tuple) else as_operand(c, values)
-    )
+    if isinstance(values, tuple):
+        return text % tuple(as_operand(c, v) for v in tuple.__iter__(values))
+    if isinstance(values, dict) and "%(" in text:
+        return text % {k: as_operand(c, v) for k, v in dict.items(values)}
+    return text % as_operand(c, values)
 
 
 _WARNED: dict = {}  # once a site

@@ -8,7 +8,8 @@ from __future__ import annotations
 import types
 
 from thunder.interpreter.control import RETURN, YIELD, AsyncYield, set_context, stop_iteration_error
-from thunder.interpreter.recursion import run_deeper
+from thunder.interpreter.errors import UnsupportedError
+from thunder.interpreter.recursion import is_own, run_deeper
 from thunder.interpreter.tables import ITERATOR
 from thunder.interpreter.tracebacks import clean, entry, release, swallow
 
@@ -88,6 +89,8 @@ class Frame:
         try:
             if isinstance(error, self.host.uncatchable):
                 raise error
+            if type(error) is RecursionError and is_own(error):
+                raise UnsupportedError("a container that holds itself", "thunder would have to open it") from None
             self.note(error)
             handler = self.record.handlers[self.ip]
             if handler is None:

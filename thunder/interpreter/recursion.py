@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import traceback
 
 ROOM = 64  # interpreted frames between two changes of the limit
 FIRST_ROOM = 40  # interpreted frames that need no change: a model's forward rarely goes deeper
@@ -63,6 +64,16 @@ def _native_depth():
     while frame is not None:
         frame, depth = frame.f_back, depth + 1
     return depth
+
+
+def is_own(error: RecursionError) -> bool:
+    """Whether functions of thunder's own have called themselves too often: the program is not to handle that."""
+    last = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-_OWN:]
+    modules = [frame.f_globals.get("__name__") or "" for frame in last]
+    return len(last) == _OWN and all(name.startswith("thunder.") for name in modules)
+
+
+_OWN = 60  # calls inside of each other that capture makes nowhere without one of the program's between them
 
 
 def run_deeper(frame, sent, thrown):
