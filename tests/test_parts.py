@@ -212,7 +212,8 @@ def test_a_layout_that_no_view_shows():
 
     x, w = rows(4), rows(4)
     want = torch.autograd.grad(program(x, w), x)[0]
-    assert torch.equal(torch.autograd.grad(thunder.jit(program)(x, w), x)[0], want)
+    # of a product in another layout than eager's, whose bits depend on the CPU
+    torch.testing.assert_close(torch.autograd.grad(thunder.jit(program)(x, w), x)[0], want)
 
 
 class Pointwise(FusionExecutor):

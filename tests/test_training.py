@@ -47,14 +47,20 @@ def leaves(value):
     return [leaf for v in value for leaf in leaves(v)] if isinstance(value, (list, tuple)) else [value]
 
 
-def assert_same(got, want):
+# the gradient of a matrix beside an input that gets none is computed in another layout than eager's (`of_second`): bits
+# are equal where the library's kernel adds up in one order for both, which not every CPU's does
+OTHER_LAYOUTS = {"low_rank_adapters"}
+
+
+def assert_same(got, want, **tolerance):
+    tolerance = tolerance or {"rtol": 0, "atol": 0}
     got, want = leaves(got), leaves(want)
     assert len(got) == len(want)
     for g, w in zip(got, want):
         if isinstance(w, torch.Tensor):
             assert isinstance(g, torch.Tensor), g
             assert (g.dtype, g.shape, g.requires_grad) == (w.dtype, w.shape, w.requires_grad)
-            torch.testing.assert_close(g, w, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(g, w, **tolerance, equal_nan=True)
         else:
             assert g == w or g is w
 
@@ -63,7 +69,8 @@ def compare(run, jit=thunder.jit):
     torch.manual_seed(0)
     want = run(lambda f: f)
     torch.manual_seed(0)
-    assert_same(run(jit), want)
+    tolerance = {"rtol": 1.3e-6, "atol": 1e-5} if run.__name__ in OTHER_LAYOUTS else {}  # torch.testing's for float32
+    assert_same(run(jit), want, **tolerance)
 
 
 # ---------------------------------------------------------------------------------------------------------------- what

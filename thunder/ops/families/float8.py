@@ -8,6 +8,7 @@ transpose, too.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -100,7 +101,24 @@ def _product_meta(a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast):
     return like(a, (a.shape[0], b.shape[1]), from_tensor_dtype(out_dtype))
 
 
+@functools.cache
+def _multiplies_on_cpu() -> bool:
+    """Whether PyTorch's kernel for CPUs runs here: not where oneDNN is held to fewer instructions than the processor
+    has, which PyTorch does not know."""
+    compat.has_avx512()  # behind the first question about the processor, PyTorch may choose another kernel
+    a, one = torch.zeros(16, 16, dtype=torch.float8_e4m3fn), torch.ones(())
+    try:
+        compat.scaled_mm(a, a.t(), one, one, None, None, torch.float32, False)
+    except RuntimeError:
+        return False
+    return True
+
+
 def _scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast):
+    if a.device.type == "cpu" and not _multiplies_on_cpu():
+        product = a.to(torch.float32) @ b.to(torch.float32) * scale_a * scale_b
+        product = product if bias is None else product + bias
+        return (product if scale_result is None else product * scale_result).to(out_dtype)
     if a.device.type == "cpu" and scale_a.ndim:  # before torch 2.13, PyTorch's kernel for CPUs takes no scales of rows
         one = torch.ones(())
         product = compat.scaled_mm(a, b, one, one, bias, scale_result, torch.float32, fast)
