@@ -122,13 +122,17 @@ def native_get(c, get, found, o, kind, name):
     except AttributeError:  # an empty slot
         c.ask(source.find(name), PRESENT)
         raise
-    if type(value) is types.MappingProxyType and any(i == id(o) for i, _ in c.writes.overlay):
-        c.refuse(
-            f"the attributes of {o.__qualname__}, which the program has written to, are read as one",
-            "read them by name",
-        )
-    own = name == "__dict__" and isinstance(value, dict)
-    return containers.attribute_dict(c, o, value, source) if own else c.read(value, source.attr(name))
+    return _attributes_as_one(c, o, value, source) if name == "__dict__" else c.read(value, source.attr(name))
+
+
+def _attributes_as_one(c, o, value, source):
+    """The `__dict__` of an object from outside, or the view of a class's."""
+    if isinstance(value, dict):
+        return containers.attribute_dict(c, o, value, source)
+    if isinstance(o, type) and any(i == id(o) for i, _ in c.writes.overlay):
+        reason = f"the attributes of {o.__qualname__}, which the program has written to, are read as one"
+        c.refuse(reason, "read them by name")
+    return c.read(value, source.attr("__dict__"))
 
 
 # attributes that never change, or are no part of a program's meaning
