@@ -184,19 +184,6 @@ def run_backward(graph: Graph, cotangents: tuple):
     return _gradients(pairs, graph.inputs, compat.keeps_graph())
 
 
-def run_whole_backward(graph: Graph, cotangents: tuple):
-    """`run_backward` of an operation whose graph leads to its inputs alone. A backward that is asked for no inputs by
-    name does not ask each of its nodes, thousands of a recurrent layer, whether one of them needs it."""
-    pairs = [(o, g) for o, g in zip(graph.outputs, cotangents, strict=True) if g is not None and o.requires_grad]
-    if pairs:
-        outputs, given = zip(*pairs)
-        torch.autograd.backward(outputs, given, retain_graph=compat.keeps_graph())
-    found = [x.grad for x in graph.inputs]
-    for x in graph.inputs:
-        x.grad = None  # a graph that is kept may be run again
-    return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(graph.inputs, found, strict=True))
-
-
 def _make_derivative(symbol: Symbol):
     def forward_meta(wanted, args, kwargs):
         return symbol.meta(*args, **kwargs) if symbol.meta else _detached_meta(symbol, args, kwargs), AnyProxy("")
@@ -227,7 +214,7 @@ def _make_derivative(symbol: Symbol):
             lambda graph, cotangents: tuple(like(s) for s in sources),
             id=("backward_of", symbol.id),
             is_prim=True,
-            fn=run_whole_backward if symbol.reaches_all else run_backward,
+            fn=run_backward,
         )
         backward.once_differentiable, backward.accepts_missing_cotangents = once, True
         return _as_structure(wanted, backward(graph, cotangents), args, kwargs)
