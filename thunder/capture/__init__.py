@@ -341,6 +341,7 @@ def _read(c: Capture) -> Captured:
     c.recorder.context = c.recorder.context.replace(default_dtype=default_dtype)
     names.default_dtype = default_dtype
     names.backends = compat.attention_backends()
+    failure = None
     try:
         with compat.modes_restored():
             with contextlib.ExitStack() as modes:
@@ -372,6 +373,8 @@ def _read(c: Capture) -> Captured:
             str(error), remedy="write this part in another way, or call it outside of the compiled function"
         ) from None
     except (ThunderError, SharpEdgeWarning):
+        if failure is not None:  # its effects cannot be shown, and the program's own error is the user's
+            raise failure from failure.__cause__
         raise
     except Exception as error:
         if any(not placement.is_whole for placement in c.tensors.placements.values()):

@@ -18,7 +18,7 @@ import torch
 from thunder.capture import containers, locks
 from thunder.capture.native import BUFFERS, ENUM, IMMUTABLE, PRIMITIVE, is_iterator
 from thunder.interpreter import NULL
-from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.attributes import NATIVE_METHODS, type_attribute
 
 _WATCHED = (
     *containers.MUTABLE, tuple, *IMMUTABLE, frozenset, slice, type, types.ModuleType, types.FunctionType,
@@ -69,4 +69,4 @@ def _has_native_state(kind: type) -> bool:
     return any(type(m) in _OF_C and n not in ("__dict__", "__weakref__") for n, m in own)
 
 
-_OF_C = (types.MethodDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType)
+_OF_C = (*NATIVE_METHODS, types.GetSetDescriptorType)
