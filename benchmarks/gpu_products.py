@@ -157,12 +157,12 @@ def graphed(calls) -> float:
 def float8(rows: int = 2048, layers=((12288, 4096), (4096, 4096), (11008, 4096), (4096, 11008))) -> None:
     """The three products of a layer (n, k) in bfloat16, in float8 with sums added up in fewer and in more digits, and
     its three roundings."""
-    from thunder.executors.float8 import largest_of, whole
+    from thunder.executors.float8 import largest_of, quantized
 
     e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
 
     def rounded(matrix, to):
-        return whole(matrix, largest_of(matrix), to, True)
+        return quantized(matrix, largest_of(matrix), to, True)
 
     def product(a, b, fast):
         return graphed(

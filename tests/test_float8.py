@@ -220,11 +220,11 @@ def test_kernels(make, to):
     x = make().to(DEVICE)
     exact, digits = x.float(), 4 if to is E4M3 else 3
     amax = float8.largest_of(x)
-    q, scale, columns = float8.whole(x, amax, to, True)
+    q, scale, columns = float8.quantized(x, amax, to, True)
     assert torch.equal(amax, exact.abs().amax())
     torch.testing.assert_close(scale, exact.abs().amax().clamp_min(1e-12) / torch.finfo(to).max)
-    assert torch.equal(columns.float(), q.float().t()) and len(float8.whole(x, amax, to, False)) == 2
-    rows, rows_scale, turned, turned_scale = float8.by_rows(x, to, True)
+    assert torch.equal(columns.float(), q.float().t()) and len(float8.quantized(x, amax, to, False)) == 2
+    rows, rows_scale, turned, turned_scale = float8.quantized(x, None, to, True)
     torch.testing.assert_close(rows_scale, exact.abs().amax(1, True).clamp_min(1e-12) / torch.finfo(to).max)
     torch.testing.assert_close(turned_scale, exact.abs().amax(0)[:, None].clamp_min(1e-12) / torch.finfo(to).max)
     for found, scales, wanted in ((q, scale, exact), (rows, rows_scale, exact), (turned, turned_scale, exact.t())):

@@ -96,3 +96,24 @@ def test_a_region_writes_what_all_of_its_results_show():
     assert [tuple(o.shape) for o in region.outputs] == [(3, 40)], (
         "a copy would follow where the region wrote it before it is turned"
     )
+
+
+def partial_rows(function, *shape):
+    """How many partial sums a program over columns leaves."""
+    kernels = [kernel for line in fused(function, tensor(*shape)) for kernel in line.sym.fn.schedule.kernels]
+    stored = [v for kernel in kernels for v in kernel.stores]
+    return [v.shape[0] for v in stored if v.kind == "partial"]
+
+
+def test_sums_of_columns_of_a_square_are_shared_as_those_of_other_matrices():
+    """Rows and columns of a square are as many: its own space is none of rows that are reduced."""
+    size = 320
+
+    def columns(x):
+        return torch.tanh(x).sum(0)
+
+    def both(x):
+        return torch.softmax(torch.tanh(x), 1).sum(0)
+
+    assert partial_rows(columns, size, size) == partial_rows(columns, size, size - 8)
+    assert partial_rows(both, size, size) == partial_rows(both, size, size - 8) != partial_rows(columns, size, size)

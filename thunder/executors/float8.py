@@ -16,7 +16,6 @@ from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.extend import OperatorExecutor, register_executor
 from thunder.ops.families.float8 import largest, quantize
 from thunder.ops.shape_rules import ceil_div
-from thunder.ops.torch_types import to_torch_dtype
 
 
 def _takes(x: TensorProxy, *rest) -> bool:
@@ -50,29 +49,28 @@ def largest_of(steps: Steps, x: torch.Tensor) -> torch.Tensor:
     return amax
 
 
-def whole(x: torch.Tensor, amax: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
-    """A matrix (m, k) of any strides with one scale, by its largest absolute value: float8 (m, k), scale (), and with
-    `transposed` float8 (k, m)."""
-    # Triton 3.6 turns such a tile as single bytes, and on an H200 some were wrong
-    if transposed and x.element_size() > 2:
-        return (*whole(x, amax, to, False), whole(x.t(), amax, to, False)[0])
-    return _whole(x, amax, to, transposed)
-
-
-@launching
-def _whole(
+def whole(
     steps: Steps, x: torch.Tensor, amax: torch.Tensor, to: torch.dtype, transposed: bool
 ) -> tuple[torch.Tensor, ...]:
-    m, k = x.shape
+    """A matrix (m, k) of any strides with one scale, by its largest absolute value: float8 (m, k), scale (), and with
+    `transposed` float8 (k, m)."""
+    (m, k), (down, across) = x.shape, x.stride()
     q, scale = steps.empty((m, k), to), steps.empty((), torch.float32)
     columns = steps.empty((k, m), to) if transposed else q  # which is not written to then
-    numbers = m, k, *x.stride(), *_of_type(to), transposed, HEIGHT, WIDTH
-    programs = ceil_div(m, HEIGHT) * ceil_div(k, WIDTH)
-    steps.launch(_write_both, (x, amax, q, columns, scale), ((programs,), numbers, 4))
+    # Triton 3.6 turns such a tile as single bytes, and on an H200 some were wrong
+    twice = transposed and x.element_size() > 2
+
+    def write(m: int, k: int, down: int, across: int, rows: torch.Tensor, columns: torch.Tensor, both: bool) -> None:
+        numbers = m, k, down, across, *_of_type(to), both, HEIGHT, WIDTH
+        programs = ceil_div(m, HEIGHT) * ceil_div(k, WIDTH)
+        steps.launch(_write_both, (x, amax, rows, columns, scale), ((programs,), numbers, 4))
+
+    write(m, k, down, across, q, columns, transposed and not twice)
+    if twice:
+        write(k, m, across, down, columns, columns, False)
     return (q, scale, columns) if transposed else (q, scale)
 
 
-@launching
 def by_rows(steps: Steps, x: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
     """A matrix (m, k) of any strides with a scale for each row: float8 (m, k), scales (m, 1), and with `transposed` the
     same of its transpose: (k, m), (k, 1)."""
@@ -88,14 +86,19 @@ def by_rows(steps: Steps, x: torch.Tensor, to: torch.dtype, transposed: bool) ->
     return q, scale, columns, columns_scale
 
 
-def _quantize(x: torch.Tensor, amax: torch.Tensor | None, to, transposed: bool) -> tuple[torch.Tensor, ...]:
-    given = x, to_torch_dtype(to), transposed
-    return by_rows(*given) if amax is None else whole(x, amax, *given[1:])
+@launching
+def quantized(
+    steps: Steps, x: torch.Tensor, amax: torch.Tensor | None, to: torch.dtype, transposed: bool
+) -> tuple[torch.Tensor, ...]:
+    """`whole`, and `by_rows` where no largest absolute value is given."""
+    return by_rows(steps, x, to, transposed) if amax is None else whole(steps, x, amax, to, transposed)
 
 
 float8_ex = OperatorExecutor("float8")
 float8_ex.capturable = True
-for _symbol, _name, _function in ((quantize, "quantize", _quantize), (largest, "find_largest", largest_of)):
-    _operation = float8_ex.register_operator(f"{_name}_float8", meta=_symbol.meta, fn=_function)
-    float8_ex.register_implementation(_symbol, _operation, checker=_takes)
+_quantize = float8_ex.register_operator("quantize_float8", meta=quantize.meta, fn=quantized)
+_find_largest = float8_ex.register_operator("find_largest_float8", meta=largest.meta, fn=largest_of)
+float8_ex.register_implementation(quantize, _quantize, checker=_takes)
+# the kernel that computes a matrix finds its largest number without reading it again
+float8_ex.register_implementation(largest, _find_largest, checker=_takes, outside_regions=True)
 register_executor(float8_ex)

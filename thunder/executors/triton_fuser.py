@@ -9,6 +9,7 @@ products, attention and, unless `rng="fused"`, random operations. The compiler i
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +30,16 @@ from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.last_sums import without_last_sums
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
 from thunder.executors.triton_kernels.sizes import Undecided
+from thunder.executors.triton_kernels.thin_products import (
+    is_thin_layer,
+    is_thin_product,
+    thin_layer,
+    thin_product,
+)
 from thunder.executors.triton_kernels.values import is_map, primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import FusionExecutor, TooLarge, Unfused, computing, fusible
-from thunder.ops import PRIMS
+from thunder.ops import LTORCH, PRIMS
 from thunder.ops.backward import index_backward
 from thunder.ops.families.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
@@ -65,6 +72,9 @@ class TritonFuser(FusionExecutor):
         self._plans: TritonFuser | None = None
         # by the names of a program: the forward's, which its backward reads
         self._strides: weakref.WeakKeyDictionary[Names, dict[str, tuple]] = weakref.WeakKeyDictionary()
+        for name, is_thin, thin in (("mm", is_thin_product, thin_product), ("linear", is_thin_layer, thin_layer)):
+            checker = functools.partial(self._takes_thin, is_thin)
+            self.register_supported(LTORCH[name], checker, execution_transform=thin)
 
     def configured(self, options) -> TritonFuser:
         if not options.get(TRITON_AUTOTUNE):
@@ -104,6 +114,9 @@ class TritonFuser(FusionExecutor):
             and self.has_triton()
             and _in_primitives(operation)
         )
+
+    def _takes_thin(self, is_thin: Callable, x: TensorProxy, *others: TensorProxy | None) -> bool:
+        return _runs_on(x.device.name) and self.has_triton() and is_thin(x, *others)
 
     def is_cheap(self, operation: BoundSymbol) -> bool:
         """Elementwise operations are, but for tables of sines, which are stored once and not recomputed in each

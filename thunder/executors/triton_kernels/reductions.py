@@ -23,7 +23,7 @@ from thunder.core.dtypes import FLOAT, bool8
 from thunder.executors.triton_kernels.index import Index, Variable
 from thunder.executors.triton_kernels.literals import compute_type
 from thunder.executors.triton_kernels.one_hot import of_one_term
-from thunder.executors.triton_kernels.reduction_places import Strides, memory_order, space_of
+from thunder.executors.triton_kernels.reduction_places import Space, Strides, memory_order, space_of
 from thunder.executors.triton_kernels.sizes import Extent, hint
 from thunder.executors.triton_kernels.values import Program, Value, in_order, sources
 
@@ -125,7 +125,7 @@ class _Steps:
         self.means = {v: s for v in order if v.kind == "reduce" and (s := _mean_of(v)) is not None}
         self.again = _read_again(order, program, self.means)
         reductions = [v for v in order if v.kind == "reduce"]
-        self.spaces = {space_of(v) for v in reductions}
+        self.reductions = reductions
         self.norms: dict[tuple, _Norm] = {}
         self.known: dict[tuple, Value] = {}
         self.merges: dict[tuple, _Merged] = {}
@@ -283,9 +283,17 @@ class _Steps:
 
     def blocks(self, rows: int | Extent, columns: int | Extent) -> int:
         """The number of programs that share the rows of a partial."""
-        if (rows, columns) in self.spaces and fits(columns):
+        if fits(columns) and self.of_rows((rows, columns)):
             return _programs(_many(rows), hint(columns), self.programs)
         return min(-(-_many(rows) // FEW_ROWS), max(2, 4 * self.programs // -(-hint(columns) // 128)))
+
+    def of_rows(self, space: Space) -> bool:
+        """Whether rows of a space are reduced, in a kernel that leaves partial results as well."""
+        for v in self.reductions:
+            merged = self.merged(v.operands[0], v.what[1]) if space_of(v) == space else None
+            if merged is not None and merged.reduced[-1:] == (len(merged.value.shape) - 1,):
+                return True
+        return False
 
     def partial(self, x: Value, dims: tuple[int, ...], how: str, blocks: int) -> _Parts:
         """The partial results of a number of programs."""
