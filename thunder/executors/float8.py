@@ -1,5 +1,5 @@
-"""The float8 executor: rounds matrices to float8 (`thunder/ops/families/float8.py`) by two kernels, one for the largest
-absolute value and one that writes the matrix and its transpose.
+"""The float8 executor: rounds matrices to float8 (`thunder/ops/families/float8.py`) by a kernel that writes the matrix
+and its transpose. Their largest absolute values are found by the fuser, in the kernel that computes a matrix.
 
 `Float8Transform`, which writes such operations, adds this executor. Without a GPU and Triton their decomposition runs.
 """
@@ -14,7 +14,7 @@ from thunder.executors.handwritten import Handwritten, Steps, launching
 from thunder.executors.triton_kernels.launcher import interpreting
 from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.extend import OperatorExecutor, register_executor
-from thunder.ops.families.float8 import largest, quantize
+from thunder.ops.families.float8 import quantize
 from thunder.ops.shape_rules import ceil_div
 
 
@@ -23,11 +23,9 @@ def _takes(x: TensorProxy, *rest) -> bool:
 
 
 HEIGHT, WIDTH = 64, 128  # of a tile that is written, by 4 warps: a line of the cache, and half of one in the transpose
-SEEN = 16, 512  # of a tile whose largest number is looked for, by 8 warps
-PROGRAMS = 512  # that look for it, at most
 COLUMNS, ROWS = 32, 128  # that a program scales, and sees at a time
-_largest, _write_both, _write_each_row, _write_each_column = (
-    Handwritten("float8_kernels.py", name) for name in ("_largest_of", "_write", "_write_rows", "_write_columns")
+_write_both, _write_each_row, _write_each_column = (
+    Handwritten("float8_kernels.py", name) for name in ("_write", "_write_rows", "_write_columns")
 )
 
 
@@ -35,18 +33,6 @@ def _of_type(to: torch.dtype) -> tuple:
     """What kernels are told of a float8 type."""
     name, digits = {torch.float8_e4m3fn: ("tl.float8e4nv", 3), torch.float8_e5m2: ("tl.float8e5", 2)}[to]
     return torch.finfo(to).max, name, digits if interpreting() else 0
-
-
-@launching
-def largest_of(steps: Steps, x: torch.Tensor) -> torch.Tensor:
-    """The largest absolute value of a matrix of any strides: float32 ()."""
-    m, k = x.shape
-    amax = steps.call(torch.zeros, (), dtype=torch.float32, device=x.device)
-    tiles = ceil_div(m, SEEN[0]) * ceil_div(k, SEEN[1])
-    programs = min(PROGRAMS, tiles)
-    numbers = m, k, *x.stride(), ceil_div(tiles, programs), *SEEN
-    steps.launch(_largest, (x, amax), ((programs,), numbers, 8))
-    return amax
 
 
 def whole(
@@ -97,8 +83,5 @@ def quantized(
 float8_ex = OperatorExecutor("float8")
 float8_ex.capturable = True
 _quantize = float8_ex.register_operator("quantize_float8", meta=quantize.meta, fn=quantized)
-_find_largest = float8_ex.register_operator("find_largest_float8", meta=largest.meta, fn=largest_of)
 float8_ex.register_implementation(quantize, _quantize, checker=_takes)
-# the kernel that computes a matrix finds its largest number without reading it again
-float8_ex.register_implementation(largest, _find_largest, checker=_takes, outside_regions=True)
 register_executor(float8_ex)

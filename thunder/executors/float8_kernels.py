@@ -35,21 +35,6 @@ def _rounded(x, scale, largest: tl.constexpr, to: tl.constexpr, digits: tl.const
 
 
 @triton.jit
-def _largest_of(x, amax, m, k, stride_m, stride_k, steps: tl.constexpr, height: tl.constexpr, width: tl.constexpr):
-    """The largest absolute value, of each program's tiles in turn, where a 0 stands before."""
-    across = tl.cdiv(k, width)
-    found = tl.zeros((height, width), tl.int32)
-    for step in range(steps):
-        at = tl.program_id(0) + step * tl.num_programs(0)
-        row = (at // across).to(tl.int64) * height + tl.arange(0, height)[:, None]
-        column = (at % across).to(tl.int64) * width + tl.arange(0, width)[None, :]
-        found = tl.maximum(
-            found, _bits(tl.load(x + row * stride_m + column * stride_k, mask=(row < m) & (column < k), other=0.0))
-        )
-    tl.atomic_max(amax.to(tl.pointer_type(tl.int32), bitcast=True), tl.max(tl.max(found, 1), 0), sem="relaxed")
-
-
-@triton.jit
 def _write(
     x, amax, q, columns, scale, m, k, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr,
     transposed: tl.constexpr,

@@ -36,7 +36,7 @@ class Implementation:
     """How an executor carries out one operation: a symbol with the same arguments, or a function that rewrites it in
     terms of other operations."""
 
-    __slots__ = ("symbol", "checker", "execution_transform", "grad_transform", "outside_regions")
+    __slots__ = ("symbol", "checker", "execution_transform", "grad_transform")
 
     def __init__(
         self,
@@ -44,11 +44,9 @@ class Implementation:
         checker: Callable | None,
         execution_transform: Callable | None,
         grad_transform: Callable | None = None,
-        outside_regions: bool = False,
     ):
         self.symbol, self.checker = symbol, checker
         self.execution_transform, self.grad_transform = execution_transform, grad_transform
-        self.outside_regions = outside_regions
 
     @property
     def executes(self) -> bool:
@@ -236,7 +234,6 @@ class OperatorExecutor(Executor):
         self, sym_or_id: Symbol | Any, op: Symbol | None = None, *, checker: Callable | None = None,
         execution_transform: Callable | None = None,
         grad_transform: Callable | None = None,
-        outside_regions: bool = False,
     ) -> None:  # fmt: skip
         """Says how this executor carries out an operation, instead of what was said before.
 
@@ -244,8 +241,7 @@ class OperatorExecutor(Executor):
         rewrites it in terms of other operations. With a grad_transform alone the operation is executed by others.
         `checker`, called with the same arguments, says whether it can: without one it always can. `grad_transform`, a
         function of the same arguments, computes the result and says with get_grad and put_grads how the operation is
-        differentiated. A torch function stands for the operation it is. `outside_regions`: it is for operations that
-        are in no region, though a fusion executor behind this one may take them.
+        differentiated. A torch function stands for the operation it is.
 
         Raises ValueError unless exactly one of op and execution_transform is given, TypeError for what is no operation
         or no function.
@@ -265,9 +261,7 @@ class OperatorExecutor(Executor):
             raise ValueError(
                 "register_implementation: give exactly one of op and execution_transform, or a grad_transform alone"
             )
-        self.implmap[operation_id(sym_or_id)] = Implementation(
-            op, checker, execution_transform, grad_transform, outside_regions
-        )
+        self.implmap[operation_id(sym_or_id)] = Implementation(op, checker, execution_transform, grad_transform)
 
 
 def operation_id(given: Any) -> Any:

@@ -9,7 +9,7 @@ from thunder.core.rewrite import Rewriter, decomposed, rewrite
 from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
 from thunder.core.trace import Trace, timed_pass
 from thunder.errors import MissingImplementationError
-from thunder.extend import Executor, Implementation
+from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
 
 
@@ -95,7 +95,7 @@ def _place(
             if executor.takes(operation):
                 left[operation] = None
                 return out.write(operation)
-        elif found is not None and found.executes and not _waits(found, operation, executors) and executor.get_fuel():
+        elif found is not None and found.executes and executor.get_fuel():
             if found.execution_transform is not None:
                 return _rewrite(operation, executor, found.execution_transform, executors, out, left)
             assert found.symbol is not None, "an implementation has a symbol or an execution transform"
@@ -117,11 +117,6 @@ def _place(
     for sub in operation.subsymbols:
         _place(out.current(sub), executors, out, left)
     out.alias(operation.aliases)
-
-
-def _waits(found: Implementation, operation: BoundSymbol, executors: tuple[Executor, ...]) -> bool:
-    """Whether an implementation is for what no region has, and a region may have this operation."""
-    return found.outside_regions and any(isinstance(e, FusionExecutor) and e.takes(operation) for e in executors)
 
 
 def _rewrite(

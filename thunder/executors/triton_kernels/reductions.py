@@ -248,8 +248,8 @@ class _Steps:
         if not reduced:
             return None
         if len(shape) == 1:
-            return self.partial(x, tuple(dims), how, min(self.programs, -(-hint(rows) // 1024))) if (
-                hint(rows) > WHOLE) else None  # fmt: skip
+            blocks = min(2 * self.programs, -(-hint(rows) // 4096))
+            return self.partial(x, tuple(dims), how, blocks) if hint(rows) > WHOLE else None
         norm = self.norms.get((x, dims), _Norm(False, False))
         if len(reduced) == 1 and reduced[0] == 0 and len(shape) == 2:  # a sum of rows
             at_once = _many(rows) <= FEW_ROWS or norm.again and self.in_one_kernel(merged, norm)

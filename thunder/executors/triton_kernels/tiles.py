@@ -9,6 +9,7 @@ from thunder.executors.triton_kernels.schedule import Kernel
 from thunder.executors.triton_kernels.sizes import Extent, hint
 
 PASS = 8192  # columns that a program sees at a time where a row does not fit
+REDUCED = 4096  # elements of a block of which everything is reduced
 # bytes of shared memory that are left to what is not loaded ahead: reductions, other layouts of a block
 OTHERS = 1 << 16
 
@@ -58,7 +59,7 @@ def candidates(kernel: Kernel) -> list[Tile]:
 def _map(kernel: Kernel) -> Tile:
     """Where all is reduced as well, few programs see many blocks, and larger ones have more under way."""
     if any(v.kind == "partial" for v in kernel.stores) and hint(kernel.columns) > 1024:
-        return Tile(1, 2048, 8)
+        return Tile(1, REDUCED, 4)
     block = min(1024, power_of_two(kernel.columns))
     return Tile(1, block, 4 if block >= 512 else 1)
 
@@ -82,8 +83,10 @@ def _rows(kernel: Kernel) -> Tile:
 
 
 def _columns(kernel: Kernel) -> Tile:
+    """A sum alone, without what is stored beside it, leaves registers for more elements under way."""
     columns = min(128, power_of_two(kernel.columns))
-    return Tile(min(1024 // columns, power_of_two(kernel.rows)), columns, 4)
+    elements, warps = (2048, 2) if len(kernel.stores) == 1 else (1024, 4)
+    return Tile(min(elements // columns, power_of_two(kernel.rows)), columns, warps)
 
 
 def stages(nbytes: int, shared: int) -> int:
