@@ -116,4 +116,4 @@ def test_sums_of_columns_of_a_square_are_shared_as_those_of_other_matrices():
         return torch.softmax(torch.tanh(x), 1).sum(0)
 
     assert partial_rows(columns, size, size) == partial_rows(columns, size, size - 8)
-    assert partial_rows(both, size, size) == partial_rows(both, size, size - 8) != partial_rows(columns, size, size)
+    assert partial_rows(both, size, size) != partial_rows(columns, size, size)

@@ -9,7 +9,6 @@ products, attention and, unless `rng="fused"`, random operations. The compiler i
 
 from __future__ import annotations
 
-import functools
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -72,9 +71,8 @@ class TritonFuser(FusionExecutor):
         self._plans: TritonFuser | None = None
         # by the names of a program: the forward's, which its backward reads
         self._strides: weakref.WeakKeyDictionary[Names, dict[str, tuple]] = weakref.WeakKeyDictionary()
-        for name, is_thin, thin in (("mm", is_thin_product, thin_product), ("linear", is_thin_layer, thin_layer)):
-            checker = functools.partial(self._takes_thin, is_thin)
-            self.register_supported(LTORCH[name], checker, execution_transform=thin)
+        self.register_supported(LTORCH["mm"], self._takes_product, execution_transform=thin_product)
+        self.register_supported(LTORCH["linear"], self._takes_layer, execution_transform=thin_layer)
 
     def configured(self, options) -> TritonFuser:
         if not options.get(TRITON_AUTOTUNE):
@@ -115,8 +113,11 @@ class TritonFuser(FusionExecutor):
             and _in_primitives(operation)
         )
 
-    def _takes_thin(self, is_thin: Callable, x: TensorProxy, *others: TensorProxy | None) -> bool:
-        return _runs_on(x.device.name) and self.has_triton() and is_thin(x, *others)
+    def _takes_product(self, a: TensorProxy, b: TensorProxy) -> bool:
+        return _runs_on(a.device.name) and self.has_triton() and is_thin_product(a, b)
+
+    def _takes_layer(self, x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
+        return _runs_on(x.device.name) and self.has_triton() and is_thin_layer(x, weight, bias)
 
     def is_cheap(self, operation: BoundSymbol) -> bool:
         """Elementwise operations are, but for tables of sines, which are stored once and not recomputed in each

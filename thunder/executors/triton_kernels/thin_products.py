@@ -15,7 +15,10 @@ from thunder.core.proxies import TensorProxy
 from thunder.ops import LTORCH
 from thunder.ops.torch_types import to_torch_dtype
 
-MOST = 1 << 21  # elements that a sum over rows reads: alone, a larger one takes longer than cuBLAS's (docs/lab_log.md)
+# A sum over rows that stands alone takes longer than cuBLAS's where it reads more elements than that, unless the rows
+# are many for each column: gradients of weights are such sums, fused with the gradient of their input. Measured
+# (docs/lab_log.md).
+MOST, LONG = 1 << 21, 16
 
 
 def is_thin_product(a: TensorProxy, b: TensorProxy) -> bool:
@@ -33,7 +36,7 @@ def is_thin_layer(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None 
 def _is_thin(kind: dtype, m: Any, k: Any, n: Any) -> bool:
     if kind.category != 2 or not all(isinstance(size, int) and size > 0 for size in (m, k, n)):
         return False
-    return k == 1 or n == 1 or m == 1 and k * n <= MOST
+    return k == 1 or n == 1 or m == 1 and (k * n <= MOST or k >= LONG * n)
 
 
 def thin_product(a: Any, b: Any) -> Any:
