@@ -19,6 +19,7 @@ import string
 import sys
 import threading
 import types
+import typing
 import weakref
 from typing import Any
 
@@ -80,6 +81,7 @@ def slots(kind: type) -> list[str]:
 IMMUTABLE = (
     numpy.generic, pathlib.PurePath, decimal.Decimal, fractions.Fraction, datetime.date, datetime.time,
     datetime.timedelta, datetime.timezone,
+    typing.ParamSpecArgs, typing.ParamSpecKwargs,  # made anew for whoever asks
 )  # fmt: skip
 
 # Python code of these packages runs natively unless it gets a tracked object or a function of the user's

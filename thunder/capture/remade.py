@@ -11,6 +11,7 @@ import operator
 import re
 import struct
 import types
+import typing
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -107,8 +108,9 @@ def goes_on(value) -> bool:
 
 
 # objects that nobody can change, and those by which a library describes classes and functions
+TYPE_PARAMETERS = typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple
 UNCHANGING = (
-    dataclasses.Field, inspect.Parameter,
+    *TYPE_PARAMETERS, dataclasses.Field, inspect.Parameter,
     re.Pattern, re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller,
     staticmethod, classmethod, types.CodeType, types.WrapperDescriptorType, types.MethodDescriptorType,
     types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType, types.TracebackType,

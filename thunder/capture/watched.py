@@ -17,6 +17,7 @@ import torch
 
 from thunder.capture import containers, locks
 from thunder.capture.native import BUFFERS, ENUM, IMMUTABLE, PRIMITIVE, is_iterator
+from thunder.capture.remade import TYPE_PARAMETERS
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import NATIVE_METHODS, type_attribute
 
@@ -25,7 +26,7 @@ _WATCHED = (
     types.BuiltinFunctionType, types.MappingProxyType, types.GenericAlias, types.UnionType, contextvars.ContextVar,
     weakref.ref, re.Pattern, re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller,
     functools.partial, int, float, complex, str, bytes, *BUFFERS, torch.nn.Module, property, staticmethod, classmethod,
-    numpy.ndarray, numpy.dtype, ENUM, random.Random, BaseException, *locks.KINDS,
+    numpy.ndarray, numpy.dtype, ENUM, random.Random, BaseException, *locks.KINDS, *TYPE_PARAMETERS,
 )  # fmt: skip
 
 
