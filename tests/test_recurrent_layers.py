@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 
 import thunder
 
@@ -63,3 +64,23 @@ def test_others_keep_pytorchs_graph(kind):
         torch.autograd.grad(compiled(x).sum(), x), torch.autograd.grad(net(x)[0].sum(), x), rtol=0, atol=0
     )
     assert keeps_graph(compiled)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"num_layers": 2, "batch_first": True}])
+def test_gradients_have_the_bits_and_strides_of_eagers_also_where_some_results_have_none(kind, options):
+    torch.manual_seed(0)
+    module, x = kind(7, 5, **options), torch.randn(6, 4, 7, requires_grad=True)
+    compiled, inputs = thunder.jit(module), [x, *module.parameters()]
+
+    def gradients(run):
+        out, state = run(x)
+        state = state if isinstance(state, torch.Tensor) else state[0]
+        for results in ([out, state], [state], [out]):  # a graph that is kept is run again
+            losses = [r.sin().sum() for r in results]
+            yield from torch.autograd.grad(losses, inputs, retain_graph=True, allow_unused=True)
+
+    for found, wanted in zip(gradients(compiled), gradients(module), strict=True):
+        assert (found is None) is (wanted is None)
+        if found is not None:
+            assert torch.equal(found, wanted) and found.stride() == wanted.stride()

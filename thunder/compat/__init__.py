@@ -31,7 +31,7 @@ _home, __dir__ = names_from(
         "autocast_nesting", "autocast_on", "autocast_off", "AUTOCAST_KINDS"),
         "thunder.compat.cuda": ("load_kernel", "attention_backends", "attention_among"),
         "thunder.compat.batch_checks": ("tensor_batch_check", "native_batch_check"),
-        "thunder.compat.autograd": ("keeps_graph", "saved_by_hooks", "gradients",
+        "thunder.compat.autograd": ("keeps_graph", "saved_by_hooks", "gradients", "run_backward",
         "applying", "will_run"),
         "thunder.compat.functorch": ("is_batch", "in_forward_mode", "in_functorch", "unwrap_of",
         "functorch_implementations"),

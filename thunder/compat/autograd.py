@@ -47,6 +47,11 @@ def gradients(outputs: Sequence, cotangents: Sequence, inputs: Sequence, keep_gr
     )
 
 
+def run_backward(outputs: Sequence, cotangents: Sequence, keep_graph: bool) -> None:
+    """`torch.autograd.backward` without its checks."""
+    compat.run_engine(tuple(outputs), tuple(cotangents), keep_graph, False, (), True, accumulate_grad=True)
+
+
 def applying(function: type[torch.autograd.Function]) -> tuple[Callable[[], bool], Callable]:
     """Whether torch.func transforms, as a function, and what applies `function` where none does: `function.apply` would
     look in each input for what a transform has left behind."""

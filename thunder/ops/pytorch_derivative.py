@@ -18,12 +18,13 @@ from thunder.ops.opaque_values import is_tensor
 
 
 class Graph:
-    """The piece of PyTorch's autograd graph that one operation left: what its derivative saves."""
+    """The piece of PyTorch's autograd graph that one operation left: what its derivative saves. found: where a backward
+    of the whole graph leaves the gradients of the inputs."""
 
-    __slots__ = ("inputs", "outputs")
+    __slots__ = ("inputs", "outputs", "found")
 
-    def __init__(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]):
-        self.inputs, self.outputs = inputs, outputs
+    def __init__(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], found: list | None = None):
+        self.inputs, self.outputs, self.found = inputs, outputs, found
 
 
 def _tensors_in(value, found: list) -> list:
@@ -176,12 +177,52 @@ def run_with_graph(function: Callable, wanted: tuple, args: tuple, kwargs: dict)
     )
 
 
+class _Inputs(torch.autograd.Function):
+    """Where the graph of an operation begins that leads nowhere else: it keeps the gradients of all inputs."""
+
+    @staticmethod
+    def forward(ctx, found, _, *inputs):
+        ctx.set_materialize_grads(False)
+        ctx.found = found
+        return tuple([x.detach() for x in inputs])
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        ctx.found[:] = gradients
+        return (None,) * (2 + len(gradients))
+
+
+@functools.cache
+def _root() -> torch.Tensor:
+    """What requires grad, so that `_Inputs` does."""
+    return torch.zeros((), requires_grad=True)
+
+
+def run_with_whole_graph(function: Callable, wanted: tuple, args: tuple, kwargs: dict):
+    """`run_with_graph` of an operation whose graph leads to its inputs alone. An engine that is asked for no inputs by
+    name does not ask each node, thousands of a recurrent layer, whether one of them needs it."""
+    if compat.in_functorch():  # whose transforms take a function of autograd apart
+        return run_with_graph(function, wanted, args, kwargs)
+    inputs, found = list[torch.Tensor](), list[torch.Tensor | None]()
+    _with_inputs(wanted, args, kwargs, lambda x: inputs.append(x) or x)
+    with torch.enable_grad():
+        given = iter(_Inputs.apply(found, _root(), *inputs))
+        args, kwargs = _with_inputs(wanted, args, kwargs, lambda x: next(given))
+        out = function(*args, **kwargs)
+    graph = Graph(inputs, _tensors_in(out, []), found)
+    return map_structure(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, out), graph
+
+
 def run_backward(graph: Graph, cotangents: tuple):
     """The gradients of a graph's inputs. cotangents: one, or None, for each of its outputs."""
     pairs = [(o, g) for o, g in zip(graph.outputs, cotangents, strict=True) if g is not None and o.requires_grad]
     if not pairs:
         return tuple(torch.zeros_like(x) for x in graph.inputs)
-    return _gradients(pairs, graph.inputs, compat.keeps_graph())
+    if graph.found is None:
+        return _gradients(pairs, graph.inputs, compat.keeps_graph())
+    compat.run_backward(*zip(*pairs, strict=True), compat.keeps_graph())
+    found, graph.found[:] = graph.found[:] or [None] * len(graph.inputs), ()
+    return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(graph.inputs, found, strict=True))
 
 
 def _make_derivative(symbol: Symbol):
@@ -190,7 +231,7 @@ def _make_derivative(symbol: Symbol):
 
     name = symbol.name
     random = tuple(symbol.tags & {OpTags.RANDOM_OP})
-    run = functools.partial(run_with_graph, symbol.fn)
+    run = functools.partial(run_with_whole_graph if symbol.reaches_all else run_with_graph, symbol.fn)
     forward = Symbol(
         f"{name}_with_graph", forward_meta, id=("with_graph", symbol.id), is_prim=True, tags=random, fn=run
     )

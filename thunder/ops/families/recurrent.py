@@ -244,8 +244,9 @@ def _layer_meta(x, w_ih, w_hh, b_ih, b_hh, hidden, cell, *options):
 @primitive(_layer_meta, tags=(OpTags.MATMUL_OP,))
 def rnn_layer(*args):
     """The kernel keeps what its backward reads in grad mode only."""
+    tensors = [x.detach() if x.requires_grad else x for x in args[:7]]
     with torch.enable_grad():
-        return torch.mkldnn_rnn_layer(*[x.detach() for x in args[:7]], *args[7:])
+        return torch.mkldnn_rnn_layer(*tensors, *args[7:])
 
 
 rnn_layer_backward = backward.kernel(
