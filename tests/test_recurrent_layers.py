@@ -84,3 +84,14 @@ def test_gradients_have_the_bits_and_strides_of_eagers_also_where_some_results_h
         assert (found is None) is (wanted is None)
         if found is not None:
             assert torch.equal(found, wanted) and found.stride() == wanted.stride()
+
+
+def test_hooks_of_parameters_run_once():
+    """The backward inside of the layer does not reach the parameters' own graph."""
+    torch.manual_seed(0)
+    module, calls = nn.GRU(5, 4), []
+    for name, p in module.named_parameters():
+        p.register_hook(lambda g, name=name: calls.append((name, g.shape)))
+        p.register_post_accumulate_grad_hook(lambda p, name=name: calls.append((name, p.grad.shape)))
+    thunder.jit(module)(torch.randn(3, 2, 5))[0].sum().backward()
+    assert sorted(calls) == sorted(2 * [(name, p.shape) for name, p in module.named_parameters()])

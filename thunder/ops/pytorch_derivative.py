@@ -178,10 +178,11 @@ def run_with_graph(function: Callable, wanted: tuple, args: tuple, kwargs: dict)
 
 
 class _Inputs(torch.autograd.Function):
-    """Where the graph of an operation begins that leads nowhere else: it keeps the gradients of all inputs."""
+    """Where the graph of an operation begins that leads nowhere else: it keeps the gradients of all inputs. It is given
+    them as a list, so that no graph behind them is reached; `leaf` makes it require grad."""
 
     @staticmethod
-    def forward(ctx, found, _, *inputs):
+    def forward(ctx, leaf, inputs, found):
         ctx.set_materialize_grads(False)
         ctx.found = found
         return tuple([x.detach() for x in inputs])
@@ -189,13 +190,7 @@ class _Inputs(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         ctx.found[:] = gradients
-        return (None,) * (2 + len(gradients))
-
-
-@functools.cache
-def _root() -> torch.Tensor:
-    """What requires grad, so that `_Inputs` does."""
-    return torch.zeros((), requires_grad=True)
+        return None, None, None
 
 
 def run_with_whole_graph(function: Callable, wanted: tuple, args: tuple, kwargs: dict):
@@ -206,7 +201,7 @@ def run_with_whole_graph(function: Callable, wanted: tuple, args: tuple, kwargs:
     inputs, found = list[torch.Tensor](), list[torch.Tensor | None]()
     _with_inputs(wanted, args, kwargs, lambda x: inputs.append(x) or x)
     with torch.enable_grad():
-        given = iter(_Inputs.apply(found, _root(), *inputs))
+        given = iter(_Inputs.apply(inputs[0].detach().requires_grad_(), inputs, found))
         args, kwargs = _with_inputs(wanted, args, kwargs, lambda x: next(given))
         out = function(*args, **kwargs)
     graph = Graph(inputs, _tensors_in(out, []), found)

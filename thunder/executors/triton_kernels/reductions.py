@@ -29,6 +29,7 @@ from thunder.executors.triton_kernels.values import Program, Value, in_order, so
 
 ON_CHIP = 16384  # elements of a row that one program holds
 WHOLE = 8192  # elements that one program reduces to one number
+REDUCED = 4096  # elements of a block where several programs reduce everything
 FEW_ROWS = 64  # rows that are reduced without a partial
 MANY_ROWS = 4096  # that are expected at least where their number changes
 LAUNCH = 1 << 23  # bytes that are moved in the time that a kernel takes to start
@@ -124,8 +125,7 @@ class _Steps:
         self.made: dict[Value, Value] = {v: v for v in program.inputs}
         self.means = {v: s for v in order if v.kind == "reduce" and (s := _mean_of(v)) is not None}
         self.again = _read_again(order, program, self.means)
-        reductions = [v for v in order if v.kind == "reduce"]
-        self.reductions = reductions
+        self.reductions = [v for v in order if v.kind == "reduce"]
         self.norms: dict[tuple, _Norm] = {}
         self.known: dict[tuple, Value] = {}
         self.merges: dict[tuple, _Merged] = {}
@@ -248,7 +248,7 @@ class _Steps:
         if not reduced:
             return None
         if len(shape) == 1:
-            blocks = min(2 * self.programs, -(-hint(rows) // 4096))
+            blocks = min(2 * self.programs, -(-hint(rows) // REDUCED))
             return self.partial(x, tuple(dims), how, blocks) if hint(rows) > WHOLE else None
         norm = self.norms.get((x, dims), _Norm(False, False))
         if len(reduced) == 1 and reduced[0] == 0 and len(shape) == 2:  # a sum of rows

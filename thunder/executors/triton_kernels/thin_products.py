@@ -28,9 +28,9 @@ def is_thin_product(a: TensorProxy, b: TensorProxy) -> bool:
 
 def is_thin_layer(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
     """Of a linear layer with one input or output; one row is the matvec executor's."""
-    if len(weight.shape) != 2 or weight.shape[0] != 1 and weight.shape[1] != 1:
+    if len(weight.shape) != 2 or not _is_thin(x.dtype, math.prod(x.shape[:-1]), weight.shape[1], weight.shape[0]):
         return False
-    return _is_thin(x.dtype, math.prod(x.shape[:-1]), weight.shape[1], weight.shape[0])
+    return 1 in weight.shape
 
 
 def _is_thin(kind: dtype, m: Any, k: Any, n: Any) -> bool:
