@@ -37,6 +37,7 @@ from thunder.transforms.reinplace import reinplace
 from thunder.transforms.reuse_memory import reuse_memory
 from thunder.transforms.save_plan import MEMORY_BUDGET, regathers, save_plan
 from thunder.transforms.seed_random import seed_random
+from thunder.transforms.separate_biases import separate_biases
 from thunder.transforms.unstack_saved import unstack_saved
 from thunder.transforms.wide_products import wide_products
 from thunder.transforms.without_cotangents import without_cotangents
@@ -142,6 +143,9 @@ PASSES = PassList((
     Pass("Distinct Indices", lambda trace, _: distinct_indices(trace), needs=(OPERATIONS, JOINT),
          when=lambda trace, _: any(b.sym is index_backward for b in trace.bound_symbols),
          meaning="write gradients at places that are all different, without sorting these"),
+    Pass("Separate Biases", lambda trace, lowering: separate_biases(trace, lowering.fuses), needs=(OPERATIONS, JOINT),
+         when=lambda _, lowering: any(e.adds_biases for e in lowering.fusers),
+         meaning="let fused kernels add the biases of products in float32"),
     Pass("Decompose Reductions", lambda trace, lowering: decompose_reductions(trace, lowering.fusers),
          needs=(OPERATIONS, JOINT), when=lambda trace, lowering: trace.info.backwards > 0 and bool(lowering.fusers),
          meaning="decompose fusible operations that contain reductions, so that less is saved"),

@@ -62,7 +62,7 @@ class TritonFuser(FusionExecutor):
 
     needs_sizes = False
     capturable = True
-    owns_results = takes_padding = True
+    owns_results = takes_padding = adds_biases = True
 
     def __init__(self, name: str, *, autotune: bool = False, **options):
         super().__init__(name, **options)

@@ -73,6 +73,8 @@ class FusionExecutor(Executor):
 
     permits = False  # whether `writing_over` returns inputs that may be overwritten, and not those that are
 
+    adds_biases = False  # whether its functions add biases of float32 products faster than the products do
+
     takes_padding = False  # whether its functions pad the rows of the values in `Region.padded`
 
     def can_execute(self, operation: BoundSymbol) -> bool:
