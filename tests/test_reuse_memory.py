@@ -239,7 +239,7 @@ def test_a_lone_operation_takes_no_memory():
     """Of the numbers that a hidden layer has there is one set, where eager has two."""
     x, layers = (
         data(4, 6, 8),
-        torch.nn.Sequential(torch.nn.Linear(8, 512), torch.nn.GELU(), torch.nn.Linear(512, 8)).to(DEVICE),
+        torch.nn.Sequential(torch.nn.Linear(8, 512, bias=False), torch.nn.GELU(), torch.nn.Linear(512, 8)).to(DEVICE),
     )
     compiled, taken = thunder.jit(layers, executors=[TritonFuser("bytes")]), []
     with torch.no_grad():
