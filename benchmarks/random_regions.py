@@ -95,8 +95,8 @@ WHOLE = """
     {0}+{1} {0}*{1} {0}-{1} -{0} {0}*3+1 {0}.sum({dims}) {0}.sum() {0}&{1} {0}|{1} {0}^{1} {0}.amax({dim})
     {0}.amin({dims},keepdim={keep}) cast({0},torch.float32)
     {0}/4 torch.square({0}) {0}.abs() cast({0},{type}) torch.where({0}>{1},{0},{1}) torch.minimum({0},{1})
-    cast({0},torch.float64) cast({0},torch.float16)
-    {0}.bool() torch.logical_xor({0},{1}).contiguous() ~{0} {0}.any({dim}) {0}.cumsum({dim})
+    torch.maximum({0},{1}) cast({0},torch.float64) cast({0},torch.float16)
+    {0}.bool() torch.logical_xor({0},{1}).contiguous() ~{0} {0}.any({dim}) {0}.cumsum({dim}) {0}//3 {0}%5 {0}<<2 {0}>>1
 """.split()
 
 REFUSED = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)

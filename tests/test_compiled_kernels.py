@@ -117,7 +117,9 @@ def test_what_kernels_call_compiles(directory):
 from thunder.executors.triton_kernels import binary
 from thunder.executors.triton_kernels.source import HEADER
 from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
-calls = [f"{name}(x)" for name in HELPERS if name != "_uniform"] + ["_uniform(seed, 3, i, 0)", FUNCTIONS["true_divide"].text("x", "3.0"), "_sqrt(x.to(tl.float64))", "_rsqrt(x.to(tl.float64))"]
+of_two = ["_floor_divide", "_remainder"]
+calls = [f"{name}(x)" for name in HELPERS if name not in ("_uniform", *of_two)]
+calls += [f"{name}(i, tl.full([1], 3, tl.int32))" for name in of_two] + ["_uniform(seed, 3, i, 0)", FUNCTIONS["true_divide"].text("x", "3.0"), "_sqrt(x.to(tl.float64))", "_rsqrt(x.to(tl.float64))"]
 body = ["i = tl.arange(0, 64)", "x = tl.load(a + i)", "seed = tl.load(b + tl.zeros([1], tl.int32))", "tl.store(a + i, " + " + ".join(calls) + ")"]
 text = HEADER + "".join(HELPERS.values()) + "\\n@triton.jit\\ndef kernel(a, b):\\n    " + "\\n    ".join(body) + "\\n"
 made = binary.binary_of(binary.Request("kernel", text, (("*fp32", True), ("*i64", True)), 4, 90)).result()
@@ -237,7 +239,12 @@ def test_reads_and_additions_by_index_tensors_compile(driver, compiled, director
     assert len(driver) == 2
     jit("overwritten", written)(x.clone(), source, i)
     assert len(driver) == 3
-    requests = [tuple(request) for request in [*compiled]]
+    check_compiles(compiled, directory)
+
+
+def check_compiles(requests, directory):
+    """Triton compiles what was asked for."""
+    requests = [tuple(request) for request in requests]
     text = f"""
 from thunder.executors.triton_kernels import binary
 for request in {requests!r}:
@@ -247,6 +254,17 @@ for request in {requests!r}:
     environment |= {"THUNDER_CACHE_DIR": str(directory.parent / "other")}
     found = fresh.run("-c", text, env=environment)
     assert found.stdout == "b'\\x7fELF'\n" * len(requests), found.stderr
+
+
+def test_operations_on_integers_compile(driver, compiled, directory):
+    def all_of_them(x, y):
+        return torch.cat([x // 3, x % 5, ~x, x << 3, x >> 7, torch.maximum(x, y), torch.minimum(x, y).clamp(2, 9)])
+
+    for kind in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        x = torch.arange(64).to(kind)
+        jit(f"of {kind}", all_of_them)(x, x)
+    assert len(compiled) == 5
+    check_compiles(compiled, directory)
 
 
 def test_what_begins_elsewhere_has_kernels_of_its_own(driver, compiled):

@@ -317,6 +317,25 @@ def test_layers_that_pass_messages_save_no_edges_of_both_ends():
     assert max(v.nbytes for v in saved) == edges * width * 4, "what is sent, for the derivative of relu"
 
 
+TAKEN_FROM = {
+    "topk": lambda x: x.topk(2, -1)[0], "topk of columns": lambda x: x.topk(3, 0)[0], "max": lambda x: x.max(1)[0],
+    "with its dimension": lambda x: x.max(1, keepdim=True)[0], "median": lambda x: x.median(0)[0],
+    "kthvalue": lambda x: x.kthvalue(2)[0], "sort": lambda x: x.sort(-1)[0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", TAKEN_FROM)
+def test_gradients_at_few_places_of_rows_are_in_kernels(name, dtype):
+    """A kernel compares each place of a row with them; PyTorch writes the many places of a sort."""
+    rows = [[(i * 7 + j * 5) % 54 for j in range(9)] for i in range(6)]
+    x = (torch.tensor(rows, device=DEVICE) / 64).to(dtype).requires_grad_()  # all different
+    compiled = thunder.jit(lambda x: TAKEN_FROM[name](-x) * 2, executors=[TritonFuser("places")])
+    sides = [torch.autograd.grad((f(x) * 3).sum(), x)[0] for f in (compiled, lambda x: TAKEN_FROM[name](-x) * 2)]
+    assert torch.equal(*sides)
+    assert ("placed" in others(compiled, backward=True)) is (name == "sort")
+
+
 # ------------------------------------------------------------------------------------------------------ random programs
 
 STEPS = """

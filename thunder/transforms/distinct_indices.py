@@ -1,7 +1,8 @@
 """Distinct Indices: gradients of elements at indices that are all different are written, not sorted and added up.
 
 Before: `perm = ltorch.argsort(x)`, ..., `t5 = index_backward(t4, (2048, 64), [perm, None])`. After: `t5 =
-index_backward(t4, (2048, 64), [perm, None], True)`.
+index_backward(t4, (2048, 64), [perm, None], True)`, or, where the program has inverted the permutation, `t5 =
+ltorch.index_select(t4, 0, inverse)`, which kernels fuse.
 
 PyTorch cannot know that no place of an index tensor is there twice, and sorts it in each backward, by some ten
 launches. A program shows it where places come from sorting, as experts group their tokens by.
@@ -13,7 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from thunder.analysis.flow import producers
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy, equal_shapes
+from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
@@ -23,14 +25,23 @@ __all__ = ["distinct_indices"]
 
 
 def distinct_indices(trace: Trace) -> Trace:
-    """The trace in which gradients at distinct places are written without a sort."""
+    """The trace in which gradients at distinct places are written without a sort, and read where the program has the
+    inverse of a permutation."""
     producer = producers(trace)
+    inverse: dict[Proxy, TensorProxy] = {}
 
-    def marked(b: BoundSymbol) -> BoundSymbol:
-        used = [i for i in b.args[2] if i is not None] if b.sym is index_backward else ()
-        return b.replace(args=(*b.args[:3], True)) if len(used) == 1 and _is_distinct(used[0], producer) else b
+    def rule(b: BoundSymbol, out: Rewriter) -> None:
+        if (places := _inverted(b, producer)) is not None:
+            inverse.update({places: b.output, b.output: places})
+        used = [(d, i) for d, i in enumerate(b.args[2]) if i is not None] if b.sym is index_backward else ()
+        if len(used) != 1 or not _is_distinct(used[0][1], producer):
+            return out.write(b)
+        ((dim, index),) = used
+        if index in inverse and equal_shapes(index.shape, b.output.shape[dim : dim + 1]):
+            return out.trace(lambda g, *_: LTORCH["index_select"](g, dim, inverse[index]), b)
+        out.write(b.replace(args=(*b.args[:3], True)))
 
-    return trace.replace(bound_symbols=[marked(b) for b in trace.bound_symbols])
+    return rewrite(trace, rule)
 
 
 def _is_distinct(index: Any, producer: Mapping[Proxy, BoundSymbol]) -> bool:
@@ -46,9 +57,21 @@ def _is_distinct(index: Any, producer: Mapping[Proxy, BoundSymbol]) -> bool:
         return type(start) is int and type(step) is int and start >= 0 and step > 0
     if made.sym is LTORCH["randperm"]:
         return True
-    if made.sym is not LTORCH["setitem"]:
-        return False
-    key, value = made.args[1:]
+    return all(_is_distinct(x, producer) for x in _overwritten(made)) if made.sym is LTORCH["setitem"] else False
+
+
+def _overwritten(assignment: BoundSymbol) -> tuple:
+    """The places and the values of an assignment to a vector, which are as many as the vector has; None where there are
+    others."""
+    key, value = assignment.args[1:]
     key = key[0] if isinstance(key, tuple) and len(key) == 1 else key
-    both = key, value
-    return all(isinstance(x, TensorProxy) and x.shape == index.shape and _is_distinct(x, producer) for x in both)
+    shape = assignment.output.shape
+    return tuple(x if isinstance(x, TensorProxy) and x.shape == shape else None for x in (key, value))
+
+
+def _inverted(b: BoundSymbol, producer: Mapping[Proxy, BoundSymbol]) -> TensorProxy | None:
+    """The permutation whose inverse an operation writes: to each place of it, the number of the place."""
+    key, value = _overwritten(b) if b.sym is LTORCH["setitem"] else (None, None)
+    made = producer.get(value) if value is not None else None
+    counts = made is not None and made.sym is LTORCH["arange"] and made.args[0] == 0 and made.args[2] == 1
+    return key if counts and _is_distinct(key, producer) else None

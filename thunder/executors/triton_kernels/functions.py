@@ -75,14 +75,22 @@ FUNCTIONS: dict[str, Function] = {
     "logical_not": Function("{} == 0", _ANY),
     "bitwise_and": Function("{} & {}", (BOOL, INTEGER)), "bitwise_or": Function("{} | {}", (BOOL, INTEGER)),
     "bitwise_xor": Function("{} ^ {}", (BOOL, INTEGER)),
+    "bitwise_not": Function("~{}", (INTEGER,)),
+    # by a number above 0
+    "floor_divide": Function("_floor_divide({}, {})", (INTEGER,), work=8),
+    "remainder": Function("_remainder({}, {})", (INTEGER,), work=8),
+    # by a number of bits that the type has
+    "bitwise_left_shift": Function("{} << {}", (INTEGER,)), "bitwise_right_shift": Function("{} >> {}", (INTEGER,)),
+    # of integers
+    "larger": Function("tl.maximum({}, {})", (INTEGER,)), "smaller": Function("tl.minimum({}, {})", (INTEGER,)),
     "isposinf": Function("{} == " + _INFINITY), "isneginf": Function("{} == -" + _INFINITY),
     "log10": Function("tl.log({}) * 0.4342944819032518", work=8),
     "fmax": Function("tl.maximum({}, {})"), "fmin": Function("tl.minimum({}, {})"),
     "where": Function("tl.where({}, {}, {})", _ANY),
 }  # fmt: skip
-# Functions that Triton has no name for which its interpreter knows as well. _uniform gives the numbers of
-# `ops.random.uniform_philox`. tanh and expm1: a series where the closed form cancels (tanh's is fitted to the
-# interval); log1p: the logarithm and what 1 + x lost; rsqrt: a step of Newton's method. tanh is within 2 ulp of
+# Functions that Triton has no name for which its interpreter knows as well. Triton divides towards zero. _uniform gives
+# the numbers of `ops.random.uniform_philox`. tanh and expm1: a series where the closed form cancels (tanh's is fitted
+# to the interval); log1p: the logarithm and what 1 + x lost; rsqrt: a step of Newton's method. tanh is within 2 ulp of
 # float32, rsqrt within 1, log1p as near as the logarithm, expm1 within twice what the exponential is off. Square roots
 # and quotients of which is not said how they are rounded are 1 and 2 ulp off. _nearest_bfloat16 is what the device
 # does: the interpreter cuts digits off.
@@ -119,6 +127,18 @@ def _nearest_bfloat16(x):
     bits = x.to(tl.uint32, bitcast=True)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
     return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+""",
+    "_floor_divide": """
+@triton.jit
+def _floor_divide(a, b):
+    quotient = a // b
+    return tl.where(quotient * b > a, quotient - 1, quotient)
+""",
+    "_remainder": """
+@triton.jit
+def _remainder(a, b):
+    rest = a % b
+    return tl.where(rest < 0, rest + b, rest)
 """,
     "_uniform": """
 @triton.jit

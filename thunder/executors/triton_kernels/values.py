@@ -95,20 +95,12 @@ def _known_type(t: TensorProxy) -> bool:
 
 def _function(name: str, operands: tuple) -> str | None:
     """The name in FUNCTIONS of a map of these operands; None where there is none."""
-    if name == "pow":
-        exponent = operands[1]
-        return (
-            "pow"
-            if isinstance(exponent, (int, float))
-            and not isinstance(exponent, bool)
-            and _is_float(operands[0])
-            and exponent in _POWERS
-            else None
-        )
-    if name in ("neg", "negative") and not _is_float(operands[0]):
-        name = "opposite"
-    found = FUNCTIONS.get(name)
     kinds = [x.dtype.category for x in operands if isinstance(x, (TensorProxy, Value))]
+    if len(operands) == 2 and not _takes_second(name, *operands):
+        return None
+    if FLOAT not in kinds:
+        name = _OF_INTEGERS.get(name, name)
+    found = FUNCTIONS.get(name)
     if any(isinstance(x, FloatProxy) for x in operands) and name != "where" and any(k != FLOAT for k in kinds):
         return None
     if found is None or any(isinstance(x, complex) for x in operands) or any(k not in found.categories for k in kinds):
@@ -117,6 +109,17 @@ def _function(name: str, operands: tuple) -> str | None:
     return None if wide and not found.in_double else name
 
 
+def _takes_second(name: str, first, number) -> bool:
+    """Whether a function takes a second operand: some are right for certain numbers only."""
+    if name in ("floor_divide", "remainder"):
+        return type(number) is int and number > 0
+    if name in ("bitwise_left_shift", "bitwise_right_shift"):
+        return type(number) is int and 0 <= number < 8 * first.dtype.bytes
+    return name != "pow" or type(number) in (int, float) and number in _POWERS
+
+
+# other names of functions where all operands are integers
+_OF_INTEGERS = {"neg": "opposite", "negative": "opposite", "maximum": "larger", "minimum": "smaller"}
 _POWERS = (-2, -1, -0.5, 0, 0.5, 1, 2, 3, 4)
 
 

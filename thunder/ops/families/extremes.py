@@ -13,6 +13,8 @@ from thunder.ops.families.reductions import REDUCES, amax, amin, canonical_dims,
 from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.torch_types import named_results
 
+FEW_PLACES = 8  # of a row: a kernel that writes it compares each of its elements with these
+
 
 def values_indices(function: str, a: TensorProxy, shape: tuple):
     """What sort, topk, max ... return: values of `a`, and where they stand."""
@@ -107,6 +109,22 @@ def evenly_distributed(g, a, y):
 @primitive(lambda g, indices, dim, shape: like(g, tuple(shape)))
 def placed(g, indices, dim: int, shape: tuple):
     return g.new_zeros(shape).scatter_(dim, indices, g)
+
+
+@placed.decomposed_by
+def _(g, indices, dim: int, shape: tuple):
+    """Few places of a row, which the elements of the row are compared with."""
+    count = g.shape[dim]
+    if type(count) is not int or not 0 < count <= FEW_PLACES:
+        return None
+    row = [1] * len(shape)
+    row[dim] = shape[dim]
+    place = LTORCH["reshape"](LTORCH["arange"](shape[dim], device=g.device), tuple(row))
+    out = 0
+    for i in range(count):
+        at, value = (LTORCH["narrow"](x, dim, i, 1) for x in (indices, g))
+        out = LTORCH["where"](place == at, value, out)
+    return out
 
 
 def _whole_rule(symbol: Symbol):
