@@ -336,6 +336,17 @@ def test_gradients_at_few_places_of_rows_are_in_kernels(name, dtype):
     assert ("placed" in others(compiled, backward=True)) is (name == "sort")
 
 
+@pytest.mark.parametrize(("places", "fused"), [(1, True), (2, False)])
+def test_long_rows_are_compared_with_one_place(places, fused):
+    def program(x):
+        return torch.sin(x).topk(places, -1)[0] * 2
+
+    x = torch.randn(2, 5000, device=DEVICE, requires_grad=True)
+    compiled = thunder.jit(program, executors=[TritonFuser("rows")])
+    torch.testing.assert_close(*(torch.autograd.grad(f(x).sum(), x)[0] for f in (compiled, program)))
+    assert ("placed" in others(compiled, backward=True)) is not fused
+
+
 # ------------------------------------------------------------------------------------------------------ random programs
 
 STEPS = """

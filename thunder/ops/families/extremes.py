@@ -13,7 +13,8 @@ from thunder.ops.families.reductions import REDUCES, amax, amin, canonical_dims,
 from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
 from thunder.ops.torch_types import named_results
 
-FEW_PLACES = 8  # of a row: a kernel that writes it compares each of its elements with these
+# of a row: a kernel that writes the row compares each of its elements with these; and so many comparisons for a row
+FEW_PLACES, FEW_COMPARISONS = 8, 4096
 
 
 def values_indices(function: str, a: TensorProxy, shape: tuple):
@@ -116,6 +117,8 @@ def _(g, indices, dim: int, shape: tuple):
     """Few places of a row, which the elements of the row are compared with."""
     count = g.shape[dim]
     if type(count) is not int or not 0 < count <= FEW_PLACES:
+        return None
+    if count > 1 and (type(shape[dim]) is not int or count * shape[dim] > FEW_COMPARISONS):
         return None
     row = [1] * len(shape)
     row[dim] = shape[dim]
