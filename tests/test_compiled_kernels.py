@@ -267,6 +267,18 @@ def test_operations_on_integers_compile(driver, compiled, directory):
     check_compiles(compiled, directory)
 
 
+def test_places_of_extremes_compile(driver, compiled, directory):
+    def router(x):
+        values, places = torch.topk(x.float().softmax(-1), 2, -1)
+        return values / values.sum(-1, keepdim=True), places, (x * 2).argmax(-1)
+
+    for kind in (torch.float32, torch.bfloat16):
+        jit(f"of {kind}", router)(torch.ones(64, 8, dtype=kind))
+    jit("row", lambda x: (x * 2).argmax(-1))(torch.ones(1, 32000))
+    assert len(compiled) >= 3
+    check_compiles(compiled, directory)
+
+
 def test_what_begins_elsewhere_has_kernels_of_its_own(driver, compiled):
     function = jit("begins")
     function(X, Y)

@@ -106,6 +106,51 @@ def evenly_distributed(g, a, y):
     return torch.where(taken, g / taken.sum(), 0)
 
 
+# ----------------------------------------------------------------------------------------------------------------
+# what kernels compute, in operations
+
+MOST_PLACES = 1 << 24  # that float32 counts
+
+
+def first_place(a, extreme, dim: int, free=None):
+    """The first place of each row, in float32, where it is its extreme. free: of which places, by default of all."""
+    count = a.shape[dim]
+    found = LTORCH["logical_or"](a == extreme, a != a)  # where a row has a NaN, that is its extreme
+    found = found if free is None else LTORCH["logical_and"](found, free)
+    return amin(LTORCH["where"](found, places_of(a, dim), float(count)), (dim,), True)
+
+
+def places_of(a, dim: int):
+    """0, 1, ... in float32, along a dimension."""
+    place = LTORCH["arange"](a.shape[dim], device=a.device, dtype=dtypes.float32)
+    return LTORCH["reshape"](place, tuple(n if d == dim else 1 for d, n in enumerate(a.shape)))
+
+
+def counts_places(a, dim: int) -> bool:
+    return a.dtype.category == dtypes.FLOAT and type(a.shape[dim]) is int and 0 < a.shape[dim] <= MOST_PLACES
+
+
+def _found_by(symbol: Symbol, extreme: Callable, function: str | None) -> None:
+    """Decomposes an operation that finds extremes, and with the name of a function returns them as well."""
+
+    @symbol.decomposed_by
+    def _(a, dim=None, keepdim=False):
+        dims = () if dim is None else canonical_dims(a, dim)
+        if len(dims) != 1 or not counts_places(a, dims[0]):
+            return None
+        values = extreme(a, dims, True)
+        places = LTORCH["to"](first_place(a, values, dims[0]), dtypes.int64)
+        if not keepdim:
+            values, places = (LTORCH["squeeze"](x, dims[0]) for x in (values, places))
+        return places if function is None else named_results(function, values, places)
+
+
+_found_by(argmax, amax, None)
+_found_by(argmin, amin, None)
+_found_by(max_dim, amax, "max")
+_found_by(min_dim, amin, "min")
+
+
 # zeros of a shape with the cotangent at the places, along one dimension, that values were taken from
 @primitive(lambda g, indices, dim, shape: like(g, tuple(shape)))
 def placed(g, indices, dim: int, shape: tuple):
@@ -157,6 +202,7 @@ for _symbol in (max_dim, min_dim, median_dim, mode_dim, nanmedian_dim):
     _along_rule(_symbol)
 
 declare(
+    placed,
     *(LTORCH[name] for name in ("median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all")),
     inductor_loops=False,
 )

@@ -7,10 +7,11 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
-from thunder.ops.families.extremes import placed, values_indices
+from thunder.ops.families.extremes import counts_places, first_place, placed, places_of, values_indices
 from thunder.ops.families.reductions import canonical_dims, reduced_shape
-from thunder.ops.registry import LTORCH, torch_prim
+from thunder.ops.registry import LTORCH, declare, torch_prim
 from thunder.ops.shape_rules import require
+from thunder.ops.torch_types import named_results
 
 
 @torch_prim(torch.topk, torch.Tensor.topk)
@@ -18,6 +19,30 @@ def topk(a, k, dim=-1, largest=True, sorted=True):
     (d,) = canonical_dims(a, dim) or (0,)
     require(not a.shape or 0 <= k <= a.shape[d])
     return values_indices("topk", a, (*a.shape[:d], k, *a.shape[d + 1 :]) if a.shape else ())
+
+
+MOST_OF_ROW, MOST_PICKED = 1024, 8  # rows that kernels pick so many extremes from, one after the other
+
+
+@topk.decomposed_by
+def _(a, k, dim=-1, largest=True, sorted=True):
+    if not a.shape or not largest or not (type(k) is int and 0 < k <= MOST_PICKED):
+        return None
+    (d,) = canonical_dims(a, dim)
+    if not counts_places(a, d) or a.shape[d] > MOST_OF_ROW:
+        return None
+    rest, free, values, places = a, None, [], []
+    for _ in range(k):
+        values.append(LTORCH["amax"](rest, (d,), True))
+        places.append(first_place(rest, values[-1], d, free))
+        others = places_of(a, d) != places[-1]
+        free = others if free is None else LTORCH["logical_and"](free, others)
+        rest = LTORCH["where"](others, rest, float("-inf"))
+    found = LTORCH["cat"](values, d), LTORCH["to"](LTORCH["cat"](places, d), dtypes.int64)
+    return named_results("topk", *found)
+
+
+declare(topk, inductor_loops=False)  # which of several equal ones it picks, nobody says
 
 
 def _order_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
