@@ -180,6 +180,11 @@ def test_decompositions_equal_the_operation(info):
         symbols = [line.sym for line in trace.bound_symbols]
         if any(OpTags.RANDOM_OP in s.tags for s in symbols) or all(s.decomposition is None for s in symbols):
             continue
+        if any(
+            line.sym.is_prim and line.sym.decomposition is not None and not line.subsymbols
+            for line in trace.bound_symbols
+        ):
+            continue  # a kernel whose decomposition does not know these arguments
         try:
             got = carried_out(trace, inputs, [Opened("opened")])
         except MissingImplementationError as error:
