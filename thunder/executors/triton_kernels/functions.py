@@ -75,7 +75,8 @@ FUNCTIONS: dict[str, Function] = {
     "logical_not": Function("{} == 0", _ANY),
     "bitwise_and": Function("{} & {}", (BOOL, INTEGER)), "bitwise_or": Function("{} | {}", (BOOL, INTEGER)),
     "bitwise_xor": Function("{} ^ {}", (BOOL, INTEGER)),
-    "bitwise_not": Function("~{}", (INTEGER,)),
+    # -1, which Triton writes ~ with, is no number of 8 bits without a sign to the interpreter of Triton 3.5
+    "bitwise_not": Function("(~{0}.to(tl.int64)).to({0}.dtype)", (INTEGER,)),
     # by a number above 0
     "floor_divide": Function("_floor_divide({}, {})", (INTEGER,), work=8),
     "remainder": Function("_remainder({}, {})", (INTEGER,), work=8),
