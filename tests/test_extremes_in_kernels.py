@@ -16,6 +16,8 @@ from .test_triton_fuser import DEVICE, fusions, others
 if sys.platform != "linux":
     pytest.skip("Triton is made for Linux", allow_module_level=True)
 pytest.importorskip("triton", reason="kernels need Triton")
+# what numpy says of rows of NaNs alone, by which Triton's interpreter computes; the results are compared all the same
+pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
 
 FOUND = {
     "argmax": lambda x, d, keep: (x.argmax(d, keepdim=keep),), "argmin": lambda x, d, keep: (x.argmin(d, keepdim=keep),),
@@ -69,6 +71,15 @@ def test_the_few_largest(shape, dtype, ends, seed):
     torch.testing.assert_close((x * 2).gather(dim, places), values, rtol=0, atol=0, equal_nan=True)
     ordered = places.sort(dim)[0]
     assert (ordered.diff(dim=dim) > 0).all() and values.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize("name", [*FOUND])
+def test_rows_of_nans_alone(name):
+    x = torch.full((2, 5), float("nan"), device=DEVICE)
+    for found, wanted in zip(*run(lambda x: FOUND[name](x, 1, False), x), strict=True):
+        torch.testing.assert_close(found, wanted, equal_nan=True)
+    (values, places), _ = run(lambda x: torch.topk(x, 3, 1), x)
+    assert values.isnan().all() and places.tolist() == [[0, 1, 2]] * 2
 
 
 def test_a_router_is_one_region():

@@ -73,5 +73,8 @@ def _inverted(b: BoundSymbol, producer: Mapping[Proxy, BoundSymbol]) -> TensorPr
     """The permutation whose inverse an operation writes: to each place of it, the number of the place."""
     key, value = _overwritten(b) if b.sym is LTORCH["setitem"] else (None, None)
     made = producer.get(value) if value is not None else None
-    counts = made is not None and made.sym is LTORCH["arange"] and made.args[0] == 0 and made.args[2] == 1
+    if made is None or made.sym is not LTORCH["arange"]:
+        return None
+    start, _, step = made.args
+    counts = type(start) is type(step) is int and (start, step) == (0, 1)
     return key if counts and _is_distinct(key, producer) else None

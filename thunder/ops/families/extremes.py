@@ -112,21 +112,23 @@ def evenly_distributed(g, a, y):
 MOST_PLACES = 1 << 24  # that float32 counts
 
 
-def first_place(a, extreme, dim: int, free=None):
-    """The first place of each row, in float32, where it is its extreme. free: of which places, by default of all."""
+def first_place(a, extreme, place, dim: int, free=None):
+    """The first place of each row, in float32, where it is its extreme. place: see `places_of`. free: of which places,
+    by default of all."""
     count = a.shape[dim]
     found = LTORCH["logical_or"](a == extreme, a != a)  # where a row has a NaN, that is its extreme
     found = found if free is None else LTORCH["logical_and"](found, free)
-    return amin(LTORCH["where"](found, places_of(a, dim), float(count)), (dim,), True)
+    return amin(LTORCH["where"](found, place, float(count)), (dim,), True)
 
 
-def places_of(a, dim: int):
-    """0, 1, ... in float32, along a dimension."""
-    place = LTORCH["arange"](a.shape[dim], device=a.device, dtype=dtypes.float32)
-    return LTORCH["reshape"](place, tuple(n if d == dim else 1 for d, n in enumerate(a.shape)))
+def places_of(shape: tuple, dim: int, device, kind=dtypes.float32):
+    """0, 1, ... along a dimension."""
+    place = LTORCH["arange"](shape[dim], device=device, dtype=kind)
+    return LTORCH["reshape"](place, tuple(n if d == dim else 1 for d, n in enumerate(shape)))
 
 
 def counts_places(a, dim: int) -> bool:
+    """Whether kernels find places of extremes along a dimension."""
     return a.dtype.category == dtypes.FLOAT and type(a.shape[dim]) is int and 0 < a.shape[dim] <= MOST_PLACES
 
 
@@ -139,7 +141,8 @@ def _found_by(symbol: Symbol, extreme: Callable, function: str | None) -> None:
         if len(dims) != 1 or not counts_places(a, dims[0]):
             return None
         values = extreme(a, dims, True)
-        places = LTORCH["to"](first_place(a, values, dims[0]), dtypes.int64)
+        place = places_of(a.shape, dims[0], a.device)
+        places = LTORCH["to"](first_place(a, values, place, dims[0]), dtypes.int64)
         if not keepdim:
             values, places = (LTORCH["squeeze"](x, dims[0]) for x in (values, places))
         return places if function is None else named_results(function, values, places)
@@ -165,10 +168,7 @@ def _(g, indices, dim: int, shape: tuple):
         return None
     if count > 1 and (type(shape[dim]) is not int or count * shape[dim] > FEW_COMPARISONS):
         return None
-    row = [1] * len(shape)
-    row[dim] = shape[dim]
-    place = LTORCH["reshape"](LTORCH["arange"](shape[dim], device=g.device), tuple(row))
-    out = 0
+    place, out = places_of(shape, dim, g.device, dtypes.int64), 0
     for i in range(count):
         at, value = (LTORCH["narrow"](x, dim, i, 1) for x in (indices, g))
         out = LTORCH["where"](place == at, value, out)

@@ -31,11 +31,12 @@ def _(a, k, dim=-1, largest=True, sorted=True):
     (d,) = canonical_dims(a, dim)
     if not counts_places(a, d) or a.shape[d] > MOST_OF_ROW:
         return None
+    place = places_of(a.shape, d, a.device)
     rest, free, values, places = a, None, [], []
     for _ in range(k):
         values.append(LTORCH["amax"](rest, (d,), True))
-        places.append(first_place(rest, values[-1], d, free))
-        others = places_of(a, d) != places[-1]
+        places.append(first_place(rest, values[-1], place, d, free))
+        others = place != places[-1]
         free = others if free is None else LTORCH["logical_and"](free, others)
         rest = LTORCH["where"](others, rest, float("-inf"))
     found = LTORCH["cat"](values, d), LTORCH["to"](LTORCH["cat"](places, d), dtypes.int64)
