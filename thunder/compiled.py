@@ -33,6 +33,7 @@ from thunder.core.utils import without_collection
 from thunder.errors import (
     CaptureError,
     DataDependentError,
+    DeclarationError,
     FallbackWarning,
     MissingImplementationError,
     RecompileWarning,
@@ -467,6 +468,7 @@ class Compiled:
     def _fails_over(self, entry: CacheEntry, error: Exception, log: Log | None = None) -> bool:
         """An operation of a program raised. Whether the original runs, which may handle that: nothing was done."""
         eager = self.options.fallback is FALLBACK_OPTIONS.EAGER and entry.captured.may_fail_over
+        eager = eager and not isinstance(error, DeclarationError)
         code = getattr(entry.epilogue_fn, "__code__", None)
         inside = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
         if eager and all(frame.f_code is not code for frame in inside) and self._original_stands_in(log):

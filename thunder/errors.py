@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = [
     "ThunderError", "CaptureError", "DataDependentError", "UnforeseenShapeError", "MissingImplementationError",
-    "TraceCheckError", "OptionError", "CollectiveError", "SharpEdgeError",
+    "TraceCheckError", "DeclarationError", "OptionError", "CollectiveError", "SharpEdgeError",
     "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "ProgramFileError", "ProgramFileWarning",
     "warn_user", "user_line", "calling_line", "add_location", "section_of", "with_section", "did_you_mean",
 ]  # fmt: skip
@@ -84,6 +84,11 @@ class MissingImplementationError(ThunderError, NotImplementedError):
 
 class TraceCheckError(ThunderError):
     """A trace breaks a rule that every trace keeps: a mistake of the pass that made it."""
+
+
+class DeclarationError(TraceCheckError):
+    """What an operation gives is not what its author declared: its meta rule, its fake implementation, or that it
+    neither writes to its arguments nor shares memory with them."""
 
 
 class OptionError(ThunderError, ValueError):

@@ -33,7 +33,7 @@ from thunder.pipeline import (
     lower_with_derivatives,
 )
 from thunder.runtime.autograd import connected, when_called, with_grad, without_grad
-from thunder.transforms.check_results import check_results
+from thunder.transforms.check_results import check_entrances, check_results
 from thunder.transforms.double_backward import InputsBehind, gradient_program, inputs_behind, random_devices
 from thunder.transforms.partition import read_by_products, views_of_outputs
 
@@ -187,7 +187,9 @@ def lowered(
 
     def program(trace: Trace) -> Callable:
         if options.debug.check_traces:
-            trace._callable = check_results(trace, captured.where).python_callable()
+            check_results(trace, captured.where)
+        else:
+            check_entrances(trace, captured.where)
         executed.append(trace)
         return watch(trace, trace.python_callable())
 

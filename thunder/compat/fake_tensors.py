@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from thunder import compat
 from thunder.compat.names import FAKE_TENSORS
@@ -29,3 +33,16 @@ def quiet_fake_tensors():
         yield
     finally:
         log.disabled = before
+
+
+def run_on_fakes(function: Callable, args: tuple, kwargs: dict) -> Any:
+    """What an operator's fake implementation gives for tensors like these, strides among them; None where it refuses
+    them."""
+    with compat.FakeTensorMode() as mode, quiet_fake_tensors():
+        leaves, spec = compat.tree_flatten((args, kwargs))
+        fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+        args, kwargs = compat.tree_unflatten(fakes, spec)
+        try:
+            return function(*args, **kwargs)
+        except Exception:  # noqa: BLE001  it typed the program, so that this one depends on the data
+            return None

@@ -55,6 +55,9 @@ class Definition:
     condition: Callable[[Any, Any], str] | None = None
     """(bound symbol, printer): printed before a call, so that it is not made where it would do nothing: `n > 0 or`."""
 
+    declared_outside: bool = False
+    """Somebody who extends thunder declared it, so that its results are compared with the declaration."""
+
     # --- derivatives
     nondifferentiable: Container[int] = ()
     """Places of the results that never require grad."""

@@ -64,6 +64,16 @@ def _are_among(outputs: list, inputs: list) -> bool:
     return bool(outputs[0].name) and all(any(o is i for i in inputs) for o in outputs)
 
 
+_INSIDE = ("thunder", "torch", "builtins", "math", "operator", "_operator", "functools")
+
+
+def _is_outside(declaration: Any) -> bool:
+    """Whether a function, or a class, is neither thunder's nor PyTorch's."""
+    return (
+        declaration is not None and (getattr(declaration, "__module__", None) or "torch").split(".")[0] not in _INSIDE
+    )
+
+
 _OF_GPUS = "cudnn", "cublas", "fp32_precision of cuda"  # settings that kernels on other devices do not follow
 
 
@@ -110,6 +120,7 @@ class Symbol(Definition):
         self.places: Callable[..., dict[str, int]] = no_places
         self.sampler = self.error_sampler = self.grad_rule = None
         self.parameters, self.defaults = positional_parameters(decomposition or meta)
+        self.declared_outside = any(map(_is_outside, (meta, decomposition, fn, type(executor))))
 
     @property
     def qualified_name(self) -> str:

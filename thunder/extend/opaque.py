@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 
 import torch
 
+from thunder import compat
 from thunder.core.proxies import TensorProxy, like, map_structure
 from thunder.core.symbol import Names, OpTags, Symbol, current_recorder, detached
 from thunder.errors import MissingImplementationError, OptionError
+from thunder.ops.methods import call_torch
 
 
 def opaque(
@@ -50,6 +53,7 @@ def opaque(
         tags=(OpTags.DONT_DCE, OpTags.OPAQUE),
         fn=_detaching(fn),
     )
+    symbol.declared_outside = True
     symbol.grad_rule = _rule(symbol, backward) if backward is not None else _missing(symbol)
     return symbol
 
@@ -74,12 +78,19 @@ def _detaching(fn: Callable) -> Callable:
     return functools.wraps(fn)(run) if hasattr(fn, "__name__") else run
 
 
+class _Recording(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return call_torch(func, args, kwargs or {})
+
+
 def _typed(meta) -> Callable:
     def rule(*args, **kwargs):
         recorder = current_recorder()
         # names of what is not computed are not taken
         context = recorder.context.replace(names=Names()) if recorder is not None else None
-        with detached(context):
+        # behind the capture, as where a trace is checked, nothing else records the torch functions that meta calls
+        alone = recorder is not None and not compat.function_modes()
+        with detached(context), _Recording() if alone else contextlib.nullcontext():
             result = meta(*args, **kwargs)
         return map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, result)
 

@@ -93,7 +93,9 @@ def _make(function) -> Symbol:
         module, name = custom
         overload = getattr(function, "_overloadname", "default")
         identity = f"{module}.{name}" if overload == "default" else f"{module}.{name}.{overload}"
-        return Symbol(name, meta, module=module, id=identity, is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
+        made = Symbol(name, meta, module=module, id=identity, is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
+        made.declared_outside = True
+        return made
     made = Symbol(
         name,
         meta,
@@ -148,14 +150,17 @@ def _custom_path(function) -> tuple[str, str] | None:
 
 def written_by(function, args: tuple, kwargs: dict) -> list[TensorProxy]:
     """The tensors among the arguments that an operator writes to, as its schema says."""
+    operator = custom_operator(function)
+    return [] if operator is None else _written(operator, args, kwargs)
+
+
+def custom_operator(function):
+    """The overload that a function is, where somebody registered it with torch.library; otherwise None."""
     if isinstance(function, compat.OpOverloadPacket):
-        overloads = function.overloads()
-        if _custom_path(function) is None or overloads != ["default"]:
-            return []
+        if _custom_path(function) is None or function.overloads() != ["default"]:
+            return None
         function = function.default
-    if not isinstance(function, compat.OpOverload) or _custom_path(function) is None:
-        return []
-    return _written(function, args, kwargs)
+    return function if isinstance(function, compat.OpOverload) and _custom_path(function) is not None else None
 
 
 def written_by_builtin(function, args: tuple, kwargs: dict) -> list[TensorProxy]:

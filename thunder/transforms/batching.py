@@ -185,6 +185,7 @@ def _mapped_symbol(symbol: Symbol) -> Symbol:
     made = Symbol(
         f"vmap_of_{symbol.name}", meta, id=("vmap_of", symbol.id), is_prim=True, tags=tuple(symbol.tags & _KEPT), fn=run
     )
+    made.declared_outside = symbol.declared_outside  # its author's rule for vmap may run
     detaches = symbol.detaches
     if detaches is not None:
         made.detaches = lambda mapped, size, randomness, args, kwargs: detaches(*args, **kwargs)

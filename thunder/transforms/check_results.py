@@ -1,88 +1,228 @@
-"""Checked execution: each operation compares the types of its results with those in the trace. For
-`DebugOptions(check_traces=True)`."""
+"""Checked entrances: what an operation gives is compared with what was declared of it.
+
+The declarations of users (`meta=` of an operation or of `thunder.opaque`, `register_fake` of a custom operator, the
+batching rule of one) are believed while a program is compiled: sizes become constants, dtypes choose kernels, memory is
+reused. So the results of operations that users declared are compared in the first call of each program: structure,
+shape, dtype, device, numbers, and for custom operators strides; that a function shares no memory with its arguments and
+does not write to them, unless it says so. A program for several sizes is compared for the first two. After that the
+program is the one that `thunder.last_traces` prints. `DebugOptions(check_traces=True)` compares every operation in
+every call.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from thunder.core.proxies import Proxy, TensorProxy, type_string
-from thunder.core.symbol import BoundSymbol, Symbol
+from thunder import compat
+from thunder.core.codegen import Printer, compile_source, function_source
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, type_string
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol, hashable
 from thunder.core.trace import Trace
-from thunder.errors import TraceCheckError, add_location
+from thunder.errors import DeclarationError, add_location
+from thunder.ops.opaque import custom_operator
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
-
-def check_results(trace: Trace, where: Callable) -> Trace:
-    """The same program with functions that raise TraceCheckError where a result has another type than its meta rule
-    gave.
-
-    where: (filename, line, function, source line) of an operation's location.
-    """
-    return trace.replace(bound_symbols=[_checked(operation, where) for operation in trace.bound_symbols])
+_SIZES = 2  # of a program for several sizes; an expression that is right for two is hardly wrong for a third
 
 
-def _checked(operation: BoundSymbol, where: Callable) -> BoundSymbol:
-    function = operation.sym.fn
-    # a function that is called for its effect may return anything
-    if function is None or operation.sym.python_printer is not None or operation.output is None:
-        return operation
+def check_results(trace: Trace, where: Callable) -> None:
+    """Makes the function of `trace` one that raises DeclarationError where a result of any operation is none of its
+    meta rule's, in every call. where: (filename, line, function, source line) of an operation's location."""
+    trace._callable = _with_checks(trace, where, lambda operation: True, lambda: None)
 
-    def run(*args, **kwargs):
-        result = function(*args, **kwargs)
-        problem = _difference(result, operation.output)
-        if problem is not None:
-            error = TraceCheckError(
-                f"{operation.sym.qualified_name} {problem}: correct the meta= of the operation, or the function that "
-                "executes it"
-            )
-            if operation.location:
-                add_location(error, where(operation.location))
-            raise error
+
+def check_entrances(trace: Trace, where: Callable) -> None:
+    """Makes the function of `trace` one that compares the results of operations that users declared in the first call,
+    and is the function of the text alone afterwards."""
+    waiting = sum(map(_enters, trace.bound_symbols))
+    if not waiting:
+        return
+    trace._callable = None
+    plain = trace.python_callable()
+
+    def passed() -> None:
+        nonlocal waiting
+        waiting -= 1
+        if not waiting:  # a call that runs goes on with the code it has begun with
+            checked.__code__ = plain.__code__
+
+    checked = trace._callable = _with_checks(trace, where, _enters, passed, plain.__globals__)
+
+
+def _enters(operation: BoundSymbol) -> bool:
+    """Whether a result enters a program by a user's declaration."""
+    if _is_unchecked(operation):
+        return False
+    return operation.sym.declared_outside or any(b.sym.declared_outside for b in _stands_for(operation))
+
+
+def _is_unchecked(operation: BoundSymbol) -> bool:
+    return operation.sym.fn is None or operation.sym.python_printer is not None or operation.sym.condition is not None
+
+
+def _stands_for(operation: BoundSymbol) -> Sequence[BoundSymbol]:
+    """The operation in whose place an executor's runs."""
+    return operation._subsymbols if operation._subsymbols and len(operation._subsymbols) == 1 else ()
+
+
+def _with_checks(
+    trace: Trace, where: Callable, chosen: Callable[[BoundSymbol], bool], passed: Callable[[], None], space: Any = None
+) -> Callable:
+    """The program with checks in the places of chosen operations. Its lines stand where those of `trace` do."""
+    known = {a.name for a in trace.args if isinstance(a, Proxy | NumberProxy)}
+    operations = []
+    for operation in trace.bound_symbols:
+        if _is_unchecked(operation) or not chosen(operation):
+            operations.append(operation)
+        else:
+            check = _Check(operation, where, passed)
+            name = f"checked_{operation.sym.name}"
+            symbol = Symbol(name, id=("checked", id(check)), is_prim=True, fn=check, executor=operation.sym.executor)
+            sizes = map_structure(functools.partial(_sizes, known), operation.output)
+            operations.append(operation.replace(sym=symbol, args=(sizes, *operation.args)))
+        if operation.sym.name == "python_del":
+            known -= {i.name for i in operation.inputs}
+        known |= {o.name for o in operation.outputs}
+    printer, plain = Printer(print_depth=1), function_source(trace, Printer(print_depth=1), include_decorators=False)
+    source = function_source(trace.replace(bound_symbols=operations), printer, include_decorators=False)
+    above = "\n" * (plain.count("\n") - source.count("\n"))  # imports of what is checked
+    function = compile_source(above + source, trace.name, trace.info.objects | printer.context)
+    for name, value in {} if space is None else space.items():
+        function.__globals__.setdefault(name, value)
+        if name in ("torch", "Tensor"):  # with the attributes that a text names (see `compile_source`)
+            vars(function.__globals__[name]).update(vars(value))
+    return function
+
+
+def _sizes(known: set[str], x: Any) -> Any:
+    """The declared sizes of a result, as the program computes them; None for one that it does not know here."""
+    if not isinstance(x, TensorProxy):
+        return None
+    return tuple(
+        n if not isinstance(n, NumberProxy) or not n.unbacked and known.issuperset(n.expression.symbols()) else None
+        for n in x.shape
+    )
+
+
+class _Check:
+    """Runs an operation, and compares what it gives."""
+
+    def __init__(self, operation: BoundSymbol, where: Callable, passed: Callable[[], None]):
+        self.operation, self.where, self.passed = operation, where, passed
+        self.seen: set = set()
+        varies = any(
+            isinstance(n, NumberProxy) for o in operation.outputs if isinstance(o, TensorProxy) for n in o.shape
+        )
+        self.wanted = _SIZES if varies else 1
+
+    def __call__(self, sizes: Any, *args: Any, **kwargs: Any) -> Any:
+        operation = self.operation
+        given = [x for x in leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        versions = [None if x.is_inference() else x._version for x in given]
+        result = operation.sym.fn(*args, **kwargs)  # type: ignore[misc]
+        # a function that is called for its effect may return anything
+        if operation.output is not None:
+            if (problem := _difference(result, operation.output, sizes)) is not None:
+                raise self.error(f"{problem}: correct the meta= of the operation, or the function that executes it")
+            if (problem := _strides_differ(operation, result, args, kwargs)) is not None:
+                raise self.error(f"{problem}: correct its fake implementation (register_fake)")
+        if self.is_pure():
+            if any(v is not None and v != x._version for v, x in zip(versions, given, strict=True)):
+                raise self.error(
+                    "wrote to an argument: return a new tensor (x.clone()), or define it by torch.library.custom_op "
+                    "with mutates_args="
+                )
+            if (problem := _sharing(result, given)) is not None:
+                raise self.error(f"{problem}: return a copy (result.clone())")
+        if len(self.seen) < self.wanted:
+            self.seen.add(hashable(sizes))
+            if len(self.seen) == self.wanted:
+                self.passed()
         return result
 
-    symbol = Symbol(
-        operation.sym.name,
-        id=operation.sym.id,
-        is_prim=True,
-        fn=run,
-        executor=operation.sym.executor,
-        is_fusion=operation.sym.is_fusion,
-    )
-    return operation.replace(sym=symbol)
+    def is_pure(self) -> bool:
+        """Whether the operation says that it gives new tensors and writes to none, and a user said so."""
+        symbols = [self.operation.sym, *(b.sym for b in _stands_for(self.operation))]
+        if self.operation.sym.is_fusion or not any(s.declared_outside for s in symbols):
+            return False
+        operator = custom_operator(self.operation.sym.fn)
+        schema = operator and operator._schema
+        tags = frozenset().union(*(s.tags for s in symbols))
+        return tags.isdisjoint((OpTags.VIEW, OpTags.IN_PLACE)) and (
+            schema is None or all(a.alias_info is None for a in (*schema.arguments, *schema.returns))
+        )
+
+    def error(self, text: str) -> DeclarationError:
+        error = DeclarationError(f"{self.operation.sym.qualified_name} {text}")
+        if self.operation.location:
+            add_location(error, self.where(self.operation.location))
+        return error
 
 
-def _difference(result, said) -> str | None:
+def _difference(result: Any, said: Any, sizes: Any) -> str | None:
+    """In words, how a result differs from the declared one. sizes: those of the declared tensors, in its structure."""
     if isinstance(said, (tuple, list)):
         if not isinstance(result, (tuple, list)) or len(result) != len(said):
-            found = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
-            return f"returned {found} where its meta rule says {len(said)} values"
-        return next((p for r, s in zip(result, said, strict=True) if (p := _difference(r, s)) is not None), None)
+            got = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
+            return f"returned {got} where its meta rule says {len(said)} values"
+        differences = (_difference(*three) for three in zip(result, said, sizes, strict=True))
+        return next((d for d in differences if d is not None), None)
+    if isinstance(said, dict):
+        if not isinstance(result, dict) or list(result) != list(said):
+            got = f"keys {list(result)}" if isinstance(result, dict) else f"a {type(result).__name__}"
+            return f"returned {got} where its meta rule says a dict with keys {list(said)}"
+        differences = (_difference(result[k], said[k], sizes[k]) for k in said)
+        return next((d for d in differences if d is not None), None)
     if isinstance(said, TensorProxy):
-        return _tensor_difference(result, said)
-    if said is None or isinstance(said, Proxy) or result is said:  # what has no name is dead
+        return _tensor_difference(result, said, sizes)
+    if said is None or isinstance(said, Proxy | NumberProxy) or result is said:  # what has no name is dead
         return None
-    return (
-        None
-        if type(said) is type(result) and result == said
-        else f"returned {result!r} where its meta rule says {said!r}"
-    )
+    is_foreign_number = isinstance(result, numbers.Number) and type(result) not in (bool, int, float, complex)
+    if (type(said) is type(result) or is_foreign_number) and result == said:
+        return None
+    return f"returned {result!r} where its meta rule says {said!r}"
 
 
-def _tensor_difference(result, said: TensorProxy) -> str | None:
+def _tensor_difference(result: Any, said: TensorProxy, sizes: tuple) -> str | None:
+    declared = f'where its meta rule says {said.name}: "{type_string(said)}"'
     if not isinstance(result, torch.Tensor):
-        return (
-            f'returned a {type(result).__name__} where its meta rule says a tensor, {said.name}: "{type_string(said)}"'
-        )
-    shape = (
-        tuple(n if type(m) is int else m for n, m in zip(result.shape, said.shape))
-        if result.dim() == said.ndim
-        else tuple(result.shape)
-    )
-    found = TensorProxy(
-        "found", shape=shape, dtype=from_tensor_dtype(result.dtype), device=from_tensor_device(result.device)
-    )
-    if type_string(found) == type_string(said):
+        return f"returned a {type(result).__name__} {declared.replace('says ', 'says a tensor, ')}"
+    if result.layout is not torch.strided:
+        return f"returned a tensor of layout {result.layout} {declared}"
+    dtype, device = from_tensor_dtype(result.dtype), from_tensor_device(result.device)
+    fits = result.dim() == len(sizes) and all(m is None or n == m for n, m in zip(result.shape, sizes))
+    if fits and (dtype, device) == (said.dtype, said.device):
         return None
-    return f'returned "{type_string(found)}" where its meta rule says {said.name}: "{type_string(said)}"'
+    returned = TensorProxy("returned", shape=tuple(result.shape), dtype=dtype, device=device)
+    now = "" if fits or all(type(n) is int for n in said.shape) else f", which is {list(sizes)} in this call"
+    return f'returned "{type_string(returned)}" {declared}{now}'
+
+
+def _strides_differ(operation: BoundSymbol, result: Any, args: tuple, kwargs: dict) -> str | None:
+    """In words, how the strides of a custom operator's results differ from those that its fake implementation
+    declares, which answer a program's questions about layouts."""
+    function: Any = operation.sym.fn
+    if not operation.sym.declared_outside or custom_operator(function) is None:
+        return None
+    declared = compat.run_on_fakes(function, args, kwargs)
+    for r, f in zip(leaves(result), leaves(declared)):
+        if isinstance(r, torch.Tensor) and isinstance(f, torch.Tensor) and f.shape == r.shape:
+            if any(n > 1 and s != t for n, s, t in zip(r.shape, r.stride(), f.stride())) and r.numel():
+                return f"returned strides {list(r.stride())} where its fake implementation says {list(f.stride())}"
+    return None
+
+
+def _sharing(result: Any, given: list[torch.Tensor]) -> str | None:
+    """In words, which memory a result shares that it does not say to share."""
+    memory = {x.untyped_storage().data_ptr(): "an argument" for x in given if x.layout is torch.strided}
+    for x in leaves(result):
+        if isinstance(x, torch.Tensor) and x.layout is torch.strided and (place := x.untyped_storage().data_ptr()):
+            if place in memory:
+                return f"returned a tensor that shares memory with {memory[place]}"
+            memory[place] = "another result"
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from thunder.core.proxies import Proxy, TensorProxy, proxies_in, settled
 from thunder.core.symbol import BoundSymbol, Names, OpTags, Symbol
 from thunder.core.trace import Trace
+from thunder.errors import DeclarationError
 from thunder.executors.torchex import no_autocast
 from thunder.inspect.verification.comparison import Comparison
 from thunder.inspect.verification.judge import Verdict, judge
@@ -81,7 +83,11 @@ class Step:
                 self.watched("backward", backward[-1])([list(tensors), list(others)], list(map(self.cotangent, starts)))
         if backward:
             self.derivatives(own)
-        self.whole(own)
+        try:
+            self.whole(own)
+        except DeclarationError as error:  # what the program gives is not what it was made for
+            verdict = Verdict(0.0, math.inf, math.inf, 0.0, False, str(error))
+            self.add("program", "its results", "the whole program", "all", "return", None, None, verdict)
 
     def watched(self, part: str, trace: Trace) -> Callable:
         """A program whose operations are compared while it runs."""
