@@ -43,6 +43,7 @@ from thunder.errors import (
     calling_line,
     warn_user,
 )
+from thunder.interpreter.tracebacks import interrupts, raised_by
 from thunder.methods import CompiledMethod
 from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, LOGS, JitOptions
 from thunder.programs.keep import find, keep, prepare, wanted
@@ -118,7 +119,9 @@ class Compiled:
                 prologue = entry.prologue_fn
                 try:
                     inputs = prologue(self.fn, args, kwargs)
-                except Exception:  # noqa: BLE001 - see CacheEntry.inputs
+                except Exception as error:  # noqa: BLE001 - see CacheEntry.inputs
+                    if interrupts(error):
+                        raise
                     continue
                 if type(inputs) is tuple:
                     if entry is not entries[0]:
@@ -467,8 +470,11 @@ class Compiled:
 
     def _fails_over(self, entry: CacheEntry, error: Exception, log: Log | None = None) -> bool:
         """An operation of a program raised. Whether the original runs, which may handle that: nothing was done."""
-        eager = self.options.fallback is FALLBACK_OPTIONS.EAGER and entry.captured.may_fail_over
-        eager = eager and not isinstance(error, DeclarationError)
+        if interrupts(error) or raised_by(error, compat.saved_hooks(False) or ()):
+            return False  # somebody else's code did, and to whoever called the program
+        # fallback="error" is about what thunder cannot do; this is the program's own way
+        own = self.options.fallback is FALLBACK_OPTIONS.EAGER or not isinstance(error, ThunderError)
+        eager = own and entry.captured.may_fail_over and not isinstance(error, DeclarationError)
         code = getattr(entry.epilogue_fn, "__code__", None)
         inside = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
         if eager and all(frame.f_code is not code for frame in inside) and self._original_stands_in(log):

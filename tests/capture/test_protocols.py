@@ -760,3 +760,21 @@ def test_reflected_methods_of_elements_that_are_compared(name):
     compiled = thunder.jit(program)
     for i in (0, 1, 2, 0, 1, 2):
         assert compiled(i) == program(i) and len(seen) % 2 == 0
+
+
+def test_an_attribute_behind_a_descriptor_without_get():
+    """As `Graph._adj` of networkx: the class only watches what is assigned."""
+
+    class Resets:
+        def __set__(self, owner, value):
+            owner.__dict__["table"] = value
+
+    class Holder:
+        table = Resets()
+
+    holder = Holder()
+    holder.table = {"k": 2.0}
+    compiled = thunder.jit(lambda x, holder: x * holder.table["k"], fallback="error")
+    for number in (2.0, 3.0, 3.0):
+        holder.table = {"k": number}
+        assert torch.equal(compiled(torch.ones(2), holder), torch.full((2,), number))

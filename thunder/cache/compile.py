@@ -16,6 +16,7 @@ from thunder.capture import Captured, FailsWithParts, Request, capture
 from thunder.core.host_calls import Log
 from thunder.core.utils import without_collection
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError, add_location, user_line
+from thunder.interpreter.tracebacks import interrupts
 from thunder.options import JitOptions
 
 
@@ -74,7 +75,9 @@ class Compilation(NamedTuple):
                     before = None if self.log is None else self.log.mark()
                     try:
                         return self._run_with(held)
-                    except Exception:  # noqa: BLE001 - with fewer it succeeds, or raises its own error
+                    except Exception as error:  # noqa: BLE001 - with fewer it succeeds, or raises its own error
+                        if interrupts(error):
+                            raise
                         if before is not None:
                             self.log.rewind(before)  # type: ignore[union-attr]
             return self._run_with(written)
@@ -117,6 +120,8 @@ class Compilation(NamedTuple):
         except FailsWithParts as failure:
             raise failure.__cause__ from failure.__cause__.__cause__  # type: ignore[misc,union-attr]
         except Exception as failure:
+            if interrupts(failure):
+                raise
             raise ProgramFails(failure) from failure
 
 

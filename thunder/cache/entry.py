@@ -23,8 +23,9 @@ from thunder.core.trace import ForwardBackward, Trace
 from thunder.distributed.agreement import check_agreement
 from thunder.executors.torchex import no_autocast
 from thunder.extend import FusionExecutor
+from thunder.interpreter.tracebacks import interrupts
 from thunder.ops.torch_types import to_torch_device
-from thunder.options import FALLBACK_OPTIONS, JitOptions
+from thunder.options import JitOptions
 from thunder.pipeline import (
     asked_for,
     lower,
@@ -85,6 +86,8 @@ class CacheEntry:
         try:
             return self._questions(fn, args, kwargs)
         except Exception as error:  # noqa: BLE001 - whatever the objects there raise now
+            if interrupts(error):
+                raise
             return f"a question that the prologue asks raised {type(error).__name__}: {error}"
 
     def retire(self, why: str) -> None:
@@ -203,8 +206,8 @@ def lowered(
         run = not_differentiable(program(traces[-1]), modes, captured.any_input_requires_grad)
     if captured.host_calls:
         run = with_log(run, bool(captured.path))
-    if captured.path or fails_over(captured, options):
-        left = Exception if fails_over(captured, options) else OtherPath
+    if captured.path or captured.may_fail_over:
+        left = Exception if captured.may_fail_over else OtherPath
         run = with_numbers_put_back(run, *drawn_from(captured.computation), left)
     return Lowered([*captured.computation_traces[:-1], *traces], backward, run, executed, connection)
 
@@ -218,11 +221,6 @@ def not_differentiable(run: Callable, modes: tuple, any_input_requires_grad: boo
     """A computation without a backward, in the modes of its calls."""
     run = _in_modes(run, modes)
     return without_grad(run) if compat.grad_enabled_in(modes) and any_input_requires_grad else run
-
-
-def fails_over(captured: Any, options: JitOptions) -> bool:
-    """Whether the original function runs where an operation of the program raises."""
-    return options.fallback is FALLBACK_OPTIONS.EAGER and captured.may_fail_over
 
 
 def drawn_from(computation: Trace) -> tuple[list[torch.device], list[torch.Generator]]:

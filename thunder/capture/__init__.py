@@ -43,6 +43,7 @@ from thunder.distributed.placement import Placement, check_all_placed, placement
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
 from thunder.interpreter import UnsupportedError, release
+from thunder.interpreter.tracebacks import interrupts
 from thunder.ops.families.collectives import wait
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
@@ -304,7 +305,7 @@ def _capture(request: Request, apart: bool) -> Captured:
             passed_twice = c.tensors.passed_twice
             _close(c)
             if not ways or not isinstance(error, CaptureError):
-                if passed_twice and isinstance(error, Exception):
+                if passed_twice and isinstance(error, Exception) and not interrupts(error):
                     raise DependsOnIdentity from error
                 raise
 
@@ -322,8 +323,10 @@ def _for_other_calls(c: Capture, captured: Captured) -> Captured:
     second.whole, second.tensors.apart = c.whole, c.tensors.apart
     try:
         found = _read(second).with_prologue()
-    except Exception:  # noqa: BLE001 - as it was it was captured
+    except Exception as error:  # noqa: BLE001 - as it was it was captured
         _close(second)
+        if interrupts(error):
+            raise
         return captured.with_prologue()
     captured.close()
     return found
@@ -389,7 +392,7 @@ def _run_or_fail(c: Capture) -> tuple[Any, Exception | None]:
     except c.uncatchable:
         raise
     except Exception as error:
-        if c.request.original_stands_in or c.tensors.passed_twice:
+        if c.request.original_stands_in or c.tensors.passed_twice or interrupts(error):
             raise
         return None, error
 

@@ -423,7 +423,7 @@ class _Values:
     @contextlib.contextmanager
     def _run_mode(self, random: bool) -> Iterator[None]:
         """PyTorch as programs of ours find it; generators as the program would find them, and back."""
-        with recording(None), compat.DisableTorchFunction(), compat.without_fakes(), torch.no_grad():
+        with recording(None), compat.DisableTorchFunction(), compat.without_dispatch_modes(), torch.no_grad():
             if not random:
                 yield
                 return

@@ -18,6 +18,7 @@ from thunder.capture.tensors import is_leaf, shows_leaf
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, number_value, numbers_in
 from thunder.errors import ThunderError
 from thunder.interpreter.attributes import plain_attribute
+from thunder.interpreter.tracebacks import interrupts
 from thunder.ops.infer import as_torch
 from thunder.ops.torch_types import to_torch_dtype
 
@@ -39,6 +40,8 @@ def checked(c, function, args, kwargs, run):
     except ThunderError:
         raise
     except Exception as error:  # noqa: BLE001 - the program is not to handle an error of thunder's own
+        if interrupts(error):
+            raise
         c.refuse(
             f"{plain_attribute(function, '__name__', function)}() in a `try` fails, which PyTorch does not: {error}",
             "call it outside of the `try`",
@@ -97,7 +100,7 @@ def _error(c, function, args, kwargs) -> Exception | None:
     """The error that PyTorch raises for zeros and ones alike, so that it is not for the numbers in the tensors."""
     found = []
     for make in (torch.zeros, _ones):
-        with compat.DisableTorchFunction(), torch.random.fork_rng(devices=[]):
+        with compat.probing(torch.is_grad_enabled(), draws=True):
             try:
                 given = map_structure(functools.partial(_example, c, make), (list(args), dict(kwargs)))
             except (_Unknown, TypeError):  # the second of a container whose iteration the user wrote

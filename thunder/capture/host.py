@@ -61,6 +61,7 @@ from thunder.core.symbol import Context, Names, Recorder
 from thunder.errors import CaptureError
 from thunder.interpreter import NULL, Host
 from thunder.interpreter.attributes import plain_attribute
+from thunder.interpreter.tracebacks import interrupts
 from thunder.ops import autocast
 from thunder.ops.functionalize.memory import Memory
 from thunder.ops.torch_types import from_tensor_dtype
@@ -133,6 +134,10 @@ class Capture(Host):
         self.same_settings: functools.partial[bool] = functools.partial(compat.settings_are, {})
         # the innermost torch-function mode that `synchronize` has seen, which may be the program's own
         self.function_mode: Any = self
+
+    def passes(self, error: BaseException) -> bool:
+        """`Host.passes`. A program that handles what a signal handler raised would do so in all later calls."""
+        return super().passes(error) or interrupts(error)
 
     # ------------------------------------------------------------------------------------------------ sources
 

@@ -113,13 +113,7 @@ def layout(
         views.append(memory.view_of[views[-1]][1])
     base = views.pop()
     value = memory.formed.get(base, base)
-    with (
-        compat.DisableTorchFunction(),
-        c.tensors.fake_mode,
-        torch.no_grad(),
-        torch.autocast("cpu", enabled=False),
-        torch.autocast("cuda", enabled=False),
-    ):
+    with compat.probing(), c.tensors.fake_mode:
         for operation in _slice(c, value, layouts):
             if isinstance(operation, BoundSymbol):
                 try:

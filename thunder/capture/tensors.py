@@ -189,7 +189,7 @@ def joins_history(c, x: TensorProxy) -> None:
     real, source = c.tensors.real[x]
     _, *of_view = ask(c, source, HISTORY)
     if of_view and of_view[1] != "DEFAULT":
-        with compat.DisableTorchFunction(), torch.enable_grad():  # a part without elements is a view of this kind, too
+        with compat.probing(grad=True):  # a part without elements is a view of this kind, too
             real.as_strided((0,), (1,)).add_(torch.empty(0, requires_grad=True, dtype=real.dtype, device=real.device))
     c.tensors.joined.add(x)
 

@@ -34,8 +34,8 @@ def composed(operator: str) -> bool:
 def casts_keep_grad_mode() -> bool:
     """Whether torch.autocast casts a parameter again where grad mode is another: before torch 2.11, a cast that was
     made without grad serves with it, and the gradient is lost. Only a program tells."""
-    with compat.without_function_modes(), autocast_on((("cpu", torch.bfloat16),), cached=True):
-        weight = torch.ones(1, 1, requires_grad=True)
+    with compat.probing(grad=True), autocast_on((("cpu", torch.bfloat16),), cached=True):
+        weight = torch.ones(1, 1, dtype=torch.float32, device="cpu", requires_grad=True)
         with torch.no_grad():
             torch.mm(weight, weight)
         with torch.enable_grad():

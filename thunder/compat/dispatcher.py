@@ -53,7 +53,7 @@ def _takes_gaps(overload: Callable) -> bool:
 def scan_keeps_dim(scan: Callable) -> bool:
     """Whether the results of PyTorch's `scan` lie along the dimension that it runs along, as from torch 2.13 on; they
     lay along the first before. Only a scan tells."""
-    with compat.without_function_modes():
+    with compat.probing():
         _, rows = scan(lambda carry, x: (carry + x, x * 2), torch.zeros(1), torch.zeros(1, 2), dim=1)
     return rows.shape == (1, 2)
 

@@ -150,6 +150,8 @@ PRIVATE: Sequence[Private] = (
         "see kernels of executors", _constant(None)),
     Private("TorchDispatchMode", "torch.utils._python_dispatch.TorchDispatchMode", "seeing writes to sparse and nested "
         "tensors", "operations on these raise"),
+    Private("without_dispatch_modes", "torch.utils._python_dispatch._disable_current_modes", "probes of PyTorch that "
+        "dispatch modes of the user's must not see", "they see them", contextlib.nullcontext),
     Private("DispatchModeKey", "torch._C._TorchDispatchModeKey", "seeing make_fx and FakeTensorMode around a call",
         "they see kernels of executors"),
     Private("tracing_state", "torch._C._get_tracing_state", "seeing torch.jit.trace around a call", "it records "

@@ -149,7 +149,7 @@ def instance_attribute(host, value, name):
         return object.__getattribute__(value, name)
     kind = type(value)
     found = host.lookup(kind, name)
-    if found is not NULL and is_data(host, found):
+    if found is not NULL and _comes_first(host, found):
         return bind(host, found, value, kind, name)
     own = host.own(value, name)
     if own is not NULL:
@@ -161,7 +161,7 @@ def class_attribute(host, cls, name):
     """type.__getattribute__: data descriptors of the metaclass, the class and its bases, the rest of the metaclass."""
     meta = type(cls)
     in_meta = host.lookup(meta, name)
-    if in_meta is not NULL and is_data(host, in_meta):
+    if in_meta is not NULL and _comes_first(host, in_meta):
         return bind(host, in_meta, cls, meta, name)
     found = host.lookup(cls, name)
     if found is not NULL:
@@ -203,8 +203,14 @@ READERS: dict = {
 }
 
 
+def _comes_first(host, found) -> bool:
+    """Whether reading asks something found on a class before an object's own attributes: a data descriptor that has a
+    `__get__` (`tp_descr_get` and `PyDescr_IsData` in Objects/object.c)."""
+    return is_data(host, found) and (type(found) in _GET or host.lookup(type(found), "__get__") is not NULL)
+
+
 def is_data(host, found) -> bool:
-    """Whether something found on a class is a data descriptor, which comes before an object's own attributes."""
+    """Whether something found on a class is a data descriptor, which takes what is assigned."""
     kind = type(found)
     known = _DATA.get(kind)
     if known is None:

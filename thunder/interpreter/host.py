@@ -89,6 +89,10 @@ class Host:
         self.history = collections.deque(maxlen=SHORT_LOG_LENGTH)
         self.shown: set[int] = set()  # containers whose text is being written
 
+    def passes(self, error: BaseException) -> bool:
+        """Whether the interpreted program cannot catch an exception, and runs no `finally` for it."""
+        return isinstance(error, self.uncatchable)
+
     @property
     def frames(self):
         """How often each code object was run, as a Counter."""

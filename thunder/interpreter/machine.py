@@ -87,7 +87,7 @@ class Frame:
     def catch(self, error):
         """Note the exception's traceback and context; the index of the handler, or the exception goes on."""
         try:
-            if isinstance(error, self.host.uncatchable):
+            if self.host.passes(error):
                 raise error
             if type(error) is RecursionError and is_own(error):
                 raise UnsupportedError("a container that holds itself", "thunder would have to open it") from None

@@ -14,7 +14,7 @@ from thunder import compat
 
 def _slope(function: Callable, *values: float) -> float:
     """The derivative of a function of numbers by its first one."""
-    with compat.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
+    with compat.probing(grad=True):
         first, *others = (torch.tensor(v, dtype=torch.float64, device="cpu") for v in values)
         (found,) = torch.autograd.grad(function(first.requires_grad_(), *others), first)
         return found.item()
@@ -22,7 +22,7 @@ def _slope(function: Callable, *values: float) -> float:
 
 def is_differentiated(function: Callable) -> bool:
     """Whether the result of a function of one tensor requires grad where its argument does."""
-    with compat.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
+    with compat.probing(grad=True):
         return function(torch.full((), 0.5, device="cpu", requires_grad=True)).requires_grad
 
 
@@ -52,5 +52,5 @@ def turns_at_origin() -> bool:
 def drops_far_bounds() -> bool:
     """Whether clamp leaves out a bound that is beyond all integers of the tensor's type, as from torch 2.15 on; before,
     it wraps around or is refused."""
-    with compat.DisableTorchFunction():
+    with compat.probing():
         return torch.zeros((), dtype=torch.uint8, device="cpu").clamp(-1).item() == 0

@@ -92,7 +92,7 @@ def as_pytorch(symbol, args: tuple, kwargs: dict, error: Exception) -> Exception
     if symbol.fn is None or isinstance(error, ThunderError):
         return None
     try:
-        with compat.DisableTorchFunction(), torch.no_grad(), compat.autocast_off():  # casts are operations by now
+        with compat.probing(draws=True):  # casts are operations by now
             symbol.fn(*map_structure(fake, args), **map_structure(fake, kwargs))
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as better:
         return better.with_traceback(None)
@@ -158,7 +158,7 @@ def typed_on_meta(function: Callable) -> Callable:
             dtype = from_tensor_dtype(x.dtype)
             return TensorProxy(shape=tuple(x.shape), dtype=dtype, device=device, requires_grad=x.requires_grad)
 
-        with compat.DisableTorchFunction(), torch.set_grad_enabled(grad), warnings.catch_warnings(action="ignore"):
+        with compat.probing(grad), warnings.catch_warnings(action="ignore"):
             return map_structure(typed, function(*map_structure(given, args), **map_structure(given, kwargs)))
 
     return meta
@@ -199,14 +199,7 @@ def _typed_on_fakes(mode: compat.FakeTensorMode, function, name: str, args: tupl
         known[id(given[-1])] = x
         return given[-1]
 
-    with (
-        compat.quiet_fake_tensors(),
-        compat.DisableTorchFunction(),
-        mode,
-        torch.set_grad_enabled(grad),
-        torch.autocast("cpu", enabled=False),
-        torch.autocast("cuda", enabled=False),
-    ):
+    with compat.quiet_fake_tensors(), compat.probing(grad), mode:
         out = function(*map_structure(made, args), **map_structure(made, kwargs))
 
     def typed(x):
@@ -254,7 +247,7 @@ def _typed_on_zeros(function: Callable, name: str, args: tuple, kwargs: dict) ->
             known[id(made)] = x
         return made
 
-    with compat.without_function_modes(), torch.no_grad():
+    with compat.probing(draws=True, own_rules=True):
         examples = map_structure(zeros, (args, kwargs))
         with unwritten(name, leaves(examples)):
             out = function(*examples[0], **examples[1])

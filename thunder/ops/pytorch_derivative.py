@@ -108,11 +108,12 @@ def _differentiated_on_examples(symbol: Symbol, wanted: tuple, args: tuple, kwar
         ways.append((contextlib.nullcontext, without_memory))
     if differentiates_fakes((args, kwargs)):
         ways.append((lambda: compat.FakeTensorMode(allow_non_fake_inputs=True), example))
-        ways.append((lambda: torch.random.fork_rng(devices=[]), real))
+        ways.append((contextlib.nullcontext, real))
     for mode, made in ways:
         inputs: list[torch.Tensor] = []
         try:
-            with compat.DisableTorchFunction(), mode(), torch.enable_grad(), warnings.catch_warnings(action="ignore"):
+            probing = compat.probing(grad=True, draws=made is real)
+            with probing, mode(), warnings.catch_warnings(action="ignore"):
                 given = _with_inputs(
                     wanted,
                     map_structure(made, args),

@@ -23,7 +23,6 @@ from thunder.cache.entry import (
     connect,
     differentiable,
     drawn_from,
-    fails_over,
     not_differentiable,
     with_numbers_put_back,
 )
@@ -103,7 +102,7 @@ def document_of(entry: CacheEntry, options: JitOptions, regions: Regions) -> dic
 
 def _draws_again(captured: Any, options: JitOptions) -> list[str]:
     """The devices whose numbers are drawn again where an operation raises and the original function runs."""
-    if not fails_over(captured, options):
+    if not captured.may_fail_over:
         return []
     devices, own = drawn_from(captured.computation)
     if own:

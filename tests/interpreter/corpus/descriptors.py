@@ -434,3 +434,34 @@ def operator_module_getters():
             return k
 
     return operator.attrgetter("x")(P()), operator.itemgetter(1, 0)("ab"), operator.methodcaller("m", 5)(P())
+
+
+@program()
+def descriptors_without_get():
+    """A class's `__set__` or `__delete__` without a `__get__` leaves reading to the object's own attributes."""
+
+    class Resets:
+        def __set__(self, owner, value):
+            owner.__dict__["a"] = value + 1
+
+    class Deletes:
+        def __delete__(self, owner):
+            owner.__dict__.clear()
+
+    class Meta(type):
+        a = Resets()
+        b = Deletes()
+
+    class A:
+        a, b = Resets(), Deletes()
+
+    class B(metaclass=Meta):
+        a, b = 3, 4
+
+    x = A()
+    before = type(x.a).__name__, type(x.b).__name__
+    x.a = 5
+    x.__dict__["b"] = 6
+    read = x.a, x.b, B.a, B.b
+    del x.b
+    return before, read, type(x.a).__name__, x.__dict__

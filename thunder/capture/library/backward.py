@@ -372,7 +372,7 @@ def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool
 
 def _raise_unused(gradients: list) -> None:
     """PyTorch's error about inputs that have no gradient, in its words."""
-    with compat.DisableTorchFunction(), torch.enable_grad():
+    with compat.probing(grad=True):
         inputs = [torch.zeros((), requires_grad=True) for _ in gradients]
         used = torch.zeros((), requires_grad=True)
         for x, gradient in zip(inputs, gradients, strict=True):

@@ -82,7 +82,7 @@ def _node(c, operation: BoundSymbol, value: TensorProxy) -> str | None:
     small = all(math.prod(map(number_value, p.shape)) < _FEW for p in inputs)
     # fake tensors do not say which elements a mask takes
     for mode in (c.tensors.fake_mode, contextlib.nullcontext())[: 2 if small else 1]:
-        with compat.DisableTorchFunction(), mode, torch.enable_grad():
+        with compat.probing(grad=True, draws=True), mode:
             examples: dict[Proxy, torch.Tensor] = {p: _example(p, laid_out.get(p)) for p in inputs}
             with contextlib.suppress(Exception):  # its text has no name then, which is said
                 return _name(operation, examples, value)
@@ -106,8 +106,7 @@ def _name(operation: BoundSymbol, examples: dict[Proxy, torch.Tensor], value: Te
         return examples[x] if isinstance(x, Proxy) else number_value(x) if isinstance(x, NumberProxy) else as_torch(x)
 
     assert operation.sym.fn is not None, "the program runs the operation"
-    with torch.random.fork_rng(devices=[]):
-        result = operation.sym.fn(*map_structure(example, operation.args), **map_structure(example, operation.kwargs))
+    result = operation.sym.fn(*map_structure(example, operation.args), **map_structure(example, operation.kwargs))
     found: dict[Proxy, object] = {}
     assign(operation.output, result, found)
     node = getattr(found.get(value), "grad_fn", None)

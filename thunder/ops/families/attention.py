@@ -146,7 +146,7 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
 def _flash_spreads_one_head() -> bool:
     """Whether PyTorch's flash kernel for the CPU takes keys of one head for all heads of the query, as it does from
     torch 2.15 on."""
-    with compat.DisableTorchFunction(), sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+    with compat.probing(), sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
         query, key = (torch.empty(1, heads, 1, 1, device="cpu") for heads in (2, 1))
         return compat.attention_choice(query, key, key) == SDPBackend.FLASH_ATTENTION.value
 

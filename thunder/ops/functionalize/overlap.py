@@ -41,7 +41,7 @@ def check_overlap(function: Callable | None, target: TensorProxy, args: tuple, k
     repeats = memory.repeats(target)
     if not (others or repeats) or function is None:
         return
-    with compat.DisableTorchFunction(), torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
+    with compat.probing(draws=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             with undecided():

@@ -1,0 +1,155 @@
+"""Exceptions that are none of the program's: signal handlers and hooks for saved tensors raise them while it is captured
+or runs, and whoever called the program gets them."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import thunder
+
+WEIGHT = torch.linspace(-1, 1, 16).view(4, 4)
+
+
+def with_autocast(x):
+    with torch.autocast("cpu", enabled=False):
+        return F.gelu(x @ WEIGHT)
+
+
+def with_no_grad(x):
+    with torch.no_grad():
+        scale = x.mean()
+    return F.gelu(x @ WEIGHT) * scale
+
+
+def with_try(x):
+    try:
+        return F.gelu(x @ WEIGHT)
+    except ValueError:
+        return x
+
+
+@pytest.mark.parametrize("f", [with_autocast, with_no_grad, with_try])
+def test_a_checkpoint_stops_a_program_that_handles_exceptions(f):
+    """The recomputation of a checkpoint ends early by an exception of its hook for saved tensors."""
+    compiled = thunder.jit(f, fallback="error")
+    x = torch.linspace(-2, 2, 16).view(4, 4).requires_grad_()
+    (wanted,) = torch.autograd.grad(f(x).sum(), x)
+    for _ in range(2):
+        (gradient,) = torch.autograd.grad(checkpoint(compiled, x, use_reentrant=False).sum(), x)
+        torch.testing.assert_close(gradient, wanted)
+
+
+def test_an_error_of_a_hook_is_raised_once():
+    calls = []
+
+    def pack(t):
+        calls.append(t)
+        raise ValueError("a full disk")
+
+    compiled = thunder.jit(with_try, fallback="error")
+    x = torch.ones(4, 4, requires_grad=True)
+    compiled(x)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), pytest.raises(ValueError, match="a full disk"):
+        compiled(x)
+    assert len(calls) == 1
+
+
+class _Alarm:
+    """A signal handler that is an object, and raises when it is called."""
+
+    def __call__(self, number, frame):
+        raise TimeoutError("too late")
+
+
+def _rings(*args):
+    signal.raise_signal(signal.SIGUSR1)
+    return 2.0
+
+
+@pytest.fixture
+def alarm():
+    before = signal.signal(signal.SIGUSR1, _Alarm())
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+class _Ringing:
+    """A value whose length is asked for while it is captured."""
+
+    rings = True
+
+    def __len__(self):
+        if _Ringing.rings:
+            _rings()
+        return 2
+
+
+def _handles(x, value):
+    try:
+        return x * len(value)
+    except TimeoutError:
+        return x
+
+
+def test_a_signal_handler_raises_while_a_program_is_captured(alarm, monkeypatch):
+    from thunder.ops import LTORCH
+
+    monkeypatch.setattr(_Ringing, "rings", False)
+    meta, rang = LTORCH["mul"].meta, []
+
+    def ringing(*args, **kwargs):
+        if not rang:
+            rang.append(_rings())
+        return meta(*args, **kwargs)
+
+    monkeypatch.setattr(LTORCH["mul"], "meta", ringing)
+    compiled = thunder.jit(_handles)
+    with pytest.raises(TimeoutError, match="too late"):
+        compiled(torch.ones(2), _Ringing())
+    rang.append(None)
+    torch.testing.assert_close(compiled(torch.ones(2), _Ringing()), torch.full((2,), 2.0))
+    assert len(compiled.programs) == 1
+
+
+def test_a_signal_handler_raises_while_guards_are_checked(alarm, monkeypatch):
+    compiled = thunder.jit(lambda x: x * 2)
+    compiled(torch.ones(2))
+    entry = compiled.programs[0]
+    checks = entry.prologue_fn
+
+    def ringing(*args):
+        _rings()
+        return checks(*args)
+
+    monkeypatch.setattr(entry, "prologue_fn", ringing)
+    with pytest.raises(TimeoutError, match="too late"):
+        compiled(torch.ones(2))
+
+
+@pytest.mark.parametrize("fallback", ["eager", "error"])
+def test_a_program_handles_an_operation_that_fails_by_data(fallback):
+    """The compiled program has no place for the handler: the original function runs, with the same random numbers."""
+
+    def f(x, index, log):
+        noise = torch.rand(3)
+        try:
+            return x.index_select(0, index) + noise[:1]
+        except IndexError:
+            return x * 3 + noise
+        finally:
+            log.append("finally")
+
+    compiled = thunder.jit(f, fallback=fallback)
+    for places in ([1], [99], [0], [7]):
+        results, logs = [], []
+        for g in (f, compiled):
+            torch.manual_seed(1)
+            logs.append([])
+            results.append((g(torch.ones(3), torch.tensor(places), logs[-1]), torch.rand(2)))
+        torch.testing.assert_close(results[0], results[1])
+        assert logs == [["finally"], ["finally"]]
