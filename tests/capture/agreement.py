@@ -30,6 +30,7 @@ def assert_same(got, want, path: str = "result") -> None:
         assert torch.equal(got, want) or torch.equal(got.nan_to_num(), want.nan_to_num()), (
             f"{path}: {got} is not {want}"
         )
+        assert_same(vars(got), vars(want), f"{path}.__dict__")
     elif isinstance(want, (list, tuple, collections.deque)):
         assert len(got) == len(want), f"{path}: {len(got)} items, in eager {len(want)}"
         for i, (a, b) in enumerate(zip(got, want)):

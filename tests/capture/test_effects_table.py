@@ -118,6 +118,31 @@ def the_input_itself(s, x):
     return x
 
 
+@on(lambda: Space(t=torch.zeros(3)), misses=2)
+def attribute_of_a_tensor(s, x):
+    s.t.calls = getattr(s.t, "calls", 0) + 1
+    return x * 2, s.t.calls, hasattr(x, "calls")
+
+
+@on(lambda: Space(t=None), misses=2)
+def attribute_of_a_new_tensor(s, x):
+    s.t = x * 2
+    s.t.tag, s.t.gone = "new", 1
+    s.t.add_(1)
+    del s.t.gone
+    return s.t.tag, hasattr(s.t, "gone")
+
+
+@on(lambda: Space(seen=None), misses=2)
+def attributes_of_attributes(s, x):
+    y, z, dead = x * 2, x + 1, x - 1
+    z.tag = "inner"
+    y.other = z
+    dead.tag = z
+    s.seen = y
+    return y.other.tag
+
+
 @on(lambda: Space(o=None), misses=1)
 def new_object(s, x):
     s.o = Space(a=x * 2, b=[1, x])

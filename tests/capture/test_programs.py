@@ -1372,32 +1372,6 @@ def test_values_that_depend_on_no_input_are_read_while_the_program_is_captured()
         assert torch.equal(compiled(-x), x) and len(compiled.programs[0].path) == 1
 
 
-def test_a_program_that_asks_whether_it_is_compiled_goes_eagers_way_where_that_can_be_captured():
-    def program(x):
-        return x + 1 if torch.compiler.is_compiling() else x - 1
-
-    def branching(x):
-        if not torch.compiler.is_compiling() and x.sum() > 0:
-            return x + 1
-        return x - 1
-
-    x = -torch.ones(3)
-    for f in (program, branching):
-        assert torch.equal(thunder.jit(f)(x), f(x))
-
-
-def test_a_program_that_has_written_before_it_decides_goes_eagers_way(capsys):
-    def fn(x):
-        asked = torch.compiler.is_compiling()
-        print("sum", x.sum())
-        return x + 1 if not asked and x.sum() > 0 else x - 1
-
-    compiled = thunder.jit(fn, fallback="error")
-    for sign in (1.0, -1.0, 1.0):
-        assert torch.equal(compiled(sign * torch.ones(2)), sign * torch.ones(2) + sign)
-    assert capsys.readouterr().out.count("sum") == 3
-
-
 class Partial:
     def _start(self, a, b):
         self.scale = a * b

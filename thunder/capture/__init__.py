@@ -258,9 +258,9 @@ class FailsWithParts(Exception):
 def capture(request: Request) -> Captured:
     """Captures one call of a program.
 
-    A program that asks `torch.compiler.is_compiling()` is told no, and is captured the way that PyTorch runs it. Where
-    that way cannot be captured, or decides by data, it is captured again and told yes: for that case libraries have a
-    way without values that are known only when the program runs. Where that way decides as well, PyTorch's is taken.
+    A program that asks `torch.compiler.is_compiling()` is told no, and is captured the way that PyTorch runs it. Only
+    one that decides by data where it may not (ranks that communicate, a device without data) is captured again and told
+    yes: libraries go without values then.
 
     Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of
     the program's own leaves as it is, or as the cause of FailsWithParts.
@@ -276,35 +276,31 @@ def capture(request: Request) -> Captured:
 def _capture(request: Request, apart: bool) -> Captured:
     """See `capture`. apart: see `Tensors`. Raises DependsOnIdentity where a tensor is several arguments and the program
     depends on that, or fails."""
-    # compiling, and whether it may decide by data once it has asked: a program of another path was made so
-    ways = [(False, True), (True, True)] if request.path else [(False, False), (True, False)]
-    own_arrays, known_whole = False, set[Any]()
+    compiling, own_arrays, known_whole = False, False, set[Any]()
     while True:
-        compiling, decides = ways.pop(0)
-        c, before = Capture(request, compiling, decides, own_arrays), request.log.mark()
+        c, before = Capture(request, compiling, own_arrays), request.log.mark()
         c.whole, c.tensors.apart = known_whole, apart
         try:
             return _for_other_calls(c, _read(c))
         except BaseException as error:
             release(error)
+            again = isinstance(error, CaptureError)
             if c.outside.written_arrays.difference(request.changing) and request.options.numbers_may_change:
-                ways.insert(0, (compiling, decides))
                 changing = {**request.changing, **dict.fromkeys(c.outside.written_arrays)}
                 request = replace(request, changing=changing)
                 request.log.rewind(before)
             elif c.path.needs_whole:
-                ways.insert(0, (compiling, decides))
                 request.log.rewind(before)
             elif c.path.needs_own_arrays and not own_arrays:
-                ways.insert(0, (compiling, decides))
                 own_arrays = True
-            elif c.path.logged_when_asked != len(c.path.log):  # the host code that ran is that of this answer
-                ways = [way for way in ways if way[0] is compiling]
-            if c.path.refused:
-                ways.append((compiling, True))
+            elif c.path.may_not_decide and not compiling:
+                compiling = True
+                request.log.rewind(before)
+            else:
+                again = False
             passed_twice = c.tensors.passed_twice
             _close(c)
-            if not ways or not isinstance(error, CaptureError):
+            if not again:
                 if passed_twice and isinstance(error, Exception) and not interrupts(error):
                     raise DependsOnIdentity from error
                 raise
@@ -319,7 +315,7 @@ def _for_other_calls(c: Capture, captured: Captured) -> Captured:
         return captured.with_prologue()
     changing = {**c.request.changing, **counters}
     request = replace(c.request, changing=changing, path=tuple(c.path.taken))
-    second = Capture(request, c.compiling, c.path.decides, c.path.own_arrays)
+    second = Capture(request, c.compiling, c.path.own_arrays)
     second.whole, second.tensors.apart = c.whole, c.tensors.apart
     try:
         found = _read(second).with_prologue()

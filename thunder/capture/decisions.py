@@ -49,17 +49,16 @@ class RaisesBefore(CaptureError):
 class Path:
     """The decisions of one capture, in order. It is the recorder's `decide`.
 
-    expected: the decisions of a program that a call has left at the last of them: they are answered as there. decides:
-    whether it does so once the program has asked whether it is compiled, for which libraries have a way without values.
-    refused: whether it did not for that. log: the results of this call's host calls; logged_when_asked: how many then.
+    expected: the decisions of a program that a call has left at the last of them: they are answered as there.
+    may_not_decide: whether the program would have decided, and neither this call nor one of its ranks may by itself.
+    log: the results of this call's host calls.
     """
 
-    def __init__(self, c, expected: tuple[Decision, ...], log: Log, decides: bool, own_arrays: bool):
-        self.c, self.expected, self.log, self.decides = c, expected, log, decides
+    def __init__(self, c, expected: tuple[Decision, ...], log: Log, own_arrays: bool):
+        self.c, self.expected, self.log = c, expected, log
         self.taken: list[Decision] = []
-        self.refused = False
-        self.why = ""  # it cannot decide, where that is not plain to see
-        self.logged_when_asked: int | None = None
+        self.may_not_decide = False
+        self.why = ""  # it may not decide, where that is not plain to see
         self.host_calls = 0
         # whether NumPy arrays of the program are made by host calls, and whether host code is given one that is not
         self.own_arrays, self.needs_own_arrays, self.own_calls = own_arrays, False, 0
@@ -226,16 +225,15 @@ class Path:
 
     def _may_decide(self) -> bool:
         c = self.c
-        if current_recorder() is not c.recorder:
+        if current_recorder() is not c.recorder or c.recorder.typing:
             return False
-        if c.recorder.typing or c.request.options.device is not None:
-            return False
-        if c.tensors.placements or compat.distributed_is_used():
+        communicates = bool(c.tensors.placements) or compat.distributed_is_used()
+        if communicates:
             self.why = "; ranks that communicate would have to decide together"
+        if communicates or c.request.options.device is not None:
+            self.may_not_decide = True
             return False
-        may = self.decides or not c.asked_whether_compiling
-        self.refused |= not may
-        return may
+        return True
 
 
 def _may_draw(b: BoundSymbol) -> bool:

@@ -382,19 +382,17 @@ class EpilogueWriter:
     def effects(self) -> None:
         """Statements that write back, values first: nothing is written before everything was computed."""
         c = self.c
-        writes, of_leaves = [], []
+        writes, of_own = [], {}
         for key, (kind, o, n) in list(c.writes.effects.items()):
-            if kind in ("grad", "data") and o in c.tensors.leaves:
-                of_leaves.append((kind, key, o, n))
+            if type(o) is TensorProxy and not self._is_outside(o):
+                of_own[key] = kind, o, n
             else:
                 writes.append(self._write(kind, o, n, c.writes.overlay[key]))
         for kind, original, source, k, v in containers.changes(c):
             writes.append(self._write_container(kind, original, self.path(source), k, v))
-        memory = c.recorder.memory
-        for kind, key, o, n in of_leaves:  # of a leaf that stays inside, the gradient is dead; it may be out of date
-            known = memory.holder(o) not in memory.stale and id(memory.latest(o)) in self.values
-            if id(o) in self.values or known:
-                writes.append(self._write(kind, o, n, c.writes.overlay[key]))
+        while leaving := [key for key, (_, o, _) in of_own.items() if self._leaves(o)]:  # with what is written to them
+            for key in leaving:
+                writes.append(self._write(*of_own.pop(key), c.writes.overlay[key]))
         self.lines += [w for w in writes if w]
         for p in c.tensors.frozen:
             if p not in c.tensors.leaves or id(p) in self.values:
@@ -404,7 +402,19 @@ class EpilogueWriter:
             values = ", ".join(f"{name!r}: {self.literal(value)}" for name, value in left.items())
             self.lines.append(f"{self.pin(compat.set_settings)}({{{values}}})")
 
+    def _is_outside(self, p: TensorProxy) -> bool:
+        return p in self.c.tensors.real and p not in self.c.tensors.leaves
+
+    def _leaves(self, p: TensorProxy) -> bool:
+        """Whether a tensor of the program's own is in its result so far. What is written to another is dead, and may be
+        out of date."""
+        memory = self.c.recorder.memory
+        return id(p) in self.values or memory.holder(p) not in memory.stale and id(memory.latest(p)) in self.values
+
     def _write(self, kind: str, o, n, v) -> str:
+        if kind == "attr" and type(o) is TensorProxy:
+            target = self.path(self.c.tensors.real[o][1]) if self._is_outside(o) else self.build(o)
+            return f"{self.pin(setattr)}({target}, {n!r}, {self.build(v)})"
         if kind == "attr":
             target = self.path(c_source) if (c_source := self.c.sources.get(id(o))) is not None else self.pin(o)
             return f"{self._natively('setattr', o)}({target}, {n!r}, {self.build(v)})"

@@ -180,14 +180,6 @@ def _outside_of_programs(event: str):
 BY_NAME |= {**higher_order.BY_NAME, **torch_func.BY_NAME}
 
 
-def _is_compiling(c, f, args, kwargs):
-    """Answered as eager PyTorch answers, so that the program goes the way it goes there; with yes in a second capture,
-    where that way can not be captured."""
-    if not c.asked_whether_compiling:
-        c.asked_whether_compiling, c.path.logged_when_asked = True, len(c.path.log)
-    return c.compiling
-
-
 def _constant(value):
     return lambda c, f, args, kwargs: value
 
@@ -322,7 +314,7 @@ def install() -> None:
         torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast,  # pyright: ignore[reportPrivateImportUsage]
         torch.cuda.amp.autocast.__exit__: _leave_autocast,
         getattr(_APPLY, "__func__", _APPLY): _apply_function,
-        torch.compiler.is_compiling: _is_compiling,
+        torch.compiler.is_compiling: lambda c, f, a, k: c.compiling,
         torch.compiler.is_dynamo_compiling: _constant(False),
         torch.overrides.has_torch_function: _constant(False),
         torch.overrides.has_torch_function_unary: _constant(False),

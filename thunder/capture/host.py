@@ -80,11 +80,11 @@ class Capture(Host):
     named_type = TensorProxy
     uncatchable = (*Host.uncatchable, CaptureError, tensors.DependsOnIdentity)
 
-    def __init__(self, request: Request, compiling: bool = False, decides: bool = False, own_arrays: bool = False):
-        """compiling: the answer of torch.compiler.is_compiling(). decides, own_arrays: see `Path`."""
+    def __init__(self, request: Request, compiling: bool = False, own_arrays: bool = False):
+        """compiling: the answer of torch.compiler.is_compiling(). own_arrays: see `Path`."""
         options = request.options
         super().__init__(record_history=options.debug.record_interpreter_history)
-        self.request, self.compiling, self.asked_whether_compiling = request, compiling, False
+        self.request, self.compiling = request, compiling
         self.parameters = parameter_names(request.fn)
         self.filters = warnings.filters  # which the program may replace
         names = Names()
@@ -99,7 +99,7 @@ class Capture(Host):
             layout=functools.partial(layout, self),
             joins=functools.partial(tensors.joins_history, self),
         )
-        self.path = self.recorder.decide = Path(self, request.path, request.log, decides, own_arrays)
+        self.path = self.recorder.decide = Path(self, request.path, request.log, own_arrays)
         self.recorder.is_leaf = functools.partial(tensors.keeps_casts, self)
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         self.levels: list = []  # of torch.func that the program has entered and not left

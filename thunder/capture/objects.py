@@ -322,7 +322,18 @@ def store_attr(c, o, n, v) -> None:
     elif n == "requires_grad":
         c.call(torch.Tensor.requires_grad_, [o, v], {})
     else:
-        c.refuse(f"attribute {n!r} is set on a tensor", "keep the value beside the tensor, in a variable or a dict")
+        _store_on_tensor(c, c.recorder.memory.holder(o), n, v)
+
+
+def _store_on_tensor(c, p: TensorProxy, n: str, v) -> None:
+    """An attribute that PyTorch does not know: an effect, where the tensor is from outside or leaves the program."""
+    if type_attribute(torch.Tensor, n) is not NULL:
+        c.refuse(f"attribute {n!r} is set on a tensor", "set it outside of the compiled function")
+    c.keep[id(p)] = p
+    c.writes.overlay[id(p), n] = v
+    c.writes.effects[id(p), n] = ("attr", p, n)
+    if p in c.tensors.real:
+        c.writes.written[c.tensors.real[p][1].attr(n)] = v
 
 
 def native_set(c, found, o, n, v) -> None:
@@ -396,9 +407,16 @@ def delete_attr(c, o, n) -> None:
     if type(o) is TensorProxy and n == "grad":
         gradients.write_gradient(c, o, None)
     elif type(o) is TensorProxy:
-        delattr(gradients.A_TENSOR, n)  # raises
+        _delete_on_tensor(c, c.recorder.memory.holder(o), n)
     else:
         attributes.delete_attr(c, o, n)
+
+
+def _delete_on_tensor(c, p: TensorProxy, n: str) -> None:
+    c.load_attr(p, n)  # raises where there is none
+    if p in c.tensors.real and n in c.tensors.real[p][0].__dict__ or type_attribute(torch.Tensor, n) is not NULL:
+        c.refuse(f"attribute {n!r} of a tensor is deleted", "delete it outside of the compiled function")
+    del c.writes.overlay[id(p), n], c.writes.effects[id(p), n]
 
 
 def native_delete(c, found, o, n) -> None:
