@@ -83,7 +83,7 @@ def test_a_wrong_declaration_is_named_where_it_enters(entrance, wrong):
     with pytest.raises(DeclarationError, match=words) as caught:
         compiled(X)
     text = text_of(caught)
-    assert "entering" in text and f"{__file__}:" in text and "# the line" in text and "meta rule says" in text
+    assert "entering" in text and f"{__file__}:" in text and "# the line" in text and "meta rule" in text
 
 
 @pytest.mark.parametrize("entrance", [opaque, of_executor, registered])

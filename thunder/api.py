@@ -129,7 +129,9 @@ def _resolved(
     given_transforms = check_transforms(() if transforms is None else transforms)
     chosen = with_executors_of(given_transforms, resolve_executors(executors))
     check_compile_options(compile_options, jit.__kwdefaults__)  # executors declare some, so they are loaded before
-    numerics, chosen = resolve_numerics(numerics, chosen, given_transforms, () if executors is None else executors)
+    numerics, chosen = resolve_numerics(
+        numerics, chosen, given_transforms, [*with_executors_of(given_transforms, ()), *(executors or ())]
+    )
     debug = DebugOptions() if debug_options is None else debug_options
     if not isinstance(debug, DebugOptions):
         raise OptionError(f"debug_options={debug!r} is not an option; valid: thunder.DebugOptions(...)")
@@ -222,7 +224,7 @@ def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_suppo
         raise OptionError(f"add_transform takes a compiled function or module, not {type(cfn).__name__}: {made}")
     added = check_transforms(transform if isinstance(transform, (tuple, list)) else [transform])
     options = compiled.options
-    resolve_numerics(options.numerics, (), added, ())
+    resolve_numerics(options.numerics, with_executors_of(added, ()), added, with_executors_of(added, ()))
     options = dataclasses.replace(
         options,
         executors=with_executors_of(added, options.executors),

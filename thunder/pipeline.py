@@ -7,13 +7,15 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from thunder.core.check import check
+from thunder.core.check import check, check_change
 from thunder.core.proxies import TensorProxy
-from thunder.core.trace import ForwardBackward, Trace, headed, timed_pass
+from thunder.core.symbol import is_outside
+from thunder.core.trace import ForwardBackward, Trace, TraceBuilder, headed
 from thunder.distributed.bucketing import bucket
 from thunder.distributed.schedule import COMMUNICATION_BYTES_IN_FLIGHT, overlap
+from thunder.errors import OptionError
 from thunder.extend import Executor, get_always_executors
-from thunder.extend.passes import OPERATIONS, RUNS, Lowering, Pass, PassList
+from thunder.extend.passes import OPERATIONS, RUNS, Lowering, Pass, PassList, named
 from thunder.ops import LTORCH
 from thunder.ops.backward import index_backward
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
@@ -87,13 +89,13 @@ def _transform(trace: Trace, lowering: Lowering) -> list[Trace]:
     made = [trace]
     for t in lowering.options.transforms:
         if asked(t, "transform_trace_post_optimization"):
-            made.append(
-                timed_pass(
-                    f"Transform {type(t).__name__}",
-                    made[-1],
-                    lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=lowering.executors),
-                )
-            )
+            with named(f"{type(t).__name__}.transform_trace_post_optimization"):
+                start = time.perf_counter_ns()
+                changed = t.transform_trace_post_optimization(made[-1], executors_list=lowering.executors)
+                if not isinstance(changed, (Trace, TraceBuilder)):
+                    raise OptionError(f"it returned {type(changed).__name__}: return a trace")
+                changed = headed(f"Transform {type(t).__name__}", changed, start)
+                made.append(check_change(made[-1], changed) if is_outside(type(t)) else changed)
     return made[1:]
 
 
@@ -128,6 +130,7 @@ PASSES = PassList((
          meaning="drop operations that combined ones have replaced"),
     Pass("Exact Derivatives", lambda trace, _: exact_derivatives(trace), needs=OPERATIONS,
          when=lambda trace, lowering: lowering.differentiates and lowering.options.numerics is NUMERICS_OPTIONS.EAGER,
+         necessary='numerics="eager" says that gradients are PyTorch\'s',
          inside=True, meaning="drop derivative rules that round otherwise than PyTorch's"),
 
     # forwards and backwards
@@ -164,10 +167,12 @@ PASSES = PassList((
 
     # the programs that run: of a forward, of a backward, or of a computation without derivatives
     Pass("Saved Collections", lambda trace, _: saved_collections(trace), needs=CUT,
+         necessary="a transform may save values together, and backwards read them one by one",
          meaning="unpack collections of saved values that a transform of the forward has gathered"),
     Pass("Without Cotangents",
          lambda trace, _: without_cotangents(trace, trace.info.cut.cotangents, trace.info.missing), needs=CUT,
          when=lambda trace, _: bool(trace.info.missing),
+         necessary="a loss need not depend on each output, and backwards get no cotangents for the others",
          meaning="drop gradients of outputs that have no cotangent in a call"),
     Pass("Communication Buckets", lambda trace, _: bucket(trace), needs=(OPERATIONS, CUT), when=_communicates,
          meaning="communicate parameters and gradients of one bucket together"),
@@ -208,6 +213,7 @@ PASSES = PassList((
     Pass("Delete Last Used", lambda trace, _: del_last_used(trace), needs=(RUNS, UNDELETED), ends=UNDELETED,
          meaning="free values after their last use"),
     Pass("Transforms", _transform, needs=RUNS, when=lambda _, lowering: not lowering.plain,
+         necessary="transforms= would not run",
          meaning="transforms= of thunder.jit, each under its own header"),
     Pass("Reuse Memory", lambda trace, lowering: reuse_memory(trace, _owns(lowering)), needs=RUNS,
          meaning="write results over inputs with a last use"),

@@ -1,17 +1,21 @@
-"""`check(trace)`: the invariants of traces."""
+"""`check(trace)`: the invariants of traces. `check_change(before, after)`: those of a pass."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from thunder.core.proxies import Proxy, TensorProxy, proxies_in
-from thunder.core.symbol import BoundSymbol, detached
-from thunder.core.trace import Trace
+from thunder.core.symbol import EFFECTS, BoundSymbol, detached
+from thunder.core.trace import Trace, TraceTag
 from thunder.errors import DataDependentError, TraceCheckError
 
 
-def check(trace: Trace) -> Trace:
+def check(trace: Trace, free: Iterable[Proxy] = ()) -> Trace:
     """Returns `trace` if each name is defined once and before its uses, no value is read after its `del`, and the
-    recorded types are those of the meta rules. Otherwise raises TraceCheckError, which names the operation."""
-    defined: dict[str, Proxy] = {}
+    recorded types are those of the meta rules. Otherwise raises TraceCheckError, which names the operation. free:
+    values that are defined outside, of a part of a program."""
+    defined: dict[str, Proxy] = {v.name: v for v in free}
     for a in trace.args:
         _define(trace, defined, a, None)
     for operation in trace.bound_symbols:
@@ -35,6 +39,79 @@ def check(trace: Trace) -> Trace:
     return trace
 
 
+def check_change(before: Trace, after: Trace) -> Trace:
+    """Returns `after` if it is a trace, and if what a pass has to keep is what it was in `before`: the types of the
+    values and of the results, and the order of effects. Otherwise raises TraceCheckError."""
+    check(after, _free(before))
+    known = {v.name: v for v in _values(before)}
+    for value in _values(after):
+        old = known.get(value.name)
+        if old is not None and old is not value and not _is_like(old, value):
+            raise _error(after, None, f"{value.name} was {old!r} and is {value!r}")
+    if before.info.cut is after.info.cut and before.info.backwards == after.info.backwards:
+        results, now = _results(before), _results(after)
+        if len(results) != len(now):
+            raise _error(after, None, f"it returned {len(results)} values and returns {len(now)}")
+        for i, (old, value) in enumerate(zip(results, now, strict=True)):
+            if not _is_like(old, value):
+                raise _error(after, None, f"result {i} was {old!r} and is {value!r}")
+    _check_effects(before, after)
+    return after
+
+
+def _free(trace: Trace) -> list[Proxy]:
+    """The values that a trace reads and does not define."""
+    defined = set(_values(trace))
+    return [i for b in trace.bound_symbols for i in b.inputs if i not in defined]
+
+
+def _values(trace: Trace) -> list[Proxy]:
+    return [*(a for a in trace.args if isinstance(a, Proxy)), *(o for b in trace.bound_symbols for o in b.outputs)]
+
+
+def _results(trace: Trace) -> list[Proxy]:
+    """The results that a program gives to its caller; the saved values of a forward are not among them."""
+    output = trace.output
+    if TraceTag.AUGMENTED_FORWARD in trace.tags and isinstance(output, tuple) and output:
+        output = output[0]
+    return proxies_in(output, [])
+
+
+def _is_like(a: Proxy, b: Proxy) -> bool:
+    if type(a) is not type(b):
+        return False
+    same = not isinstance(a, TensorProxy) or (a.dtype, a.device) == (b.dtype, b.device)  # type: ignore[attr-defined]
+    return same and _fits(a, b)
+
+
+def _check_effects(before: Trace, after: Trace) -> None:
+    """The effects that are in both programs are in the same order."""
+    place = {key: i for i, key in enumerate(_effects(before))}
+    last, earlier = -1, None
+    for key, operation in _effects(after).items():
+        i = place.get(key)
+        if i is None:
+            continue
+        if i < last:
+            raise _error(after, operation, f"it runs behind {earlier!r}, and ran before it: both have effects")
+        last, earlier = i, operation
+
+
+def _effects(trace: Trace) -> dict[tuple, BoundSymbol]:
+    """The operations with effects beyond their results, in order. Each is known by what it computes or, without
+    results, by its text, and by how often the same was there before."""
+    operations: dict[tuple, BoundSymbol] = {}
+    counts: Counter = Counter()
+    for operation in trace.bound_symbols:
+        if operation.sym.tags.isdisjoint(EFFECTS):
+            continue
+        names = tuple(o.name for o in operation.outputs)
+        key = (operation.sym.id, names or repr(operation))
+        counts[key] += 1
+        operations[*key, counts[key]] = operation
+    return operations
+
+
 def _define(trace: Trace, defined: dict[str, Proxy], value: Proxy, operation: BoundSymbol | None) -> None:
     known = defined.get(value.name)
     if known is not None and not (operation is not None and known is value and operation.has_input(value)):
@@ -43,16 +120,12 @@ def _define(trace: Trace, defined: dict[str, Proxy], value: Proxy, operation: Bo
 
 
 def _check_types(trace: Trace, operation: BoundSymbol) -> None:
-    if (
-        operation.sym.meta is None
-        or operation.sym.is_fusion
-        or operation.context is None
-        or operation.sym.executor is not None
-    ):
+    rule = operation.sym.meta or operation.sym.decomposition
+    if rule is None or operation.sym.is_fusion or operation.context is None or operation.sym.executor is not None:
         return
     with detached(operation.context):
         try:
-            again = operation.sym.meta(*operation.args, **operation.kwargs)
+            again = rule(*operation.args, **operation.kwargs)
         except DataDependentError:  # typed by examples, and checked when it runs
             return
     found = proxies_in(again, [])
@@ -89,4 +162,6 @@ def _fits(said: Proxy, is_: Proxy) -> bool:
 
 def _error(trace: Trace, operation: BoundSymbol | None, what: str) -> TraceCheckError:
     where = f"\n  {operation!r}" if operation is not None else ""
-    return TraceCheckError(f"{what}, in {trace.name} ({trace.provenance or 'as acquired'}){where}")
+    error = TraceCheckError(f"{what}, in {trace.name} ({trace.provenance or 'as acquired'}){where}")
+    error.bound_symbol = operation
+    return error

@@ -30,7 +30,7 @@ from thunder.errors import CaptureError, DataDependentError, MissingImplementati
 
 __all__ = [
     "EFFECTS", "BoundSymbol", "Context", "Names", "OpTags", "Recorder", "Symbol", "adopt", "current_recorder",
-    "detached", "form_of", "hashable", "primitive", "recording", "user_location",
+    "detached", "form_of", "hashable", "is_outside", "primitive", "recording", "user_location",
 ]  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def _are_among(outputs: list, inputs: list) -> bool:
 _INSIDE = ("thunder", "torch", "builtins", "math", "operator", "_operator", "functools")
 
 
-def _is_outside(declaration: Any) -> bool:
+def is_outside(declaration: Any) -> bool:
     """Whether a function, or a class, is neither thunder's nor PyTorch's."""
     return (
         declaration is not None and (getattr(declaration, "__module__", None) or "torch").split(".")[0] not in _INSIDE
@@ -120,7 +120,7 @@ class Symbol(Definition):
         self.places: Callable[..., dict[str, int]] = no_places
         self.sampler = self.error_sampler = self.grad_rule = None
         self.parameters, self.defaults = positional_parameters(decomposition or meta)
-        self.declared_outside = any(map(_is_outside, (meta, decomposition, fn, type(executor))))
+        self.declared_outside = any(map(is_outside, (meta, decomposition, fn, type(executor))))
 
     @property
     def qualified_name(self) -> str:

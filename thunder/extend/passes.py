@@ -11,17 +11,20 @@ a trace, and gives or ends others.
 from __future__ import annotations
 
 import difflib
+import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import thunder
+from thunder.core.check import check_change
 from thunder.core.symbol import BoundSymbol
 from thunder.core.tables import table
 from thunder.core.trace import Trace, TraceBuilder, headed
-from thunder.errors import OptionError
+from thunder.errors import OptionError, TraceCheckError
 from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
 from thunder.options import JitOptions
@@ -69,7 +72,10 @@ class Pass:
     of their own. when(trace, lowering): whether it runs for a trace. needs: facts that have to hold of a trace before
     it; gives: those that hold afterwards; ends: those that hold no more. meaning: one line that says what it does; by
     default the first line of run's docstring. inside: it also runs for the operations in front of a backward inside of
-    a program, when capture differentiates them.
+    a program, when capture differentiates them. necessary: why no list may go without it, in words.
+
+    What a pass of a user's returns is checked: a wrong trace is a TraceCheckError that names the pass. What it raises
+    gets a note that does.
     """
 
     name: str
@@ -80,6 +86,7 @@ class Pass:
     when: Callable[[Trace, Lowering], bool] = _always
     meaning: str = ""
     inside: bool = False
+    necessary: str = ""
 
     def __post_init__(self):
         if not callable(self.run):
@@ -98,9 +105,18 @@ class Pass:
         """
         if not self.when(trace, lowering):
             return []
+        if _own(self.name) is self:
+            return self._traces(trace, lowering)
+        with named(f"the pass {self.name}"):
+            made = self._traces(trace, lowering)
+            for before, after in itertools.pairwise((trace, *made)):
+                check_change(before, after)
+            return made
+
+    def _traces(self, trace: Trace, lowering: Lowering) -> list[Trace]:
         start = time.perf_counter_ns()
         made = self.run(trace, lowering)
-        if isinstance(made, list) or made is trace:
+        if isinstance(made, list) and all(isinstance(one, Trace) for one in made) or made is trace:
             return [] if made is trace else made
         if not isinstance(made, (Trace, TraceBuilder)):
             wanted = "return a trace, or a list of traces"
@@ -113,6 +129,20 @@ class Pass:
     def __reduce_ex__(self, protocol):
         """A pass of thunder's own is pickled by its name."""
         return (_own, (self.name,)) if _own(self.name) is self else super().__reduce_ex__(protocol)
+
+
+@contextmanager
+def named(what: str) -> Iterator[None]:
+    """A block of a user's that makes a trace: its errors name it."""
+    try:
+        yield
+    except TraceCheckError as error:
+        better = TraceCheckError(f"{what} made a program that cannot run: {error}")
+        better.bound_symbol = error.bound_symbol
+        raise better from None
+    except Exception as error:
+        error.add_note(f"in {what}")
+        raise
 
 
 def _own(name: str) -> Pass | None:
@@ -186,6 +216,12 @@ class PassList(tuple[Pass, ...]):
             holds = holds.difference(p.ends).union(p.gives)
         if RUNS not in holds:
             raise OptionError(f"passes=: a program that runs needs {RUNS!r}, {self._giver(RUNS, ended, known)}")
+        for p in known:
+            if p.necessary and p.name not in names:
+                raise OptionError(
+                    f"passes= has no {p.name!r}, without which programs are wrong: {p.necessary}. Leave it in the "
+                    "list, or put a pass of that name in its place"
+                )
         return self
 
     def _giver(self, fact: str, ended: dict[str, Pass], known: Sequence[Pass]) -> str:

@@ -13,13 +13,15 @@ from collections.abc import Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from thunder.core.check import check
 from thunder.core.codegen import Text
 from thunder.core.dtypes import is_inexact
 from thunder.core.proxies import Proxy, TensorProxy, map_structure
-from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.symbol import BoundSymbol, Symbol, is_outside
 from thunder.core.trace import Trace, TraceBuilder, timed_pass
 from thunder.errors import CaptureError, OptionError
 from thunder.extend import Executor, add_executor_lists, resolve_executors
+from thunder.extend.passes import named
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 
@@ -31,12 +33,12 @@ class Transform:
     wrapped module stays as it was.
 
     exact: programs with it compute the same results bit for bit, so that `thunder.jit(..., numerics="eager")` may use
-    it. needs_sizes: it needs the sizes of arguments, which do not become symbolic by themselves then. executors: names
-    of the executors of its operations, which are asked after all others.
+    it. needs_sizes: it needs the sizes of arguments, which do not become symbolic by themselves then. executors: the
+    executors of its operations, or their names, which are asked before all others.
     """
 
     exact = False
-    executors: tuple[str, ...] = ()
+    executors: Sequence[Executor | str] = ()
     needs_sizes = False
 
     def transform_module(self, model) -> None:
@@ -115,9 +117,16 @@ def check_transforms(transforms: Sequence) -> tuple:
 
 
 def with_executors_of(transforms: Sequence, executors: Sequence[Executor]) -> tuple[Executor, ...]:
-    """Executors, behind those that transforms bring for operations of their own."""
-    names = [name for t in transforms for name in getattr(t, "executors", ())]
-    brought = [e for e in resolve_executors(names) if e.name in names]
+    """Executors, behind those that transforms bring for operations of their own. Raises OptionError, which names the
+    transform, for an executor that is not registered, and for what is no list."""
+    brought: list[Executor] = []
+    for t in transforms:
+        asked_for = getattr(t, "executors", ())
+        try:
+            found = resolve_executors(asked_for)
+        except OptionError as error:
+            raise OptionError(f"executors of the transform {type(t).__name__}: {error}") from None
+        brought += found[: len(tuple(dict.fromkeys(asked_for)))]  # the always-executors come behind
     return add_executor_lists(brought, executors)
 
 
@@ -150,7 +159,8 @@ def transform_traces(
             )
             return found[1]
 
-        changed = timed_pass(f"Transform {name}", before[1], run)
+        with named(f"{name}.transform_traces_pre_prologue"):
+            changed = timed_pass(f"Transform {name}", before[1], run)
         for made, was, traces in ((found[0], before[0], prologues), (found[2], before[2], epilogues)):
             if made is not was and made is not None:
                 made = made.trace() if isinstance(made, TraceBuilder) else made
@@ -164,6 +174,9 @@ def transform_traces(
                 f"has {wanted} arguments: "
                 "a new argument needs a new value of the prologue (thunder.transforms.base.with_parameter)"
             )
+        if found[1] is not before[1] and is_outside(type(transform)):
+            with named(f"{name}.transform_traces_pre_prologue"):
+                check(changed)
 
 
 def _three(name: str, returned) -> tuple:

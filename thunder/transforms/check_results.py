@@ -137,6 +137,9 @@ class _Check:
                     "wrote to an argument: return a new tensor (x.clone()), or define it by torch.library.custom_op "
                     "with mutates_args="
                 )
+            layouts = {x.layout for x in leaves(result) if isinstance(x, torch.Tensor)} - {torch.strided}
+            if layouts:
+                raise self.error(f"returned a tensor of layout {min(map(str, layouts))}, which no meta rule says")
             if (problem := _sharing(result, given)) is not None:
                 raise self.error(f"{problem}: return a copy (result.clone())")
         if len(self.seen) < self.wanted:
@@ -192,8 +195,6 @@ def _tensor_difference(result: Any, said: TensorProxy, sizes: tuple) -> str | No
     declared = f'where its meta rule says {said.name}: "{type_string(said)}"'
     if not isinstance(result, torch.Tensor):
         return f"returned a {type(result).__name__} {declared.replace('says ', 'says a tensor, ')}"
-    if result.layout is not torch.strided:
-        return f"returned a tensor of layout {result.layout} {declared}"
     dtype, device = from_tensor_dtype(result.dtype), from_tensor_device(result.device)
     fits = result.dim() == len(sizes) and all(m is None or n == m for n, m in zip(result.shape, sizes))
     if fits and (dtype, device) == (said.dtype, said.device):
@@ -211,7 +212,7 @@ def _strides_differ(operation: BoundSymbol, result: Any, args: tuple, kwargs: di
         return None
     declared = compat.run_on_fakes(function, args, kwargs)
     for r, f in zip(leaves(result), leaves(declared)):
-        if isinstance(r, torch.Tensor) and isinstance(f, torch.Tensor) and f.shape == r.shape:
+        if isinstance(r, torch.Tensor) and isinstance(f, torch.Tensor) and r.layout is f.layout is torch.strided:
             if any(n > 1 and s != t for n, s, t in zip(r.shape, r.stride(), f.stride())) and r.numel():
                 return f"returned strides {list(r.stride())} where its fake implementation says {list(f.stride())}"
     return None
