@@ -253,7 +253,9 @@ _PURE_CALLS = {"hash", "isinstance", "type", "len", "tuple", "frozenset", "id", 
 def check_hashed(c, keys, others=()) -> None:
     """Keys are about to be hashed, and compared with others, by native code. A method of the user's is interpreted for
     its questions; where it might do something besides, the call is refused."""
-    found = [k for k in parts_of(*keys, *others) if _hashed_in_python(c, k)]
+    kinds = {kind for kind in set(map(type, others)) if issubclass(kind, _ASKED_BY_PARTS) or called_in(c, kind)}
+    beside = [k for k in others if type(k) in kinds] if kinds else ()
+    found = [k for k in parts_of(*keys, *beside) if _hashed_in_python(c, k)]
     for k in found:
         c.call(hash, [k], {})
     alike = collections.defaultdict(list)
@@ -263,6 +265,9 @@ def check_hashed(c, keys, others=()) -> None:
         for other in alike[hash(k)]:
             if other is not k:
                 c.truth(c.compare("==", k, other))
+
+
+_ASKED_BY_PARTS = tuple, frozenset, weakref.ref
 
 
 def _hash(k):

@@ -114,6 +114,22 @@ class Tensors:
         return None  # the batched check wants tensors to be distinct; one tensor in two places is fine
 
 
+class Distinct:
+    """After a miss: which two of n different objects have become one."""
+
+    def __init__(self, sources: list[Source], kind: str, parameters: tuple[str, ...]):
+        self.sources, self.kind, self.parameters = sources, kind, parameters
+
+    def __call__(self, values: tuple) -> str:
+        first: dict[int, Source] = {}
+        for source, value in zip(self.sources, values, strict=True):
+            other = first.setdefault(id(value), source)
+            if other is not source:
+                two = f"{other.describe(self.parameters)} and {source.describe(self.parameters)}"
+                return f"{two}, which were two {self.kind}, became one object"
+        raise AssertionError("the objects are different ones")
+
+
 def metadata(tensor: torch.Tensor) -> dict:
     """The properties of tensors that are checked besides class and shape, as people write them."""
     return {

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import collections
 import types
+from typing import Any
 
-from thunder.capture.ask import HOOKED, IDENTITY, KEYS, PRESENT, TYPE, VALUE, Question, same_value, value_at
+from thunder.capture.ask import HOOKED, IDENTITY, KEYS, PRESENT, SAME, TYPE, VALUE, Question, same_value, value_at
 from thunder.capture.sources import MISSING, Source
 
 DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
@@ -22,7 +23,8 @@ class Groups:
 
     entries, absent, attributes, types: rows of objects that stay. hooked: sources of tensors that must have no hooks.
     single: (source, question, operand, answer), or (container, None, rows, None) for rows of one container that is
-    known only when the prologue runs, in the place of the first of them.
+    known only when the prologue runs, in the place of the first of them. apart: groups of objects that are different
+    ones, where the program compared more pairs of them than there are objects.
     """
 
     def __init__(self, writer):
@@ -35,8 +37,12 @@ class Groups:
         self.single: list[tuple] = []
         self._held: dict[Source, list] = {}
         changed = settings_changed(self.capture)
+        self.apart = _groups_apart(self.capture.observed)
+        told = {source for group in self.apart for source in group}
         for (source, question, operand), want in self.capture.observed.items():
             if source in changed or self._is_implied(source, question, want):
+                continue
+            if question is SAME and want is False and source in told:
                 continue
             if operand is not None or not self._is_grouped(source, question, want):
                 self.single.append((source, question, operand, want))
@@ -97,6 +103,29 @@ class Groups:
             return base
         # values are compared one by one: those in a dict that is made for each call are rarely the same objects
         return base if question is not VALUE and self.writer.type_of(base) in DICTS else None
+
+
+def _groups_apart(observed: dict[tuple, Any]) -> list[list[Source]]:
+    """The objects of each group in which the program compared more pairs than there are objects, and no pair was one
+    object. One guard for all is linear; it is stronger than those of the pairs where not all were compared."""
+    beside: dict[Source, list[Source]] = collections.defaultdict(list)
+    for (a, question, b), want in observed.items():
+        if question is SAME and want is False:
+            beside[a].append(b)
+            beside[b].append(a)
+    groups, seen = [], set[Source]()
+    for source in beside:
+        if source in seen:
+            continue
+        group, pending = [], collections.deque([source])
+        while pending:
+            if (one := pending.popleft()) not in seen:
+                seen.add(one)
+                group.append(one)
+                pending += beside[one]
+        if sum(len(beside[one]) for one in group) > 2 * len(group):
+            groups.append(group)
+    return groups
 
 
 def settings_changed(capture) -> set[Source]:

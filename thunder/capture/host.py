@@ -361,11 +361,10 @@ class Capture(Host):
             keys = settled
         callbacks.check_hashed(self, keys, keys_of(others))
         if self.sources or self.tensors.real:
-            for i, k in enumerate(keys):
+            for k in keys:
                 if type(k) not in PRIMITIVE:
                     expose(self, k)
                     told_apart(self, k, others)
-                    told_apart(self, k, keys[:i])
         return keys
 
     def handed(self, value):

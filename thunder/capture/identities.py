@@ -32,9 +32,7 @@ def id_of(c, f, args, kwargs):
         return id(o)
     if id(o) in c.outside.standing:
         real = c.values[source]
-    k = Id(id(o))
-    c.outside.ids[k] = source, real
-    return k
+    return c.outside.ids.setdefault(id(o), (source, real, Id(id(o))))[2]
 
 
 def real_id(c, k):
@@ -42,7 +40,7 @@ def real_id(c, k):
     if type(k) is not Id:
         return k
     c.outside.met.add(int(k))
-    source, real = c.outside.ids[k]
+    source, real, _ = c.outside.ids[k]
     if type(real).__weakrefoffset__:
         c.outside.passing.add(id(real))
     if source.step != "const":
@@ -73,22 +71,23 @@ def told_apart(c, value, others) -> None:
         if id(found) in c.sources:
             c.outside.passing.add(id(found))
             c.ask(c.sources[id(found)], IDENTITY)
-    if type(value) is Id:
-        for x in parts_of(others):
-            if type(x) is Id and x != value:
-                c.ask(c.outside.ids[value][0], SAME, c.outside.ids[x][0])
-    for x in parts_of(value, others):
+    told = c.outside.told  # the keys of a table are compared with each one that comes: once they are known, at once
+    for x in parts_of(value, [x for x in others if id(x) not in told]):
         stays_apart(c, x)
 
 
 def stays_apart(c, value) -> None:
     """The identity of a value from outside may be compared with those of others: it stays another object than they
-    are. Containers are compared by their content, and references as their objects."""
+    are, as does the object of an id. Containers are compared by their content, and references as their objects."""
     value = value() if isinstance(value, weakref.ref) else value
     kind = type(value)
-    source = c.tensors.real.get(value, _NO_SOURCE)[1] if kind is TensorProxy else place(c, value)
-    if source is not None and kind not in CONTAINERS:
+    if kind is Id:
+        source = c.outside.ids[value][0]
+    else:
+        source = c.tensors.real.get(value, _NO_SOURCE)[1] if kind is TensorProxy else place(c, value)
+    if source is not None and (kind is Id or kind not in CONTAINERS):
         c.outside.apart[source] = None
+        c.outside.told.add(id(value))
 
 
 _NO_SOURCE = None, None

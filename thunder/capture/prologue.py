@@ -20,7 +20,7 @@ import torch
 from thunder import compat
 from thunder.capture import ask, passes
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, VALUE, Question, say, was_is
-from thunder.capture.checks import Apart, Rows, Tensors, attribute, by_owner, get, metadata
+from thunder.capture.checks import Apart, Distinct, Rows, Tensors, attribute, by_owner, get, metadata
 from thunder.capture.groups import Groups
 from thunder.capture.locations import place
 from thunder.capture.native import CONTAINERS
@@ -54,6 +54,7 @@ class PrologueWriter:
         self.spaces: dict[int, Any] = {}
         self.together: dict[Source, tuple[dict, Any]] = {}  # values that are read in one call
         self.start = 0  # before which statement
+        self.groups_apart: list[list[Source]] = []  # objects of each that are different ones
         self.weak: list[weakref.ref] = []  # objects without which the program fits no call
         self.held = {id(v) for v in capture.outside.constants.values()}
 
@@ -289,6 +290,7 @@ class PrologueWriter:
             inside = ", ".join(map(self.variable, groups.hooked))
             self.miss("hooks", f"any(map(hooked, ({inside},)))", f"{HOOKED.words!r}")
         self._pass("type", "types_are", groups.types, lambda o, _: type(o), objects="containers", types="expected")
+        self.groups_apart = groups.apart
         return groups.single
 
     def _look_at(self, *rows: list[tuple]) -> None:
@@ -432,11 +434,12 @@ class PrologueWriter:
     def _distinct(self) -> None:
         """Objects that the program writes to stay apart from those that it reads, and tensors with one name each do not
         become one."""
-        for sources, kind in self.capture.distinct_groups():
+        for sources, kind in [*self.capture.distinct_groups(), *((group, "objects") for group in self.groups_apart)]:
             variables = [self.variable(s) for s in sources]
             if len(variables) > 1:
                 ids = ", ".join(f"id({v})" for v in variables)
-                self.miss("distinct", f"len({{{ids}}}) != {len(variables)}", f"{f'two {kind} became one object'!r}")
+                why = self.pin(Distinct(sources, kind, self.capture.parameters), "distinct")
+                self.miss("distinct", f"len({{{ids}}}) != {len(variables)}", f"{why}(({', '.join(variables)}))")
 
 
 def takes_keywords(fn) -> bool:

@@ -78,7 +78,9 @@ class Outside:
     written_arrays: set[str] = field(default_factory=set)
     host_values: dict[Source, HostProxy] = field(default_factory=dict)  # those that are inputs: see `changing`
     apart: dict[Source, None] = field(default_factory=dict)  # those whose identities may be compared: see `identities`
-    ids: dict[int, tuple] = field(default_factory=dict)  # that the program was told -> (source, its value)
+    told: set[int] = field(default_factory=set)  # ids of these values, and of ids of such objects
+    # that the program was told -> (source, its value, the id as the program has it)
+    ids: dict[int, tuple] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)  # of these ids those that met ids from outside
     passing: set[int] = field(default_factory=set)  # ids of objects that the program holds weakly only
 
@@ -97,6 +99,8 @@ class Tensors:
     proxies: dict[int, dict[Source | None, TensorProxy]] = field(default_factory=dict)
     passed_twice: set[int] = field(default_factory=set)  # ids of those that have several
     real: dict[TensorProxy, tuple[torch.Tensor, Source]] = field(default_factory=dict)
+    in_memory: dict[int, list[TensorProxy]] = field(default_factory=dict)  # the first of them, by their memory
+    looked_at: int = 0  # how many
     shapes: dict[Source, tuple] = field(default_factory=dict)  # as guarded: None for a size that stays symbolic
     placements: dict[Proxy, Placement] = field(default_factory=dict)  # of parameters that the ranks hold together
     # id of a sparse or nested tensor, or of one of a subclass with its own rules

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import cast
 
@@ -10,7 +11,7 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.capture import opaque_values
-from thunder.capture.ask import HISTORY, SAME, SHARED, VIEWS, ask
+from thunder.capture.ask import HISTORY, SAME, SHARED, VIEWS, ask, value_at
 from thunder.capture.numbers import MARK, number_at, size
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, like, map_structure
@@ -70,7 +71,8 @@ def check_apart(c) -> None:
     with compat.DisableTorchFunction():
         memory = {_memory_of(c.keep[i]) for i in t.passed_twice}
         written = any(_memory_of(t.real[p][0]) in memory for p in touched if p in t.real)
-    told = {id(real) for _, real in c.outside.ids.values()}.union(id(c.values[source]) for source in c.outside.apart)
+    told = {id(real) for _, real, _ in c.outside.ids.values()}
+    told |= {id(value_at(c, source)) for source in c.outside.apart}
     if written or t.required or t.rebound or not told.isdisjoint(t.passed_twice):
         raise DependsOnIdentity("a tensor that is several arguments is written to, or its identity matters")
 
@@ -108,10 +110,20 @@ def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
     c.tensors.real[proxy] = (value, source)
     if placement is not None:
         c.tensors.placements[proxy] = placement
-    for base in list(c.tensors.mutated):
+    for base in _in_memory_of(c, value) if c.tensors.mutated else ():
         if base in c.tensors.mutated:
             _share(c, base, proxy, value)
     return proxy
+
+
+def _in_memory_of(c, tensor: torch.Tensor) -> list[TensorProxy]:
+    """The proxies of tensors from outside that share a tensor's memory, in the order in which they were read."""
+    known, table = c.tensors.real, c.tensors.in_memory
+    with compat.DisableTorchFunction():
+        for proxy in [*itertools.islice(reversed(known), len(known) - c.tensors.looked_at)][::-1]:
+            table.setdefault(_memory_of(known[proxy][0]), []).append(proxy)
+        c.tensors.looked_at = len(known)
+        return list(table[_memory_of(tensor)])
 
 
 def input_source(c, p: TensorProxy) -> Source:
@@ -176,9 +188,9 @@ def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
     if base not in c.tensors.mutated:
         c.tensors.mutated[base] = None
         check_apart(c)
-        for other, (tensor, _) in list(c.tensors.real.items()):
+        for other in _in_memory_of(c, real):
             if base in c.tensors.mutated:
-                _share(c, base, other, tensor)
+                _share(c, base, other, c.tensors.real[other][0])
 
 
 def joins_history(c, x: TensorProxy) -> None:
@@ -200,13 +212,7 @@ def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> No
     real, source = c.tensors.real[base]
     memory = c.recorder.memory
     with compat.DisableTorchFunction():
-        if (
-            other is base
-            or other in c.tensors.rebound
-            or _memory_of(real) != _memory_of(tensor)
-            or not tensor.numel()
-            or other in memory.view_of
-        ):
+        if other is base or other in c.tensors.rebound or not tensor.numel() or other in memory.view_of:
             return
         mine = others = None
         if real.dtype is tensor.dtype:

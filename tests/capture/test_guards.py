@@ -1,0 +1,102 @@
+"""Guards: how many there are, what they say, and which programs they tell apart."""
+
+import copy
+
+import pytest
+import torch
+
+import thunder
+from thunder.capture import tensors
+
+X = torch.ones(3)
+
+
+class Plain:
+    """An object without fields."""
+
+
+def lines(compiled) -> int:
+    """The length of the prologue that ran last."""
+    return len(str(thunder.last_prologue_traces(compiled)[-1]).splitlines())
+
+
+def small_dicts(n):
+    return {str(i): [i, {"a": i}] for i in range(n)}
+
+
+# ------------------------------------------------------------------------------------------------ linear
+
+
+def copies(x, d):
+    return x + len(copy.deepcopy(d))
+
+
+def as_keys(x, objects):
+    return x + len({o: 1 for o in objects})
+
+
+def numbered(x, objects):
+    return x + len({id(o) for o in objects})
+
+
+def compared(x, objects):
+    return x + sum(a is b for a in objects for b in objects)
+
+
+@pytest.mark.parametrize(
+    "program, make",
+    [(copies, small_dicts)] + [(f, lambda n: [Plain() for _ in range(n)]) for f in (as_keys, numbered, compared)],
+    ids=lambda x: x.__name__,
+)
+def test_guards_that_objects_are_different_ones_are_linear(program, make):
+    counts = []
+    for n in (8, 16, 32):
+        compiled = thunder.jit(program)
+        given = make(n)
+        for _ in range(2):
+            assert torch.equal(compiled(X, given), program(X, given))
+        assert len(compiled.programs) == 1
+        counts.append(lines(compiled))
+    assert counts[2] - counts[1] <= 2 * (counts[1] - counts[0]) + 2
+    assert counts[2] < 32 * 8
+
+
+@pytest.mark.parametrize("program", [as_keys, numbered, compared])
+def test_objects_that_become_one_are_another_program(program):
+    compiled = thunder.jit(program)
+    objects = [Plain() for _ in range(5)]
+    assert torch.equal(compiled(X, objects), program(X, objects))
+    objects[3] = objects[1]
+    assert torch.equal(compiled(X, objects), program(X, objects))
+    (again,) = compiled.recompilations
+    assert again.reason == "objects[1] and objects[3], which were two objects, became one object"
+
+
+def test_dicts_that_become_one_are_copied_as_one():
+    def program(x, d):
+        d = copy.deepcopy(d)
+        d[0].append(1)
+        return x + len(d[1])
+
+    compiled, shared = thunder.jit(program), [2]
+    for given in ([[2], [2]], [shared, shared], [[2], [2]]):
+        assert torch.equal(compiled(X, given), program(X, given))
+    assert len(compiled.programs) == 2
+
+
+def test_writes_look_only_at_tensors_in_the_same_memory(monkeypatch):
+    looked, share = [], tensors._share
+    monkeypatch.setattr(tensors, "_share", lambda *given: looked.append(given) or share(*given))
+
+    def program(given):
+        for t in given:
+            t.add_(1)
+
+    counts = []
+    for n in (10, 20):
+        looked.clear()
+        given = [torch.ones(2) for _ in range(n)]
+        thunder.jit(program)(given)
+        assert all(t.eq(2).all() for t in given)
+        counts.append(len(looked))
+    assert counts[1] == 2 * counts[0]
