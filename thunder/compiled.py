@@ -25,7 +25,8 @@ from thunder.cache.logs import configure, log_recompilation
 from thunder.cache.store import ADVICE, ProgramCache, Strays, path_limit
 from thunder.capture.decisions import RaisesBefore
 from thunder.capture.locks import held
-from thunder.capture.state import original_stands_in
+from thunder.capture.replay import replay
+from thunder.capture.state import EagerFunctions, original_stands_in
 from thunder.core.host_calls import Log, beginning_with
 from thunder.core.paths import OtherPath
 from thunder.core.symbol import current_recorder
@@ -45,6 +46,7 @@ from thunder.errors import (
 )
 from thunder.interpreter.tracebacks import interrupts, raised_by
 from thunder.methods import CompiledMethod
+from thunder.ops.eager_calls import RunAgain
 from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, LOGS, JitOptions
 from thunder.programs.keep import find, keep, prepare, wanted
 
@@ -70,6 +72,7 @@ class Compiled:
         # modes and facts of calls
         self._refusals: collections.deque[tuple[tuple, dict]] = collections.deque(maxlen=REFUSALS)
         self._eager_calls = 0  # that ran the original function because there are too many programs
+        self.eager_functions = EagerFunctions()
         self._strays = Strays()
         self.documents: tuple[dict, ...] = ()  # programs that `thunder.load` read
         self.replaced: Compiled | None = None  # of a module: the forward that a library has put there
@@ -212,7 +215,7 @@ class Compiled:
         except OtherPath as left:
             other = left.with_traceback(None)
         except Exception as error:
-            if not self._fails_over(entry, error, log):
+            if not self._fails_over(entry, error):
                 raise
             other = None
         finally:
@@ -239,7 +242,12 @@ class Compiled:
     def _run_original(self, warning: str, args: tuple, kwargs: dict, log: Log | None):
         if log is not None:
             log.undo()  # the original draws its random numbers itself
-        result, is_compiled = self.otherwise(args, kwargs) if self.otherwise else (self.fn(*args, **kwargs), False)
+        if log is not None and log.effects:
+            result, is_compiled = replay(self.fn, args, kwargs, log), False
+        elif self.otherwise:
+            result, is_compiled = self.otherwise(args, kwargs)
+        else:
+            result, is_compiled = self.fn(*args, **kwargs), False
         if warning and self.options.fallback is FALLBACK_OPTIONS.ERROR:  # only running it tells whether it raises
             raise CaptureError(
                 "the original function ran, to see whether it raises by itself, and did not; its result is dropped "
@@ -270,6 +278,8 @@ class Compiled:
         tried, again = [entry], other is not None and entry.left_after == entry.calls - 1
         while other is not None:
             entry.calls -= 1  # it was left
+            if isinstance(other, RunAgain):
+                return self._run_behind(entry, other, args, kwargs)
             path = (*entry.path[: other.index], entry.path[other.index]._replace(answer=other.answer))
             with self._lock:
                 log = Log() if other.log is None else other.log
@@ -290,11 +300,28 @@ class Compiled:
             except OtherPath as left:
                 other = left.with_traceback(None)
             except Exception as error:
-                if not self._fails_over(entry, error, log):
+                if not self._fails_over(entry, error):
                     raise
                 other = None
         self._note_stray(modes)
         return self._run_original("", args, kwargs, log)
+
+    def _run_behind(self, entry: CacheEntry, left: RunAgain, args: tuple, kwargs: dict):
+        """Runs the original behind an eager call that raised, or that changed what the program depends on."""
+        if left.changed is not None:
+            self._exclude(entry)
+        return self._run_original("", args, kwargs, left.log)
+
+    def _exclude(self, entry: CacheEntry) -> None:
+        """The eager calls of a program change what it depends on: later programs have others."""
+        functions = ", ".join(f"{code.co_qualname}()" for code in entry.captured.eager_codes)
+        text = (
+            f"{self._name}: {functions} changes state that the program has read, so that no program can call it. In "
+            "this call the program may have read that state as it was afterwards"
+        )
+        self._warn_once(text, FallbackWarning, f"state {functions}")
+        self.eager_functions.exclude(entry.captured.eager_codes)
+        entry.retire("an eager call changes what the program depends on")
 
     def _note_stray(self, modes: tuple) -> None:
         """A call ran a part of a program, and then the original function. After some in a row, calls go by the
@@ -327,7 +354,7 @@ class Compiled:
             location=path[-1].where,
             remedy="use operations that go without the decision (torch.where, masks)",
         )
-        if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(log):
+        if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in():
             raise error
         return str(error)
 
@@ -377,6 +404,7 @@ class Compiled:
             record = Recompilation(stats.last_compile_reasons[0], calling_line(), stats.calls, time.time())
             stats.recompilations.append(record)
             log_recompilation(self._name, record)
+        known = set(self.eager_functions.reasons)
         try:
             entry = self._loaded(modes, args, kwargs, path) or self._compile(modes, args, kwargs, path, log)
             start = clock()
@@ -385,20 +413,23 @@ class Compiled:
                 entry = self._compile(modes, args, kwargs, path, log)
                 inputs = self._inputs(entry, args, kwargs)
         except ProgramFails as error:
-            if not self._original_stands_in(log):
+            if not self._original_stands_in():
                 raise error.__cause__ from None  # type: ignore[misc]
             # no effect has taken place: run, it fails with its own effects, words and traceback, if it does
             if self.options.fallback is FALLBACK_OPTIONS.ERROR and not error.theirs:
                 return str(error)
             return "" if error.theirs else self._refused_for(error, modes, facts)
         except RaisesBefore as error:
-            if not self._original_stands_in(log):
+            if not self._original_stands_in():
                 raise error.__cause__ from None  # type: ignore[misc]
             return str(error)
         except (CaptureError, MissingImplementationError) as error:
-            if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(log):
+            if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in():
                 raise
+            if self.eager_functions.reasons.keys() > known:  # the next call is captured with these
+                return ""
             return self._refused_for(error, modes, facts)
+        self._warn_of_eager_calls(entry)
         if (failure := entry.captured.failure) is not None:
             self._run_now(entry, inputs, args, kwargs, log)
             raise failure from failure.__cause__
@@ -428,6 +459,8 @@ class Compiled:
         """The inputs of a program that was compiled for these arguments."""
         inputs = entry.inputs(self.fn, args, kwargs)
         if type(inputs) is str:
+            if entry.captured.has_eager_calls:
+                self._exclude(entry)
             raise CaptureError(
                 f"the program does not fit the inputs it was captured from: {inputs}",
                 remedy="something it reads changes while it runs; please report this with the program",
@@ -454,21 +487,30 @@ class Compiled:
             look = self._keep if wanted(self.options) else lambda entry: None
         return Compilation(
             self.fn, self._name, self.options, self.stats, modes, args, kwargs, path, log, self.overrides,
-            self.module(), self._lock, look,
+            self.module(), self._lock, self.eager_functions, look,
         ).run()  # fmt: skip
 
     def _keep(self, entry: CacheEntry) -> None:
         keep(entry, self.fn, self.options, entry.modes)
 
-    def _original_stands_in(self, log: Log | None = None) -> bool:
-        return original_stands_in(self.options, self.overrides, log)
+    def _original_stands_in(self) -> bool:
+        return original_stands_in(self.options, self.overrides)
+
+    def _warn_of_eager_calls(self, entry: CacheEntry) -> None:
+        for code in entry.captured.eager_codes:
+            reason = self.eager_functions.reasons.get(code)
+            if reason is not None:
+                text = (
+                    f"{self._name}: {code.co_qualname}() runs as it is in each call of the program, because: {reason}"
+                )
+                self._warn_once(text, FallbackWarning, f"{code.co_qualname} {code.co_firstlineno}")
 
     def _warn_once(self, text: str, category: type[Warning], about: str) -> None:
         if about not in self._warned:
             self._warned.add(about)
             warn_user(text, category)
 
-    def _fails_over(self, entry: CacheEntry, error: Exception, log: Log | None = None) -> bool:
+    def _fails_over(self, entry: CacheEntry, error: Exception) -> bool:
         """An operation of a program raised. Whether the original runs, which may handle that: nothing was done."""
         if interrupts(error) or raised_by(error, compat.saved_hooks(False) or ()):
             return False  # somebody else's code did, and to whoever called the program
@@ -477,7 +519,7 @@ class Compiled:
         eager = own and entry.captured.may_fail_over and not isinstance(error, DeclarationError)
         code = getattr(entry.epilogue_fn, "__code__", None)
         inside = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-        if eager and all(frame.f_code is not code for frame in inside) and self._original_stands_in(log):
+        if eager and all(frame.f_code is not code for frame in inside) and self._original_stands_in():
             if isinstance(error, UnforeseenShapeError):
                 self._point_at_user(entry, error)
                 self._warn_once(f"{error}. The original function runs", FallbackWarning, "shape")

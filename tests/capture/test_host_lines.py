@@ -500,14 +500,14 @@ WRITTEN = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_memory_that_arrays_share(name):
-    """Not written to by the program that is captured: the original runs."""
+    """Not written to by the program that is captured: the original runs, or the function around the write."""
     compiled, x, y = thunder.jit(WRITTEN[name], fallback="eager"), torch.zeros(3), torch.zeros(3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
         for _ in range(2):
             np.testing.assert_array_equal(compiled(x), WRITTEN[name](y))
             assert torch.equal(x, y)
-    assert thunder.cache_hits(compiled) == 0
+    assert thunder.cache_hits(compiled) == (name == "array behind its tensor")
 
 
 def test_no_gradient_passes_through_host_code():

@@ -13,6 +13,7 @@ from thunder.cache.history import CompileStats
 from thunder.cache.logs import log_program
 from thunder.cache.tiers import lower_in_tiers
 from thunder.capture import Captured, FailsWithParts, Request, capture
+from thunder.capture.state import EagerFunctions
 from thunder.core.host_calls import Log
 from thunder.core.utils import without_collection
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError, add_location, user_line
@@ -44,8 +45,8 @@ class Compilation(NamedTuple):
 
     name: of the function, for messages. modes: of the call. path: the first decisions of the call. log: gets the
     results of host calls that capture makes. overrides: the tensors in the place of a module's parameters and buffers.
-    module: the compiled module, which transforms are shown. lock: held while passes run. look: is shown the entry
-    before its capture is closed.
+    module: the compiled module, which transforms are shown. lock: held while passes run. eager: see `Request`. look: is
+    shown the entry before its capture is closed.
     """
 
     fn: Callable
@@ -60,6 +61,7 @@ class Compilation(NamedTuple):
     overrides: tuple
     module: Any
     lock: threading.RLock
+    eager: EagerFunctions
     look: Callable[[CacheEntry], None]
 
     def run(self) -> CacheEntry:
@@ -112,7 +114,9 @@ class Compilation(NamedTuple):
 
     def _capture(self, changing: dict[str, set | None]) -> Captured:
         log = Log() if self.log is None else self.log
-        request = Request(self.fn, self.args, self.kwargs, self.options, changing, self.overrides, self.path, log)
+        request = Request(
+            self.fn, self.args, self.kwargs, self.options, changing, self.overrides, self.path, log, self.eager
+        )
         try:
             return capture(request)
         except (ThunderError, SharpEdgeWarning):

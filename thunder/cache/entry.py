@@ -24,6 +24,7 @@ from thunder.distributed.agreement import check_agreement
 from thunder.executors.torchex import no_autocast
 from thunder.extend import FusionExecutor
 from thunder.interpreter.tracebacks import interrupts
+from thunder.ops.eager_calls import State, asking_again, with_state
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import JitOptions
 from thunder.pipeline import (
@@ -52,7 +53,7 @@ class CacheEntry:
     __slots__ = (
         "captured", "path", "modes", "used", "calls", "left_after", "prologue_fn", "prologue_traces", "computation_fn",
         "computation_traces", "epilogue_fn", "epilogue_traces", "backward_traces", "executed",
-        "tiers", "connection", "from_disk", "locks", "_questions", "__weakref__",
+        "tiers", "connection", "from_disk", "locks", "_questions", "_state", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, captured: Captured, found: Lowered, modes: tuple):
@@ -61,6 +62,9 @@ class CacheEntry:
         self.left_after = -1  # how many had run it when one left it the last time
         self.prologue_fn, self.prologue_traces = captured.prologue_fn, captured.prologue_traces
         self.locks, self._questions = captured.locks, captured.prologue_fn
+        self._state = State() if captured.has_eager_calls else None
+        if self._state is not None:
+            self.prologue_fn = self._questions = asking_again(captured.prologue_fn, self._state)
         if self.locks:
             self.prologue_fn = _takes_locks
         self.epilogue_fn, self.epilogue_traces = captured.epilogue_fn, captured.epilogue_traces
@@ -72,6 +76,8 @@ class CacheEntry:
         """Calls run this computation from now on."""
         self.computation_traces, self.backward_traces = found.computation_traces, found.backward_traces
         self.computation_fn, self.executed, self.connection = found.run, found.executed, found.connection
+        if self._state is not None:
+            self.computation_fn = with_state(found.run, self._state)
 
     prologue = property(lambda self: self.prologue_traces[-1])
     forward = property(lambda self: self.computation_traces[-1])

@@ -63,6 +63,8 @@ class Captured:
         self.log, self.history = c.log, c.history  # as the queries about an interpretation want them
         self.parameters, self.decisions, self._capture = c.parameters, c.numbers.decisions, c
         self.path, self.host_calls = tuple(c.path.taken), c.path.host_calls + c.path.own_calls
+        self.eager_codes = [f.__code__ for f in c.eager_calls if hasattr(f, "__code__")]
+        self.has_eager_calls = bool(c.eager_calls)
         if any(isinstance(o, FutureTensorProxy) for b in c.recorder.bound_symbols for o in b.outputs):
             with recording(c.recorder):  # a future that is returned is waited for
                 result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
@@ -296,14 +298,26 @@ def _capture(request: Request, apart: bool) -> Captured:
             elif c.path.may_not_decide and not compiling:
                 compiling = True
                 request.log.rewind(before)
-            else:
-                again = False
+            elif again := _with_eager_call(request, c, error):
+                compiling = False
+                request.log.rewind(before)
             passed_twice = c.tensors.passed_twice
             _close(c)
             if not again:
                 if passed_twice and isinstance(error, Exception) and not interrupts(error):
                     raise DependsOnIdentity from error
                 raise
+
+
+_EAGER_CALLS = 16  # functions of one compiled function that are eager calls
+
+
+def _with_eager_call(request: Request, c: Capture, error: BaseException) -> bool:
+    """Whether the program is to be captured again, in which the function around what was refused is an eager call."""
+    if c.candidate is None or not isinstance(error, CaptureError):
+        return False
+    request.eager.reasons[c.candidate.code] = str(error)
+    return c.candidate.again and len(request.eager.reasons) <= _EAGER_CALLS
 
 
 def _for_other_calls(c: Capture, captured: Captured) -> Captured:
@@ -351,9 +365,9 @@ def _read(c: Capture) -> Captured:
                 c.same_settings = functools.partial(compat.settings_are, compat.beside_modes(before))
                 try:
                     with recording(c.recorder), RecordingMode(c):
-                        depth = compat.function_modes()
+                        c.function_modes = compat.function_modes()
                         result, failure = _run_or_fail(c)
-                        leaves_mode = compat.function_modes() != depth
+                        leaves_mode = compat.function_modes() != c.function_modes
                 finally:
                     c.restore_context()
                 if leaves_mode:

@@ -37,6 +37,8 @@ from thunder.core.symbolic import RELATIONS
 from thunder.core.unbacked import made_of
 from thunder.errors import CaptureError
 from thunder.executors.torchex import no_autocast
+from thunder.ops import eager_calls
+from thunder.ops.eager_calls import Outcome, versions_of
 from thunder.ops.infer import as_torch
 from thunder.ops.layout import assign
 
@@ -161,6 +163,12 @@ class Path:
         """The result of a host call that is not recorded yet, after those before it."""
         check_host_call(self.c)
         return self._values.host_call(index, function, args, kwargs, effect, lent)
+
+    def run_eager_call(self, index: int, function, args: tuple, kwargs: dict, how: tuple) -> Outcome:
+        """The outcome of an eager call that is not recorded yet, after the calls before it. how: see
+        `eager_calls.call`."""
+        check_host_call(self.c)
+        return self._values.eager_call(index, function, args, kwargs, how)
 
     def next_host_call(self, own: bool) -> int:
         """The number of the next host call. Those of the program's own arrays count down: capture makes them where it
@@ -297,6 +305,21 @@ class _Values:
             self.c.refuse(reason, "call it outside of the compiled function")
         return value
 
+    def eager_call(self, index: int, function, args: tuple, kwargs: dict, how: tuple) -> Outcome:
+        self.of(proxies_in((function, args, kwargs), []), everything_before=True)
+        if index in self.log:
+            return self.log[index]
+        function, args, kwargs = (map_structure(self._given, x) for x in (function, args, kwargs))
+        read = [real for real, _ in self.c.tensors.real.values()]
+        versions = versions_of(read)
+        with recording(None), compat.without_function_modes(), compat.without_fakes(), self._generators_of_program():
+            outcome = eager_calls.call(function, args, kwargs, *how)
+        self.log.happens(index, function, outcome)
+        if versions_of(read) != versions:
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            self.c.refuse(f"{name}() writes to a tensor that the program reads", "call it outside of the function")
+        return outcome
+
     def of(self, values, everything_before: bool = False) -> list:
         """Values of proxies. everything_before: host calls that were recorded and have not run do so."""
         check_apart(self.c)
@@ -425,11 +448,17 @@ class _Values:
             if not random:
                 yield
                 return
-            devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-            with torch.random.fork_rng(devices=devices):
-                if self.generators:
-                    torch.set_rng_state(self.generators["cpu"])
-                    for i in devices:
-                        torch.cuda.set_rng_state(self.generators[i], i)
+            with self._generators_of_program():
                 yield
-                self.generators = {"cpu": torch.get_rng_state(), **{i: torch.cuda.get_rng_state(i) for i in devices}}
+
+    @contextlib.contextmanager
+    def _generators_of_program(self) -> Iterator[None]:
+        """The default generators as the program would find them here, and back."""
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        with torch.random.fork_rng(devices=devices):
+            if self.generators:
+                torch.set_rng_state(self.generators["cpu"])
+                for i in devices:
+                    torch.cuda.set_rng_state(self.generators[i], i)
+            yield
+            self.generators = {"cpu": torch.get_rng_state(), **{i: torch.cuda.get_rng_state(i) for i in devices}}

@@ -28,6 +28,7 @@ from thunder.capture import (
     changing,
     classes,
     containers,
+    eager,
     handlers,
     host_lines,
     items,
@@ -59,7 +60,7 @@ from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.errors import CaptureError
-from thunder.interpreter import NULL, Host
+from thunder.interpreter import NULL, Host, UnsupportedError
 from thunder.interpreter.attributes import plain_attribute
 from thunder.interpreter.tracebacks import interrupts
 from thunder.ops import autocast
@@ -124,6 +125,9 @@ class Capture(Host):
         self.numbers.decisions.where = self.own_location
         self.containers, self.writes, self.known, self.locks = Containers(), Writes(), Known(), Locks()
         self.library: whole.Entered | None = None
+        self.candidate: eager.Candidate | None = None  # where the program is refused
+        self.eager_calls: list[Any] = []  # the functions
+        self.function_modes = 0  # PyTorch's, when the program begins
         self.whole: set = set()  # code and classes whose calls run as a whole in this program
         self.threads: list = []  # of the program, each inside of the one before, None in a pool of threads
         self.loop: Any = None  # the program's event loop, while it runs
@@ -302,10 +306,17 @@ class Capture(Host):
             for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
                 if not library or locations.holds_state(f, name, cell):
                     self.outside.cells.setdefault(id(cell), f)
+        if f.__code__ in self.request.eager and (result := eager.called(self, f, args, kwargs)) is not NULL:
+            return result
         of_library = read_of_library(f.__globals__.get("__name__"))
-        if of_library is (self.library is not None):  # as the code that calls it
-            return super().enter(f, args, kwargs)
-        return whole.entered(self, f, args, kwargs, super().enter, of_library)
+        effects = len(self.path.log.effects)
+        try:
+            if of_library is (self.library is not None):  # as the code that calls it
+                return super().enter(f, args, kwargs)
+            return whole.entered(self, f, args, kwargs, super().enter, of_library)
+        except (CaptureError, UnsupportedError):
+            eager.note_candidate(self, f, args, kwargs, effects)
+            raise
 
     def _part_of(self, f, name: str) -> Source:
         """The code or the defaults of a function. A closure is found where it came from, so that the program does not

@@ -11,7 +11,7 @@ import random
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -89,7 +89,7 @@ class HostMethod:
 
 def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect: str = ""):
     """A call on the host, as a bound symbol. pure: it gives an equal value whenever it is repeated, and has no effect.
-    effect: its effect that others see, see `Log.note`.
+    effect: its effect that others see, see `taken_from_log`.
 
     Returns a number, a tensor, None, or a HostProxy. Raises CaptureError where it cannot stand in a program.
     """
@@ -124,7 +124,9 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
         decision = None
     if index is not None:
         c.path.count_host_call(own)
-    out, result = _typed(c, name, kind, value, (args, kwargs), any_size)
+    if issubclass(kind, torch.Tensor) and _connects(c, args, kwargs):
+        c.refuse(f"a gradient would have to pass through {name}(), which runs on the host", "detach its arguments")
+    out, result = typed(c, name, kind, value, any_size, False)
     if own and type(result) is HostProxy:
         c.path.own.add(result)
     c.path.note_text(result, pure, (args, kwargs))
@@ -133,8 +135,15 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     host_call.record(c.recorder, call, {}, out)
     if decision is not None and isinstance(out, Proxy):
         c.path.knows(out, value)
-    _share(c, out, (args, kwargs))
+    share(c, out, (args, kwargs))
     return result
+
+
+def _connects(c, args: tuple, kwargs: dict) -> bool:
+    """Whether a tensor with a gradient is among the arguments."""
+    if not c.recorder.context.grad_enabled:
+        return False
+    return any(type(p) is TensorProxy and p.requires_grad for p in proxies_in((args, kwargs), []))
 
 
 def _check_library(c, name: str, effect: str, repeated: bool) -> None:
@@ -196,15 +205,11 @@ def _known_kind(function, args: tuple, kwargs: dict) -> type | None:
 _NUMBERS = {int, float, bool, str, IntegerProxy, FloatProxy}
 
 
-def _typed(c, name: str, kind: type, value, given, any_size: list[int]) -> tuple[Any, Any]:
-    """The output of the bound symbol, and the value for the program. any_size: see `arrays.any_size`."""
+def typed(c, name: str, kind: type, value, any_size: Sequence[int], requires_grad: bool) -> tuple[Any, Any]:
+    """The output of the bound symbol, and the value for the program. any_size: see `arrays.any_size`. requires_grad: of
+    a tensor."""
     if kind is type(None):
         return None, None
-    connected = c.recorder.context.grad_enabled and any(
-        type(p) is TensorProxy and p.requires_grad for p in proxies_in(given, [])
-    )
-    if issubclass(kind, torch.Tensor) and connected:
-        c.refuse(f"a gradient would have to pass through {name}(), which runs on the host", "detach its arguments")
     if kind in (bool, int, float):
         return made_number(c.recorder, kind, f"the result of {name}()")
     if issubclass(kind, torch.Tensor):
@@ -213,14 +218,14 @@ def _typed(c, name: str, kind: type, value, given, any_size: list[int]) -> tuple
         out = TensorProxy(
             shape=tuple(fresh_size() if i in any_size else n for i, n in enumerate(value.shape)),
             dtype=from_tensor_dtype(value.dtype), device=from_tensor_device(value.device),
-            requires_grad=False,
+            requires_grad=requires_grad,
         )  # fmt: skip
         return out, out
     made = HostProxy(c.recorder.context.names.make("h"), kind, lambda: c.path.value_of(made))
     return made, made
 
 
-def _share(c, out, given) -> None:
+def share(c, out, given) -> None:
     """A tensor that Python code gives may be one that it was given, or a view of it."""
     if type(out) is TensorProxy:
         for p in proxies_in(given, []):

@@ -6,7 +6,7 @@ import contextvars
 import functools
 import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,13 +23,34 @@ from thunder.options import CACHE_OPTIONS, JitOptions
 
 
 @dataclass(frozen=True)
+class EagerFunctions:
+    """The functions of a compiled one whose calls are eager calls, by their code. reasons: why. excluded: functions
+    whose calls are none, since they change what the program depends on."""
+
+    reasons: dict[types.CodeType, str] = field(default_factory=dict)
+    excluded: set[types.CodeType] = field(default_factory=set)
+
+    def __contains__(self, code: types.CodeType) -> bool:
+        return code in self.reasons
+
+    def may_have(self, code: types.CodeType) -> bool:
+        """Whether a function may become one."""
+        return code not in self.reasons and code not in self.excluded
+
+    def exclude(self, codes: Iterable[types.CodeType]) -> None:
+        for code in codes:
+            self.reasons.pop(code, None)
+            self.excluded.add(code)
+
+
+@dataclass(frozen=True)
 class Request:
     """One call of a program that is to be captured.
 
     changing: path in words -> None, where earlier captures saw a write, or the values that a number had: numbers there
     stay symbolic, unless they are one of these values. overrides: tensors in the place of a module's parameters and
     buffers, by name. path: how decisions by data are answered, see `Path`. log: results of host calls that this
-    call has already made; capture adds its own.
+    call has already made; capture adds its own. eager: capture adds functions around what it refuses.
     """
 
     fn: Callable
@@ -40,16 +61,16 @@ class Request:
     overrides: tuple[dict, ...] = ()
     path: tuple[Decision, ...] = ()
     log: Log = field(default_factory=Log)
+    eager: EagerFunctions = field(default_factory=lambda: EagerFunctions())
 
     @property
     def original_stands_in(self) -> bool:
-        return original_stands_in(self.options, self.overrides, self.log)
+        return original_stands_in(self.options, self.overrides)
 
 
-def original_stands_in(options: JitOptions, overrides: tuple[dict, ...], log: Log | None = None) -> bool:
-    """Whether the original function computes what the compiled one does. log: what this call has done already: what
-    others have seen is not done again."""
-    return not (log and log.effects or options.transforms or options.disable_torch_autograd or any(overrides))
+def original_stands_in(options: JitOptions, overrides: tuple[dict, ...]) -> bool:
+    """Whether the original function computes what the compiled one does."""
+    return not (options.transforms or options.disable_torch_autograd or any(overrides))
 
 
 @dataclass(slots=True)

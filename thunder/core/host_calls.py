@@ -159,29 +159,41 @@ class Mark(NamedTuple):
     states: int
 
 
+class Effect(NamedTuple):
+    """A call that others have seen, so that it happens once. name: of a method of `owner`, which `function` calls.
+    value: its result, or the `Outcome` of an eager call."""
+
+    function: Callable
+    owner: Any
+    name: str | None
+    value: Any
+
+
 class Log(dict[int, Any]):
-    """The results of the numbered host calls of one call. effects: the visible effects so far, in words. called: the
+    """The results of the numbered host calls of one call. effects: those that others have seen, in order. called: the
     functions, and names of methods, by number. lent: containers that they were given."""
 
     __slots__ = ("effects", "called", "lent", "_states")
 
     def __init__(self):
         super().__init__()
-        self.effects: list[str] = []
+        self.effects: list[Effect] = []
         self.lent: list[Lent] = []
         self.called: dict[int, tuple] = {}
         # of generators, since each mark: what sets a state, and the state
         self._states: list[dict[int, tuple[Callable, Any]]] = [{}]
 
-    def note(self, effect: str, function: Callable, args: tuple) -> None:
-        """A host call is about to run. effect: "random" where it draws from Python's or NumPy's generators, or from the
-        one that it is a method of, "outside" where it does something that cannot be undone."""
-        if effect == "outside":
-            self.effects.append(function.__name__)
-            return
+    def note_draw(self, function: Callable, args: tuple) -> None:
+        """A host call is about to run that draws from Python's or NumPy's generators, or from the one that it is a
+        method of."""
         for generator in (random, numpy.random, getattr(function, "__self__", None), *args[:1]):
             if id(generator) not in self._states[-1] and (state := _state_of(generator)) is not None:
                 self._states[-1][id(generator)] = state
+
+    def happens(self, index: int, function: Callable, outcome: Any) -> None:
+        """An eager call, number `index`, has run."""
+        self[index], self.called[index] = outcome, _called(function, ())
+        self.effects.append(Effect(function, None, None, outcome))
 
     def keep(self, index: int, function: Callable, args: tuple, value: Any) -> None:
         """The result of host call number `index`."""
@@ -230,6 +242,11 @@ class _Current(threading.local):
 
 
 _LOG = _Current()
+
+
+def current_log() -> Log | None:
+    """The log of the program that runs on this thread; None where it keeps none."""
+    return _LOG.results
 
 
 @contextmanager
@@ -298,7 +315,8 @@ def with_log(program: Callable, decides: bool) -> Callable:
 def taken_from_log(
     index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str = "", lent: Collection[int | str] = ()
 ) -> Any:
-    """The result of host call number `index`: from the log, or of running it now. effect: see `Log.note`. lent: which
+    """The result of host call number `index`: from the log, or of running it now. effect: "random" where it draws
+    numbers, see `Log.note_draw`; "outside" where it does something that cannot be undone. lent: which
     arguments are containers of the program's, by position or keyword, that it may read and not change."""
     results = _LOG.results
     called = _called(function, args)
@@ -306,17 +324,14 @@ def taken_from_log(
         if results.called.get(index, called) != called:  # another capture of the program
             raise CaptureError(f"{function.__name__}() runs on the host, and something else did so in its place before")
         return results[index]
-    before = 0 if results is None else len(results.effects)
     name = args[1] if function is call_method else function.__name__
     given = [Lent(kwargs[at] if isinstance(at, str) else args[at], name, written=True) for at in lent]
-    if results is not None and effect:
-        results.note(effect, function, args)
-    try:
-        value = function(*args, **kwargs)
-    except BaseException:
-        if results is not None:  # what raises has not happened
-            del results.effects[before:]
-        raise
+    if results is not None and effect == "random":
+        results.note_draw(function, args)
+    value = function(*args, **kwargs)  # what raises has not happened
+    if results is not None and effect == "outside":
+        owner = args[0] if function is call_method else None
+        results.effects.append(Effect(function, owner, _called(function, args)[1], value))
     if results is not None and index is not None:
         results.keep(index, function, args, value)
     if given:

@@ -194,6 +194,27 @@ class _Inputs(torch.autograd.Function):
         return None, None, None
 
 
+def grafted(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The same values as results of a node of autograd behind which there is nothing: they require grad, are no leaves,
+    and graphs that are computed from them end there. Asked for their gradients by name, the engine does not run it."""
+    return _Ends.apply(tensors[0].detach().requires_grad_(), tensors)
+
+
+class _Ends(torch.autograd.Function):
+    """Where the graph of an eager call begins."""
+
+    @staticmethod
+    def forward(ctx, leaf, tensors):
+        return tuple([x.detach() for x in tensors])
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise RuntimeError(
+            "a function that a compiled program calls as it is runs a backward through the tensors that it is given, "
+            "whose graph is that of the program: run it outside of the compiled function"
+        )
+
+
 def run_with_whole_graph(function: Callable, wanted: tuple, args: tuple, kwargs: dict):
     """`run_with_graph` of an operation whose graph leads to its inputs alone. An engine that is asked for no inputs by
     name does not ask each node, thousands of a recurrent layer, whether one of them needs it."""

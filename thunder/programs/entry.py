@@ -231,8 +231,9 @@ class TextTrace(Trace):
 class Loaded:
     """What a cache entry from disk knows in the place of a capture."""
 
-    path = host_calls = locks = ()
+    path = host_calls = locks = eager_codes = ()
     failure = None
+    has_eager_calls = False
     sharp_edges: tuple = ()
     instructions = 0
 

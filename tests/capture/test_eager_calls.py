@@ -1,0 +1,235 @@
+"""Eager calls: a refusal costs the function around it, and no more."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import thunder
+from tests.paths.compared import assert_same
+from thunder.errors import CaptureError, FallbackWarning
+
+
+def refused(x):
+    """What no program does."""
+    return x.untyped_storage().nbytes() // x.untyped_storage().nbytes()
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4,), 0.5))
+        self.calls = 0
+
+    def forward(self, x):
+        refused(self.weight)
+        return (x * self.weight).tanh()
+
+
+class Around(nn.Module):
+    """A module before and one after what is refused."""
+
+    def __init__(self, middle):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 4), middle, nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.middle(self.first(x).relu()))
+
+
+def step(call, module, x):
+    """The result of a call, and the gradients."""
+    x = x.clone().requires_grad_()
+    for p in module.parameters():
+        p.grad = None
+    result = call(x)
+    torch.as_tensor(result if isinstance(result, torch.Tensor) else result[0]).sum().backward()
+    gradients = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
+    return result.detach() if isinstance(result, torch.Tensor) else result, x.grad, gradients
+
+
+def same_as_eager(module, calls: int = 3, programs: int = 1):
+    compiled, generator = thunder.jit(module, fallback="eager"), torch.Generator().manual_seed(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for seed in range(calls):
+            x = torch.randn(2, 4, generator=generator)
+            torch.manual_seed(seed)
+            want, state = step(module, module, x), torch.get_rng_state()
+            torch.manual_seed(seed)
+            assert_same(step(compiled, module, x), want, 1e-6)
+            assert torch.equal(torch.get_rng_state(), state)
+    assert len(compiled.programs) == programs
+    return compiled, [w for w in caught if w.category is FallbackWarning]
+
+
+def names(compiled) -> list[str]:
+    return [b.sym.name for b in thunder.last_traces(compiled)[0].bound_symbols]
+
+
+def test_the_module_around_a_refusal_is_one_call():
+    compiled, warned = same_as_eager(Around(Scale()))
+    assert names(compiled).count("eager_call") == 1 and names(compiled).count("linear") == 2
+    assert len(warned) == 1 and "untyped_storage" in str(warned[0].message)
+    assert "eager_call(0, refused" in str(thunder.last_traces(compiled)[0])
+
+
+def test_with_fallback_error_the_refusal_is_raised():
+    with pytest.raises(CaptureError, match="untyped_storage"):
+        thunder.jit(Around(Scale()), fallback="error")(torch.ones(2, 4))
+
+
+class Draws(Scale):
+    def forward(self, x):
+        return nn.functional.dropout(super().forward(nn.functional.dropout(x)), 0.3)
+
+
+class Casts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = Scale()
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.scale(x) @ x.T
+        with torch.no_grad():
+            z = self.scale(x)
+        return (y.float() @ x) + z
+
+
+class Chooses(nn.Module):
+    """Which of the parameters is used is known to the function alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ParameterList(torch.full((4,), float(i)) for i in range(3))
+
+    def forward(self, x):
+        return x + self.pick(x)
+
+    def pick(self, x):
+        x.untyped_storage()
+        return x * self.experts[int(x.sum() * 7) % 3]
+
+
+@pytest.mark.parametrize("middle, programs", [(Draws, 1), (Casts, 1), (Chooses, 2)])
+def test_gradients_random_numbers_and_modes(middle, programs):
+    torch.manual_seed(3)
+    same_as_eager(Around(middle()), calls=6, programs=programs)
+
+
+def several(x):
+    refused(x)
+    return x * 2, [x, x.sum()], {"n": 3, "text": "a"}, None
+
+
+class Several(nn.Module):
+    def forward(self, x):
+        double, (same, total), rest, nothing = several(x)
+        assert same is x and nothing is None
+        return double * rest["n"] + total * len(rest["text"])
+
+
+def test_results_are_opened():
+    same_as_eager(Around(Several()))
+
+
+HELD: list = []
+
+
+def held(x):
+    refused(x)
+    return HELD
+
+
+def test_a_list_that_others_hold_stays_the_same_list():
+    def f(x):
+        held(x).append(1)
+        return x * len(held(x))
+
+    compiled = thunder.jit(f, fallback="eager")
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
+        for i in range(1, 4):
+            assert torch.equal(compiled(torch.ones(2)), torch.full((2,), float(i)))
+    assert HELD == [1, 1, 1]
+
+
+class Counts:
+    n = 0
+
+    def count(self, x):
+        x.untyped_storage()
+        self.n += 1
+        return self.n
+
+
+def test_a_function_that_changes_what_the_program_reads_is_none():
+    counts = Counts()
+
+    def f(x):
+        return x * counts.count(x) * counts.n
+
+    compiled = thunder.jit(f, fallback="eager")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = [compiled(torch.ones(2))[0].item() for _ in range(4)]
+    assert found == [1, 4, 9, 16] and counts.n == 4
+    assert any("changes state" in str(w.message) for w in caught)
+
+
+def test_what_others_have_seen_happens_once(tmp_path):
+    """The program is given up behind a write to a file."""
+    path = tmp_path / "log"
+
+    def f(x):
+        with open(path, "a") as log:
+            log.write("called\n")
+        size = path.stat().st_size
+        return x * 2 + refused(x) + size
+
+    compiled = thunder.jit(f, fallback="eager")
+    with pytest.warns(FallbackWarning, match="untyped_storage"):
+        found = [compiled(torch.ones(2))[0].item() for _ in range(3)]
+    assert found == [10, 17, 24] and path.read_text() == "called\n" * 3
+
+
+class Raises(nn.Module):
+    def forward(self, x):
+        try:
+            return self.inner(x)
+        except ValueError as error:
+            return x * len(str(error))
+
+    def inner(self, x):
+        refused(x)
+        if x.sum() > 0:
+            raise ValueError("above")
+        return x + 1
+
+
+@pytest.mark.parametrize("first", [-1.0, 1.0])
+def test_errors_are_handled_by_the_program(first):
+    module = Raises()
+    compiled = thunder.jit(module, fallback="eager")
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
+        for sign in (first, -first, first):
+            x = torch.full((2,), sign)
+            assert torch.equal(compiled(x), module(x))
+
+
+def test_a_backward_through_its_arguments_raises():
+    def inner(x):
+        x.untyped_storage()
+        getattr(x.sum(), "back" + "ward")()
+        return x * 2
+
+    def f(w, x):
+        return inner(w * x)
+
+    w = torch.ones(2, requires_grad=True)
+    with (
+        warnings.catch_warnings(action="ignore", category=FallbackWarning),
+        pytest.raises(RuntimeError, match="runs a backward through the tensors that it is given"),
+    ):
+        thunder.jit(f, fallback="eager")(w, torch.ones(2))

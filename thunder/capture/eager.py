@@ -1,0 +1,262 @@
+"""Eager calls: which function becomes one where a program is refused, and how its calls are recorded.
+
+A refusal costs the smallest function around the refused line that can be called as it is. `candidate` names it while
+the refusal goes up through the calls; the program is captured again, in which `called` records calls of that function
+(see `thunder.ops.eager_calls`). A function can be called where it may be given everything it is called with, and
+where nothing that the program has computed or written stands between it and the state that it looks at.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from thunder import compat
+from thunder.capture import changing, containers, host_lines
+from thunder.capture.library.functional import original
+from thunder.capture.native import PRIMITIVE
+from thunder.capture.sources import Source
+from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
+from thunder.core.symbol import current_recorder
+from thunder.errors import CaptureError
+from thunder.interpreter import NULL
+from thunder.interpreter.attributes import cell_value, plain_attribute
+from thunder.ops.eager_calls import (
+    OPENED,
+    Argument,
+    Held,
+    Outcome,
+    kind_with_leaves,
+    map_result,
+    paths_of,
+    symbol_for,
+    value_at,
+)
+from thunder.options import FALLBACK_OPTIONS
+
+
+class Candidate(NamedTuple):
+    """The innermost function around a refused line that can be an eager call. again: whether this call of the program
+    can be captured with that: nothing that others have seen has happened inside of the function."""
+
+    code: types.CodeType
+    again: bool
+
+
+def note_candidate(c, f: types.FunctionType, args, kwargs, effects: int) -> None:
+    """A refusal leaves a call of `f`. effects: how many calls others had seen when it was entered."""
+    if c.candidate is not None or c.request.options.fallback is not FALLBACK_OPTIONS.EAGER:
+        return
+    if f.__code__ is _code_of(c.request.fn) or not _stands_alone(f):  # there is nothing around the compiled function
+        return
+    if c.request.eager.may_have(f.__code__) and _can_be_called(c, f, args, kwargs, behind=True):
+        c.candidate = Candidate(f.__code__, len(c.path.log.effects) == effects)
+
+
+def _stands_alone(f: types.FunctionType) -> bool:
+    """Whether a function may be called apart from the program: it does not look at the autograd graph of its
+    arguments, as `Tensor.backward` does, and is no part of PyTorch's or thunder's own machinery."""
+    module = f.__globals__.get("__name__") or ""
+    if module.split(".")[0] in ("torch", "thunder") and not module.startswith(_APART):
+        return False
+    return _GRAPH.isdisjoint(_names_of(f.__code__))
+
+
+_APART = ("torch.nn", "torch.optim", "torch.distributions", "thunder.tests")
+_GRAPH = {"backward", "grad_fn", "register_hook", "retain_grad", "register_post_accumulate_grad_hook", "create_graph"}
+
+
+def _names_of(code: types.CodeType) -> set[str]:
+    """The names of globals and attributes in a function, and in those inside of it."""
+    inside = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return {*code.co_names, *(name for c in inside for name in _names_of(c))}
+
+
+def _code_of(fn: Any) -> types.CodeType | None:
+    """The code of the compiled function, or of the forward of the compiled module."""
+    fn = original(fn)
+    fn = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    return plain_attribute(getattr(fn, "__func__", fn), "__code__")
+
+
+def _can_be_called(c, f: Callable, args, kwargs, behind: bool = False) -> bool:
+    """behind: asked when the call has ended, where the program may have written inside of it."""
+    lent = len(c.path.lent)
+    try:
+        _check_nesting(c, f)
+        if not behind:
+            _check_writes(c, f)
+        _function(c, f)
+        _arguments(c, args, kwargs)
+        return True
+    except CaptureError:
+        return False
+    finally:
+        del c.path.lent[lent:]
+
+
+def called(c, f: Callable, args, kwargs) -> Any:
+    """The result of an eager call; NULL where the function cannot be called as it is, and is read."""
+    return record(c, f, args, kwargs) if _can_be_called(c, f, args, kwargs) else NULL
+
+
+def record(c, f: Callable, args, kwargs) -> Any:
+    """Runs an eager call at capture and records it.
+
+    Raises CaptureError where it cannot stand in the program.
+    """
+    _check_nesting(c, f)
+    _check_writes(c, f)
+    function = _function(c, f)
+    args, kwargs = _arguments(c, args, kwargs)
+    tensors = tuple(paths_of(args, kwargs, TensorProxy))
+    context = c.recorder.context
+    grad = context.grad_enabled
+    proxies = {path: value_at(args, kwargs, path) for path in tensors}
+    wanted = tuple(path for path, p in proxies.items() if grad and p.requires_grad)
+    kinds = context.autocast.state[0] if context.autocast is not None else ()
+    index = c.path.next_host_call(False)
+    outcome = c.path.run_eager_call(index, function, args, kwargs, (tensors, wanted, kinds, grad))
+    if outcome.error is not None:
+        c.refuse(f"{_name(f)}() raises {type(outcome.error).__name__}, which the program may handle")
+    leaves = tuple(_leaf(c, leaf, _name(f)) for leaf in outcome.leaves)
+    kind = kind_with_leaves(outcome)
+    decision = c.path.take_kind(_name(f), kind)
+    c.path.count_host_call(False)
+    c.eager_calls.append(f)
+    result, shown = _typed(c, outcome, proxies, _name(f))
+    graph = AnyProxy("") if outcome.graph is not None else None
+    arguments = (index, function, args, kwargs, leaves, kind, decision, tensors, wanted, kinds, grad)
+    symbol_for((result, graph)).record(c.recorder, arguments, {}, (result, graph))
+    for p, value in _pairs(result, outcome.value.value if type(outcome.value) is Held else outcome.value):
+        if type(value) is not Argument:
+            c.path.knows(p, value)
+    if graph is not None:
+        c.path.knows(graph, outcome.graph)
+    for p in _new_tensors(result, proxies):
+        host_lines.share(c, p, (args, kwargs))
+    return shown
+
+
+def _name(f: Callable) -> str:
+    return getattr(f, "__qualname__", type(f).__qualname__)
+
+
+def _check_nesting(c, f: Callable) -> None:
+    """Refuses an eager call inside of transforms of functions, of checkpoints, threads and event loops."""
+    inside = current_recorder() is not c.recorder or c.outer_recorders or c.levels or c.recorder.context.checkpoint
+    if inside or c.threads or c.loop is not None or c.in_cached_call or c.reading is not None or c.library is not None:
+        c.refuse(f"{_name(f)}() would run inside of a transform of functions, a checkpoint or a thread")
+    if compat.function_modes() != c.function_modes:
+        c.refuse(f"{_name(f)}() would run outside of a torch-function mode that the program has entered")
+
+
+def _check_writes(c, f: Callable) -> None:
+    """Refuses an eager call behind writes of the program's, which the function would not see."""
+    if c.writes.effects or c.tensors.mutated or containers.changes(c):
+        c.refuse(f"{_name(f)}() would not see what the program has written before")
+
+
+def _function(c, f: Callable) -> Any:
+    """The function as the program holds it: a constant, or where it comes from outside with a closure, an input."""
+    if type(f) is not types.FunctionType:
+        return f
+    if id(f) in c.fresh and (f.__closure__ or f.__defaults__ or f.__kwdefaults__):
+        for cell in f.__closure__ or ():
+            _check_seen(c, cell_value(cell, None), f)
+        for value in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()):
+            _check_seen(c, value, f)
+    source = c.outside.function_sources.get(id(f)) if f.__closure__ else None
+    return f if source is None else changing.read(c, f, source)
+
+
+def _check_seen(c, value: Any, f: Callable) -> None:
+    """Refuses a value of the program's in the closure of a function that runs as it is."""
+    if type(value) not in PRIMITIVE and not isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
+        c.refuse(f"{_name(f)}() keeps a value of the program in its closure")
+
+
+def _arguments(c, args, kwargs) -> tuple[tuple, dict]:
+    return tuple(_argument(c, x) for x in args), {k: _argument(c, x) for k, x in kwargs.items()}
+
+
+def _argument(c, value: Any) -> Any:
+    """An argument as the bound symbol holds it: a value of the program's, a constant, or an object from outside, which
+    is an input."""
+    look = c.containers.looks.get(id(value))
+    if look is not None:
+        return changing.read(c, look.original, look.source)
+    if isinstance(value, (Proxy, NumberProxy)) or type(value) in PRIMITIVE:
+        return host_lines.given(c, value, False)
+    source: Source | None = c.sources.get(id(value)) or c.outside.origins.get(id(value))
+    if source is not None and not isinstance(value, torch.Tensor):
+        return changing.read(c, value, source)
+    if type(value) in OPENED:
+        if type(value) is not tuple:
+            c.path.lend(value)
+        c.materialize(value)
+        if type(value) is dict:
+            return {k: _argument(c, x) for k, x in value.items()}
+        return type(value)(_argument(c, x) for x in value)
+    if type(value) is types.FunctionType and id(value) not in c.fresh:
+        return _function(c, value)
+    return host_lines.given(c, value, False)
+
+
+def _leaf(c, tensor: torch.Tensor, name: str) -> TensorProxy:
+    """The input for a tensor with a gradient that the function reads by itself."""
+    known = c.tensors.proxies.get(id(tensor))
+    if known:
+        return next(iter(known.values()))
+    return c.read(tensor, _source_of_leaf(c, tensor) or c.const(tensor, f"a tensor that {name} reads"))
+
+
+def _source_of_leaf(c, tensor: torch.Tensor) -> Source | None:
+    """The path of a parameter below a module that the program knows."""
+    for number, source in list(c.sources.items()):
+        module = c.keep.get(number)
+        if isinstance(module, torch.nn.Module) and source.step != "const":
+            for path, parameter in module.named_parameters():
+                if parameter is tensor:
+                    *modules, last = path.split(".")
+                    for step in modules:
+                        source = source.attr("_modules").item(step)
+                    return source.attr("_parameters").item(last)
+    return None
+
+
+def _typed(c, outcome: Outcome, proxies: dict[tuple, TensorProxy], name: str) -> tuple[Any, Any]:
+    """The result as the bound symbol holds it, and as the program gets it."""
+    position, outputs = itertools.count(), list[Any]()
+
+    def typed(x):
+        if type(x) is Argument:
+            outputs.append(proxies[x.path])
+            return proxies[x.path]
+        connected = isinstance(x, torch.Tensor) and next(position) in outcome.connected
+        output, shown = host_lines.typed(c, name, type(x), x, (), connected)
+        outputs.append(output)
+        return shown
+
+    value = outcome.value
+    shown = typed(value.value) if type(value) is Held else map_result(typed, value)
+    rest = iter(outputs)
+    return outputs[0] if type(value) is Held else map_result(lambda x: next(rest), value), shown
+
+
+def _pairs(result: Any, value: Any):
+    """Pairs of a proxy of the result and its value."""
+    if isinstance(result, Proxy):
+        yield result, value
+    elif type(result) in OPENED:
+        for key in result if type(result) is dict else range(len(result)):
+            yield from _pairs(result[key], value[key])
+
+
+def _new_tensors(result: Any, proxies: dict[tuple, TensorProxy]) -> list[TensorProxy]:
+    arguments = set(proxies.values())
+    return [p for p, _ in _pairs(result, result) if type(p) is TensorProxy and p not in arguments]

@@ -1,0 +1,50 @@
+"""A call of the original function behind what has happened: it runs in the interpreter, on real values, and takes the
+results of the calls that others have seen from the log of the program that was given up. So each effect happens once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thunder.core.host_calls import Effect, Log
+from thunder.interpreter import Host
+from thunder.interpreter.attributes import plain_attribute
+from thunder.ops.eager_calls import Outcome, happened
+
+
+class Replay(Host):
+    """The interpreter without capture. It makes each call itself, but those that the log says have happened."""
+
+    def __init__(self, log: Log):
+        super().__init__()
+        self._effects = log.effects[::-1]  # the next one last
+
+    def call(self, f, args, kwargs):
+        return self._taken(args, kwargs) if self._is_next(f) else super().call(f, args, kwargs)
+
+    def enter(self, f, args, kwargs):
+        return self._taken(args, kwargs) if self._is_next(f) else super().enter(f, args, kwargs)
+
+    def call_native(self, f, args, kwargs):
+        return self._taken(args, kwargs) if self._is_next(f) else super().call_native(f, args, kwargs)
+
+    def _is_next(self, f: Callable) -> bool:
+        return bool(self._effects) and _is_call_of(self._effects[-1], f)
+
+    def _taken(self, args, kwargs) -> Any:
+        value = self._effects.pop().value
+        return happened(value, tuple(args), kwargs) if type(value) is Outcome else value
+
+
+def _is_call_of(effect: Effect, f: Callable) -> bool:
+    """Whether `f` is the function, or the method of an object, that an effect is a call of."""
+    if effect.name is not None:
+        return plain_attribute(f, "__self__") is effect.owner and plain_attribute(f, "__name__") == effect.name
+    code = plain_attribute(f, "__code__")
+    return f is effect.function or code is not None and code is plain_attribute(effect.function, "__code__")
+
+
+def replay(function: Callable, args: tuple, kwargs: dict, log: Log) -> Any:
+    """The result of `function(*args, **kwargs)`, of which the effects in `log` have happened."""
+    return Replay(log).interpret(function, args, kwargs)

@@ -1,0 +1,425 @@
+"""Eager calls: Python functions that a compiled program calls as they are, on real values, with their derivatives.
+
+    (t3, g0) = eager_call(0, log, (t2,), {}, (t_scale,), 'Tensor torch.float32 [4] cpu True, gradients of 1', 2, ...)
+
+A function that cannot be captured becomes one, and so does a function behind `thunder.disable`. It runs in program
+order, like a host call (`thunder.core.host_calls`): it has a number, the log of a call holds its outcome, and a result
+of another type is another path. Tensors that it returns have a gradient: the call keeps the autograd graph that the
+function left, and the backward of the program runs it. `leaves` are the tensors with a gradient that the function reads
+by itself, such as the parameters of a module: inputs of the program, so that their gradients are the program's.
+
+The program holds answers about the state around it. A function that changes an answer invalidates the program for this
+call, which is then run from its beginning in the interpreter, with the outcomes in the log (`thunder.capture.replay`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from thunder import compat
+from thunder.core.host_calls import Log, current_log, kind_of
+from thunder.core.paths import OtherPath
+from thunder.core.proxies import AnyProxy, TensorProxy, like, proxies_in
+from thunder.core.symbol import OpTags, Symbol
+from thunder.ops.pytorch_derivative import Graph, grafted, run_backward
+
+
+class Outcome(NamedTuple):
+    """The outcome of an eager call.
+
+    value: its result, with tensors apart from the graph. graph: None where no tensor of the result has a gradient.
+    connected: the positions, among the tensors of the result, of those that have one. leaves: the tensors with a
+    gradient that the function reads by itself. kind: the type of the result. generators: pairs of a default generator
+    that it has drawn from and the state behind. error: what it raised.
+    """
+
+    value: Any = None
+    graph: Graph | None = None
+    connected: tuple[int, ...] = ()
+    leaves: tuple[torch.Tensor, ...] = ()
+    kind: str = ""
+    generators: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()
+    error: Exception | None = None
+
+
+class RunAgain(OtherPath):
+    """Raised where a program cannot go on behind an eager call: the function raised, which the program may handle, or
+    has changed what the program depends on. The call runs from its beginning in the interpreter, and takes from `log`
+    what has happened. changed: the function that has changed an answer, None for an error."""
+
+    def __init__(self, log: Log, changed: Callable | None):
+        super().__init__(-1, None)
+        self.log, self.changed = log, changed
+
+
+class Held(NamedTuple):
+    """A result that somebody else holds too, such as a list of an object: the program does not open it."""
+
+    value: Any
+
+
+class Argument(NamedTuple):
+    """A result, or a part of one, that is an argument of the call itself: the tensor at `path`."""
+
+    path: tuple
+
+
+def paths_of(args: tuple, kwargs: dict, kind: type) -> list[tuple]:
+    """The paths of the values of a class in arguments: `(0,)`, `("mask",)`, `(1, "a")`."""
+    pending, paths = [((key,), x) for key, x in (*enumerate(args), *kwargs.items())], []
+    while pending:
+        path, x = pending.pop(0)
+        if isinstance(x, kind):
+            paths.append(path)
+        elif type(x) in OPENED:
+            pending += [((*path, key), part) for key, part in (x.items() if type(x) is dict else enumerate(x))]
+    return paths
+
+
+def value_at(args: tuple, kwargs: dict, path: tuple) -> Any:
+    value: Any = kwargs if type(path[0]) is str else args
+    for key in path:
+        value = value[key]
+    return value
+
+
+def _replaced(value: Any, path: tuple, new: Any) -> Any:
+    if not path:
+        return new
+    key, *rest = path
+    if type(value) is tuple:
+        return (*value[:key], _replaced(value[key], tuple(rest), new), *value[key + 1 :])
+    copied = value.copy()
+    copied[key] = _replaced(value[key], tuple(rest), new)
+    return copied
+
+
+OPENED = (tuple, list, dict)  # containers of arguments and results that programs open
+
+
+def map_result(function: Callable, value: Any) -> Any:
+    """A result with `function` applied to what is in its containers."""
+    if type(value) is dict:
+        return {k: map_result(function, x) for k, x in value.items()}
+    return type(value)(map_result(function, x) for x in value) if type(value) in OPENED else function(value)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in a result, in order."""
+    found: list[torch.Tensor] = []
+    map_result(lambda x: found.append(x) if isinstance(x, torch.Tensor) else None, value)
+    return found
+
+
+def call(
+    function: Callable, args: tuple, kwargs: dict, tensors: Sequence[tuple], wanted: Sequence[tuple], kinds: tuple,
+    grad: bool,
+) -> Outcome:  # fmt: skip
+    """Calls a function on real values.
+
+    tensors: the paths of the program's tensors in the arguments. wanted: of these, those that have a gradient in the
+    program. kinds: of autocast, see `compat.autocast_on`. grad: whether grad mode is on.
+    """
+    given = {path: value_at(args, kwargs, path) for path in tensors}
+    detached = [given[path] for path in wanted if not given[path].requires_grad]
+    states = [(g, g.get_state()) for g in _default_generators()]
+    with torch.set_grad_enabled(grad), compat.autocast_on(kinds) if kinds else contextlib.nullcontext():
+        entries = iter(grafted(detached) if detached else ())
+        for path in wanted:
+            if not given[path].requires_grad:
+                given[path] = entry = next(entries)
+                if type(path[0]) is str:
+                    kwargs = _replaced(kwargs, path, entry)
+                else:
+                    args = _replaced(args, path, entry)
+        try:
+            value = function(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the program may handle it
+            return Outcome(error=error)
+    drawn = tuple((g, now) for g, state in states if not torch.equal(state, now := g.get_state()))
+    if not _is_fresh(value):
+        return Outcome(Held(value), kind=kind_of(value), generators=drawn)
+    paths = {id(x): path for path, x in given.items()}
+    value = map_result(lambda x: Argument(paths[id(x)]) if id(x) in paths else x, value)
+    results = tensors_in(value)
+    connected = tuple(i for i, x in enumerate(results) if x.requires_grad)
+    outputs, inputs = [results[i] for i in connected], [given[path] for path in wanted]
+    leaves = _leaves_behind(outputs, inputs)
+    graph = Graph([*inputs, *leaves], outputs) if outputs else None
+    apart = map_result(lambda x: x.detach() if isinstance(x, torch.Tensor) and x.requires_grad else x, value)
+    return Outcome(apart, graph, connected, leaves, _described(value), drawn)
+
+
+def _is_fresh(value: Any) -> bool:
+    """Whether nobody but the caller holds the lists and dicts of a result: there are as many references to them as to
+    those of a copy."""
+    return _references(value) == _references(map_result(lambda x: None, value))
+
+
+def _references(value: Any) -> list[int]:
+    """How many references there are to each list and dict of a result."""
+    if type(value) not in OPENED:
+        return []
+    inside = [n for x in (value.values() if type(value) is dict else value) for n in _references(x)]
+    return inside if type(value) is tuple else [sys.getrefcount(value), *inside]
+
+
+def _default_generators() -> list[torch.Generator]:
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return [torch.default_generator, *cuda]
+
+
+def _leaves_behind(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The leaves that a graph reaches beside its inputs, in the order in which a walk from the outputs meets them."""
+    known = {id(x) for x in inputs}
+    stops = {x.grad_fn for x in inputs if x.grad_fn is not None}
+    pending, seen, leaves = [x.grad_fn for x in outputs], set(stops), dict[int, torch.Tensor]()
+    for x in outputs:
+        if x.grad_fn is None and id(x) not in known:
+            leaves[id(x)] = x
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) not in known:
+            leaves.setdefault(id(variable), variable)
+        pending += [following for following, _ in node.next_functions]
+    return tuple(leaves.values())
+
+
+def _described(value: Any) -> str:
+    """The type of a result, and of what is in it."""
+    if type(value) is Argument:
+        return f"argument {value.path}"
+    if type(value) in (tuple, list):
+        return f"{type(value).__name__}({', '.join(map(_described, value))})"
+    if type(value) is dict:
+        return f"dict({', '.join(f'{k!r}: {_described(v)}' for k, v in value.items())})"
+    return kind_of(value)
+
+
+def kind_with_leaves(outcome: Outcome) -> str:
+    """The type of a result, with the numbers of the tensors with a gradient that the function reads by itself."""
+    numbers = ", ".join(str(_number_of(leaf)) for leaf in outcome.leaves)
+    return f"{outcome.kind}, gradients of {numbers}" if numbers else outcome.kind
+
+
+_NUMBERS: dict[int, tuple[weakref.ref, int]] = {}  # by id: a leaf, and its number
+_COUNT = itertools.count()
+
+
+def _number_of(leaf: torch.Tensor) -> int:
+    """A number of a leaf in this process, by which results that depend on other leaves are told apart."""
+    known = _NUMBERS.get(id(leaf))
+    if known is None or known[0]() is not leaf:
+        forget = weakref.ref(leaf, lambda reference, key=id(leaf): _forget(key, reference))
+        known = _NUMBERS[id(leaf)] = forget, next(_COUNT)
+    return known[1]
+
+
+def _forget(key: int, reference: weakref.ref) -> None:
+    if key in _NUMBERS and _NUMBERS[key][0] is reference:
+        del _NUMBERS[key]
+
+
+def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """How often each tensor was written to; those of inference mode do not say."""
+    with compat.DisableTorchFunction():
+        return [x._version for x in tensors if not x.is_inference()]
+
+
+class State(threading.local):
+    """The answers that one program depends on, asked again behind eager calls. ask: asks them, for the call that runs
+    on this thread, and returns the inputs of the program, or why it does not fit."""
+
+    ask: Callable[[], Any] | None = None
+    inputs: tuple = ()
+
+    def holds(self, versions: Sequence[int]) -> bool:
+        """Whether the program's inputs are those that it began with, and nobody has written to them."""
+        if self.ask is None:
+            return True
+        inputs = self.ask()
+        if type(inputs) is not tuple or len(inputs) != len(self.inputs):
+            return False
+        same = all(a is b or not isinstance(a, torch.Tensor) and a == b for a, b in zip(inputs, self.inputs))
+        return same and self.versions() == versions
+
+    def versions(self) -> list[int]:
+        return versions_of(x for x in self.inputs if isinstance(x, torch.Tensor))
+
+
+class _Current(threading.local):
+    state: State | None = None  # of the innermost program that runs on this thread
+
+
+_CURRENT = _Current()
+
+
+def asking_again(prologue: Callable, state: State) -> Callable:
+    """The prologue of a program with eager calls, behind which its questions are asked again."""
+
+    def run(fn, args, kwargs):
+        inputs = prologue(fn, args, kwargs)
+        if type(inputs) is tuple:
+            state.ask, state.inputs = lambda: prologue(fn, args, kwargs), inputs
+        return inputs
+
+    return run
+
+
+def with_state(program: Callable, state: State) -> Callable:
+    """The computation of a program with eager calls."""
+
+    def run(*inputs):
+        outer, _CURRENT.state = _CURRENT.state, state
+        try:
+            return program(*inputs)
+        finally:
+            _CURRENT.state = outer
+            state.ask, state.inputs = None, ()
+
+    return run
+
+
+def _run(
+    index: int, function: Callable, args: tuple, kwargs: dict, leaves: tuple, kind: str, decision: int,
+    tensors: tuple[tuple, ...], wanted: tuple[tuple, ...], kinds: tuple, grad: bool,
+) -> tuple:  # fmt: skip
+    log, state = current_log(), _CURRENT.state
+    outcome = log.get(index) if log is not None else None
+    if outcome is None:
+        before = state.versions() if state is not None else []
+        outcome = call(function, args, kwargs, tensors, wanted, kinds, grad)
+        log = Log() if log is None else log
+        log.happens(index, function, outcome)
+        if outcome.error is not None:
+            raise RunAgain(log, None) from outcome.error
+        if state is not None and not state.holds(before):
+            raise RunAgain(log, function)
+    else:
+        _draw(outcome)
+    answer = kind_with_leaves(outcome)
+    if answer != kind:
+        raise OtherPath(decision, answer)
+    return with_arguments(outcome.value, args, kwargs), outcome.graph
+
+
+def _draw(outcome: Outcome) -> None:
+    """Sets the generators to their states behind a call that has happened."""
+    for generator, state in outcome.generators:
+        generator.set_state(state)
+
+
+def with_arguments(value: Any, args: tuple, kwargs: dict) -> Any:
+    """A result with the arguments of the call that are in it."""
+
+    def as_returned(x: Any) -> Any:
+        return value_at(args, kwargs, x.path) if type(x) is Argument else x
+
+    return value.value if type(value) is Held else map_result(as_returned, value)
+
+
+_ONCE = (
+    "an eager call keeps the autograd graph that its function left, which is run once: the derivative of a backward "
+    "through it is not known"
+)
+
+
+def symbol_for(output: tuple) -> Symbol:
+    """The symbol of one eager call, whose result and graph are typed by `output`, as the call at capture gave them."""
+
+    def meta(*args, **kwargs):
+        result = map_result(lambda x: x.replace(name="") if type(x) is TensorProxy else x, output[0])
+        return result, None if output[1] is None else AnyProxy("")
+
+    symbol, differentiated = (
+        Symbol("eager_call", meta, is_prim=True, tags=(OpTags.DONT_DCE, OpTags.DECISION), fn=_run) for _ in range(2)
+    )
+    symbol.typed_by_running = differentiated.typed_by_running = True  # the outcome says which results have a gradient
+    symbol.grad_rule = functools.partial(_derivative, differentiated, [p.requires_grad for p in _tensors(output[0])])
+    differentiated.once_differentiable = _ONCE
+    return symbol
+
+
+def is_eager_call(symbol: Symbol) -> bool:
+    return symbol.fn is _run
+
+
+def _derivative(symbol: Symbol, connected: list[bool], *arguments):
+    """connected: which tensors of the result have a gradient."""
+    _, _, args, kwargs, leaves, _, _, _, wanted, _, _ = arguments
+    result, graph = call = symbol(*arguments)
+    cotangent, _ = yield call
+    cotangents = tuple(g for has, g in zip(connected, _cotangents(result, cotangent), strict=True) if has)
+    inputs = (*(value_at(args, kwargs, path) for path in wanted), *leaves)
+    backward = Symbol(
+        "eager_call_backward", lambda graph, cotangents: tuple(map(like, inputs)), is_prim=True, fn=run_backward
+    )
+    backward.once_differentiable, backward.accepts_missing_cotangents = _ONCE, True
+    gradients = backward(graph, cotangents)
+    table = dict(zip(wanted, gradients, strict=False))
+    of_args = tuple(_structured(x, (i,), table) for i, x in enumerate(args))
+    of_kwargs = {name: _structured(x, (name,), table) for name, x in kwargs.items()}
+    return None, None, of_args, of_kwargs, tuple(gradients[len(wanted) :])
+
+
+def _structured(value: Any, path: tuple, gradients: dict[tuple, Any]) -> Any:
+    """The gradients of an argument, in its structure."""
+    if type(value) is dict:
+        return {k: _structured(x, (*path, k), gradients) for k, x in value.items()}
+    if type(value) in OPENED:
+        return tuple(_structured(x, (*path, i), gradients) for i, x in enumerate(value))
+    return gradients.get(path)
+
+
+def _tensors(value: Any) -> list[TensorProxy]:
+    return [p for p in proxies_in(value, []) if type(p) is TensorProxy]
+
+
+def _cotangents(result: Any, cotangent: Any) -> Iterator:
+    """The cotangents of the tensors in a result, in order."""
+    if type(result) is TensorProxy:
+        yield cotangent
+    elif type(result) in OPENED:
+        for key, part in result.items() if type(result) is dict else enumerate(result):
+            yield from _cotangents(part, None if cotangent is None else cotangent[key])
+
+
+class _Connected(torch.autograd.Function):
+    """The value of an eager call that has happened, connected to the arguments of the call that runs again."""
+
+    @staticmethod
+    def forward(ctx, graph, *inputs):
+        ctx.graph = graph
+        return tuple(x.detach() for x in graph.outputs)
+
+    @staticmethod
+    def backward(ctx, *cotangents):
+        return None, *run_backward(ctx.graph, cotangents)
+
+
+def happened(outcome: Outcome, args: tuple, kwargs: dict) -> Any:
+    """The result of an eager call that has happened, for a call with equal arguments. Raises its error."""
+    if outcome.error is not None:
+        raise outcome.error
+    _draw(outcome)
+    value = outcome.value
+    if outcome.graph is not None and torch.is_grad_enabled():
+        given = [value_at(args, kwargs, path) for path in paths_of(args, kwargs, torch.Tensor)]
+        inputs = [*(x for x in given if x.requires_grad), *outcome.leaves]
+        results = dict(zip(outcome.connected, _Connected.apply(outcome.graph, *inputs), strict=True))
+        position = itertools.count()
+        value = map_result(lambda x: results.get(next(position), x) if isinstance(x, torch.Tensor) else x, value)
+    return with_arguments(value, args, kwargs)
